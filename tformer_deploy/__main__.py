@@ -1,0 +1,5 @@
+"""python -m tformer_deploy"""
+
+from .cli import app
+
+app()

@@ -1,0 +1,113 @@
+"""A checkpoint directory: checkpoint.json (the header), a tokenizer, weights as safetensors. Nothing unpickles."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from . import __version__
+from .config import ModelConfig, from_dict
+from .errors import ArtifactError
+from .files import atomic_file, read_header, sha256, verify, write_json
+from .model import Transformer
+from .text import Tokenizers, load_tokenizers, tokenizer_files
+
+HEADER, VERSION = "checkpoint.json", 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened and verified checkpoint."""
+
+    directory: Path
+    config: ModelConfig
+    tokenizers: Tokenizers
+    header: dict[str, Any]
+
+    @property
+    def weights(self) -> Path:
+        """The safetensors file that the header names."""
+        return self.directory / str(self.header["weights"])
+
+    @property
+    def weights_sha256(self) -> str:
+        """What identifies the trained model."""
+        return str(self.header["files"][self.header["weights"]])
+
+    def load_model(self) -> Transformer:
+        """The model with its weights, in eval mode."""
+        model = Transformer(self.config)
+        load_weights(model, load_tensors(self.weights), self.weights)
+        return model.eval()
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file atomically."""
+    with atomic_file(path) as temporary:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, temporary, dict(metadata or {}))
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file. Raises ArtifactError."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from None
+
+
+def model_tensors(model: Transformer) -> dict[str, Tensor]:
+    """The model's parameters by name, each shared one once."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def load_weights(model: Transformer, tensors: Mapping[str, Tensor], where: Path) -> None:
+    """Copy tensors into a model's parameters. Raises ArtifactError where names or shapes differ."""
+    parameters = dict(model.named_parameters())
+    if missing := sorted(parameters.keys() ^ tensors.keys()):
+        raise ArtifactError(f"{where} does not fit its config: missing or unknown tensor '{missing[0]}'")
+    for name, parameter in parameters.items():
+        if parameter.shape != tensors[name].shape:
+            raise ArtifactError(
+                f"{where} does not fit its config: '{name}' is {tuple(tensors[name].shape)}, "
+                f"expected {tuple(parameter.shape)}"
+            )
+        parameter.data.copy_(tensors[name])
+
+
+def save_checkpoint(
+    directory: Path, config: ModelConfig, tokenizers: Tokenizers, weights: Path, training: Mapping[str, Any]
+) -> None:
+    """Make the weights file inside `directory` the checkpoint's. The header is written last, atomically."""
+    description = tokenizers.save(directory)
+    name = weights.relative_to(directory).as_posix()
+    write_json(
+        directory / HEADER,
+        {
+            "format": "tformer-checkpoint",
+            "version": VERSION,
+            "tformer_deploy": __version__,
+            "model": dataclasses.asdict(config),
+            "tokenizer": description,
+            "weights": name,
+            "training": dict(training),
+            "files": {file: sha256(directory / file) for file in [*tokenizer_files(description), name]},
+        },
+    )
+
+
+def open_checkpoint(directory: Path) -> Checkpoint:
+    """Open a checkpoint and verify its hashes. Raises ArtifactError."""
+    header = read_header(directory, HEADER, "checkpoint", VERSION)
+    try:
+        verify(directory, header["files"], "checkpoint")
+        config = from_dict(ModelConfig, header["model"], "model")
+        return Checkpoint(directory, config, load_tokenizers(directory, header["tokenizer"]), header)
+    except KeyError as error:
+        raise ArtifactError(f"{directory / HEADER} is damaged: it has no {error}") from None

@@ -1,0 +1,50 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..config import ModelConfig, TrainConfig, parse_settings
+from ..errors import ConfigError, unknown
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as model.d_ff=512 or train.lr=0.002; repeatable."),
+]
+
+_SECTIONS = {"model": ModelConfig, "train": TrainConfig}
+
+
+def merge_settings(
+    config: Path | None, settings: list[str] | None, train_flags: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values of [model] and [train]: command line over TOML file. Raises ConfigError for unknown keys."""
+    merged: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
+    if config:
+        for name, values in read_toml(config).items():
+            if name not in merged:
+                raise unknown(f"section of {config}", name, merged)
+            merged[name].update(values)
+    for item in settings or []:
+        key, equals, value = item.partition("=")
+        section, dot, field = key.partition(".")
+        if not (equals and dot):
+            raise ConfigError(f"--set {item}: write model.KEY=VALUE or train.KEY=VALUE")
+        if section not in merged:
+            raise unknown("section", section, merged)
+        merged[section].update(parse_settings(_SECTIONS[section], section, {field: value}))
+    merged["train"].update(train_flags)
+    return merged["model"], merged["train"]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file. Raises ConfigError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None

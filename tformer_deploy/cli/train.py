@@ -1,0 +1,55 @@
+"""tformer train"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import app, emit
+from .options import Json, Settings, merge_settings
+
+
+@app.command(
+    epilog="Example: tformer train --task numbers --out runs/numbers --preset tiny --vocab-size 200 --updates 1000"
+)
+def train(
+    out: Annotated[Path, typer.Option(help="Run folder: checkpoint, metrics.jsonl, metrics.png.")],
+    src: Annotated[str, typer.Option(help="Source text, UTF-8, one sentence a line, plain or .gz.")] = "",
+    tgt: Annotated[str, typer.Option(help="Its translation, line by line.")] = "",
+    valid_src: Annotated[str, typer.Option(help="Validation source text.")] = "",
+    valid_tgt: Annotated[str, typer.Option(help="Its translation.")] = "",
+    multi30k: Annotated[str, typer.Option(help="Folder of the Multi30K data set's raw files.")] = "",
+    pair: Annotated[str, typer.Option(help="Languages of --multi30k and of --tokenizer words.")] = "en-de",
+    task: Annotated[str, typer.Option(help="Generated data: copy or numbers.")] = "",
+    preset: Annotated[str, typer.Option(help="tiny, small, base or big.")] = "tiny",
+    tokenizer: Annotated[str, typer.Option(help="bpe (joint sentencepiece) or words (spaCy's rules).")] = "",
+    vocab_size: Annotated[int, typer.Option(help="Entries of the vocabulary.")] = 8000,
+    batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens of a micro-batch.")] = None,
+    updates: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, order and dropout.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with [model] and [train].")] = None,
+    settings: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out with its own settings.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start over in a folder that holds a run.")] = False,
+    json: Json = False,
+) -> None:
+    """Train a model; Ctrl-C saves, --resume continues to the same weights."""
+    from ..data import DataConfig
+    from ..runs import resume_run, start_run
+
+    data = DataConfig(src, tgt, valid_src, valid_tgt, multi30k, pair, task)
+    flags = {"batch_tokens": batch_tokens, "updates": updates, "seed": seed}
+    model_values, train_values = merge_settings(config, settings, {k: v for k, v in flags.items() if v is not None})
+    if resume:
+        trainer = resume_run(out, data, model_values, train_values)
+    else:
+        trainer = start_run(out, data, preset, tokenizer, vocab_size, model_values, train_values, force)
+    figures = trainer.run()
+    if figures:
+        emit(figures, json, f"{out}: " + "  ".join(f"{k} {_short(v)}" for k, v in figures.items()))
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

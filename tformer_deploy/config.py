@@ -1,0 +1,232 @@
+"""What a model is and how it is trained: frozen dataclasses, checked when made. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+
+from .errors import ConfigError, unknown
+
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = 1, 2, 3, 0
+"""Token ids that both tokenizers reserve: `<unk> <pad> <bos> <eos>` at 0 to 3."""
+
+NormPosition = Literal["pre", "post"]
+NormKind = Literal["standard", "annotated"]
+PositionKind = Literal["sinusoidal", "learned"]
+Sharing = Literal["none", "decoder", "all"]
+Activation = Literal["relu", "gelu", "silu"]
+Precision = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One encoder-decoder Transformer of the "Attention Is All You Need" family.
+
+    Source: Vaswani et al. 2017; Rush et al., "The Annotated Transformer".
+    """
+
+    src_vocab: int
+    """Entries of the source embedding."""
+    tgt_vocab: int
+    """Entries of the target embedding and of the output."""
+    d_model: int = 512
+    """Width of the residual stream."""
+    d_ff: int = 2048
+    """Width of the feed-forward layers."""
+    heads: int = 8
+    """Attention heads; divides d_model."""
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    dropout: float = 0.1
+    """Probability of dropping a residual or embedding element in training."""
+    attention_dropout: float = 0.1
+    """Probability of dropping an attention weight in training."""
+    activation_dropout: float = 0.1
+    """Probability of dropping a hidden element of the feed-forward layers in training."""
+    norm_position: NormPosition = "pre"
+    """`pre`: x + f(norm(x)); `post`: norm(x + f(x))."""
+    final_norm: bool = True
+    """A norm after the last encoder and the last decoder layer."""
+    norm: NormKind = "standard"
+    """`standard`: biased variance, eps inside the root; `annotated`: unbiased deviation, eps added outside it."""
+    norm_eps: float = 1e-5
+    scale_embeddings: bool = True
+    """Multiply embeddings by the square root of d_model."""
+    pad_embedding_zero: bool = True
+    """Keep the padding embedding at zero in training."""
+    positions: PositionKind = "sinusoidal"
+    position_base: float = 10000.0
+    """Base of the sinusoids' wavelengths."""
+    max_positions: int = 512
+    """Longest source and target in tokens, special tokens included."""
+    share_embeddings: Sharing = "all"
+    """`decoder`: target embedding = output projection; `all`: the source embedding too."""
+    output_bias: bool = False
+    activation: Activation = "relu"
+    pad_id: int = PAD_ID
+    bos_id: int = BOS_ID
+    """First decoder input."""
+    eos_id: int = EOS_ID
+    """Ends every target."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("src_vocab", "tgt_vocab", "d_model", "d_ff", "heads", "max_positions"):
+            _at_least(self, name, 1)
+        for name in ("encoder_layers", "decoder_layers"):
+            _at_least(self, name, 1)
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"model.{name}={getattr(self, name)}: must be at least 0 and less than 1")
+        if self.d_model % self.heads:
+            raise ConfigError(
+                f"model.heads={self.heads} does not divide model.d_model={self.d_model}: "
+                f"choose one of {_divisors(self.d_model)}"
+            )
+        if self.d_model % 2 and self.positions == "sinusoidal":
+            raise ConfigError(f"model.d_model={self.d_model}: sinusoidal positions need an even width")
+        if self.share_embeddings == "all" and self.src_vocab != self.tgt_vocab:
+            raise ConfigError(
+                f"model.share_embeddings=all needs equal vocabularies, got source {self.src_vocab} and "
+                f"target {self.tgt_vocab}: use share_embeddings=decoder or a joint vocabulary"
+            )
+        for name in ("pad_id", "bos_id", "eos_id"):
+            if not 0 <= getattr(self, name) < self.tgt_vocab:
+                raise ConfigError(f"model.{name}={getattr(self, name)} is outside the vocabulary of {self.tgt_vocab}")
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.d_model // self.heads
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a model is trained; defaults follow Vaswani et al. 2017 at a small scale."""
+
+    seed: int = 1
+    updates: int = 8000
+    """Optimizer steps."""
+    batch_tokens: int = 4096
+    """Padded tokens of one micro-batch, the larger of source and target side."""
+    accumulate: int = 1
+    """Micro-batches of one update, per process."""
+    lr: float = 1e-3
+    """Learning rate at the end of the warm-up."""
+    warmup: int = 1000
+    """Updates of linear growth before the inverse-square-root decay."""
+    label_smoothing: float = 0.1
+    clip_norm: float = 1.0
+    """Largest gradient norm; 0 switches clipping off."""
+    precision: Precision = "fp32"
+    """`bf16`: autocast; pays only on processors with bfloat16 arithmetic."""
+    valid_every: int = 500
+    """Updates between two validations, each of which saves."""
+    average: int = 10
+    """Saved steps whose mean becomes the final weights."""
+    patience: int = 0
+    """Validations without a better loss after which training stops; 0: never."""
+    bleu_sentences: int = 500
+    """Validation sentences that are really translated for BLEU; 0: none."""
+    max_tokens: int = 128
+    """Longer training pairs are left out, and counted."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("updates", "batch_tokens", "accumulate", "warmup", "valid_every", "average", "max_tokens"):
+            _at_least(self, name, 1)
+        for name in ("clip_norm", "patience", "bleu_sentences"):
+            _at_least(self, name, 0)
+        if self.lr <= 0:
+            raise ConfigError(f"train.lr={self.lr}: must be above 0")
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(f"train.label_smoothing={self.label_smoothing}: must be at least 0 and less than 1")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"d_model": 128, "d_ff": 256, "heads": 4, "encoder_layers": 4, "decoder_layers": 4},
+    "small": {"d_model": 256, "d_ff": 1024, "heads": 4, "encoder_layers": 4, "decoder_layers": 4},
+    "base": {"d_model": 512, "d_ff": 2048, "heads": 8, "encoder_layers": 6, "decoder_layers": 6},
+    "big": {"d_model": 1024, "d_ff": 4096, "heads": 16, "encoder_layers": 6, "decoder_layers": 6, "dropout": 0.3},
+}
+
+
+def preset(name: str, src_vocab: int, tgt_vocab: int, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
+    """The named preset with some fields replaced. Raises ConfigError for unknown names."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    values = {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, **PRESETS[name], **(overrides or {})}
+    return from_dict(ModelConfig, values, "model")
+
+
+C = TypeVar("C")
+
+
+def from_dict(cls: type[C], values: Mapping[str, Any], where: str) -> C:
+    """Build a config dataclass from parsed TOML or JSON, refusing unknown keys by their nearest valid name."""
+    valid = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in valid:
+            raise unknown(f"key of [{where}]", key, valid)
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"[{where}]: {error}") from None
+
+
+def with_settings(config: C, where: str, settings: Mapping[str, str]) -> C:
+    """Replace fields by `key=value` texts as given on a command line."""
+    hints = get_type_hints(type(config))
+    values: dict[str, Any] = {}
+    for key, text in settings.items():
+        if key not in hints:
+            raise unknown(f"key of [{where}]", key, hints)
+        values[key] = _parse(f"{where}.{key}", text, hints[key])
+    return replace(config, **values)  # type: ignore[type-var]
+
+
+def parse_settings(cls: type[Any], where: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Parse `key=value` texts to the types of a config's fields."""
+    hints = get_type_hints(cls)
+    for key in settings:
+        if key not in hints:
+            raise unknown(f"key of [{where}]", key, hints)
+    return {key: _parse(f"{where}.{key}", text, hints[key]) for key, text in settings.items()}
+
+
+def _parse(name: str, text: str, kind: Any) -> Any:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{name}={text}: must be true or false")
+        return text.lower() == "true"
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise ConfigError(f"{name}={text}: must be {'a whole number' if kind is int else 'a number'}") from None
+    return text
+
+
+def check_types(config: Any) -> None:
+    """Check each field of a config against its annotation: int, float, bool, str or Literal."""
+    for name, kind in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        choices = get_args(kind)
+        if choices:
+            if value not in choices:
+                raise unknown(name, str(value), choices)
+        elif kind is float and type(value) is int:
+            object.__setattr__(config, name, float(value))
+        elif kind in (int, float, bool, str) and type(value) is not kind:
+            raise ConfigError(f"{name}={value!r}: must be of type {kind.__name__}")
+
+
+def _at_least(config: Any, name: str, low: int) -> None:
+    if getattr(config, name) < low:
+        raise ConfigError(f"{name}={getattr(config, name)}: must be at least {low}")
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(d) for d in range(1, min(number, 64) + 1) if number % d == 0)

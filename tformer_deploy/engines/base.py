@@ -1,0 +1,97 @@
+"""What every engine does: encode once, step as often as tokens are needed, reorder rows. numpy at the boundary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import ModelConfig
+from ..errors import LimitError
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+State = Any
+"""What a decode carries between steps: caches and lengths. Opaque; belongs to the engine that made it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest request that an engine takes."""
+
+    batch: int
+    """Sentences."""
+    src_tokens: int
+    """Source length, special tokens included."""
+    tgt_tokens: int
+    """Decoding steps."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a step says of the next token of every row; k best, best first, equal scores by the lower id."""
+
+    ids: Ints
+    """(B, K, k)"""
+    scores: Floats
+    """(B, K, k) log-probabilities."""
+    log_probs: Floats | None = None
+    """(B, K, V), only where asked for."""
+
+
+class Engine(Protocol):
+    """Runs one model. Making the object is free, entering it takes the device, leaving gives it back."""
+
+    config: ModelConfig
+    limits: Limits
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def encode(self, src_ids: Ints, src_lengths: Ints) -> State:
+        """src_ids (B, S) right-padded, src_lengths (B) -> the state of B sentences with one beam each."""
+        ...
+
+    def step(self, tokens: Ints, state: State, full: bool = False) -> Scores:
+        """Feed the last token of every row, (B, K); `full` asks for all log-probabilities."""
+        ...
+
+    def reorder(self, state: State, parents: Ints, sentences: Ints | None = None) -> None:
+        """Make row i of the next step continue row parents[i], (B', K'), counted over B*K.
+
+        `sentences` (B') names the sentences that stay where some leave; parents must be rows of those.
+        """
+        ...
+
+    def cross_keys_values(self, state: State) -> list[Floats]:
+        """The encoder's outputs, for comparison: 2L of (B, H, S, D)."""
+        ...
+
+
+def check_request(src_ids: Ints, src_lengths: Ints, config: ModelConfig, limits: Limits) -> None:
+    """Refuse what the model cannot take, before it reaches a device. Raises LimitError."""
+    batch, src_tokens = src_ids.shape
+    if batch > limits.batch:
+        raise LimitError(f"a batch of {batch} sentences exceeds the limit of {limits.batch}: send fewer at once")
+    if src_tokens > limits.src_tokens:
+        raise LimitError(
+            f"a source of {src_tokens} tokens exceeds the limit of {limits.src_tokens}: split it, or export a model "
+            f"with a larger src_len axis and max_positions"
+        )
+    if src_ids.size == 0 or src_lengths.min() < 1 or src_lengths.max() > src_tokens:
+        raise LimitError(f"source lengths must be between 1 and the width {src_tokens} of the ids")
+    if src_ids.min() < 0 or src_ids.max() >= config.src_vocab:
+        bad = src_ids.min() if src_ids.min() < 0 else src_ids.max()
+        raise LimitError(f"token id {bad} is outside the source vocabulary of {config.src_vocab}")
+
+
+def check_position(position: int, limits: Limits) -> None:
+    """Refuse a step beyond the last position. Raises LimitError."""
+    if position >= limits.tgt_tokens:
+        raise LimitError(f"decoding step {position + 1} exceeds the limit of {limits.tgt_tokens} target tokens")

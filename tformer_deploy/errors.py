@@ -1,0 +1,69 @@
+"""One exception family: every message says what is wrong, where, and how to fix it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TformerError(Exception):
+    """A user's mistake or an unusable input: one line on stderr, exit code 1."""
+
+
+class ConfigError(TformerError):
+    """A setting, preset, recipe or key that does not exist or does not fit the others."""
+
+
+class DataError(TformerError):
+    """Training or input text that cannot be used."""
+
+
+class ArtifactError(TformerError):
+    """A checkpoint or bundle that is missing, damaged, edited or of a newer format."""
+
+
+class LimitError(TformerError):
+    """A request beyond what the model or the recipe allows."""
+
+
+class MissingExtra(TformerError):
+    """A package is not installed that an optional part of tformer needs."""
+
+
+class ParityError(TformerError):
+    """An engine's outputs differ from eager PyTorch by more than the recipe allows; exit code 3."""
+
+
+class Interrupted(TformerError):
+    """Ctrl-C or SIGTERM arrived and the work has been saved; exit code 130."""
+
+
+_EXTRA_OF_MODULE = {
+    "torch": "train",
+    "safetensors": "train",
+    "sacrebleu": "train",
+    "num2words": "train",
+    "matplotlib": "train",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "cpu",
+    "spacy": "words",
+}
+
+
+def missing_extra(error: ModuleNotFoundError) -> MissingExtra:
+    """Turn a failed import into a message that names the pip extra to install."""
+    module = (error.name or str(error)).split(".")[0]
+    extra = _EXTRA_OF_MODULE.get(module)
+    if extra is None:
+        return MissingExtra(f"the Python package '{module}' is not installed: pip install {module}")
+    choice = " (on an NVIDIA GPU: 'tformer-deploy[gpu]')" if extra == "cpu" else ""
+    return MissingExtra(f"the package '{module}' is not installed: pip install 'tformer-deploy[{extra}]'{choice}")
+
+
+def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
+    """An unknown name, with the nearest valid one and the list of all."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return ConfigError(f"unknown {kind} '{name}': {hint}valid: {', '.join(names)}")

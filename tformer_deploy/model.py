@@ -1,0 +1,282 @@
+"""The Transformer, all of it: encode, forward (teacher-forced) and step (cached keys and values).
+
+Sizes: B batch, S source length, T target length, K beams, H heads, D head size, V vocabulary, d = H*D.
+Sources are right-padded and described by lengths, so that a mask cannot be forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .config import ModelConfig
+
+KeysValues = tuple[Tensor, Tensor]
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+
+
+class AnnotatedLayerNorm(nn.Module):
+    """Layer norm as published in The Annotated Transformer: unbiased deviation, eps added outside the root."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last axis of x."""
+        centred = x - x.mean(-1, keepdim=True)
+        # Not x.std(): its exported form recomputes the mean, and its gradient is NaN for constant rows.
+        variance = centred.square().sum(-1, keepdim=True) / (x.shape[-1] - 1)
+        return self.weight * centred / (variance.sqrt() + self.eps) + self.bias
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    """The layer norm that the config names."""
+    if config.norm == "annotated":
+        return AnnotatedLayerNorm(config.d_model, config.norm_eps)
+    return nn.LayerNorm(config.d_model, eps=config.norm_eps)
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose keys and values are made apart from its queries, so that they can be cached."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        d = config.d_model
+        self.heads, self.head_dim, self.dropout = config.heads, config.head_dim, config.attention_dropout
+        self.query, self.key, self.value, self.out = (nn.Linear(d, d) for _ in range(4))
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, T, d) -> (B, H, T, D)."""
+        return x.view(x.shape[0], x.shape[1], self.heads, self.head_dim).transpose(1, 2)
+
+    def keys_values(self, x: Tensor) -> KeysValues:
+        """Keys and values of x: two of (B, H, T, D)."""
+        return self.split(self.key(x)), self.split(self.value(x))
+
+    def attend(self, q: Tensor, keys_values: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
+        """Queries (B, H, T, D) over keys and values (B, H, S, D) -> (B, H, T, D); mask is true where allowed."""
+        k, v = keys_values
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout)
+
+    def forward(self, x: Tensor, keys_values: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
+        """Attend from x (B, T, d) to keys and values; returns (B, T, d)."""
+        mixed = self.attend(self.split(self.query(x)), keys_values, mask, causal)
+        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Module):
+    """Two linear layers around an activation."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(config.d_model, config.d_ff), nn.Linear(config.d_ff, config.d_model)
+        self.activation, self.dropout = ACTIVATIONS[config.activation], config.activation_dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, d) -> (B, T, d)."""
+        hidden = F.dropout(self.activation(self.up(x)), self.dropout, self.training)
+        return self.down(hidden)  # type: ignore[no-any-return]
+
+
+class Residual(nn.Module):
+    """Where norm, dropout and the residual sum go around a sublayer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm, self.pre, self.dropout = make_norm(config), config.norm_position == "pre", config.dropout
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the sublayer sees."""
+        return self.norm(x) if self.pre else x  # type: ignore[no-any-return]
+
+    def after(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add the sublayer's output y to the stream x."""
+        x = x + F.dropout(y, self.dropout, self.training)
+        return x if self.pre else self.norm(x)  # type: ignore[no-any-return]
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention, self.attention_residual = Attention(config), Residual(config)
+        self.ff, self.ff_residual = FeedForward(config), Residual(config)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """x (B, S, d), mask (B, 1, 1, S) true where a token is."""
+        y = self.attention_residual.before(x)
+        x = self.attention_residual.after(x, self.attention(y, self.attention.keys_values(y), mask))
+        return self.ff_residual.after(x, self.ff(self.ff_residual.before(x)))
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, cross-attention and feed-forward."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention, self.attention_residual = Attention(config), Residual(config)
+        self.cross, self.cross_residual = Attention(config), Residual(config)
+        self.ff, self.ff_residual = FeedForward(config), Residual(config)
+
+    def forward(self, x: Tensor, cross: KeysValues, cross_mask: Tensor) -> Tensor:
+        """All target positions at once: x (B, T, d), cross two of (B, H, S, D), cross_mask (B, 1, 1, S)."""
+        y = self.attention_residual.before(x)
+        x = self.attention_residual.after(x, self.attention(y, self.attention.keys_values(y), None, causal=True))
+        return self.rest(x, cross, cross_mask)
+
+    def step(self, x: Tensor, past: KeysValues, cross: KeysValues, cross_mask: Tensor) -> tuple[Tensor, KeysValues]:
+        """One position of B*K rows: x (B, K, d), past two of (B*K, H, T, D) -> (B, K, d), two of (B*K, H, T+1, D)."""
+        rows = self.attention_residual.before(x).flatten(0, 1).unsqueeze(1)  # (B*K, 1, d)
+        k, v = self.attention.keys_values(rows)
+        present = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
+        x = self.attention_residual.after(x, self.attention(rows, present, None).view_as(x))
+        return self.rest(x, cross, cross_mask), present
+
+    def rest(self, x: Tensor, cross: KeysValues, cross_mask: Tensor) -> Tensor:
+        """Cross-attention and feed-forward. Beams are query positions here, so cross K/V are never repeated."""
+        x = self.cross_residual.after(x, self.cross(self.cross_residual.before(x), cross, cross_mask))
+        return self.ff_residual.after(x, self.ff(self.ff_residual.before(x)))
+
+
+class Transformer(nn.Module):
+    """The whole model. Build it with `init_weights` to train, or load a checkpoint's weights into it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        d, pad = config.d_model, config.pad_id if config.pad_embedding_zero else None
+        self.tgt_embedding = nn.Embedding(config.tgt_vocab, d, padding_idx=pad)
+        shared = config.share_embeddings == "all"
+        self.src_embedding = self.tgt_embedding if shared else nn.Embedding(config.src_vocab, d, padding_idx=pad)
+        self.output = nn.Linear(d, config.tgt_vocab, bias=config.output_bias)
+        if config.share_embeddings != "none":
+            self.output.weight = self.tgt_embedding.weight
+        if config.positions == "learned":
+            self.src_positions = nn.Parameter(torch.empty(config.max_positions, d))
+            self.tgt_positions = nn.Parameter(torch.empty(config.max_positions, d))
+        else:
+            table = sinusoids(config.max_positions, d, config.position_base)
+            self.register_buffer("src_positions", table, persistent=False)
+            self.register_buffer("tgt_positions", table, persistent=False)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.encoder_norm = make_norm(config) if config.final_norm else nn.Identity()
+        self.decoder_norm = make_norm(config) if config.final_norm else nn.Identity()
+
+    def init_weights(self, seed: int) -> Transformer:
+        """Xavier-uniform matrices, zero biases, embeddings of deviation 1/sqrt(d) so that tied outputs start small."""
+        generator = torch.Generator().manual_seed(seed)
+        deviation = self.config.d_model**-0.5
+        tables = {id(self.src_embedding.weight), id(self.tgt_embedding.weight)}
+        for name, parameter in self.named_parameters():
+            if id(parameter) in tables or name.endswith("_positions"):
+                nn.init.normal_(parameter, 0.0, deviation, generator=generator)
+            elif parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter, generator=generator)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+        if self.config.pad_embedding_zero:
+            with torch.no_grad():
+                self.src_embedding.weight[self.config.pad_id].zero_()
+                self.tgt_embedding.weight[self.config.pad_id].zero_()
+        return self
+
+    def embed(self, ids: Tensor, table: nn.Embedding, positions: Tensor) -> Tensor:
+        """ids (B, T) plus positions (T or 1, d) -> (B, T, d)."""
+        x = table(ids)
+        if self.config.scale_embeddings:
+            x = x * math.sqrt(self.config.d_model)
+        return F.dropout(x + positions, self.config.dropout, self.training)
+
+    def encode(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor:
+        """src_ids (B, S), src_lengths (B) -> memory (B, S, d)."""
+        mask = length_mask(src_lengths, src_ids.shape[1])
+        x = self.embed(src_ids, self.src_embedding, self.src_positions[: src_ids.shape[1]])
+        for layer in self.encoder:
+            x = layer(x, mask)
+        return self.encoder_norm(x)  # type: ignore[no-any-return]
+
+    def cross_keys_values(self, memory: Tensor) -> list[KeysValues]:
+        """What each decoder layer needs of the source, projected once: L times two of (B, H, S, D)."""
+        return [layer.cross.keys_values(memory) for layer in self.decoder]  # type: ignore[union-attr,operator]
+
+    def decode(self, memory: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> Tensor:
+        """Teacher-forced: memory (B, S, d), tgt_ids (B, T) beginning with bos -> hidden states (B, T, d)."""
+        mask = length_mask(src_lengths, memory.shape[1])
+        x = self.embed(tgt_ids, self.tgt_embedding, self.tgt_positions[: tgt_ids.shape[1]])
+        for layer, cross in zip(self.decoder, self.cross_keys_values(memory), strict=True):
+            x = layer(x, cross, mask)
+        return self.decoder_norm(x)  # type: ignore[no-any-return]
+
+    def forward(self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> Tensor:
+        """Teacher-forced logits (B, T, V) of the token after each of tgt_ids (B, T), which begins with bos."""
+        return self.output(self.decode(self.encode(src_ids, src_lengths), src_lengths, tgt_ids))  # type: ignore[no-any-return]
+
+    def step(
+        self, tokens: Tensor, position: Tensor, src_lengths: Tensor, cross: list[KeysValues], past: list[KeysValues]
+    ) -> tuple[Tensor, list[KeysValues]]:
+        """One decoding step with cached keys and values.
+
+        tokens (B, K): the last token of each row; position (1): its index in the target; cross: L times two of
+        (B, H, S, D); past: L times two of (B*K, H, T, D), T = position. Returns log-probabilities (B, K, V) and the
+        grown caches.
+        """
+        mask = length_mask(src_lengths, cross[0][0].shape[2])
+        x = self.embed(tokens, self.tgt_embedding, self.tgt_positions[position])
+        present = []
+        for layer, layer_past, layer_cross in zip(self.decoder, past, cross, strict=True):
+            x, grown = layer.step(x, layer_past, layer_cross, mask)  # type: ignore[operator]
+            present.append(grown)
+        return F.log_softmax(self.output(self.decoder_norm(x)), -1), present
+
+    def attention_weights(self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> dict[str, Tensor]:
+        """The attention weights of a teacher-forced pass, for plotting: name of the module -> (B, H, T, S).
+
+        A debugging path: it computes every softmax a second time.
+        """
+        weights: dict[str, Tensor] = {}
+
+        def record(name: str, module: Attention, args: tuple[Tensor, ...], causal: bool) -> None:
+            x, (keys, _), mask = args[0], args[1], args[2]
+            scores = module.split(module.query(x)) @ keys.transpose(2, 3) / math.sqrt(module.head_dim)
+            if causal:
+                mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            weights[name] = scores.masked_fill(~mask, -math.inf).softmax(-1)
+
+        hooks = [
+            module.register_forward_pre_hook(
+                lambda module, args, kwargs, name=name: record(name, module, args, kwargs.get("causal", False)),
+                with_kwargs=True,
+            )
+            for name, module in self.named_modules()
+            if isinstance(module, Attention)
+        ]
+        try:
+            with torch.no_grad():
+                self(src_ids, src_lengths, tgt_ids)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return weights
+
+
+def length_mask(lengths: Tensor, size: int) -> Tensor:
+    """(B) -> (B, 1, 1, size), true where a token is."""
+    return (torch.arange(size, device=lengths.device) < lengths[:, None])[:, None, None, :]
+
+
+def sinusoids(count: int, width: int, base: float) -> Tensor:
+    """Position table (count, width): sine at even, cosine at odd columns. Source: Vaswani et al. 2017, 3.5."""
+    position = torch.arange(count, dtype=torch.float32)[:, None]
+    frequency = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * -(math.log(base) / width))
+    table = torch.zeros(count, width)
+    table[:, 0::2], table[:, 1::2] = torch.sin(position * frequency), torch.cos(position * frequency)
+    return table

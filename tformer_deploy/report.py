@@ -1,0 +1,113 @@
+"""What training tells: metrics as JSON lines, a line on stderr, a plot."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import sacrebleu
+
+
+def corpus_bleu(made: Sequence[str], reference: Sequence[str], lowercase: bool = False) -> float:
+    """BLEU of sacrebleu with its default tokenisation (13a), 0 to 100."""
+    return float(sacrebleu.corpus_bleu(list(made), [list(reference)], lowercase=lowercase).score)
+
+
+class Metrics:
+    """Appends to metrics.jsonl, keeps metrics.png up to date, prints. With path None: silent (other processes)."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._sums: dict[str, float] = {}
+        self._bar = sys.stderr.isatty()
+
+    def train(self, figures: dict[str, float], every: int, updates: int) -> None:
+        """Note one update; write the mean of each `every` updates."""
+        for name in ("loss", "tokens", "seconds", "count"):
+            self._sums[name] = self._sums.get(name, 0.0) + figures.get(name, 1.0)
+        update = int(figures["update"])
+        if update % every and update != updates:
+            return
+        sums, self._sums = self._sums, {}
+        row = {
+            "update": update,
+            "epoch": figures["epoch"],
+            "loss": sums["loss"] / sums["count"],
+            "lr": figures["lr"],
+            "grad_norm": figures["grad_norm"],
+            "tokens_per_s": sums["tokens"] / sums["seconds"],
+        }
+        self._append(row)
+        self._print(
+            f"update {update}/{updates}  epoch {row['epoch']}  loss {row['loss']:.3f}  lr {row['lr']:.2e}  "
+            f"{row['tokens_per_s']:,.0f} target tokens/s",
+            transient=True,
+        )
+
+    def valid(self, figures: dict[str, Any]) -> None:
+        """Write one validation and redraw the plot."""
+        self._append(figures)
+        parts = [f"update {figures['update']}", f"valid loss {figures['valid_loss']:.3f}"]
+        if "bleu" in figures:
+            parts += [f"BLEU {figures['bleu']:.2f}", f"exact {figures['exact_match']:.1%}"]
+        self._print("  ".join(parts), transient=False)
+        if self.path:
+            plot(self.path, self.path.with_suffix(".png"))
+
+    def cut(self, update: int) -> None:
+        """Forget what was written after `update`, before a resumed run repeats it."""
+        if self.path and self.path.is_file():
+            kept = [row for row in read_metrics(self.path) if row["update"] <= update]
+            self.path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+
+    def _append(self, row: dict[str, Any]) -> None:
+        if self.path:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def _print(self, text: str, transient: bool) -> None:
+        if not self.path:
+            return
+        if self._bar:
+            print(f"\r\033[K{text}", end="" if transient else "\n", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Rows of a metrics.jsonl; a last line cut short by a kill is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def plot(metrics: Path, image: Path) -> None:
+    """Draw loss, BLEU and learning rate over the updates."""
+    from matplotlib.figure import Figure
+
+    rows = read_metrics(metrics)
+    figure = Figure(figsize=(12, 3.5), layout="constrained")
+    loss_axes, bleu_axes, lr_axes = figure.subplots(1, 3)
+    for axes, name, label in (
+        (loss_axes, "loss", "training (smoothed labels)"),
+        (loss_axes, "valid_loss", "validation"),
+        (bleu_axes, "bleu", None),
+        (lr_axes, "lr", None),
+    ):
+        points = [(row["update"], row[name]) for row in rows if name in row]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=label)
+    loss_axes.legend()
+    for axes, title in ((loss_axes, "loss per target token"), (bleu_axes, "validation BLEU"), (lr_axes, "learning rate")):
+        axes.set_title(title)
+        axes.set_xlabel("update")
+        axes.grid(alpha=0.3)
+    figure.savefig(image, dpi=100)

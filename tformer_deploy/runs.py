@@ -1,0 +1,81 @@
+"""Starting and resuming training runs: from settings to a Trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .checkpoint import HEADER, open_checkpoint
+from .config import TrainConfig, from_dict, preset
+from .data import DataConfig, load_data
+from .errors import ArtifactError, ConfigError
+from .text import train_tokenizers
+from .train import METRICS, STATE, Trainer, read_state_header
+
+
+def start_run(
+    folder: Path,
+    data: DataConfig,
+    preset_name: str,
+    tokenizer: str,
+    vocab_size: int,
+    model_values: Mapping[str, Any],
+    train_values: Mapping[str, Any],
+    force: bool = False,
+) -> Trainer:
+    """A new run. Raises ArtifactError where the folder holds one already and `force` is off."""
+    join_processes()
+    settings = from_dict(TrainConfig, train_values, "train")
+    preset(preset_name, 4, 4, model_values)  # reports a wrong setting before the long work
+    taken = [name for name in (HEADER, STATE, METRICS) if (folder / name).exists()]
+    if taken and not force:
+        raise ArtifactError(f"{folder} holds a run already: add --resume to continue it or --force to start over")
+    text = load_data(data)
+    kind = tokenizer or ("words" if data.task == "copy" else "bpe")
+    languages = (None, None) if data.task == "copy" else tuple(data.pair.split("-"))
+    tokenizers = train_tokenizers(kind, text[0].src, text[0].tgt, vocab_size, languages)  # type: ignore[arg-type]
+    sharing = {} if tokenizers.source is tokenizers.target else {"share_embeddings": "decoder"}
+    config = preset(preset_name, tokenizers.source.size, tokenizers.target.size, {**sharing, **model_values})
+    if taken and rank() == 0:
+        for name in ("weights", "train"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        for name in (HEADER, METRICS):
+            (folder / name).unlink(missing_ok=True)
+    return Trainer(folder, config, settings, data, tokenizers, text)
+
+
+def resume_run(
+    folder: Path, data: DataConfig, model_values: Mapping[str, Any], train_values: Mapping[str, Any]
+) -> Trainer:
+    """The run in a folder, where it was saved last. Its settings are its own; only train.updates may be raised."""
+    join_processes()
+    if data != DataConfig(pair=data.pair) or model_values or train_values.keys() - {"updates"}:
+        raise ConfigError("--resume takes data and settings from the run: give only --out, --resume and --updates")
+    stored = json.loads(read_state_header(folder)["run"])
+    checkpoint = open_checkpoint(folder)
+    settings = dataclasses.replace(from_dict(TrainConfig, stored["settings"], "train"), **train_values)
+    data = DataConfig(**stored["data"])
+    trainer = Trainer(folder, checkpoint.config, settings, data, checkpoint.tokenizers, load_data(data))
+    trainer.resume()
+    return trainer
+
+
+def join_processes() -> None:
+    """Join the group of processes that `torchrun` started, if it did."""
+    if "RANK" in os.environ and not dist.is_initialized():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+
+
+def rank() -> int:
+    """This process's number; 0 writes the files."""
+    return dist.get_rank() if dist.is_initialized() else 0

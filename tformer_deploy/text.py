@@ -1,0 +1,210 @@
+"""Text to ids and back: a joint sentencepiece model, or the word-level tokenizer of the classic tutorials."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from .config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from .errors import ArtifactError, ConfigError, missing_extra, unknown
+
+SPECIALS = ("<unk>", "<pad>", "<bos>", "<eos>")
+"""The first entries of every vocabulary, at ids 0 to 3."""
+
+
+class Tokenizer(Protocol):
+    """Text of one language to ids without special tokens, and back."""
+
+    @property
+    def size(self) -> int:
+        """Entries of the vocabulary."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a line."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The line of some ids, special tokens left out."""
+        ...
+
+    def save(self, directory: Path, stem: str) -> dict[str, Any]:
+        """Write the file that `load_tokenizer` needs; returns its description for a header."""
+        ...
+
+
+class SentencePiece:
+    """A sentencepiece model; the bytes are kept as they are, so that every copy is the same file."""
+
+    def __init__(self, model: bytes) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        try:
+            self._processor = SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ArtifactError(f"the sentencepiece model is damaged: {error}") from None
+        self._model = model
+
+    @classmethod
+    def train(cls, lines: Iterable[str], vocab_size: int) -> SentencePiece:
+        """Learn BPE pieces. Raises ConfigError where the lines do not hold `vocab_size` of them."""
+        from sentencepiece import SentencePieceTrainer
+
+        buffer = io.BytesIO()
+        try:
+            SentencePieceTrainer.Train(
+                sentence_iterator=iter(lines),
+                model_writer=buffer,
+                model_type="bpe",
+                vocab_size=vocab_size,
+                character_coverage=1.0,
+                unk_id=UNK_ID,
+                pad_id=PAD_ID,
+                bos_id=BOS_ID,
+                eos_id=EOS_ID,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            reason = str(error).rsplit("] ", 1)[-1]
+            raise ConfigError(f"--vocab-size {vocab_size} does not fit the training text: {reason}") from None
+        return cls(buffer.getvalue())
+
+    @property
+    def size(self) -> int:
+        """Entries of the vocabulary."""
+        return int(self._processor.get_piece_size())
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a line."""
+        return list(self._processor.encode(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The line of some ids."""
+        return str(self._processor.decode([int(i) for i in ids if i >= len(SPECIALS) or i == UNK_ID]))
+
+    def save(self, directory: Path, stem: str) -> dict[str, Any]:
+        """Write `<stem>.model`."""
+        (directory / f"{stem}.model").write_bytes(self._model)
+        return {"kind": "sentencepiece", "file": f"{stem}.model"}
+
+
+class Words:
+    """One id a word: split by the default rules of a blank spaCy pipeline, or at spaces if no language is named."""
+
+    def __init__(self, words: Sequence[str], language: str | None) -> None:
+        if tuple(words[: len(SPECIALS)]) != SPECIALS:
+            raise ArtifactError(f"a word list must begin with {' '.join(SPECIALS)}")
+        self._words, self._ids, self._language = list(words), {word: i for i, word in enumerate(words)}, language
+        self._split = _splitter(language)
+
+    @classmethod
+    def train(cls, lines: Iterable[str], language: str | None, max_size: int, min_count: int = 1) -> Words:
+        """Keep the most frequent words, ties in the order of first appearance."""
+        split = _splitter(language)
+        counts = Counter(word for line in lines for word in split(line))
+        words = [word for word, count in counts.most_common(max_size - len(SPECIALS)) if count >= min_count]
+        return cls([*SPECIALS, *words], language)
+
+    @property
+    def size(self) -> int:
+        """Entries of the vocabulary."""
+        return len(self._words)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a line; unknown words become `<unk>`."""
+        return [self._ids.get(word, UNK_ID) for word in self._split(text)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Words joined by spaces."""
+        return " ".join(self._words[i] for i in ids if i >= len(SPECIALS) or i == UNK_ID)
+
+    def save(self, directory: Path, stem: str) -> dict[str, Any]:
+        """Write `<stem>.words`, one a line."""
+        (directory / f"{stem}.words").write_text("\n".join(self._words) + "\n", encoding="utf-8")
+        return {"kind": "words", "file": f"{stem}.words", "language": self._language}
+
+
+def _splitter(language: str | None) -> Any:
+    if language is None:
+        return str.split
+    try:
+        import spacy
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from None
+    try:
+        rules = spacy.blank(language).tokenizer
+    except ImportError:
+        raise ConfigError(f"spaCy has no rules for language '{language}': use a code such as en or de") from None
+    return lambda text: [token.text for token in rules(text) if not token.is_space]
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """Both sides of a model's text; the one place where special tokens are added and removed."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+    def source_ids(self, text: str) -> list[int]:
+        """What the encoder sees: the line's ids and eos."""
+        return [*self.source.encode(text), EOS_ID]
+
+    def target_ids(self, text: str) -> list[int]:
+        """What the decoder must produce: the line's ids and eos. Its input is the same behind bos."""
+        return [*self.target.encode(text), EOS_ID]
+
+    def target_text(self, ids: Sequence[int]) -> str:
+        """The line that some produced ids stand for."""
+        return self.target.decode(ids)
+
+    def save(self, directory: Path) -> dict[str, Any]:
+        """Write the files; returns the description for a header."""
+        if self.source is self.target:
+            joint = self.source.save(directory, "tokenizer")
+            return {"source": joint, "target": joint}
+        return {"source": self.source.save(directory, "source"), "target": self.target.save(directory, "target")}
+
+
+def load_tokenizers(directory: Path, description: dict[str, Any]) -> Tokenizers:
+    """Read what `Tokenizers.save` wrote. Raises ArtifactError."""
+    source = _load(directory, description["source"])
+    shared = description["target"] == description["source"]
+    return Tokenizers(source, source if shared else _load(directory, description["target"]))
+
+
+def tokenizer_files(description: dict[str, Any]) -> list[str]:
+    """Names of the files that a description refers to."""
+    return sorted({description["source"]["file"], description["target"]["file"]})
+
+
+def _load(directory: Path, description: dict[str, Any]) -> Tokenizer:
+    path = directory / description["file"]
+    if not path.is_file():
+        raise ArtifactError(f"{directory} is incomplete: {path.name} is missing")
+    if description["kind"] == "sentencepiece":
+        return SentencePiece(path.read_bytes())
+    if description["kind"] == "words":
+        return Words(path.read_text(encoding="utf-8").split("\n")[:-1], description["language"])
+    raise ArtifactError(f"{path}: unknown tokenizer kind '{description['kind']}'")
+
+
+def train_tokenizers(
+    kind: str, src: Sequence[str], tgt: Sequence[str], vocab_size: int, languages: tuple[str | None, str | None]
+) -> Tokenizers:
+    """Learn the tokenizers of a corpus: `bpe`, one for both sides, or `words`, one a language."""
+    if vocab_size <= len(SPECIALS):
+        raise ConfigError(f"--vocab-size {vocab_size}: must be larger than the {len(SPECIALS)} special tokens")
+    if kind == "bpe":
+        joint: Tokenizer = SentencePiece.train([*src, *tgt], vocab_size)
+        return Tokenizers(joint, joint)
+    if kind != "words":
+        raise unknown("tokenizer", kind, ("bpe", "words"))
+    if languages[0] == languages[1]:
+        joint = Words.train([*src, *tgt], languages[0], vocab_size)
+        return Tokenizers(joint, joint)
+    source, target = (Words.train(lines, language, vocab_size) for lines, language in zip((src, tgt), languages, strict=True))
+    return Tokenizers(source, target)

@@ -1,0 +1,334 @@
+"""The training loop: Adam, inverse square root schedule, validation on real translations, exact resume.
+
+Every random choice is a function of (seed, update, process), so a resumed run needs no generator state.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from .checkpoint import load_tensors, load_weights, model_tensors, save_checkpoint, save_tensors
+from .config import ModelConfig, TrainConfig
+from .data import Batch, BatchStream, Corpus, DataConfig, Parallel
+from .engines.eager import EagerEngine
+from .errors import ArtifactError, ConfigError, Interrupted
+from .model import Transformer
+from .report import Metrics, corpus_bleu
+from .text import Tokenizers
+from .translate import Translator
+
+STATE, METRICS = "train/state.safetensors", "metrics.jsonl"
+LOG_EVERY = 50
+
+
+@dataclass
+class Progress:
+    """How far a run is; stored with the optimizer."""
+
+    update: int = 0
+    epoch: int = 0
+    index: int = 0
+    best_loss: float = float("inf")
+    worse: int = 0
+    """Validations since the best one."""
+
+
+class Trainer:
+    """One training run in a folder; every process of a `torchrun` makes one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        settings: TrainConfig,
+        data: DataConfig,
+        tokenizers: Tokenizers,
+        text: tuple[Parallel, Parallel],
+    ) -> None:
+        self.folder, self.settings, self.data, self.tokenizers = folder, settings, data, tokenizers
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world = dist.get_world_size() if dist.is_initialized() else 1
+        self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        longest = min(settings.max_tokens, config.max_positions)
+        self.train_set, self.valid_set = (Corpus(part, tokenizers, longest) for part in text)
+        self.valid_text = text[1]
+        self.model = Transformer(config).init_weights(settings.seed).to(self.device)
+        self.parallel = DistributedDataParallel(self.model) if self.world > 1 else self.model
+        self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
+        self.progress = Progress()
+        self.metrics = Metrics(folder / METRICS if self.rank == 0 else None)
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end or to Ctrl-C (raises Interrupted); returns the final validation's figures."""
+        keep_freed_memory()
+        stream = BatchStream(
+            self.train_set, self.settings.batch_tokens, self.settings.seed, self.progress.epoch, self.progress.index
+        )
+        batches = iter(stream)
+        with stop_signals() as stop:
+            while self.progress.update < self.settings.updates and not self.out_of_patience:
+                self.progress.update += 1
+                self.metrics.train(self.train_update(batches), LOG_EVERY, self.settings.updates)
+                self.progress.epoch, self.progress.index = stream.epoch, stream.index
+                last = self.progress.update == self.settings.updates
+                if last or self.progress.update % self.settings.valid_every == 0:
+                    self.validate()
+                    self.save()
+                if self.agree(stop.is_set):
+                    self.save_interrupted()
+                    raise Interrupted(
+                        f"stopped at update {self.progress.update}, saved; go on with: "
+                        f"tformer train --out {self.folder} --resume"
+                    )
+        return self.finish()
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Early stopping: too many validations without a better loss."""
+        return 0 < self.settings.patience <= self.progress.worse
+
+    def train_update(self, batches: Iterator[Any]) -> dict[str, float]:
+        """One optimizer step over the micro-batches of all processes; the loss is their mean per target token."""
+        start = time.perf_counter()
+        update, settings = self.progress.update, self.settings
+        torch.manual_seed(((settings.seed * 1_000_003 + update) * 1_009 + self.rank) % 2**63)
+        indices = [next(batches) for _ in range(settings.accumulate * self.world)]
+        tokens = sum(map(self.train_set.target_tokens, indices))
+        mine = indices[self.rank :: self.world]
+        rate = learning_rate(update, settings)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.parallel.train()
+        total = torch.zeros((), device=self.device)
+        for number, chosen in enumerate(mine, 1):
+            accumulating = self.world > 1 and number < len(mine)
+            with self.parallel.no_sync() if accumulating else nullcontext():  # type: ignore[operator]
+                loss = self.loss(self.batch(self.train_set, chosen), settings.label_smoothing) / tokens
+                (loss * self.world).backward()  # type: ignore[no-untyped-call]  # DDP averages over processes
+            total += loss.detach()
+        if self.world > 1:
+            dist.all_reduce(total)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm or float("inf"))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {
+            "update": update,
+            "epoch": self.progress.epoch,
+            "loss": total.item(),
+            "lr": rate,
+            "grad_norm": norm.item(),
+            "tokens": tokens,
+            "seconds": time.perf_counter() - start,
+        }
+
+    def batch(self, corpus: Corpus, indices: Any) -> Batch:
+        """Some pairs, padded."""
+        config = self.model.config
+        return corpus.batch(indices, config.pad_id, config.bos_id)
+
+    def loss(self, batch: Batch, label_smoothing: float) -> Tensor:
+        """Cross-entropy summed over the target tokens of a batch."""
+        src_ids, lengths, tgt_in, tgt_out = (
+            torch.from_numpy(array).to(self.device)
+            for array in (batch.src_ids, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+        )
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+            logits = self.parallel(src_ids, lengths, tgt_in)
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            tgt_out.flatten().long(),
+            ignore_index=self.model.config.pad_id,
+            label_smoothing=label_smoothing,
+            reduction="sum",
+        )
+
+    def validate(self, sentences: int | None = None) -> dict[str, Any]:
+        """Loss per token (without smoothing), BLEU and exact matches of really decoded text. Process 0 only."""
+        if self.rank:
+            return {}
+        self.model.eval()
+        parallel, self.parallel = self.parallel, self.model
+        with torch.inference_mode():
+            plan = self.valid_set.plan(self.settings.batch_tokens, 0, 0)
+            total = sum(self.loss(self.batch(self.valid_set, indices), 0.0).item() for indices in plan)
+        self.parallel = parallel
+        loss = total / sum(map(self.valid_set.target_tokens, plan))
+        figures: dict[str, Any] = {"update": self.progress.update, "valid_loss": loss}
+        count = self.settings.bleu_sentences if sentences is None else sentences
+        if count:
+            src, tgt = self.valid_text.src[:count], self.valid_text.tgt[:count]
+            with Translator(EagerEngine(self.model), self.tokenizers) as translator:
+                made = [result.text for result in translator.translate(src)]
+            figures["bleu"] = corpus_bleu(made, tgt)
+            figures["exact_match"] = sum(a == b for a, b in zip(made, tgt, strict=True)) / len(tgt)
+        self.metrics.valid(figures)
+        better = loss < self.progress.best_loss
+        self.progress.best_loss = min(loss, self.progress.best_loss)
+        self.progress.worse = 0 if better else self.progress.worse + 1
+        return figures
+
+    def save(self) -> None:
+        """Keep this step's weights for averaging, point the checkpoint at them, and save the state to resume from."""
+        if self.world > 1:
+            shared = torch.tensor([self.progress.best_loss, self.progress.worse], dtype=torch.float64)
+            dist.broadcast(shared, 0)
+            self.progress.best_loss, self.progress.worse = shared[0].item(), int(shared[1].item())
+        if self.rank:
+            return
+        path = self.folder / f"weights/step-{self.progress.update:07d}.safetensors"
+        save_tensors(path, model_tensors(self.model))
+        self.save_header(path)
+        for old in self.step_weights()[: -self.settings.average]:
+            old.unlink()
+        self.save_state()
+
+    def save_interrupted(self) -> None:
+        """Save between two validations: the weights stay out of the final average, as in an uninterrupted run."""
+        if self.rank == 0:
+            path = self.folder / "weights/interrupted.safetensors"
+            save_tensors(path, model_tensors(self.model))
+            self.save_header(path)
+            self.save_state()
+
+    def save_state(self) -> None:
+        """Everything that a resumed run needs, in one file."""
+        tensors = {f"model.{name}": tensor for name, tensor in model_tensors(self.model).items()}
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for parameter, slots in self.optimizer.state.items():
+            for slot, value in slots.items():
+                tensors[f"{slot}.{names[id(parameter)]}"] = value
+        header = {"progress": json.dumps(dataclasses.asdict(self.progress)), "run": json.dumps(self.description())}
+        save_tensors(self.folder / STATE, tensors, header)
+
+    def resume(self) -> None:
+        """Continue from the folder's saved state."""
+        tensors = load_tensors(self.folder / STATE)
+        load_weights(
+            self.model,
+            {name[len("model.") :]: t for name, t in tensors.items() if name.startswith("model.")},
+            self.folder / STATE,
+        )
+        for name, parameter in self.model.named_parameters():
+            slots = {slot: tensors.get(f"{slot}.{name}") for slot in ("step", "exp_avg", "exp_avg_sq")}
+            self.optimizer.state[parameter] = {
+                slot: tensor.to(parameter.device) for slot, tensor in slots.items() if tensor is not None
+            }
+        self.progress = Progress(**json.loads(read_state_header(self.folder)["progress"]))
+        self.metrics.cut(self.progress.update)
+        for path in self.step_weights():
+            if int(path.stem.split("-")[1]) > self.progress.update:
+                path.unlink()
+
+    def finish(self) -> dict[str, Any]:
+        """Average the last saved steps, make the result the checkpoint's weights, and validate it."""
+        if self.rank:
+            return {}
+        paths = self.step_weights()
+        steps = [load_tensors(path) for path in paths]
+        mean = {name: torch.stack([step[name] for step in steps]).mean(0) for name in steps[0]}
+        load_weights(self.model, mean, paths[-1])
+        path = self.folder / "weights/average.safetensors"
+        save_tensors(path, mean)
+        self.save_header(path)
+        return {**self.validate(len(self.valid_text.src)), "averaged": len(paths), "parameters": self.parameters}
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters, shared ones counted once."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def step_weights(self) -> list[Path]:
+        """Weights kept for averaging, oldest first."""
+        return sorted((self.folder / "weights").glob("step-*.safetensors"))
+
+    def save_header(self, weights: Path) -> None:
+        """Make some weights the checkpoint's."""
+        training = {"update": self.progress.update, **self.description()}
+        save_checkpoint(self.folder, self.model.config, self.tokenizers, weights, training)
+
+    def description(self) -> dict[str, Any]:
+        """The settings of this run, as they are stored."""
+        return {"settings": dataclasses.asdict(self.settings), "data": dataclasses.asdict(self.data)}
+
+    def agree(self, stop: bool) -> bool:
+        """Whether any process was told to stop."""
+        if self.world == 1:
+            return stop
+        flag = torch.tensor(int(stop))
+        dist.all_reduce(flag)
+        return bool(flag.item())
+
+
+def read_state_header(folder: Path) -> dict[str, str]:
+    """The metadata of a saved training state. Raises ArtifactError."""
+    path = folder / STATE
+    if not path.is_file():
+        raise ArtifactError(f"{folder} has no saved training state: start without --resume")
+    try:
+        with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+            return dict(file.metadata())
+    except Exception as error:  # the library raises its own untyped error
+        raise ArtifactError(f"{path} cannot be read: {error}") from None
+
+
+def learning_rate(update: int, settings: TrainConfig) -> float:
+    """Linear warm-up, then the inverse square root of the update. Source: Vaswani et al. 2017, 5.3."""
+    return settings.lr * min(update / settings.warmup, (settings.warmup / update) ** 0.5)
+
+
+@dataclass
+class StopFlag:
+    """Set by a signal, looked at between updates."""
+
+    is_set: bool = False
+
+
+@contextmanager
+def stop_signals() -> Iterator[StopFlag]:
+    """Turn Ctrl-C and SIGTERM into a flag; a second one interrupts at once."""
+    flag = StopFlag()
+
+    def handle(number: int, frame: object) -> None:
+        if flag.is_set:
+            raise KeyboardInterrupt
+        flag.is_set = True
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep large freed blocks: handing each one back to the kernel halves the speed of CPU training."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:
+        m_trim_threshold, m_mmap_threshold, one_gib = -1, -3, 1 << 30
+        mallopt(m_mmap_threshold, one_gib)
+        mallopt(m_trim_threshold, 2 * one_gib - 1)
+
+
+def check_vocabulary(tokenizers: Tokenizers, config: ModelConfig) -> None:
+    """A model must have an embedding for every id. Raises ConfigError."""
+    for side, size in (("src", tokenizers.source.size), ("tgt", tokenizers.target.size)):
+        if getattr(config, f"{side}_vocab") < size:
+            raise ConfigError(f"model.{side}_vocab={getattr(config, f'{side}_vocab')} is smaller than the tokenizer's {size}")

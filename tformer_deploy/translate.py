@@ -1,0 +1,104 @@
+"""Requests to batches and back: encode text, sort by length, decode, restore the order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from .decoding import DecodeOptions, Hypothesis, greedy
+from .engines.base import Engine
+from .errors import LimitError
+from .text import Tokenizers
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one request."""
+
+    text: str
+    ids: list[int]
+    """Target tokens without bos and eos."""
+    score: float
+    """Sum of the tokens' log-probabilities, eos included."""
+
+
+class Translator:
+    """A model that is ready to translate. Leave it (`with`, or `close`) to free its device."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizers: Tokenizers,
+        options: DecodeOptions | None = None,
+        batch_tokens: int = 2048,
+    ) -> None:
+        self.engine, self.tokenizers, self.options = engine, tokenizers, options or DecodeOptions()
+        self.batch_tokens = batch_tokens
+        """Padded source tokens of a batch."""
+
+    def __enter__(self) -> Self:
+        self.engine.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        self.engine.__exit__(kind, error, trace)
+
+    def close(self) -> None:
+        """Free the engine's device."""
+        self.__exit__()
+
+    def translate(self, lines: Sequence[str], progress: Callable[[int], None] | None = None) -> list[Result]:
+        """Translate each line; an empty one gives an empty one. `progress` gets the number of lines just done.
+
+        Raises LimitError, which names the line, for a source longer than the model or recipe allows.
+        """
+        texts = [line.strip() for line in lines]
+        requests = [self.tokenizers.source_ids(text) if text else [] for text in texts]
+        found = self._decode(requests, progress)
+        return [self._result(hypothesis) for hypothesis in found]
+
+    def generate(self, sources: Sequence[Sequence[int]]) -> list[Result]:
+        """Like `translate`, for sources given as the ids that the encoder sees (eos included)."""
+        return [self._result(hypothesis) for hypothesis in self._decode([list(ids) for ids in sources], None)]
+
+    def _decode(self, requests: list[list[int]], progress: Callable[[int], None] | None) -> list[Hypothesis]:
+        limit = self.engine.limits.src_tokens
+        for number, ids in enumerate(requests, 1):
+            if len(ids) > limit:
+                raise LimitError(
+                    f"line {number}: a source of {len(ids)} tokens exceeds the limit of {limit}: split the line, "
+                    f"or export a model with a larger src_len axis and max_positions"
+                )
+        found = [Hypothesis() for _ in requests]
+        for indices in length_batches([len(ids) for ids in requests], self.batch_tokens, self.engine.limits.batch):
+            lengths = np.array([len(requests[i]) for i in indices], np.int32)
+            src_ids = np.full((len(indices), lengths.max()), self.engine.config.pad_id, np.int32)
+            for row, i in zip(src_ids, indices, strict=True):
+                row[: len(requests[i])] = requests[i]
+            for i, hypothesis in zip(indices, greedy(self.engine, src_ids, lengths, self.options), strict=True):
+                found[i] = hypothesis
+            if progress:
+                progress(len(indices))
+        return found
+
+    def _result(self, hypothesis: Hypothesis) -> Result:
+        return Result(self.tokenizers.target_text(hypothesis.ids), hypothesis.ids, hypothesis.score)
+
+
+def length_batches(lengths: Sequence[int], batch_tokens: int, max_batch: int) -> Iterator[list[int]]:
+    """Indices of requests of similar length, longest first; empty requests are left out."""
+    order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
+    start = 0
+    while start < len(order):
+        rows = max(1, min(max_batch, batch_tokens // lengths[order[start]]))
+        yield order[start : start + rows]
+        start += rows
