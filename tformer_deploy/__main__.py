@@ -1,5 +1,5 @@
 """python -m tformer_deploy"""
 
-from .cli import app
+from .cli import main
 
-app()
+main()

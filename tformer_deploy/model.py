@@ -111,7 +111,7 @@ class EncoderLayer(nn.Module):
         self.ff, self.ff_residual = FeedForward(config), Residual(config)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x (B, S, d), mask (B, 1, 1, S) true where a token is."""
+        """x (B, S, d), mask (B, 1, S, S) true where a token is."""
         y = self.attention_residual.before(x)
         x = self.attention_residual.after(x, self.attention(y, self.attention.keys_values(y), mask))
         return self.ff_residual.after(x, self.ff(self.ff_residual.before(x)))
@@ -127,7 +127,7 @@ class DecoderLayer(nn.Module):
         self.ff, self.ff_residual = FeedForward(config), Residual(config)
 
     def forward(self, x: Tensor, cross: KeysValues, cross_mask: Tensor) -> Tensor:
-        """All target positions at once: x (B, T, d), cross two of (B, H, S, D), cross_mask (B, 1, 1, S)."""
+        """All target positions at once: x (B, T, d), cross two of (B, H, S, D), cross_mask (B, 1, T, S)."""
         y = self.attention_residual.before(x)
         x = self.attention_residual.after(x, self.attention(y, self.attention.keys_values(y), None, causal=True))
         return self.rest(x, cross, cross_mask)
@@ -198,7 +198,7 @@ class Transformer(nn.Module):
 
     def encode(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor:
         """src_ids (B, S), src_lengths (B) -> memory (B, S, d)."""
-        mask = length_mask(src_lengths, src_ids.shape[1])
+        mask = length_mask(src_lengths, src_ids.shape[1], src_ids.shape[1])
         x = self.embed(src_ids, self.src_embedding, self.src_positions[: src_ids.shape[1]])
         for layer in self.encoder:
             x = layer(x, mask)
@@ -210,7 +210,7 @@ class Transformer(nn.Module):
 
     def decode(self, memory: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> Tensor:
         """Teacher-forced: memory (B, S, d), tgt_ids (B, T) beginning with bos -> hidden states (B, T, d)."""
-        mask = length_mask(src_lengths, memory.shape[1])
+        mask = length_mask(src_lengths, memory.shape[1], tgt_ids.shape[1])
         x = self.embed(tgt_ids, self.tgt_embedding, self.tgt_positions[: tgt_ids.shape[1]])
         for layer, cross in zip(self.decoder, self.cross_keys_values(memory), strict=True):
             x = layer(x, cross, mask)
@@ -229,8 +229,8 @@ class Transformer(nn.Module):
         (B, H, S, D); past: L times two of (B*K, H, T, D), T = position. Returns log-probabilities (B, K, V) and the
         grown caches.
         """
-        mask = length_mask(src_lengths, cross[0][0].shape[2])
-        x = self.embed(tokens, self.tgt_embedding, self.tgt_positions[position])
+        mask = length_mask(src_lengths, cross[0][0].shape[2], tokens.shape[1])
+        x = self.embed(tokens, self.tgt_embedding, self.tgt_positions.index_select(0, position))
         present = []
         for layer, layer_past, layer_cross in zip(self.decoder, past, cross, strict=True):
             x, grown = layer.step(x, layer_past, layer_cross, mask)  # type: ignore[operator]
@@ -268,9 +268,10 @@ class Transformer(nn.Module):
         return weights
 
 
-def length_mask(lengths: Tensor, size: int) -> Tensor:
-    """(B) -> (B, 1, 1, size), true where a token is."""
-    return (torch.arange(size, device=lengths.device) < lengths[:, None])[:, None, None, :]
+def length_mask(lengths: Tensor, size: int, queries: int) -> Tensor:
+    """(B) -> (B, 1, queries, size), true where a token is; ONNX Runtime does not broadcast the third axis."""
+    mask = torch.arange(size, device=lengths.device) < lengths[:, None]
+    return mask[:, None, None, :].expand(-1, 1, queries, -1)
 
 
 def sinusoids(count: int, width: int, base: float) -> Tensor:

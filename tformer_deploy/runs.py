@@ -13,11 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .checkpoint import HEADER, open_checkpoint
+from .checkpoint import HEADER, model_tensors, open_checkpoint, save_checkpoint, save_tensors
 from .config import TrainConfig, from_dict, preset
 from .data import DataConfig, load_data
 from .errors import ArtifactError, ConfigError
-from .text import train_tokenizers
+from .model import Transformer
+from .text import SPECIALS, Tokenizers, Words, train_tokenizers
 from .train import METRICS, STATE, Trainer, read_state_header
 
 
@@ -66,6 +67,21 @@ def resume_run(
     trainer = Trainer(folder, checkpoint.config, settings, data, checkpoint.tokenizers, load_data(data))
     trainer.resume()
     return trainer
+
+
+def init_checkpoint(
+    folder: Path, preset_name: str, vocab_size: int, seed: int, model_values: Mapping[str, Any], force: bool = False
+) -> int:
+    """Write an untrained checkpoint; returns its number of parameters."""
+    if (folder / HEADER).exists() and not force:
+        raise ArtifactError(f"{folder} holds a checkpoint already: choose another folder or add --force")
+    config = preset(preset_name, vocab_size, vocab_size, model_values)
+    words = Words([*SPECIALS, *(f"w{i}" for i in range(len(SPECIALS), vocab_size))], None)
+    model = Transformer(config).init_weights(seed)
+    weights = folder / "weights/random.safetensors"
+    save_tensors(weights, model_tensors(model))
+    save_checkpoint(folder, config, Tokenizers(words, words), weights, {"seed": seed, "updates": 0})
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def join_processes() -> None:

@@ -40,9 +40,17 @@ class Translator:
         self.batch_tokens = batch_tokens
         """Padded source tokens of a batch."""
 
-    def __enter__(self) -> Self:
-        self.engine.__enter__()
+        self._open = False
+
+    def open(self) -> Self:
+        """Take the engine's device."""
+        if not self._open:
+            self.engine.__enter__()
+            self._open = True
         return self
+
+    def __enter__(self) -> Self:
+        return self.open()
 
     def __exit__(
         self,
@@ -50,29 +58,36 @@ class Translator:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        self.engine.__exit__(kind, error, trace)
+        if self._open:
+            self._open = False
+            self.engine.__exit__(kind, error, trace)
 
     def close(self) -> None:
         """Free the engine's device."""
         self.__exit__()
 
-    def translate(self, lines: Sequence[str], progress: Callable[[int], None] | None = None) -> list[Result]:
+    def translate(
+        self, lines: Sequence[str], progress: Callable[[int], None] | None = None, first_line: int = 1
+    ) -> list[Result]:
         """Translate each line; an empty one gives an empty one. `progress` gets the number of lines just done.
 
-        Raises LimitError, which names the line, for a source longer than the model or recipe allows.
+        Raises LimitError, which names the line counted from `first_line`, for a source longer than the model or
+        recipe allows.
         """
         texts = [line.strip() for line in lines]
         requests = [self.tokenizers.source_ids(text) if text else [] for text in texts]
-        found = self._decode(requests, progress)
+        found = self._decode(requests, progress, first_line)
         return [self._result(hypothesis) for hypothesis in found]
 
     def generate(self, sources: Sequence[Sequence[int]]) -> list[Result]:
         """Like `translate`, for sources given as the ids that the encoder sees (eos included)."""
-        return [self._result(hypothesis) for hypothesis in self._decode([list(ids) for ids in sources], None)]
+        return [self._result(hypothesis) for hypothesis in self._decode([list(ids) for ids in sources], None, 1)]
 
-    def _decode(self, requests: list[list[int]], progress: Callable[[int], None] | None) -> list[Hypothesis]:
+    def _decode(
+        self, requests: list[list[int]], progress: Callable[[int], None] | None, first_line: int
+    ) -> list[Hypothesis]:
         limit = self.engine.limits.src_tokens
-        for number, ids in enumerate(requests, 1):
+        for number, ids in enumerate(requests, first_line):
             if len(ids) > limit:
                 raise LimitError(
                     f"line {number}: a source of {len(ids)} tokens exceeds the limit of {limit}: split the line, "

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+
+from ..errors import Interrupted, ParityError, TformerError, missing_extra
 
 app = typer.Typer(
     name="tformer",
@@ -23,9 +28,55 @@ def common(debug: Annotated[bool, typer.Option("--debug", help="Show the whole t
     """Options of every verb."""
 
 
+def main() -> None:
+    """Run the command. Exit codes: 1 a user's mistake, 2 wrong usage, 3 a check that failed, 130 stopped."""
+    try:
+        app()
+    except (TformerError, OSError, ModuleNotFoundError, KeyboardInterrupt) as error:
+        if "--debug" in sys.argv:
+            raise
+        if isinstance(error, BrokenPipeError):  # the reader of our output has gone: no one is left to tell
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        print(f"error: {_one_line(error)}", file=sys.stderr)
+        sys.exit(_exit_code(error))
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return str(missing_extra(error))
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped"
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}: nothing was left half-written; make room or choose another folder"
+    return " ".join(str(error).split())
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, (Interrupted, KeyboardInterrupt)):
+        return 130
+    return 3 if isinstance(error, ParityError) else 1
+
+
 def emit(value: Any, as_json: bool, text: str) -> None:
     """Print a result on stdout, for machines or for people."""
     print(json.dumps(value, ensure_ascii=False) if as_json else text)
 
 
-from . import train  # noqa: E402, F401
+@contextmanager
+def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr, nothing where that is no terminal; yields a function that advances it."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+from . import check, export, init, inspect, train, translate  # noqa: E402, F401

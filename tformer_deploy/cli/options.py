@@ -17,6 +17,11 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as model.d_ff=512 or train.lr=0.002; repeatable."),
 ]
 
+Checkpoint = Annotated[
+    Path | None, typer.Option(help="Run folder for eager PyTorch, if it is not where it was at export.")
+]
+Threads = Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: one per core.")]
+
 _SECTIONS = {"model": ModelConfig, "train": TrainConfig}
 
 

@@ -1,0 +1,95 @@
+"""The directory that is shipped: manifest.json, tokenizer, graphs, report. Versioned, hashed, self-describing."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .config import ModelConfig, from_dict
+from .contract import GRAPHS, signature
+from .errors import ArtifactError
+from .files import read_header, sha256, verify, write_json
+from .recipe import Recipe, recipe_from_dict
+from .text import Tokenizers, load_tokenizers
+
+MANIFEST, VERSION, REPORT = "manifest.json", 1, "check.json"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened and verified bundle."""
+
+    directory: Path
+    config: ModelConfig
+    recipe: Recipe
+    manifest: dict[str, Any]
+
+    def graph(self, name: str) -> Path:
+        """The ONNX file of a graph of `contract.GRAPHS`."""
+        return self.directory / f"{name}.onnx"
+
+    def tokenizers(self) -> Tokenizers:
+        """The tokenizers of both sides."""
+        return load_tokenizers(self.directory, self.manifest["tokenizer"])
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the checkpoint was at export, seen from the bundle."""
+        return self.directory / str(self.manifest["checkpoint"]["path"])
+
+    @property
+    def weights_sha256(self) -> str:
+        """What identifies the exported weights."""
+        return str(self.manifest["checkpoint"]["weights_sha256"])
+
+
+def write_manifest(
+    directory: Path,
+    config: ModelConfig,
+    recipe: Recipe,
+    tokenizer: dict[str, Any],
+    checkpoint: dict[str, str],
+    versions: dict[str, str],
+) -> None:
+    """Describe and hash every file that lies in `directory`."""
+    write_json(
+        directory / MANIFEST,
+        {
+            "format": "tformer-bundle",
+            "version": VERSION,
+            "versions": {"tformer_deploy": __version__, **versions},
+            "model": dataclasses.asdict(config),
+            "recipe": dataclasses.asdict(recipe),
+            "tokenizer": tokenizer,
+            "graphs": {name: signature(name, config, recipe).to_json() for name in GRAPHS},
+            "checkpoint": checkpoint,
+            "files": hashes(directory),
+        },
+    )
+
+
+def hashes(directory: Path) -> dict[str, str]:
+    """SHA-256 of every file of a bundle but its manifest."""
+    names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    return {name: sha256(directory / name) for name in names if name != MANIFEST and not name.startswith(".")}
+
+
+def add_report(directory: Path, report: dict[str, Any]) -> None:
+    """Store a parity report in a bundle that is being made."""
+    write_json(directory / REPORT, report)
+    manifest = read_header(directory, MANIFEST, "bundle", VERSION)
+    write_json(directory / MANIFEST, {**manifest, "files": hashes(directory)})
+
+
+def open_bundle(directory: Path) -> Bundle:
+    """Open a bundle and verify its hashes. Raises ArtifactError."""
+    manifest = read_header(directory, MANIFEST, "bundle", VERSION)
+    try:
+        verify(directory, manifest["files"], "bundle")
+        config = from_dict(ModelConfig, manifest["model"], "model")
+        return Bundle(directory, config, recipe_from_dict(manifest["recipe"]), manifest)
+    except KeyError as error:
+        raise ArtifactError(f"{directory / MANIFEST} is damaged: it has no {error}") from None

@@ -1,0 +1,33 @@
+"""tformer init"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import app, emit
+from .options import Json, Settings, merge_settings
+
+
+@app.command(epilog="Example: tformer init --preset base --vocab-size 32000 --out runs/base-random")
+def init(
+    out: Annotated[Path, typer.Option(help="Folder for the checkpoint.")],
+    preset: Annotated[str, typer.Option(help="tiny, small, base or big.")] = "base",
+    vocab_size: Annotated[int, typer.Option(min=5, help="Entries of the vocabulary.")] = 32000,
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 1,
+    config: Annotated[Path | None, typer.Option(help="TOML file with [model].")] = None,
+    settings: Settings = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is in --out.")] = False,
+    json: Json = False,
+) -> None:
+    """Write an untrained checkpoint with random weights, for benchmarks and tests.
+
+    Its text is made of the words w4, w5 and so on, one for every entry of the vocabulary.
+    """
+    model_values, _ = merge_settings(config, settings, {})
+    from ..runs import init_checkpoint
+
+    parameters = init_checkpoint(out, preset, vocab_size, seed, model_values, force)
+    emit({"out": str(out), "parameters": parameters}, json, f"{out}: {parameters:,} parameters")

@@ -1,0 +1,60 @@
+"""tformer inspect"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import app, emit
+from .options import Json
+
+
+@app.command(epilog="Example: tformer inspect bundles/numbers")
+def inspect(
+    path: Annotated[Path, typer.Argument(help="Bundle or run folder.")],
+    json: Json = False,
+) -> None:
+    """Show what a bundle or checkpoint is, after verifying every hash."""
+    from ..bundle import MANIFEST, open_bundle
+    from ..files import read_header, verify
+
+    if (path / MANIFEST).is_file():
+        header = open_bundle(path).manifest
+        report = path / "check.json"
+        if report.is_file():
+            header = {**header, "check": jsonlib.loads(report.read_text(encoding="utf-8"))}
+    else:
+        header = read_header(path, "checkpoint.json", "checkpoint", 1)
+        verify(path, header["files"], "checkpoint")
+    header = {**header, "sizes": {name: (path / name).stat().st_size for name in header["files"]}}
+    emit(header, json, describe(path, header))
+
+
+def describe(path: Path, header: dict[str, Any]) -> str:
+    """A few lines for people."""
+    model = header["model"]
+    lines = [
+        f"{path}: {header['format']} {header['version']}, every hash verified",
+        f"  model      {model['encoder_layers']}+{model['decoder_layers']} layers, d {model['d_model']}, "
+        f"ff {model['d_ff']}, {model['heads']} heads, vocabulary {model['src_vocab']}/{model['tgt_vocab']}, "
+        f"{model['max_positions']} positions, {model['norm_position']}-norm",
+    ]
+    if "recipe" in header:
+        recipe = header["recipe"]
+        axes = ", ".join(f"{name} {axis['min']}..{axis['max']}" for name, axis in recipe["axes"].items())
+        lines += [
+            f"  recipe     {recipe['precision']}, {recipe['cache']} cache, opset {recipe['opset']}",
+            f"  axes       {axes}",
+            f"  made with  {', '.join(f'{name} {version}' for name, version in header['versions'].items())}",
+        ]
+    if "check" in header:
+        found = header["check"]
+        lines.append(
+            f"  check      {'passed' if found['passed'] else 'failed'}: {found['equal']} of {found['sentences']} "
+            f"sentences equal, scores within {found['scores_max']:.1e}"
+        )
+    lines += [f"  {size / 1e6:9.2f} MB  {name}" for name, size in header["sizes"].items()]
+    return "\n".join(lines)

@@ -1,0 +1,78 @@
+"""Names, types and symbolic sizes of both graphs: the only place where they are written.
+
+Sizes are numbers or the names `batch`, `beams`, `src_len`, `past_len` and expressions of them. A row is a beam of a
+sentence; rows are counted sentence by sentence, so row = sentence * beams + beam.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .config import ModelConfig
+from .recipe import Recipe
+
+GRAPHS = ("encoder", "decoder_step")
+ROWS, GROWN = "batch*beams", "past_len + 1"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output."""
+
+    name: str
+    dtype: str
+    """`int32` or `float32`."""
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Inputs and outputs of a graph, in order."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The signature as it stands in manifests and golden files."""
+        return {
+            side: [{**asdict(spec), "shape": list(spec.shape)} for spec in getattr(self, side)]
+            for side in ("inputs", "outputs")
+        }
+
+
+def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
+    """What a graph takes and gives."""
+    cross = caches("cross", config, ("batch", config.heads, "src_len", config.head_dim))
+    lengths = TensorSpec("src_lengths", "int32", ("batch",))
+    if graph == "encoder":
+        return Signature((TensorSpec("src_ids", "int32", ("batch", "src_len")), lengths), cross)
+    best = ("batch", "beams", recipe.top_k)
+    return Signature(
+        (
+            # The last token of each row, and the row of the previous step that it continues.
+            TensorSpec("tokens", "int32", ("batch", "beams")),
+            TensorSpec("parents", "int32", ("batch", "beams")),
+            # The index of `tokens` in the target; equals past_len.
+            TensorSpec("position", "int32", (1,)),
+            lengths,
+            *cross,
+            *caches("past", config, ("past_rows", config.heads, "past_len", config.head_dim)),
+        ),
+        (
+            # Best first; equal scores by the lower id.
+            TensorSpec("top_ids", "int32", best),
+            TensorSpec("top_scores", "float32", best),
+            TensorSpec("log_probs", "float32", ("batch", "beams", config.tgt_vocab)),
+            *caches("present", config, (ROWS, config.heads, GROWN, config.head_dim)),
+        ),
+    )
+
+
+def caches(kind: str, config: ModelConfig, shape: tuple[int | str, ...]) -> tuple[TensorSpec, ...]:
+    """Keys and values of every decoder layer: `<kind>_k_0`, `<kind>_v_0`, `<kind>_k_1` and so on."""
+    return tuple(
+        TensorSpec(f"{kind}_{part}_{layer}", "float32", shape)
+        for layer in range(config.decoder_layers)
+        for part in ("k", "v")
+    )

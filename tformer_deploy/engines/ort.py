@@ -1,0 +1,137 @@
+"""ONNX Runtime: IO binding, caches stay OrtValues from step to step."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from ..bundle import Bundle
+from ..contract import caches, signature
+from ..errors import ConfigError
+from .base import Floats, Ints, Limits, Scores, check_position, check_request
+
+# The wheels report usage to their vendor unless this is set before the library loads.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+import onnxruntime as ort  # noqa: E402
+
+from onnxruntime import OrtValue  # noqa: E402
+
+
+@dataclass
+class OrtState:
+    """OrtValues on the engine's device."""
+
+    src_lengths: Ints
+    cross: list[OrtValue]
+    past: list[OrtValue]
+    parents: Ints
+    position: int = 0
+
+
+class OrtEngine:
+    """Runs a bundle's graphs on the CPU."""
+
+    def __init__(self, bundle: Bundle, threads: int = 0) -> None:
+        self.bundle, self.config = bundle, bundle.config
+        self.threads = threads or len(os.sched_getaffinity(0))
+        axes = bundle.recipe.axes
+        self.limits = Limits(axes.batch.max, axes.src_len.max, axes.past_len.max + 1)
+
+    def __enter__(self) -> Self:
+        check_one_onnxruntime()
+        # Only the step's threads may spin while they wait: two spinning pools would take each other's cores.
+        self._encoder = self._session("encoder", spin=False)
+        self._step = self._session("decoder_step", spin=True)
+        self._cross = [spec.name for spec in caches("cross", self.config, ())]
+        self._past = [spec.name for spec in caches("past", self.config, ())]
+        outputs = signature("decoder_step", self.config, self.bundle.recipe).outputs
+        self._outputs = [spec.name for spec in outputs if spec.name != "log_probs"]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self._encoder, self._step
+
+    def encode(self, src_ids: Ints, src_lengths: Ints) -> OrtState:
+        """See `Engine.encode`."""
+        check_request(src_ids, src_lengths, self.config, self.limits)
+        binding = self._encoder.io_binding()
+        binding.bind_cpu_input("src_ids", np.ascontiguousarray(src_ids, np.int32))
+        binding.bind_cpu_input("src_lengths", np.ascontiguousarray(src_lengths, np.int32))
+        for name in self._cross:
+            binding.bind_output(name)
+        self._encoder.run_with_iobinding(binding)
+        batch = len(src_ids)
+        empty = np.zeros((batch, self.config.heads, 0, self.config.head_dim), np.float32)
+        past = [OrtValue.ortvalue_from_numpy(empty)] * len(self._past)
+        parents = np.arange(batch, dtype=np.int32)[:, None]
+        return OrtState(src_lengths, binding.get_outputs(), past, parents)
+
+    def step(self, tokens: Ints, state: OrtState, full: bool = False) -> Scores:
+        """See `Engine.step`."""
+        check_position(state.position, self.limits)
+        binding = self._step.io_binding()
+        binding.bind_cpu_input("tokens", tokens)
+        binding.bind_cpu_input("parents", state.parents)
+        binding.bind_cpu_input("position", np.array([state.position], np.int32))
+        binding.bind_cpu_input("src_lengths", state.src_lengths)
+        for name, value in zip([*self._cross, *self._past], [*state.cross, *state.past], strict=True):
+            binding.bind_ortvalue_input(name, value)
+        names = [*self._outputs, "log_probs"] if full else self._outputs
+        for name in names:
+            binding.bind_output(name)
+        self._step.run_with_iobinding(binding)
+        ids, scores, *present = binding.get_outputs()
+        log_probs = view(present.pop()).copy() if full else None
+        state.past = present
+        state.position += 1
+        if state.parents.size != tokens.size or state.position == 1:
+            state.parents = np.arange(tokens.size, dtype=np.int32).reshape(tokens.shape)
+        return Scores(view(ids).copy(), view(scores).copy(), log_probs)
+
+    def reorder(self, state: OrtState, parents: Ints, sentences: Ints | None = None) -> None:
+        """See `Engine.reorder`."""
+        state.parents = np.ascontiguousarray(parents, np.int32)
+        if sentences is not None:
+            state.src_lengths = state.src_lengths[sentences]
+            state.cross = [OrtValue.ortvalue_from_numpy(view(value)[sentences]) for value in state.cross]
+
+    def cross_keys_values(self, state: OrtState) -> list[Floats]:
+        """See `Engine.cross_keys_values`."""
+        return [view(value).copy() for value in state.cross]
+
+    def _session(self, graph: str, spin: bool) -> ort.InferenceSession:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
+        options.add_session_config_entry("session.set_denormal_as_zero", "1")
+        return ort.InferenceSession(self.bundle.graph(graph), options, providers=["CPUExecutionProvider"])
+
+
+def view(value: OrtValue) -> Any:
+    """The memory of a CPU OrtValue as an array, not copied; valid as long as the OrtValue lives."""
+    return value.numpy()
+
+
+def check_one_onnxruntime() -> None:
+    """Both wheels own the module `onnxruntime`; with both installed, which files won is chance. Raises ConfigError."""
+    found = []
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            distribution(name)
+            found.append(name)
+        except PackageNotFoundError:
+            continue
+    if len(found) > 1:
+        raise ConfigError(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
+            "pip uninstall both, then install 'tformer-deploy[cpu]' or 'tformer-deploy[gpu]'"
+        )

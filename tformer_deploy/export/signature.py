@@ -1,0 +1,34 @@
+"""The signature that a finished ONNX file has, compared with the contract; every difference is reported."""
+
+from __future__ import annotations
+
+import onnx
+
+from ..contract import Signature, TensorSpec
+from ..errors import ArtifactError
+
+_DTYPES = {onnx.TensorProto.INT32: "int32", onnx.TensorProto.FLOAT: "float32"}
+
+
+def read_signature(model: onnx.ModelProto) -> Signature:
+    """Inputs and outputs of a graph as they stand in the file."""
+    return Signature(tuple(map(_spec, model.graph.input)), tuple(map(_spec, model.graph.output)))
+
+
+def compare_signature(graph: str, found: Signature, expected: Signature) -> None:
+    """Raise ArtifactError with every tensor that differs."""
+    problems = []
+    for side in ("inputs", "outputs"):
+        ours, theirs = getattr(expected, side), getattr(found, side)
+        if [spec.name for spec in ours] != [spec.name for spec in theirs]:
+            problems.append(f"{side} are {[spec.name for spec in theirs]}, expected {[spec.name for spec in ours]}")
+            continue
+        problems += [f"{got} should be {want}" for want, got in zip(ours, theirs, strict=True) if want != got]
+    if problems:
+        raise ArtifactError(f"the exported {graph} does not keep the contract: {'; '.join(problems)}")
+
+
+def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    tensor = value.type.tensor_type
+    shape = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
+    return TensorSpec(value.name, _DTYPES.get(tensor.elem_type, f"onnx type {tensor.elem_type}"), shape)

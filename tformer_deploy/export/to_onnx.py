@@ -1,0 +1,123 @@
+"""Checkpoint to ONNX files: torch.onnx.export, metadata, external data, onnx.checker, our own signature check."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import nn
+from torch.export import Dim
+
+from .. import __version__
+from ..contract import GRAPHS, signature
+from ..model import Transformer
+from ..recipe import Recipe
+from .graphs import EncoderGraph, StepGraph, example_inputs
+from .signature import compare_signature, read_signature
+
+IR_VERSION = 10
+"""The newest that ONNX Runtime and TensorRT both load."""
+EXTERNAL_DATA_BYTES = 1_900_000_000
+"""Above this the weights go to a file of their own: a protobuf message ends at 2 GiB."""
+
+
+def export_graphs(model: Transformer, recipe: Recipe, directory: Path, weights_sha256: str) -> None:
+    """Write `encoder.onnx` and `decoder_step.onnx`. Raises ArtifactError where a graph does not keep the contract."""
+    for name in GRAPHS:
+        module = EncoderGraph(model) if name == "encoder" else StepGraph(model, recipe.top_k)
+        exported = trace(name, module.eval(), recipe)
+        describe(
+            exported,
+            {
+                "tformer.graph": name,
+                "tformer.version": __version__,
+                "tformer.weights_sha256": weights_sha256,
+                "tformer.model": json.dumps(dataclasses.asdict(model.config)),
+                "tformer.recipe": json.dumps(dataclasses.asdict(recipe)),
+            },
+        )
+        save(exported, directory / f"{name}.onnx")
+        loaded = onnx.load(directory / f"{name}.onnx", load_external_data=False)
+        compare_signature(name, read_signature(loaded), signature(name, model.config, recipe))
+
+
+def trace(name: str, module: EncoderGraph | StepGraph, recipe: Recipe) -> onnx.ModelProto:
+    """Export one module with the contract's names and dynamic axes."""
+    expected = signature(name, module.model.config, recipe)
+    axes = dynamic_dims(module.model.config.max_positions)
+    shapes: list[Any] = [
+        {i: axes[size] for i, size in enumerate(spec.shape) if isinstance(size, str)} for spec in expected.inputs
+    ]
+    if name == "decoder_step":  # the caches are one variadic argument
+        fixed = 4
+        shapes = [*shapes[:fixed], tuple(shapes[fixed:])]
+    with quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            module,
+            example_inputs(name, module.model.config),
+            dynamo=True,
+            opset_version=recipe.opset,
+            input_names=[spec.name for spec in expected.inputs],
+            output_names=[spec.name for spec in expected.outputs],
+            dynamic_shapes=tuple(shapes),
+            verbose=False,
+        )
+    assert program is not None
+    return program.model_proto
+
+
+def dynamic_dims(positions: int) -> dict[str, Any]:
+    """The symbolic sizes of the contract, for torch.export."""
+    return {
+        "batch": Dim("batch", min=1),
+        "beams": Dim("beams", min=1),
+        "past_rows": Dim("past_rows", min=1),
+        "src_len": Dim("src_len", min=1, max=positions),
+        "past_len": Dim("past_len", min=0, max=positions - 1),
+    }
+
+
+def describe(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
+    """Pin the IR version and store what the graph is inside it; drop the exporter's notes on each node."""
+    model.ir_version = IR_VERSION
+    model.producer_name, model.producer_version = "tformer-deploy", __version__
+    for node in model.graph.node:
+        del node.metadata_props[:]
+    for part in (model.graph.input, model.graph.output, model.graph.value_info, model.graph.initializer):
+        for value in part:
+            del value.metadata_props[:]
+    del model.graph.metadata_props[:]
+    onnx.helper.set_model_props(model, metadata)
+
+
+def save(model: onnx.ModelProto, path: Path, external_data_bytes: int = EXTERNAL_DATA_BYTES) -> None:
+    """Write a model that passes onnx.checker; large weights go to `<name>.onnx.data` beside it."""
+    if model.ByteSize() > external_data_bytes:
+        onnx.save_model(model, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=1024)
+    else:
+        onnx.save_model(model, path)
+    onnx.checker.check_model(str(path), full_check=True)
+
+
+class quiet:
+    """Silence the exporter's notices; its errors are exceptions."""
+
+    def __enter__(self) -> None:
+        self._warnings = warnings.catch_warnings()
+        self._warnings.__enter__()
+        warnings.simplefilter("ignore")
+        self._loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+        self._levels = [logger.level for logger in self._loggers]
+        for logger in self._loggers:
+            logger.setLevel(logging.ERROR)
+
+    def __exit__(self, *details: Any) -> None:
+        for logger, level in zip(self._loggers, self._levels, strict=True):
+            logger.setLevel(level)
+        self._warnings.__exit__(*details)

@@ -1,0 +1,118 @@
+"""How to export: TOML in, a frozen Recipe out."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from .config import ModelConfig, check_types, from_dict
+from .errors import ConfigError, unknown
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Sizes that a dynamic axis may take."""
+
+    min: int
+    opt: int
+    """The size to be fastest at."""
+    max: int
+    """0: as far as the model's positions reach."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if not 0 <= self.min <= self.opt or (self.max and self.opt > self.max):
+            raise ConfigError(f"axis {{min={self.min}, opt={self.opt}, max={self.max}}}: must be min <= opt <= max")
+
+    def within(self, positions: int) -> Axis:
+        """This axis with its open or too large end at `positions`."""
+        top = min(self.max or positions, positions)
+        return Axis(min(self.min, top), min(self.opt, top), top)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The dynamic axes of both graphs."""
+
+    batch: Axis = Axis(1, 8, 1024)
+    beams: Axis = Axis(1, 1, 64)
+    src_len: Axis = Axis(1, 32, 0)
+    past_len: Axis = Axis(0, 32, 0)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest absolute differences from eager PyTorch that `tformer check` accepts."""
+
+    encoder: float = 1e-4
+    scores: float = 1e-4
+    """Log-probabilities, natural logarithm."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a checkpoint becomes graphs."""
+
+    precision: Literal["fp32"] = "fp32"
+    cache: Literal["growing"] = "growing"
+    opset: int = 23
+    top_k: int = 1
+    """Best tokens that a step returns per row."""
+    axes: Axes = field(default_factory=Axes)
+    tolerance: Tolerance = field(default_factory=Tolerance)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if not 18 <= self.opset <= 24:
+            raise ConfigError(f"opset={self.opset}: must be 18 to 24, which ONNX Runtime and TensorRT both load")
+        if self.top_k < 1:
+            raise ConfigError(f"top_k={self.top_k}: must be at least 1")
+
+    def for_model(self, config: ModelConfig) -> Recipe:
+        """The recipe with its open ends filled in from a model."""
+        if self.top_k > config.tgt_vocab:
+            raise ConfigError(f"top_k={self.top_k} exceeds the vocabulary of {config.tgt_vocab}")
+        axes = dataclasses.replace(
+            self.axes,
+            src_len=self.axes.src_len.within(config.max_positions),
+            past_len=self.axes.past_len.within(config.max_positions - 1),
+        )
+        return dataclasses.replace(self, axes=axes)
+
+
+def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
+    """Build a recipe from parsed TOML or JSON. Raises ConfigError for unknown keys."""
+    flat = dict(values)
+    axes = flat.pop("axes", {})
+    tolerance = flat.pop("tolerance", {})
+    return dataclasses.replace(
+        from_dict(Recipe, flat, "recipe"),
+        axes=from_dict(Axes, {name: from_dict(Axis, axis, f"axes.{name}") for name, axis in axes.items()}, "axes"),
+        tolerance=from_dict(Tolerance, tolerance, "tolerance"),
+    )
+
+
+def load_recipe(name_or_file: str) -> Recipe:
+    """A recipe that comes with tformer, by name, or a TOML file. Raises ConfigError."""
+    path = Path(name_or_file)
+    if path.suffix != ".toml":
+        named = {file.stem: file for file in recipe_folder().glob("*.toml")}
+        if name_or_file not in named:
+            raise unknown("recipe", name_or_file, [*named, "a FILE.toml"])
+        path = named[name_or_file]
+    try:
+        return recipe_from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"recipe {path}: {error}") from None
+
+
+def recipe_folder() -> Path:
+    """Where the named recipes are: in the wheel beside this module, in a checkout in the top-level `export`."""
+    package = Path(str(files(__package__)))
+    installed = package / "export" / "recipes"
+    return installed if installed.is_dir() else package.parent / "export" / "recipes"

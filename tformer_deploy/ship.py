@@ -1,0 +1,93 @@
+"""Checkpoint to bundle: export, check, and only then give it its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from .bundle import Bundle, add_report, open_bundle, write_manifest
+from .check import Report, check, generated_sources
+from .checkpoint import Checkpoint, open_checkpoint
+from .data import read_lines
+from .decoding import DecodeOptions
+from .engines import make_engine
+from .engines.eager import EagerEngine
+from .errors import ArtifactError, DataError, ParityError
+from .export.to_onnx import export_graphs
+from .files import atomic_directory
+from .recipe import load_recipe
+from .text import Tokenizers
+
+GENERATED_TOKENS = 48
+"""Decoding steps for generated sources; random ones would else run to the model's last position."""
+
+
+def ship(
+    run: Path,
+    out: Path,
+    recipe_name: str = "fp32",
+    src: Path | None = None,
+    force: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Report:
+    """Make a bundle of a checkpoint and check it on ONNX Runtime against eager PyTorch.
+
+    Raises ParityError, and leaves nothing, where the check fails; ArtifactError where `out` exists without `force`.
+    """
+    checkpoint = open_checkpoint(run)
+    recipe = load_recipe(recipe_name).for_model(checkpoint.config)
+    if out.exists() and not force:
+        raise ArtifactError(f"{out} exists already: choose another folder or add --force")
+    if out.exists():
+        open_bundle(out)  # never replace a folder that is not a bundle
+    with atomic_directory(out, force) as directory:
+        description = checkpoint.tokenizers.save(directory)
+        model = checkpoint.load_model()
+        export_graphs(model, recipe, directory, checkpoint.weights_sha256)
+        write_manifest(
+            directory,
+            checkpoint.config,
+            recipe,
+            description,
+            {"path": os.path.relpath(run, out), "weights_sha256": checkpoint.weights_sha256},
+            {name: version(name) for name in ("torch", "onnx", "onnxscript")},
+        )
+        report = check_bundle(open_bundle(directory), "ort", checkpoint, src, progress)
+        if not report.passed:
+            raise ParityError(f"{out} not written, the check failed: {'; '.join(report.failures)}")
+        add_report(directory, report.to_json())
+    return report
+
+
+def check_bundle(
+    bundle: Bundle,
+    backend: str,
+    checkpoint: Checkpoint,
+    src: Path | None,
+    progress: Callable[[int], None] | None = None,
+    threads: int = 0,
+) -> Report:
+    """Compare a bundle's engine with eager PyTorch over a text file or generated sources."""
+    if checkpoint.weights_sha256 != bundle.weights_sha256:
+        raise ArtifactError(
+            f"{bundle.directory} was not exported from the weights in {checkpoint.directory}: export it again"
+        )
+    if src:
+        sources, options = encode_file(src, checkpoint.tokenizers), DecodeOptions()
+    else:
+        longest = bundle.recipe.axes.src_len.max
+        sources = generated_sources(bundle.config.src_vocab, bundle.config.eos_id, longest)
+        options = DecodeOptions(GENERATED_TOKENS)
+    engine = make_engine(backend, bundle, checkpoint.directory, threads)
+    with engine, EagerEngine(checkpoint.load_model()) as eager:
+        return check(engine, eager, backend, sources, bundle.recipe.tolerance, options, progress)
+
+
+def encode_file(src: Path, tokenizers: Tokenizers) -> list[list[int]]:
+    """What the encoder sees of each line that is not empty. Raises DataError where there is none."""
+    sources = [tokenizers.source_ids(line) for line in read_lines(src) if line]
+    if not sources:
+        raise DataError(f"{src}: no line with text")
+    return sources
