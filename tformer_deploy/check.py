@@ -141,9 +141,7 @@ def _judge(report: Report) -> Report:
 class _Forced:
     """One batch through both engines with eager's tokens, so that every step sees the same prefix."""
 
-    def __init__(
-        self, eager: Engine, engine: Engine, src_ids: Ints, lengths: Ints, expected: list[Hypothesis]
-    ) -> None:
+    def __init__(self, eager: Engine, engine: Engine, src_ids: Ints, lengths: Ints, expected: list[Hypothesis]) -> None:
         self.eager, self.engine, self.lengths = eager, engine, lengths
         self.states = eager.encode(src_ids, lengths), engine.encode(src_ids, lengths)
         config = eager.config

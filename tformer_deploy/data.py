@@ -67,7 +67,9 @@ def read_lines(path: Path) -> list[str]:
         try:
             lines.append(line.decode("utf-8").strip())
         except UnicodeDecodeError as error:
-            raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}): convert the file, for example with iconv")
+            raise DataError(
+                f"{path}:{number}: not UTF-8 ({error.reason}): convert the file, for example with iconv"
+            ) from None
     return lines
 
 
@@ -189,7 +191,9 @@ class Corpus:
         """Pad some pairs to a batch."""
         tgt_out = pad([self.tgt[i] for i in indices], pad_id)
         tgt_in = np.concatenate((np.full((len(indices), 1), bos_id, np.int32), tgt_out[:, :-1]), 1)
-        return Batch(pad([self.src[i] for i in indices], pad_id), self._src_sizes[indices].astype(np.int32), tgt_in, tgt_out)
+        return Batch(
+            pad([self.src[i] for i in indices], pad_id), self._src_sizes[indices].astype(np.int32), tgt_in, tgt_out
+        )
 
     def target_tokens(self, indices: NDArray[np.int64]) -> int:
         """Tokens that a batch has to predict."""

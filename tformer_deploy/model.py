@@ -7,6 +7,7 @@ Sources are right-padded and described by lengths, so that a mask cannot be forg
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from .config import ModelConfig
 
 KeysValues = tuple[Tensor, Tensor]
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
 class AnnotatedLayerNorm(nn.Module):

@@ -106,7 +106,8 @@ def plot(metrics: Path, image: Path) -> None:
         if points:
             axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=label)
     loss_axes.legend()
-    for axes, title in ((loss_axes, "loss per target token"), (bleu_axes, "validation BLEU"), (lr_axes, "learning rate")):
+    titles = {loss_axes: "loss per target token", bleu_axes: "validation BLEU", lr_axes: "learning rate"}
+    for axes, title in titles.items():
         axes.set_title(title)
         axes.set_xlabel("update")
         axes.grid(alpha=0.3)

@@ -45,6 +45,9 @@ def start_run(
     tokenizers = train_tokenizers(kind, text[0].src, text[0].tgt, vocab_size, languages)  # type: ignore[arg-type]
     sharing = {} if tokenizers.source is tokenizers.target else {"share_embeddings": "decoder"}
     config = preset(preset_name, tokenizers.source.size, tokenizers.target.size, {**sharing, **model_values})
+    for side, size in (("src_vocab", tokenizers.source.size), ("tgt_vocab", tokenizers.target.size)):
+        if getattr(config, side) < size:
+            raise ConfigError(f"model.{side}={getattr(config, side)} is smaller than the tokenizer's {size} entries")
     if taken and rank() == 0:
         for name in ("weights", "train"):
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -206,5 +206,4 @@ def train_tokenizers(
     if languages[0] == languages[1]:
         joint = Words.train([*src, *tgt], languages[0], vocab_size)
         return Tokenizers(joint, joint)
-    source, target = (Words.train(lines, language, vocab_size) for lines, language in zip((src, tgt), languages, strict=True))
-    return Tokenizers(source, target)
+    return Tokenizers(Words.train(src, languages[0], vocab_size), Words.train(tgt, languages[1], vocab_size))

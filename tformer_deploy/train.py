@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import math
 import signal
 import sys
 import time
@@ -28,7 +29,7 @@ from .checkpoint import load_tensors, load_weights, model_tensors, save_checkpoi
 from .config import ModelConfig, TrainConfig
 from .data import Batch, BatchStream, Corpus, DataConfig, Parallel
 from .engines.eager import EagerEngine
-from .errors import ArtifactError, ConfigError, Interrupted
+from .errors import ArtifactError, Interrupted
 from .model import Transformer
 from .report import Metrics, corpus_bleu
 from .text import Tokenizers
@@ -65,7 +66,7 @@ class Trainer:
         self.folder, self.settings, self.data, self.tokenizers = folder, settings, data, tokenizers
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
-        self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         longest = min(settings.max_tokens, config.max_positions)
         self.train_set, self.valid_set = (Corpus(part, tokenizers, longest) for part in text)
         self.valid_text = text[1]
@@ -290,7 +291,7 @@ def read_state_header(folder: Path) -> dict[str, str]:
 
 def learning_rate(update: int, settings: TrainConfig) -> float:
     """Linear warm-up, then the inverse square root of the update. Source: Vaswani et al. 2017, 5.3."""
-    return settings.lr * min(update / settings.warmup, (settings.warmup / update) ** 0.5)
+    return settings.lr * min(update / settings.warmup, math.sqrt(settings.warmup / update))
 
 
 @dataclass
@@ -325,10 +326,3 @@ def keep_freed_memory() -> None:
         m_trim_threshold, m_mmap_threshold, one_gib = -1, -3, 1 << 30
         mallopt(m_mmap_threshold, one_gib)
         mallopt(m_trim_threshold, 2 * one_gib - 1)
-
-
-def check_vocabulary(tokenizers: Tokenizers, config: ModelConfig) -> None:
-    """A model must have an embedding for every id. Raises ConfigError."""
-    for side, size in (("src", tokenizers.source.size), ("tgt", tokenizers.target.size)):
-        if getattr(config, f"{side}_vocab") < size:
-            raise ConfigError(f"model.{side}_vocab={getattr(config, f'{side}_vocab')} is smaller than the tokenizer's {size}")

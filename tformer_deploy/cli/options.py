@@ -14,7 +14,9 @@ from ..errors import ConfigError, unknown
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as model.d_ff=512 or train.lr=0.002; repeatable."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Any setting, such as model.d_ff=512 or train.lr=0.002; repeatable."
+    ),
 ]
 
 Checkpoint = Annotated[

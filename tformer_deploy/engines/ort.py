@@ -17,9 +17,8 @@ from .base import Floats, Ints, Limits, Scores, check_position, check_request
 
 # The wheels report usage to their vendor unless this is set before the library loads.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-import onnxruntime as ort  # noqa: E402
-
-from onnxruntime import OrtValue  # noqa: E402
+import onnxruntime as ort
+from onnxruntime import OrtValue
 
 
 @dataclass

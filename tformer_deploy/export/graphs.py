@@ -49,7 +49,8 @@ def example_inputs(graph: str, config: ModelConfig) -> tuple[Tensor, ...]:
         return torch.zeros(batch, src_len, dtype=torch.int32), lengths
     cross = [torch.zeros(batch, config.heads, src_len, config.head_dim) for _ in range(2 * config.decoder_layers)]
     past = [
-        torch.zeros(batch * beams + 1, config.heads, past_len, config.head_dim) for _ in range(2 * config.decoder_layers)
+        torch.zeros(batch * beams + 1, config.heads, past_len, config.head_dim)
+        for _ in range(2 * config.decoder_layers)
     ]
     # Two tensors: given the same object twice, the exporter would use one input for both.
     tokens, parents = (torch.zeros(batch, beams, dtype=torch.int32) for _ in range(2))

@@ -11,7 +11,6 @@ from typing import Any
 
 import onnx
 import torch
-from torch import nn
 from torch.export import Dim
 
 from .. import __version__
