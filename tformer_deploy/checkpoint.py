@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from . import __version__
+from .bundle import Bundle
 from .config import ModelConfig, from_dict
 from .errors import ArtifactError
 from .files import atomic_file, read_header, sha256, verify, write_json
@@ -100,6 +101,20 @@ def save_checkpoint(
             "files": {file: sha256(directory / file) for file in [*tokenizer_files(description), name]},
         },
     )
+
+
+def open_reference(bundle: Bundle, directory: Path | None = None) -> Checkpoint:
+    """The checkpoint that a bundle was exported from: at `directory`, else where it was at export.
+
+    Raises ArtifactError where there is none or its weights are others.
+    """
+    where = directory or bundle.checkpoint
+    if not where.is_dir():
+        raise ArtifactError(f"eager PyTorch needs the checkpoint, which is not at {where}: name it with --checkpoint")
+    checkpoint = open_checkpoint(where)
+    if checkpoint.weights_sha256 != bundle.weights_sha256:
+        raise ArtifactError(f"{bundle.directory} was not exported from the weights in {where}: export it again")
+    return checkpoint
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:

@@ -95,7 +95,7 @@ class Trainer:
                 if self.agree(stop.is_set):
                     self.save_interrupted()
                     raise Interrupted(
-                        f"stopped at update {self.progress.update}, saved; go on with: "
+                        f"update {self.progress.update} saved; go on with: "
                         f"tformer train --out {self.folder} --resume"
                     )
         return self.finish()

@@ -38,7 +38,8 @@ def main() -> None:
         if isinstance(error, BrokenPipeError):  # the reader of our output has gone: no one is left to tell
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
-        print(f"error: {_one_line(error)}", file=sys.stderr)
+        kind = "stopped" if isinstance(error, Interrupted) else "error"
+        print(f"{kind}: {_one_line(error)}", file=sys.stderr)
         sys.exit(_exit_code(error))
 
 

@@ -22,12 +22,12 @@ def check(
 ) -> None:
     """Compare an engine with eager PyTorch: encoder, scores of every step, tokens. Exit code 3 if they differ."""
     from ..bundle import open_bundle
-    from ..checkpoint import open_checkpoint
+    from ..checkpoint import open_reference
     from ..ship import check_bundle
 
     opened = open_bundle(bundle)
     with progress("check", None) as advance:
-        report = check_bundle(opened, backend, open_checkpoint(checkpoint or opened.checkpoint), src, advance, threads)
+        report = check_bundle(opened, backend, open_reference(opened, checkpoint), src, advance, threads)
     emit(report.to_json(), json, str(report))
     if not report.passed:
         raise typer.Exit(3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..bundle import Bundle
-from ..errors import ArtifactError, missing_extra, unknown
+from ..errors import missing_extra, unknown
 from .base import Engine
 
 BACKENDS = ("eager", "ort")
@@ -32,15 +32,10 @@ def make_engine(backend: str, bundle: Bundle, checkpoint: Path | None = None, th
 def _eager(bundle: Bundle, directory: Path | None, threads: int) -> Engine:
     import torch
 
-    from ..checkpoint import open_checkpoint
+    from ..checkpoint import open_reference
     from .eager import EagerEngine
 
-    where = directory or bundle.checkpoint
-    if not where.is_dir():
-        raise ArtifactError(f"eager PyTorch needs the checkpoint, which is not at {where}: name it with --checkpoint")
-    checkpoint = open_checkpoint(where)
-    if checkpoint.weights_sha256 != bundle.weights_sha256:
-        raise ArtifactError(f"{bundle.directory} was not exported from the weights in {where}: export it again")
+    model = open_reference(bundle, directory).load_model()
     if threads:
         torch.set_num_threads(threads)
-    return EagerEngine(checkpoint.load_model(), bundle.recipe.top_k)
+    return EagerEngine(model, bundle.recipe.top_k)

@@ -1,0 +1,36 @@
+# The commands of the README. `make test` and `make demo` set up .venv first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+
+.PHONY: demo test lint clean
+.DELETE_ON_ERROR:
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[train,export,cpu,dev]' -c constraints.txt
+	@touch $@
+
+demo: $(READY)
+	rm -rf .demo
+	$(BIN)/tformer train --task numbers --out .demo/run --preset tiny --vocab-size 150 --updates 300 \
+	  --set model.encoder_layers=2 --set model.decoder_layers=2 --set model.max_positions=64 \
+	  --set train.lr=0.003 --set train.warmup=150 --set train.valid_every=100 --set train.average=2 \
+	  --set train.bleu_sentences=100
+	$(BIN)/tformer export .demo/run --out .demo/bundle
+	$(BIN)/tformer check .demo/bundle --backend ort
+	printf '%s\n' 'forty-two' '' 'nine hundred and ninety-nine thousand, one hundred and seven' \
+	  | $(BIN)/tformer translate .demo/bundle --backend ort
+	@echo 'run folder: .demo/run (metrics.png shows the training); bundle to ship: .demo/bundle'
+
+test: $(READY)
+	$(BIN)/pytest
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,171 @@
+"""Graphs: the contract, every model variant, external data, atomic bundles, failed checks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tformer_deploy import ship as ship_module
+from tformer_deploy.bundle import open_bundle
+from tformer_deploy.check import Report
+from tformer_deploy.contract import GRAPHS, signature
+from tformer_deploy.errors import ArtifactError, LimitError, ParityError
+from tformer_deploy.export.signature import compare_signature, read_signature
+from tformer_deploy.export.to_onnx import save
+from tformer_deploy.ship import ship
+
+from .conftest import small_config, write_checkpoint
+
+
+def test_graphs_keep_the_contract(bundle: Path) -> None:
+    opened = open_bundle(bundle)
+    for name in GRAPHS:
+        model = onnx.load(opened.graph(name))
+        assert model.ir_version == 10
+        assert [(o.domain, o.version) for o in model.opset_import] == [("", 23)]
+        assert not {node.domain for node in model.graph.node} - {""}, "standard operators only"
+        assert not {node.op_type for node in model.graph.node} & {"If", "Loop", "Scan"}
+        found = read_signature(model)
+        assert found == signature(name, opened.config, opened.recipe)
+        assert found.to_json() == opened.manifest["graphs"][name]
+        stored = {entry.key: entry.value for entry in model.metadata_props}
+        assert stored["tformer.graph"] == name
+        assert stored["tformer.weights_sha256"] == opened.weights_sha256
+        assert json.loads(stored["tformer.model"]) == opened.manifest["model"]
+
+
+def test_signature_check_reports_every_difference(bundle: Path) -> None:
+    opened = open_bundle(bundle)
+    model = onnx.load(opened.graph("encoder"))
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    model.graph.output[1].type.tensor_type.shape.dim[0].dim_value = 2
+    with pytest.raises(ArtifactError) as error:
+        compare_signature("encoder", read_signature(model), signature("encoder", opened.config, opened.recipe))
+    assert "src_ids" in str(error.value) and "cross_v_0" in str(error.value)
+
+
+VARIANTS = [
+    {"norm": "annotated", "norm_eps": 1e-6, "share_embeddings": "none", "output_bias": True, "tgt_vocab": 45},
+    {"norm_position": "post", "final_norm": False, "positions": "learned", "activation": "gelu", "norm_eps": 1e-12},
+    {"scale_embeddings": False, "activation": "silu", "decoder_layers": 3, "position_base": 500.0, "heads": 1},
+]
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=["annotated", "post-learned", "silu-one-head"])
+def test_every_variant_exports_and_passes_its_check(changes: dict[str, object], tmp_path: Path) -> None:
+    config = small_config(**{"encoder_layers": 1, "decoder_layers": 1, **changes})
+    report = ship(write_checkpoint(tmp_path / "run", config), tmp_path / "bundle")
+    assert report.passed and report.equal == report.sentences
+    stored = json.loads((tmp_path / "bundle/check.json").read_text())
+    assert stored["passed"] and stored["scores_max"] <= 1e-4
+
+
+def test_large_weights_go_to_a_file_beside_the_graph(bundle: Path, tmp_path: Path) -> None:
+    import onnxruntime
+
+    model = onnx.load(bundle / "encoder.onnx")
+    save(model, tmp_path / "encoder.onnx", external_data_bytes=10_000)
+    assert (tmp_path / "encoder.onnx").stat().st_size < (tmp_path / "encoder.onnx.data").stat().st_size
+    feed = {"src_ids": np.full((2, 3), 7, np.int32), "src_lengths": np.array([3, 2], np.int32)}
+    ours, theirs = (
+        onnxruntime.InferenceSession(folder / "encoder.onnx").run(None, feed) for folder in (bundle, tmp_path)
+    )
+    assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
+
+
+def test_failed_check_leaves_no_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ship_module, "export_graphs", _export_nothing)
+    monkeypatch.setattr(ship_module, "check_bundle", lambda *rest: Report("ort", failures=["scores differ by 1"]))
+    with pytest.raises(ParityError, match="scores differ by 1"):
+        ship(run, tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bundle_is_never_overwritten_by_accident(run: Path, bundle: Path, tmp_path: Path) -> None:
+    before = (bundle / "manifest.json").read_bytes()
+    with pytest.raises(ArtifactError, match="--force"):
+        ship(run, bundle)
+    assert (bundle / "manifest.json").read_bytes() == before
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/thesis.txt").write_text("all of it")
+    with pytest.raises(ArtifactError, match="not a bundle"):
+        ship(run, tmp_path / "precious", force=True)
+    assert (tmp_path / "precious/thesis.txt").read_text() == "all of it"
+
+
+def test_kill_during_export_leaves_the_old_bundle(run: Path, bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    shutil.copytree(bundle, out)
+    command = [sys.executable, "-m", "tformer_deploy", "export", str(run), "--out", str(out), "--force"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".bundle.*/encoder.onnx")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert open_bundle(out).manifest == open_bundle(bundle).manifest
+
+
+@pytest.mark.parametrize("name", ["decoder_step.onnx", "encoder.onnx", "tokenizer.words", "check.json"])
+def test_damaged_bundles_are_refused(name: str, bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(bundle, copy)
+    content = bytearray((copy / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / name).write_bytes(content)
+    with pytest.raises(ArtifactError, match=f"{name} does not match its SHA-256"):
+        open_bundle(copy)
+    (copy / name).unlink()
+    with pytest.raises(ArtifactError, match=f"{name} is missing"):
+        open_bundle(copy)
+
+
+def test_newer_and_broken_manifests_are_refused(bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(bundle, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
+    with pytest.raises(ArtifactError, match="format version 99"):
+        open_bundle(copy)
+    (copy / "manifest.json").write_text("{")
+    with pytest.raises(ArtifactError, match="damaged"):
+        open_bundle(copy)
+    (copy / "manifest.json").unlink()
+    with pytest.raises(ArtifactError, match="not a bundle"):
+        open_bundle(copy)
+
+
+def test_recipe_narrows_the_source(run: Path, tmp_path: Path) -> None:
+    from tformer_deploy import load
+
+    recipe = tmp_path / "short.toml"
+    recipe.write_text("[axes]\nsrc_len = { min = 1, opt = 4, max = 6 }\npast_len = { min = 0, opt = 2, max = 9 }\n")
+    ship(run, tmp_path / "bundle", str(recipe))
+    with load(tmp_path / "bundle") as translator:
+        assert len(translator.translate(["w5 " * 5])[0].ids) <= 10
+        with pytest.raises(LimitError, match="line 1: a source of 7 tokens exceeds the limit of 6"):
+            translator.translate(["w5 " * 6])
+
+
+def test_bundles_of_every_version_load() -> None:
+    from tformer_deploy import load
+
+    folders = sorted((Path(__file__).parent / "bundles").iterdir())
+    assert folders
+    for folder in folders:
+        with load(folder, threads=1) as translator:
+            assert translator.translate(["3 1 4 1 5 9 2"])[0].text == "3 1 4 1 5 9 2"
+
+
+def _export_nothing(model: object, recipe: object, directory: Path, sha: str) -> None:
+    for name in GRAPHS:
+        (directory / f"{name}.onnx").write_bytes(b"")

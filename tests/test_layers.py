@@ -1,0 +1,97 @@
+"""The architecture, read from the code: imports go down, heavy ones stay where they belong."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "tformer_deploy"
+
+# Highest first; a module imports from its own level or a lower one.
+LEVELS = [
+    ["cli", "__main__"],
+    ["ship", "runs"],
+    ["check", "train"],
+    ["translate", "__init__"],
+    ["decoding", "report"],
+    ["export", "engines", "data"],
+    ["checkpoint"],
+    ["model", "engines.base"],
+    ["recipe", "contract", "bundle", "text"],
+    ["config", "files"],
+    ["errors"],
+]
+HEAVY = {
+    "torch": {"model", "checkpoint", "train", "runs", "engines.eager", "engines", "export.graphs", "export.to_onnx"},
+    "onnx": {"export.to_onnx", "export.signature"},
+    "onnxruntime": {"engines.ort"},
+    "safetensors": {"checkpoint", "train"},
+    "spacy": {"text"},
+    "sentencepiece": {"text"},
+    "matplotlib": {"report"},
+    "num2words": {"data"},
+}
+
+
+def modules() -> dict[str, Path]:
+    names = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
+    return names
+
+
+def imports(name: str, path: Path) -> tuple[set[str], set[str]]:
+    """Modules of the package and top-level packages outside it that a file imports, anywhere in it."""
+    inside, outside = set(), set()
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    if name == "__init__":
+        package = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            outside |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            outside.add((node.module or "").split(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] + (node.module or "").split(".")
+            target = ".".join(part for part in base if part)
+            names = {f"{target}.{alias.name}".strip(".") for alias in node.names}
+            inside |= {target} if node.module else {each if each in modules() else target for each in names}
+    return {module or "__init__" for module in inside}, outside
+
+
+def level(name: str) -> int:
+    for number, names in enumerate(LEVELS):
+        if name in names:
+            return number
+    return level(name.rsplit(".", 1)[0]) if "." in name else -1
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_imports_go_down(name: str) -> None:
+    assert level(name) >= 0, f"{name} has no level: add it to LEVELS"
+    inside, outside = imports(name, modules()[name])
+    for target in inside:
+        if target == "__init__":  # __version__, or `load` for the commands
+            continue
+        assert level(target) >= level(name), f"{name} imports {target}, which stands above it"
+        if {name.split(".")[0], target.split(".")[0]} == {"export", "engines"}:
+            raise AssertionError(f"{name} imports {target}: export and engines never see each other")
+        if name == "decoding":
+            assert target in {"engines.base", "errors"}
+    for package, homes in HEAVY.items():
+        assert package not in outside or name in homes, f"{name} imports {package}"
+
+
+def test_package_and_help_import_nothing_heavy() -> None:
+    code = (
+        "import sys, tformer_deploy\n"
+        "from tformer_deploy.cli import app\n"
+        "print([m for m in ('torch', 'onnx', 'onnxruntime', 'numpy', 'sentencepiece', 'spacy') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

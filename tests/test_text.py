@@ -1,0 +1,234 @@
+"""Tokenizers: reserved ids, round trips, files, and the messages for what cannot be learned or read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer_deploy.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from tformer_deploy.errors import ArtifactError, ConfigError
+from tformer_deploy.text import (
+    SPECIALS,
+    SentencePiece,
+    Tokenizers,
+    Words,
+    load_tokenizers,
+    tokenizer_files,
+    train_tokenizers,
+)
+
+ENGLISH = [
+    "Two young, white males are outside near many bushes.",
+    "A little girl climbing into a wooden playhouse.",
+    "Several men in hard hats are operating a giant pulley system.",
+    "A man in a blue shirt is standing on a ladder cleaning a window.",
+]
+GERMAN = [
+    "Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.",
+    "Ein kleines Mädchen klettert in ein Spielhaus aus Holz.",
+    "Mehrere Männer mit Schutzhelmen bedienen ein Antriebsradsystem.",
+    "Ein Mann in einem blauen Hemd steht auf einer Leiter und putzt ein Fenster.",
+]
+BPE_SIZE = 120
+
+word_texts = st.text(st.characters(exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]), min_size=1, max_size=6)
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizers:
+    return train_tokenizers("bpe", ENGLISH, GERMAN, BPE_SIZE, ("en", "de"))
+
+
+def sentencepiece_of(tokenizers: Tokenizers) -> SentencePiece:
+    assert isinstance(tokenizers.source, SentencePiece)
+    return tokenizers.source
+
+
+# Both kinds
+
+
+def test_reserved_ids() -> None:
+    assert (UNK_ID, PAD_ID, BOS_ID, EOS_ID) == (0, 1, 2, 3)
+    assert SPECIALS == ("<unk>", "<pad>", "<bos>", "<eos>")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "words"])
+def test_ids_end_with_eos_and_target_text_drops_specials(kind: str) -> None:
+    tokenizers = train_tokenizers(kind, ENGLISH, GERMAN, BPE_SIZE, (None, None))
+    for ids, text in (
+        (tokenizers.source_ids(ENGLISH[0]), ENGLISH[0]),
+        (tokenizers.target_ids(GERMAN[0]), GERMAN[0]),
+    ):
+        assert ids.count(EOS_ID) == 1 and ids[-1] == EOS_ID
+        assert all(i >= len(SPECIALS) for i in ids[:-1])
+        assert tokenizers.target_text([BOS_ID, *ids, PAD_ID, PAD_ID]) == text
+    assert tokenizers.source_ids("") == tokenizers.target_ids("") == [EOS_ID]
+    assert tokenizers.target_text([BOS_ID, EOS_ID, PAD_ID]) == ""
+
+
+@pytest.mark.parametrize(("kind", "languages"), [("bpe", ("en", "de")), ("words", (None, None))])
+def test_a_joint_tokenizer_is_one_object_and_one_file(
+    kind: str, languages: tuple[str | None, str | None], tmp_path: Path
+) -> None:
+    tokenizers = train_tokenizers(kind, ENGLISH, GERMAN, BPE_SIZE, languages)
+    assert tokenizers.source is tokenizers.target
+    description = tokenizers.save(tmp_path)
+    assert tokenizer_files(description) == [path.name for path in tmp_path.iterdir()]
+    loaded = load_tokenizers(tmp_path, description)
+    assert loaded.source is loaded.target and loaded.source.size == tokenizers.source.size
+    for line in [*ENGLISH, *GERMAN, "never seen: Żółw 123"]:
+        assert loaded.source_ids(line) == tokenizers.source_ids(line)
+        assert loaded.target_text(loaded.target_ids(line)) == tokenizers.target_text(tokenizers.target_ids(line))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "words"])
+def test_a_vocabulary_needs_more_than_the_specials(kind: str) -> None:
+    with pytest.raises(ConfigError, match="--vocab-size 4"):
+        train_tokenizers(kind, ENGLISH, GERMAN, 4, (None, None))
+
+
+def test_unknown_kind_names_the_valid_ones() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'words'.*bpe, words"):
+        train_tokenizers("word", ENGLISH, GERMAN, 50, (None, None))
+
+
+# BPE
+
+
+def test_bpe_has_the_specials_first_and_the_size_asked_for(bpe: Tokenizers) -> None:
+    from sentencepiece import SentencePieceProcessor
+
+    pieces = SentencePieceProcessor(model_proto=sentencepiece_of(bpe)._model)
+    assert (pieces.unk_id(), pieces.pad_id(), pieces.bos_id(), pieces.eos_id()) == (0, 1, 2, 3)
+    assert bpe.source.size == BPE_SIZE
+    assert max(i for line in ENGLISH for i in bpe.source.encode(line)) < BPE_SIZE
+
+
+def test_bpe_round_trip(bpe: Tokenizers) -> None:
+    for line in [*ENGLISH, *GERMAN, "Zwei Männer putzen a window."]:
+        assert bpe.target.decode(bpe.target.encode(line)) == line
+
+
+def test_bpe_never_makes_specials_from_text(bpe: Tokenizers) -> None:
+    assert not {PAD_ID, BOS_ID, EOS_ID} & set(bpe.source.encode("<pad> <bos> <eos> </s>"))
+    assert UNK_ID in bpe.source.encode("漢")
+
+
+def test_bpe_training_is_repeatable(bpe: Tokenizers) -> None:
+    again = train_tokenizers("bpe", ENGLISH, GERMAN, BPE_SIZE, ("en", "de"))
+    assert sentencepiece_of(again)._model == sentencepiece_of(bpe)._model
+
+
+def test_too_large_a_vocabulary_names_the_largest_possible() -> None:
+    with pytest.raises(ConfigError, match="--vocab-size 5000 does not fit") as caught:
+        SentencePiece.train(ENGLISH, 5000)
+    largest = re.search(r"<= (\d+)", str(caught.value))
+    assert largest and "\n" not in str(caught.value)
+    assert SentencePiece.train(ENGLISH, int(largest[1])).size == int(largest[1])
+    with pytest.raises(ConfigError):
+        SentencePiece.train(ENGLISH, int(largest[1]) + 1)
+
+
+def test_too_small_a_vocabulary_for_the_alphabet() -> None:
+    with pytest.raises(ConfigError, match=r"--vocab-size 10 .* 10 vs \d+"):
+        SentencePiece.train(ENGLISH, 10)
+
+
+# Words
+
+
+def test_words_keep_the_most_frequent_and_the_first_of_equals() -> None:
+    words = Words.train(["b a c", "a b d", "a e"], None, len(SPECIALS) + 3)
+    assert words.size == 7
+    assert words.encode("a b c d e zebra") == [4, 5, 6, UNK_ID, UNK_ID, UNK_ID]
+    assert words.decode([BOS_ID, 4, 6, UNK_ID, EOS_ID, PAD_ID]) == "a c <unk>"
+    rare_left_out = Words.train(["b a c", "a b d", "a e"], None, 100, min_count=2)
+    assert rare_left_out.size == len(SPECIALS) + 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(word_texts, max_size=8))
+def test_whitespace_words_round_trip(made: list[str]) -> None:
+    text = " ".join(made)
+    words = Words.train([text], None, 1000)
+    ids = words.encode(f"  {text}\t")
+    assert words.decode(ids) == text
+    assert all(len(SPECIALS) <= i < words.size for i in ids)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.lists(word_texts, max_size=5).map(" ".join), min_size=1, max_size=4))
+def test_words_from_a_file_give_the_same_ids(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+    folder = tmp_path_factory.mktemp("words")
+    saved = train_tokenizers("words", lines, lines, 100, (None, None))
+    loaded = load_tokenizers(folder, saved.save(folder))
+    assert [loaded.source_ids(line) for line in lines] == [saved.source_ids(line) for line in lines]
+
+
+def test_words_never_make_specials_from_text() -> None:
+    words = Words([*SPECIALS, "a"], None)
+    assert words.encode("a <pad> <bos> <eos> <unk>") == [4, UNK_ID, UNK_ID, UNK_ID, UNK_ID]
+
+
+def test_spacy_rules_keep_punctuation_apart(tmp_path: Path) -> None:
+    pytest.importorskip("spacy", reason="the spaCy rules need the 'words' extra")
+    tokenizers = train_tokenizers("words", ENGLISH, GERMAN, 500, ("en", "de"))
+    assert tokenizers.source is not tokenizers.target
+    english = tokenizers.source.decode(tokenizers.source.encode(ENGLISH[0]))
+    german = tokenizers.target.decode(tokenizers.target.encode(GERMAN[0]))
+    assert english == "Two young , white males are outside near many bushes ."
+    assert german == "Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche ."
+    assert tokenizers.source_ids("A zebra .") == [
+        tokenizers.source.encode("A")[0],
+        UNK_ID,
+        tokenizers.source.encode(".")[0],
+        EOS_ID,
+    ]
+    description = tokenizers.save(tmp_path)
+    assert tokenizer_files(description) == ["source.words", "target.words"]
+    loaded = load_tokenizers(tmp_path, description)
+    for line in (*ENGLISH, "  Isn't it?  "):
+        assert loaded.source_ids(line) == tokenizers.source_ids(line)
+    for line in GERMAN:
+        assert loaded.target_ids(line) == tokenizers.target_ids(line)
+
+
+def test_unknown_language_is_a_config_error() -> None:
+    pytest.importorskip("spacy", reason="the spaCy rules need the 'words' extra")
+    with pytest.raises(ConfigError, match="'qq'"):
+        Words.train(ENGLISH, "qq", 100)
+
+
+# Damaged files
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None], ids=["empty", "garbage", "half"])
+def test_damaged_sentencepiece_model(damage: bytes | None, bpe: Tokenizers, tmp_path: Path) -> None:
+    description = bpe.save(tmp_path)
+    file = tmp_path / "tokenizer.model"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    with pytest.raises(ArtifactError):
+        load_tokenizers(tmp_path, description)
+
+
+@pytest.mark.parametrize("damage", [b"", b"a\nb\n", b"<unk>\n<pad>\n<bos>\n<eos>\n\xff\n"])
+def test_damaged_word_list(damage: bytes, tmp_path: Path) -> None:
+    description = train_tokenizers("words", ["a b"], ["a b"], 10, (None, None)).save(tmp_path)
+    (tmp_path / "tokenizer.words").write_bytes(damage)
+    with pytest.raises(ArtifactError):
+        load_tokenizers(tmp_path, description)
+
+
+def test_missing_file_and_unknown_kind(bpe: Tokenizers, tmp_path: Path) -> None:
+    description = bpe.save(tmp_path)
+    newer = {**description["source"], "kind": "characters"}
+    with pytest.raises(ArtifactError, match="unknown tokenizer kind 'characters'"):
+        load_tokenizers(tmp_path, {"source": newer, "target": newer})
+    (tmp_path / "tokenizer.model").unlink()
+    with pytest.raises(ArtifactError, match=r"incomplete: tokenizer\.model is missing"):
+        load_tokenizers(tmp_path, description)
