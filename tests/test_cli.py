@@ -83,7 +83,9 @@ def test_inspect_describes_both_kinds(bundle: Path, run: Path) -> None:
 
 def test_init_is_seeded(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        done = tformer("init", "--out", tmp_path / name, "--preset", "tiny", "--vocab-size", 40, "--seed", seed, "--json")
+        done = tformer(
+            "init", "--out", tmp_path / name, "--preset", "tiny", "--vocab-size", 40, "--seed", seed, "--json"
+        )
         assert json.loads(done.stdout)["parameters"] == 1_330_688
     a, b, c = ((tmp_path / name / "weights/random.safetensors").read_bytes() for name in "abc")
     assert a == b != c

@@ -74,14 +74,18 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
             read_lines(path)
 
 
-def test_damaged_gz_files(tmp_path: Path) -> None:
-    whole = gzip.compress(bytes(np.random.default_rng(0).integers(97, 122, 5000, np.uint8)))
-    overwritten = whole[:100] + bytes(500) + whole[600:]
-    for number, content in enumerate((whole[: len(whole) // 2], b"never compressed\n", overwritten)):
-        path = tmp_path / f"{number}.gz"
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=rf"{number}\.gz: cannot be read"):
-            read_lines(path)
+GZIPPED = gzip.compress(bytes(np.random.default_rng(0).integers(97, 122, 5000, np.uint8)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [GZIPPED[: len(GZIPPED) // 2], GZIPPED[:100] + bytes(500) + GZIPPED[600:], b"never compressed\n"],
+    ids=["truncated", "overwritten", "plain"],
+)
+def test_damaged_gz_file(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "lines.gz").write_bytes(content)
+    with pytest.raises(DataError, match=r"lines\.gz: cannot be read"):
+        read_lines(tmp_path / "lines.gz")
 
 
 def test_unequal_numbers_of_lines(tmp_path: Path) -> None:
@@ -108,7 +112,7 @@ def test_empty_files(content: bytes, tmp_path: Path) -> None:
 def make_multi30k(folder: Path) -> Path:
     for name, content in {
         "train.en": b"A dog.\nA cat.\n",
-        "train.de.gz": "Ein Hund.\nEine Katze.\n".encode(),
+        "train.de.gz": b"Ein Hund.\nEine Katze.\n",
         "val.en.gz": b"A girl.\n",
         "val.de": "Ein Mädchen.\n".encode(),
     }.items():

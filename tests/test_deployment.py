@@ -50,7 +50,7 @@ def test_translates_the_same_without_torch(machine: Path, bundle: Path) -> None:
 
 
 def test_named_recipes_are_in_the_wheel(machine: Path) -> None:
-    code = "from tformer_deploy.recipe import load_recipe, recipe_folder; print(load_recipe('fp32').opset, recipe_folder())"
+    code = "from tformer_deploy import recipe; print(recipe.load_recipe('fp32').opset, recipe.recipe_folder())"
     done = subprocess.run([machine, "-c", code], capture_output=True, text=True, check=True, cwd=machine.parent)
     assert done.stdout.startswith("23 ") and "site-packages" in done.stdout
 

@@ -13,7 +13,7 @@ from .contract import GRAPHS, signature
 from .errors import ArtifactError
 from .files import read_header, sha256, verify, write_json
 from .recipe import Recipe, recipe_from_dict
-from .text import Tokenizers, load_tokenizers
+from .text import Tokenizers, load_tokenizers, tokenizer_files
 
 MANIFEST, VERSION, REPORT = "manifest.json", 1, "check.json"
 
@@ -88,8 +88,13 @@ def open_bundle(directory: Path) -> Bundle:
     """Open a bundle and verify its hashes. Raises ArtifactError."""
     manifest = read_header(directory, MANIFEST, "bundle", VERSION)
     try:
+        needed = {*tokenizer_files(manifest["tokenizer"]), *(f"{name}.onnx" for name in GRAPHS)}
+        if missing := needed - set(manifest["files"]):
+            raise ArtifactError(f"{directory / MANIFEST} is damaged: no hash of {min(missing)}")
         verify(directory, manifest["files"], "bundle")
         config = from_dict(ModelConfig, manifest["model"], "model")
         return Bundle(directory, config, recipe_from_dict(manifest["recipe"]), manifest)
     except KeyError as error:
         raise ArtifactError(f"{directory / MANIFEST} is damaged: it has no {error}") from None
+    except (TypeError, AttributeError) as error:
+        raise ArtifactError(f"{directory / MANIFEST} is damaged: {error}") from None

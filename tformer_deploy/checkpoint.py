@@ -121,8 +121,12 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """Open a checkpoint and verify its hashes. Raises ArtifactError."""
     header = read_header(directory, HEADER, "checkpoint", VERSION)
     try:
+        if missing := {header["weights"], *tokenizer_files(header["tokenizer"])} - set(header["files"]):
+            raise ArtifactError(f"{directory / HEADER} is damaged: no hash of {min(missing)}")
         verify(directory, header["files"], "checkpoint")
         config = from_dict(ModelConfig, header["model"], "model")
         return Checkpoint(directory, config, load_tokenizers(directory, header["tokenizer"]), header)
     except KeyError as error:
         raise ArtifactError(f"{directory / HEADER} is damaged: it has no {error}") from None
+    except (TypeError, AttributeError) as error:
+        raise ArtifactError(f"{directory / HEADER} is damaged: {error}") from None

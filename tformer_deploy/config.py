@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from .errors import ConfigError, unknown
@@ -80,6 +81,10 @@ class ModelConfig:
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"model.{name}={getattr(self, name)}: must be at least 0 and less than 1")
+        if self.norm_eps < 0:
+            raise ConfigError(f"model.norm_eps={self.norm_eps}: must be at least 0")
+        if self.position_base <= 0:
+            raise ConfigError(f"model.position_base={self.position_base}: must be above 0")
         if self.d_model % self.heads:
             raise ConfigError(
                 f"model.heads={self.heads} does not divide model.d_model={self.d_model}: "
@@ -92,9 +97,10 @@ class ModelConfig:
                 f"model.share_embeddings=all needs equal vocabularies, got source {self.src_vocab} and "
                 f"target {self.tgt_vocab}: use share_embeddings=decoder or a joint vocabulary"
             )
+        smallest = min(self.src_vocab, self.tgt_vocab)
         for name in ("pad_id", "bos_id", "eos_id"):
-            if not 0 <= getattr(self, name) < self.tgt_vocab:
-                raise ConfigError(f"model.{name}={getattr(self, name)} is outside the vocabulary of {self.tgt_vocab}")
+            if not 0 <= getattr(self, name) < smallest:
+                raise ConfigError(f"model.{name}={getattr(self, name)} is outside the vocabulary of {smallest}")
 
     @property
     def head_dim(self) -> int:
@@ -166,6 +172,8 @@ C = TypeVar("C")
 
 def from_dict(cls: type[C], values: Mapping[str, Any], where: str) -> C:
     """Build a config dataclass from parsed TOML or JSON, refusing unknown keys by their nearest valid name."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"[{where}]: must be a table, got {values!r}")
     valid = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for key in values:
         if key not in valid:
@@ -174,17 +182,6 @@ def from_dict(cls: type[C], values: Mapping[str, Any], where: str) -> C:
         return cls(**values)
     except TypeError as error:
         raise ConfigError(f"[{where}]: {error}") from None
-
-
-def with_settings(config: C, where: str, settings: Mapping[str, str]) -> C:
-    """Replace fields by `key=value` texts as given on a command line."""
-    hints = get_type_hints(type(config))
-    values: dict[str, Any] = {}
-    for key, text in settings.items():
-        if key not in hints:
-            raise unknown(f"key of [{where}]", key, hints)
-        values[key] = _parse(f"{where}.{key}", text, hints[key])
-    return replace(config, **values)  # type: ignore[type-var]
 
 
 def parse_settings(cls: type[Any], where: str, settings: Mapping[str, str]) -> dict[str, Any]:
@@ -221,6 +218,8 @@ def check_types(config: Any) -> None:
             object.__setattr__(config, name, float(value))
         elif kind in (int, float, bool, str) and type(value) is not kind:
             raise ConfigError(f"{name}={value!r}: must be of type {kind.__name__}")
+        if kind is float and not math.isfinite(getattr(config, name)):
+            raise ConfigError(f"{name}={value}: must be a finite number")
 
 
 def _at_least(config: Any, name: str, low: int) -> None:

@@ -1,6 +1,7 @@
 """Names, types and symbolic sizes of both graphs: the only place where they are written.
 
-Sizes are numbers or the names `batch`, `beams`, `src_len`, `past_len` and expressions of them. A row is a beam of a
+Sizes are numbers or the names `batch`, `beams`, `src_len`, `past_len`, `past_rows` (rows of the step before) and
+expressions of them. A row is a beam of a
 sentence; rows are counted sentence by sentence, so row = sentence * beams + beam.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ def read_lines(path: Path) -> list[str]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             raw = file.read().split(b"\n")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     if raw[-1] == b"":
         raw.pop()
@@ -135,7 +136,7 @@ def _numbers(rng: random.Random) -> Parallel:
         from num2words import num2words
     except ModuleNotFoundError as error:
         raise missing_extra(error) from None
-    made = dict.fromkeys(rng.randrange(10 ** rng.randint(1, 6)) for _ in range(30_000))
+    made = dict.fromkeys(rng.randrange(10 ** rng.randint(1, 6)) for _ in range(16_000))
     numbers = list(made)
     rng.shuffle(numbers)
     return Parallel(*([num2words(n, lang=language) for n in numbers] for language in ("en", "de")))

@@ -31,9 +31,9 @@ class AnnotatedLayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last axis of x."""
         centred = x - x.mean(-1, keepdim=True)
-        # Not x.std(): its exported form recomputes the mean, and its gradient is NaN for constant rows.
-        variance = centred.square().sum(-1, keepdim=True) / (x.shape[-1] - 1)
-        return self.weight * centred / (variance.sqrt() + self.eps) + self.bias
+        # Not x.std(): its exported form recomputes the mean, and its gradient is NaN where a row is constant.
+        deviation = torch.linalg.vector_norm(centred, dim=-1, keepdim=True) / math.sqrt(x.shape[-1] - 1)
+        return self.weight * centred / (deviation + self.eps) + self.bias  # type: ignore[no-any-return]
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -249,7 +249,7 @@ class Transformer(nn.Module):
             x, (keys, _), mask = args[0], args[1], args[2]
             scores = module.split(module.query(x)) @ keys.transpose(2, 3) / math.sqrt(module.head_dim)
             if causal:
-                mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+                mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
             weights[name] = scores.masked_fill(~mask, -math.inf).softmax(-1)
 
         hooks = [

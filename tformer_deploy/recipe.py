@@ -53,6 +53,9 @@ class Tolerance:
     scores: float = 1e-4
     """Log-probabilities, natural logarithm."""
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -89,6 +92,8 @@ def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
     """Build a recipe from parsed TOML or JSON. Raises ConfigError for unknown keys."""
     flat = dict(values)
     axes = flat.pop("axes", {})
+    if not isinstance(axes, Mapping):
+        raise ConfigError(f"[axes]: must be a table, got {axes!r}")
     tolerance = flat.pop("tolerance", {})
     return dataclasses.replace(
         from_dict(Recipe, flat, "recipe"),

@@ -44,6 +44,8 @@ class SentencePiece:
         from sentencepiece import SentencePieceProcessor
 
         try:
+            if not model:
+                raise RuntimeError("it is empty")
             self._processor = SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             raise ArtifactError(f"the sentencepiece model is damaged: {error}") from None
@@ -98,7 +100,9 @@ class Words:
     def __init__(self, words: Sequence[str], language: str | None) -> None:
         if tuple(words[: len(SPECIALS)]) != SPECIALS:
             raise ArtifactError(f"a word list must begin with {' '.join(SPECIALS)}")
-        self._words, self._ids, self._language = list(words), {word: i for i, word in enumerate(words)}, language
+        self._words, self._language = list(words), language
+        # Without the special tokens: a text that holds "<eos>" must not end a sentence.
+        self._ids = {word: i for i, word in enumerate(words) if i >= len(SPECIALS)}
         self._split = _splitter(language)
 
     @classmethod
@@ -188,7 +192,11 @@ def _load(directory: Path, description: dict[str, Any]) -> Tokenizer:
     if description["kind"] == "sentencepiece":
         return SentencePiece(path.read_bytes())
     if description["kind"] == "words":
-        return Words(path.read_text(encoding="utf-8").split("\n")[:-1], description["language"])
+        try:
+            words = path.read_text(encoding="utf-8").split("\n")[:-1]
+        except UnicodeDecodeError as error:
+            raise ArtifactError(f"{path} is damaged: {error}") from None
+        return Words(words, description["language"])
     raise ArtifactError(f"{path}: unknown tokenizer kind '{description['kind']}'")
 
 

@@ -35,7 +35,7 @@ from .report import Metrics, corpus_bleu
 from .text import Tokenizers
 from .translate import Translator
 
-STATE, METRICS = "train/state.safetensors", "metrics.jsonl"
+STATE, METRICS, INTERRUPTED = "train/state.safetensors", "metrics.jsonl", "weights/interrupted.safetensors"
 LOG_EVERY = 50
 
 
@@ -90,13 +90,12 @@ class Trainer:
                 self.progress.epoch, self.progress.index = stream.epoch, stream.index
                 last = self.progress.update == self.settings.updates
                 if last or self.progress.update % self.settings.valid_every == 0:
-                    self.validate()
+                    self.validate(self.settings.bleu_sentences)
                     self.save()
                 if self.agree(stop.is_set):
                     self.save_interrupted()
                     raise Interrupted(
-                        f"update {self.progress.update} saved; go on with: "
-                        f"tformer train --out {self.folder} --resume"
+                        f"update {self.progress.update} saved; go on with: tformer train --out {self.folder} --resume"
                     )
         return self.finish()
 
@@ -160,7 +159,7 @@ class Trainer:
             reduction="sum",
         )
 
-    def validate(self, sentences: int | None = None) -> dict[str, Any]:
+    def validate(self, sentences: int, **notes: int) -> dict[str, Any]:
         """Loss per token (without smoothing), BLEU and exact matches of really decoded text. Process 0 only."""
         if self.rank:
             return {}
@@ -171,10 +170,9 @@ class Trainer:
             total = sum(self.loss(self.batch(self.valid_set, indices), 0.0).item() for indices in plan)
         self.parallel = parallel
         loss = total / sum(map(self.valid_set.target_tokens, plan))
-        figures: dict[str, Any] = {"update": self.progress.update, "valid_loss": loss}
-        count = self.settings.bleu_sentences if sentences is None else sentences
-        if count:
-            src, tgt = self.valid_text.src[:count], self.valid_text.tgt[:count]
+        figures: dict[str, Any] = {"update": self.progress.update, **notes, "valid_loss": loss}
+        if sentences:
+            src, tgt = self.valid_text.src[:sentences], self.valid_text.tgt[:sentences]
             with Translator(EagerEngine(self.model), self.tokenizers) as translator:
                 made = [result.text for result in translator.translate(src)]
             figures["bleu"] = corpus_bleu(made, tgt)
@@ -203,7 +201,7 @@ class Trainer:
     def save_interrupted(self) -> None:
         """Save between two validations: the weights stay out of the final average, as in an uninterrupted run."""
         if self.rank == 0:
-            path = self.folder / "weights/interrupted.safetensors"
+            path = self.folder / INTERRUPTED
             save_tensors(path, model_tensors(self.model))
             self.save_header(path)
             self.save_state()
@@ -248,12 +246,8 @@ class Trainer:
         path = self.folder / "weights/average.safetensors"
         save_tensors(path, mean)
         self.save_header(path)
-        return {**self.validate(len(self.valid_text.src)), "averaged": len(paths), "parameters": self.parameters}
-
-    @property
-    def parameters(self) -> int:
-        """Trainable parameters, shared ones counted once."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        (self.folder / INTERRUPTED).unlink(missing_ok=True)
+        return self.validate(len(self.valid_text.src), averaged=len(paths))
 
     def step_weights(self) -> list[Path]:
         """Weights kept for averaging, oldest first."""

@@ -1,0 +1,332 @@
+"""Files that are whole or absent, headers, hashes, and checkpoints that have been harmed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tformer_deploy.checkpoint import (
+    HEADER,
+    load_tensors,
+    model_tensors,
+    open_checkpoint,
+    save_checkpoint,
+    save_tensors,
+)
+from tformer_deploy.config import ModelConfig
+from tformer_deploy.errors import ArtifactError, TformerError
+from tformer_deploy.files import atomic_directory, atomic_file, read_header, sha256, verify, write_json
+from tformer_deploy.model import Transformer
+from tformer_deploy.text import SPECIALS, Tokenizers, Words
+
+CONFIG = ModelConfig(
+    12, 12, d_model=8, d_ff=12, heads=2, encoder_layers=1, decoder_layers=1, max_positions=16, final_norm=False
+)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# atomic_file
+
+
+def test_atomic_file_replaces_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "file.txt"
+    for content in ("old", "new"):
+        with atomic_file(path) as temporary:
+            temporary.write_text(content)
+            assert temporary.parent == path.parent and (content == "old") is not path.exists()
+        assert path.read_text() == content
+    assert names(path.parent) == ["file.txt"] and path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("before", ["old", None])
+def test_atomic_file_keeps_the_old_one_on_failure(before: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    if before:
+        path.write_text(before)
+    with pytest.raises(KeyboardInterrupt), atomic_file(path) as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert names(tmp_path) == (["file.txt"] if before else [])
+    assert not before or path.read_text() == before
+
+
+def test_write_json_is_readable_by_people(tmp_path: Path) -> None:
+    write_json(tmp_path / "value.json", {"name": "Übersetzung", "sizes": [1, 2]})
+    text = (tmp_path / "value.json").read_text(encoding="utf-8")
+    assert "Übersetzung" in text and text.endswith("}\n") and text.count("\n") > 4
+    assert json.loads(text) == {"name": "Übersetzung", "sizes": [1, 2]}
+
+
+# atomic_directory
+
+
+def make_old(path: Path) -> None:
+    path.mkdir()
+    (path / "file").write_text("old")
+
+
+def test_atomic_directory_appears_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "bundle"
+    with atomic_directory(path, force=False) as temporary:
+        (temporary / "deep").mkdir()
+        (temporary / "deep" / "file").write_text("new")
+        assert not path.exists()
+    assert (path / "deep" / "file").read_text() == "new"
+    assert names(path.parent) == ["bundle"] and path.stat().st_mode & 0o777 == 0o755
+
+
+def test_atomic_directory_needs_force_to_replace(tmp_path: Path) -> None:
+    path = tmp_path / "bundle"
+    make_old(path)
+    with pytest.raises(ArtifactError, match="bundle exists already: choose another folder or add --force"):
+        atomic_directory(path, force=False).__enter__()
+    assert (path / "file").read_text() == "old"
+    with atomic_directory(path, force=True) as temporary:
+        (temporary / "other").write_text("new")
+        assert (path / "file").read_text() == "old"
+    assert names(path) == ["other"] and names(tmp_path) == ["bundle"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_atomic_directory_leaves_nothing_behind_on_failure(before: bool, tmp_path: Path) -> None:
+    path = tmp_path / "bundle"
+    if before:
+        make_old(path)
+    with pytest.raises(RuntimeError), atomic_directory(path, force=True) as temporary:
+        (temporary / "file").write_text("half")
+        raise RuntimeError
+    assert names(tmp_path) == (["bundle"] if before else [])
+    assert not before or (path / "file").read_text() == "old"
+
+
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from tformer_deploy.files import atomic_directory
+
+moment = sys.argv[2]
+replace, moves = Path.replace, []
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def counted_replace(self, target):
+    moves.append(target)
+    if moment == f"before move {len(moves)}":
+        die()
+    replace(self, target)
+    if moment == f"after move {len(moves)}":
+        die()
+
+Path.replace = counted_replace
+with atomic_directory(Path(sys.argv[1]), force=True) as temporary:
+    (temporary / "file").write_text("ne")
+    if moment == "while writing":
+        die()
+    (temporary / "file").write_text("new")
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "moment", "expected"),
+    [
+        (False, "while writing", None),
+        (False, "before move 1", None),
+        (False, "after move 1", "new"),
+        (True, "while writing", "old"),
+        (True, "before move 1", "old"),
+        (True, "after move 1", None),
+        (True, "after move 2", "new"),
+    ],
+)
+def test_a_killed_process_leaves_a_whole_directory_or_none(
+    before: bool, moment: str, expected: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "bundle"
+    if before:
+        make_old(path)
+    child = subprocess.run([sys.executable, "-c", KILLED, str(path), moment], timeout=60, check=False)
+    assert child.returncode == -signal.SIGKILL
+    if expected is None:
+        assert not path.exists()
+    else:
+        assert names(path) == ["file"] and (path / "file").read_text() == expected
+    if before and expected is None:  # the old one can still be found by hand
+        assert "old" in [file.read_text() for file in tmp_path.rglob("file")]
+    with atomic_directory(path, force=True) as temporary:  # and the leftovers are in nobody's way
+        (temporary / "file").write_text("again")
+    assert (path / "file").read_text() == "again"
+
+
+# Headers and hashes
+
+
+def test_verify_names_the_first_file_that_is_missing_or_differs(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-4, "abc"
+    assert sha256(tmp_path / "a") == known
+    verify(tmp_path, {"a": known}, "bundle")
+    with pytest.raises(ArtifactError, match="incomplete: b is missing"):
+        verify(tmp_path, {"a": known, "b": known}, "bundle")
+    (tmp_path / "a").write_bytes(b"abd")
+    with pytest.raises(ArtifactError, match="damaged: a does not match its SHA-256"):
+        verify(tmp_path, {"a": known}, "bundle")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"format": "tformer-bundle", "version": 3}', "format version 3, this tformer reads up to 2: update it"),
+        (b'{"format": "tformer-bundle", "version": "2"}', "format version 2"),
+        (b'{"format": "tformer-checkpoint", "version": 1}', "describes a 'tformer-checkpoint', not a bundle"),
+        (b'{"format": "tformer-bundle"}', "damaged .*version.*: make the bundle again"),
+        (b'{"format": "tformer-bundle", "vers', "damaged"),
+        (b"\xff\xfe", "damaged"),
+        (b"[1, 2]", "damaged"),
+        (b"", "damaged"),
+    ],
+    ids=repr,
+)
+def test_headers_that_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(ArtifactError, match=message):
+        read_header(tmp_path, "manifest.json", "bundle", 2)
+
+
+def test_older_and_equal_versions_are_read(tmp_path: Path) -> None:
+    for version in (1, 2):
+        header = {"format": "tformer-bundle", "version": version, "more": [1]}
+        write_json(tmp_path / "manifest.json", header)
+        assert read_header(tmp_path, "manifest.json", "bundle", 2) == header
+
+
+# Checkpoints
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A checkpoint of random weights."""
+    words = Words([*SPECIALS, *"abcdefgh"], None)
+    weights = tmp_path / "run" / "weights" / "step-7.safetensors"
+    save_tensors(weights, model_tensors(Transformer(CONFIG).init_weights(1)), {"step": "7"})
+    save_checkpoint(tmp_path / "run", CONFIG, Tokenizers(words, words), weights, {"updates": 7})
+    return tmp_path / "run"
+
+
+def edit_header(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    header = json.loads((run / HEADER).read_text(encoding="utf-8"))
+    change(header)
+    (run / HEADER).write_text(json.dumps(header), encoding="utf-8")
+
+
+def test_checkpoint_round_trip(saved: Path) -> None:
+    checkpoint = open_checkpoint(saved)
+    assert checkpoint.config == CONFIG and checkpoint.header["training"] == {"updates": 7}
+    assert checkpoint.tokenizers.source_ids("a h z") == [4, 11, 0, 3]
+    assert checkpoint.weights_sha256 == sha256(checkpoint.weights)
+    model, original = checkpoint.load_model(), Transformer(CONFIG).init_weights(1)
+    assert not model.training
+    assert model.output.weight is model.src_embedding.weight
+    for (name, loaded), expected in zip(model.named_parameters(), original.parameters(), strict=True):
+        assert torch.equal(loaded, expected), name
+
+
+def test_shared_weights_are_saved_once(saved: Path) -> None:
+    tensors = load_tensors(open_checkpoint(saved).weights)
+    assert not {"output.weight", "src_embedding.weight"} & tensors.keys()
+    assert sum(tensor.numel() for tensor in tensors.values()) == sum(
+        p.numel() for p in Transformer(CONFIG).parameters()
+    )
+
+
+@pytest.mark.parametrize("file", ["weights/step-7.safetensors", "tokenizer.words"])
+@pytest.mark.parametrize("harm", ["truncated", "edited", "missing"])
+def test_harmed_files_are_noticed(file: str, harm: str, saved: Path) -> None:
+    path = saved / file
+    content = path.read_bytes()
+    if harm == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-5] if harm == "truncated" else content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ArtifactError, match=f"{file} is missing" if harm == "missing" else f"damaged: {file}"):
+        open_checkpoint(saved)
+
+
+def test_not_a_checkpoint(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ArtifactError, match=rf"is not a checkpoint: it has no {HEADER}"):
+            open_checkpoint(folder)
+
+
+def test_newer_version(saved: Path) -> None:
+    edit_header(saved, lambda header: header.update(version=2))
+    with pytest.raises(ArtifactError, match="format version 2, this tformer reads up to 1: update it"):
+        open_checkpoint(saved)
+
+
+def test_truncated_header(saved: Path) -> None:
+    (saved / HEADER).write_bytes((saved / HEADER).read_bytes()[:-20])
+    with pytest.raises(ArtifactError, match="damaged"):
+        open_checkpoint(saved)
+
+
+@pytest.mark.parametrize("key", ["model", "tokenizer", "weights", "files"])
+def test_header_without_a_key(key: str, saved: Path) -> None:
+    edit_header(saved, lambda header: header.pop(key))
+    with pytest.raises(ArtifactError, match=key):
+        open_checkpoint(saved)
+
+
+@pytest.mark.parametrize("key", ["model", "tokenizer", "weights", "files"])
+def test_header_with_a_value_of_the_wrong_kind(key: str, saved: Path) -> None:
+    edit_header(saved, lambda header: header.update({key: None}))
+    with pytest.raises(TformerError):
+        open_checkpoint(saved)
+
+
+def test_every_file_in_use_must_have_a_hash(saved: Path) -> None:
+    edit_header(saved, lambda header: header["files"].pop(header["weights"]))
+    with pytest.raises(ArtifactError):
+        open_checkpoint(saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"d_ff": 16}, "does not fit its config: 'encoder.0.ff.up.weight' is .*12, 8.*expected .*16, 8"),
+        ({"decoder_layers": 2}, r"missing or unknown tensor 'decoder\.1\."),
+        ({"output_bias": True}, r"missing or unknown tensor 'output\.bias'"),
+    ],
+    ids=str,
+)
+def test_config_that_does_not_fit_the_weights(change: dict[str, Any], message: str, saved: Path) -> None:
+    edit_header(saved, lambda header: header["model"].update(change))
+    with pytest.raises(ArtifactError, match=message):
+        open_checkpoint(saved).load_model()
+
+
+def test_unknown_model_field_is_named(saved: Path) -> None:
+    edit_header(saved, lambda header: header["model"].update(experts=4))
+    with pytest.raises(TformerError, match="experts"):
+        open_checkpoint(saved)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, None], ids=["empty", "garbage", "truncated"])
+def test_tensors_that_cannot_be_read(content: bytes | None, saved: Path) -> None:
+    path = saved / "weights" / "step-7.safetensors"
+    path.write_bytes(path.read_bytes()[:-5] if content is None else content)
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        load_tensors(path)
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        load_tensors(saved / "nowhere.safetensors")

@@ -1,0 +1,375 @@
+"""Training: it learns, and every way to the same number of updates gives the same weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+from tformer_deploy.checkpoint import load_tensors, open_checkpoint
+from tformer_deploy.config import TrainConfig
+from tformer_deploy.data import DataConfig
+from tformer_deploy.errors import ArtifactError, ConfigError, DataError, Interrupted
+from tformer_deploy.report import read_metrics
+from tformer_deploy.runs import resume_run, start_run
+from tformer_deploy.train import METRICS, STATE, Trainer, learning_rate
+
+VOCAB = 40
+SMALL = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "max_positions": 48}
+NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+QUICK = {"batch_tokens": 128, "lr": 0.01, "warmup": 10, "bleu_sentences": 0}
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_no_plots(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("tformer_deploy.report.plot", lambda metrics, image: None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    """Files of 200 and 8 lines; a translation is its source backwards."""
+    folder, rng = tmp_path_factory.mktemp("data"), random.Random(1)
+    words = ["".join(rng.choices("abcdef", k=rng.randint(1, 4))) for _ in range(30)]
+    for part, count in (("train", 200), ("valid", 8)):
+        lines = [rng.choices(words, k=rng.randint(2, 6)) for _ in range(count)]
+        (folder / f"{part}.src").write_text("".join(" ".join(line) + "\n" for line in lines))
+        (folder / f"{part}.tgt").write_text("".join(" ".join(line[::-1]) + "\n" for line in lines))
+    src, tgt, valid_src, valid_tgt = (str(folder / f"{part}.{side}") for part in ("train", "valid") for side in SIDES)
+    return DataConfig(src, tgt, valid_src, valid_tgt)
+
+
+SIDES = ("src", "tgt")
+
+
+def start(
+    folder: Path, data: DataConfig, model: Mapping[str, Any] | None = None, force: bool = False, **settings: Any
+) -> Trainer:
+    """A run of the small model."""
+    return start_run(folder, data, "tiny", "bpe", VOCAB, {**SMALL, **(model or {})}, {**QUICK, **settings}, force)
+
+
+def resume(folder: Path, **settings: Any) -> Trainer:
+    return resume_run(folder, DataConfig(), {}, settings)
+
+
+def arguments(
+    folder: Path, data: DataConfig, model: Mapping[str, Any] | None = None, **settings: Any
+) -> list[str | Path]:
+    """The command line of the run that `start` makes."""
+    sections = {"model": {**SMALL, **(model or {})}, "train": {**QUICK, **settings}}
+    sets = [f"{section}.{key}={value}" for section, values in sections.items() for key, value in values.items()]
+    files = ["--src", data.src, "--tgt", data.tgt, "--valid-src", data.valid_src, "--valid-tgt", data.valid_tgt]
+    return ["train", "--out", folder, "--vocab-size", str(VOCAB), *files, *(x for s in sets for x in ("--set", s))]
+
+
+def launch(*arguments: str | Path, module: tuple[str, ...] = ("tformer_deploy",)) -> subprocess.Popen[str]:
+    """`tformer` in a process of its own, with one thread."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *module, *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_save(folder: Path, process: subprocess.Popen[str], since: int = 0) -> int:
+    """Wait for a training state younger than `since`; returns its time in nanoseconds."""
+    for _ in range(6000):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        if (folder / STATE).exists() and (changed := (folder / STATE).stat().st_mtime_ns) > since:
+            return changed
+        time.sleep(0.01)
+    raise AssertionError("nothing was saved within a minute")
+
+
+def rows(folder: Path, kind: str = "") -> list[dict[str, Any]]:
+    """Metrics with the key `kind`, without those that tell the time."""
+    found = [row for row in read_metrics(folder / METRICS) if not kind or kind in row]
+    return [{key: value for key, value in row.items() if key != "tokens_per_s"} for row in found]
+
+
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_tensors(open_checkpoint(folder).weights)
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    a, b = final_weights(one), final_weights(other)
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_learns_to_copy(tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    model = {**NO_DROPOUT, "d_model": 64, "d_ff": 128, "heads": 4, "encoder_layers": 1, "decoder_layers": 1}
+    sets = [f"model.{key}={value}" for key, value in model.items()]
+    sets += ["train.lr=0.004", "train.warmup=100", "train.valid_every=80", "train.average=3", "train.bleu_sentences=20"]
+    options = ["--task", "copy", "--batch-tokens", "768", "--updates", "320", "--seed", "1", "--json"]
+    process = launch("train", "--out", folder, *options, *(x for s in sets for x in ("--set", s)))
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    figures = json.loads(out)
+    assert figures["exact_match"] >= 0.9
+    assert figures["update"] == 320 and figures["averaged"] == 3
+    assert [row["update"] for row in rows(folder, "loss")] == [50, 100, 150, 200, 250, 300, 320]
+    assert [row["update"] for row in rows(folder, "bleu")] == [80, 160, 240, 320, 320]
+    assert np.std(imread(folder / "metrics.png")) > 0
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.weights.name == "average.safetensors"
+    assert checkpoint.load_model().config.d_model == 64
+
+
+def test_a_killed_and_resumed_run_gives_the_weights_of_an_uninterrupted_one(data: DataConfig, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    settings = {"updates": 150, "valid_every": 10, "average": 3}
+    start(whole, data, **settings).run()
+
+    process = launch(*arguments(broken, data, **settings))
+    saved = wait_for_save(broken, process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert err.splitlines()[-1].endswith(f" saved; go on with: tformer train --out {broken} --resume")
+
+    process = launch("train", "--out", broken, "--resume")
+    saved = (broken / STATE).stat().st_mtime_ns
+    wait_for_save(broken, process, saved)
+    process.kill()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+
+    resume(broken).run()
+    assert_same_weights(whole, broken)
+    assert rows(broken, "valid_loss") == rows(whole, "valid_loss")
+    assert [row["update"] for row in rows(broken)] == [row["update"] for row in rows(whole)]
+
+
+def run_with_interrupt(trainer: Trainer, update: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train, get Ctrl-C while working on an update, and resume."""
+    train_update = trainer.train_update
+
+    def interrupted(batches: Iterator[Any]) -> dict[str, float]:
+        if trainer.progress.update == update:
+            signal.raise_signal(signal.SIGINT)
+        return train_update(batches)
+
+    monkeypatch.setattr(trainer, "train_update", interrupted)
+    with pytest.raises(Interrupted, match=rf"update {update}\b.* saved; go on with: tformer train --out .* --resume"):
+        trainer.run()
+    assert open_checkpoint(trainer.folder).header["training"]["update"] == update
+    resume(trainer.folder).run()
+
+
+@pytest.mark.parametrize("update", [7, 20, 63])
+def test_an_interrupt_at_any_update_leaves_no_trace(
+    data: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update: int
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    settings = {"updates": 70, "valid_every": 20, "average": 2}
+    start(whole, data, **settings).run()
+    run_with_interrupt(start(broken, data, **settings), update, monkeypatch)
+    assert_same_weights(whole, broken)
+    assert rows(broken, "valid_loss") == rows(whole, "valid_loss")
+    assert snapshot(broken / "weights") == snapshot(whole / "weights")
+
+
+def test_logged_losses_survive_an_interrupt(data: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a mean over many updates, of which some were before the interrupt."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    start(whole, data, updates=50).run()
+    run_with_interrupt(start(broken, data, updates=50), 7, monkeypatch)
+    assert rows(broken, "loss") == rows(whole, "loss")
+
+
+def test_a_run_killed_twice_can_be_resumed(data: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first kill falls between the weights of update 10 and their state, the second before the next save."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    start(whole, data, updates=10, valid_every=5).run()
+    trainer = start(broken, data, updates=10, valid_every=5)
+    save_state = trainer.save_state
+    monkeypatch.setattr(trainer, "save_state", lambda: save_state() if trainer.progress.update < 10 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
+    assert resume(broken).progress.update == 5
+    resume(broken).run()
+    assert_same_weights(whole, broken)
+
+
+def test_resuming_a_finished_run_changes_nothing(data: DataConfig, tmp_path: Path) -> None:
+    figures = start(tmp_path, data, updates=10, valid_every=5).run()
+    before, metrics = snapshot(tmp_path / "weights"), rows(tmp_path)
+    assert resume(tmp_path).run() == figures
+    assert snapshot(tmp_path / "weights") == before
+    assert rows(tmp_path) == metrics
+
+
+def test_a_finished_run_can_be_lengthened(data: DataConfig, tmp_path: Path) -> None:
+    start(tmp_path / "whole", data, updates=20, valid_every=5, average=2).run()
+    start(tmp_path / "longer", data, updates=10, valid_every=5, average=2).run()
+    resume(tmp_path / "longer", updates=20).run()
+    assert_same_weights(tmp_path / "whole", tmp_path / "longer")
+
+
+def test_final_weights_are_the_mean_of_the_last_saved_steps(data: DataConfig, tmp_path: Path) -> None:
+    figures = start(tmp_path, data, updates=12, valid_every=3, average=2).run()
+    assert figures["averaged"] == 2
+    kept = sorted(path.name for path in (tmp_path / "weights").iterdir())
+    assert kept == ["average.safetensors", "step-0000009.safetensors", "step-0000012.safetensors"]
+    one, other = (load_tensors(tmp_path / "weights" / name) for name in kept[1:])
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    for name, mean in final_weights(tmp_path).items():
+        torch.testing.assert_close(mean, (one[name] + other[name]) / 2)
+    model = open_checkpoint(tmp_path).load_model()
+    assert all(torch.equal(parameter, final_weights(tmp_path)[name]) for name, parameter in model.named_parameters())
+
+
+def test_training_stops_when_validation_grows_worse(data: DataConfig, tmp_path: Path) -> None:
+    figures = start(tmp_path, data, updates=200, valid_every=2, patience=3, lr=1.0).run()
+    losses = [row["valid_loss"] for row in rows(tmp_path, "valid_loss")][:-1]
+    best = losses.index(min(losses))
+    assert best == len(losses) - 4
+    assert figures["update"] == 2 * len(losses) < 200
+
+
+def test_the_seed_decides_everything(data: DataConfig, tmp_path: Path) -> None:
+    for name, seed in (("one", 1), ("again", 1), ("two", 2)):
+        start(tmp_path / name, data, updates=3, seed=seed).run()
+    assert_same_weights(tmp_path / "one", tmp_path / "again")
+    with pytest.raises(AssertionError):
+        assert_same_weights(tmp_path / "one", tmp_path / "two")
+
+
+def test_learning_rate_grows_linearly_and_decays_with_the_root() -> None:
+    settings = TrainConfig(lr=0.002, warmup=100)
+    assert learning_rate(1, settings) == pytest.approx(0.00002)
+    assert learning_rate(50, settings) == pytest.approx(0.001)
+    assert learning_rate(100, settings) == pytest.approx(0.002)
+    assert learning_rate(400, settings) == pytest.approx(0.001)
+    assert learning_rate(10_000, settings) == pytest.approx(0.0002)
+
+
+def test_bf16_runs_near_fp32(data: DataConfig, tmp_path: Path) -> None:
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        figures = start(tmp_path / precision, data, model=NO_DROPOUT, updates=5, precision=precision).run()
+        losses[precision] = figures["valid_loss"]
+    assert math.isfinite(losses["bf16"])
+    assert losses["bf16"] != losses["fp32"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
+    assert {tensor.dtype for tensor in final_weights(tmp_path / "bf16").values()} == {torch.float32}
+
+
+def assert_close_weights(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], atol: float) -> None:
+    """All but the biases of keys: attention does not depend on them, so Adam moves them by rounding errors alone."""
+    for name in one:
+        if not name.endswith("key.bias"):
+            torch.testing.assert_close(one[name], other[name], rtol=0, atol=atol, msg=lambda m, name=name: name + m)
+
+
+def test_two_micro_batches_equal_one_batch_of_both(data: DataConfig, tmp_path: Path) -> None:
+    two = start(tmp_path, data, model=NO_DROPOUT, accumulate=2)
+    one = start(tmp_path, data, model=NO_DROPOUT)
+    for update in range(1, 5):
+        one.progress.update = two.progress.update = update
+        halves = [np.arange(update, update + 7), np.arange(100, 120)]
+        a, b = two.train_update(iter(halves)), one.train_update(iter([np.concatenate(halves)]))
+        assert a["tokens"] == b["tokens"]
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+    assert_close_weights(dict(two.model.named_parameters()), dict(one.model.named_parameters()), atol=1e-4)
+
+
+def test_two_processes_equal_one_that_accumulates(data: DataConfig, tmp_path: Path) -> None:
+    settings = {"updates": 50, "valid_every": 10, "average": 2, "lr": 0.003}
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tformer_deploy")
+    process = launch(*arguments(tmp_path / "two", data, model=NO_DROPOUT, **settings), module=torchrun)
+    start(tmp_path / "one", data, model=NO_DROPOUT, accumulate=2, **settings).run()
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert len(out.splitlines()) == 1, "only process 0 reports"
+    for kind in ("loss", "valid_loss"):
+        one, two = rows(tmp_path / "one", kind), rows(tmp_path / "two", kind)
+        assert [row["update"] for row in two] == [row["update"] for row in one]
+        assert [row[kind] for row in two] == pytest.approx([row[kind] for row in one], rel=1e-4)
+    assert_close_weights(final_weights(tmp_path / "one"), final_weights(tmp_path / "two"), atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "model", "settings"),
+    [
+        (DataConfig(task="copy"), {}, {}),
+        (DataConfig(src="other.txt"), {}, {}),
+        (DataConfig(), {"d_model": 32}, {}),
+        (DataConfig(), {}, {"seed": 2}),
+    ],
+)
+def test_resume_refuses_other_data_and_settings(
+    data: DataConfig, tmp_path: Path, changed: DataConfig, model: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    start(tmp_path, data, updates=2).run()
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match="--resume takes data and settings from the run"):
+        resume_run(tmp_path, changed, model, settings)
+    assert snapshot(tmp_path) == before
+
+
+def test_resume_needs_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no saved training state: start without --resume"):
+        resume(tmp_path)
+
+
+def test_a_run_is_replaced_only_by_force(data: DataConfig, tmp_path: Path) -> None:
+    start(tmp_path, data, updates=4, valid_every=2).run()
+    before = snapshot(tmp_path)
+    with pytest.raises(ArtifactError, match="holds a run already: add --resume to continue it or --force"):
+        start(tmp_path, data, updates=3)
+    assert snapshot(tmp_path) == before
+    start(tmp_path, data, force=True, updates=3).run()
+    assert [path.name for path in sorted((tmp_path / "weights").glob("step-*"))] == ["step-0000003.safetensors"]
+    assert {row["update"] for row in rows(tmp_path)} == {3}
+    assert open_checkpoint(tmp_path).header["training"]["settings"]["updates"] == 3
+
+
+@pytest.mark.parametrize("wrong", [{"src": "missing.txt"}, {"max_tokens": 1}])
+def test_force_with_a_mistake_keeps_the_old_run(data: DataConfig, tmp_path: Path, wrong: dict[str, Any]) -> None:
+    start(tmp_path, data, updates=2).run()
+    before = snapshot(tmp_path)
+    other = DataConfig(wrong["src"], data.tgt, data.valid_src, data.valid_tgt) if "src" in wrong else data
+    with pytest.raises(DataError):
+        start(tmp_path, other, force=True, **{key: value for key, value in wrong.items() if key != "src"})
+    assert snapshot(tmp_path) == before
+
+
+def test_a_vocabulary_padded_beyond_the_tokenizer_trains(data: DataConfig, tmp_path: Path) -> None:
+    """Untrained models may produce ids that stand for no text."""
+    padded = {"src_vocab": 512, "tgt_vocab": 512}
+    assert start(tmp_path, data, model=padded, updates=1, bleu_sentences=8).run()["exact_match"] == 0
+
+
+def test_a_validation_line_longer_than_the_model_does_not_end_training(data: DataConfig, tmp_path: Path) -> None:
+    longer = [str(tmp_path / f"valid.{side}") for side in SIDES]
+    for path, short in zip(longer, (data.valid_src, data.valid_tgt), strict=True):
+        Path(path).write_text(Path(short).read_text() + "abc " * 60 + "\n")
+    figures = start(tmp_path / "run", DataConfig(data.src, data.tgt, *longer), updates=2, bleu_sentences=20).run()
+    assert math.isfinite(figures["bleu"])
