@@ -24,8 +24,8 @@ from .conftest import small_config, write_checkpoint
 
 WEIGHTS = "weights/random.safetensors"
 FILES = "--src src.txt --tgt tgt.txt --valid-src src.txt --valid-tgt tgt.txt"
-TRAIN = f"train --out out {FILES} --vocab-size 30"
 SMALL = "--set model.d_model=16 --set model.d_ff=16 --set model.encoder_layers=1 --set model.decoder_layers=1"
+TRAIN = f"train --out out {FILES} --vocab-size 30 --updates 1 {SMALL}"
 
 
 def edit_header(run: Path, **changes: Any) -> None:
@@ -172,7 +172,7 @@ BAD_SETTINGS = [
     ("train --out out --task numbres", "unknown task 'numbres' + did you mean 'numbers'?"),
     (f"{TRAIN} --preset tinny", "unknown preset 'tinny' + did you mean 'tiny'?"),
     (f"{TRAIN} --tokenizer wrods", "unknown tokenizer 'wrods' + did you mean 'words'?"),
-    (f"{TRAIN} --set model.heads=3", "model.heads=3 does not divide model.d_model=128 + 1, 2, 4"),
+    (f"{TRAIN} --set model.heads=3", "model.heads=3 does not divide model.d_model=16 + 1, 2, 4, 8, 16"),
     (f"{TRAIN} --set model.heads=0", "heads=0: must be at least 1"),
     (f"{TRAIN} --set model.d_modle=64", "unknown key + 'd_modle' + did you mean 'd_model'?"),
     (f"{TRAIN} --set trian.lr=1", "unknown section 'trian' + did you mean 'train'?"),
@@ -190,8 +190,8 @@ BAD_SETTINGS = [
     (f"{TRAIN} --set train.lr=inf", "train.lr=inf"),
     (f"{TRAIN} --updates 0", "updates=0: must be at least 1"),
     (f"{TRAIN} --batch-tokens 0", "batch_tokens=0: must be at least 1"),
-    (f"{TRAIN} {SMALL} --updates 1 --seed -1", "seed=-1"),
-    (f"{TRAIN} {SMALL} --updates 1 --seed 99999999999999999999", "seed=99999999999999999999"),
+    (f"{TRAIN} --seed -1", "seed=-1"),
+    (f"{TRAIN} --seed 99999999999999999999", "seed=99999999999999999999"),
     (f"{TRAIN} --config missing.toml", "missing.toml + No such file"),
     (f"{TRAIN} --config broken.toml", "broken.toml + line 2"),
     (f"{TRAIN} --config section.toml", "section of section.toml 'modle' + did you mean 'model'?"),
@@ -219,7 +219,7 @@ BAD_FOLDERS = [
     ("export good --out src.txt --force", "src.txt is not a bundle"),
     ("init --out src.txt/below --preset tiny --vocab-size 60", "src.txt/below + Not a directory"),
     ("init --out src.txt --preset tiny --vocab-size 60", "src.txt + directory"),
-    (f"train --out src.txt/below {FILES} --vocab-size 30 {SMALL} --updates 1", "src.txt/below + Not a directory"),
+    (TRAIN.replace("--out out", "--out src.txt/below"), "src.txt/below + Not a directory"),
     ("export good --out src.txt/below", "src.txt + Not a directory"),
 ]
 
@@ -326,7 +326,7 @@ def test_full_disk_leaves_no_checkpoint(tmp_path: Path) -> None:
 
 def test_disk_that_fills_up_in_training_keeps_the_last_save(tmp_path: Path) -> None:
     """The weights fit under the limit, the training state, which is three times as large, does not."""
-    done = process(f"{TRAIN} {SMALL} --updates 4 --set train.valid_every=2 --out {tmp_path}/out", file_bytes=40_000)
+    done = process(f"{TRAIN} --updates 4 --set train.valid_every=2 --out {tmp_path}/out", file_bytes=40_000)
     assert done.returncode == 1, done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert "File too large" in done.stderr.splitlines()[-1]

@@ -60,10 +60,20 @@ def test_beams_and_compaction_follow_their_parents(ort: Engine, eager: Engine) -
     rng = np.random.default_rng(2)
     states = [engine.encode(src_ids, lengths) for engine in (ort, eager)]
     sentences, beams = 4, 1
-    # Widen to three beams, swap them, drop sentences 1 and 3, narrow to two beams.
-    plan = [(None, 3), (None, 3), (np.array([0, 2], np.int32), 3), (None, 2)]
-    for keep, wanted in [(None, 1), *plan]:
-        if (keep is not None) or wanted != 1:
+    # Widen to three beams, swap them, go on as they are, drop sentences 1 and 3, go on, narrow to two beams.
+    stay = (None, 0)
+    for keep, wanted in [
+        stay,
+        (None, 3),
+        (None, 3),
+        stay,
+        (np.array([0, 2], np.int32), 3),
+        stay,
+        stay,
+        (None, 2),
+        stay,
+    ]:
+        if wanted:
             kept = np.arange(sentences) if keep is None else keep
             parents = (kept[:, None] * beams + rng.integers(0, beams, (len(kept), wanted))).astype(np.int32)
             for engine, state in zip((ort, eager), states, strict=True):

@@ -96,6 +96,7 @@ def check(
     report = Report(name, tolerance=tolerance)
     total, count = 0.0, 0
     max_batch = min(engine.limits.batch, eager.limits.batch)
+    options = dataclasses.replace(options, max_tokens=min(options.max_tokens, engine.limits.tgt_tokens))
     for indices in length_batches([len(ids) for ids in sources], BATCH_TOKENS, max_batch):
         src_ids = pad([np.array(sources[i], np.int32) for i in indices], eager.config.pad_id)
         lengths = np.array([len(sources[i]) for i in indices], np.int32)

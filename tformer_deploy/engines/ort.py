@@ -90,8 +90,7 @@ class OrtEngine:
         log_probs = view(present.pop()).copy() if full else None
         state.past = present
         state.position += 1
-        if state.parents.size != tokens.size or state.position == 1:
-            state.parents = np.arange(tokens.size, dtype=np.int32).reshape(tokens.shape)
+        state.parents = np.arange(tokens.size, dtype=np.int32).reshape(tokens.shape)
         return Scores(view(ids).copy(), view(scores).copy(), log_probs)
 
     def reorder(self, state: OrtState, parents: Ints, sentences: Ints | None = None) -> None:
