@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
@@ -14,9 +14,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	rm -rf .demo
-	$(BIN)/tformer train --task numbers --out .demo/run --preset tiny --vocab-size 150 --updates 300 \
+	$(BIN)/tformer train --task numbers --out .demo/run --preset tiny --vocab-size 150 --updates 240 \
 	  --set model.encoder_layers=2 --set model.decoder_layers=2 --set model.max_positions=64 \
-	  --set train.lr=0.003 --set train.warmup=150 --set train.valid_every=100 --set train.average=2 \
+	  --set train.lr=0.003 --set train.warmup=150 --set train.valid_every=80 --set train.average=2 \
 	  --set train.bleu_sentences=100
 	$(BIN)/tformer export .demo/run --out .demo/bundle
 	$(BIN)/tformer check .demo/bundle --backend ort
@@ -31,6 +31,3 @@ lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-
-clean:
-	rm -rf $(VENV) .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

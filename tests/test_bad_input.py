@@ -95,7 +95,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "broken.toml").write_text("[model]\nd_model = = 3\n")
     (folder / "section.toml").write_text("[modle]\nd_model = 32\n")
     (folder / "key.toml").write_text("[train]\nwarmpu = 32\n")
-    (folder / "kind.toml").write_text('[model]\nd_model = "wide"\n')
+    (folder / "kind.toml").write_text('[model]\nmax_positions = "wide"\n')
     (folder / "flat.toml").write_text("model = 3\n")
     (folder / "latin1.toml").write_bytes(b"# gr\xfcn\n[model]\n")
     write_checkpoint(folder / "good", small_config())
@@ -196,7 +196,7 @@ BAD_SETTINGS = [
     (f"{TRAIN} --config broken.toml", "broken.toml + line 2"),
     (f"{TRAIN} --config section.toml", "section of section.toml 'modle' + did you mean 'model'?"),
     (f"{TRAIN} --config key.toml", "'warmpu' + did you mean 'warmup'?"),
-    (f"{TRAIN} --config kind.toml", "d_model='wide' + int"),
+    (f"{TRAIN} --config kind.toml", "max_positions='wide' + int"),
     (f"{TRAIN} --config flat.toml", "flat.toml + model"),
     (f"{TRAIN} --config latin1.toml", "latin1.toml + utf-8"),
     ("init --out out --preset hugh", "unknown preset 'hugh' + valid: base, big, small, tiny"),
@@ -302,9 +302,9 @@ def process(command: str, file_bytes: int | None = None) -> subprocess.Completed
 
 
 def test_real_process() -> None:
-    done = process(f"{TRAIN} --vocab-size 8000")
+    done = process("init --out out --set model.d_modle=64")
     assert done.returncode == 1
-    assert_one_line(done.stderr, "--vocab-size 8000 does not fit the training text")
+    assert_one_line(done.stderr, "unknown key of [model] 'd_modle' + did you mean 'd_model'?")
 
 
 def test_debug_shows_the_trace() -> None:

@@ -20,9 +20,10 @@ import torch
 from matplotlib.image import imread
 
 from tformer_deploy.checkpoint import load_tensors, open_checkpoint
+from tformer_deploy.cli import main
 from tformer_deploy.config import TrainConfig
 from tformer_deploy.data import DataConfig
-from tformer_deploy.errors import ArtifactError, ConfigError, DataError, Interrupted
+from tformer_deploy.errors import ArtifactError, ConfigError, DataError
 from tformer_deploy.report import read_metrics
 from tformer_deploy.runs import resume_run, start_run
 from tformer_deploy.train import METRICS, STATE, Trainer, learning_rate
@@ -66,7 +67,7 @@ def start(
 
 
 def resume(folder: Path, **settings: Any) -> Trainer:
-    return resume_run(folder, DataConfig(), {}, settings)
+    return resume_run(folder, **settings)
 
 
 def arguments(
@@ -90,12 +91,12 @@ def launch(*arguments: str | Path, module: tuple[str, ...] = ("tformer_deploy",)
     )
 
 
-def wait_for_save(folder: Path, process: subprocess.Popen[str], since: int = 0) -> int:
-    """Wait for a training state younger than `since`; returns its time in nanoseconds."""
+def wait_for_save(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Wait for the first training state of a run."""
     for _ in range(6000):
+        if (folder / STATE).exists():
+            return
         assert process.poll() is None, process.stderr and process.stderr.read()
-        if (folder / STATE).exists() and (changed := (folder / STATE).stat().st_mtime_ns) > since:
-            return changed
         time.sleep(0.01)
     raise AssertionError("nothing was saved within a minute")
 
@@ -122,18 +123,18 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def test_learns_to_copy(tmp_path: Path) -> None:
     folder = tmp_path / "copy"
-    model = {**NO_DROPOUT, "d_model": 64, "d_ff": 128, "heads": 4, "encoder_layers": 1, "decoder_layers": 1}
+    model = {**NO_DROPOUT, "d_model": 64, "d_ff": 64, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
     sets = [f"model.{key}={value}" for key, value in model.items()]
-    sets += ["train.lr=0.004", "train.warmup=100", "train.valid_every=80", "train.average=3", "train.bleu_sentences=20"]
-    options = ["--task", "copy", "--batch-tokens", "768", "--updates", "320", "--seed", "1", "--json"]
+    sets += ["train.lr=0.005", "train.warmup=60", "train.valid_every=70", "train.average=3", "train.bleu_sentences=20"]
+    options = ["--task", "copy", "--batch-tokens", "384", "--updates", "350", "--seed", "1", "--json"]
     process = launch("train", "--out", folder, *options, *(x for s in sets for x in ("--set", s)))
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     figures = json.loads(out)
     assert figures["exact_match"] >= 0.9
-    assert figures["update"] == 320 and figures["averaged"] == 3
-    assert [row["update"] for row in rows(folder, "loss")] == [50, 100, 150, 200, 250, 300, 320]
-    assert [row["update"] for row in rows(folder, "bleu")] == [80, 160, 240, 320, 320]
+    assert figures["update"] == 350 and figures["averaged"] == 3
+    assert [row["update"] for row in rows(folder, "loss")] == [50, 100, 150, 200, 250, 300, 350]
+    assert [row["update"] for row in rows(folder, "bleu")] == [70, 140, 210, 280, 350, 350]
     assert np.std(imread(folder / "metrics.png")) > 0
     checkpoint = open_checkpoint(folder)
     assert checkpoint.weights.name == "average.safetensors"
@@ -146,59 +147,54 @@ def test_a_killed_and_resumed_run_gives_the_weights_of_an_uninterrupted_one(data
     start(whole, data, **settings).run()
 
     process = launch(*arguments(broken, data, **settings))
-    saved = wait_for_save(broken, process)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert err.splitlines()[-1].endswith(f" saved; go on with: tformer train --out {broken} --resume")
-
-    process = launch("train", "--out", broken, "--resume")
-    saved = (broken / STATE).stat().st_mtime_ns
-    wait_for_save(broken, process, saved)
+    wait_for_save(broken, process)
     process.kill()
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
-
     resume(broken).run()
     assert_same_weights(whole, broken)
     assert rows(broken, "valid_loss") == rows(whole, "valid_loss")
     assert [row["update"] for row in rows(broken)] == [row["update"] for row in rows(whole)]
 
 
-def run_with_interrupt(trainer: Trainer, update: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train, get Ctrl-C while working on an update, and resume."""
-    train_update = trainer.train_update
+def interrupt_and_resume(folder: Path, data: DataConfig, update: int, settings: Mapping[str, Any]) -> None:
+    """Train by the real command, get Ctrl-C while it works on an update, and resume."""
+    train_update = Trainer.train_update
 
-    def interrupted(batches: Iterator[Any]) -> dict[str, float]:
+    def interrupted(trainer: Trainer, batches: Iterator[Any]) -> dict[str, float]:
         if trainer.progress.update == update:
             signal.raise_signal(signal.SIGINT)
-        return train_update(batches)
+        return train_update(trainer, batches)
 
-    monkeypatch.setattr(trainer, "train_update", interrupted)
-    with pytest.raises(Interrupted, match=rf"update {update}\b.* saved; go on with: tformer train --out .* --resume"):
-        trainer.run()
-    assert open_checkpoint(trainer.folder).header["training"]["update"] == update
-    resume(trainer.folder).run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "train_update", interrupted)
+        patch.setattr(sys, "argv", ["tformer", *map(str, arguments(folder, data, **settings))])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert stop.value.code == 130
+    assert open_checkpoint(folder).header["training"]["update"] == update
+    resume(folder).run()
 
 
 @pytest.mark.parametrize("update", [7, 20, 63])
 def test_an_interrupt_at_any_update_leaves_no_trace(
-    data: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update: int
+    data: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str], update: int
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     settings = {"updates": 70, "valid_every": 20, "average": 2}
     start(whole, data, **settings).run()
-    run_with_interrupt(start(broken, data, **settings), update, monkeypatch)
+    interrupt_and_resume(broken, data, update, settings)
+    assert f"update {update} saved; go on with: tformer train --out {broken} --resume\n" in capsys.readouterr().err
     assert_same_weights(whole, broken)
     assert rows(broken, "valid_loss") == rows(whole, "valid_loss")
     assert snapshot(broken / "weights") == snapshot(whole / "weights")
 
 
-def test_logged_losses_survive_an_interrupt(data: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logged_losses_survive_an_interrupt(data: DataConfig, tmp_path: Path) -> None:
     """Each is a mean over many updates, of which some were before the interrupt."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     start(whole, data, updates=50).run()
-    run_with_interrupt(start(broken, data, updates=50), 7, monkeypatch)
+    interrupt_and_resume(broken, data, 7, {"updates": 50})
     assert rows(broken, "loss") == rows(whole, "loss")
 
 
@@ -301,7 +297,7 @@ def test_two_micro_batches_equal_one_batch_of_both(data: DataConfig, tmp_path: P
 
 
 def test_two_processes_equal_one_that_accumulates(data: DataConfig, tmp_path: Path) -> None:
-    settings = {"updates": 50, "valid_every": 10, "average": 2, "lr": 0.003}
+    settings = {"updates": 50, "valid_every": 25, "average": 2, "lr": 0.003}
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tformer_deploy")
     process = launch(*arguments(tmp_path / "two", data, model=NO_DROPOUT, **settings), module=torchrun)
     start(tmp_path / "one", data, model=NO_DROPOUT, accumulate=2, **settings).run()
@@ -316,22 +312,29 @@ def test_two_processes_equal_one_that_accumulates(data: DataConfig, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("changed", "model", "settings"),
-    [
-        (DataConfig(task="copy"), {}, {}),
-        (DataConfig(src="other.txt"), {}, {}),
-        (DataConfig(), {"d_model": 32}, {}),
-        (DataConfig(), {}, {"seed": 2}),
-    ],
+    "option", [["--task", "copy"], ["--preset", "tiny"], ["--set", "train.seed=2"], ["--force"], ["--seed", "1"]]
 )
 def test_resume_refuses_other_data_and_settings(
-    data: DataConfig, tmp_path: Path, changed: DataConfig, model: dict[str, Any], settings: dict[str, Any]
+    data: DataConfig,
+    tmp_path: Path,
+    option: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     start(tmp_path, data, updates=2).run()
     before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match="--resume takes data and settings from the run"):
-        resume_run(tmp_path, changed, model, settings)
+    monkeypatch.setattr(sys, "argv", ["tformer", "train", "--out", str(tmp_path), "--resume", *option])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 1
+    assert "--resume takes everything but --updates from the run" in capsys.readouterr().err
     assert snapshot(tmp_path) == before
+
+
+def test_resume_cannot_undo_updates(data: DataConfig, tmp_path: Path) -> None:
+    start(tmp_path, data, updates=4).run()
+    with pytest.raises(ConfigError, match="has made 4 already"):
+        resume(tmp_path, updates=3)
 
 
 def test_resume_needs_a_run(tmp_path: Path) -> None:

@@ -51,8 +51,12 @@ class Checkpoint:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file atomically."""
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_file(path) as temporary:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, temporary, dict(metadata or {}))
+        try:
+            save_file(ready, temporary, dict(metadata or {}))
+        except SafetensorError as error:
+            raise ArtifactError(f"{path} cannot be written: {error}; make room or choose another folder") from None
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -117,13 +121,14 @@ def open_reference(bundle: Bundle, directory: Path | None = None) -> Checkpoint:
     return checkpoint
 
 
-def open_checkpoint(directory: Path) -> Checkpoint:
-    """Open a checkpoint and verify its hashes. Raises ArtifactError."""
+def open_checkpoint(directory: Path, weights: bool = True) -> Checkpoint:
+    """Open a checkpoint and verify its hashes, of the weights only where they are wanted. Raises ArtifactError."""
     header = read_header(directory, HEADER, "checkpoint", VERSION)
     try:
         if missing := {header["weights"], *tokenizer_files(header["tokenizer"])} - set(header["files"]):
             raise ArtifactError(f"{directory / HEADER} is damaged: no hash of {min(missing)}")
-        verify(directory, header["files"], "checkpoint")
+        hashes = {name: sha for name, sha in header["files"].items() if weights or name != header["weights"]}
+        verify(directory, hashes, "checkpoint")
         config = from_dict(ModelConfig, header["model"], "model")
         return Checkpoint(directory, config, load_tokenizers(directory, header["tokenizer"]), header)
     except KeyError as error:

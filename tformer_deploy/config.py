@@ -13,6 +13,9 @@ from .errors import ConfigError, unknown
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 1, 2, 3, 0
 """Token ids that both tokenizers reserve: `<unk> <pad> <bos> <eos>` at 0 to 3."""
 
+MAX_SEED = 2**63
+"""Seeds are less than this."""
+
 NormPosition = Literal["pre", "post"]
 NormKind = Literal["standard", "annotated"]
 PositionKind = Literal["sinusoidal", "learned"]
@@ -145,6 +148,8 @@ class TrainConfig:
             _at_least(self, name, 1)
         for name in ("clip_norm", "patience", "bleu_sentences"):
             _at_least(self, name, 0)
+        if not 0 <= self.seed < MAX_SEED:
+            raise ConfigError(f"train.seed={self.seed}: must be at least 0 and less than 2^63")
         if self.lr <= 0:
             raise ConfigError(f"train.lr={self.lr}: must be above 0")
         if not 0 <= self.label_smoothing < 1:

@@ -93,7 +93,7 @@ def load_data(config: DataConfig) -> tuple[Parallel, Parallel]:
     if config.task:
         return make_task(config.task)
     if config.multi30k:
-        src, tgt = _languages(config.pair)
+        src, tgt = split_pair(config.pair)
         folder = Path(config.multi30k)
         names = {"train": (src, tgt), "val": (src, tgt)}
         train, valid = (
@@ -142,11 +142,12 @@ def _numbers(rng: random.Random) -> Parallel:
     return Parallel(*([num2words(n, lang=language) for n in numbers] for language in ("en", "de")))
 
 
-def _languages(pair: str) -> tuple[str, str]:
-    source, dash, target = pair.partition("-")
-    if not (source and dash and target):
+def split_pair(pair: str) -> tuple[str, str]:
+    """Source and target language of `en-de`. Raises ConfigError."""
+    parts = pair.split("-")
+    if len(parts) != 2 or not all(parts):
         raise ConfigError(f"--pair {pair}: write source and target language as in en-de")
-    return source, target
+    return parts[0], parts[1]
 
 
 def _plain_or_gz(path: Path) -> Path:
@@ -160,16 +161,20 @@ class Corpus:
     """Encoded pairs that can be cut into batches by padded tokens, differently but repeatably for every epoch."""
 
     def __init__(self, text: Parallel, tokenizers: Tokenizers, max_tokens: int) -> None:
-        self.src, self.tgt, self.left_out = [], [], 0
+        self.text, self.src, self.tgt, self.left_out = Parallel([], []), [], [], 0
         for source, target in zip(text.src, text.tgt, strict=True):
             s, t = tokenizers.source_ids(source), tokenizers.target_ids(target)
             if max(len(s), len(t)) > max_tokens:
                 self.left_out += 1
                 continue
+            self.text.src.append(source)
+            self.text.tgt.append(target)
             self.src.append(np.array(s, np.int32))
             self.tgt.append(np.array(t, np.int32))
         if not self.src:
-            raise DataError(f"every pair is longer than {max_tokens} tokens: raise train.max_tokens")
+            raise DataError(
+                f"every pair is longer than {max_tokens} tokens: raise train.max_tokens and model.max_positions"
+            )
         self._src_sizes = np.array([len(ids) for ids in self.src])
         self._tgt_sizes = np.array([len(ids) for ids in self.tgt])
 

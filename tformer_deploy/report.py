@@ -11,9 +11,14 @@ from typing import Any
 import sacrebleu
 
 
-def corpus_bleu(made: Sequence[str], reference: Sequence[str], lowercase: bool = False) -> float:
-    """BLEU of sacrebleu with its default tokenisation (13a), 0 to 100."""
-    return float(sacrebleu.corpus_bleu(list(made), [list(reference)], lowercase=lowercase).score)
+def corpus_bleu(made: Sequence[str], reference: Sequence[str]) -> float:
+    """BLEU of sacrebleu with its default tokenisation (13a), 0 to 100; 0 where no line has four words."""
+    return float(sacrebleu.corpus_bleu(list(made), [list(reference)]).score)
+
+
+def corpus_chrf(made: Sequence[str], reference: Sequence[str]) -> float:
+    """chrF of sacrebleu (characters, so it tells something of one-word lines too), 0 to 100."""
+    return float(sacrebleu.corpus_chrf(list(made), [list(reference)]).score)
 
 
 class Metrics:
@@ -21,17 +26,18 @@ class Metrics:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._sums: dict[str, float] = {}
+        self.sums: dict[str, float] = {}
+        """Of the updates since the last row."""
         self._bar = sys.stderr.isatty()
 
     def train(self, figures: dict[str, float], every: int, updates: int) -> None:
         """Note one update; write the mean of each `every` updates."""
         for name in ("loss", "tokens", "seconds", "count"):
-            self._sums[name] = self._sums.get(name, 0.0) + figures.get(name, 1.0)
+            self.sums[name] = self.sums.get(name, 0.0) + figures.get(name, 1.0)
         update = int(figures["update"])
         if update % every and update != updates:
             return
-        sums, self._sums = self._sums, {}
+        sums, self.sums = self.sums, {}
         row = {
             "update": update,
             "epoch": figures["epoch"],
@@ -41,7 +47,7 @@ class Metrics:
             "tokens_per_s": sums["tokens"] / sums["seconds"],
         }
         self._append(row)
-        self._print(
+        self.say(
             f"update {update}/{updates}  epoch {row['epoch']}  loss {row['loss']:.3f}  lr {row['lr']:.2e}  "
             f"{row['tokens_per_s']:,.0f} target tokens/s",
             transient=True,
@@ -52,15 +58,19 @@ class Metrics:
         self._append(figures)
         parts = [f"update {figures['update']}", f"valid loss {figures['valid_loss']:.3f}"]
         if "bleu" in figures:
-            parts += [f"BLEU {figures['bleu']:.2f}", f"exact {figures['exact_match']:.1%}"]
-        self._print("  ".join(parts), transient=False)
+            exact = f"exact {figures['exact_match']:.1%}"
+            parts += [f"BLEU {figures['bleu']:.2f}", f"chrF {figures['chrf']:.2f}", exact]
+        self.say("  ".join(parts))
         if self.path:
-            plot(self.path, self.path.with_suffix(".png"))
+            try:
+                plot(self.path, self.path.with_suffix(".png"))
+            except OSError as error:  # a full disk must not cost the training that the plot shows
+                self.say(f"metrics.png not drawn: {error}")
 
     def cut(self, update: int) -> None:
-        """Forget what was written after `update`, before a resumed run repeats it."""
+        """Forget the final validation and what was written after `update`, before a resumed run repeats them."""
         if self.path and self.path.is_file():
-            kept = [row for row in read_metrics(self.path) if row["update"] <= update]
+            kept = [row for row in read_metrics(self.path) if row["update"] <= update and "averaged" not in row]
             self.path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
 
     def _append(self, row: dict[str, Any]) -> None:
@@ -69,7 +79,8 @@ class Metrics:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
-    def _print(self, text: str, transient: bool) -> None:
+    def say(self, text: str, transient: bool = False) -> None:
+        """Print a line on stderr; a transient one is overwritten by the next on a terminal."""
         if not self.path:
             return
         if self._bar:

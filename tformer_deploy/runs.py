@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from .checkpoint import HEADER, model_tensors, open_checkpoint, save_checkpoint, save_tensors
-from .config import TrainConfig, from_dict, preset
-from .data import DataConfig, load_data
+from .config import BOS_ID, EOS_ID, MAX_SEED, PAD_ID, ModelConfig, TrainConfig, from_dict, preset
+from .data import DataConfig, load_data, split_pair
 from .errors import ArtifactError, ConfigError
 from .model import Transformer
 from .text import SPECIALS, Tokenizers, Words, train_tokenizers
@@ -41,35 +41,47 @@ def start_run(
         raise ArtifactError(f"{folder} holds a run already: add --resume to continue it or --force to start over")
     text = load_data(data)
     kind = tokenizer or ("words" if data.task == "copy" else "bpe")
-    languages = (None, None) if data.task == "copy" else tuple(data.pair.split("-"))
-    tokenizers = train_tokenizers(kind, text[0].src, text[0].tgt, vocab_size, languages)  # type: ignore[arg-type]
+    languages = (None, None) if data.task == "copy" else split_pair(data.pair)
+    tokenizers = train_tokenizers(kind, text[0].src, text[0].tgt, vocab_size, languages)
     sharing = {} if tokenizers.source is tokenizers.target else {"share_embeddings": "decoder"}
     config = preset(preset_name, tokenizers.source.size, tokenizers.target.size, {**sharing, **model_values})
-    for side, size in (("src_vocab", tokenizers.source.size), ("tgt_vocab", tokenizers.target.size)):
-        if getattr(config, side) < size:
-            raise ConfigError(f"model.{side}={getattr(config, side)} is smaller than the tokenizer's {size} entries")
-    if taken and rank() == 0:
+    check_ids(config, tokenizers)
+    trainer = Trainer(folder, config, settings, data, tokenizers, text)
+    if rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
         for name in ("weights", "train"):
             shutil.rmtree(folder / name, ignore_errors=True)
         for name in (HEADER, METRICS):
             (folder / name).unlink(missing_ok=True)
-    return Trainer(folder, config, settings, data, tokenizers, text)
+    return trainer
 
 
-def resume_run(
-    folder: Path, data: DataConfig, model_values: Mapping[str, Any], train_values: Mapping[str, Any]
-) -> Trainer:
-    """The run in a folder, where it was saved last. Its settings are its own; only train.updates may be raised."""
+def resume_run(folder: Path, updates: int | None = None) -> Trainer:
+    """The run in a folder, where it was saved last, with its own settings; only `updates` may be raised."""
     join_processes()
-    if data != DataConfig(pair=data.pair) or model_values or train_values.keys() - {"updates"}:
-        raise ConfigError("--resume takes data and settings from the run: give only --out, --resume and --updates")
-    stored = json.loads(read_state_header(folder)["run"])
-    checkpoint = open_checkpoint(folder)
-    settings = dataclasses.replace(from_dict(TrainConfig, stored["settings"], "train"), **train_values)
+    header = read_state_header(folder)
+    stored, done = json.loads(header["run"]), json.loads(header["progress"])["update"]
+    settings = from_dict(TrainConfig, stored["settings"], "train")
+    if updates is not None:
+        if updates < done:
+            raise ConfigError(f"--updates {updates}: the run in {folder} has made {done} already")
+        settings = dataclasses.replace(settings, updates=updates)
+    # A kill between two saves may have left the header behind its weights; the state has its own.
+    checkpoint = open_checkpoint(folder, weights=False)
     data = DataConfig(**stored["data"])
     trainer = Trainer(folder, checkpoint.config, settings, data, checkpoint.tokenizers, load_data(data))
     trainer.resume()
     return trainer
+
+
+def check_ids(config: ModelConfig, tokenizers: Tokenizers) -> None:
+    """A model must have an entry for every id of its tokenizers and the same special ones. Raises ConfigError."""
+    for side, size in (("src_vocab", tokenizers.source.size), ("tgt_vocab", tokenizers.target.size)):
+        if getattr(config, side) < size:
+            raise ConfigError(f"model.{side}={getattr(config, side)} is smaller than the tokenizer's {size} entries")
+    for name, expected in (("pad_id", PAD_ID), ("bos_id", BOS_ID), ("eos_id", EOS_ID)):
+        if getattr(config, name) != expected:
+            raise ConfigError(f"model.{name}={getattr(config, name)}: the tokenizer's is {expected}; leave it out")
 
 
 def init_checkpoint(
@@ -78,8 +90,11 @@ def init_checkpoint(
     """Write an untrained checkpoint; returns its number of parameters."""
     if (folder / HEADER).exists() and not force:
         raise ArtifactError(f"{folder} holds a checkpoint already: choose another folder or add --force")
+    if not 0 <= seed < MAX_SEED:
+        raise ConfigError(f"--seed {seed}: must be at least 0 and less than 2^63")
     config = preset(preset_name, vocab_size, vocab_size, model_values)
     words = Words([*SPECIALS, *(f"w{i}" for i in range(len(SPECIALS), vocab_size))], None)
+    check_ids(config, Tokenizers(words, words))
     model = Transformer(config).init_weights(seed)
     weights = folder / "weights/random.safetensors"
     save_tensors(weights, model_tensors(model))

@@ -162,8 +162,8 @@ class Tokenizers:
         return [*self.target.encode(text), EOS_ID]
 
     def target_text(self, ids: Sequence[int]) -> str:
-        """The line that some produced ids stand for."""
-        return self.target.decode(ids)
+        """The line that some produced ids stand for; a model may have more entries than its tokenizer."""
+        return self.target.decode([i for i in ids if i < self.target.size])
 
     def save(self, directory: Path) -> dict[str, Any]:
         """Write the files; returns the description for a header."""

@@ -31,7 +31,7 @@ from .data import Batch, BatchStream, Corpus, DataConfig, Parallel
 from .engines.eager import EagerEngine
 from .errors import ArtifactError, Interrupted
 from .model import Transformer
-from .report import Metrics, corpus_bleu
+from .report import Metrics, corpus_bleu, corpus_chrf
 from .text import Tokenizers
 from .translate import Translator
 
@@ -69,12 +69,14 @@ class Trainer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         longest = min(settings.max_tokens, config.max_positions)
         self.train_set, self.valid_set = (Corpus(part, tokenizers, longest) for part in text)
-        self.valid_text = text[1]
+        self.valid_text = self.valid_set.text
         self.model = Transformer(config).init_weights(settings.seed).to(self.device)
         self.parallel = DistributedDataParallel(self.model) if self.world > 1 else self.model
         self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
         self.progress = Progress()
         self.metrics = Metrics(folder / METRICS if self.rank == 0 else None)
+        if left_out := self.train_set.left_out + self.valid_set.left_out:
+            self.metrics.say(f"{left_out} pairs longer than {longest} tokens are left out")
 
     def run(self) -> dict[str, Any]:
         """Train to the end or to Ctrl-C (raises Interrupted); returns the final validation's figures."""
@@ -175,7 +177,7 @@ class Trainer:
             src, tgt = self.valid_text.src[:sentences], self.valid_text.tgt[:sentences]
             with Translator(EagerEngine(self.model), self.tokenizers) as translator:
                 made = [result.text for result in translator.translate(src)]
-            figures["bleu"] = corpus_bleu(made, tgt)
+            figures["bleu"], figures["chrf"] = corpus_bleu(made, tgt), corpus_chrf(made, tgt)
             figures["exact_match"] = sum(a == b for a, b in zip(made, tgt, strict=True)) / len(tgt)
         self.metrics.valid(figures)
         better = loss < self.progress.best_loss
@@ -187,6 +189,7 @@ class Trainer:
         """Keep this step's weights for averaging, point the checkpoint at them, and save the state to resume from."""
         if self.world > 1:
             shared = torch.tensor([self.progress.best_loss, self.progress.worse], dtype=torch.float64)
+            shared = shared.to(self.device)
             dist.broadcast(shared, 0)
             self.progress.best_loss, self.progress.worse = shared[0].item(), int(shared[1].item())
         if self.rank:
@@ -213,7 +216,11 @@ class Trainer:
         for parameter, slots in self.optimizer.state.items():
             for slot, value in slots.items():
                 tensors[f"{slot}.{names[id(parameter)]}"] = value
-        header = {"progress": json.dumps(dataclasses.asdict(self.progress)), "run": json.dumps(self.description())}
+        header = {
+            "progress": json.dumps(dataclasses.asdict(self.progress)),
+            "metrics": json.dumps(self.metrics.sums),
+            "run": json.dumps(self.description()),
+        }
         save_tensors(self.folder / STATE, tensors, header)
 
     def resume(self) -> None:
@@ -229,8 +236,10 @@ class Trainer:
             self.optimizer.state[parameter] = {
                 slot: tensor.to(parameter.device) for slot, tensor in slots.items() if tensor is not None
             }
-        self.progress = Progress(**json.loads(read_state_header(self.folder)["progress"]))
+        header = read_state_header(self.folder)
+        self.progress = Progress(**json.loads(header["progress"]))
         self.metrics.cut(self.progress.update)
+        self.metrics.sums = json.loads(header["metrics"])
         for path in self.step_weights():
             if int(path.stem.split("-")[1]) > self.progress.update:
                 path.unlink()
@@ -266,7 +275,7 @@ class Trainer:
         """Whether any process was told to stop."""
         if self.world == 1:
             return stop
-        flag = torch.tensor(int(stop))
+        flag = torch.tensor(int(stop), device=self.device)
         dist.all_reduce(flag)
         return bool(flag.item())
 

@@ -19,7 +19,6 @@ def inspect(
 ) -> None:
     """Show what a bundle or checkpoint is, after verifying every hash."""
     from ..bundle import MANIFEST, open_bundle
-    from ..files import read_header, verify
 
     if (path / MANIFEST).is_file():
         header = open_bundle(path).manifest
@@ -27,8 +26,9 @@ def inspect(
         if report.is_file():
             header = {**header, "check": jsonlib.loads(report.read_text(encoding="utf-8"))}
     else:
-        header = read_header(path, "checkpoint.json", "checkpoint", 1)
-        verify(path, header["files"], "checkpoint")
+        from ..checkpoint import open_checkpoint
+
+        header = open_checkpoint(path).header
     header = {**header, "sizes": {name: (path / name).stat().st_size for name in header["files"]}}
     emit(header, json, describe(path, header))
 

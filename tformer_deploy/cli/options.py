@@ -36,6 +36,8 @@ def merge_settings(
         for name, values in read_toml(config).items():
             if name not in merged:
                 raise unknown(f"section of {config}", name, merged)
+            if not isinstance(values, dict):
+                raise ConfigError(f"{config}: {name} must be a section [{name}], got {values!r}")
             merged[name].update(values)
     for item in settings or []:
         key, equals, value = item.partition("=")

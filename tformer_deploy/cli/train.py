@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import ConfigError
 from . import app, emit
 from .options import Json, Settings, merge_settings
 
@@ -15,6 +16,7 @@ from .options import Json, Settings, merge_settings
     epilog="Example: tformer train --task numbers --out runs/numbers --preset tiny --vocab-size 200 --updates 1000"
 )
 def train(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="Run folder: checkpoint, metrics.jsonl, metrics.png.")],
     src: Annotated[str, typer.Option(help="Source text, UTF-8, one sentence a line, plain or .gz.")] = "",
     tgt: Annotated[str, typer.Option(help="Its translation, line by line.")] = "",
@@ -43,12 +45,22 @@ def train(
     flags = {"batch_tokens": batch_tokens, "updates": updates, "seed": seed}
     model_values, train_values = merge_settings(config, settings, {k: v for k, v in flags.items() if v is not None})
     if resume:
-        trainer = resume_run(out, data, model_values, train_values)
+        refuse_settings(context)
+        trainer = resume_run(out, updates)
     else:
         trainer = start_run(out, data, preset, tokenizer, vocab_size, model_values, train_values, force)
     figures = trainer.run()
     if figures:
         emit(figures, json, f"{out}: " + "  ".join(f"{k} {_short(v)}" for k, v in figures.items()))
+
+
+def refuse_settings(context: typer.Context) -> None:
+    """A resumed run keeps its settings: raise ConfigError where others are given."""
+    given = {name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"}  # type: ignore[union-attr]
+    if other := sorted(given - {"out", "resume", "updates", "json"}):
+        raise ConfigError(
+            f"--resume takes everything but --updates from the run: leave out --{other[0].replace('_', '-')}"
+        )
 
 
 def _short(value: object) -> str:
