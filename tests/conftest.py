@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch loads: two test processes share two cores
 
 import numpy as np
 import pytest
