@@ -42,7 +42,8 @@ def test_installed_script() -> None:
 
 def test_translate_pipes(bundle: Path) -> None:
     done = tformer("translate", bundle, "--max-tokens", 6, stdin="w5 w6\n\n  w7 über\nw5 w6".encode())
-    assert done.returncode == 0 and done.stderr == b""
+    assert done.returncode == 0
+    assert done.stderr == b"3 outputs were cut off at 6 tokens or the model's last position\n"
     lines = done.stdout.decode("utf-8").split("\n")
     assert len(lines) == 5 and lines[1] == "" and lines[4] == "" and lines[0] == lines[3] != ""
     assert tformer("translate", bundle).stdout == b""
@@ -51,7 +52,7 @@ def test_translate_pipes(bundle: Path) -> None:
 def test_translate_json(bundle: Path) -> None:
     done = tformer("translate", bundle, "--max-tokens", 6, "--json", stdin=b"w5 w6\n\n")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [sorted(row) for row in rows] == [["ids", "score", "text"]] * 2
+    assert [sorted(row) for row in rows] == [["finished", "ids", "score", "text"]] * 2
     assert len(rows[0]["ids"]) == 6 and rows[0]["score"] < 0 and rows[1]["ids"] == []
 
 

@@ -60,10 +60,15 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=["annotated", "post-learned", "silu-one-head"])
-def test_every_variant_exports_and_passes_its_check(changes: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "opset"), zip(VARIANTS, (18, 20, 24), strict=True), ids=["annotated", "post-learned", "silu-one-head"]
+)
+def test_every_variant_exports_and_passes_its_check(changes: dict[str, object], opset: int, tmp_path: Path) -> None:
     config = small_config(**{"encoder_layers": 1, "decoder_layers": 1, **changes})
-    report = ship(write_checkpoint(tmp_path / "run", config), tmp_path / "bundle")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f"opset = {opset}\n")
+    report = ship(write_checkpoint(tmp_path / "run", config), tmp_path / "bundle", str(recipe))
+    assert onnx.load(tmp_path / "bundle/decoder_step.onnx").opset_import[0].version == opset
     assert report.passed and report.equal == report.sentences
     stored = json.loads((tmp_path / "bundle/check.json").read_text())
     assert stored["passed"] and stored["scores_max"] <= 1e-4
@@ -110,6 +115,7 @@ def test_kill_during_export_leaves_the_old_bundle(run: Path, bundle: Path, tmp_p
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob(".bundle.*/encoder.onnx")) and time.monotonic() < deadline:
         time.sleep(0.02)
+    assert list(tmp_path.glob(".bundle.*/encoder.onnx")), "the export must be under way when it is killed"
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert open_bundle(out).manifest == open_bundle(bundle).manifest

@@ -17,6 +17,7 @@ BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(
 COMMANDS = [
     line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines() if line.startswith(("tformer", "echo"))
 ]
+assert len([line for kind, text in BLOCKS for line in text.splitlines() if line.startswith("tformer ")]) >= 3
 PROGRAMS = [text for kind, text in BLOCKS if kind == "python"]
 
 pytestmark = pytest.mark.skipif(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,20 @@ class Bundle:
     def graph(self, name: str) -> Path:
         """The ONNX file of a graph of `contract.GRAPHS`."""
         return self.directory / f"{name}.onnx"
+
+    def check_metadata(self, name: str, metadata: Mapping[str, str]) -> None:
+        """Compare the manifest, which has no hash, with what stands inside a graph's file. Raises ArtifactError."""
+        try:
+            fits = (
+                metadata["tformer.graph"] == name
+                and metadata["tformer.weights_sha256"] == self.weights_sha256
+                and from_dict(ModelConfig, json.loads(metadata["tformer.model"]), "model") == self.config
+                and recipe_from_dict(json.loads(metadata["tformer.recipe"])) == self.recipe
+            )
+        except (KeyError, ValueError):
+            fits = False
+        if not fits:
+            raise ArtifactError(f"{self.directory / MANIFEST} was edited: {name}.onnx is of another model or recipe")
 
     def tokenizers(self) -> Tokenizers:
         """The tokenizers of both sides."""
@@ -93,7 +109,9 @@ def open_bundle(directory: Path) -> Bundle:
             raise ArtifactError(f"{directory / MANIFEST} is damaged: no hash of {min(missing)}")
         verify(directory, manifest["files"], "bundle")
         config = from_dict(ModelConfig, manifest["model"], "model")
-        return Bundle(directory, config, recipe_from_dict(manifest["recipe"]), manifest)
+        bundle = Bundle(directory, config, recipe_from_dict(manifest["recipe"]), manifest)
+        _ = bundle.checkpoint, bundle.weights_sha256, manifest["versions"]  # a missing one is found here
+        return bundle
     except KeyError as error:
         raise ArtifactError(f"{directory / MANIFEST} is damaged: it has no {error}") from None
     except (TypeError, AttributeError) as error:

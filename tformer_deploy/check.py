@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from .data import pad
 from .decoding import DecodeOptions, Hypothesis, greedy
-from .engines.base import Engine, Floats, Ints
+from .engines.base import Engine, Ints
 from .recipe import Tolerance
 from .translate import length_batches
 
@@ -60,8 +61,9 @@ class Report:
         return not self.failures
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for files and machines."""
-        return {"passed": self.passed, **dataclasses.asdict(self)}
+        """All of it, for files and machines; a figure that is not finite becomes null."""
+        fields = {"passed": self.passed, **dataclasses.asdict(self)}
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
 
     def __str__(self) -> str:
         lines = [
@@ -102,19 +104,16 @@ def check(
         lengths = np.array([len(sources[i]) for i in indices], np.int32)
         expected = greedy(eager, src_ids, lengths, options)
         found = greedy(engine, src_ids, lengths, options)
-        forced = _Forced(eager, engine, src_ids, lengths, expected)
+        forced = _Forced((eager, engine), src_ids, lengths, expected, found)
         report.encoder_max = _worse(report.encoder_max, forced.encoder_difference())
         for difference in forced.steps():
             report.scores_max = _worse(report.scores_max, float(difference.max()))
             total, count = total + float(difference.sum(dtype=np.float64)), count + difference.size
         report.sentences += len(indices)
         report.tokens += sum(len(_tokens(h, eager.config.eos_id)) for h in expected)
-        for row, i in enumerate(indices):
-            divergence = forced.first_divergence(row, i, found[row])
-            if divergence:
-                report.divergences.append(divergence)
-            else:
-                report.equal += 1
+        divergences = [forced.first_divergence(row, i) for row, i in enumerate(indices)]
+        report.divergences += [divergence for divergence in divergences if divergence]
+        report.equal += divergences.count(None)
         if progress:
             progress(len(indices))
     report.scores_mean = total / count if count else 0.0
@@ -142,16 +141,24 @@ def _judge(report: Report) -> Report:
 class _Forced:
     """One batch through both engines with eager's tokens, so that every step sees the same prefix."""
 
-    def __init__(self, eager: Engine, engine: Engine, src_ids: Ints, lengths: Ints, expected: list[Hypothesis]) -> None:
+    def __init__(
+        self,
+        engines: tuple[Engine, Engine],
+        src_ids: Ints,
+        lengths: Ints,
+        expected: list[Hypothesis],
+        found: list[Hypothesis],
+    ) -> None:
+        eager, engine = engines
         self.eager, self.engine, self.lengths = eager, engine, lengths
         self.states = eager.encode(src_ids, lengths), engine.encode(src_ids, lengths)
         config = eager.config
-        self.expected = [_tokens(h, config.eos_id) for h in expected]
+        self.expected, self.found = ([_tokens(h, config.eos_id) for h in side] for side in (expected, found))
         targets = pad([np.array(ids, np.int32) for ids in self.expected], config.pad_id)
         bos = np.full((len(targets), 1), config.bos_id, np.int32)
         self.inputs = np.concatenate((bos, targets[:, :-1]), 1)
-        self.eager_scores: list[Floats] = []
-        """Eager's log-probabilities (B, V) of every step."""
+        self.margins: list[list[float]] = []
+        """Of every step and row: eager's log-probability of its own token minus that of the engine's."""
 
     def encoder_difference(self) -> float:
         """Largest difference at a source position that is not padding."""
@@ -175,19 +182,20 @@ class _Forced:
                 for engine, state in zip((self.eager, self.engine), self.states, strict=True)
             )
             assert ours is not None and theirs is not None
-            self.eager_scores.append(ours[:, 0])
+            self.margins.append(
+                [
+                    float(ours[row, 0, a[step]] - ours[row, 0, b[step]]) if step < min(len(a), len(b)) else 0.0
+                    for row, (a, b) in enumerate(zip(self.expected, self.found, strict=True))
+                ]
+            )
             alive = sizes > step
             yield np.abs(ours[alive, 0] - theirs[alive, 0])
 
-    def first_divergence(self, row: int, sentence: int, found: Hypothesis) -> Divergence | None:
-        """Where the engine's own greedy tokens leave eager's, if they do."""
-        ours, theirs = self.expected[row], _tokens(found, self.eager.config.eos_id)
-        for step, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+    def first_divergence(self, row: int, sentence: int) -> Divergence | None:
+        """Where the engine's own greedy tokens leave eager's, if they do. Both end with eos or at the same limit."""
+        for step, (a, b) in enumerate(zip(self.expected[row], self.found[row], strict=False)):
             if a != b:
-                scores = self.eager_scores[step][row]
-                return Divergence(sentence, step, a, b, float(scores[a] - scores[b]))
-        if len(ours) != len(theirs):  # same tokens, but one stopped early: no margin can excuse that
-            return Divergence(sentence, min(len(ours), len(theirs)), -1, -1, float("inf"))
+                return Divergence(sentence, step, a, b, self.margins[step][row])
         return None
 
 

@@ -95,10 +95,9 @@ def load_data(config: DataConfig) -> tuple[Parallel, Parallel]:
     if config.multi30k:
         src, tgt = split_pair(config.pair)
         folder = Path(config.multi30k)
-        names = {"train": (src, tgt), "val": (src, tgt)}
         train, valid = (
-            read_parallel(_plain_or_gz(folder / f"{part}.{s}"), _plain_or_gz(folder / f"{part}.{t}"))
-            for part, (s, t) in names.items()
+            read_parallel(_plain_or_gz(folder / f"{part}.{src}"), _plain_or_gz(folder / f"{part}.{tgt}"))
+            for part in ("train", "val")
         )
         return train, valid
     for name in ("tgt", "valid_src", "valid_tgt"):

@@ -22,6 +22,10 @@ class ArtifactError(TformerError):
     """A checkpoint or bundle that is missing, damaged, edited or of a newer format."""
 
 
+class TrainingError(TformerError):
+    """Training that cannot go on."""
+
+
 class LimitError(TformerError):
     """A request beyond what the model or the recipe allows."""
 
@@ -57,8 +61,7 @@ def missing_extra(error: ModuleNotFoundError) -> MissingExtra:
     extra = _EXTRA_OF_MODULE.get(module)
     if extra is None:
         return MissingExtra(f"the Python package '{module}' is not installed: pip install {module}")
-    choice = " (on an NVIDIA GPU: 'tformer-deploy[gpu]')" if extra == "cpu" else ""
-    return MissingExtra(f"the package '{module}' is not installed: pip install 'tformer-deploy[{extra}]'{choice}")
+    return MissingExtra(f"the package '{module}' is not installed: pip install 'tformer-deploy[{extra}]'")
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:

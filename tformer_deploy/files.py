@@ -63,7 +63,11 @@ def atomic_directory(path: Path, force: bool) -> Iterator[Path]:
         if path.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
             path.replace(old / "replaced")
-            temporary.replace(path)
+            try:
+                temporary.replace(path)
+            except OSError:
+                (old / "replaced").replace(path)
+                raise
             shutil.rmtree(old, ignore_errors=True)
         else:
             temporary.replace(path)

@@ -22,7 +22,7 @@ class Axis:
     opt: int
     """The size to be fastest at."""
     max: int
-    """0: as far as the model's positions reach."""
+    """0, for src_len and past_len: as far as the model's positions reach."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -80,6 +80,9 @@ class Recipe:
         """The recipe with its open ends filled in from a model."""
         if self.top_k > config.tgt_vocab:
             raise ConfigError(f"top_k={self.top_k} exceeds the vocabulary of {config.tgt_vocab}")
+        for name in ("batch", "beams"):
+            if not getattr(self.axes, name).max:
+                raise ConfigError(f"axes.{name} has max = 0: only src_len and past_len may have it")
         axes = dataclasses.replace(
             self.axes,
             src_len=self.axes.src_len.within(config.max_positions),

@@ -10,6 +10,8 @@ from typing import Any
 
 import sacrebleu
 
+from .files import atomic_file
+
 
 def corpus_bleu(made: Sequence[str], reference: Sequence[str]) -> float:
     """BLEU of sacrebleu with its default tokenisation (13a), 0 to 100; 0 where no line has four words."""
@@ -71,7 +73,8 @@ class Metrics:
         """Forget the final validation and what was written after `update`, before a resumed run repeats them."""
         if self.path and self.path.is_file():
             kept = [row for row in read_metrics(self.path) if row["update"] <= update and "averaged" not in row]
-            self.path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+            with atomic_file(self.path) as temporary:
+                temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
 
     def _append(self, row: dict[str, Any]) -> None:
         if self.path:

@@ -104,7 +104,8 @@ def init_checkpoint(
 
 def join_processes() -> None:
     """Join the group of processes that `torchrun` started, if it did."""
-    if "RANK" in os.environ and not dist.is_initialized():
+    torchrun = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+    if torchrun and not dist.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")

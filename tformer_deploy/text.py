@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from .config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from .errors import ArtifactError, ConfigError, missing_extra, unknown
+from .files import atomic_file
 
 SPECIALS = ("<unk>", "<pad>", "<bos>", "<eos>")
 """The first entries of every vocabulary, at ids 0 to 3."""
@@ -90,7 +91,8 @@ class SentencePiece:
 
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
         """Write `<stem>.model`."""
-        (directory / f"{stem}.model").write_bytes(self._model)
+        with atomic_file(directory / f"{stem}.model") as temporary:
+            temporary.write_bytes(self._model)
         return {"kind": "sentencepiece", "file": f"{stem}.model"}
 
 
@@ -106,11 +108,11 @@ class Words:
         self._split = _splitter(language)
 
     @classmethod
-    def train(cls, lines: Iterable[str], language: str | None, max_size: int, min_count: int = 1) -> Words:
+    def train(cls, lines: Iterable[str], language: str | None, max_size: int) -> Words:
         """Keep the most frequent words, ties in the order of first appearance."""
         split = _splitter(language)
         counts = Counter(word for line in lines for word in split(line))
-        words = [word for word, count in counts.most_common(max_size - len(SPECIALS)) if count >= min_count]
+        words = [word for word, _ in counts.most_common(max_size - len(SPECIALS))]
         return cls([*SPECIALS, *words], language)
 
     @property
@@ -128,7 +130,8 @@ class Words:
 
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
         """Write `<stem>.words`, one a line."""
-        (directory / f"{stem}.words").write_text("\n".join(self._words) + "\n", encoding="utf-8")
+        with atomic_file(directory / f"{stem}.words") as temporary:
+            temporary.write_text("\n".join(self._words) + "\n", encoding="utf-8")
         return {"kind": "words", "file": f"{stem}.words", "language": self._language}
 
 
@@ -189,15 +192,16 @@ def _load(directory: Path, description: dict[str, Any]) -> Tokenizer:
     path = directory / description["file"]
     if not path.is_file():
         raise ArtifactError(f"{directory} is incomplete: {path.name} is missing")
-    if description["kind"] == "sentencepiece":
+    kind = description.get("kind")
+    if kind == "sentencepiece":
         return SentencePiece(path.read_bytes())
-    if description["kind"] == "words":
+    if kind == "words":
         try:
             words = path.read_text(encoding="utf-8").split("\n")[:-1]
         except UnicodeDecodeError as error:
             raise ArtifactError(f"{path} is damaged: {error}") from None
-        return Words(words, description["language"])
-    raise ArtifactError(f"{path}: unknown tokenizer kind '{description['kind']}'")
+        return Words(words, description.get("language"))
+    raise ArtifactError(f"{path}: unknown tokenizer kind '{kind}'")
 
 
 def train_tokenizers(

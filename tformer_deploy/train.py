@@ -29,7 +29,7 @@ from .checkpoint import load_tensors, load_weights, model_tensors, save_checkpoi
 from .config import ModelConfig, TrainConfig
 from .data import Batch, BatchStream, Corpus, DataConfig, Parallel
 from .engines.eager import EagerEngine
-from .errors import ArtifactError, Interrupted
+from .errors import ArtifactError, Interrupted, TrainingError
 from .model import Transformer
 from .report import Metrics, corpus_bleu, corpus_chrf
 from .text import Tokenizers
@@ -127,6 +127,8 @@ class Trainer:
             total += loss.detach()
         if self.world > 1:
             dist.all_reduce(total)
+        if not math.isfinite(total.item()):
+            raise TrainingError(f"the loss is {total.item()} at update {update}: lower train.lr, then start again")
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm or float("inf"))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -240,8 +242,11 @@ class Trainer:
         self.progress = Progress(**json.loads(header["progress"]))
         self.metrics.cut(self.progress.update)
         self.metrics.sums = json.loads(header["metrics"])
-        for path in self.step_weights():
-            if int(path.stem.split("-")[1]) > self.progress.update:
+        if self.rank == 0:
+            newer = [path for path in self.step_weights() if int(path.stem.split("-")[1]) > self.progress.update]
+            if older := [path for path in self.step_weights() if path not in newer]:
+                self.save_header(older[-1])
+            for path in newer:
                 path.unlink()
 
     def finish(self) -> dict[str, Any]:
@@ -249,8 +254,10 @@ class Trainer:
         if self.rank:
             return {}
         paths = self.step_weights()
-        steps = [load_tensors(path) for path in paths]
-        mean = {name: torch.stack([step[name] for step in steps]).mean(0) for name in steps[0]}
+        mean: dict[str, Tensor] = {}
+        for step in paths:
+            for name, tensor in load_tensors(step).items():
+                mean[name] = mean[name] + tensor / len(paths) if name in mean else tensor / len(paths)
         load_weights(self.model, mean, paths[-1])
         path = self.folder / "weights/average.safetensors"
         save_tensors(path, mean)
@@ -313,6 +320,7 @@ def stop_signals() -> Iterator[StopFlag]:
         if flag.is_set:
             raise KeyboardInterrupt
         flag.is_set = True
+        print("stopping after this update", file=sys.stderr)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -9,9 +9,10 @@ from typing import Self
 
 import numpy as np
 
+from .data import pad
 from .decoding import DecodeOptions, Hypothesis, greedy
 from .engines.base import Engine
-from .errors import LimitError
+from .errors import LimitError, TformerError
 from .text import Tokenizers
 
 
@@ -24,6 +25,8 @@ class Result:
     """Target tokens without bos and eos."""
     score: float
     """Sum of the tokens' log-probabilities, eos included."""
+    finished: bool = True
+    """Ended by itself; False where a limit cut the output off."""
 
 
 class Translator:
@@ -80,25 +83,30 @@ class Translator:
         return [self._result(hypothesis) for hypothesis in found]
 
     def generate(self, sources: Sequence[Sequence[int]]) -> list[Result]:
-        """Like `translate`, for sources given as the ids that the encoder sees (eos included)."""
+        """Like `translate`, for sources given as the ids that the encoder sees (eos included).
+
+        Raises LimitError, which names the source counted from 1, for one that is too long or has an unknown id.
+        """
         return [self._result(hypothesis) for hypothesis in self._decode([list(ids) for ids in sources], None, 1)]
 
     def _decode(
         self, requests: list[list[int]], progress: Callable[[int], None] | None, first_line: int
     ) -> list[Hypothesis]:
-        limit = self.engine.limits.src_tokens
+        if not self._open:
+            raise TformerError("the translator is closed: open it again with load()")
+        limit, vocab = self.engine.limits.src_tokens, self.engine.config.src_vocab
         for number, ids in enumerate(requests, first_line):
             if len(ids) > limit:
                 raise LimitError(
                     f"line {number}: a source of {len(ids)} tokens exceeds the limit of {limit}: split the line, "
                     f"or export a model with a larger src_len axis and max_positions"
                 )
-        found = [Hypothesis() for _ in requests]
+            if bad := next((i for i in ids if not 0 <= i < vocab), None):
+                raise LimitError(f"source {number}: token id {bad} is outside the source vocabulary of {vocab}")
+        found = [Hypothesis(finished=True) for _ in requests]
         for indices in length_batches([len(ids) for ids in requests], self.batch_tokens, self.engine.limits.batch):
             lengths = np.array([len(requests[i]) for i in indices], np.int32)
-            src_ids = np.full((len(indices), lengths.max()), self.engine.config.pad_id, np.int32)
-            for row, i in zip(src_ids, indices, strict=True):
-                row[: len(requests[i])] = requests[i]
+            src_ids = pad([np.array(requests[i], np.int32) for i in indices], self.engine.config.pad_id)
             for i, hypothesis in zip(indices, greedy(self.engine, src_ids, lengths, self.options), strict=True):
                 found[i] = hypothesis
             if progress:
@@ -106,7 +114,8 @@ class Translator:
         return found
 
     def _result(self, hypothesis: Hypothesis) -> Result:
-        return Result(self.tokenizers.target_text(hypothesis.ids), hypothesis.ids, hypothesis.score)
+        text = self.tokenizers.target_text(hypothesis.ids)
+        return Result(text, hypothesis.ids, hypothesis.score, hypothesis.finished)
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int, max_batch: int) -> Iterator[list[int]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,12 +32,9 @@ def main() -> None:
     """Run the command. Exit codes: 1 a user's mistake, 2 wrong usage, 3 a check that failed, 130 stopped."""
     try:
         app()
-    except (TformerError, OSError, ModuleNotFoundError, KeyboardInterrupt) as error:
+    except (TformerError, OSError, ModuleNotFoundError) as error:
         if "--debug" in sys.argv:
             raise
-        if isinstance(error, BrokenPipeError):  # the reader of our output has gone: no one is left to tell
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(1)
         kind = "stopped" if isinstance(error, Interrupted) else "error"
         print(f"{kind}: {_one_line(error)}", file=sys.stderr)
         sys.exit(_exit_code(error))
@@ -46,16 +43,15 @@ def main() -> None:
 def _one_line(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return str(missing_extra(error))
-    if isinstance(error, KeyboardInterrupt):
-        return "stopped"
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}: nothing was left half-written; make room or choose another folder"
+        full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EROFS, errno.EDQUOT)
+        return f"{where}{error.strerror}{': make room or choose another folder' if full else ''}"
     return " ".join(str(error).split())
 
 
 def _exit_code(error: BaseException) -> int:
-    if isinstance(error, (Interrupted, KeyboardInterrupt)):
+    if isinstance(error, Interrupted):
         return 130
     return 3 if isinstance(error, ParityError) else 1
 

@@ -23,11 +23,13 @@ def check(
     """Compare an engine with eager PyTorch: encoder, scores of every step, tokens. Exit code 3 if they differ."""
     from ..bundle import open_bundle
     from ..checkpoint import open_reference
-    from ..ship import check_bundle
+    from ..ship import check_bundle, encode_file
 
     opened = open_bundle(bundle)
+    reference = open_reference(opened, checkpoint)
+    sources = encode_file(src, reference.tokenizers, opened.recipe.axes.src_len.max) if src else None
     with progress("check", None) as advance:
-        report = check_bundle(opened, backend, open_reference(opened, checkpoint), src, advance, threads)
+        report = check_bundle(opened, backend, reference, sources, advance, threads)
     emit(report.to_json(), json, str(report))
     if not report.passed:
         raise typer.Exit(3)

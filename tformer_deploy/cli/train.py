@@ -56,11 +56,11 @@ def train(
 
 def refuse_settings(context: typer.Context) -> None:
     """A resumed run keeps its settings: raise ConfigError where others are given."""
-    given = {name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"}  # type: ignore[union-attr]
-    if other := sorted(given - {"out", "resume", "updates", "json"}):
-        raise ConfigError(
-            f"--resume takes everything but --updates from the run: leave out --{other[0].replace('_', '-')}"
-        )
+    kept = ("out", "resume", "updates", "json")
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name not in kept and source and source.name == "COMMANDLINE":
+            raise ConfigError(f"--resume takes everything but --updates from the run: leave out {option.opts[0]}")
 
 
 def _short(value: object) -> str:

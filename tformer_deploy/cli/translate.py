@@ -16,7 +16,7 @@ from . import app, progress
 from .options import Checkpoint, Json, Threads
 
 WINDOW = 4000
-"""Lines that are read, sorted by length and written together."""
+"""Lines that are read, sorted by length and written together; at a terminal, one."""
 
 
 @app.command(epilog="Example: echo 'forty-two' | tformer translate bundles/numbers --backend ort")
@@ -29,7 +29,10 @@ def translate(
     threads: Threads = 0,
     json: Json = False,
 ) -> None:
-    """Translate standard input to standard output, line by line; --json writes text, ids and score of each."""
+    """Translate standard input to standard output, a line for a line; --json writes text, ids and score of each.
+
+    4,000 lines are read at a time, so that lines of similar length can be translated together.
+    """
     from .. import load
 
     out = sys.stdout
@@ -40,13 +43,15 @@ def translate(
         progress("lines", None) as advance,
     ):
         translator.batch_tokens = batch_tokens
-        lines = stdin_lines()
-        first = 1
-        while window := list(islice(lines, WINDOW)):
+        lines, first, cut = stdin_lines(), 1, 0
+        while window := list(islice(lines, 1 if sys.stdin.isatty() else WINDOW)):
             for result in translator.translate(window, advance, first_line=first):
                 print(jsonlib.dumps(asdict(result), ensure_ascii=False) if json else result.text, file=out)
+                cut += not result.finished
+            out.flush()
             first += len(window)
-        out.flush()
+    if cut:
+        print(f"{cut} outputs were cut off at {max_tokens} tokens or the model's last position", file=sys.stderr)
 
 
 def stdin_lines() -> Iterator[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..bundle import Bundle
 from ..contract import caches, signature
-from ..errors import ConfigError
+from ..errors import ArtifactError, ConfigError
 from .base import Floats, Ints, Limits, Scores, check_position, check_request
 
 # The wheels report usage to their vendor unless this is set before the library loads.
@@ -61,8 +61,9 @@ class OrtEngine:
         """See `Engine.encode`."""
         check_request(src_ids, src_lengths, self.config, self.limits)
         binding = self._encoder.io_binding()
+        lengths = np.array(src_lengths, np.int32)
         binding.bind_cpu_input("src_ids", np.ascontiguousarray(src_ids, np.int32))
-        binding.bind_cpu_input("src_lengths", np.ascontiguousarray(src_lengths, np.int32))
+        binding.bind_cpu_input("src_lengths", lengths)
         for name in self._cross:
             binding.bind_output(name)
         self._encoder.run_with_iobinding(binding)
@@ -70,13 +71,13 @@ class OrtEngine:
         empty = np.zeros((batch, self.config.heads, 0, self.config.head_dim), np.float32)
         past = [OrtValue.ortvalue_from_numpy(empty)] * len(self._past)
         parents = np.arange(batch, dtype=np.int32)[:, None]
-        return OrtState(src_lengths, binding.get_outputs(), past, parents)
+        return OrtState(lengths, binding.get_outputs(), past, parents)
 
     def step(self, tokens: Ints, state: OrtState, full: bool = False) -> Scores:
         """See `Engine.step`."""
         check_position(state.position, self.limits)
         binding = self._step.io_binding()
-        binding.bind_cpu_input("tokens", tokens)
+        binding.bind_cpu_input("tokens", np.ascontiguousarray(tokens, np.int32))
         binding.bind_cpu_input("parents", state.parents)
         binding.bind_cpu_input("position", np.array([state.position], np.int32))
         binding.bind_cpu_input("src_lengths", state.src_lengths)
@@ -110,8 +111,13 @@ class OrtEngine:
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
-        options.add_session_config_entry("session.set_denormal_as_zero", "1")
-        return ort.InferenceSession(self.bundle.graph(graph), options, providers=["CPUExecutionProvider"])
+        path = self.bundle.graph(graph)
+        try:
+            session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the library's exceptions share no base class
+            raise ArtifactError(f"onnxruntime {ort.__version__} cannot load {path}: {error}; update it") from None
+        self.bundle.check_metadata(graph, session.get_modelmeta().custom_metadata_map)
+        return session
 
 
 def view(value: OrtValue) -> Any:

@@ -97,7 +97,8 @@ def describe(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
 
 def save(model: onnx.ModelProto, path: Path, external_data_bytes: int = EXTERNAL_DATA_BYTES) -> None:
     """Write a model that passes onnx.checker; large weights go to `<name>.onnx.data` beside it."""
-    if model.ByteSize() > external_data_bytes:
+    # Tensor by tensor: the size of a message above 2 GiB cannot be asked for.
+    if sum(tensor.ByteSize() for tensor in model.graph.initializer) > external_data_bytes:
         onnx.save_model(model, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=1024)
     else:
         onnx.save_model(model, path)
