@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
+from tformer_deploy import load
 from tformer_deploy import ship as ship_module
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.check import Report
@@ -53,15 +54,20 @@ def test_signature_check_reports_every_difference(bundle: Path) -> None:
     assert "src_ids" in str(error.value) and "cross_v_0" in str(error.value)
 
 
-VARIANTS = [
-    {"norm": "annotated", "norm_eps": 1e-6, "share_embeddings": "none", "output_bias": True, "tgt_vocab": 45},
-    {"norm_position": "post", "final_norm": False, "positions": "learned", "activation": "gelu", "norm_eps": 1e-12},
-    {"scale_embeddings": False, "activation": "silu", "decoder_layers": 3, "position_base": 500.0, "heads": 1},
+VARIANTS: list[tuple[dict[str, object], int]] = [
+    ({"norm": "annotated", "norm_eps": 1e-6, "share_embeddings": "none", "output_bias": True, "tgt_vocab": 45}, 18),
+    (
+        {"norm_position": "post", "final_norm": False, "positions": "learned", "activation": "gelu", "norm_eps": 1e-12},
+        20,
+    ),
+    ({"scale_embeddings": False, "activation": "silu", "decoder_layers": 3, "position_base": 500.0, "heads": 1}, 24),
 ]
 
 
 @pytest.mark.parametrize(
-    ("changes", "opset"), zip(VARIANTS, (18, 20, 24), strict=True), ids=["annotated", "post-learned", "silu-one-head"]
+    ("changes", "opset"),
+    list(zip(VARIANTS, (18, 20, 24), strict=True)),
+    ids=["annotated", "post-learned", "silu-one-head"],
 )
 def test_every_variant_exports_and_passes_its_check(changes: dict[str, object], opset: int, tmp_path: Path) -> None:
     config = small_config(**{"encoder_layers": 1, "decoder_layers": 1, **changes})
@@ -135,6 +141,21 @@ def test_damaged_bundles_are_refused(name: str, bundle: Path, tmp_path: Path) ->
         open_bundle(copy)
 
 
+def test_edited_manifest_is_refused(bundle: Path, tmp_path: Path) -> None:
+    """The manifest has no hash, but what it says of the model stands inside the graphs as well."""
+    copy = tmp_path / "bundle"
+    shutil.copytree(bundle, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["model"]["eos_id"] = 6
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=r"manifest.json was edited"):
+        load(copy)
+    del manifest["versions"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match="damaged: it has no 'versions'"):
+        open_bundle(copy)
+
+
 def test_newer_and_broken_manifests_are_refused(bundle: Path, tmp_path: Path) -> None:
     copy = tmp_path / "bundle"
     shutil.copytree(bundle, copy)
@@ -151,8 +172,6 @@ def test_newer_and_broken_manifests_are_refused(bundle: Path, tmp_path: Path) ->
 
 
 def test_recipe_narrows_the_source(run: Path, tmp_path: Path) -> None:
-    from tformer_deploy import load
-
     recipe = tmp_path / "short.toml"
     recipe.write_text("[axes]\nsrc_len = { min = 1, opt = 4, max = 6 }\npast_len = { min = 0, opt = 2, max = 9 }\n")
     ship(run, tmp_path / "bundle", str(recipe))
@@ -163,8 +182,6 @@ def test_recipe_narrows_the_source(run: Path, tmp_path: Path) -> None:
 
 
 def test_bundles_of_every_version_load() -> None:
-    from tformer_deploy import load
-
     folders = sorted((Path(__file__).parent / "bundles").iterdir())
     assert folders
     for folder in folders:

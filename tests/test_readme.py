@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -36,6 +37,11 @@ def test_command_runs(command: str) -> None:
     assert done.stdout.strip()
     if "four hundred and two" in command:
         assert "vierhundertzwei" in done.stdout
+
+
+def test_demo_learned_its_task() -> None:
+    last = json.loads((ROOT / ".demo/run/metrics.jsonl").read_text().splitlines()[-1])
+    assert last["averaged"] and last["exact_match"] >= 0.95
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

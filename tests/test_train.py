@@ -263,6 +263,10 @@ def test_learning_rate_grows_linearly_and_decays_with_the_root() -> None:
     assert learning_rate(100, settings) == pytest.approx(0.002)
     assert learning_rate(400, settings) == pytest.approx(0.001)
     assert learning_rate(10_000, settings) == pytest.approx(0.0002)
+    cooled = TrainConfig(lr=0.002, warmup=100, updates=400, cooldown=100)
+    assert learning_rate(300, cooled) == learning_rate(300, settings)
+    assert learning_rate(351, cooled) == pytest.approx(learning_rate(351, settings) / 2)
+    assert learning_rate(400, cooled) == pytest.approx(0.001 / 100)
 
 
 def test_bf16_runs_near_fp32(data: DataConfig, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tformer_deploy import load
 from tformer_deploy.decoding import DecodeOptions, greedy
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.errors import LimitError
+from tformer_deploy.errors import LimitError, TformerError
 from tformer_deploy.model import Transformer
 from tformer_deploy.translate import Translator, length_batches
 
@@ -107,6 +107,19 @@ def test_lines_come_back_in_order_and_empty_ones_empty(translator: Translator) -
 def test_too_long_line_is_named(translator: Translator) -> None:
     with pytest.raises(LimitError, match="line 12: a source of 31 tokens exceeds the limit of 24"):
         translator.translate(["w5", "w6 " * 30], first_line=11)
+
+
+def test_bad_ids_name_their_source(translator: Translator) -> None:
+    for bad in (VOCAB, -1, 2**40):
+        with pytest.raises(LimitError, match=f"source 2: token id {bad} is outside the source vocabulary of {VOCAB}"):
+            translator.generate([[5, EOS], [bad, EOS]])
+
+
+def test_closed_translator_says_so(bundle: Path) -> None:
+    translator = load(bundle, threads=1)
+    translator.close()
+    with pytest.raises(TformerError, match="closed"):
+        translator.translate(["w5"])
 
 
 def test_eager_and_ort_translators_agree(bundle: Path, translator: Translator) -> None:

@@ -126,6 +126,8 @@ class TrainConfig:
     """Learning rate at the end of the warm-up."""
     warmup: int = 1000
     """Updates of linear growth before the inverse-square-root decay."""
+    cooldown: int = 0
+    """Last updates in which the rate falls linearly to zero as well."""
     label_smoothing: float = 0.1
     clip_norm: float = 1.0
     """Largest gradient norm; 0 switches clipping off."""
@@ -146,7 +148,7 @@ class TrainConfig:
         check_types(self)
         for name in ("updates", "batch_tokens", "accumulate", "warmup", "valid_every", "average", "max_tokens"):
             _at_least(self, name, 1)
-        for name in ("clip_norm", "patience", "bleu_sentences"):
+        for name in ("cooldown", "clip_norm", "patience", "bleu_sentences"):
             _at_least(self, name, 0)
         if not 0 <= self.seed < MAX_SEED:
             raise ConfigError(f"train.seed={self.seed}: must be at least 0 and less than 2^63")

@@ -300,8 +300,10 @@ def read_state_header(folder: Path) -> dict[str, str]:
 
 
 def learning_rate(update: int, settings: TrainConfig) -> float:
-    """Linear warm-up, then the inverse square root of the update. Source: Vaswani et al. 2017, 5.3."""
-    return settings.lr * min(update / settings.warmup, math.sqrt(settings.warmup / update))
+    """Linear warm-up, then the inverse square root of the update (Vaswani et al. 2017, 5.3); a cooldown at the end."""
+    rate = settings.lr * min(update / settings.warmup, math.sqrt(settings.warmup / update))
+    left = settings.updates - update + 1
+    return rate * left / settings.cooldown if left < settings.cooldown else rate
 
 
 @dataclass

@@ -45,8 +45,8 @@ def _one_line(error: BaseException) -> str:
         return str(missing_extra(error))
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
-        full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EROFS, errno.EDQUOT)
-        return f"{where}{error.strerror}{': make room or choose another folder' if full else ''}"
+        full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+        return f"{where}{error.strerror}: {'make room or ' if full else ''}choose another folder"
     return " ".join(str(error).split())
 
 
