@@ -303,7 +303,7 @@ def learning_rate(update: int, settings: TrainConfig) -> float:
     """Linear warm-up, then the inverse square root of the update (Vaswani et al. 2017, 5.3); a cooldown at the end."""
     rate = settings.lr * min(update / settings.warmup, math.sqrt(settings.warmup / update))
     left = settings.updates - update + 1
-    return rate * left / settings.cooldown if left < settings.cooldown else rate
+    return rate * left / settings.cooldown if 0 <= left < settings.cooldown else rate
 
 
 @dataclass
