@@ -368,6 +368,16 @@ def test_force_with_a_mistake_keeps_the_old_run(data: DataConfig, tmp_path: Path
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_files_that_are_not_of_a_run_stay(data: DataConfig, tmp_path: Path, force: bool) -> None:
+    for name in ("train/corpus.txt", "weights/notes.txt", "weights/other.safetensors"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    before = snapshot(tmp_path)
+    start(tmp_path, data, updates=2, force=force)
+    assert snapshot(tmp_path) == before
+
+
 def test_a_vocabulary_padded_beyond_the_tokenizer_trains(data: DataConfig, tmp_path: Path) -> None:
     """Untrained models may produce ids that stand for no text."""
     padded = {"src_vocab": 512, "tgt_vocab": 512}

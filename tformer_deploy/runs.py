@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,10 +48,9 @@ def start_run(
     trainer = Trainer(folder, config, settings, data, tokenizers, text)
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("weights", "train"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        for name in (HEADER, METRICS):
-            (folder / name).unlink(missing_ok=True)
+        # Only a run's own files: without one, a folder `train` or `weights` is somebody's data.
+        for path in [*(folder / "weights").glob("*.safetensors"), *(folder / name for name in taken)] if taken else []:
+            path.unlink(missing_ok=True)
     return trainer
 
 
