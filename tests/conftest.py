@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch loads: two test processes share two cores
+# Some virtual machines announce AMX and kill who uses it.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import numpy as np
 import pytest
@@ -60,6 +62,14 @@ def bundle(run: Path) -> Path:
     """Its exported and checked bundle. Read only: copy it to change it."""
     out = run.parent / "bundle"
     ship(run, out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def attention_bundle(run: Path) -> Path:
+    """The same model exported with its cross-attention. Read only."""
+    out = run.parent / "attention-bundle"
+    ship(run, out, "fp32-attention")
     return out
 
 

@@ -19,7 +19,7 @@ from tformer_deploy.config import (
     parse_settings,
     preset,
 )
-from tformer_deploy.contract import GRAPHS, signature
+from tformer_deploy.contract import GRAPHS, layer_names, signature
 from tformer_deploy.errors import ConfigError
 from tformer_deploy.recipe import Axes, Axis, Recipe, Tolerance, load_recipe, recipe_folder, recipe_from_dict
 
@@ -164,6 +164,7 @@ def to_toml(recipe: Recipe) -> str:
             f'cache = "{recipe.cache}"',
             f"opset = {recipe.opset}",
             f"top_k = {recipe.top_k}",
+            f"attention = {str(recipe.attention).lower()}",
             "[axes]",
             *axes,
             "[tolerance]",
@@ -178,15 +179,17 @@ def to_toml(recipe: Recipe) -> str:
     bounds=st.lists(st.tuples(*[st.integers(0, 999)] * 3).map(sorted), min_size=4, max_size=4),
     opset=st.integers(18, 24),
     tolerances=st.tuples(st.floats(1e-9, 1), st.floats(1e-9, 1)),
+    attention=st.booleans(),
 )
 def test_recipes_round_trip_through_toml_and_json(
     tmp_path_factory: pytest.TempPathFactory,
     bounds: list[list[int]],
     opset: int,
     tolerances: tuple[float, float],
+    attention: bool,
 ) -> None:
     axes = Axes(*(Axis(*bound) for bound in bounds))
-    recipe = Recipe(opset=opset, top_k=3, axes=axes, tolerance=Tolerance(*tolerances))
+    recipe = Recipe(opset=opset, top_k=3, attention=attention, axes=axes, tolerance=Tolerance(*tolerances))
     file = tmp_path_factory.mktemp("recipe") / "mine.toml"
     file.write_text(to_toml(recipe), encoding="utf-8")
     assert load_recipe(str(file)) == recipe
@@ -197,6 +200,7 @@ def test_named_recipes_load_and_fp32_is_the_default() -> None:
     for file in recipe_folder().glob("*.toml"):
         load_recipe(file.stem).for_model(tiny())
     assert load_recipe("fp32") == Recipe() == recipe_from_dict({})
+    assert load_recipe("fp32-attention") == Recipe(attention=True)
 
 
 def test_unknown_recipe_names_the_nearest() -> None:
@@ -226,7 +230,7 @@ def test_recipe_file_that_is_no_toml(content: bytes, tmp_path: Path) -> None:
         ({"tolerance": {"scores": "small"}}, "scores"),
         ({"precision": "fp31"}, "unknown precision 'fp31': did you mean 'fp32'"),
         ({"opset": 17}, "opset=17: must be 18 to 24"),
-        ({"top_k": 0}, "top_k=0: must be at least 1"),
+        ({"top_k": -1}, "top_k=-1: must be at least 0"),
     ],
     ids=str,
 )
@@ -256,6 +260,15 @@ def test_top_k_may_not_exceed_the_vocabulary() -> None:
         Recipe(top_k=8001).for_model(tiny())
 
 
+@pytest.mark.parametrize(("vocab", "most"), [(4, 2), (9, 5), (10, 5), (127, 64), (8000, 64)])
+def test_beams_have_as_many_best_tokens_as_they_read(vocab: int, most: int) -> None:
+    config = tiny(src_vocab=vocab, tgt_vocab=vocab)
+    assert Recipe().for_model(config).axes.beams == Axis(1, 1, most)
+    assert Recipe(top_k=3).for_model(config).axes.beams == Axis(1, 1, 64)
+    wide = Recipe(axes=Axes(beams=Axis(6, 7, 64))).for_model(config).axes.beams
+    assert wide == Axis(min(6, most), min(7, most), most)
+
+
 # Contract
 
 
@@ -276,3 +289,21 @@ def test_signature_follows_config_and_recipe() -> None:
     assert shapes["log_probs"] == ("batch", "beams", 50)
     names = [spec.name for spec in (*step.inputs, *step.outputs)]
     assert len(names) == len(set(names))
+
+
+def test_attention_is_one_more_output_before_the_caches() -> None:
+    plain, more = (signature("decoder_step", tiny(), Recipe(attention=attention)) for attention in (False, True))
+    assert more.inputs == plain.inputs
+    assert (*more.outputs[:3], *more.outputs[4:]) == plain.outputs
+    assert more.outputs[3].name == "attention" and more.outputs[3].shape == ("batch", "beams", "src_len")
+
+
+def test_layer_names_are_in_order_and_nothing_else_has_them() -> None:
+    config = tiny(encoder_layers=1, decoder_layers=2)
+    assert layer_names("encoder", config) == ("encoder_embedding", "encoder_layer_0", "memory")
+    decoder = ("decoder_embedding", "decoder_layer_0", "decoder_layer_1", "hidden")
+    assert layer_names("decoder_step", config) == decoder
+    assert layer_names("decoder_step", tiny(decoder_layers=2, final_norm=False)) == decoder[:-1]
+    for graph in GRAPHS:
+        found = signature(graph, config, Recipe(attention=True))
+        assert not {spec.name for spec in (*found.inputs, *found.outputs)} & set(layer_names(graph, config))

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.engines import make_engine
-from tformer_deploy.engines.base import Engine
-from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy.engines.base import Engine, Scores
+from tformer_deploy.engines.eager import EagerEngine, best_ids
 from tformer_deploy.engines.ort import OrtEngine
 from tformer_deploy.errors import ArtifactError, ConfigError, LimitError, MissingExtra
+from tformer_deploy.export.to_onnx import save
 
 from .conftest import VOCAB, random_sources
 
@@ -27,6 +34,12 @@ TOLERANCE = 2e-5
 @pytest.fixture(scope="module")
 def ort(bundle: Path) -> Iterator[Engine]:
     with OrtEngine(open_bundle(bundle), threads=1) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def attentive(attention_bundle: Path) -> Iterator[Engine]:
+    with OrtEngine(open_bundle(attention_bundle), threads=1) as engine:
         yield engine
 
 
@@ -84,6 +97,176 @@ def test_beams_and_compaction_follow_their_parents(ort: Engine, eager: Engine) -
         assert a.log_probs is not None and b.log_probs is not None
         assert a.log_probs.shape == (sentences, beams, VOCAB)
         assert np.abs(a.log_probs - b.log_probs).max() <= TOLERANCE
+        for scores in (a, b):
+            assert scores.ids.shape == (sentences, beams, 2 * beams - 1)
+            assert_best(scores)
+
+
+def assert_best(found: Scores) -> None:
+    """The ids and scores are what a full sort of the log-probabilities gives."""
+    assert found.log_probs is not None
+    order = np.argsort(-found.log_probs, axis=-1, kind="stable")[..., : found.ids.shape[-1]]
+    assert (found.ids == order).all()
+    assert (found.scores == np.take_along_axis(found.log_probs, order, -1)).all()
+
+
+def test_number_of_best_tokens_follows_recipe_and_beams(ort: Engine, eager: Engine, run: Path) -> None:
+    assert [ort.best(beams) for beams in (1, 2, 5, 30)] == [1, 3, 9, 59]
+    assert [eager.best(beams) for beams in (1, 2, 30, 31, 64)] == [1, 3, 59, 60, 60]
+    fixed = EagerEngine(open_checkpoint(run).load_model(), top_k=4)
+    assert [fixed.best(beams) for beams in (1, 9)] == [4, 4]
+    old = OrtEngine(open_bundle(Path(__file__).parent / "bundles/v1"))
+    assert [old.best(beams) for beams in (1, 9)] == [1, 1]
+
+
+def test_as_many_beams_as_the_vocabulary_allows(ort: Engine, eager: Engine) -> None:
+    """60 tokens: 30 beams read 59, one more is refused."""
+    src_ids, lengths = random_sources(2, 4)
+    parents = np.repeat(np.arange(2, dtype=np.int32)[:, None], 31, 1)
+    tokens = np.full((2, 31), 5, np.int32)
+    for engine in (ort, eager):
+        state = engine.encode(src_ids, lengths)
+        engine.reorder(state, parents[:, :30])
+        found = engine.step(tokens[:, :30], state, full=True)
+        assert found.ids.shape == (2, 30, 59)
+        assert_best(found)
+    assert ort.limits.beams == 30 and eager.limits.beams == 1 << 16
+    state = ort.encode(src_ids, lengths)
+    ort.reorder(state, parents)
+    with pytest.raises(LimitError, match="31 beams exceed the limit of 30"):
+        ort.step(tokens, state)
+
+
+@given(st.lists(st.lists(st.integers(-3, 0), min_size=7, max_size=7), min_size=1, max_size=4), st.integers(1, 7))
+def test_best_ids_equal_a_stable_sort(rows: list[list[int]], k: int) -> None:
+    scores = torch.tensor(rows, dtype=torch.float32)
+    assert torch.equal(best_ids(scores, k), scores.sort(descending=True, stable=True).indices[:, :k])
+
+
+def test_equal_scores_give_the_lower_id(bundle: Path, run: Path, tmp_path: Path) -> None:
+    """With every token there twice, an odd number of best ones ends between two that are equal."""
+    model = open_checkpoint(run).load_model()
+    table = model.output.weight.detach()
+    table[30:] = table[:30]
+    shutil.copytree(bundle, tmp_path / "bundle")
+    graph = onnx.load(bundle / "decoder_step.onnx")
+    for stored in graph.graph.initializer:  # the table of the embedding and its transpose of the output
+        if sorted(stored.dims) == [32, VOCAB]:
+            stored.raw_data = (table if stored.dims[0] == VOCAB else table.T).contiguous().numpy().tobytes()
+    onnx.save(graph, tmp_path / "bundle/decoder_step.onnx")
+    opened = dataclasses.replace(open_bundle(bundle), directory=tmp_path / "bundle")
+    src_ids, lengths = random_sources(2, 4)
+    src_ids %= 30  # the encoder's table, which eager shares, is as before
+    found = []
+    for engine in (EagerEngine(model), OrtEngine(opened, threads=1)):
+        with engine:
+            state = engine.encode(src_ids, lengths)
+            engine.reorder(state, np.repeat(np.arange(2, dtype=np.int32)[:, None], 3, 1))
+            found.append(engine.step(np.array([[4, 9, 2]] * 2, np.int32), state, full=True))
+        assert found[-1].log_probs is not None
+        assert (found[-1].log_probs[..., :30] == found[-1].log_probs[..., 30:]).all()
+        assert_best(found[-1])
+    assert (found[0].ids == found[1].ids).all()
+    assert (found[0].ids[..., 1] == found[0].ids[..., 0] + 30).all()
+
+
+def test_attention_is_the_last_layers_mean_over_heads(attentive: Engine, eager: Engine, run: Path) -> None:
+    src_ids, lengths = random_sources(3, 6)
+    tgt_ids = np.random.default_rng(1).integers(4, VOCAB, (3, 4)).astype(np.int32)
+    model = open_checkpoint(run).load_model().eval()
+    weights = model.attention_weights(*(torch.from_numpy(each) for each in (src_ids, lengths, tgt_ids)))
+    expected = weights["decoder.1.cross"].mean(1).numpy()
+    assert attentive.attention and eager.attention
+    for engine in (attentive, eager):
+        state = engine.encode(src_ids, lengths)
+        for step in range(4):
+            tokens = tgt_ids[:, step : step + 1]
+            found = engine.step(tokens, state, full=step % 2 == 0, attention=step != 1)
+            assert (found.log_probs is None) == (step % 2 != 0)
+            if step == 1:
+                assert found.attention is None
+                continue
+            assert found.attention is not None and found.attention.shape == (3, 1, 6)
+            assert np.abs(found.attention[:, 0] - expected[:, step]).max() <= 1e-6
+            assert not found.attention[:, 0][np.arange(6) >= lengths[:, None]].any()
+
+
+def test_attention_of_beams(attentive: Engine, eager: Engine) -> None:
+    src_ids, lengths = random_sources(2, 5)
+    found = []
+    for engine in (attentive, eager):
+        state = engine.encode(src_ids, lengths)
+        engine.reorder(state, np.array([[0, 0, 0], [1, 1, 1]], np.int32))
+        scores = engine.step(np.array([[4, 5, 6], [7, 8, 9]], np.int32), state, attention=True)
+        assert scores.attention is not None and scores.attention.shape == (2, 3, 5)
+        found.append(scores.attention)
+    assert np.abs(found[0] - found[1]).max() <= 1e-6
+    assert np.abs(found[0].sum(-1) - 1).max() <= 1e-5
+
+
+def test_attention_that_a_bundle_does_not_have(ort: Engine) -> None:
+    assert not ort.attention
+    src_ids, lengths = random_sources(1, 3)
+    state = ort.encode(src_ids, lengths)
+    with pytest.raises(LimitError, match="attention = true, such as fp32-attention"):
+        ort.step(np.full((1, 1), 2, np.int32), state, attention=True)
+
+
+STEP_LAYERS = ["decoder_embedding", "decoder_layer_0", "decoder_layer_1", "hidden", "log_probs"]
+CROSS = ["cross_k_0", "cross_v_0", "cross_k_1", "cross_v_1"]
+
+
+def test_layer_values_equal_eagers(ort: Engine, attentive: Engine, eager: Engine, run: Path) -> None:
+    src_ids, lengths = random_sources(3, 6)
+    tgt_ids = np.random.default_rng(1).integers(4, VOCAB, (3, 4)).astype(np.int32)
+    expected = eager.layers(src_ids, lengths, tgt_ids)
+    assert list(expected) == ["encoder_embedding", "encoder_layer_0", "encoder_layer_1", "memory", *CROSS, *STEP_LAYERS]
+    assert expected["memory"].shape == (3, 6, 32) and expected["cross_k_0"].shape == (3, 4, 6, 8)
+    assert expected["hidden"].shape == (3, 4, 32) and expected["log_probs"].shape == (3, 4, VOCAB)
+    for engine in (ort, attentive):
+        found = engine.layers(src_ids, lengths, tgt_ids)
+        assert list(found) == list(expected)
+        for name, value in found.items():
+            assert value.shape == expected[name].shape and np.abs(value - expected[name]).max() <= 1e-5, name
+    model = open_checkpoint(run).load_model().eval()
+    with torch.inference_mode():
+        logits = model(*(torch.from_numpy(each) for each in (src_ids, lengths, tgt_ids)))
+    assert np.abs(expected["log_probs"] - logits.log_softmax(-1).numpy()).max() <= 1e-5
+
+
+def test_layer_values_of_weights_beside_the_graph(bundle: Path, eager: Engine, tmp_path: Path) -> None:
+    for name in ("encoder", "decoder_step"):
+        save(onnx.load(bundle / f"{name}.onnx"), tmp_path / f"{name}.onnx", external_data_bytes=1000)
+        assert (tmp_path / f"{name}.onnx.data").is_file()
+    src_ids, lengths = random_sources(2, 3)
+    tgt_ids = np.array([[2, 5], [2, 6]], np.int32)
+    engine = OrtEngine(dataclasses.replace(open_bundle(bundle), directory=tmp_path), threads=1)
+    found, expected = (each.layers(src_ids, lengths, tgt_ids) for each in (engine, eager))
+    assert list(found) == list(expected)
+    assert all(np.abs(found[name] - expected[name]).max() <= 1e-5 for name in found)
+
+
+def test_layer_values_of_an_old_bundle_are_what_it_has() -> None:
+    engine = OrtEngine(open_bundle(Path(__file__).parent / "bundles/v1"), threads=1)
+    found = engine.layers(np.array([[5, 6, 3]], np.int32), np.array([3], np.int32), np.array([[2, 5]], np.int32))
+    assert list(found) == [*CROSS, "log_probs"]
+
+
+def test_layer_values_need_onnx(ort: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.delitem(sys.modules, "tformer_deploy.engines.ort_layers", raising=False)
+    src_ids, lengths = random_sources(1, 3)
+    with pytest.raises(MissingExtra, match=r"pip install 'tformer-deploy\[export\]'"):
+        ort.layers(src_ids, lengths, np.full((1, 1), 2, np.int32))
+
+
+def test_layer_values_keep_the_limits(ort: Engine, eager: Engine) -> None:
+    src_ids, lengths = random_sources(1, 25)
+    for engine in (ort, eager):
+        with pytest.raises(LimitError, match="25 tokens exceeds"):
+            engine.layers(src_ids, lengths, np.full((1, 1), 2, np.int32))
+        with pytest.raises(LimitError, match="step 25 exceeds the limit of 24"):
+            engine.layers(src_ids[:, :3], np.array([3], np.int32), np.full((1, 25), 2, np.int32))
 
 
 def test_results_stay_valid_after_further_steps(ort: Engine) -> None:

@@ -18,7 +18,7 @@ from tformer_deploy import load
 from tformer_deploy import ship as ship_module
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.check import Report
-from tformer_deploy.contract import GRAPHS, signature
+from tformer_deploy.contract import GRAPHS, layer_names, signature
 from tformer_deploy.errors import ArtifactError, LimitError, ParityError
 from tformer_deploy.export.signature import compare_signature, read_signature
 from tformer_deploy.export.to_onnx import save
@@ -54,23 +54,49 @@ def test_signature_check_reports_every_difference(bundle: Path) -> None:
     assert "src_ids" in str(error.value) and "cross_v_0" in str(error.value)
 
 
-VARIANTS: list[tuple[dict[str, object], int]] = [
-    ({"norm": "annotated", "norm_eps": 1e-6, "share_embeddings": "none", "output_bias": True, "tgt_vocab": 45}, 18),
+@pytest.mark.parametrize("folder", ["bundle", "attention_bundle"])
+def test_layer_values_stand_inside_the_graphs_by_name(folder: str, request: pytest.FixtureRequest) -> None:
+    opened = open_bundle(request.getfixturevalue(folder))
+    for name in GRAPHS:
+        graph = onnx.load(opened.graph(name)).graph
+        names = layer_names(name, opened.config)
+        assert [output for node in graph.node for output in node.output if output in names] == list(names)
+        assert not {output.name for output in graph.output} & set(names)
+        assert "Identity" not in {node.op_type for node in graph.node}, "a name must not cost an operation"
+        shapes = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
+        assert all(shapes[each] == 3 for each in names)
+
+
+VARIANTS: list[tuple[dict[str, object], int, str]] = [
+    (
+        {"norm": "annotated", "norm_eps": 1e-6, "share_embeddings": "none", "output_bias": True, "tgt_vocab": 45},
+        18,
+        "top_k = 7",
+    ),
     (
         {"norm_position": "post", "final_norm": False, "positions": "learned", "activation": "gelu", "norm_eps": 1e-12},
         20,
+        "attention = true",
     ),
-    ({"scale_embeddings": False, "activation": "silu", "decoder_layers": 3, "position_base": 500.0, "heads": 1}, 24),
+    (
+        {"scale_embeddings": False, "activation": "silu", "decoder_layers": 3, "position_base": 500.0, "heads": 1},
+        24,
+        "axes.beams = { min = 1, opt = 1, max = 1 }",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("changes", "opset"), VARIANTS, ids=["annotated", "post-learned", "silu-one-head"])
-def test_every_variant_exports_and_passes_its_check(changes: dict[str, object], opset: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("changes", "opset", "rest"), VARIANTS, ids=["annotated", "post-learned", "silu-one-head"])
+def test_every_variant_exports_and_passes_its_check(
+    changes: dict[str, object], opset: int, rest: str, tmp_path: Path
+) -> None:
     config = small_config(**{"encoder_layers": 1, "decoder_layers": 1, **changes})
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(f"opset = {opset}\n")
+    recipe.write_text(f"opset = {opset}\n{rest}\n")
     report = ship(write_checkpoint(tmp_path / "run", config), tmp_path / "bundle", str(recipe))
-    assert onnx.load(tmp_path / "bundle/decoder_step.onnx").opset_import[0].version == opset
+    step = onnx.load(tmp_path / "bundle/decoder_step.onnx")
+    assert step.opset_import[0].version == opset
+    assert set(layer_names("decoder_step", config)) < {name for node in step.graph.node for name in node.output}
     assert report.passed and report.equal == report.sentences
     stored = json.loads((tmp_path / "bundle/check.json").read_text())
     assert stored["passed"] and stored["scores_max"] <= 1e-4

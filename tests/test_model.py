@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tformer_deploy.config import ModelConfig, preset
+from tformer_deploy.contract import layer_names
 from tformer_deploy.model import (
     AnnotatedLayerNorm,
     Attention,
@@ -397,6 +398,48 @@ def test_attention_weights_are_those_that_the_model_uses() -> None:
         model(src, lengths, tgt)
     hook.remove()
     close(weights, seen[0][..., :6])
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_step_gives_the_attention_of_its_last_layer(norm_position: str) -> None:
+    """Mean over heads, of the same rows as a teacher-forced pass; padding has no weight."""
+    model = make_model(norm_position=norm_position)
+    src, lengths, tgt = words(2, 6), torch.tensor([6, 2]), targets(2, 3, 4)
+    weights = model.attention_weights(src.repeat_interleave(3, 0), lengths.repeat_interleave(3), tgt.flatten(0, 1))
+    expected = weights["decoder.1.cross"].mean(1).view(2, 3, 4, 6)
+    cross = model.cross_keys_values(model.encode(src, lengths))
+    past = [(torch.zeros(6, 4, 0, 4, dtype=torch.float64),) * 2] * 2
+    for t in range(4):
+        layers: dict[str, Tensor] = {}
+        with torch.no_grad():
+            _, past = model.step(tgt[:, :, t], torch.tensor([t]), lengths, cross, past, layers)
+        close(layers["attention"], expected[:, :, t])
+        assert not layers["attention"][1, :, 2:].any()
+
+
+@pytest.mark.parametrize("changes", [{}, {"norm_position": "post", "final_norm": False}], ids=["pre", "post"])
+def test_layer_values_are_those_of_each_module(changes: dict[str, Any]) -> None:
+    model = make_model(**changes)
+    src, lengths = words(2, 5), torch.tensor([5, 3])
+    seen: list[Tensor] = []
+    for module in (*model.encoder, model.encoder_norm):
+        module.register_forward_hook(lambda module, args, output: seen.append(output))
+    encoder: dict[str, Tensor] = {}
+    step: dict[str, Tensor] = {}
+    with torch.no_grad():
+        memory = model.encode(src, lengths, encoder)
+        empty = torch.zeros(2, 4, 0, 4, dtype=torch.float64)
+        cross = model.cross_keys_values(memory)
+        log_probs, _ = model.step(targets(2, 1), torch.tensor([0]), lengths, cross, [(empty, empty)] * 2, step)
+        close(model.output(step["hidden"]).log_softmax(-1), log_probs)
+        close(step["hidden"], model.decode(memory, lengths, targets(2, 1)))
+    assert list(encoder) == ["encoder_embedding", "encoder_layer_0", "encoder_layer_1", "memory"]
+    assert list(step) == ["decoder_embedding", "decoder_layer_0", "attention", "decoder_layer_1", "hidden"]
+    assert set(layer_names("encoder", model.config)) <= set(encoder)
+    assert set(layer_names("decoder_step", model.config)) <= set(step)
+    for name, value in zip(list(encoder)[1:], seen, strict=True):
+        assert torch.equal(encoder[name], value)
+    close(encoder["encoder_embedding"], model.embed(src, model.src_embedding, model.src_positions[:5]))
 
 
 # Padding embedding

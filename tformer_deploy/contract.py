@@ -1,8 +1,8 @@
 """Names, types and symbolic sizes of both graphs: the only place where they are written.
 
 Sizes are numbers or the names `batch`, `beams`, `src_len`, `past_len`, `past_rows` (rows of the step before) and
-expressions of them. A row is a beam of a
-sentence; rows are counted sentence by sentence, so row = sentence * beams + beam.
+expressions of them. A row is a beam of a sentence; rows are counted sentence by sentence, so row = sentence * beams +
+beam.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .config import ModelConfig
 from .recipe import Recipe
 
 GRAPHS = ("encoder", "decoder_step")
-ROWS, GROWN = "batch*beams", "past_len + 1"
+ROWS, GROWN, BEST = "batch*beams", "past_len + 1", "2*beams - 1"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
     lengths = TensorSpec("src_lengths", "int32", ("batch",))
     if graph == "encoder":
         return Signature((TensorSpec("src_ids", "int32", ("batch", "src_len")), lengths), cross)
-    best = ("batch", "beams", recipe.top_k)
+    best = ("batch", "beams", recipe.top_k or BEST)
+    # The last layer's cross-attention, mean over heads; 0 at padding.
+    attention = (TensorSpec("attention", "float32", ("batch", "beams", "src_len")),) if recipe.attention else ()
     return Signature(
         (
             # The last token of each row, and the row of the previous step that it continues.
@@ -65,6 +67,7 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
             TensorSpec("top_ids", "int32", best),
             TensorSpec("top_scores", "float32", best),
             TensorSpec("log_probs", "float32", ("batch", "beams", config.tgt_vocab)),
+            *attention,
             *caches("present", config, (ROWS, config.heads, GROWN, config.head_dim)),
         ),
     )
@@ -77,3 +80,18 @@ def caches(kind: str, config: ModelConfig, shape: tuple[int | str, ...]) -> tupl
         for layer in range(config.decoder_layers)
         for part in ("k", "v")
     )
+
+
+def layer_names(graph: str, config: ModelConfig) -> tuple[str, ...]:
+    """Values inside a graph that carry these names, in order of computation: `[batch, src_len or beams, d_model]`.
+
+    They are no outputs, so that a runtime may fuse them away; a debugger makes them outputs of a copy.
+    """
+    side, layers, last = (
+        ("encoder", config.encoder_layers, "memory")
+        if graph == "encoder"
+        else ("decoder", config.decoder_layers, "hidden")
+    )
+    # Without a final norm the last value would be the last layer's, and one value cannot have two names.
+    final = (last,) if config.final_norm else ()
+    return (f"{side}_embedding", *(f"{side}_layer_{i}" for i in range(layers)), *final)

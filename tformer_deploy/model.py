@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from .config import ModelConfig
 
 KeysValues = tuple[Tensor, Tensor]
+Layers = dict[str, Tensor]
+"""Values on the way, by the names of `contract.layer_names`, in order of computation."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
@@ -65,6 +67,11 @@ class Attention(nn.Module):
         k, v = keys_values
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout)
+
+    def weights(self, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        """How x (B, T, d) attends to keys (B, H, S, D): (B, H, T, S), to look at; `attend` has its own."""
+        scores = self.split(self.query(x)) @ keys.transpose(2, 3) / math.sqrt(self.head_dim)
+        return scores.masked_fill(~mask, -math.inf).softmax(-1)
 
     def forward(self, x: Tensor, keys_values: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
         """Attend from x (B, T, d) to keys and values; returns (B, T, d)."""
@@ -133,17 +140,25 @@ class DecoderLayer(nn.Module):
         x = self.attention_residual.after(x, self.attention(y, self.attention.keys_values(y), None, causal=True))
         return self.rest(x, cross, cross_mask)
 
-    def step(self, x: Tensor, past: KeysValues, cross: KeysValues, cross_mask: Tensor) -> tuple[Tensor, KeysValues]:
+    def step(
+        self, x: Tensor, past: KeysValues, cross: KeysValues, cross_mask: Tensor, seen: Layers | None = None
+    ) -> tuple[Tensor, KeysValues]:
         """One position of B*K rows: x (B, K, d), past two of (B*K, H, T, D) -> (B, K, d), two of (B*K, H, T+1, D)."""
         rows = self.attention_residual.before(x).flatten(0, 1).unsqueeze(1)  # (B*K, 1, d)
         k, v = self.attention.keys_values(rows)
         present = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
         x = self.attention_residual.after(x, self.attention(rows, present, None).view_as(x))
-        return self.rest(x, cross, cross_mask), present
+        return self.rest(x, cross, cross_mask, seen), present
 
-    def rest(self, x: Tensor, cross: KeysValues, cross_mask: Tensor) -> Tensor:
-        """Cross-attention and feed-forward. Beams are query positions here, so cross K/V are never repeated."""
-        x = self.cross_residual.after(x, self.cross(self.cross_residual.before(x), cross, cross_mask))
+    def rest(self, x: Tensor, cross: KeysValues, cross_mask: Tensor, seen: Layers | None = None) -> Tensor:
+        """Cross-attention and feed-forward. Beams are query positions here, so cross K/V are never repeated.
+
+        `seen` receives `attention` (B, K, S), the mean over heads.
+        """
+        y = self.cross_residual.before(x)
+        if seen is not None:
+            seen["attention"] = self.cross.weights(y, cross[0], cross_mask).mean(1)
+        x = self.cross_residual.after(x, self.cross(y, cross, cross_mask))
         return self.ff_residual.after(x, self.ff(self.ff_residual.before(x)))
 
 
@@ -197,13 +212,14 @@ class Transformer(nn.Module):
             x = x * math.sqrt(self.config.d_model)
         return F.dropout(x + positions, self.config.dropout, self.training)
 
-    def encode(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor:
-        """src_ids (B, S), src_lengths (B) -> memory (B, S, d)."""
+    def encode(self, src_ids: Tensor, src_lengths: Tensor, layers: Layers | None = None) -> Tensor:
+        """src_ids (B, S), src_lengths (B) -> memory (B, S, d); `layers` receives the value of every layer."""
         mask = length_mask(src_lengths, src_ids.shape[1], src_ids.shape[1])
         x = self.embed(src_ids, self.src_embedding, self.src_positions[: src_ids.shape[1]])
-        for layer in self.encoder:
-            x = layer(x, mask)
-        return self.encoder_norm(x)  # type: ignore[no-any-return]
+        keep(layers, "encoder_embedding", x)
+        for i, layer in enumerate(self.encoder):
+            x = keep(layers, f"encoder_layer_{i}", layer(x, mask))
+        return keep(layers, "memory", self.encoder_norm(x))
 
     def cross_keys_values(self, memory: Tensor) -> list[KeysValues]:
         """What each decoder layer needs of the source, projected once: L times two of (B, H, S, D)."""
@@ -222,21 +238,32 @@ class Transformer(nn.Module):
         return self.output(self.decode(self.encode(src_ids, src_lengths), src_lengths, tgt_ids))  # type: ignore[no-any-return]
 
     def step(
-        self, tokens: Tensor, position: Tensor, src_lengths: Tensor, cross: list[KeysValues], past: list[KeysValues]
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        src_lengths: Tensor,
+        cross: list[KeysValues],
+        past: list[KeysValues],
+        layers: Layers | None = None,
     ) -> tuple[Tensor, list[KeysValues]]:
         """One decoding step with cached keys and values.
 
         tokens (B, K): the last token of each row; position (1): its index in the target; cross: L times two of
         (B, H, S, D); past: L times two of (B*K, H, T, D), T = position. Returns log-probabilities (B, K, V) and the
-        grown caches.
+        grown caches. `layers` receives the value of every layer, and `attention` (B, K, S): the last layer's
+        cross-attention, mean over heads.
         """
         mask = length_mask(src_lengths, cross[0][0].shape[2], tokens.shape[1])
         x = self.embed(tokens, self.tgt_embedding, self.tgt_positions.index_select(0, position))
+        keep(layers, "decoder_embedding", x)
         present = []
-        for layer, layer_past, layer_cross in zip(self.decoder, past, cross, strict=True):
-            x, grown = layer.step(x, layer_past, layer_cross, mask)  # type: ignore[operator]
+        for i, (layer, layer_past, layer_cross) in enumerate(zip(self.decoder, past, cross, strict=True)):
+            seen = layers if i == len(past) - 1 else None
+            x, grown = layer.step(x, layer_past, layer_cross, mask, seen)  # type: ignore[operator]
             present.append(grown)
-        return F.log_softmax(self.output(self.decoder_norm(x)), -1), present
+            keep(layers, f"decoder_layer_{i}", x)
+        x = keep(layers, "hidden", self.decoder_norm(x))
+        return F.log_softmax(self.output(x), -1), present
 
     def attention_weights(self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> dict[str, Tensor]:
         """The attention weights of a teacher-forced pass, for plotting: name of the module -> (B, H, T, S).
@@ -247,10 +274,9 @@ class Transformer(nn.Module):
 
         def record(name: str, module: Attention, args: tuple[Tensor, ...], causal: bool) -> None:
             x, (keys, _), mask = args[0], args[1], args[2]
-            scores = module.split(module.query(x)) @ keys.transpose(2, 3) / math.sqrt(module.head_dim)
             if causal:
-                mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-            weights[name] = scores.masked_fill(~mask, -math.inf).softmax(-1)
+                mask = torch.ones(x.shape[1], keys.shape[2], dtype=torch.bool, device=x.device).tril()
+            weights[name] = module.weights(x, keys, mask)
 
         hooks = [
             module.register_forward_pre_hook(
@@ -267,6 +293,13 @@ class Transformer(nn.Module):
             for hook in hooks:
                 hook.remove()
         return weights
+
+
+def keep(layers: Layers | None, name: str, x: Tensor) -> Tensor:
+    """x, noted under its name where somebody asked."""
+    if layers is not None:
+        layers[name] = x
+    return x
 
 
 def length_mask(lengths: Tensor, size: int, queries: int) -> Tensor:

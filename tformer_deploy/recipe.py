@@ -29,9 +29,9 @@ class Axis:
         if not 0 <= self.min <= self.opt or (self.max and self.opt > self.max):
             raise ConfigError(f"axis {{min={self.min}, opt={self.opt}, max={self.max}}}: must be min <= opt <= max")
 
-    def within(self, positions: int) -> Axis:
-        """This axis with its open or too large end at `positions`."""
-        top = min(self.max or positions, positions)
+    def within(self, largest: int) -> Axis:
+        """This axis with its open or too large end at `largest`."""
+        top = min(self.max or largest, largest)
         return Axis(min(self.min, top), min(self.opt, top), top)
 
 
@@ -52,9 +52,15 @@ class Tolerance:
     encoder: float = 1e-4
     scores: float = 1e-4
     """Log-probabilities, natural logarithm."""
+    bleu: float = 0.1
+    """BLEU points, where reference translations are given."""
 
     def __post_init__(self) -> None:
         check_types(self)
+
+
+TOLERANCES = {"fp32": Tolerance()}
+"""What each precision should hold; a recipe that allows more shows it in every report."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,10 @@ class Recipe:
     precision: Literal["fp32"] = "fp32"
     cache: Literal["growing"] = "growing"
     opset: int = 23
-    top_k: int = 1
-    """Best tokens that a step returns per row."""
+    top_k: int = 0
+    """Best tokens that a step returns per row; 0: the `2*beams - 1` that beam search reads, 1 for greedy search."""
+    attention: bool = False
+    """A step also returns the last layer's cross-attention: for alignments and the coverage penalty."""
     axes: Axes = field(default_factory=Axes)
     tolerance: Tolerance = field(default_factory=Tolerance)
 
@@ -73,8 +81,8 @@ class Recipe:
         check_types(self)
         if not 18 <= self.opset <= 24:
             raise ConfigError(f"opset={self.opset}: must be 18 to 24, which ONNX Runtime and TensorRT both load")
-        if self.top_k < 1:
-            raise ConfigError(f"top_k={self.top_k}: must be at least 1")
+        if self.top_k < 0:
+            raise ConfigError(f"top_k={self.top_k}: must be at least 0")
 
     def for_model(self, config: ModelConfig) -> Recipe:
         """The recipe with its open ends filled in from a model."""
@@ -83,8 +91,11 @@ class Recipe:
         for name in ("batch", "beams"):
             if not getattr(self.axes, name).max:
                 raise ConfigError(f"axes.{name} has max = 0: only src_len and past_len may have it")
+        beams = self.axes.beams
         axes = dataclasses.replace(
             self.axes,
+            # The best 2*beams - 1 tokens must exist.
+            beams=beams if self.top_k else beams.within((config.tgt_vocab + 1) // 2),
             src_len=self.axes.src_len.within(config.max_positions),
             past_len=self.axes.past_len.within(config.max_positions - 1),
         )

@@ -28,6 +28,8 @@ class Limits:
     """Source length, special tokens included."""
     tgt_tokens: int
     """Decoding steps."""
+    beams: int
+    """Rows per sentence."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Scores:
     """(B, K, k) log-probabilities."""
     log_probs: Floats | None = None
     """(B, K, V), only where asked for."""
+    attention: Floats | None = None
+    """(B, K, S), only where asked for: the last layer's cross-attention, mean over heads; 0 at padding."""
 
 
 class Engine(Protocol):
@@ -47,6 +51,8 @@ class Engine(Protocol):
 
     config: ModelConfig
     limits: Limits
+    attention: bool
+    """Whether a step can return attention."""
 
     def __enter__(self) -> Self: ...
 
@@ -58,8 +64,15 @@ class Engine(Protocol):
         """src_ids (B, S) right-padded, src_lengths (B) -> the state of B sentences with one beam each."""
         ...
 
-    def step(self, tokens: Ints, state: State, full: bool = False) -> Scores:
-        """Feed the last token of every row, (B, K); `full` asks for all log-probabilities."""
+    def best(self, beams: int) -> int:
+        """How many best tokens a step returns per row with that many beams."""
+        ...
+
+    def step(self, tokens: Ints, state: State, full: bool = False, attention: bool = False) -> Scores:
+        """Feed the last token of every row, (B, K); `full` asks for all log-probabilities.
+
+        Raises LimitError beyond `limits`, and for attention that the engine does not have.
+        """
         ...
 
     def reorder(self, state: State, parents: Ints, sentences: Ints | None = None) -> None:
@@ -71,6 +84,15 @@ class Engine(Protocol):
 
     def cross_keys_values(self, state: State) -> list[Floats]:
         """The encoder's outputs, for comparison: 2L of (B, H, S, D)."""
+        ...
+
+    def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
+        """Every value on the way through one batch, in order of computation, to find the first that differs.
+
+        Teacher-forced: src_ids (B, S), src_lengths (B), tgt_ids (B, T) beginning with bos. Returns the encoder's values
+        of `contract.layer_names` (B, S, d), `cross_k_0` and so on (B, H, S, D), the step's values (B, T, d) and
+        `log_probs` (B, T, V); those that a graph does not have by name are left out.
+        """
         ...
 
 
@@ -91,7 +113,12 @@ def check_request(src_ids: Ints, src_lengths: Ints, config: ModelConfig, limits:
         raise LimitError(f"token id {bad} is outside the source vocabulary of {config.src_vocab}")
 
 
-def check_position(position: int, limits: Limits) -> None:
-    """Refuse a step beyond the last position. Raises LimitError."""
+def check_step(beams: int, position: int, limits: Limits) -> None:
+    """Refuse a step of too many beams or beyond the last position. Raises LimitError."""
+    if beams > limits.beams:
+        raise LimitError(
+            f"{beams} beams exceed the limit of {limits.beams}: use fewer, or export with a larger beams axis "
+            f"(at most half the vocabulary unless top_k is set)"
+        )
     if position >= limits.tgt_tokens:
         raise LimitError(f"decoding step {position + 1} exceeds the limit of {limits.tgt_tokens} target tokens")

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..model import KeysValues, Transformer
-from .base import Floats, Ints, Limits, Scores, check_position, check_request
+from ..contract import caches, layer_names
+from ..model import KeysValues, Layers, Transformer
+from .base import Floats, Ints, Limits, Scores, check_request, check_step
 
 
 @dataclass
@@ -28,10 +29,12 @@ class EagerState:
 class EagerEngine:
     """Runs a Transformer as it is; every other engine is compared with this one."""
 
-    def __init__(self, model: Transformer, top_k: int = 1) -> None:
+    attention = True
+
+    def __init__(self, model: Transformer, top_k: int = 0) -> None:
         self.config, self.model, self.top_k = model.config, model, top_k
         positions = model.config.max_positions
-        self.limits = Limits(batch=1 << 16, src_tokens=positions, tgt_tokens=positions)
+        self.limits = Limits(batch=1 << 16, src_tokens=positions, tgt_tokens=positions, beams=1 << 16)
 
     def __enter__(self) -> Self:
         self._was_training = self.model.training
@@ -46,39 +49,23 @@ class EagerEngine:
     @torch.inference_mode()
     def encode(self, src_ids: Ints, src_lengths: Ints) -> EagerState:
         """See `Engine.encode`."""
-        check_request(src_ids, src_lengths, self.config, self.limits)
-        device = self.model.output.weight.device
-        lengths = torch.from_numpy(src_lengths).to(device)
-        cross = self.model.cross_keys_values(self.model.encode(torch.from_numpy(src_ids).to(device), lengths))
-        empty = cross[0][0].new_empty(len(src_ids), self.config.heads, 0, self.config.head_dim)
-        return EagerState(lengths, cross, [(empty, empty)] * len(cross))
+        return self._encode(src_ids, src_lengths, None)
+
+    def best(self, beams: int) -> int:
+        """See `Engine.best`."""
+        return min(self.top_k or 2 * beams - 1, self.config.tgt_vocab)
 
     @torch.inference_mode()
-    def step(self, tokens: Ints, state: EagerState, full: bool = False) -> Scores:
+    def step(self, tokens: Ints, state: EagerState, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`."""
-        check_position(state.position, self.limits)
-        if state.parents is not None:
-            rows = state.parents.flatten()
-            state.past = [(k[rows], v[rows]) for k, v in state.past]
-            state.parents = None
-        device = state.src_lengths.device
-        log_probs, state.past = self.model.step(
-            torch.from_numpy(tokens).to(device),
-            torch.tensor([state.position], device=device),
-            state.src_lengths,
-            state.cross,
-            state.past,
-        )
-        state.position += 1
-        # A stable sort keeps the lower id first among equal scores; topk does not promise it.
-        if self.top_k == 1:
-            ids = log_probs.argmax(-1, keepdim=True)
-        else:
-            ids = log_probs.sort(dim=-1, descending=True, stable=True).indices[..., : self.top_k]
+        layers: Layers | None = {} if attention else None
+        log_probs = self._step(tokens, state, layers)
+        ids = best_ids(log_probs, self.best(tokens.shape[1]))
         return Scores(
             ids.cpu().numpy().astype(np.int32),
             log_probs.gather(-1, ids).cpu().numpy(),
             log_probs.cpu().numpy() if full else None,
+            layers["attention"].cpu().numpy() if layers else None,
         )
 
     def reorder(self, state: EagerState, parents: Ints, sentences: Ints | None = None) -> None:
@@ -93,3 +80,59 @@ class EagerEngine:
     def cross_keys_values(self, state: EagerState) -> list[Floats]:
         """See `Engine.cross_keys_values`."""
         return [tensor.cpu().numpy() for pair in state.cross for tensor in pair]
+
+    @torch.inference_mode()
+    def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
+        """See `Engine.layers`."""
+        encoder: Layers = {}
+        state = self._encode(src_ids, src_lengths, encoder)
+        values = {name: encoder[name].cpu().numpy() for name in layer_names("encoder", self.config)}
+        names = [spec.name for spec in caches("cross", self.config, ())]
+        values |= zip(names, self.cross_keys_values(state), strict=True)
+        steps: list[Layers] = []
+        for token in tgt_ids.T:
+            layers: Layers = {}
+            layers["log_probs"] = self._step(token[:, None], state, layers)
+            steps.append(layers)
+        for name in (*layer_names("decoder_step", self.config), "log_probs"):
+            values[name] = torch.cat([layers[name] for layers in steps], 1).cpu().numpy()
+        return values
+
+    def _encode(self, src_ids: Ints, src_lengths: Ints, layers: Layers | None) -> EagerState:
+        check_request(src_ids, src_lengths, self.config, self.limits)
+        device = self.model.output.weight.device
+        lengths = torch.from_numpy(src_lengths).to(device)
+        cross = self.model.cross_keys_values(self.model.encode(torch.from_numpy(src_ids).to(device), lengths, layers))
+        empty = cross[0][0].new_empty(len(src_ids), self.config.heads, 0, self.config.head_dim)
+        return EagerState(lengths, cross, [(empty, empty)] * len(cross))
+
+    def _step(self, tokens: Ints, state: EagerState, layers: Layers | None) -> Tensor:
+        """Log-probabilities (B, K, V); the state grows."""
+        check_step(tokens.shape[1], state.position, self.limits)
+        if state.parents is not None:
+            rows = state.parents.flatten()
+            state.past = [(k[rows], v[rows]) for k, v in state.past]
+            state.parents = None
+        device = state.src_lengths.device
+        log_probs, state.past = self.model.step(
+            torch.from_numpy(tokens).to(device),
+            torch.tensor([state.position], device=device),
+            state.src_lengths,
+            state.cross,
+            state.past,
+            layers,
+        )
+        state.position += 1
+        return log_probs
+
+
+def best_ids(log_probs: Tensor, k: int) -> Tensor:
+    """The ids of the k best scores, best first, equal ones by the lower id: (..., V) -> (..., k)."""
+    if k == 1:
+        return log_probs.argmax(-1, keepdim=True)  # the first of several
+    # One more than needed, to see whether the choice at the end was free: topk takes any of equal scores.
+    ids = log_probs.topk(min(k + 1, log_probs.shape[-1])).indices.sort().values
+    scores, order = log_probs.gather(-1, ids).sort(descending=True, stable=True)
+    if (scores[..., k - 1 : k] == scores[..., k:]).any():
+        return log_probs.sort(descending=True, stable=True).indices[..., :k]
+    return ids.gather(-1, order)[..., :k]

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..bundle import Bundle
 from ..contract import caches, signature
-from ..errors import ArtifactError, ConfigError
-from .base import Floats, Ints, Limits, Scores, check_position, check_request
+from ..errors import ArtifactError, ConfigError, LimitError, missing_extra
+from .base import Floats, Ints, Limits, Scores, check_request, check_step
 
 # The wheels report usage to their vendor unless this is set before the library loads.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -39,7 +39,8 @@ class OrtEngine:
         self.bundle, self.config = bundle, bundle.config
         self.threads = threads or len(os.sched_getaffinity(0))
         axes = bundle.recipe.axes
-        self.limits = Limits(axes.batch.max, axes.src_len.max, axes.past_len.max + 1)
+        self.limits = Limits(axes.batch.max, axes.src_len.max, axes.past_len.max + 1, axes.beams.max)
+        self.attention = bundle.recipe.attention
 
     def __enter__(self) -> Self:
         check_one_onnxruntime()
@@ -48,8 +49,7 @@ class OrtEngine:
         self._step = self._session("decoder_step", spin=True)
         self._cross = [spec.name for spec in caches("cross", self.config, ())]
         self._past = [spec.name for spec in caches("past", self.config, ())]
-        outputs = signature("decoder_step", self.config, self.bundle.recipe).outputs
-        self._outputs = [spec.name for spec in outputs if spec.name != "log_probs"]
+        self._outputs = [spec.name for spec in signature("decoder_step", self.config, self.bundle.recipe).outputs]
         return self
 
     def __exit__(
@@ -73,9 +73,18 @@ class OrtEngine:
         parents = np.arange(batch, dtype=np.int32)[:, None]
         return OrtState(lengths, binding.get_outputs(), past, parents)
 
-    def step(self, tokens: Ints, state: OrtState, full: bool = False) -> Scores:
+    def best(self, beams: int) -> int:
+        """See `Engine.best`."""
+        return self.bundle.recipe.top_k or 2 * beams - 1
+
+    def step(self, tokens: Ints, state: OrtState, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`."""
-        check_position(state.position, self.limits)
+        check_step(tokens.shape[1], state.position, self.limits)
+        if attention and not self.attention:
+            raise LimitError(
+                "this bundle's step does not return attention: export with a recipe that has attention = true, "
+                "such as fp32-attention"
+            )
         binding = self._step.io_binding()
         binding.bind_cpu_input("tokens", np.ascontiguousarray(tokens, np.int32))
         binding.bind_cpu_input("parents", state.parents)
@@ -83,16 +92,17 @@ class OrtEngine:
         binding.bind_cpu_input("src_lengths", state.src_lengths)
         for name, value in zip([*self._cross, *self._past], [*state.cross, *state.past], strict=True):
             binding.bind_ortvalue_input(name, value)
-        names = [*self._outputs, "log_probs"] if full else self._outputs
+        asked = {"log_probs": full, "attention": attention}
+        names = [name for name in self._outputs if asked.get(name, True)]
         for name in names:
             binding.bind_output(name)
         self._step.run_with_iobinding(binding)
-        ids, scores, *present = binding.get_outputs()
-        log_probs = view(present.pop()).copy() if full else None
-        state.past = present
+        outputs = binding.get_outputs()
+        state.past = outputs[-len(self._past) :]
+        found = {name: view(value).copy() for name, value in zip(names, outputs[: -len(self._past)], strict=False)}
         state.position += 1
         state.parents = np.arange(tokens.size, dtype=np.int32).reshape(tokens.shape)
-        return Scores(view(ids).copy(), view(scores).copy(), log_probs)
+        return Scores(found["top_ids"], found["top_scores"], found.get("log_probs"), found.get("attention"))
 
     def reorder(self, state: OrtState, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
@@ -105,15 +115,27 @@ class OrtEngine:
         """See `Engine.cross_keys_values`."""
         return [view(value).copy() for value in state.cross]
 
-    def _session(self, graph: str, spin: bool) -> ort.InferenceSession:
+    def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
+        """See `Engine.layers`. Raises MissingExtra where onnx is not installed."""
+        try:
+            from .ort_layers import layer_values
+        except ModuleNotFoundError as error:
+            raise missing_extra(error) from None
+        return layer_values(self, src_ids, src_lengths, tgt_ids)
+
+    def options(self, spin: bool) -> ort.SessionOptions:
+        """The settings of a session; `spin`: its threads stay awake between operators."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
+        return options
+
+    def _session(self, graph: str, spin: bool) -> ort.InferenceSession:
         path = self.bundle.graph(graph)
         try:
-            session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(path, self.options(spin), providers=["CPUExecutionProvider"])
         except Exception as error:  # the library's exceptions share no base class
             raise ArtifactError(f"onnxruntime {ort.__version__} cannot load {path}: {error}; update it") from None
         self.bundle.check_metadata(graph, session.get_modelmeta().custom_metadata_map)

@@ -1,4 +1,4 @@
-"""The two functions that become graphs, with the flat inputs and outputs of `contract.py`."""
+"""The two functions that become graphs: flat inputs and outputs as in `contract.py`, then its named layer values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..model import Transformer
+from ..contract import layer_names
+from ..model import Layers, Transformer
+from ..recipe import Recipe
 
 
 class EncoderGraph(nn.Module):
@@ -17,33 +19,40 @@ class EncoderGraph(nn.Module):
         self.model = model
 
     def forward(self, src_ids: Tensor, src_lengths: Tensor) -> tuple[Tensor, ...]:
-        """src_ids (B, S), src_lengths (B) -> 2L of (B, H, S, D)."""
-        return tuple(t for pair in self.model.cross_keys_values(self.model.encode(src_ids, src_lengths)) for t in pair)
+        """src_ids (B, S), src_lengths (B) -> 2L of (B, H, S, D), layer values (B, S, d)."""
+        layers: Layers = {}
+        cross = self.model.cross_keys_values(self.model.encode(src_ids, src_lengths, layers))
+        inside = (layers[name] for name in layer_names("encoder", self.model.config))
+        return *(t for pair in cross for t in pair), *inside
 
 
 class StepGraph(nn.Module):
     """One decoding step: reorder the caches, step, log-softmax, the best tokens."""
 
-    def __init__(self, model: Transformer, top_k: int) -> None:
+    def __init__(self, model: Transformer, recipe: Recipe) -> None:
         super().__init__()
-        self.model, self.top_k = model, top_k
+        self.model, self.recipe = model, recipe
 
     def forward(
         self, tokens: Tensor, parents: Tensor, position: Tensor, src_lengths: Tensor, *caches: Tensor
     ) -> tuple[Tensor, ...]:
         """Sizes as in `contract.signature`; caches are 2L cross, then 2L past."""
-        layers = self.model.config.decoder_layers
+        layers: Layers = {}
         pairs = list(zip(caches[0::2], caches[1::2], strict=True))
+        cross, past = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
         rows = parents.flatten()
-        past = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in pairs[layers:]]
-        log_probs, present = self.model.step(tokens, position, src_lengths, pairs[:layers], past)
-        scores, ids = log_probs.topk(self.top_k, dim=-1)
-        return ids.int(), scores, log_probs, *(t for pair in present for t in pair)
+        past = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in past]
+        log_probs, present = self.model.step(tokens, position, src_lengths, cross, past, layers)
+        scores, ids = log_probs.topk(self.recipe.top_k or 2 * tokens.shape[1] - 1, dim=-1)
+        attention = [layers["attention"]] if self.recipe.attention else []
+        inside = (layers[name] for name in layer_names("decoder_step", self.model.config))
+        return ids.int(), scores, log_probs, *attention, *(t for pair in present for t in pair), *inside
 
 
 def example_inputs(graph: str, config: ModelConfig) -> tuple[Tensor, ...]:
     """Inputs to trace with."""
-    batch, beams, src_len, past_len = 2, 3, min(7, config.max_positions), min(5, config.max_positions - 1)
+    batch, beams = 2, min(3, (config.tgt_vocab + 1) // 2)
+    src_len, past_len = min(7, config.max_positions), min(5, config.max_positions - 1)
     lengths = torch.tensor([src_len, max(1, src_len - 2)], dtype=torch.int32)
     if graph == "encoder":
         return torch.zeros(batch, src_len, dtype=torch.int32), lengths

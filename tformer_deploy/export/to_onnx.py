@@ -14,7 +14,8 @@ import torch
 from torch.export import Dim
 
 from .. import __version__
-from ..contract import GRAPHS, signature
+from ..config import ModelConfig
+from ..contract import GRAPHS, layer_names, signature
 from ..model import Transformer
 from ..recipe import Recipe
 from .graphs import EncoderGraph, StepGraph, example_inputs
@@ -29,7 +30,7 @@ EXTERNAL_DATA_BYTES = 1_900_000_000
 def export_graphs(model: Transformer, recipe: Recipe, directory: Path, weights_sha256: str) -> None:
     """Write `encoder.onnx` and `decoder_step.onnx`. Raises ArtifactError where a graph does not keep the contract."""
     for name in GRAPHS:
-        module = EncoderGraph(model) if name == "encoder" else StepGraph(model, recipe.top_k)
+        module = EncoderGraph(model) if name == "encoder" else StepGraph(model, recipe)
         exported = trace(name, module.eval(), recipe)
         describe(
             exported,
@@ -48,8 +49,9 @@ def export_graphs(model: Transformer, recipe: Recipe, directory: Path, weights_s
 
 def trace(name: str, module: EncoderGraph | StepGraph, recipe: Recipe) -> onnx.ModelProto:
     """Export one module with the contract's names and dynamic axes."""
-    expected = signature(name, module.model.config, recipe)
-    axes = dynamic_dims(module.model.config.max_positions)
+    config = module.model.config
+    expected = signature(name, config, recipe)
+    axes = dynamic_dims(config)
     shapes: list[Any] = [
         {i: axes[size] for i, size in enumerate(spec.shape) if isinstance(size, str)} for spec in expected.inputs
     ]
@@ -59,23 +61,34 @@ def trace(name: str, module: EncoderGraph | StepGraph, recipe: Recipe) -> onnx.M
     with quiet(), torch.no_grad():
         program = torch.onnx.export(
             module,
-            example_inputs(name, module.model.config),
+            example_inputs(name, config),
             dynamo=True,
             opset_version=recipe.opset,
             input_names=[spec.name for spec in expected.inputs],
-            output_names=[spec.name for spec in expected.outputs],
+            output_names=[*(spec.name for spec in expected.outputs), *layer_names(name, config)],
             dynamic_shapes=tuple(shapes),
             verbose=False,
         )
     assert program is not None
-    return program.model_proto
+    model = program.model_proto
+    hide(model, layer_names(name, config))
+    return model
 
 
-def dynamic_dims(positions: int) -> dict[str, Any]:
+def hide(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
+    """Make outputs, which the exporter names, values inside the graph, which a runtime may fuse away."""
+    inside = [output for output in model.graph.output if output.name in names]
+    model.graph.value_info.extend(inside)
+    for output in inside:
+        model.graph.output.remove(output)
+
+
+def dynamic_dims(config: ModelConfig) -> dict[str, Any]:
     """The symbolic sizes of the contract, for torch.export."""
+    positions = config.max_positions
     return {
         "batch": Dim("batch", min=1),
-        "beams": Dim("beams", min=1),
+        "beams": Dim("beams", min=1, max=(config.tgt_vocab + 1) // 2),
         "past_rows": Dim("past_rows", min=1),
         "src_len": Dim("src_len", min=1, max=positions),
         "past_len": Dim("past_len", min=0, max=positions - 1),
