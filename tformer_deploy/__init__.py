@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .translate import Translator
@@ -18,18 +18,19 @@ def load(
     *,
     checkpoint: str | Path | None = None,
     threads: int = 0,
-    max_tokens: int = 256,
+    **options: Any,
 ) -> Translator:
-    """Open a bundle for translation: `load("bundle").translate(["A dog runs."])[0].text`.
+    """Open a bundle for translation: `load("bundle", beams=5).translate(["A dog runs."])[0].text`.
 
-    `checkpoint` is the run folder for `backend="eager"`, `threads` 0 means one per core, `max_tokens` limits each
-    output. Close the translator, or use it in a `with` statement. Raises TformerError.
+    `checkpoint` is the run folder for `backend="eager"`, `threads` 0 means one per core, `options` are fields of
+    `decoding.DecodeOptions`. Close the translator, or use it in a `with` statement. Raises TformerError.
     """
     from .bundle import open_bundle
+    from .config import from_dict
     from .decoding import DecodeOptions
     from .engines import make_engine
     from .translate import Translator
 
     opened = open_bundle(Path(bundle))
     engine = make_engine(backend, opened, Path(checkpoint) if checkpoint else None, threads)
-    return Translator(engine, opened.tokenizers(), DecodeOptions(max_tokens)).open()
+    return Translator(engine, opened.tokenizers(), from_dict(DecodeOptions, options, "decoding")).open()

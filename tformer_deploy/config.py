@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError, unknown
 
@@ -210,15 +210,21 @@ def _parse(name: str, text: str, kind: Any) -> Any:
             return kind(text)
         except ValueError:
             raise ConfigError(f"{name}={text}: must be {'a whole number' if kind is int else 'a number'}") from None
+    if get_origin(kind) is tuple:
+        return tuple(_parse(name, part, int) for part in text.split(","))
     return text
 
 
 def check_types(config: Any) -> None:
-    """Check each field of a config against its annotation: int, float, bool, str or Literal."""
+    """Check each field of a config against its annotation: int, float, bool, str, Literal or a tuple of ints."""
     for name, kind in get_type_hints(type(config)).items():
         value = getattr(config, name)
-        choices = get_args(kind)
-        if choices:
+        if get_origin(kind) is tuple:
+            if not isinstance(value, (tuple, list)) or any(type(item) is not int for item in value):
+                raise ConfigError(f"{name}={value!r}: must be a list of whole numbers")
+            object.__setattr__(config, name, tuple(value))
+        elif get_origin(kind) is Literal:
+            choices = get_args(kind)
             if value not in choices:
                 raise unknown(name, str(value), choices)
         elif kind is float and type(value) is int:

@@ -13,9 +13,9 @@ import sacrebleu
 from .files import atomic_file
 
 
-def corpus_bleu(made: Sequence[str], reference: Sequence[str]) -> float:
+def corpus_bleu(made: Sequence[str], reference: Sequence[str], lowercase: bool = False) -> float:
     """BLEU of sacrebleu with its default tokenisation (13a), 0 to 100; 0 where no line has four words."""
-    return float(sacrebleu.corpus_bleu(list(made), [list(reference)]).score)
+    return float(sacrebleu.corpus_bleu(list(made), [list(reference)], lowercase=lowercase).score)
 
 
 def corpus_chrf(made: Sequence[str], reference: Sequence[str]) -> float:

@@ -7,21 +7,13 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from .bundle import MANIFEST, Bundle, add_report, open_bundle, write_manifest
-from .check import Report, check, generated_sources
-from .checkpoint import Checkpoint, open_checkpoint
-from .data import read_lines
-from .decoding import DecodeOptions
-from .engines import make_engine
-from .engines.eager import EagerEngine
-from .errors import ArtifactError, DataError, ParityError
+from .bundle import MANIFEST, add_report, open_bundle, write_manifest
+from .check import Gate, Report, make_corpus
+from .checkpoint import open_checkpoint
+from .errors import ArtifactError, ParityError
 from .export.to_onnx import export_graphs
 from .files import atomic_directory
 from .recipe import load_recipe
-from .text import Tokenizers
-
-GENERATED_TOKENS = 48
-"""Decoding steps for generated sources; random ones would else run to the model's last position."""
 
 
 def ship(
@@ -42,7 +34,7 @@ def ship(
         raise ArtifactError(f"{out} exists already: choose another folder or add --force")
     if out.exists() and not (out / MANIFEST).is_file():
         raise ArtifactError(f"{out} is not a bundle, so --force does not replace it: choose another folder")
-    sources = encode_file(src, checkpoint.tokenizers, recipe.axes.src_len.max) if src else None
+    corpus = make_corpus(checkpoint.config, recipe, checkpoint.tokenizers, src)
     with atomic_directory(out, force) as directory:
         description = checkpoint.tokenizers.save(directory)
         model = checkpoint.load_model()
@@ -55,40 +47,9 @@ def ship(
             {"path": os.path.relpath(run, out), "weights_sha256": checkpoint.weights_sha256},
             {name: version(name) for name in ("torch", "onnx", "onnxscript")},
         )
-        report = check_bundle(open_bundle(directory), "ort", checkpoint, sources, progress)
+        gate = Gate(open_bundle(directory), checkpoint.directory, progress=progress)
+        report = gate.run(["ort"], gate.reference(corpus))
         if not report.passed:
             raise ParityError(f"{out} not written, the check failed: {'; '.join(report.failures)}")
         add_report(directory, report.to_json())
     return report
-
-
-def check_bundle(
-    bundle: Bundle,
-    backend: str,
-    checkpoint: Checkpoint,
-    sources: list[list[int]] | None,
-    progress: Callable[[int], None] | None = None,
-    threads: int = 0,
-) -> Report:
-    """Compare a bundle's engine with eager PyTorch over sources as the encoder sees them, or generated ones."""
-    options = DecodeOptions() if sources else DecodeOptions(GENERATED_TOKENS)
-    if not sources:
-        longest = bundle.recipe.axes.src_len.max
-        sources = generated_sources(bundle.config.src_vocab, bundle.config.eos_id, longest)
-    engine = make_engine(backend, bundle, checkpoint.directory, threads)
-    with engine, EagerEngine(checkpoint.load_model()) as eager:
-        return check(engine, eager, backend, sources, bundle.recipe.tolerance, options, progress)
-
-
-def encode_file(src: Path, tokenizers: Tokenizers, longest: int) -> list[list[int]]:
-    """What the encoder sees of each line that is not empty. Raises DataError where there is none or one is too long."""
-    sources = []
-    for number, line in enumerate(read_lines(src), 1):
-        ids = tokenizers.source_ids(line)
-        if len(ids) > longest:
-            raise DataError(f"{src}:{number}: a source of {len(ids)} tokens exceeds the limit of {longest}: shorten it")
-        if line:
-            sources.append(ids)
-    if not sources:
-        raise DataError(f"{src}: no line with text")
-    return sources

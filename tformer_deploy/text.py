@@ -33,6 +33,14 @@ class Tokenizer(Protocol):
         """The line of some ids, special tokens left out."""
         ...
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's entries of some ids, special tokens included."""
+        ...
+
+    def id_of(self, piece: str) -> int | None:
+        """The id of an entry of the vocabulary, if there is such an entry."""
+        ...
+
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
         """Write the file that `load_tokenizer` needs; returns its description for a header."""
         ...
@@ -89,6 +97,15 @@ class SentencePiece:
         """The line of some ids."""
         return str(self._processor.decode([int(i) for i in ids if i >= len(SPECIALS) or i == UNK_ID]))
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Entries of some ids."""
+        return [str(self._processor.id_to_piece(int(i))) for i in ids]
+
+    def id_of(self, piece: str) -> int | None:
+        """The id of an entry, if there is such an entry."""
+        found = int(self._processor.piece_to_id(piece))
+        return found if found != UNK_ID or piece == SPECIALS[UNK_ID] else None
+
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
         """Write `<stem>.model`."""
         with atomic_file(directory / f"{stem}.model") as temporary:
@@ -128,6 +145,14 @@ class Words:
         """Words joined by spaces."""
         return " ".join(self._words[i] for i in ids if i >= len(SPECIALS) or i == UNK_ID)
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Entries of some ids."""
+        return [self._words[i] for i in ids]
+
+    def id_of(self, piece: str) -> int | None:
+        """The id of an entry, if there is such an entry."""
+        return SPECIALS.index(piece) if piece in SPECIALS else self._ids.get(piece)
+
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
         """Write `<stem>.words`, one a line."""
         with atomic_file(directory / f"{stem}.words") as temporary:
@@ -166,7 +191,8 @@ class Tokenizers:
 
     def target_text(self, ids: Sequence[int]) -> str:
         """The line that some produced ids stand for; a model may have more entries than its tokenizer."""
-        return self.target.decode([i for i in ids if i < self.target.size])
+        size = self.target.size
+        return self.target.decode([i for i in ids if i < size])
 
     def save(self, directory: Path) -> dict[str, Any]:
         """Write the files; returns the description for a header."""

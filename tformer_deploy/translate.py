@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 
 from .data import pad
-from .decoding import DecodeOptions, Hypothesis, greedy
+from .decoding import Batch, DecodeOptions, Hypothesis, Step, Trie, decode, score
 from .engines.base import Engine
-from .errors import LimitError, TformerError
+from .errors import ConfigError, LimitError, TformerError
 from .text import Tokenizers
 
 
@@ -22,11 +22,15 @@ class Result:
 
     text: str
     ids: list[int]
-    """Target tokens without bos and eos."""
+    """Target tokens without bos and end token."""
     score: float
-    """Sum of the tokens' log-probabilities, eos included."""
+    """Sum of the tokens' log-probabilities, end token included."""
     finished: bool = True
     """Ended by itself; False where a limit cut the output off."""
+    alignment: list[int] = field(default_factory=list)
+    """The source token, from 0, that each of ids looks at most; only with `align`."""
+    alternatives: list[Result] = field(default_factory=list)
+    """The other outputs of the n best, or the other samples."""
 
 
 class Translator:
@@ -37,12 +41,14 @@ class Translator:
         engine: Engine,
         tokenizers: Tokenizers,
         options: DecodeOptions | None = None,
-        batch_tokens: int = 2048,
+        batch_tokens: int = 4096,
+        allowed: Sequence[str] = (),
     ) -> None:
         self.engine, self.tokenizers, self.options = engine, tokenizers, options or DecodeOptions()
         self.batch_tokens = batch_tokens
-        """Padded source tokens of a batch."""
-
+        """Padded source tokens of a batch, counted once for every beam or sample."""
+        self.allowed = Trie(tokenizers.target.encode(text) for text in allowed) if allowed else None
+        """The only outputs that may be produced, if any are given."""
         self._open = False
 
     def open(self) -> Self:
@@ -69,33 +75,109 @@ class Translator:
         """Free the engine's device."""
         self.__exit__()
 
-    def translate(
-        self, lines: Sequence[str], progress: Callable[[int], None] | None = None, first_line: int = 1
-    ) -> list[Result]:
-        """Translate each line; an empty one gives an empty one. `progress` gets the number of lines just done.
+    def translate(self, lines: Iterable[str], prefixes: Sequence[str] = ()) -> list[Result]:
+        """Translate each line; an empty one gives an empty one. `prefixes`: how each output begins, if given.
 
-        Raises LimitError, which names the line counted from `first_line`, for a source longer than the model or
-        recipe allows.
+        Raises LimitError, which names the line, for a source longer than the model or recipe allows.
         """
-        texts = [line.strip() for line in lines]
-        requests = [self.tokenizers.source_ids(text) if text else [] for text in texts]
-        found = self._decode(requests, progress, first_line)
-        return [self._result(hypothesis) for hypothesis in found]
+        return list(self.results(lines, prefixes))
+
+    def results(self, lines: Iterable[str], prefixes: Sequence[str] = (), first: int = 0) -> Iterator[Result]:
+        """Like `translate`, each result as soon as it and all before it are known. Lines count from `first`."""
+        requests = [self.tokenizers.source_ids(text) if (text := line.strip()) else [] for line in lines]
+        if prefixes and len(prefixes) != len(requests):
+            raise ConfigError(f"{len(requests)} sources, {len(prefixes)} prefixes: give one a line, empty for none")
+        return self._in_order(requests, [self.tokenizers.target.encode(text) for text in prefixes], first)
 
     def generate(self, sources: Sequence[Sequence[int]]) -> list[Result]:
-        """Like `translate`, for sources given as the ids that the encoder sees (eos included).
+        """Like `translate`, for sources given as the ids that the encoder sees (eos included)."""
+        return list(self._in_order([list(ids) for ids in sources], [], 0))
 
-        Raises LimitError, which names the source counted from 1, for one that is too long or has an unknown id.
+    def stream(self, line: str, write: Callable[[str], None], prefix: str = "", number: int = 0) -> Result:
+        """Translate one line; `write` gets the text piece by piece as it becomes certain. Lines count from 0."""
+        if self.options.rows > 1 or not (self.options.greedy or self.options.sampling):
+            raise ConfigError("streaming shows one output as it grows: use beams=1, n_best=1, no stop and no patience")
+        end_ids = self.options.end_ids or (self.engine.config.eos_id,)
+        ids: list[int] = []
+        written = ""
+
+        def show(text: str) -> None:
+            nonlocal written
+            if len(text) > len(written):
+                write(text[len(written) :])
+                written = text
+
+        def on_step(step: Step) -> None:
+            token = int(step.tokens[0, 0])
+            if token >= 0 and step.values[0, 0] > -np.inf and token not in end_ids:
+                ids.append(token)
+                text = self.tokenizers.target_text(ids)
+                if not text.endswith("\ufffd"):  # half of a character of several bytes
+                    show(text)
+
+        request = self.tokenizers.source_ids(line.strip()) if line.strip() else []
+        result = next(self._in_order([request], [self.tokenizers.target.encode(prefix)], number, on_step))
+        show(result.text)
+        return result
+
+    def score(self, sources: Sequence[str], targets: Sequence[str], first: int = 0) -> list[list[float]]:
+        """The log-probability of every token of each target, eos included, given its source.
+
+        Lines count from `first`. Raises LimitError, which names the line, for a text that is too long.
         """
-        return [self._result(hypothesis) for hypothesis in self._decode([list(ids) for ids in sources], None, 1)]
+        if len(sources) != len(targets):
+            raise ConfigError(f"{len(sources)} sources, {len(targets)} targets: give one a line")
+        pairs = [
+            (self.tokenizers.source_ids(source.strip()), self.tokenizers.target_ids(target.strip()))
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        found: list[list[float]] = [[] for _ in pairs]
+        self._check([source for source, _ in pairs], first)
+        limit = self.engine.limits.tgt_tokens
+        for number, (_, target) in enumerate(pairs, first + 1):
+            if len(target) > limit:
+                raise LimitError(
+                    f"line {number}: a target of {len(target)} tokens exceeds the limit of {limit}: split the line"
+                )
+        sizes = [max(len(source), len(target)) for source, target in pairs]
+        for indices in length_batches(sizes, self.batch_tokens, self.engine.limits.batch):
+            batch = make_batch([pairs[i][0] for i in indices], self.engine.config.pad_id)
+            for i, values in zip(indices, score(self.engine, batch, [pairs[i][1] for i in indices]), strict=True):
+                found[i] = values.tolist()
+        return found
 
-    def _decode(
-        self, requests: list[list[int]], progress: Callable[[int], None] | None, first_line: int
-    ) -> list[Hypothesis]:
+    def _in_order(
+        self,
+        requests: list[list[int]],
+        prefixes: list[list[int]],
+        first: int,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> Iterator[Result]:
+        self._check(requests, first)
+        known = {i: Result("", [], 0.0) for i, ids in enumerate(requests) if not ids}
+        sent = 0
+        budget, limit = self.batch_tokens // self.options.rows, self.engine.limits.batch
+        for indices in length_batches([len(ids) for ids in requests], budget, limit):
+            batch = make_batch(
+                [requests[i] for i in indices],
+                self.engine.config.pad_id,
+                [first + i for i in indices],
+                [prefixes[i] for i in indices] if prefixes else (),
+            )
+            found = decode(self.engine, batch, self.options, self.allowed, on_step)
+            known.update(zip(indices, map(self._result, found), strict=True))
+            while sent in known:
+                yield known.pop(sent)
+                sent += 1
+        while sent in known:
+            yield known.pop(sent)
+            sent += 1
+
+    def _check(self, requests: list[list[int]], first: int) -> None:
         if not self._open:
             raise TformerError("the translator is closed: open it again with load()")
         limit, vocab = self.engine.limits.src_tokens, self.engine.config.src_vocab
-        for number, ids in enumerate(requests, first_line):
+        for number, ids in enumerate(requests, first + 1):
             if len(ids) > limit:
                 raise LimitError(
                     f"line {number}: a source of {len(ids)} tokens exceeds the limit of {limit}: split the line, "
@@ -103,19 +185,24 @@ class Translator:
                 )
             if bad := next((i for i in ids if not 0 <= i < vocab), None):
                 raise LimitError(f"source {number}: token id {bad} is outside the source vocabulary of {vocab}")
-        found = [Hypothesis(finished=True) for _ in requests]
-        for indices in length_batches([len(ids) for ids in requests], self.batch_tokens, self.engine.limits.batch):
-            lengths = np.array([len(requests[i]) for i in indices], np.int32)
-            src_ids = pad([np.array(requests[i], np.int32) for i in indices], self.engine.config.pad_id)
-            for i, hypothesis in zip(indices, greedy(self.engine, src_ids, lengths, self.options), strict=True):
-                found[i] = hypothesis
-            if progress:
-                progress(len(indices))
-        return found
 
-    def _result(self, hypothesis: Hypothesis) -> Result:
-        text = self.tokenizers.target_text(hypothesis.ids)
-        return Result(text, hypothesis.ids, hypothesis.score, hypothesis.finished)
+    def _result(self, hypotheses: list[Hypothesis]) -> Result:
+        best, *others = [
+            Result(self.tokenizers.target_text(h.ids), h.ids, h.score, h.finished, h.alignment) for h in hypotheses
+        ]
+        best.alternatives.extend(others)
+        return best
+
+
+def make_batch(
+    sources: Sequence[Sequence[int]],
+    pad_id: int,
+    numbers: Sequence[int] = (),
+    prefixes: Sequence[Sequence[int]] = (),
+) -> Batch:
+    """Sources to decode together, padded on the right."""
+    lengths = np.array([len(source) for source in sources], np.int32)
+    return Batch(pad([np.array(source, np.int32) for source in sources], pad_id), lengths, numbers, prefixes)
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int, max_batch: int) -> Iterator[list[int]]:

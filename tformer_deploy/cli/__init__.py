@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -62,18 +63,32 @@ def emit(value: Any, as_json: bool, text: str) -> None:
 
 
 @contextmanager
-def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, nothing where that is no terminal; yields a function that advances it."""
+def progress(label: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr, nothing where that is no terminal; yields `advance(count, tokens)`."""
     if not sys.stderr.isatty():
-        yield lambda count: None
+        yield lambda count, tokens=0: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = (
+        TextColumn(label),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[rate]}"),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda count: bar.advance(task, count)
+        task = bar.add_task(label, total=total, rate="")
+        start, produced = time.perf_counter(), 0
+
+        def advance(count: int, tokens: int = 0) -> None:
+            nonlocal produced
+            produced += tokens
+            rate = f"{produced / (time.perf_counter() - start):,.0f} tokens/s" if produced else ""
+            bar.update(task, advance=count, rate=rate)
+
+        yield advance
 
 
-from . import check, export, init, inspect, train, translate  # noqa: E402, F401
+from . import check, export, init, inspect, score, train, translate  # noqa: E402, F401

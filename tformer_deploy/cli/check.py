@@ -2,34 +2,84 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..errors import ConfigError
 from . import app, emit, progress
 from .options import Checkpoint, Json, Threads
 
 
-@app.command(epilog="Example: tformer check bundles/numbers --backend ort --src lines.txt")
+@app.command(
+    epilog="Example: tformer check bundles/numbers --backend ort --src lines.en --tgt lines.de --html check.html"
+)
 def check(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
-    backend: Annotated[str, typer.Option(help="Engine to compare with eager PyTorch.")] = "ort",
+    backend: Annotated[list[str] | None, typer.Option(help="Engine to check; repeatable. Without it: ort.")] = None,
     checkpoint: Checkpoint = None,
     src: Annotated[Path | None, typer.Option(help="Text, one sentence a line; without it, generated ids.")] = None,
+    tgt: Annotated[Path | None, typer.Option(help="Its translation: adds BLEU and chrF of both sides.")] = None,
+    save_reference: Annotated[Path | None, typer.Option(help="Write eager's side to this file.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Such a file, in place of eager PyTorch and --src.")] = None,
+    beams: Annotated[int | None, typer.Option(help="Width of the beam.")] = None,
+    n_best: Annotated[int | None, typer.Option(help="Outputs of the beam that must agree, in order.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the samples.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest output in tokens.")] = None,
+    invariance: Annotated[int | None, typer.Option(help="Sentences to decode again in other batches.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report to this file as a page.")] = None,
     threads: Threads = 0,
     json: Json = False,
 ) -> None:
-    """Compare an engine with eager PyTorch: encoder, scores of every step, tokens. Exit code 3 if they differ."""
-    from ..bundle import open_bundle
-    from ..checkpoint import open_reference
-    from ..ship import check_bundle, encode_file
+    """Compare engines with eager PyTorch: encoder, scores of every step, greedy, beam and sampled tokens, and each
+    engine with itself in other batches. Exit code 3 if anything differs; what a tie is stands in docs/check.md.
 
+    With --save-reference and no --backend only the reference is made.
+    """
+    from ..bundle import open_bundle
+    from ..check import GENERATED, CheckOptions, Gate, load_reference, make_corpus
+
+    flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens, "invariance": invariance}
+    given = {name: value for name, value in flags.items() if value is not None}
+    if beams is not None and n_best is None:
+        given["n_best"] = beams
+    if reference and (src or save_reference or given):
+        raise ConfigError("--reference brings its own sources and options: leave out --src, --save-reference and those")
     opened = open_bundle(bundle)
-    reference = open_reference(opened, checkpoint)
-    sources = encode_file(src, reference.tokenizers, opened.recipe.axes.src_len.max) if src else None
-    with progress("check", None) as advance:
-        report = check_bundle(opened, backend, reference, sources, advance, threads)
+    with progress("check") as advance:
+        gate = Gate(opened, checkpoint, threads, advance)
+        if reference:
+            expected = load_reference(reference)
+        else:
+            options = dataclasses.replace(CheckOptions() if src else GENERATED, **given)
+            expected = gate.reference(make_corpus(opened.config, opened.recipe, opened.tokenizers(), src, options))
+        if save_reference:
+            expected.save(save_reference)
+            if not backend:
+                emit({"reference": str(save_reference)}, json, f"{save_reference}: reference written")
+                return
+        report = gate.run(backend or ["ort"], expected, translations(src, tgt))
+    if html:
+        from ..check.html import render
+        from ..files import atomic_file
+
+        with atomic_file(html) as temporary:
+            temporary.write_text(render(report), encoding="utf-8")
     emit(report.to_json(), json, str(report))
     if not report.passed:
         raise typer.Exit(3)
+
+
+def translations(src: Path | None, tgt: Path | None) -> list[str]:
+    """Reference translations, without those of empty source lines."""
+    from ..data import read_lines
+
+    if not tgt:
+        return []
+    lines = read_lines(tgt)
+    sources = read_lines(src) if src else lines
+    if len(sources) != len(lines):
+        raise ConfigError(f"{src} has {len(sources)} lines, {tgt} {len(lines)}: they must be parallel")
+    return [line for source, line in zip(sources, lines, strict=True) if source]

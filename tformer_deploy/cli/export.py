@@ -23,6 +23,6 @@ def export(
     """Export a checkpoint to a bundle and check it against eager PyTorch; a failed check leaves no bundle."""
     from ..ship import ship
 
-    with progress("check", None) as advance:
+    with progress("check") as advance:
         report = ship(run, out, recipe, src, force, advance)
     emit({"bundle": str(out), "check": report.to_json()}, json, f"{report}\n{out}: bundle written")

@@ -52,9 +52,9 @@ def describe(path: Path, header: dict[str, Any]) -> str:
         ]
     if "check" in header:
         found = header["check"]
-        lines.append(
-            f"  check      {'passed' if found['passed'] else 'failed'}: {found['equal']} of {found['sentences']} "
-            f"sentences equal, scores within {found['scores_max']:.1e}"
-        )
+        lines.append(f"  check      {'passed' if found['passed'] else 'failed'}, {found['sentences']} sentences")
+        for engine in found.get("engines", []):
+            equal = ", ".join(f"{each['mode']} {each['equal']} equal" for each in engine["outputs"])
+            lines.append(f"             {engine['engine']}: {equal}, scores within {engine['scores_max']:.1e}")
     lines += [f"  {size / 1e6:9.2f} MB  {name}" for name, size in header["sizes"].items()]
     return "\n".join(lines)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..config import ModelConfig, TrainConfig, parse_settings
 from ..errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from ..text import Tokenizer
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Settings = Annotated[
@@ -21,6 +24,11 @@ Settings = Annotated[
 
 Checkpoint = Annotated[
     Path | None, typer.Option(help="Run folder for eager PyTorch, if it is not where it was at export.")
+]
+Backend = Annotated[str, typer.Option(help="Engine: ort or eager.")]
+DecodeSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any decoding option, such as length_penalty=0.6; repeatable."),
 ]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: one per core.")]
 
@@ -49,6 +57,31 @@ def merge_settings(
         merged[section].update(parse_settings(_SECTIONS[section], section, {field: value}))
     merged["train"].update(train_flags)
     return merged["model"], merged["train"]
+
+
+def decode_values(settings: list[str] | None, flags: dict[str, Any]) -> dict[str, Any]:
+    """Values of decoding options: flags that were given over --set. Raises ConfigError for unknown names."""
+    from ..decoding import DecodeOptions
+
+    texts = {}
+    for item in settings or []:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {item}: write NAME=VALUE")
+        texts[name] = value
+    given = {name: value for name, value in flags.items() if value is not None}
+    return {**parse_settings(DecodeOptions, "decoding", texts), **given}
+
+
+def piece_ids(tokenizer: Tokenizer, pieces: list[str]) -> tuple[int, ...]:
+    """Ids of vocabulary entries. Raises ConfigError for one that does not exist."""
+    found = []
+    for piece in pieces:
+        index = tokenizer.id_of(piece)
+        if index is None:
+            raise ConfigError(f"'{piece}' is not in the vocabulary: tformer score --tokens shows how text is split")
+        found.append(index)
+    return tuple(found)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -6,60 +6,115 @@ import json as jsonlib
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import islice
+from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import ConfigError, DataError
 from . import app, progress
-from .options import Checkpoint, Json, Threads
+from .lines import utf8_output, windows
+from .options import Backend, Checkpoint, DecodeSettings, Json, Threads, decode_values, piece_ids
 
-WINDOW = 4000
-"""Lines that are read, sorted by length and written together; at a terminal, one."""
+if TYPE_CHECKING:
+    from ..decoding import DecodeOptions
+    from ..translate import Result
+
+WINDOW_BATCHES = 16
+"""Batches that are read ahead, so that lines of similar length can be translated together."""
+Pieces = list[str] | None
 
 
-@app.command(epilog="Example: echo 'forty-two' | tformer translate bundles/numbers --backend ort")
+@app.command(epilog="Example: echo 'forty-two' | tformer translate bundles/numbers --beams 5 --set length_penalty=0.6")
 def translate(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
-    backend: Annotated[str, typer.Option(help="ort or eager.")] = "ort",
+    backend: Backend = "ort",
     checkpoint: Checkpoint = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest output in tokens.")] = 256,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Padded source tokens of a batch.")] = 2048,
+    beams: Annotated[int | None, typer.Option(help="Width of the beam; 1: greedy.")] = None,
+    n_best: Annotated[int | None, typer.Option(help="Outputs per line, as NUMBER ||| TEXT ||| SCORE.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens; --n-best is the number of samples.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of --sample.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest output in tokens.")] = None,
+    settings: DecodeSettings = None,
+    prefix: Annotated[Path | None, typer.Option(help="How each output must begin, a line for a line.")] = None,
+    allowed: Annotated[Path | None, typer.Option(help="The only outputs allowed, one a line.")] = None,
+    first_token: Annotated[Pieces, typer.Option(help="Vocabulary entry that outputs begin with; repeatable.")] = None,
+    suppress: Annotated[Pieces, typer.Option(help="Vocabulary entry that is never produced; repeatable.")] = None,
+    end_token: Annotated[Pieces, typer.Option(help="Vocabulary entry that ends outputs; repeatable.")] = None,
+    align: Annotated[
+        bool, typer.Option("--align", help="Add the source position of each token: TEXT ||| 0-0.")
+    ] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they come, a line at a time.")] = False,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Padded source tokens of a batch, per beam.")] = 4096,
     threads: Threads = 0,
     json: Json = False,
 ) -> None:
     """Translate standard input to standard output, a line for a line; --json writes text, ids and score of each.
 
-    4,000 lines are read at a time, so that lines of similar length can be translated together.
+    The options of --set and what each means are in docs/decoding.md.
     """
-    from .. import load
+    if stream and (json or align):
+        raise ConfigError("--stream prints plain text: leave out --json and --align")
+    flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens}
+    values = decode_values(settings, {**flags, "sampling": sample or None, "align": align or None})
+    from ..bundle import open_bundle
+    from ..config import from_dict
+    from ..data import read_lines
+    from ..decoding import DecodeOptions
+    from ..engines import make_engine
+    from ..translate import Translator
 
-    out = sys.stdout
-    if hasattr(out, "reconfigure"):
-        out.reconfigure(encoding="utf-8", newline="\n")
-    with (
-        load(bundle, backend, checkpoint=checkpoint, threads=threads, max_tokens=max_tokens) as translator,
-        progress("lines", None) as advance,
-    ):
-        translator.batch_tokens = batch_tokens
-        lines, first, cut = stdin_lines(), 1, 0
-        while window := list(islice(lines, 1 if sys.stdin.isatty() else WINDOW)):
-            for result in translator.translate(window, advance, first_line=first):
-                print(jsonlib.dumps(asdict(result), ensure_ascii=False) if json else result.text, file=out)
+    opened = open_bundle(bundle)
+    tokenizers = opened.tokenizers()
+    for name, pieces in (("first_ids", first_token), ("suppress", suppress), ("end_ids", end_token)):
+        if pieces:
+            values[name] = piece_ids(tokenizers.target, pieces)
+    options = from_dict(DecodeOptions, values, "decoding")
+    prefixes = read_lines(prefix) if prefix else []
+    outputs = read_lines(allowed) if allowed else []
+    if allowed and not outputs:
+        raise DataError(f"{allowed} has no line: give each output that is allowed")
+    engine = make_engine(backend, opened, checkpoint, threads)
+    out = utf8_output()
+    with Translator(engine, tokenizers, options, batch_tokens, outputs) as translator, progress("lines") as advance:
+        first = cut = 0
+        for window in windows(1 if stream else batch_tokens * WINDOW_BATCHES):
+            begins = prefixes[first : first + len(window)]
+            if prefix and len(begins) < len(window):
+                raise ConfigError(
+                    f"{prefix} has {len(prefixes)} lines, the input more: give one a line, empty for none"
+                )
+            results: Iterator[Result]
+            if stream:
+                results = (
+                    translator.stream(line, lambda text: print(text, end="", file=out, flush=True), begin, number)
+                    for number, (line, begin) in enumerate(zip_longest(window, begins, fillvalue=""), first)
+                )
+            else:
+                results = translator.results(window, begins, first)
+            for number, result in enumerate(results, first):
+                print("" if stream else _line(number, result, options, json), file=out)
                 cut += not result.finished
+                advance(1, len(result.ids))
             out.flush()
             first += len(window)
+    if prefix and first != len(prefixes):
+        raise ConfigError(f"{prefix} has {len(prefixes)} lines, the input {first}: give one a line")
     if cut:
-        print(f"{cut} outputs were cut off at {max_tokens} tokens or the model's last position", file=sys.stderr)
+        print(f"{cut} outputs were cut off at {options.max_tokens} tokens or another limit", file=sys.stderr)
 
 
-def stdin_lines() -> Iterator[str]:
-    """Lines of standard input. Raises DataError with the number of a line that is not UTF-8."""
-    from ..errors import DataError
-
-    for number, raw in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"standard input, line {number}: not UTF-8 ({error.reason}): convert it first") from None
+def _line(number: int, result: Result, options: DecodeOptions, json: bool) -> str:
+    """A result for machines, or as Marian writes it."""
+    if json:
+        return jsonlib.dumps(asdict(result), ensure_ascii=False)
+    lines = []
+    for each in (result, *result.alternatives):
+        fields = [each.text]
+        if options.n_best > 1:
+            fields = [str(number), each.text, f"{each.score:.6f}"]
+        if options.align:
+            fields.append(" ".join(f"{source}-{target}" for target, source in enumerate(each.alignment)))
+        lines.append(" ||| ".join(fields))
+    return "\n".join(lines)

@@ -1,0 +1,18 @@
+"""Parity: engines against eager PyTorch, sentence by sentence and step by step."""
+
+from .gate import GENERATED, Corpus, Gate, make_corpus
+from .observe import CheckOptions
+from .reference import Reference, load_reference
+from .report import EngineReport, Report
+
+__all__ = [
+    "GENERATED",
+    "CheckOptions",
+    "Corpus",
+    "EngineReport",
+    "Gate",
+    "Reference",
+    "Report",
+    "load_reference",
+    "make_corpus",
+]

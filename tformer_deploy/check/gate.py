@@ -1,0 +1,192 @@
+"""The gate: eager PyTorch once, or from a file, then every engine against it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from .. import __version__
+from ..bundle import Bundle
+from ..config import ModelConfig
+from ..data import read_lines
+from ..engines import make_engine
+from ..engines.base import Engine
+from ..errors import ArtifactError, ConfigError, DataError, MissingExtra
+from ..recipe import TOLERANCES, Recipe
+from ..text import Tokenizers
+from .observe import CheckOptions, Run
+from .parity import check, eager_invariance, find_layer, generated_sources
+from .reference import Reference, make_reference
+from .report import EngineReport, Report
+
+GENERATED = CheckOptions(max_tokens=32, invariance=12)
+"""For generated sources: random ones would run to the model's last position."""
+_PACKAGES = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "sentencepiece", "numpy")
+
+
+@dataclass
+class Corpus:
+    """What a check decodes."""
+
+    name: str
+    sources: list[list[int]]
+    """Ids as the encoder sees them."""
+    options: CheckOptions
+
+
+def make_corpus(
+    config: ModelConfig,
+    recipe: Recipe,
+    tokenizers: Tokenizers,
+    src: Path | None,
+    options: CheckOptions | None = None,
+) -> Corpus:
+    """The lines of a file that are not empty, or generated sources.
+
+    Raises DataError where a file has no text or a line is too long.
+    """
+    longest = recipe.axes.src_len.max
+    if src is None:
+        sources = generated_sources(config.src_vocab, config.eos_id, longest)
+        return Corpus("generated sources", sources, options or GENERATED)
+    found = []
+    for number, line in enumerate(read_lines(src), 1):
+        ids = tokenizers.source_ids(line)
+        if len(ids) > longest:
+            raise DataError(f"{src}:{number}: a source of {len(ids)} tokens exceeds the limit of {longest}: shorten it")
+        if line:
+            found.append(ids)
+    if not found:
+        raise DataError(f"{src}: no line with text")
+    return Corpus(src.name, found, options or CheckOptions())
+
+
+class Gate:
+    """Checks engines of a bundle. Eager PyTorch is only loaded where it is needed."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        checkpoint: Path | None = None,
+        threads: int = 0,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.bundle, self.checkpoint, self.threads, self.progress = bundle, checkpoint, threads, progress
+        self._eager: Engine | None = None
+
+    def eager(self) -> Engine:
+        """The reference engine, not entered."""
+        if self._eager is None:
+            self._eager = make_engine("eager", self.bundle, self.checkpoint, self.threads)
+        return self._eager
+
+    def reference(self, corpus: Corpus) -> Reference:
+        """Eager's side of the check."""
+        about = {"corpus": corpus.name, "weights_sha256": self.bundle.weights_sha256, "machine": machine()}
+        axes = self.bundle.recipe.axes
+        options = dataclasses.replace(
+            corpus.options,
+            max_tokens=min(corpus.options.max_tokens, axes.past_len.max + 1),
+            beams=min(corpus.options.beams, axes.beams.max),
+            n_best=min(corpus.options.n_best, axes.beams.max),
+        )
+        with self.eager() as eager:
+            return make_reference(eager, corpus.sources, options, about, self.progress)
+
+    def run(self, backends: Sequence[str], reference: Reference, translations: Sequence[str] = ()) -> Report:
+        """Compare each engine; `translations` of the corpus add BLEU and chrF.
+
+        Raises ArtifactError for a reference of other weights, ConfigError for translations that do not fit.
+        """
+        bundle, tolerance = self.bundle, self.bundle.recipe.tolerance
+        if reference.weights_sha256 != bundle.weights_sha256:
+            raise ArtifactError("the reference is of other weights than the bundle: make it again for this bundle")
+        if translations and len(translations) != len(reference.sources):
+            raise ConfigError(f"{len(translations)} reference translations for {len(reference.sources)} sentences")
+        strict = TOLERANCES[bundle.recipe.precision]
+        report = Report(
+            sentences=len(reference.sources),
+            tokens=sum(len(probes) for probes in reference.observed.probes),
+            corpus=reference.corpus,
+            precision=bundle.recipe.precision,
+            tolerance=tolerance,
+            loosened=[
+                f.name for f in dataclasses.fields(strict) if getattr(tolerance, f.name) > getattr(strict, f.name)
+            ],
+            weights_sha256=bundle.weights_sha256,
+            options=dataclasses.asdict(reference.options),
+            reference=reference.machine,
+            machine=machine(),
+        )
+        for backend in backends:
+            engine = make_engine(backend, bundle, self.checkpoint, self.threads)
+            with engine:
+                found, runs = check(engine, backend, reference, tolerance, self.progress)
+                report.eager_invariance = report.eager_invariance or eager_invariance(reference, engine, tolerance)[0]
+                if translations:
+                    _add_quality(
+                        found, reference.observed.runs, runs, translations, bundle.tokenizers(), tolerance.bleu
+                    )
+                if not found.passed:
+                    found.blame = self.blame(engine, reference, found)
+            report.engines.append(found)
+        return report
+
+    def blame(self, engine: Engine, reference: Reference, found: EngineReport) -> str:
+        """The layer at fault, where eager PyTorch is at hand."""
+        try:
+            eager = self.eager()
+        except (ArtifactError, MissingExtra) as error:
+            return f"the layer is not known: {error}"
+        with eager:
+            return find_layer(engine, eager, reference, found, self.bundle.recipe.tolerance)
+
+
+def _add_quality(
+    report: EngineReport,
+    eager: dict[str, Run],
+    engine: dict[str, Run],
+    translations: Sequence[str],
+    tokenizers: Tokenizers,
+    limit: float,
+) -> None:
+    """BLEU and chrF of both sides; fails the report where they are further apart than `limit`."""
+    from ..report import corpus_bleu, corpus_chrf
+
+    for mode in eager:
+        sides = {}
+        for side, runs in (("eager", eager), ("engine", engine)):
+            made = [tokenizers.target_text(runs[mode].outputs[i][0].ids) for i in range(len(translations))]
+            sides[side] = {
+                "BLEU": corpus_bleu(made, translations),
+                "BLEU lower-cased": corpus_bleu(made, translations, lowercase=True),
+                "chrF": corpus_chrf(made, translations),
+            }
+        report.quality[mode] = sides
+        for measure in ("BLEU", "BLEU lower-cased"):
+            difference = abs(sides["engine"][measure] - sides["eager"][measure])
+            if not difference <= limit:
+                report.failures.append(f"{mode}: {measure} differs by {difference:.2f}")
+
+
+def machine() -> dict[str, str]:
+    """What figures depend on: processor, cores, versions."""
+    info = Path("/proc/cpuinfo")
+    names = [line.partition(": ")[2] for line in info.read_text().splitlines() if line.startswith("model name")]
+    found = {
+        "processor": names[0] if names else platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "python": platform.python_version(),
+        "tformer_deploy": __version__,
+    }
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

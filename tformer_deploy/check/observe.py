@@ -1,0 +1,264 @@
+"""Runs one engine over a corpus and writes down all that another engine is compared by."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import MAX_SEED, check_types
+from ..data import pad
+from ..decoding import Batch, DecodeOptions, Hypothesis, Step, decode, forced_steps
+from ..decoding.rules import best_tokens
+from ..engines.base import Engine, Floats, Ints, Limits
+from ..errors import ConfigError
+from ..translate import length_batches, make_batch
+
+BEST, OTHERS = 16, 48
+"""Log-probabilities compared at a step: of the best tokens, and of others that rotate through the vocabulary."""
+ENCODER_SENTENCES = 64
+"""Sentences whose encoder outputs are compared."""
+PADDING = 16
+"""Columns of padding that the invariance check adds."""
+VARIANTS = ("alone", "neighbours", "shuffled", "padded")
+"""Batches of the invariance check: one sentence; short ones beside long ones; in random order; padded too wide."""
+Progress = Callable[[int], None]
+Number = TypeVar("Number", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What a check runs."""
+
+    max_tokens: int = 256
+    """Longest output of every mode."""
+    beams: int = 5
+    n_best: int = 5
+    seed: int = 0
+    """Of sampling and of the shuffled order."""
+    invariance: int = 100
+    """Sentences that are decoded again in other batches; 0: none."""
+    batch_tokens: int = 1024
+    """Padded source tokens of a batch."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name, least in (("max_tokens", 1), ("beams", 1), ("n_best", 1), ("invariance", 0), ("batch_tokens", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be at least {least}")
+        if self.n_best > self.beams:
+            raise ConfigError(f"n_best={self.n_best}: must be at most beams={self.beams}")
+        if not 0 <= self.seed < MAX_SEED:
+            raise ConfigError(f"seed={self.seed}: must be at least 0 and less than {MAX_SEED}")
+
+    def within(self, limits: Limits) -> CheckOptions:
+        """The same, as far as an engine can go."""
+        beams = min(self.beams, limits.beams)
+        tokens = min(self.max_tokens, limits.tgt_tokens)
+        return dataclasses.replace(self, max_tokens=tokens, beams=beams, n_best=min(self.n_best, beams))
+
+    def modes(self) -> dict[str, DecodeOptions]:
+        """The ways of decoding that are compared."""
+        samples = min(2, self.beams)
+        return {
+            "greedy": DecodeOptions(self.max_tokens),
+            "beam": DecodeOptions(self.max_tokens, beams=self.beams, n_best=self.n_best),
+            "sampling": DecodeOptions(self.max_tokens, sampling=True, n_best=samples, top_p=0.95, seed=self.seed),
+        }
+
+
+@dataclass
+class Trace:
+    """What a search decided for one sentence: of each of T steps up to N candidates, as in `decoding.Step`."""
+
+    parents: Ints
+    tokens: Ints
+    """(T, N); -1: no candidate."""
+    values: NDArray[np.float64]
+    margins: NDArray[np.float64]
+
+
+@dataclass
+class Run:
+    """Outputs of one mode, and how they came about; a dictionary by sentence each."""
+
+    outputs: dict[int, list[Hypothesis]] = field(default_factory=dict)
+    traces: dict[int, Trace] = field(default_factory=dict)
+
+
+@dataclass
+class Observation:
+    """What an engine made of a corpus."""
+
+    runs: dict[str, Run] = field(default_factory=dict)
+    """By mode."""
+    probe_ids: list[Ints] = field(default_factory=list)
+    """Of each sentence (T, M): tokens whose log-probabilities are compared, with eager's greedy tokens fed."""
+    probes: list[Floats] = field(default_factory=list)
+    """Of each sentence (T, M): those log-probabilities."""
+    encoder: dict[int, list[Floats]] = field(default_factory=dict)
+    """Of some sentences: cross-attention keys and values, 2L of (H, S, D)."""
+    layers: dict[str, Floats] = field(default_factory=dict)
+    """What every layer puts out for `probe_sentence`."""
+
+
+def observe(
+    engine: Engine,
+    sources: Sequence[Sequence[int]],
+    options: CheckOptions,
+    reference: Observation | None = None,
+    progress: Progress | None = None,
+) -> Observation:
+    """Decode the corpus in every mode and score the greedy outputs of `reference`, or its own."""
+    found = Observation()
+    for mode, decoding in options.modes().items():
+        run = Run()
+        for batch, indices in by_length(engine, sources, range(len(sources)), options):
+            record(engine, batch, indices, decoding, run)
+            if progress:
+                progress(len(indices))
+        found.runs[mode] = run
+    _score(engine, sources, options, reference, found, progress)
+    for batch, indices in by_length(engine, sources, spread(sources, ENCODER_SENTENCES), options):
+        state = engine.encode(batch.src_ids, batch.src_lengths)
+        arrays = engine.cross_keys_values(state)
+        for row, i in enumerate(indices):
+            found.encoder[i] = [array[row, :, : len(sources[i])].copy() for array in arrays]
+    source, target = probe_sentence(sources, (reference or found).runs["greedy"], engine)
+    found.layers = layers_of(engine, source, target)
+    return found
+
+
+def record(engine: Engine, batch: Batch, indices: Sequence[int], options: DecodeOptions, run: Run) -> None:
+    """Decode a batch and add outputs and traces to `run` under `indices`."""
+    rows: list[list[tuple[Ints, Ints, NDArray[np.float64], NDArray[np.float64]]]] = [[] for _ in indices]
+
+    def on_step(step: Step) -> None:
+        margins = np.full(step.tokens.shape, np.inf) if step.margins is None else step.margins
+        for row, sentence in enumerate(step.sentences.tolist()):
+            rows[sentence].append((step.parents[row], step.tokens[row], step.values[row], margins[row]))
+
+    outputs = decode(engine, batch, options, on_step=on_step)
+    for i, output, steps in zip(indices, outputs, rows, strict=True):
+        run.outputs[i] = output
+        parents, tokens, values, margins = zip(*steps, strict=True)
+        run.traces[i] = Trace(_stack(parents, -1), _stack(tokens, -1), _stack(values, -np.inf), _stack(margins, np.inf))
+
+
+def _stack(rows: Sequence[NDArray[Number]], filler: float) -> NDArray[Number]:
+    """Rows of up to N numbers as (T, N)."""
+    stacked = np.full((len(rows), max(map(len, rows))), filler, rows[0].dtype)
+    for row, out in zip(rows, stacked, strict=True):
+        out[: len(row)] = row
+    return stacked
+
+
+def _score(
+    engine: Engine,
+    sources: Sequence[Sequence[int]],
+    options: CheckOptions,
+    reference: Observation | None,
+    found: Observation,
+    progress: Progress | None,
+) -> None:
+    """Fill in the probes."""
+    vocab = engine.config.tgt_vocab
+    greedy = (reference or found).runs["greedy"]
+    targets = [tokens_of(greedy.outputs[i][0]) for i in range(len(sources))]
+    best, others = min(BEST, vocab), min(OTHERS, vocab)
+    for i, target in enumerate(targets):
+        found.probe_ids.append(
+            reference.probe_ids[i] if reference else np.empty((len(target), best + others), np.int32)
+        )
+        found.probes.append(np.empty(found.probe_ids[i].shape, np.float32))
+    for batch, indices in by_length(engine, sources, range(len(sources)), options):
+        for step, live, log_probs in forced_steps(engine, batch, [targets[i] for i in indices]):
+            top = None if reference else best_tokens(log_probs, best)
+            for row, place in enumerate(live.tolist()):
+                i = indices[place]
+                if top is not None:
+                    found.probe_ids[i][step, :best] = top[row]
+                    found.probe_ids[i][step, best:] = (7919 * i + step * others + np.arange(others)) % vocab
+                found.probes[i][step] = log_probs[row, found.probe_ids[i][step]]
+        if progress:
+            progress(len(indices))
+
+
+def by_length(
+    engine: Engine, sources: Sequence[Sequence[int]], picked: Sequence[int], options: CheckOptions
+) -> Iterator[tuple[Batch, list[int]]]:
+    """Batches of sentences of similar length, as a translator makes them."""
+    lengths = [len(sources[i]) for i in picked]
+    for places in length_batches(lengths, options.batch_tokens, engine.limits.batch):
+        indices = [picked[place] for place in places]
+        yield make_batch([sources[i] for i in indices], engine.config.pad_id, indices), indices
+
+
+def other_batches(
+    variant: str, engine: Engine, sources: Sequence[Sequence[int]], picked: Sequence[int], options: CheckOptions
+) -> Iterator[tuple[Batch, list[int]]]:
+    """The same sentences in other company; see VARIANTS."""
+    if variant == "padded":
+        for batch, indices in by_length(engine, sources, picked, options):
+            width = min(batch.src_ids.shape[1] + PADDING, engine.limits.src_tokens)
+            wide = np.full((len(indices), width), engine.config.pad_id, np.int32)
+            wide[:, : batch.src_ids.shape[1]] = batch.src_ids
+            yield dataclasses.replace(batch, src_ids=wide), indices
+        return
+    order, size = list(picked), 1
+    if variant == "neighbours":
+        order.sort(key=lambda i: len(sources[i]))
+        ends = zip(order, reversed(order), strict=True)
+        order, size = [i for pair in ends for i in pair][: len(order)], 8
+    elif variant == "shuffled":
+        order, size = np.random.default_rng(options.seed).permutation(order).tolist(), 16
+    size = min(size, engine.limits.batch)
+    for start in range(0, len(order), size):
+        indices = order[start : start + size]
+        yield make_batch([sources[i] for i in indices], engine.config.pad_id, indices), indices
+
+
+def spread(sources: Sequence[Sequence[int]], count: int) -> list[int]:
+    """Indices of up to `count` sentences from the shortest to the longest."""
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    return [order[place] for place in np.unique(np.linspace(0, len(order) - 1, min(count, len(order))).astype(int))]
+
+
+def probe_sentence(sources: Sequence[Sequence[int]], greedy: Run, engine: Engine) -> tuple[Sequence[int], list[int]]:
+    """A sentence of middle length, and what eager makes of it."""
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    i = order[len(order) // 2]
+    return sources[i], tokens_of(greedy.outputs[i][0])
+
+
+def layers_of(engine: Engine, source: Sequence[int], target: Sequence[int]) -> dict[str, Floats]:
+    """What every layer puts out with `target` fed, at real positions; the source is padded, for the mask's sake."""
+    length = len(source)
+    width = min(length + PADDING, engine.limits.src_tokens)
+    src_ids = np.full((1, width), engine.config.pad_id, np.int32)
+    src_ids[0, :length] = source
+    tgt_ids = pad([np.array([engine.config.bos_id, *target[:-1]], np.int32)], engine.config.pad_id)
+    found = engine.layers(src_ids, np.array([length], np.int32), tgt_ids)
+    real = {}
+    for name, values in found.items():
+        if name.startswith("cross_"):
+            real[name] = values[0, :, :length].copy()
+        else:
+            real[name] = (
+                values[0, :length].copy() if name.startswith("encoder") or name == "memory" else values[0].copy()
+            )
+    return real
+
+
+def tokens_of(output: Hypothesis) -> list[int]:
+    """An output with its end token."""
+    return [*output.ids, output.end_id] if output.end_id is not None else output.ids
+
+
+def end_ids(engine: Engine) -> tuple[int, ...]:
+    """What ends an output in a check."""
+    return (engine.config.eos_id,)

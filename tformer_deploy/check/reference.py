@@ -1,0 +1,178 @@
+"""What eager PyTorch made of a corpus, to compare engines with here or, from a file, on a machine without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..config import from_dict
+from ..decoding import Hypothesis
+from ..engines.base import Engine
+from ..errors import ArtifactError
+from ..files import atomic_file
+from .observe import VARIANTS, CheckOptions, Observation, Run, Trace, observe, other_batches, record, spread
+
+VERSION = 1
+
+
+@dataclass
+class Reference:
+    """Eager's side of a check."""
+
+    sources: list[list[int]]
+    options: CheckOptions
+    corpus: str
+    weights_sha256: str
+    machine: dict[str, str]
+    observed: Observation
+    variants: dict[str, dict[str, Run]] = field(default_factory=dict)
+    """Runs of the invariance check, by variant and mode."""
+
+    def save(self, path: Path) -> None:
+        """Write a file that `load_reference` reads."""
+        header = {
+            "format": "tformer-reference",
+            "version": VERSION,
+            "options": dataclasses.asdict(self.options),
+            "layers": list(self.observed.layers),
+            **{name: getattr(self, name) for name in ("corpus", "weights_sha256", "machine")},
+        }
+        arrays: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+        _pack(arrays, "sources", [np.array(source, np.int32) for source in self.sources])
+        _pack(arrays, "probe_ids", self.observed.probe_ids)
+        _pack(arrays, "probes", self.observed.probes)
+        _pack(arrays, "layers", list(self.observed.layers.values()))
+        arrays["encoder.sentences"] = np.array(list(self.observed.encoder), np.int32)
+        _pack(arrays, "encoder", [array for arrays_ in self.observed.encoder.values() for array in arrays_])
+        for name, run in _runs(self).items():
+            _pack_run(arrays, name, run)
+        with atomic_file(path) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+
+
+def make_reference(
+    eager: Engine,
+    sources: Sequence[Sequence[int]],
+    options: CheckOptions,
+    about: dict[str, Any],
+    progress: Callable[[int], None] | None = None,
+) -> Reference:
+    """Run eager PyTorch, entered, over a corpus. `about`: corpus, weights_sha256, machine."""
+    options = options.within(eager.limits)
+    observed = observe(eager, sources, options, None, progress)
+    variants = run_variants(eager, sources, options, progress)
+    return Reference([list(source) for source in sources], options, observed=observed, variants=variants, **about)
+
+
+def run_variants(
+    engine: Engine,
+    sources: Sequence[Sequence[int]],
+    options: CheckOptions,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, dict[str, Run]]:
+    """Decode some sentences again in other batches."""
+    found: dict[str, dict[str, Run]] = {}
+    picked = spread(sources, options.invariance)
+    for variant in VARIANTS if picked else ():
+        found[variant] = {}
+        for mode, decoding in options.modes().items():
+            run = found[variant][mode] = Run()
+            for batch, indices in other_batches(variant, engine, sources, picked, options):
+                record(engine, batch, indices, decoding, run)
+                if progress:
+                    progress(len(indices))
+    return found
+
+
+def load_reference(path: Path) -> Reference:
+    """Read what `Reference.save` wrote. Raises ArtifactError."""
+    if not path.is_file():
+        raise ArtifactError(f"{path}: no such reference: make one with tformer check --save-reference {path}")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        header = json.loads(bytes(arrays["header"]))
+        if header["format"] != "tformer-reference":
+            raise ArtifactError(f"{path} is not a reference of tformer check")
+        if header["version"] > VERSION:
+            raise ArtifactError(f"{path} has version {header['version']}, newer than {VERSION}: update tformer-deploy")
+        sentences = arrays["encoder.sentences"].tolist()
+        encoder = _unpack(arrays, "encoder")
+        each = len(encoder) // max(1, len(sentences))
+        reference = Reference(
+            [source.tolist() for source in _unpack(arrays, "sources")],
+            from_dict(CheckOptions, header["options"], "options"),
+            header["corpus"],
+            header["weights_sha256"],
+            header["machine"],
+            Observation(
+                probe_ids=_unpack(arrays, "probe_ids"),
+                probes=_unpack(arrays, "probes"),
+                encoder={i: encoder[n * each : (n + 1) * each] for n, i in enumerate(sentences)},
+                layers=dict(zip(header["layers"], _unpack(arrays, "layers"), strict=True)),
+            ),
+        )
+        for mode in reference.options.modes():
+            reference.observed.runs[mode] = _unpack_run(arrays, mode)
+            for variant in VARIANTS:
+                if f"{variant}.{mode}.sentences" in arrays:
+                    reference.variants.setdefault(variant, {})[mode] = _unpack_run(arrays, f"{variant}.{mode}")
+        return reference
+    except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        raise ArtifactError(f"{path} is damaged ({error}): make it again with --save-reference") from None
+
+
+def _runs(reference: Reference) -> dict[str, Run]:
+    names = {f"{variant}.{mode}": run for variant, runs in reference.variants.items() for mode, run in runs.items()}
+    return {**reference.observed.runs, **names}
+
+
+def _pack(arrays: dict[str, Any], name: str, values: Sequence[np.ndarray]) -> None:
+    """Arrays of one type and rank, as one flat array and their shapes."""
+    arrays[f"{name}.shapes"] = np.array([value.shape for value in values], np.int64)
+    arrays[f"{name}.flat"] = np.concatenate([value.ravel() for value in values]) if values else np.zeros(0)
+
+
+def _unpack(arrays: dict[str, Any], name: str) -> list[Any]:
+    flat, found, start = arrays[f"{name}.flat"], [], 0
+    for shape in arrays[f"{name}.shapes"].tolist():
+        size = int(np.prod(shape))
+        found.append(flat[start : start + size].reshape(shape))
+        start += size
+    if start != len(flat):
+        raise ValueError(f"{name} has {len(flat)} numbers, its shapes {start}")
+    return found
+
+
+def _pack_run(arrays: dict[str, Any], name: str, run: Run) -> None:
+    hypotheses = [h for outputs in run.outputs.values() for h in outputs]
+    arrays[f"{name}.sentences"] = np.array(list(run.outputs), np.int32)
+    arrays[f"{name}.counts"] = np.array([len(outputs) for outputs in run.outputs.values()], np.int32)
+    _pack(arrays, f"{name}.ids", [np.array(h.ids, np.int32) for h in hypotheses])
+    numbers = [(h.score, h.value, -1 if h.end_id is None else h.end_id) for h in hypotheses]
+    arrays[f"{name}.numbers"] = np.array(numbers, np.float64)
+    for part in ("parents", "tokens", "values", "margins"):
+        _pack(arrays, f"{name}.{part}", [getattr(run.traces[i], part) for i in run.outputs])
+
+
+def _unpack_run(arrays: dict[str, Any], name: str) -> Run:
+    hypotheses = [
+        Hypothesis(ids.tolist(), score, end >= 0, value, end_id=int(end) if end >= 0 else None)
+        for ids, (score, value, end) in zip(
+            _unpack(arrays, f"{name}.ids"), arrays[f"{name}.numbers"].tolist(), strict=True
+        )
+    ]
+    sentences = arrays[f"{name}.sentences"].tolist()
+    ends = np.cumsum(arrays[f"{name}.counts"]).tolist()
+    parts = [_unpack(arrays, f"{name}.{part}") for part in ("parents", "tokens", "values", "margins")]
+    return Run(
+        {i: hypotheses[start:end] for i, start, end in zip(sentences, [0, *ends], ends, strict=False)},
+        {i: Trace(*trace) for i, *trace in zip(sentences, *parts, strict=True)},
+    )

@@ -1,0 +1,204 @@
+"""What a check found, as data and as lines for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..recipe import Tolerance
+
+
+@dataclass
+class Divergence:
+    """The first decision at which two runs of a sentence part."""
+
+    sentence: int
+    """Index in the corpus, from 0."""
+    mode: str
+    """`greedy`, `beam` or `sampling`."""
+    variant: str
+    """The batch of the invariance check in which the engine differs from itself; empty: engine against eager."""
+    step: int
+    """Index of the token, from 0; for a beam whose outputs merely change places, that of the output."""
+    eager_token: int
+    engine_token: int
+    eager_score: float
+    """What eager compares there: the sum of its own candidate, or the log-probability of its token."""
+    engine_score: float
+    """The same of the engine's own choice, as the engine has it."""
+    margin: float
+    """How far eager was from the engine's choice; infinite where that was not among its candidates."""
+
+
+@dataclass
+class Outputs:
+    """Outputs of a mode or of an invariance check, compared sentence by sentence."""
+
+    mode: str
+    variant: str = ""
+    """Empty: engine against eager; else the engine against itself in another batch."""
+    sentences: int = 0
+    equal: int = 0
+    ties: int = 0
+    """Sentences that differ where the margin is inside the measured error."""
+    failed: int = 0
+    not_blamed: int = 0
+    """Sentences at which eager itself differs between the two batches."""
+    score_max: float = 0.0
+    """Largest difference of the scores of outputs that are equal."""
+
+
+@dataclass
+class Layer:
+    """How far a layer's output is from eager's, teacher-forced on one sentence."""
+
+    name: str
+    difference: float
+    """Largest absolute difference at real positions."""
+    largest: float
+    """Largest absolute value of eager's output."""
+
+
+@dataclass
+class StepDifference:
+    """Differences of log-probabilities at one position of the target."""
+
+    largest: float
+    mean: float
+    sentences: int
+
+
+@dataclass
+class EngineReport:
+    """One engine against eager PyTorch. `failures` is empty where it passed."""
+
+    engine: str
+    encoder_max: float = 0.0
+    """Largest absolute difference of the encoder's outputs, padding left out."""
+    encoder_sentences: int = 0
+    scores_max: float = 0.0
+    """Largest absolute difference of a log-probability, teacher-forced with eager's greedy tokens."""
+    scores_mean: float = 0.0
+    scores_p999: float = 0.0
+    """99.9th percentile."""
+    scores_count: int = 0
+    steps: list[StepDifference] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
+    outputs: list[Outputs] = field(default_factory=list)
+    invariance: list[Outputs] = field(default_factory=list)
+    ties: list[Divergence] = field(default_factory=list)
+    divergences: list[Divergence] = field(default_factory=list)
+    """Without an excuse."""
+    quality: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    """Mode, then `eager` or `engine`, then measure; only with reference translations."""
+    worst_sentence: int = 0
+    """Whose scores or encoder outputs differ most."""
+    blame: str = ""
+    """Where the engine first leaves eager; only for one that failed."""
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether the engine may be called equal."""
+        return not self.failures
+
+
+@dataclass
+class Report:
+    """A check of one or several engines over one corpus."""
+
+    sentences: int
+    tokens: int
+    """Tokens of eager's greedy outputs, end tokens included."""
+    corpus: str
+    precision: str
+    tolerance: Tolerance
+    loosened: list[str]
+    """Thresholds of the recipe that are wider than this precision's own."""
+    weights_sha256: str
+    options: dict[str, Any]
+    reference: dict[str, str]
+    """Machine and versions of the run of eager PyTorch."""
+    machine: dict[str, str]
+    """Machine and versions of the engines' run."""
+    eager_invariance: list[Outputs] = field(default_factory=list)
+    engines: list[EngineReport] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every engine passed, and there was one."""
+        return bool(self.engines) and all(engine.passed for engine in self.engines)
+
+    @property
+    def failures(self) -> list[str]:
+        """Of all engines."""
+        return [f"{engine.engine}: {failure}" for engine in self.engines for failure in engine.failures]
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, for files and machines; a figure that is not finite becomes null."""
+        fields = dataclasses.asdict(self)
+        for engine, values in zip(self.engines, fields["engines"], strict=True):
+            values["passed"] = engine.passed
+        return {"passed": self.passed, **_finite(fields)}
+
+    def __str__(self) -> str:
+        lines = [f"{self.corpus}: {self.sentences} sentences, {self.tokens} tokens of eager PyTorch"]
+        for engine in self.engines:
+            lines += _describe(engine, self.tolerance, self.loosened)
+        return "\n".join(lines)
+
+
+def _describe(report: EngineReport, tolerance: Tolerance, loosened: list[str]) -> list[str]:
+    def limit(name: str) -> str:
+        return f"limit {getattr(tolerance, name):.0e}" + (" (LOOSENED)" if name in loosened else "")
+
+    lines = [
+        f"{report.engine} against eager PyTorch",
+        f"  encoder outputs   max difference {report.encoder_max:.2e}   {limit('encoder')}"
+        f"   {report.encoder_sentences} sentences",
+        f"  scores per step   max difference {report.scores_max:.2e}   {limit('scores')}"
+        f"   mean {report.scores_mean:.1e}   99.9 % {report.scores_p999:.1e}   {report.scores_count:,} values",
+    ]
+    for found in report.outputs:
+        lines.append(
+            f"  {found.mode:<17} {found.equal} of {found.sentences} sentences equal, {found.ties} ties"
+            f"   scores within {found.score_max:.1e}"
+        )
+    for found in report.invariance:
+        name = f"{found.variant}, {found.mode}"
+        unblamed = f", {found.not_blamed} where eager differs too" if found.not_blamed else ""
+        lines.append(f"  {name:<22} {found.equal} of {found.sentences} the same, {found.ties} ties{unblamed}")
+    for mode, sides in report.quality.items():
+        for measure, eager in sides["eager"].items():
+            engine = sides["engine"][measure]
+            lines.append(
+                f"  {mode} {measure}: eager {eager:.2f}, engine {engine:.2f}, difference {engine - eager:+.2f}"
+            )
+    lines += [f"  tie: {describe_divergence(tie)}" for tie in report.ties]
+    lines += [f"  FAILED: {failure}" for failure in report.failures]
+    if report.blame:
+        lines.append(f"  FIRST DIFFERENCE: {report.blame}")
+    return [*lines, "passed" if report.passed else "failed"]
+
+
+def describe_divergence(found: Divergence) -> str:
+    """One line."""
+    where = f"{found.mode}, {found.variant}" if found.variant else found.mode
+    own = "the engine in its usual batch" if found.variant else "eager"
+    return (
+        f"{where}: sentence {found.sentence + 1}, token {found.step + 1}: {own} {found.eager_token} "
+        f"({found.eager_score:.6f}), engine {found.engine_token} ({found.engine_score:.6f}), margin {found.margin:.2e}"
+    )
+
+
+def _finite(value: Any) -> Any:
+    replace: dict[type, Callable[[Any], Any]] = {
+        dict: lambda v: {key: _finite(item) for key, item in v.items()},
+        list: lambda v: [_finite(item) for item in v],
+        float: lambda v: v if math.isfinite(v) else None,
+    }
+    return replace.get(type(value), lambda v: v)(value)

@@ -1,0 +1,122 @@
+"""Which tokens an output may continue with: lengths, penalties, bans, forced tokens, a set of allowed outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..engines.base import Floats, Ints
+from ..errors import LimitError
+from .options import DecodeOptions
+
+_END = -1
+
+
+class Trie:
+    """A set of allowed outputs, given as token ids without end tokens."""
+
+    def __init__(self, outputs: Iterable[Sequence[int]]) -> None:
+        self._root: dict[int, Any] = {}
+        for output in outputs:
+            node = self._root
+            for token in output:
+                node = node.setdefault(int(token), {})
+            node[_END] = {}
+
+    def after(self, ids: Sequence[int]) -> tuple[list[int], bool]:
+        """The tokens that may follow, and whether the output may end here."""
+        node = self._root
+        for token in ids:
+            node = node.get(int(token), {})
+        return [token for token in node if token != _END], _END in node
+
+
+class Rules:
+    """The options of a batch that concern single tokens. Sentences are named by their index in the batch."""
+
+    def __init__(
+        self,
+        options: DecodeOptions,
+        end_ids: Ints,
+        positions: int,
+        src_lengths: Ints,
+        prefixes: Sequence[Sequence[int]],
+        allowed: Trie | None,
+    ) -> None:
+        self.options, self.end_ids, self.allowed = options, end_ids, allowed
+        self._banned = np.array(options.suppress, np.int32)
+        longest = np.full(len(src_lengths), min(options.max_tokens, positions))
+        if options.max_ratio:
+            longest = np.maximum(1, np.minimum(options.max_ratio * src_lengths, longest).astype(np.int64))
+        shortest = np.minimum(options.min_ratio * src_lengths, longest).astype(np.int64)
+        self.longest = longest
+        self.shortest = np.minimum(np.maximum(shortest, min(options.min_tokens, positions)), longest)
+        self.prefixes = [(*options.first_ids, *prefix) for prefix in prefixes or [()] * len(src_lengths)]
+        if any(token in end_ids for prefix in self.prefixes for token in prefix):
+            raise LimitError("a forced token is an end token: leave it out, an output ends by itself")
+
+    def needs_all(self, step: int) -> bool:
+        """Whether step `step`, from 0, reads every token's log-probability, not only the best."""
+        options = self.options
+        ngrams = 0 < options.no_repeat_ngram <= step + 1
+        forced = any(len(prefix) > step for prefix in self.prefixes)
+        return options.sampling or options.repetition_penalty != 1 or ngrams or forced or self.allowed is not None
+
+    def spare(self, step: int) -> int:
+        """How many of a row's best tokens may turn out to be forbidden at a step that does not read all."""
+        return len(self._banned) + len(self.end_ids) * bool((self.shortest > step + 1).any())
+
+    def mask(self, ids: Ints, scores: Floats, sentences: Ints, step: int) -> Floats:
+        """Scores (B, K, k) of some tokens, those that are suppressed or end too early set to -inf."""
+        forbidden = np.isin(ids, self._banned) if len(self._banned) else np.zeros(ids.shape, bool)
+        early = self.shortest[sentences] > step + 1
+        if early.any():
+            forbidden |= np.isin(ids, self.end_ids) & early[:, None, None]
+        return np.where(forbidden, np.float32(-np.inf), scores) if forbidden.any() else scores
+
+    def apply(self, log_probs: Floats, outputs: Ints, sentences: Ints) -> Floats:
+        """What every rule leaves of log_probs (B, K, V), given the outputs (B, K, t) so far; -inf is forbidden."""
+        step, options = outputs.shape[2], self.options
+        scores = log_probs.copy()
+        if options.repetition_penalty != 1 and step:
+            had = np.take_along_axis(log_probs, outputs, 2)
+            np.put_along_axis(scores, outputs, had * np.float32(options.repetition_penalty), 2)
+        scores[..., self._banned] = -np.inf
+        early = np.flatnonzero(self.shortest[sentences] > step + 1)
+        scores[early[:, None], :, self.end_ids] = -np.inf
+        for b, sentence in enumerate(sentences.tolist()):
+            prefix = self.prefixes[sentence]
+            if step < len(prefix):
+                forced = log_probs[b, :, prefix[step]].copy()
+                scores[b] = -np.inf
+                scores[b, :, prefix[step]] = forced
+            elif options.no_repeat_ngram or self.allowed:
+                for row, output in zip(scores[b], outputs[b].tolist(), strict=True):
+                    self._restrict(row, output, len(prefix))
+        return scores
+
+    def _restrict(self, row: Floats, output: list[int], prefix_length: int) -> None:
+        if size := self.options.no_repeat_ngram:
+            last = output[len(output) - size + 1 :] if len(output) >= size - 1 else None
+            starts = range(len(output) - size + 1)
+            row[[output[i + size - 1] for i in starts if output[i : i + size - 1] == last]] = -np.inf
+        if self.allowed:
+            following, may_end = self.allowed.after(output[prefix_length:])
+            kept = np.array([*following, *(self.end_ids if may_end else ())], np.int64)
+            values = row[kept]
+            row[:] = -np.inf
+            row[kept] = values
+
+
+def best_tokens(scores: Floats, count: int) -> Ints:
+    """Ids (..., count) of the highest of scores (..., V), best first, equal ones by the lower id. NaN is lowest."""
+    rows = scores.reshape(-1, scores.shape[-1])
+    found = np.empty((len(rows), count), np.int32)
+    for row, out in zip(rows, found, strict=True):
+        value = np.where(np.isnan(row), -np.inf, row)
+        least = np.partition(value, -count)[-count]
+        ids = np.flatnonzero(value >= least)
+        out[:] = ids[np.argsort(-value[ids], kind="stable")[:count]]
+    return found.reshape(*scores.shape[:-1], count)

@@ -1,0 +1,47 @@
+"""Log-probabilities of given outputs, by the same steps that decoding takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ..engines.base import Engine, Floats, Ints
+from ..errors import LimitError
+from .sampling import Doubles
+from .search import Batch
+
+
+def forced_steps(engine: Engine, batch: Batch, targets: Sequence[Sequence[int]]) -> Iterator[tuple[int, Ints, Floats]]:
+    """Feed each source's own target; yields the step, the indices (n) of targets that reach it, log_probs (n, V).
+
+    Raises LimitError for a target that is empty, too long or has an unknown id.
+    """
+    limit, vocab = engine.limits.tgt_tokens, engine.config.tgt_vocab
+    for target in targets:
+        if not 0 < len(target) <= limit:
+            raise LimitError(f"a target of {len(target)} tokens: must have 1 to {limit}, the end token included")
+        if not 0 <= min(target) <= max(target) < vocab:
+            raise LimitError(f"a target has a token id outside the vocabulary of {vocab}")
+    lengths = np.array([len(target) for target in targets])
+    state = engine.encode(batch.src_ids, batch.src_lengths)
+    live = np.arange(len(targets), dtype=np.int32)
+    tokens = np.full((len(live), 1), engine.config.bos_id, np.int32)
+    for step in range(lengths.max()):
+        log_probs = engine.step(tokens, state, full=True).log_probs
+        assert log_probs is not None
+        yield step, live, log_probs[:, 0]
+        keep = np.flatnonzero(lengths[live] > step + 1).astype(np.int32)
+        if 0 < len(keep) < len(live):
+            engine.reorder(state, keep[:, None], keep)
+        live = live[keep]
+        tokens = np.array([[targets[i][step]] for i in live.tolist()], np.int32)
+
+
+def score(engine: Engine, batch: Batch, targets: Sequence[Sequence[int]]) -> list[Doubles]:
+    """Of each target, end token included, the log-probability of every token behind those before it."""
+    found = [np.empty(len(target)) for target in targets]
+    for step, live, log_probs in forced_steps(engine, batch, targets):
+        for row, i in enumerate(live.tolist()):
+            found[i][step] = log_probs[row, targets[i][step]]
+    return found

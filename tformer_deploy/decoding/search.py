@@ -1,0 +1,329 @@
+"""The one loop: encode, then step, choose and reorder until every sentence has ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engines.base import Engine, Ints, Scores
+from ..errors import LimitError
+from .options import DecodeOptions
+from .rules import Rules, Trie, best_tokens
+from .sampling import Doubles, draw, uniforms
+
+Number = TypeVar("Number", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sources to decode together."""
+
+    src_ids: Ints
+    """(B, S) right-padded, as the encoder sees them."""
+    src_lengths: Ints
+    """(B)"""
+    numbers: Sequence[int] = ()
+    """What seeds each source's samples: its number among all requests; none: its index in the batch."""
+    prefixes: Sequence[Sequence[int]] = ()
+    """Tokens that each output begins with, behind `first_ids`; none: nothing."""
+
+
+@dataclass
+class Hypothesis:
+    """One decoded output."""
+
+    ids: list[int] = field(default_factory=list)
+    """Tokens, without bos and end token."""
+    score: float = 0.0
+    """Sum of the log-probabilities of ids and, where `finished`, of the end token."""
+    finished: bool = False
+    """Ended by an end token, not by a limit."""
+    value: float = 0.0
+    """What a beam is ranked by: the score after penalties."""
+    alignment: list[int] = field(default_factory=list)
+    """The source position, from 0, that each of ids looks at most; only with `align`."""
+    end_id: int | None = None
+    """The end token, where `finished`."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step decided. Greedy search and sampling: one token a row; a beam: its candidates, best first."""
+
+    sentences: Ints
+    """(B) Index in the batch of those that had not ended before the step."""
+    parents: Ints
+    """(B, N) Row of its sentence that each continues."""
+    tokens: Ints
+    """(B, N); -1: the row has ended."""
+    values: Doubles
+    """(B, N) Sum that the search compares; -inf: forbidden."""
+    scores: Doubles
+    """(B, N) Sum of plain log-probabilities."""
+    margins: Doubles | None = None
+    """(B, N) Sampling: the draw stays the same as long as no two log-probabilities of its row, after the rules, change
+    by amounts that differ by this or more."""
+
+
+def decode(
+    engine: Engine,
+    batch: Batch,
+    options: DecodeOptions,
+    allowed: Trie | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> list[list[Hypothesis]]:
+    """The outputs of each source, best first, or its samples. `docs/decoding.md` has the rules.
+
+    Raises LimitError where the options ask for what the engine or its graphs cannot do.
+    """
+    _check(engine, batch, options)
+    search = (_Sampling if options.sampling else _Beam)(engine, batch, options, allowed)
+    state = engine.encode(batch.src_ids, batch.src_lengths)
+    while True:
+        scores = engine.step(search.tokens, state, search.needs_all(), options.attention)
+        step = search.advance(scores)
+        if on_step:
+            on_step(step)
+        if not len(search.sentences):
+            return search.outputs()
+        if search.rows_moved:
+            engine.reorder(state, search.parents, search.kept if search.sentences_left else None)
+
+
+def _check(engine: Engine, batch: Batch, options: DecodeOptions) -> None:
+    vocab = engine.config.tgt_vocab
+    named = (*options.suppress, *options.end_ids, *options.first_ids, *(t for prefix in batch.prefixes for t in prefix))
+    if bad := [token for token in named if not 0 <= token < vocab]:
+        raise LimitError(f"token id {bad[0]} is outside the target vocabulary of {vocab}")
+    if options.rows > engine.limits.beams:
+        raise LimitError(
+            f"{options.rows} {'samples' if options.sampling else 'beams'} exceed the engine's limit of "
+            f"{engine.limits.beams}: use fewer, or export with a larger beams axis"
+        )
+
+
+class _Search:
+    """Live rows of the sentences that have not ended; arrays are (B, K) with the rows of a sentence together."""
+
+    def __init__(self, engine: Engine, batch: Batch, options: DecodeOptions, allowed: Trie | None) -> None:
+        self.engine, self.options = engine, options
+        self.end_ids = np.array(options.end_ids or [engine.config.eos_id], np.int32)
+        self.rules = Rules(options, self.end_ids, engine.limits.tgt_tokens, batch.src_lengths, batch.prefixes, allowed)
+        count = len(batch.src_lengths)
+        self.sentences = np.arange(count, dtype=np.int32)
+        """(B) Index in the batch."""
+        self.found: list[list[Hypothesis]] = [[] for _ in range(count)]
+        self.tokens = np.full((count, 1), engine.config.bos_id, np.int32)
+        self.values = np.zeros((count, 1))
+        """(B, K) Sum after rules."""
+        self.scores = self.values
+        """(B, K) Sum of plain log-probabilities."""
+        self.plain = options.repetition_penalty == 1
+        """Whether both sums are the same."""
+        self.written = np.empty((count, 1, 0), np.int32)
+        """(B, K, t) Outputs so far."""
+        self.attention = np.empty((count, 1, 0, batch.src_ids.shape[1] if options.attention else 0), np.float32)
+        """(B, K, t, S) Where each token of an output looked."""
+        self.src_lengths = batch.src_lengths
+        self.parents, self.kept = self.tokens, self.sentences
+        self.rows_moved = self.sentences_left = False
+
+    def needs_all(self) -> bool:
+        """Whether the next step must return every log-probability."""
+        step = self.written.shape[2]
+        wanted = 1 if self.options.greedy else self.options.rows + len(self.end_ids)
+        wanted = min(wanted + self.rules.spare(step), self.engine.config.tgt_vocab)
+        return self.rules.needs_all(step) or wanted > self.engine.best(self.tokens.shape[1])
+
+    def are_ends(self, tokens: Ints) -> NDArray[np.bool_]:
+        """Which tokens end an output."""
+        return tokens == self.end_ids[0] if len(self.end_ids) == 1 else np.isin(tokens, self.end_ids)
+
+    def keep(self, chosen: Step, going: NDArray[np.bool_], feed: Ints) -> None:
+        """Make `chosen` (B, K) the live rows of the sentences that go on, and feed (B, K) their tokens."""
+        self.kept = np.flatnonzero(going).astype(np.int32)
+        self.sentences_left = len(self.kept) < len(going)
+        rows, width = chosen.parents[self.kept], self.tokens.shape[1]
+        self.rows_moved = self.sentences_left or rows.shape[1] != width or bool((rows != np.arange(width)).any())
+        where = self.kept[:, None], rows
+        self.written = np.concatenate((self.written[where], chosen.tokens[self.kept][:, :, None]), 2)
+        if self.options.attention:
+            self.attention = self.attention[where]
+        self.sentences = self.sentences[self.kept]
+        self.values, self.scores = chosen.values[self.kept], chosen.scores[self.kept]
+        self.parents = (self.kept[:, None] * width + rows).astype(np.int32)
+        self.tokens = np.ascontiguousarray(feed[self.kept])
+
+    def look(self, scores: Scores) -> None:
+        """Remember where the rows looked at this step."""
+        if self.options.attention:
+            assert scores.attention is not None
+            self.attention = np.concatenate((self.attention, scores.attention[:, :, None]), 2)
+
+    def ended_by(self, b: int, chosen: Step, n: int, ends: bool) -> Hypothesis:
+        """The output of sentence b whose last token is candidate n, an end token or cut off by a limit."""
+        token, row = int(chosen.tokens[b, n]), int(chosen.parents[b, n])
+        ids = [*self.written[b, row].tolist(), *([] if ends else [token])]
+        output = Hypothesis(ids, float(chosen.scores[b, n]), ends, end_id=token if ends else None)
+        return self.describe(output, b, row, float(chosen.values[b, n]))
+
+    def stuck(self, b: int, row: int) -> Hypothesis:
+        """The output of a row that no token may follow."""
+        output = Hypothesis(self.written[b, row].tolist(), float(self.scores[b, row]))
+        return self.describe(output, b, row, float(self.values[b, row]))
+
+    def describe(self, output: Hypothesis, b: int, row: int, value: float) -> Hypothesis:
+        """Fill in what an output is ranked by, and where its tokens looked."""
+        options, length = self.options, len(output.ids) + output.finished
+        output.value = value if options.sampling else value / length_norm(max(1, length), options)
+        if options.attention:
+            looked = self.attention[b, row, :length, : self.src_lengths[self.sentences[b]]]
+            if options.coverage_penalty and not options.sampling:
+                # A position that nothing looked at would give -inf, for every output alike.
+                covered = np.clip(looked.sum(0, dtype=np.float64), 1e-10, 1)
+                logs = np.cumsum([math.log(c) for c in covered.tolist()])  # unlike a sum, in order
+                output.value += options.coverage_penalty * float(logs[-1])
+            if options.align:
+                output.alignment = looked[: len(output.ids)].argmax(1).tolist()
+        return output
+
+
+class _Beam(_Search):
+    """The best K hypotheses of each sentence; greedy search is a beam of one."""
+
+    def __init__(self, engine: Engine, batch: Batch, options: DecodeOptions, allowed: Trie | None) -> None:
+        super().__init__(engine, batch, options, allowed)
+        self.ended = np.zeros(len(self.sentences), np.int64)
+        """Outputs that have ended, of every sentence of the batch."""
+        self.enough = int(options.patience * options.beams + 0.5)
+        self.ranks = options.beams * (1 if options.greedy else 1 + len(self.end_ids))
+
+    def advance(self, scores: Scores) -> Step:
+        """Rank the candidates, collect the outputs that end, keep the best others."""
+        self.look(scores)
+        candidates = self.candidates(scores)
+        beams, length = self.options.beams, self.written.shape[2] + 1
+        possible, ends = candidates.values > -np.inf, self.are_ends(candidates.tokens)
+        last = self.rules.longest[self.sentences] <= length
+        top = np.arange(ends.shape[1]) < beams
+        for b, n in np.argwhere(possible & top & (ends | last[:, None])).tolist():
+            self.collect(b, self.ended_by(b, candidates, n, bool(ends[b, n])))
+        goes_on = possible & ~ends
+        stuck = ~goes_on.any(1)
+        for b in np.flatnonzero(stuck).tolist():
+            if not self.found[self.sentences[b]]:
+                for row in np.flatnonzero(self.values[b] > -np.inf).tolist():
+                    self.collect(b, self.stuck(b, row))
+        going = ~(last | stuck | self.done(np.where(goes_on, candidates.values, -np.inf), length))
+        order = np.argsort(~goes_on, axis=1, kind="stable")[:, :beams]
+        # Rows without a hypothesis keep their place with -inf, and are fed some token.
+        alive, tokens = _pick(goes_on, order), _pick(candidates.tokens, order)
+        values = np.where(alive, _pick(candidates.values, order), -np.inf)
+        sums = values if self.plain else _pick(candidates.scores, order)
+        live = Step(self.sentences, _pick(candidates.parents, order), tokens, values, sums)
+        self.keep(live, going, np.where(alive, tokens, np.int32(self.engine.config.pad_id)))
+        return candidates
+
+    def candidates(self, scores: Scores) -> Step:
+        """The best continuations of each sentence; equal values by the lower row, then as the row has them."""
+        if scores.log_probs is None:
+            ids, plain = scores.ids, scores.scores
+            ruled = self.rules.mask(ids, plain, self.sentences, self.written.shape[2])
+        else:
+            every = self.rules.apply(scores.log_probs, self.written, self.sentences)
+            ids = best_tokens(every, min(self.ranks, every.shape[2]))
+            ruled, plain = (np.take_along_axis(x, ids, 2) for x in (every, scores.log_probs))
+        count, width = len(ids), ids.shape[2]
+        values = (self.values[:, :, None] + ruled).reshape(count, -1)
+        order = np.argsort(-values, axis=1, kind="stable")[:, : self.ranks]
+        best = _pick(values, order)
+        summed = best if self.plain else _pick((self.scores[:, :, None] + plain).reshape(count, -1), order)
+        tokens = _pick(ids.reshape(count, -1), order)
+        return Step(self.sentences, (order // width).astype(np.int32), tokens, best, summed)
+
+    def collect(self, b: int, output: Hypothesis) -> None:
+        """Count an output, and keep it if it is among the best; of equal ones the earlier."""
+        sentence = self.sentences[b]
+        self.ended[sentence] += 1
+        kept = self.found[sentence]
+        kept.append(output)
+        kept.sort(key=lambda hypothesis: -hypothesis.value)
+        del kept[self.options.beams :]
+
+    def done(self, live: Doubles, length: int) -> NDArray[np.bool_]:
+        """Which sentences the stop rule ends, after a step that left live values (B, N) and outputs of `length`."""
+        options = self.options
+        if options.stop == "count":
+            return self.ended[self.sentences] >= self.enough
+        lengths = np.full(len(live), length)
+        if options.stop == "exact":
+            # Sums only fall, so the best that a hypothesis can become is what it is, at the kindest length.
+            lengths = self.rules.longest[self.sentences] if options.length_penalty > 0 else lengths + 1
+        kept = [self.found[sentence] for sentence in self.sentences]
+        worst = np.array([found[-1].value if len(found) == options.beams else -np.inf for found in kept])
+        norms = np.array([length_norm(n, options) for n in lengths.tolist()])
+        beaten: NDArray[np.bool_] = live.max(1) / norms <= worst
+        return beaten & (worst > -np.inf)
+
+    def outputs(self) -> list[list[Hypothesis]]:
+        """The n best of each sentence, best first."""
+        return [kept[: self.options.n_best] for kept in self.found]
+
+
+class _Sampling(_Search):
+    """Independent samples, one a row."""
+
+    def __init__(self, engine: Engine, batch: Batch, options: DecodeOptions, allowed: Trie | None) -> None:
+        super().__init__(engine, batch, options, allowed)
+        self.numbers = np.array(batch.numbers if len(batch.numbers) else self.sentences, np.int64)
+        self.found = [[Hypothesis() for _ in range(options.n_best)] for _ in self.sentences]
+        self.ended = np.zeros((len(self.sentences), options.n_best), bool)
+        """(B, K) Samples that have ended, of the live sentences."""
+
+    def advance(self, scores: Scores) -> Step:
+        """Draw a token for every row."""
+        self.look(scores)
+        assert scores.log_probs is not None
+        step, rows = self.written.shape[2], scores.log_probs.shape[1]
+        # At the first step all samples continue the one row.
+        parents = np.broadcast_to(np.arange(self.options.n_best, dtype=np.int32) % rows, self.ended.shape)
+        ruled = self.rules.apply(scores.log_probs, self.written, self.sentences)
+        if rows < self.options.n_best:
+            ruled = np.repeat(ruled, self.options.n_best, 1)
+        uniform = uniforms(self.options.seed, self.numbers[self.sentences], self.options.n_best, step)
+        tokens, margins = draw(ruled, uniform, self.options)
+        stuck = (tokens < 0) & ~self.ended
+        for b, n in np.argwhere(stuck).tolist():
+            self.found[self.sentences[b]][n] = self.stuck(b, int(parents[b, n]))
+        tokens = np.where(self.ended, np.int32(-1), tokens)
+        drawn = scores.log_probs[np.arange(len(tokens))[:, None], parents, np.maximum(tokens, 0)]
+        summed = np.take_along_axis(self.scores, parents, 1) + np.where(tokens < 0, 0, drawn)
+        chosen = Step(self.sentences, parents, tokens, summed, summed, np.where(tokens < 0, np.inf, margins))
+        ends, last = self.are_ends(tokens), (self.rules.longest[self.sentences] <= step + 1)[:, None]
+        for b, n in np.argwhere((ends | last) & (tokens >= 0)).tolist():
+            self.found[self.sentences[b]][n] = self.ended_by(b, chosen, n, bool(ends[b, n]))
+        ended = self.ended | ends | last | stuck
+        going: NDArray[np.bool_] = np.logical_not(ended.all(1))
+        self.ended = ended[going]
+        self.keep(chosen, going, np.where(tokens < 0, np.int32(self.engine.config.pad_id), tokens))
+        return chosen
+
+    def outputs(self) -> list[list[Hypothesis]]:
+        """The samples of each sentence, in their order."""
+        return self.found
+
+
+def length_norm(length: int, options: DecodeOptions) -> float:
+    """What a sum of `length` tokens is divided by. Not in numpy: its powers differ between processors."""
+    base = float(length) if options.length_norm == "power" else (5 + length) / 6
+    return float(base**options.length_penalty)
+
+
+def _pick(array: NDArray[Number], order: NDArray[np.int64]) -> NDArray[Number]:
+    """Elements of each sentence, (B, N)."""
+    return array[np.arange(len(order))[:, None], order]
