@@ -152,7 +152,7 @@ def _counted(count: int, noun: str) -> str:
 def _equal(found: Outputs | None, eager: Outputs | None = None) -> Cell:
     """How many are equal, what the others are, and eager's own figure in small print."""
     notes: list[str] = []
-    own = tag("small", f"eager {_share(eager)}") if eager else ""
+    own = tag("small", "eager ", _share(eager).replace(" ", "\u00a0")) if eager else ""
     if found:
         notes += [_counted(found.ties, "tie")] * bool(found.ties) + [f"{found.failed:,} failed"] * bool(found.failed)
         notes += [f"{found.not_blamed:,} as in eager"] * bool(found.not_blamed)
@@ -175,7 +175,7 @@ def _engine_section(report: Report, engine: EngineReport, n: int) -> Html:
         *_invariance(engine.invariance, report.eager_invariance),
         *_quality(engine),
         tag("h3", "Layers"),
-        layer_plot(engine.layers, report.tolerance),
+        layer_plot(engine, report.tolerance),
         tag("h3", "Decoding steps"),
         step_plot(engine.steps, report.tolerance.scores),
         tag("h3", f"Divergences ({len(engine.divergences):,})"),

@@ -115,6 +115,7 @@ svg text { fill: var(--muted); font-size: 12px; font-weight: 400; }
 .legend .largest { color: var(--encoder); }
 .legend .mean { color: var(--mean); }
 .legend .counts { height: 10px; border: 0; background: var(--counts); vertical-align: -1px; }
+.legend .first { display: none; }
 .legend .over { width: 9px; height: 9px; border: 0; border-radius: 5px; background: var(--bad); vertical-align: 0; }
 .hit { fill: transparent; }
 svg:hover > .hit, g:hover > .hit { fill: var(--text); fill-opacity: .08; }
@@ -162,6 +163,6 @@ rect.counts { fill: var(--counts); }
   .scroll { overflow: visible; }
   .card details::details-content { content-visibility: visible; block-size: auto; }
   tr, .card, .steps { break-inside: avoid; }
-  h2, h3 { break-after: avoid; }
+  h2, h3, .muted, .legend { break-after: avoid; }
 }
 """

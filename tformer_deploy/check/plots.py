@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..recipe import Tolerance
 from .markup import Html, limit_text, note, number, tag
-from .report import Layer, StepDifference
+from .report import EngineReport, Layer, StepDifference
 
 MAX_TICKS = 7
 ROW_PX, PLOT_PX, COUNTS_PX = 18, 220, 44
@@ -61,17 +61,12 @@ def percent(part: float) -> str:
     return f"{100 * part:.2f}%"
 
 
-def layer_limit(layer: Layer, tolerance: Tolerance) -> float:
-    """What a layer may be off: large values have large errors."""
-    return tolerance.encoder * max(1.0, layer.largest)
-
-
-def layer_plot(layers: Sequence[Layer], tolerance: Tolerance) -> Html:
+def layer_plot(engine: EngineReport, tolerance: Tolerance) -> Html:
     """A row a layer, in the order of computation, encoder and decoder apart."""
-    if not layers:
+    if not engine.layers:
         return note("No layer was compared.")
-    limits = [layer_limit(layer, tolerance) for layer in layers]
-    scale = LogScale.over([*(layer.difference for layer in layers), *filter(math.isfinite, limits)])
+    limits = {"Encoder": tolerance.encoder, "Decoder": tolerance.scores}
+    scale = LogScale.over([*(layer.difference for layer in engine.layers), *limits.values()])
     ticks = [
         # Every second label is left out on a phone.
         tag("text", label, x=percent(x), y=13, text_anchor="middle", class_="odd" if n % 2 else "")
@@ -80,23 +75,25 @@ def layer_plot(layers: Sequence[Layer], tolerance: Tolerance) -> Html:
     axis = tag("svg", *ticks, width="100%", height=ROW_PX, role="img", aria_label="logarithmic axis")
     names = (("Layer", ""), (axis, "plot"), ("Difference", ""), ("Eager's largest", "wide"))
     head = tag("thead", tag("tr", *(tag("th", name, class_=mark, scope="col") for name, mark in names)))
-    rows, part = [], ""
-    first = next((n for n, layer in enumerate(layers) if not layer.difference <= limits[n]), -1)
-    for n, layer in enumerate(layers):
+    rows, part, blamed = [], "", engine.blame.rsplit(", ", 1)[-1]
+    for layer in engine.layers:
         here = "Encoder" if layer.name.startswith(("encoder", "memory", "cross_")) else "Decoder"
         if here != part:
             rows.append(tag("tr", tag("th", here, colspan=4, scope="rowgroup", class_=here.lower())))
-        part, over = here, not layer.difference <= limits[n]
+        part, first = here, layer.name == blamed
+        # Only what leaves a graph is held to a limit, so a layer on the way is no alarm where the engine passed.
+        over = not engine.passed and not layer.difference <= limits[here]
         cells = (
-            tag("th", "▸ " if n == first else "", layer.name, scope="row", class_="bad" if n == first else ""),
-            tag("td", _layer_row(layer, limits[n], scale, "over" if over else here.lower()), class_="plot"),
+            tag("th", "▸ " if first else "", layer.name, scope="row", class_="bad" if first else ""),
+            tag("td", _layer_row(layer, limits[here], scale, "over" if over else here.lower()), class_="plot"),
             tag("td", number(layer.difference), class_="bad" if over else ""),
             tag("td", number(layer.largest), class_="wide"),
         )
         rows.append(tag("tr", *cells))
-    keys = [("limit", f"limit: {limit_text(tolerance.encoder)} times eager's largest value, or 1 if that is less")]
     told = "Largest absolute difference of one sentence, eager's tokens fed, in the order of computation."
-    keys += [("over", "beyond it; ▸ is the first")] if first >= 0 else []
+    encoder, scores = map(limit_text, limits.values())
+    keys = [("limit", f"limit of what leaves the graphs: cross_k, cross_v {encoder}, log_probs {scores}")]
+    keys += [("over", "beyond"), ("first", "▸ first difference")] if not engine.passed else []
     return tag("figure", note(told), _legend(keys), tag("table", head, tag("tbody", *rows), class_="layers"))
 
 

@@ -14,14 +14,14 @@ from .rules import best_tokens
 Doubles = NDArray[np.float64]
 
 
-def uniforms(seed: int, numbers: NDArray[np.int64], samples: int, step: int) -> Doubles:
-    """Numbers in [0, 1), one for each request and sample: (B, samples).
+def uniforms(seed: int, numbers: NDArray[np.int64], samples: Ints, step: int) -> Doubles:
+    """Numbers in [0, 1) for requests (B) and their samples (B, K).
 
     A function of its arguments alone, so that neither batching nor the order of requests changes a draw.
     """
     mixed = _mix(np.full(len(numbers), seed, np.uint64))
     mixed = _mix(mixed ^ numbers.astype(np.uint64))
-    mixed = _mix(mixed[:, None] ^ np.arange(samples, dtype=np.uint64))
+    mixed = _mix(mixed[:, None] ^ np.maximum(samples, 0).astype(np.uint64))
     return (_mix(mixed ^ np.uint64(step)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -68,6 +68,8 @@ class Step:
     margins: Doubles | None = None
     """(B, N) Sampling: the draw stays the same as long as no two log-probabilities of its row, after the rules, change
     by amounts that differ by this or more."""
+    samples: Ints | None = None
+    """(B, N) Sampling: the number of each row's sample; -1: it has ended."""
 
 
 def decode(
@@ -220,8 +222,8 @@ class _Beam(_Search):
                 for row in np.flatnonzero(self.values[b] > -np.inf).tolist():
                     self.collect(b, self.stuck(b, row))
         going = ~(last | stuck | self.done(np.where(goes_on, candidates.values, -np.inf), length))
-        order = np.argsort(~goes_on, axis=1, kind="stable")[:, :beams]
-        # Rows without a hypothesis keep their place with -inf, and are fed some token.
+        order = _live_first(goes_on & going[:, None], beams)
+        # A row without a hypothesis, beside sentences that have more, keeps its place with -inf and is fed some token.
         alive, tokens = _pick(goes_on, order), _pick(candidates.tokens, order)
         values = np.where(alive, _pick(candidates.values, order), -np.inf)
         sums = values if self.plain else _pick(candidates.scores, order)
@@ -282,35 +284,38 @@ class _Sampling(_Search):
         super().__init__(engine, batch, options, allowed)
         self.numbers = np.array(batch.numbers if len(batch.numbers) else self.sentences, np.int64)
         self.found = [[Hypothesis() for _ in range(options.n_best)] for _ in self.sentences]
-        self.ended = np.zeros((len(self.sentences), options.n_best), bool)
-        """(B, K) Samples that have ended, of the live sentences."""
+        self.samples = np.tile(np.arange(options.n_best, dtype=np.int32), (len(self.sentences), 1))
+        """(B, K) Number of each row's sample; -1: the row has ended and fills up beside sentences that have more."""
 
     def advance(self, scores: Scores) -> Step:
         """Draw a token for every row."""
         self.look(scores)
         assert scores.log_probs is not None
-        step, rows = self.written.shape[2], scores.log_probs.shape[1]
+        samples, step, rows = self.samples, self.written.shape[2], scores.log_probs.shape[1]
         # At the first step all samples continue the one row.
-        parents = np.broadcast_to(np.arange(self.options.n_best, dtype=np.int32) % rows, self.ended.shape)
+        parents = np.broadcast_to(np.arange(samples.shape[1], dtype=np.int32) % rows, samples.shape)
         ruled = self.rules.apply(scores.log_probs, self.written, self.sentences)
-        if rows < self.options.n_best:
-            ruled = np.repeat(ruled, self.options.n_best, 1)
-        uniform = uniforms(self.options.seed, self.numbers[self.sentences], self.options.n_best, step)
+        if rows < samples.shape[1]:
+            ruled = np.repeat(ruled, samples.shape[1], 1)
+        uniform = uniforms(self.options.seed, self.numbers[self.sentences], samples, step)
         tokens, margins = draw(ruled, uniform, self.options)
-        stuck = (tokens < 0) & ~self.ended
-        for b, n in np.argwhere(stuck).tolist():
-            self.found[self.sentences[b]][n] = self.stuck(b, int(parents[b, n]))
-        tokens = np.where(self.ended, np.int32(-1), tokens)
+        for b, n in np.argwhere((tokens < 0) & (samples >= 0)).tolist():
+            self.found[self.sentences[b]][samples[b, n]] = self.stuck(b, int(parents[b, n]))
+        tokens = np.where(samples < 0, np.int32(-1), tokens)
         drawn = scores.log_probs[np.arange(len(tokens))[:, None], parents, np.maximum(tokens, 0)]
         summed = np.take_along_axis(self.scores, parents, 1) + np.where(tokens < 0, 0, drawn)
-        chosen = Step(self.sentences, parents, tokens, summed, summed, np.where(tokens < 0, np.inf, margins))
+        margins = np.where(tokens < 0, np.inf, margins)
+        chosen = Step(self.sentences, parents, tokens, summed, summed, margins, samples)
         ends, last = self.are_ends(tokens), (self.rules.longest[self.sentences] <= step + 1)[:, None]
         for b, n in np.argwhere((ends | last) & (tokens >= 0)).tolist():
-            self.found[self.sentences[b]][n] = self.ended_by(b, chosen, n, bool(ends[b, n]))
-        ended = self.ended | ends | last | stuck
-        going: NDArray[np.bool_] = np.logical_not(ended.all(1))
-        self.ended = ended[going]
-        self.keep(chosen, going, np.where(tokens < 0, np.int32(self.engine.config.pad_id), tokens))
+            self.found[self.sentences[b]][samples[b, n]] = self.ended_by(b, chosen, n, bool(ends[b, n]))
+        goes_on = (tokens >= 0) & ~ends & ~last
+        going = np.asarray(goes_on.any(1))
+        order = _live_first(goes_on, samples.shape[1])
+        alive, tokens, summed = _pick(goes_on, order), _pick(tokens, order), _pick(summed, order)
+        self.samples = np.where(alive, _pick(samples, order), np.int32(-1))[going]
+        live = Step(self.sentences, _pick(parents, order), tokens, summed, summed)
+        self.keep(live, going, np.where(alive, tokens, np.int32(self.engine.config.pad_id)))
         return chosen
 
     def outputs(self) -> list[list[Hypothesis]]:
@@ -322,6 +327,12 @@ def length_norm(length: int, options: DecodeOptions) -> float:
     """What a sum of `length` tokens is divided by. Not in numpy: its powers differ between processors."""
     base = float(length) if options.length_norm == "power" else (5 + length) / 6
     return float(base**options.length_penalty)
+
+
+def _live_first(live: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
+    """Of each sentence (B, N), the indices of the first `most` live ones, then of others up to the longest row."""
+    width = int(np.clip(live.sum(1).max(), 1, most))
+    return np.argsort(~live, axis=1, kind="stable")[:, :width]
 
 
 def _pick(array: NDArray[Number], order: NDArray[np.int64]) -> NDArray[Number]:

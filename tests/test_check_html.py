@@ -1,0 +1,212 @@
+"""The page of a parity report: well formed, self-contained, and telling the truth about odd numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+
+from tformer_deploy.check.html import MAX_ROWS, render
+from tformer_deploy.check.markup import number, tag
+from tformer_deploy.check.plots import LogScale, layer_plot, step_plot
+from tformer_deploy.check.report import Divergence, EngineReport, Layer, Outputs, Report, StepDifference
+from tformer_deploy.recipe import Tolerance
+
+NASTY = "<script>alert('x')</script> & \"q\" \x00 \udc80"
+NAMES = ("encoder_embedding", "encoder_layer_0", "memory", "cross_k_0", "decoder_embedding", "hidden", "log_probs")
+
+
+class Page(HTMLParser):
+    """Refuses a page whose elements are not closed in order; collects tags, attributes and text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag != "meta":
+            self.open.append(tag)
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data if self.open[-1:] != ["style"] else ""
+
+
+def engine(name: str = "ort", **values: object) -> EngineReport:
+    found = EngineReport(name, 8e-6, 64, 1.7e-5, 4e-7, 5.5e-6, 1234)
+    found.steps = [StepDifference(1e-6 * (n + 1), 1e-7, 1000 - 30 * n) for n in range(25)]
+    found.layers = [Layer(layer, 1e-6, 2.0) for layer in NAMES]
+    found.outputs = [Outputs(mode, "", 1000, 998, 2, score_max=1e-6) for mode in ("greedy", "beam", "sampling")]
+    found.invariance = [Outputs("greedy", "alone", 100, 90, 1, 4, 5), Outputs("beam", "padded", 100, 100)]
+    found.quality = {"greedy": {"eager": {"BLEU": 39.1}, "engine": {"BLEU": 39.05}}}
+    for key, value in values.items():
+        setattr(found, key, value)
+    return found
+
+
+def report(*engines: EngineReport, **values: object) -> Report:
+    found = Report(
+        1000, 13460, "corpus.en", "fp32", Tolerance(), [], "ab" * 32, {"beams": 5}, {"torch": "2"}, {"onnx": "1"}
+    )
+    found.engines = list(engines)
+    found.eager_invariance = [Outputs("greedy", "alone", 100, 99, 1)]
+    for key, value in values.items():
+        setattr(found, key, value)
+    return found
+
+
+def divergence(sentence: int, margin: float = 0.1) -> Divergence:
+    return Divergence(sentence, "beam", "", 3, 17, -1, -0.25, math.nan, margin)
+
+
+def svgs(page: str) -> list[ET.Element]:
+    return [ET.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+
+
+def test_a_passing_report() -> None:
+    page = render(report(engine()))
+    text = Page(page).text
+    assert "✓ PASSED" in text and "FAILED" not in text and "loosened" not in text
+    for expected in ("corpus.en", "13,460", "abababababab", "fp32", "998 / 1,000", "1.70e-5", "39.05", "-0.05"):
+        assert expected in text
+    # The invariance check: the engine's own figures and eager's.
+    for expected in ("90 / 100", "4 failed", "5 as in eager", "eager 99\u00a0/\u00a0100"):
+        assert expected in text
+
+
+def test_a_failing_report_tells_where() -> None:
+    failures = [f"failure number {n}" for n in range(9)]
+    text = Page(render(report(engine(failures=failures, blame="sentence 4, encoder_layer_2")))).text
+    assert "✗ FAILED" in text and "PASSED" not in text
+    assert "First difference: sentence 4, encoder_layer_2" in text and "5 more failures" in text
+    assert all(text.count(failure) == 1 for failure in failures)
+
+
+def test_no_engine_is_a_failure() -> None:
+    assert "✗ FAILED" in render(report()) and "No engine was checked" in render(report())
+
+
+def test_several_engines_have_a_summary_and_a_section_each() -> None:
+    page = Page(render(report(engine(), engine("trt", failures=["scores differ"]))))
+    assert "FAILED 1 of 2 engines" in page.text
+    for target in ("engine-1", "engine-2"):
+        assert ("id", target) in page.attributes and ("href", f"#{target}") in page.attributes
+    assert "✓ PASSED" in page.text
+
+
+def test_loosened_limits_are_marked() -> None:
+    text = Page(render(report(engine(), loosened=["scores"], tolerance=Tolerance(1e-4, 1e-2)))).text
+    assert "loosened limits" in text and "scores 0.01loosened" in text and "encoder 1e-4loosened" not in text
+
+
+def test_nothing_is_loaded_or_run() -> None:
+    page = render(report(engine(), engine(NASTY, failures=[NASTY])))
+    parsed = Page(page)
+    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & set(parsed.tags)
+    names = {name for name, _ in parsed.attributes}
+    assert not {"src", "srcset", "style", "xlink:href"} & names and not any(name.startswith("on") for name in names)
+    assert all((value or "").startswith("#") for name, value in parsed.attributes if name == "href")
+    assert not re.search(r"url\(|@import|https?:", page)
+
+
+def test_every_text_is_escaped() -> None:
+    nasty = engine(NASTY, blame=NASTY, failures=[NASTY], ties=[Divergence(0, NASTY, NASTY, 0, 1, 2, 0, 0, 0)])
+    nasty.layers = [Layer(NASTY, 1.0, 1.0)]
+    nasty.outputs = nasty.invariance = [Outputs(NASTY, NASTY, 1, 1)]
+    nasty.quality = {NASTY: {"eager": {NASTY: 1.0}, "engine": {}}}
+    values = {"corpus": NASTY, "precision": NASTY, "weights_sha256": NASTY, "options": {NASTY: "<td>"}}
+    page = render(report(nasty, nasty, reference={NASTY: NASTY}, machine={"<td>": "<td>"}, **values))
+    page.encode("utf-8")
+    assert "<script" not in page and "\x00" not in page
+    assert "<script>alert('x')</script> & \"q\" \ufffd \ufffd" in Page(page).text
+    assert svgs(page)
+    assert tag("a", "<", class_='"', data_x="") == '<a class="&quot;">&lt;</a>'
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 0.0, 5e-324, 1e300])
+def test_odd_numbers_are_shown(odd: float) -> None:
+    values = {name: odd for name in ("encoder_max", "scores_max", "scores_mean", "scores_p999", "seconds")}
+    found = engine(steps=[StepDifference(odd, odd, 3), StepDifference(1e-6, 1e-7, 0)], **values)
+    found.layers = [Layer("memory", odd, odd), Layer("log_probs", 1e-6, 2.0)]
+    found.outputs = [Outputs("greedy", score_max=odd)]
+    found.divergences = found.ties = [Divergence(0, "greedy", "", 0, 1, 2, odd, odd, odd)]
+    found.quality = {"greedy": {"eager": {"BLEU": odd}, "engine": {"BLEU": odd}}}
+    page = render(report(found))
+    assert number(odd) in Page(page).text
+    for svg in svgs(page):
+        for name in ("x", "y", "cx", "cy", "x1", "x2", "y1", "y2", "width", "height", "r"):
+            for element in svg.iter():
+                assert math.isfinite(float(element.get(name, "0").rstrip("%")))
+
+
+def test_not_a_number_lies_at_the_edge_and_is_beyond_the_limit() -> None:
+    odd = engine(layers=[Layer("memory", math.nan, 1.0), Layer("hidden", 1e-6, 1.0)], failures=["NaN"])
+    layers = layer_plot(odd, Tolerance())
+    first, second = (svg.find("circle") for svg in svgs(layers)[1:])
+    assert first is not None and first.get("cx") == "100.00%" and "over" in first.get("class", "")
+    assert second is not None and second.get("cx") != "100.00%" and "over" not in second.get("class", "")
+    steps = svgs(step_plot([StepDifference(math.nan, 1e-7, 5), StepDifference(1e-6, 1e-7, 2)], 1e-4))[1]
+    heights = {dot.get("class"): float(dot.get("cy", "")) for dot in steps.iter("circle")}
+    assert heights["dot largest over"] == min(heights.values())
+    assert not [line for line in steps.iter("line") if line.get("class") == "largest"]
+
+
+def test_layers_are_in_order_and_the_one_to_blame_is_marked() -> None:
+    found = engine(failures=["scores differ"], blame="sentence 4, token 2, hidden")
+    found.layers[3].difference = found.layers[4].difference = 3e-4
+    page = layer_plot(found, Tolerance(1e-4, 1e-3))
+    text = Page(page).text
+    headings = ("Encoder", *(f"{name}: difference" for name in NAMES[:4]), "Decoder", *(f"{n}: " for n in NAMES[4:]))
+    places = [text.index(heading) for heading in headings]
+    assert places == sorted(places) and "▸ hidden" in text and text.count("▸") == 2
+    # The encoder's limit is not that of the scores, and what is on the way alarms nobody where the engine passed.
+    dots = [dot.get("class", "").split()[1] for svg in svgs(page) for dot in svg.iter("circle")]
+    assert dots == ["encoder", "encoder", "encoder", "over", "decoder", "decoder", "decoder"]
+    passed = layer_plot(engine(layers=found.layers), Tolerance(1e-4, 1e-3))
+    assert "over" not in passed and "▸" not in passed
+
+
+def test_steps_tell_how_many_sentences_are_behind_them() -> None:
+    plot = svgs(step_plot([StepDifference(2e-6, 1e-6, 40), StepDifference(0.0, 0.0, 10)], 1e-4))[1]
+    tall = [float(bar.get("height", "")) for bar in plot.iter("rect") if bar.get("class") == "counts"]
+    assert tall[0] == 4 * tall[1] > 0
+    told = [title.text or "" for title in plot.iter("title")]
+    assert told[0] == "step 1: largest 2.00e-6, mean 1.00e-6, limit 1e-4, 40 sentences" and "largest 0," in told[1]
+    assert "hollow" in [dot.get("class", "").split()[2:] for dot in plot.iter("circle")][-1]
+
+
+@pytest.mark.parametrize("values", [[1e-9, 3e-4], [0.0], [0.0, 1e-6, math.nan], [1e-300, 1e300, math.inf], [1e-4]])
+def test_a_scale_holds_its_values_in_order(values: list[float]) -> None:
+    scale = LogScale.over(values)
+    places = [scale.at(value) for value in values]
+    assert places == sorted(places) and min(places) >= 0 and max(places) <= 1
+    ticks = [place for place, _ in scale.ticks()]
+    assert ticks == sorted(set(ticks)) and 2 <= len(ticks) <= 9 and ticks[0] >= 0 and ticks[-1] <= 1
+
+
+def test_tables_of_divergences_are_cut() -> None:
+    found = engine(divergences=[divergence(n) for n in range(MAX_ROWS + 57)], ties=[divergence(5000, math.inf)])
+    text = Page(render(report(found))).text
+    assert f"Divergences ({MAX_ROWS + 57})" in text and "and 57 more" in text and "Ties (1)" in text
+    assert text.count("-0.250000") == MAX_ROWS + 1 and "5,001" in text
+
+
+def test_empty_lists() -> None:
+    page = render(report(EngineReport("ort"), sentences=0, options={}, reference={}, machine={}, eager_invariance=[]))
+    text = Page(page).text
+    for expected in ("No output was compared", "Not checked", "No layer was compared", "No step was compared"):
+        assert expected in text
+    assert "Quality" not in text and not svgs(page)

@@ -1,0 +1,534 @@
+"""Beam search and sampling: equal to brute force and to plain loops that follow the document."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer_deploy.decoding import Batch, DecodeOptions, Hypothesis, Step, Trie, decode
+from tformer_deploy.decoding.sampling import draw, uniforms
+from tformer_deploy.errors import ConfigError, LimitError
+
+from .plain_decoding import (
+    EOS,
+    VOCAB,
+    Output,
+    Sentence,
+    TableEngine,
+    Tokens,
+    coarse,
+    filtered,
+    make_batch,
+    mix,
+    smooth,
+    uniform,
+)
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def make_trie(allowed: Sequence[Tokens] | None) -> Trie | None:
+    return None if allowed is None else Trie(allowed)
+
+
+def decode_all(engine: TableEngine, sentences: Sequence[Sentence]) -> list[list[Hypothesis]]:
+    batch = make_batch([s.source for s in sentences], [s.number for s in sentences], [s.prefix for s in sentences])
+    return decode(engine, batch, sentences[0].options, make_trie(sentences[0].allowed))
+
+
+def same(found: Sequence[Hypothesis], expected: Sequence[Output]) -> bool:
+    return len(found) == len(expected) and all(b.matches(a) for a, b in zip(found, expected, strict=True))
+
+
+# Beam search against brute force
+
+BRUTE: list[dict[str, Any]] = [
+    {"max_tokens": 5, "beams": 1400, "n_best": 1400},
+    *({"length_penalty": a, "length_norm": norm} for a in (-1.3, 0, 0.6, 2) for norm in ("power", "gnmt")),
+    {"coverage_penalty": 0.3, "align": True},
+    {"min_tokens": 3, "max_tokens": 3},
+    {"min_ratio": 1.4, "max_ratio": 1.7},
+    {"repetition_penalty": 1.4},
+    {"repetition_penalty": 0.7, "coverage_penalty": 2.0, "length_penalty": 0.0},
+    *({"no_repeat_ngram": n} for n in (1, 2, 3)),
+    {"suppress": (0, 2)},
+    {"suppress": (EOS,)},
+    {"end_ids": (1, EOS)},
+    {"end_ids": (2,), "min_tokens": 2},
+    {"first_ids": (3,), "no_repeat_ngram": 1},
+    {"first_ids": (2, 2), "suppress": (2,), "repetition_penalty": 1.2, "no_repeat_ngram": 2, "min_tokens": 4},
+]
+ALLOWED = [(), (1,), (1, 2), (0, 0, 0), (3, 2, 1, 0), (3, 2, 2, 1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize("changes", BRUTE, ids=str)
+def test_a_beam_as_wide_as_all_hypotheses_finds_the_best(changes: dict[str, Any]) -> None:
+    """With every stop rule: fewer outputs than beams have ended before all have."""
+    sources = [(5, 6, 7), (9,)]
+    for stop, prefix, allowed in [("count", (), None), ("exact", (1,), None), ("estimate", (), ALLOWED)]:
+        options = DecodeOptions(**{"max_tokens": 4, "beams": 350, "n_best": 350, "stop": stop, **changes})
+        if set(prefix) & set(options.end_ids):
+            prefix = ()
+        engine = TableEngine(3)
+        sentences = [Sentence(engine, source, options, prefix=prefix, allowed=allowed) for source in sources]
+        for found, sentence in zip(decode_all(engine, sentences), sentences, strict=True):
+            expected = sorted(sentence.every_output(), key=lambda output: -output.value)
+            assert expected or "suppress" in changes
+            assert same(found, expected or sentence.beam())
+
+
+# Everything against plain loops
+
+
+def mostly(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from([usual] * (2 * len(others)) + list(others))
+
+
+def rarely(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
+    """For what makes the search read all log-probabilities."""
+    return st.sampled_from([usual] * (5 * len(others)) + list(others))
+
+
+word = st.integers(0, VOCAB - 2)
+
+
+@st.composite
+def beam_options(draw: st.DrawFn) -> DecodeOptions:
+    beams, stop = draw(st.sampled_from([1, 2, 3, 4, 6])), draw(st.sampled_from(["count", "count", "estimate", "exact"]))
+    values = draw(common())
+    values |= {
+        "beams": beams,
+        "n_best": draw(st.integers(1, beams)),
+        "length_norm": draw(st.sampled_from(["power", "gnmt"])),
+        "length_penalty": draw(st.sampled_from([-1.5, -0.5, 0.0, 0.6, 1.0, 2.0])),
+        "coverage_penalty": draw(mostly(0.0, 0.2, 2.0)),
+        "stop": stop,
+        "patience": draw(st.sampled_from([0.5, 1.0, 1.0, 1.3, 2.5])) if stop == "count" else 1.0,
+    }
+    return DecodeOptions(**values)
+
+
+@st.composite
+def sampling_options(draw: st.DrawFn) -> DecodeOptions:
+    values = draw(common())
+    values |= {
+        "sampling": True,
+        "n_best": draw(st.integers(1, 4)),
+        "temperature": draw(st.sampled_from([1.0, 0.3, 2.5])),
+        "top_k": draw(mostly(0, 1, 2, 3, VOCAB, VOCAB + 3)),
+        "top_p": draw(mostly(1.0, 0.1, 0.5, 0.95)),
+        "min_p": draw(mostly(0.0, 0.05, 0.5)),
+        "seed": draw(st.sampled_from([0, 1, 2**62 + 3])),
+    }
+    return DecodeOptions(**values)
+
+
+@st.composite
+def common(draw: st.DrawFn) -> dict[str, Any]:
+    max_tokens = draw(st.sampled_from([9, 6, 5, 4, 3, 2, 1]))
+    ends = draw(st.sampled_from([(), (EOS,), (3,), (2, EOS), (0, 1, EOS)]))
+    free = word.filter(lambda v: v not in ends)
+    return {
+        "max_tokens": max_tokens,
+        "min_tokens": draw(mostly(0, min(3, max_tokens), max_tokens)),
+        "max_ratio": draw(mostly(0.0, 0.4, 1.5)),
+        "min_ratio": draw(mostly(0.0, 0.7, 1e300)),
+        "repetition_penalty": draw(rarely(1.0, 1.3, 0.8)),
+        "no_repeat_ngram": draw(rarely(0, 1, 2, 3)),
+        "suppress": tuple(draw(mostly([], [0], [1, EOS], [0, 1, 2, 3]))),
+        "end_ids": ends,
+        "first_ids": tuple(draw(st.lists(free, max_size=2))) if draw(rarely(False, True)) else (),
+        "align": draw(st.booleans()),
+    }
+
+
+@st.composite
+def cases(draw: st.DrawFn, options: st.SearchStrategy[DecodeOptions]) -> list[Sentence]:
+    """Sentences of one batch; a few shared words make outputs of different lengths."""
+    chosen = draw(options)
+    engine = TableEngine(
+        draw(st.integers(0, 99)), draw(st.sampled_from([smooth, coarse])), draw(st.sampled_from([8, 7, 5, 3, 1]))
+    )
+    count = draw(st.integers(1, 4))
+    free = word.filter(lambda v: v not in chosen.end_ids)
+    prefixes = st.lists(st.lists(free, max_size=3).map(tuple), min_size=count, max_size=count)
+    prefix = draw(prefixes) if draw(rarely(False, True)) else [()] * count
+    words = st.lists(word, max_size=4).map(tuple)
+    allowed = draw(st.lists(words, min_size=1, max_size=8)) if draw(rarely(False, True)) else None
+    sources = draw(
+        st.lists(st.lists(st.integers(4, 59), min_size=1, max_size=5).map(tuple), min_size=count, max_size=count)
+    )
+    first = draw(st.integers(0, 10**6))
+    return [Sentence(engine, sources[i], chosen, first + i, prefix[i], allowed) for i in range(count)]
+
+
+def check_case(sentences: list[Sentence]) -> None:
+    engine, count = sentences[0].engine, len(sentences)
+    together = decode_all(engine, sentences)
+    for sentence, found in zip(sentences, together, strict=True):
+        expected = sentence.samples() if sentence.options.sampling else sentence.beam()
+        assert same(found, expected), (found, expected)
+    whole = TableEngine(engine.seed, engine.table, engine.limits.tgt_tokens, lists=False)
+    assert decode_all(whole, sentences) == together, "best tokens and all tokens must decode alike"
+    assert all(whole.asked)
+    for sentence, found in zip(sentences, together, strict=True):
+        engine.asked.clear()
+        assert decode_all(engine, [sentence]) == [found]
+        assert sentence.options.sampling or len(engine.asked) == sentence.steps
+    if count > 1:
+        order = np.random.default_rng(count).permutation(count).tolist()
+        assert decode_all(engine, [sentences[i] for i in order]) == [together[i] for i in order]
+
+
+@settings(max_examples=250, deadline=None)
+@given(cases(beam_options()))
+def test_beam_search_equals_plain_loops(sentences: list[Sentence]) -> None:
+    """In a batch, alone and shuffled; from lists of best tokens and from all log-probabilities."""
+    check_case(sentences)
+
+
+@settings(max_examples=120, deadline=None)
+@given(cases(sampling_options()))
+def test_sampling_equals_plain_loops(sentences: list[Sentence]) -> None:
+    check_case(sentences)
+
+
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.7, 2.0])
+@pytest.mark.parametrize("length_norm", ["power", "gnmt"])
+def test_the_exact_rule_misses_nothing(length_penalty: float, length_norm: Any) -> None:
+    early = 0
+    for seed in range(12):
+        engine = TableEngine(seed)
+        options = DecodeOptions(beams=3, n_best=3, stop="exact", length_penalty=length_penalty, length_norm=length_norm)
+        sentence = Sentence(engine, (7, 8), options)
+        assert same(decode_all(engine, [sentence])[0], sentence.beam(stop=False))
+        early += len(engine.asked) < engine.limits.tgt_tokens
+    assert early or length_penalty > 1, "it must save steps"
+
+
+def test_greedy_search_takes_the_best_token_at_every_step() -> None:
+    engine = TableEngine(5)
+    found = decode(engine, make_batch([(i, 4) for i in range(4, 20)]), DecodeOptions(max_tokens=6))
+    for i, [hypothesis] in enumerate(found):
+        output: Tokens = ()
+        while len(output) < 6 and EOS not in output:
+            output = (*output, int(engine.log_probs((4 + i, 4), output).argmax()))
+        assert hypothesis.ids == [token for token in output if token != EOS]
+        assert hypothesis.finished == (EOS in output) == (hypothesis.end_id == EOS)
+    assert not any(engine.asked), "the engine's best tokens are enough"
+    assert len({len(hypothesis.ids) for [hypothesis] in found}) > 2
+
+
+def test_a_beam_reads_all_tokens_at_the_first_step_only() -> None:
+    engine = TableEngine(5, vocab=30)
+    options = DecodeOptions(beams=4, max_tokens=7, min_tokens=3, suppress=(7,))
+    decode(engine, make_batch([(4,), (5, 6)]), options)
+    assert engine.asked == [True] + [False] * (len(engine.asked) - 1)
+    assert len(engine.asked) > 3
+
+
+def test_outputs_are_best_first_and_a_longer_list_begins_with_a_shorter_one() -> None:
+    engine, batch = TableEngine(2), make_batch([(4, 5), (6,)])
+    lists = [decode(engine, batch, DecodeOptions(beams=4, n_best=n)) for n in (1, 2, 3, 4)]
+    for shorter, longer in itertools.pairwise(lists):
+        assert [found[:-1] for found in longer] == shorter
+    for found in lists[-1]:
+        assert len(found) == 4
+        assert [h.value for h in found] == sorted((h.value for h in found), reverse=True)
+
+
+# Ties, limits, dead ends
+
+
+def flat(rng: np.random.Generator, vocab: int) -> Any:
+    return np.full(vocab, -1.5, np.float32)
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_equal_values_go_to_the_lower_row_then_the_lower_id(lists: bool) -> None:
+    engine, batch = TableEngine(0, flat, positions=3, lists=lists), make_batch([(4,)])
+    assert decode(engine, batch, DecodeOptions())[0][0].ids == [0, 0, 0]
+    found = decode(engine, batch, DecodeOptions(beams=3, n_best=3, length_penalty=0.0, end_ids=(1,)))[0]
+    # First 0, the end token and 2 lead, and 0, 2 and 3 go on. All that leads later continues the first row.
+    assert [(h.ids, h.finished, h.value) for h in found] == [
+        ([], True, -1.5),
+        ([0], True, -3.0),
+        ([0, 0, 0], False, -4.5),
+    ]
+    found = decode(engine, batch, DecodeOptions(beams=3, n_best=3, length_penalty=1.0, end_ids=(1,), patience=9.0))[0]
+    assert [(h.ids, h.value) for h in found] == [([], -1.5), ([0], -1.5), ([0, 0, 0], -1.5)], "equal ones: the earlier"
+
+
+def test_the_limit_of_positions_ends_a_sentence() -> None:
+    engine = TableEngine(1, positions=3)
+    for changes in ({}, {"beams": 4, "stop": "exact"}, {"sampling": True, "n_best": 5}):
+        for [hypothesis, *_] in decode(engine, make_batch([(4,), (5,), (6,)]), DecodeOptions(**changes, min_tokens=50)):
+            assert len(hypothesis.ids) + hypothesis.finished == 3, "the shortest length is at most the longest"
+    [[hypothesis]] = decode(engine, make_batch([(4,)]), DecodeOptions(suppress=(EOS,)))
+    assert len(hypothesis.ids) == 3 and not hypothesis.finished and hypothesis.end_id is None
+
+
+@pytest.mark.parametrize("ratio", [1e-9, 0.5, 1.5, 1e300])
+def test_ratios_count_source_tokens(ratio: float) -> None:
+    engine = TableEngine(1, positions=6)
+    found = decode(engine, make_batch([(4,), (5,) * 3]), DecodeOptions(max_ratio=ratio, suppress=(EOS,)))
+    assert [len(h.ids) for [h] in found] == [max(1, math.floor(min(ratio * n, 6))) for n in (1, 3)]
+
+
+@pytest.mark.parametrize("changes", [{}, {"beams": 3, "n_best": 3}, {"sampling": True, "n_best": 2}], ids=str)
+def test_where_nothing_is_allowed_the_output_so_far_is_returned(changes: dict[str, Any]) -> None:
+    """At the first step, in the middle, and at the longest length."""
+    engine, batch = TableEngine(4), make_batch([(4, 5), (6,)])
+    for found in decode(engine, batch, DecodeOptions(suppress=tuple(range(VOCAB)), **changes)):
+        assert all((h.ids, h.score, h.value, h.finished) == ([], 0, 0, False) for h in found)
+    for longest in (3, 9):
+        options = DecodeOptions(suppress=(EOS,), max_tokens=longest, **changes)
+        for found in decode(engine, batch, options, Trie([(1, 2), (1, 3)])):
+            assert len(found) == (options.n_best if options.sampling else min(2, options.beams))
+            assert all(h.ids in ([1, 2], [1, 3]) and not h.finished and h.score < 0 for h in found)
+
+
+def broken(rng: np.random.Generator, vocab: int) -> Any:
+    return np.where(rng.random(vocab) < 0.7, np.nan, smooth(rng, vocab)).astype(np.float32)
+
+
+@pytest.mark.parametrize("changes", [{}, {"beams": 3}, {"sampling": True}, {"sampling": True, "top_p": 0.9}], ids=str)
+def test_log_probabilities_that_are_no_numbers_end_an_output(changes: dict[str, Any]) -> None:
+    for seed, lists in itertools.product(range(8), (True, False)):
+        found = decode(TableEngine(seed, broken, lists=lists), make_batch([(4,), (5, 6)]), DecodeOptions(**changes))
+        assert all(len(h.ids) <= 7 and math.isfinite(h.score) for hypotheses in found for h in hypotheses)
+
+
+# Steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(beam_options()))
+def test_steps_tell_the_whole_search(sentences: list[Sentence]) -> None:
+    """The candidates of every step are enough to do the search again."""
+    options = sentences[0].options
+    steps: list[Step] = []
+    batch = make_batch([s.source for s in sentences], (), [s.prefix for s in sentences])
+    found = decode(sentences[0].engine, batch, options, make_trie(sentences[0].allowed), steps.append)
+    live: dict[int, list[Tokens]] = {b: [()] for b in range(len(sentences))}
+    ended: dict[int, list[tuple[Tokens, float, float]]] = {b: [] for b in live}
+    stuck: dict[int, list[Tokens]] = {}
+    for t, step in enumerate(steps, 1):
+        assert set(step.sentences.tolist()) <= set(live)
+        for i, b in enumerate(step.sentences.tolist()):
+            sentence, following = sentences[b], []
+            rows = zip(step.parents[i], step.tokens[i], step.values[i], step.scores[i], strict=True)
+            for rank, (parent, token, value, score) in enumerate(rows):
+                output = (*live[b][parent], int(token)) if value > -math.inf else ()
+                ends = int(token) in sentence.ends
+                if output and rank < options.beams and (ends or t == sentence.longest):
+                    ended[b].append((output, float(value), float(score)))
+                if output and not ends:
+                    following.append(output)
+            stuck[b], live[b] = live[b], following[: options.beams]
+    for b, sentence in enumerate(sentences):
+        best = sorted((sentence.output(*one) for one in ended[b]), key=lambda output: -output.value)
+        if best:
+            assert same(found[b], best[: options.n_best])
+        else:
+            assert {tuple(h.ids) for h in found[b]} <= set(stuck[b])
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases(sampling_options()))
+def test_steps_tell_every_sample(sentences: list[Sentence]) -> None:
+    steps: list[Step] = []
+    sentence = sentences[0]
+    [found] = decode(
+        sentence.engine,
+        make_batch([sentence.source], [sentence.number], [sentence.prefix]),
+        sentence.options,
+        make_trie(sentence.allowed),
+        steps.append,
+    )
+    drawn: dict[int, list[tuple[int, float]]] = {m: [] for m in range(len(found))}
+    for step in steps:
+        assert step.margins is not None and step.samples is not None
+        assert step.samples.shape[1] == max(1, (step.samples >= 0).sum()), "ended rows leave at once"
+        for m, token, score, margin in zip(
+            step.samples[0], step.tokens[0], step.scores[0], step.margins[0], strict=True
+        ):
+            assert margin >= 0
+            if token >= 0:
+                drawn[int(m)].append((int(token), float(score)))
+    for m, hypothesis in enumerate(found):
+        ids = hypothesis.ids + ([hypothesis.end_id] if hypothesis.finished else [])
+        assert [token for token, _ in drawn[m]] == ids
+        assert not ids or drawn[m][-1][1] == hypothesis.score
+
+
+# Sampling
+
+
+def test_the_generator_is_splitmix64() -> None:
+    """Known answers: the first outputs of the published generator for the seed 1234567."""
+    outputs = [mix(1234567), mix(1234567 + 0x9E3779B97F4A7C15), mix(1234567 + 2 * 0x9E3779B97F4A7C15)]
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    numbers = np.array([0, 1, 2**40])
+    for seed, step in [(0, 0), (1, 3), (2**63 - 1, 511)]:
+        expected = [[uniform(seed, n, m, step) for m in range(4)] for n in numbers.tolist()]
+        samples = np.tile(np.arange(4, dtype=np.int32), (len(numbers), 1))
+        assert uniforms(seed, numbers, samples, step).tolist() == expected
+
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.4},
+    {"temperature": 3.0, "top_k": 3},
+    {"top_p": 0.8},
+    {"min_p": 0.3, "temperature": 1.7},
+    {"top_k": 4, "top_p": 0.9, "min_p": 0.02},
+]
+
+
+@pytest.mark.parametrize("changes", FILTERS, ids=str)
+def test_tokens_are_drawn_as_often_as_the_filters_say(changes: dict[str, Any]) -> None:
+    """Exactly so for evenly spaced numbers; for the generator's, pairs of consecutive tokens by a chi-square test."""
+    engine, options = (
+        TableEngine(8),
+        DecodeOptions(sampling=True, n_best=1000, max_tokens=2, suppress=(EOS,), **changes),
+    )
+    sentence = Sentence(engine, (5,), options)
+
+    def shares(output: Tokens) -> dict[int, float]:
+        weights = filtered(sentence.ruled(output), options)
+        return {v: w / sum(weights.values()) for v, w in weights.items()}
+
+    grid = (np.arange(2000)[None] + 0.5) / 2000
+    scores = np.array(sentence.ruled(()), np.float32)
+    tokens = draw(np.broadcast_to(scores, (1, 2000, VOCAB)), grid, options)[0][0].tolist()
+    assert set(tokens) <= set(shares(()))
+    assert all(abs(tokens.count(v) - 2000 * share) <= 1 for v, share in shares(()).items())
+
+    counts = Counter(tuple(h.ids) for found in decode(engine, make_batch([(5,)] * 8), options) for h in found)
+    expected = {(a, b): 8000 * p * q for a, p in shares(()).items() for b, q in shares((a,)).items()}
+    assert set(counts) <= set(expected)
+    chi_square = sum((counts[pair] - mean) ** 2 / mean for pair, mean in expected.items())
+    freedom = len(expected) - 1
+    assert chi_square <= freedom + 4 * math.sqrt(2 * freedom) + 4
+
+
+def test_numbers_of_requests_choose_the_draws() -> None:
+    engine, options = TableEngine(6), DecodeOptions(sampling=True, n_best=3)
+    sources: list[Tokens] = [(4, 5), (6,), (4, 5), (7, 8, 9)]
+    found = decode(engine, make_batch(sources, [10, 11, 12, 13]), options)
+    assert found[0] != found[2], "another request, other draws"
+    assert decode(engine, make_batch([sources[3], sources[0]], [13, 10]), options) == [found[3], found[0]]
+    assert decode(engine, make_batch(sources), options) == decode(engine, make_batch(sources, range(4)), options)
+    fewer = decode(engine, make_batch(sources, [10, 11, 12, 13]), dataclasses.replace(options, n_best=2))
+    assert fewer == [samples[:2] for samples in found]
+
+
+def test_the_best_of_one_is_greedy_search() -> None:
+    batch = make_batch([(i,) for i in range(4, 12)])
+    for table in (smooth, coarse):
+        greedy = decode(TableEngine(6, table), batch, DecodeOptions())
+        drawn = decode(TableEngine(6, table), batch, DecodeOptions(sampling=True, top_k=1, n_best=2, seed=3))
+        assert [[h.ids for h in found] for found in drawn] == [[h.ids] * 2 for [h] in greedy]
+
+
+@settings(max_examples=100, deadline=None)
+@given(sampling_options(), st.sampled_from([smooth, coarse]), st.integers(0, 10**6))
+def test_changes_within_the_margin_do_not_alter_a_draw(options: DecodeOptions, table: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(5):
+        vocab, trials = int(rng.integers(1, 8)), 40
+        scores, u = table(rng, vocab), rng.random((1, 1))
+        [[token]], [[margin]] = draw(scores[None, None], u, options)
+        assert (token < 0) == (not np.isfinite(scores).any())
+        assert margin >= 0
+        # Half of the trials change by nothing or nearly the margin. Below 1e-5, float32 would round changes.
+        changes = rng.random((trials, vocab))
+        changes[: trials // 2] = np.round(changes[: trials // 2])
+        changed = (scores + changes * min(margin, 5.0) * 0.999).astype(np.float32)[None]
+        if margin > 1e-5:
+            assert (draw(changed, np.broadcast_to(u, (1, trials)), options)[0] == token).all()
+
+
+def test_margins_are_not_needlessly_small() -> None:
+    """Of 1000 draws, those near another outcome are few: one in a thousand for a margin of 0.001, or so."""
+    rng = np.random.default_rng(0)
+    scores = np.stack([smooth(rng, 20) for _ in range(1000)])[:, None]
+    for changes in FILTERS:
+        margins = draw(scores, rng.random((1000, 1)), DecodeOptions(sampling=True, **changes))[1]
+        assert (margins < 1e-3).mean() < 0.02
+    assert (draw(scores, rng.random((1000, 1)), DecodeOptions(sampling=True, top_k=1))[1] > 1e-3).mean() > 0.98
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens=0: must be at least 1"),
+        ({"beams": 0}, "beams=0: must be at least 1"),
+        ({"n_best": 0}, "n_best=0: must be at least 1"),
+        ({"n_best": 3, "beams": 2}, "n_best=3: must be at most beams=2, or used with sampling"),
+        ({"min_tokens": -1}, "min_tokens=-1: must be at least 0"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens=9: must be at most max_tokens=8"),
+        ({"max_ratio": -0.5}, "max_ratio=-0.5: must be at least 0"),
+        ({"min_ratio": float("nan")}, "min_ratio=nan: must be a finite number"),
+        ({"length_penalty": float("inf")}, "length_penalty=inf: must be a finite number"),
+        ({"length_penalty": -11}, "length_penalty=-11.0: must be between -10 and 10"),
+        ({"length_norm": "gmnt"}, "unknown length_norm 'gmnt': did you mean 'gnmt'"),
+        ({"stop": "never"}, "unknown stop 'never'"),
+        ({"coverage_penalty": -1}, "coverage_penalty=-1.0: must be at least 0"),
+        ({"patience": 0.1, "beams": 4}, "patience=0.1: must be at least 0.125"),
+        ({"patience": 2.0, "stop": "exact"}, "patience=2.0: must be 1 unless stop is 'count'"),
+        ({"sampling": True, "beams": 2}, "beams=2: must be 1 with sampling: n_best is the number of samples"),
+        ({"sampling": True, "temperature": 0}, "temperature=0.0: must be above 0"),
+        ({"sampling": True, "top_k": -1}, "top_k=-1: must be at least 0"),
+        ({"sampling": True, "top_p": 0}, "top_p=0.0: must be above 0 and at most 1"),
+        ({"sampling": True, "min_p": 1}, "min_p=1.0: must be at least 0 and less than 1"),
+        ({"sampling": True, "seed": 2**63}, f"seed={2**63}: must be at least 0 and less than {2**63}"),
+        ({"seed": 1}, "seed=1: must be 0 without sampling"),
+        ({"temperature": 0.5}, "temperature=0.5: must be 1.0 without sampling"),
+        ({"top_p": 0.5}, "top_p=0.5: must be 1.0 without sampling"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0.0: must be above 0"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram=-1: must be at least 0"),
+        ({"suppress": (1.5,)}, "suppress=(1.5,): must be a list of whole numbers"),
+        ({"beams": 2.0}, "beams=2.0: must be of type int"),
+        ({"align": 1}, "align=1: must be of type bool"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        DecodeOptions(**changes)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "prefix", "message"),
+    [
+        ({"suppress": (VOCAB,)}, (), "token id 5 is outside the target vocabulary of 5"),
+        ({"end_ids": (-1,)}, (), "token id -1 is outside"),
+        ({"first_ids": (9,)}, (), "token id 9 is outside"),
+        ({}, (7,), "token id 7 is outside"),
+        ({}, (1, EOS), "a forced token is an end token"),
+        ({"first_ids": (2,), "end_ids": (2,)}, (), "a forced token is an end token"),
+        ({"beams": 5000}, (), "5000 beams exceed the engine's limit of 4096: use fewer"),
+        ({"sampling": True, "n_best": 5000}, (), "5000 samples exceed the engine's limit of 4096: use fewer"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_the_model_are_refused(changes: dict[str, Any], prefix: Tokens, message: str) -> None:
+    batch: Batch = make_batch([(4,)], (), [prefix])
+    with pytest.raises(LimitError) as error:
+        decode(TableEngine(), batch, DecodeOptions(**changes))
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
