@@ -19,10 +19,10 @@ demo: $(READY)
 	  --set train.lr=0.003 --set train.warmup=150 --set train.valid_every=80 --set train.average=2 \
 	  --set train.bleu_sentences=100
 	$(BIN)/tformer export .demo/run --out .demo/bundle
-	$(BIN)/tformer check .demo/bundle --backend ort
+	$(BIN)/tformer check .demo/bundle --backend ort --html .demo/check.html
 	printf '%s\n' 'forty-two' '' 'nine hundred and ninety-nine thousand, one hundred and seven' \
 	  | $(BIN)/tformer translate .demo/bundle --backend ort
-	@echo 'run folder: .demo/run (metrics.png shows the training); bundle to ship: .demo/bundle'
+	@echo 'run folder: .demo/run (metrics.png shows the training); bundle to ship: .demo/bundle; its check: .demo/check.html'
 
 test: $(READY)
 	$(BIN)/pytest

@@ -21,7 +21,7 @@ Tokens = tuple[int, ...]
 def smooth(rng: np.random.Generator, vocab: int) -> Floats:
     """Log-probabilities of which no two are equal."""
     x = rng.normal(0, 1.5, vocab)
-    return (x - np.log(np.exp(x).sum())).astype(np.float32)
+    return np.asarray(x - np.log(np.exp(x).sum()), np.float32)
 
 
 def coarse(rng: np.random.Generator, vocab: int) -> Floats:

@@ -222,6 +222,17 @@ BAD_FOLDERS = [
     ("export good --out src.txt/below", "src.txt + choose another folder"),
 ]
 
+BAD_BUNDLES = [
+    ("translate good", "good is not a bundle"),
+    ("translate missing --beams 3", "missing is not a bundle"),
+    ("translate good --set beam=3", "unknown key of [decoding] 'beam' + did you mean 'beams'?"),
+    ("score good --src src.txt --tgt tgt.txt", "good is not a bundle"),
+    ("score good --src src.txt --tgt short.txt", "src.txt has 9 lines, short.txt 7: they must be parallel"),
+    ("score good --src missing.txt --tgt tgt.txt", "missing.txt: no such file"),
+    ("score good --src src.txt --tgt latin1.txt", "latin1.txt:6: not UTF-8 + iconv"),
+    ("score good --src cut.gz --tgt tgt.txt", "cut.gz: cannot be read"),
+]
+
 BAD_CHECKPOINTS = [
     ("missing", "missing is not a checkpoint: it has no checkpoint.json"),
     ("src.txt", "src.txt is not a checkpoint: it has no checkpoint.json"),
@@ -248,6 +259,7 @@ ALL = [
     *BAD_TEXT,
     *BAD_SETTINGS,
     *BAD_FOLDERS,
+    *BAD_BUNDLES,
     *((f"inspect {name}", words) for name, words in BAD_CHECKPOINTS),
     *((f"export {name} --out out", words) for name, words in BAD_CHECKPOINTS),
     *DEEPER,
@@ -273,6 +285,10 @@ def test_one_line_and_exit_code_1(
         ("train --out out --task copy --updates many", "--updates"),
         ("init --out out --vocab-size 4", "--vocab-size"),
         ("inspect", "Missing argument"),
+        ("translate", "Missing argument"),
+        ("translate good --beams many", "--beams"),
+        ("translate good --batch-tokens 0", "--batch-tokens"),
+        ("score good --src src.txt", "--tgt"),
         ("exprot good --out out", "exprot"),
     ],
 )

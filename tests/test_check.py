@@ -1,177 +1,720 @@
-"""The parity check: it passes equal engines and catches graphs that were broken on purpose."""
+"""The parity gate: it passes equal engines, names what is wrong with others, and is not to be fooled."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import shutil
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import GraphProto
 
-from tformer_deploy.bundle import hashes, open_bundle
-from tformer_deploy.check import Report, check, generated_sources
-from tformer_deploy.checkpoint import open_checkpoint
-from tformer_deploy.decoding import DecodeOptions
-from tformer_deploy.engines.base import Engine, Ints, Scores, State
-from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy import cli
+from tformer_deploy.bundle import Bundle, open_bundle
+from tformer_deploy.check import (
+    CheckOptions,
+    Corpus,
+    EngineReport,
+    Gate,
+    Reference,
+    Report,
+    load_reference,
+    make_corpus,
+)
+from tformer_deploy.check.compare import Judge, relative
+from tformer_deploy.check.observe import Observation, Run, Trace
+from tformer_deploy.check.parity import check, eager_invariance, generated_sources
+from tformer_deploy.check.reference import make_reference
+from tformer_deploy.check.report import Divergence, Outputs, describe_divergence
+from tformer_deploy.decoding import Hypothesis
+from tformer_deploy.engines.base import Floats, Ints, Scores
+from tformer_deploy.errors import ArtifactError, ConfigError, DataError, MissingExtra
 from tformer_deploy.recipe import Tolerance
-from tformer_deploy.ship import check_bundle
+
+from .mutations import MUTATIONS, Mutation, break_graph, change_tensor, scale, scale_one_weight, spoil
+from .plain_decoding import EOS, TableEngine, TableState, Tokens
+
+SMALL = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4)
 
 
-def check_of(bundle: Path, run: Path) -> Report:
-    return check_bundle(open_bundle(bundle), "ort", open_checkpoint(run), None, threads=1)
+def gate_of(bundle: Path, run: Path | None = None) -> Gate:
+    return Gate(open_bundle(bundle), run, threads=1)
 
 
-def test_equal_engines_pass(bundle: Path, run: Path) -> None:
-    report = check_of(bundle, run)
-    assert report.passed and report.sentences == report.equal == len(generated_sources(60, 3, 24))
-    assert 0 < report.scores_max < 1e-5 and 0 < report.encoder_max < 1e-5
-    assert "passed" in str(report)
+def corpus_of(bundle: Bundle, options: CheckOptions = SMALL) -> Corpus:
+    return make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), None, options)
 
 
-def scale_one_weight(graph: onnx.GraphProto) -> None:
-    """One matrix times 1.01."""
-    matrix = next(t for t in graph.initializer if len(t.dims) == 2 and min(t.dims) >= 32)
-    matrix.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(matrix) * np.float32(1.01), matrix.name))
+@pytest.fixture(scope="module")
+def reference(bundle: Path, run: Path) -> Reference:
+    """Eager's side of a small check."""
+    gate = gate_of(bundle, run)
+    return gate.reference(corpus_of(gate.bundle))
 
 
-def drop_the_mask(graph: onnx.GraphProto) -> None:
-    """Attention over padding as well."""
-    for node in graph.node:
-        if node.op_type == "Attention" and len(node.input) == 4:
-            del node.input[3]
+@pytest.fixture(scope="module")
+def stored(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in a file. Read only."""
+    path = tmp_path_factory.mktemp("reference") / "eager.npz"
+    reference.save(path)
+    return path
 
 
-def shift_positions(graph: onnx.GraphProto) -> None:
-    """Position 1 where 0 belongs, and so on."""
-    for tensor in graph.initializer:
-        if "positions" in tensor.name:
-            shifted = np.roll(numpy_helper.to_array(tensor), -1, 0)
-            tensor.CopyFrom(numpy_helper.from_array(shifted, tensor.name))
+@pytest.fixture(scope="module")
+def broken(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with one wrong matrix in its step. Read only."""
+    return break_graph(bundle, tmp_path_factory.mktemp("broken") / "bundle", "decoder_step", scale_one_weight)
 
 
-def swap_keys_and_values(graph: onnx.GraphProto) -> None:
-    """K and V of one attention exchanged."""
-    node = next(node for node in graph.node if node.op_type == "Attention")
-    node.input[1], node.input[2] = node.input[2], node.input[1]
+def all_equal(report: EngineReport) -> bool:
+    rows = [*report.outputs, *report.invariance]
+    return all(row.equal == row.sentences > 0 and not row.ties + row.failed + row.not_blamed for row in rows)
 
 
-MUTATIONS: list[tuple[str, Callable[[onnx.GraphProto], None], str]] = [
-    ("encoder", scale_one_weight, "encoder outputs differ"),
-    ("encoder", drop_the_mask, "encoder outputs differ"),
-    ("encoder", shift_positions, "encoder outputs differ"),
-    ("encoder", swap_keys_and_values, "encoder outputs differ"),
-    ("decoder_step", scale_one_weight, "scores differ"),
-    ("decoder_step", drop_the_mask, "scores differ"),
-    ("decoder_step", shift_positions, "scores differ"),
-    ("decoder_step", swap_keys_and_values, "scores differ"),
-]
+# Equal engines
 
 
-@pytest.mark.parametrize(("graph", "mutate", "message"), MUTATIONS, ids=lambda value: getattr(value, "__name__", None))
-def test_broken_graphs_fail(
-    graph: str,
-    mutate: Callable[[onnx.GraphProto], None],
-    message: str,
-    bundle: Path,
-    run: Path,
-    tmp_path: Path,
+def test_equal_engines_pass(bundle: Path, run: Path, reference: Reference) -> None:
+    report = gate_of(bundle, run).run(["ort", "eager"], reference)
+    assert report.passed and not report.failures and "\npassed" in str(report)
+    assert [engine.engine for engine in report.engines] == ["ort", "eager"]
+    for engine in report.engines:
+        assert all_equal(engine) and not engine.blame
+        assert [row.mode for row in engine.outputs] == ["greedy", "beam", "sampling"]
+        assert [row.variant for row in engine.invariance[::3]] == ["alone", "neighbours", "shuffled", "padded"]
+    ort, eager = report.engines
+    assert 0 < ort.scores_max < 1e-5 and 0 < ort.encoder_max < 1e-5 and ort.scores_mean <= ort.scores_p999
+    assert eager.scores_max == eager.encoder_max == 0
+    assert report.tokens == sum(step.sentences for step in ort.steps) and ort.scores_count == report.tokens * 64
+    assert [layer.name for layer in ort.layers][:2] == ["encoder_embedding", "encoder_layer_0"]
+    assert (
+        all(row.equal == row.sentences == 4 for row in report.eager_invariance) and len(report.eager_invariance) == 12
+    )
+
+
+def test_an_export_is_checked_and_keeps_the_report(bundle: Path) -> None:
+    found = json.loads((bundle / "check.json").read_text())
+    engine = found["engines"][0]
+    assert found["passed"] and engine["passed"] and len(found["engines"]) == 1
+    assert all(row["equal"] == row["sentences"] for row in (*engine["outputs"], *engine["invariance"]))
+    assert {row["sentences"] for row in engine["outputs"]} == {len(generated_sources(60, 3, 24))}
+
+
+# Graphs that were broken on purpose
+
+
+@pytest.mark.parametrize(("graph", "mutate", "blame"), MUTATIONS.values(), ids=MUTATIONS)
+def test_broken_graphs_fail_with_the_place_of_the_fault(
+    graph: str, mutate: Mutation, blame: str, bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
-    broken = break_graph(bundle, tmp_path / "bundle", graph, mutate)
-    report = check_of(broken, run)
-    assert not report.passed
-    assert any(message in failure for failure in report.failures)
+    report = gate_of(break_graph(bundle, tmp_path / "bundle", graph, mutate), run).run(["ort"], reference)
+    (found,) = report.engines
+    assert not report.passed and found.failures
+    assert re.fullmatch(rf"sentence \d+[,:] (token \d+, )?{blame}\b.*", found.blame), found.blame
+    assert f"FIRST DIFFERENCE: {found.blame}" in str(report)
     if graph == "decoder_step":
-        assert report.encoder_max < 1e-5, "the encoder is not to blame"
+        assert found.encoder_max < 1e-5, "the encoder is not to blame"
 
 
-def break_graph(bundle: Path, out: Path, graph: str, mutate: Callable[[onnx.GraphProto], None]) -> Path:
-    """A copy of a bundle with one graph changed and the hashes made to fit."""
-    shutil.copytree(bundle, out)
-    model = onnx.load(out / f"{graph}.onnx")
-    before = model.SerializeToString()
-    mutate(model.graph)
-    assert model.SerializeToString() != before
-    onnx.save(model, out / f"{graph}.onnx")
-    manifest = json.loads((out / "manifest.json").read_text())
-    (out / "manifest.json").write_text(json.dumps({**manifest, "files": hashes(out)}))
-    return out
+def test_a_fault_that_greedy_search_never_meets_is_found(
+    bundle: Path, run: Path, reference: Reference, tmp_path: Path
+) -> None:
+    """A wrong embedding of a token that only a beam takes."""
+    runs = reference.observed.runs
+    greedy = {token for outputs in runs["greedy"].outputs.values() for token in outputs[0].ids}
+    fed = [token for outputs in runs["beam"].outputs.values() for output in outputs for token in output.ids[:-1]]
+    token = next(token for token in fed if token not in greedy)
+
+    def mutate(graph: GraphProto) -> None:
+        name = next(node.input[0] for node in graph.node if "tokens" in node.input and node.op_type == "Gather")
+        change_tensor(graph, name, lambda table: np.where(np.arange(len(table))[:, None] == token, -table, table))
+
+    (found,) = (
+        gate_of(break_graph(bundle, tmp_path / "bundle", "decoder_step", mutate), run).run(["ort"], reference).engines
+    )
+    assert found.scores_max < 1e-5 and any(failure.startswith("beam: ") for failure in found.failures)
+    assert re.search(r"token \d+, decoder_embedding", found.blame), found.blame
 
 
-class Altered:
-    """An engine whose scores are changed before anyone sees them."""
-
-    def __init__(self, engine: Engine, change: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.inner, self.change = engine, change
-        self.config, self.limits = engine.config, engine.limits
-
-    def encode(self, src_ids: Ints, src_lengths: Ints) -> State:
-        return self.inner.encode(src_ids, src_lengths)
-
-    def step(self, tokens: Ints, state: State, full: bool = False) -> Scores:
-        log_probs = self.change(self.inner.step(tokens, state, full=True).log_probs)  # type: ignore[arg-type]
-        ids = log_probs.argmax(-1)[..., None]
-        return Scores(ids.astype(np.int32), np.take_along_axis(log_probs, ids, -1), log_probs)
-
-    def reorder(self, state: State, parents: Ints, sentences: Ints | None = None) -> None:
-        self.inner.reorder(state, parents, sentences)
-
-    def cross_keys_values(self, state: State) -> list[np.ndarray]:
-        return self.inner.cross_keys_values(state)
+def test_single_large_values_do_not_hide_a_difference() -> None:
+    ours = np.ones((4, 8), np.float32)
+    ours[:, 3] = 5000
+    theirs = ours.copy()
+    theirs[2, 5] += 1e-3
+    assert relative(ours, theirs).argmax() == 2 * 8 + 5 and relative(ours, theirs).max() == pytest.approx(
+        5e-4, rel=0.01
+    )
+    assert relative(ours * 0, ours * 0).max() == 0
+    theirs[0, 0] = np.nan
+    assert np.isnan(relative(ours, theirs).max())
 
 
-def altered_report(run: Path, change: Callable[[np.ndarray], np.ndarray], margin: float) -> Report:
-    """Check eager PyTorch against a copy of itself whose two best tokens are `margin` apart."""
-    model = open_checkpoint(run).load_model()
+# Ties
 
-    def near_tie(log_probs: np.ndarray) -> np.ndarray:
-        best = log_probs.argmax(-1)[..., None]
-        log_probs = log_probs.copy()
-        np.put_along_axis(log_probs, (best + 1) % 60, np.take_along_axis(log_probs, best, -1) - np.float32(margin), -1)
-        return log_probs
-
-    with EagerEngine(model) as engine:
-        reference = Altered(engine, near_tie)
-        subject = Altered(engine, lambda log_probs: change(near_tie(log_probs)))
-        sources = [[5, 6, 7, 3], [8, 9, 3]]
-        return check(subject, reference, "altered", sources, Tolerance(), DecodeOptions(4))  # type: ignore[arg-type]
+LENGTHS = (3, 1, 2, 4, 3, 2, 4, 1)
+SOURCES = [[*np.random.default_rng(n).integers(5, 60, length).tolist(), EOS] for n, length in enumerate(LENGTHS)]
+TABLE = CheckOptions(max_tokens=6, beams=2, n_best=2, invariance=8, batch_tokens=16)
+Change = Callable[[Tokens, Tokens, Floats], Floats]
 
 
-def lower_the_best(amount: float) -> Callable[[np.ndarray], np.ndarray]:
-    def change(log_probs: np.ndarray) -> np.ndarray:
-        lowered = log_probs.copy()
-        best = lowered.argmax(-1)[..., None]
-        np.put_along_axis(lowered, best, np.take_along_axis(lowered, best, -1) - np.float32(amount), -1)
-        return lowered
+class Altered(TableEngine):
+    """A table of 9 tokens, some of whose numbers are changed before anyone sees them."""
+
+    def __init__(self, *changes: Change) -> None:
+        super().__init__(7, vocab=9)
+        self.changes = changes
+
+    def log_probs(self, source: Tokens, output: Tokens) -> Floats:
+        values = super().log_probs(source, output).copy()
+        for change in self.changes:
+            values = change(source, output, values)
+        return values
+
+    def cross_keys_values(self, state: TableState) -> list[Floats]:
+        return [np.zeros((len(state.sources), 1, state.width, 1), np.float32)]
+
+
+def table_check(
+    eager: TableEngine,
+    engine: TableEngine,
+    tolerance: Tolerance | None = None,
+    options: CheckOptions = TABLE,
+    sources: list[list[int]] = SOURCES,
+) -> EngineReport:
+    about = {"corpus": "table", "weights_sha256": "", "machine": {}}
+    reference = make_reference(eager, sources, options, about)
+    return check(engine, "altered", reference, tolerance or Tolerance())[0]
+
+
+def totals(report: EngineReport, mode: str, variant: str = "") -> Outputs:
+    rows = [*report.outputs, *report.invariance]
+    return next(row for row in rows if (row.mode, row.variant) == (mode, variant))
+
+
+def at(sentence: int, step: int, change: Callable[[Floats, list[int]], None]) -> Change:
+    """Change the numbers behind the first tokens of a sentence's greedy output; `change` gets the ids, best first."""
+    plain, source = Altered(), tuple(SOURCES[sentence])
+    prefix: Tokens = ()
+    for _ in range(step):
+        prefix += (int(plain.log_probs(source, prefix).argmax()),)
+
+    def changed(where: Tokens, output: Tokens, values: Floats) -> Floats:
+        if (where, output) == (source, prefix):
+            change(values, np.argsort(-values, kind="stable").tolist())
+        return values
+
+    return changed
+
+
+def bring_near(place: int, margin: float) -> Callable[[Floats, list[int]], None]:
+    """Let the next best be `margin` below a place."""
+
+    def change(values: Floats, order: list[int]) -> None:
+        values[order[place + 1]] = values[order[place]] - np.float32(margin)
 
     return change
 
 
-def test_token_inside_the_measured_error_is_a_tie(run: Path) -> None:
-    report = altered_report(run, lower_the_best(4e-5), margin=2e-5)
-    assert report.passed and len(report.ties) == report.sentences == 2 and report.equal == 0
-    assert report.ties[0].eager_margin == pytest.approx(2e-5, rel=0.2)
-    assert "tie: sentence" in str(report)
+def lower(place: int, amount: float) -> Callable[[Floats, list[int]], None]:
+    def change(values: Floats, order: list[int]) -> None:
+        values[order[place]] -= np.float32(amount)
+
+    return change
 
 
-def test_token_outside_the_measured_error_fails(run: Path) -> None:
-    report = altered_report(run, lower_the_best(0.2), margin=0.1)
-    assert not report.passed and len(report.divergences) == 2 and not report.ties
-    assert "the first: sentence 1, token 1" in str(report)
+def test_a_greedy_choice_inside_the_measured_error_is_one_tie() -> None:
+    """Although the two continuations have nothing in common."""
+    near = at(2, 1, bring_near(0, 2e-5))
+    report = table_check(Altered(near), Altered(near, at(2, 1, lower(0, 4e-5))))
+    found = totals(report, "greedy")
+    assert not report.failures and (found.ties, found.failed, found.equal) == (1, 0, len(SOURCES) - 1)
+    assert report.scores_max == pytest.approx(4e-5, rel=0.02)
+    (tie,) = [tie for tie in report.ties if tie.mode == "greedy"]
+    assert (tie.sentence, tie.step) == (2, 1) and tie.margin == pytest.approx(2e-5, rel=0.05)
 
 
-def test_nan_fails(run: Path) -> None:
-    report = altered_report(run, lambda log_probs: log_probs * np.float32("nan"), margin=0.1)
-    assert not report.passed
+def test_a_greedy_choice_outside_the_measured_error_fails_and_says_where() -> None:
+    near = at(2, 1, bring_near(0, 0.01))
+    report = table_check(Altered(near), Altered(near, at(2, 1, lower(0, 0.02))))
+    (found,) = [d for d in report.divergences if d.mode == "greedy"]
+    expected = Altered(near).log_probs(tuple(SOURCES[2]), (int(Altered().log_probs(tuple(SOURCES[2]), ()).argmax()),))
+    first, second = np.argsort(-expected)[:2]
+    assert (found.eager_token, found.engine_token) == (first, second)
+    line = next(failure for failure in report.failures if failure.startswith("greedy: 1 of 8"))
+    numbers = f"eager {first} ({expected[first]:.6f}), engine {second} ({expected[second]:.6f}), margin 1.00e-02"
+    assert f"sentence 3, token 2: {numbers}" in line and not report.ties
 
 
-def test_empty_corpus_fails(run: Path) -> None:
-    with EagerEngine(open_checkpoint(run).load_model()) as engine:
-        assert not check(engine, engine, "eager", [], Tolerance(), DecodeOptions()).passed
+class Careless(Altered):
+    """Its best tokens come from numbers that are less exact than those it shows."""
+
+    def __init__(self, *changes: Change, worse: Change) -> None:
+        super().__init__(*changes)
+        self.rough = Altered(*changes, worse)
+
+    def step(self, tokens: Ints, state: TableState, full: bool = False, attention: bool = False) -> Scores:
+        found = super().step(tokens, state, full, attention)
+        if full:
+            return found
+        rows = [(state.sources[i // state.rows], output) for i, output in enumerate(state.outputs)]
+        log_probs = np.array([self.rough.log_probs(*row) for row in rows]).reshape(*tokens.shape, -1)
+        ids = np.argsort(-log_probs, axis=2, kind="stable")[:, :, : found.ids.shape[2]].astype(np.int32)
+        return Scores(ids, np.take_along_axis(log_probs, ids, 2))
+
+
+def test_the_error_is_the_one_that_was_measured_not_the_one_allowed() -> None:
+    near = at(2, 1, bring_near(0, 2e-5))
+    report = table_check(Altered(near), Careless(near, worse=at(2, 1, lower(0, 4e-5))))
+    assert report.scores_max == 0 and totals(report, "greedy").failed == 1 and report.failures
+
+
+def test_a_beam_may_keep_either_of_two_candidates_inside_the_error() -> None:
+    near = at(3, 0, bring_near(1, 2e-5))
+    report = table_check(Altered(near), Altered(near, at(3, 0, lower(1, 4e-5))))
+    assert not report.failures and totals(report, "greedy").equal == len(SOURCES)
+    (tie,) = [tie for tie in report.ties if tie.mode == "beam"]
+    assert (tie.sentence, tie.step) == (3, 0) and tie.margin == pytest.approx(2e-5, rel=0.05)
+    far = at(3, 0, bring_near(1, 0.01))
+    report = table_check(Altered(far), Altered(far, at(3, 0, lower(1, 0.02))))
+    assert totals(report, "beam").failed == 1 and any(failure.startswith("beam: 1 of 8") for failure in report.failures)
+
+
+def noise(amount: float) -> Change:
+    """Errors of up to `amount` that depend on the number alone."""
+    return lambda source, output, values: values + np.float32(amount) * np.sin(values * np.float32(1e4))
+
+
+def test_noise_within_the_tolerance_only_makes_ties() -> None:
+    rng = np.random.default_rng(2)
+    sources = [[*rng.integers(5, 60, n % 4).tolist(), EOS] for n in range(150)]
+    options = dataclasses.replace(TABLE, beams=4, n_best=4, invariance=0)
+    report = table_check(Altered(), Altered(noise(0.01)), Tolerance(scores=0.011), options, sources)
+    assert not report.failures and 0.009 < report.scores_max < 0.0101
+    assert {tie.mode for tie in report.ties} == {"greedy", "beam", "sampling"}
+    assert all(tie.margin <= 0.0202 or tie.mode == "beam" for tie in report.ties)
+
+
+# The judge, on decisions written by hand
+
+EOS_ID = 3
+
+
+def trace(*steps: list[tuple[int, int, float]], margins: list[list[float]] | None = None) -> Trace:
+    """Candidates (parent, token, value) of each step."""
+    parents, tokens, values = (np.array([[c[k] for c in step] for step in steps]) for k in range(3))
+    return Trace(parents, tokens, values, np.array(margins) if margins else np.full(values.shape, np.inf))
+
+
+def ended(*tokens: int, value: float, score: float = -1.0) -> Hypothesis:
+    return Hypothesis(list(tokens), score, True, value, end_id=EOS_ID)
+
+
+def verdict(
+    ours: tuple[Trace, list[Hypothesis]],
+    theirs: tuple[Trace, list[Hypothesis]],
+    mode: str = "beam",
+    error: float = 1e-5,
+    tolerance: float = 1e-4,
+) -> tuple[list[Divergence], list[Divergence], Outputs]:
+    runs = [Run({0: outputs}, {0: steps}) for steps, outputs in (ours, theirs)]
+    found = Outputs(mode)
+    judge = Judge(Observation(), error, tolerance, 2, (EOS_ID,))
+    ties, failures, _ = judge.compare(*runs, found)
+    assert found.ties == len(ties) and found.sentences == found.equal + found.ties + found.failed == 1
+    return ties, failures, found
+
+
+BEAM = trace(
+    [(0, EOS_ID, -1.0), (0, 7, -1.1), (0, 8, -1.2), (0, 9, -1.3)],
+    [(0, EOS_ID, -2.00001), (1, EOS_ID, -2.00002), (0, 7, -3.0), (1, 7, -4.0)],
+)
+FIRST, SECOND, THIRD = ended(value=-1.0), ended(7, value=-1.000005), ended(8, value=-1.00001)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [([FIRST, SECOND], [SECOND, FIRST]), ([FIRST, SECOND], [FIRST, THIRD]), ([FIRST], [SECOND])],
+    ids=["in the list", "at its end", "one best"],
+)
+def test_outputs_of_nearly_equal_values_may_change_places(ours: list[Hypothesis], theirs: list[Hypothesis]) -> None:
+    """Also with one that is just below the last, which eager has dropped."""
+    ties, failures, _ = verdict((BEAM, ours), (BEAM, theirs))
+    assert not failures and ties[0].margin == pytest.approx(5e-6)
+    _, failures, _ = verdict((BEAM, ours), (BEAM, theirs), error=2e-6)
+    assert failures and "margin 5.00e-06" in describe_divergence(failures[0])
+
+
+def test_an_output_that_eager_never_had_is_no_tie() -> None:
+    _, failures, _ = verdict((BEAM, [FIRST, SECOND]), (BEAM, [FIRST, ended(9, value=-1.000005)]))
+    assert failures[0].margin == np.inf
+
+
+def test_a_candidate_named_twice_is_no_tie() -> None:
+    twice = trace([(0, EOS_ID, -1.0), (0, 7, -1.1), (0, 7, -1.1), (0, 8, -1.2)])
+    ours = trace([(0, EOS_ID, -1.0), (0, 7, -1.1), (0, 8, -1.1 - 1e-6), (0, 9, -1.3)])
+    _, failures, _ = verdict((ours, [FIRST, SECOND]), (twice, [FIRST, FIRST]))
+    assert failures[0].margin == np.inf
+
+
+def test_candidates_that_decide_nothing_may_differ() -> None:
+    """Beyond the rows that live on; the sentence's difference lies elsewhere."""
+    other = Trace(BEAM.parents.copy(), BEAM.tokens.copy(), BEAM.values, BEAM.margins)
+    other.tokens[0, 3] = 5
+    ties, _, _ = verdict((BEAM, [FIRST, SECOND]), (other, [SECOND, FIRST]))
+    assert len(ties) == 1 and ties[0].step == 0
+
+
+SAMPLES = trace([(0, 7, -1.0), (0, 8, -1.5)], [(0, 5, -2.0), (1, 6, -2.5)], margins=[[0.5, 0.4], [1e-6, 0.3]])
+
+
+def samples(first: int, second: int) -> tuple[Trace, list[Hypothesis]]:
+    """Two samples that end with these tokens."""
+    found = Trace(SAMPLES.parents, SAMPLES.tokens.copy(), SAMPLES.values, SAMPLES.margins)
+    found.tokens[1] = first, second
+    return found, [ended(7, first, value=0.0), ended(8, second, value=0.0)]
+
+
+def test_a_tie_of_one_sample_excuses_no_other() -> None:
+    ties, failures, _ = verdict(samples(5, 6), samples(9, 6), "sampling")
+    assert not failures and (ties[0].step, ties[0].engine_token, ties[0].margin) == (1, 9, 1e-6)
+    assert ties[0].eager_score == -1.0, "of the token, not the sum"
+    for both in (samples(5, 9), samples(9, 9)):
+        _, failures, _ = verdict(samples(5, 6), both, "sampling")
+        assert (failures[0].step, failures[0].eager_token, failures[0].margin) == (1, 6, 0.3)
+    _, failures, _ = verdict(samples(5, 6), samples(9, 6), "sampling", error=np.nan)
+    assert failures, "an error that is not known excuses nothing"
+    _, failures, _ = verdict(samples(5, 6), samples(9, 6), "sampling", error=1.0, tolerance=1e-7)
+    assert failures, "nor does one beyond the tolerance"
+
+
+@pytest.mark.parametrize(("score", "passes"), [(-1.00015, True), (-1.00025, False), (np.nan, False), (-np.inf, False)])
+def test_scores_of_equal_outputs_count(score: float, passes: bool) -> None:
+    """The limit is the tolerance for each of the two tokens; the better first output does not hide the second."""
+    outputs = [ended(6, value=-0.9), ended(7, value=-1.0, score=score)]
+    ties, failures, found = verdict((BEAM, [outputs[0], ended(7, value=-1.0)]), (BEAM, outputs))
+    assert not ties and not failures and (found.equal, found.failed) == (int(passes), int(not passes))
+    assert not found.score_max < 1e-4
+
+
+# Scores
+
+
+def test_a_small_systematic_error_passes_and_is_reported() -> None:
+    report = table_check(Altered(), Altered(lambda source, output, values: values - np.float32(6e-5)))
+    assert not report.failures and report.scores_mean == pytest.approx(6e-5, rel=0.02) == report.scores_max
+    assert totals(report, "greedy").score_max == pytest.approx(6 * 6e-5, rel=0.02) and all_equal(report)
+
+
+def test_right_tokens_with_wrong_scores_fail() -> None:
+    raised = Careless(worse=lambda source, output, values: values + np.float32(2e-4))
+    report = table_check(Altered(), raised)
+    assert report.scores_max == 0 and not report.divergences
+    assert [failure for failure in report.failures if re.match(r"(greedy|beam): 8 of 8 .* scores by ", failure)]
+
+
+def test_nan_fails() -> None:
+    spoiled = at(2, 1, lower(0, np.nan))
+    report = table_check(Altered(), Altered(spoiled))
+    assert np.isnan(report.scores_max) and totals(report, "greedy").failed == 1 and len(report.failures) >= 3
+
+
+# Batches
+
+
+class Wide(Altered):
+    """Its padding leaks: it takes the pad ids for words."""
+
+    def encode(self, src_ids: Ints, src_lengths: Ints) -> TableState:
+        return super().encode(src_ids, np.full_like(src_lengths, src_ids.shape[1]))
+
+
+class Alone(Altered):
+    """Wrong for a sentence that is alone."""
+
+    amount = 1.0
+
+    def encode(self, src_ids: Ints, src_lengths: Ints) -> TableState:
+        self.alone = len(src_ids) == 1
+        return super().encode(src_ids, src_lengths)
+
+    def log_probs(self, source: Tokens, output: Tokens) -> Floats:
+        values = super().log_probs(source, output)
+        values[len(output) % 2] += np.float32(self.amount * self.alone)
+        return values
+
+
+class Slightly(Alone):
+    amount = 1e-3
+
+
+class Shifted(Altered):
+    """When a sentence ends, those behind it get its source."""
+
+    def reorder(self, state: TableState, parents: Ints, sentences: Ints | None = None) -> None:
+        sources = list(state.sources)
+        super().reorder(state, parents, sentences)
+        state.sources = sources[: len(state.sources)]
+
+
+EVEN = [source for source in SOURCES if len(source) == 4] * 2
+EVEN = [[*source[:2], 6 + n, EOS] for n, source in enumerate(EVEN)]
+WRONG: dict[str, tuple[type[Altered], list[list[int]], int, set[str]]] = {
+    "padding": (Wide, EVEN, 16, {"padded"}),
+    "rows": (Alone, EVEN, 16, {"alone"}),
+    "scores alone": (Slightly, EVEN, 16, {"alone"}),
+    "neighbours": (Shifted, SOURCES, 1, {"neighbours", "shuffled"}),
+}
+
+
+@pytest.mark.parametrize(("kind", "sources", "batch_tokens", "variants"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_in_some_batches_only_is_found(
+    kind: type[Altered], sources: list[list[int]], batch_tokens: int, variants: set[str]
+) -> None:
+    options = dataclasses.replace(TABLE, batch_tokens=batch_tokens)
+    report = table_check(Altered(), kind(), options=options, sources=sources)
+    assert not any(row.failed for row in report.outputs) and report.scores_max == 0, "the usual batches are right"
+    assert {row.variant for row in report.invariance if row.failed} == variants
+    assert report.failures and all(re.match(rf"\w+ \(({'|'.join(variants)})\): ", line) for line in report.failures)
+    if kind is not Slightly:
+        assert any("the engine in its usual batch" in line for line in report.failures)
+
+
+@pytest.mark.parametrize(("kind", "sources", "batch_tokens", "variants"), WRONG.values(), ids=WRONG)
+def test_no_engine_is_blamed_for_what_eager_shows_too(
+    kind: type[Altered], sources: list[list[int]], batch_tokens: int, variants: set[str]
+) -> None:
+    options = dataclasses.replace(TABLE, batch_tokens=batch_tokens)
+    about = {"corpus": "table", "weights_sha256": "", "machine": {}}
+    reference = make_reference(kind(), sources, options, about)
+    report, _ = check(kind(), "altered", reference, Tolerance())
+    assert not report.failures and not report.divergences
+    assert {row.variant for row in report.invariance if row.not_blamed} == variants
+    shown = eager_invariance(reference, kind(), Tolerance())[0]
+    assert [row.failed for row in shown] == [row.not_blamed for row in report.invariance]
+
+
+# Stored references
+
+
+def report_of(report: Report) -> dict[str, Any]:
+    """What must not depend on the machine and the hour."""
+    found = report.to_json()
+    for engine in found["engines"]:
+        del engine["seconds"]
+    return {key: value for key, value in found.items() if key not in ("machine", "reference")}
+
+
+def test_a_stored_reference_gives_the_same_report(
+    bundle: Path, broken: Path, run: Path, reference: Reference, stored: Path
+) -> None:
+    loaded = load_reference(stored)
+    assert (loaded.sources, loaded.options, loaded.machine) == (reference.sources, reference.options, reference.machine)
+    for folder in (bundle, broken):
+        reports = [gate_of(folder, run).run(["ort"], each) for each in (reference, loaded)]
+        assert report_of(reports[0]) == report_of(reports[1]) and reports[0].passed == (folder is bundle)
+
+
+def rewrite(stored: Path, path: Path, **changes: Any) -> Path:
+    """A copy with other entries in its header, or other arrays."""
+    with np.load(stored) as file:
+        arrays = {name: file[name] for name in file.files}
+    header = json.loads(bytes(arrays["header"]))
+    header |= {name: value for name, value in changes.items() if name in header}
+    arrays |= {name: value for name, value in changes.items() if name not in header}
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "tformer-bundle"}, "is not a reference of tformer check"),
+        ({"version": 2}, "has version 2, newer than 1: update"),
+        ({"options": {"beams": 0}}, "beams=0: must be at least 1"),
+        ({"options": {"beems": 3}}, "beems"),
+        ({"options": []}, "is damaged"),
+        ({"layers": ["hidden"]}, "is damaged"),
+        ({"greedy.sentences": np.arange(3)}, "is damaged"),
+        ({"greedy.counts": np.zeros(17, int)}, "is damaged"),
+        ({"probes.ranks": np.full(17, 3)}, "is damaged"),
+        ({"padded.beam.sentences": np.zeros(0, int)}, "padded.beam has other sentences"),
+        ({"sources.flat": np.zeros(4, int)}, "is damaged"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_edited_references_are_refused(changes: dict[str, Any], message: str, stored: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=message) as caught:
+        load_reference(rewrite(stored, tmp_path / "edited.npz", **changes))
+    assert "edited.npz" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_damaged_references_are_refused(stored: Path, reference: Reference, tmp_path: Path) -> None:
+    whole, path = stored.read_bytes(), tmp_path / "damaged.npz"
+    cuts = [whole[: len(whole) * n // 7] for n in range(7)]
+    flips = [whole[:n] + bytes([whole[n] ^ 0x41]) + whole[n + 1 :] for n in range(40, len(whole), len(whole) // 40)]
+    ends = [whole[:n] + bytes([whole[n] ^ 0x11]) + whole[n + 1 :] for n in range(len(whole) - 200, len(whole), 9)]
+    for content in [*cuts, *flips, *ends, b"not a zip file", json.dumps({"format": "x"}).encode()]:
+        path.write_bytes(content)
+        try:
+            found = load_reference(path)
+        except ArtifactError as error:
+            assert "damaged.npz" in str(error)
+        else:  # a field that nobody reads, such as a date
+            assert found.observed.probes[0].tolist() == reference.observed.probes[0].tolist()
+    with pytest.raises(ArtifactError, match="no such reference: make one with tformer check --save-reference"):
+        load_reference(tmp_path / "nowhere.npz")
+
+
+def test_a_reference_of_other_weights_is_refused(bundle: Path, run: Path, reference: Reference) -> None:
+    with pytest.raises(ArtifactError, match="of other weights"):
+        gate_of(bundle, run).run(["ort"], dataclasses.replace(reference, weights_sha256="0" * 64))
+
+
+WITHOUT_TORCH = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "onnx", "onnxscript", "safetensors"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from tformer_deploy.cli import main
+main()
+"""
+
+
+def test_a_stored_reference_needs_neither_torch_nor_onnx(bundle: Path, broken: Path, stored: Path) -> None:
+    for folder, code in ((bundle, 0), (broken, 3)):
+        command = [sys.executable, "-c", WITHOUT_TORCH, "check", folder, "--reference", stored, "--threads", "1"]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+        assert done.returncode == code and not done.stderr, done.stderr
+        if code:
+            assert "FAILED: scores differ by" in done.stdout
+            line = next(line for line in done.stdout.splitlines() if "FIRST DIFFERENCE" in line)
+            assert "the layer is not known" in line and "pip install 'tformer-deploy[train]'" in line
+
+
+def test_without_onnx_alone_the_sentence_is_known(
+    broken: Path, run: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def layers(*arguments: object) -> dict[str, Floats]:
+        raise MissingExtra("the package 'onnx' is not installed: pip install 'tformer-deploy[export]'")
+
+    monkeypatch.setattr("tformer_deploy.engines.ort.OrtEngine.layers", layers)
+    (found,) = gate_of(broken, run).run(["ort"], reference).engines
+    assert re.match(r"sentence \d+; the layer is not known: .*tformer-deploy\[export\]", found.blame)
+
+
+# The gate
+
+
+def greedy_texts(bundle: Path, reference: Reference) -> list[str]:
+    tokenizers, outputs = open_bundle(bundle).tokenizers(), reference.observed.runs["greedy"].outputs
+    return [tokenizers.target_text(outputs[i][0].ids) for i in range(len(reference.sources))]
+
+
+def test_translations_add_quality(bundle: Path, run: Path, reference: Reference, tmp_path: Path) -> None:
+    made = greedy_texts(bundle, reference)
+    good = gate_of(bundle, run).run(["ort"], reference, made)
+    sides = good.engines[0].quality["greedy"]
+    assert good.passed and sides["eager"] == sides["engine"] and sides["eager"]["BLEU"] == pytest.approx(100)
+    assert set(sides["eager"]) == {"BLEU", "BLEU lower-cased", "chrF"} and set(good.engines[0].quality) == {
+        "greedy",
+        "beam",
+        "sampling",
+    }
+    assert "greedy BLEU: eager 100.00, engine 100.00, difference +0.00" in str(good)
+    worse = break_graph(bundle, tmp_path / "bundle", "decoder_step", scale("decoder.1.ff.up", 2.0))
+    bad = gate_of(worse, run).run(["ort"], reference, made)
+    assert any(re.match(r"greedy: BLEU differs by \d+\.\d\d", failure) for failure in bad.engines[0].failures)
+    with pytest.raises(ConfigError, match=r"3 reference translations for \d+ sentences"):
+        gate_of(bundle, run).run(["ort"], reference, made[:3])
+
+
+def test_loosened_tolerances_are_shown(bundle: Path, run: Path, reference: Reference) -> None:
+    opened = open_bundle(bundle)
+    loose = dataclasses.replace(opened.recipe, tolerance=Tolerance(scores=0.5, bleu=3.0))
+    report = Gate(dataclasses.replace(opened, recipe=loose), run, threads=1).run(["eager"], reference)
+    assert report.passed and report.loosened == ["scores", "bleu"]
+    assert "limit 5e-01 (LOOSENED)" in str(report) and "limit 1e-04   17 sentences" in str(report)
+    found = report.to_json()
+    assert found["loosened"] == ["scores", "bleu"] and found["tolerance"]["scores"] == 0.5
+
+
+def test_no_engine_and_no_sentence_fail(bundle: Path, run: Path, reference: Reference) -> None:
+    gate = gate_of(bundle, run)
+    assert not gate.run([], reference).passed
+    empty = gate.run(["ort"], gate.reference(Corpus("nothing", [], SMALL)))
+    assert not empty.passed and empty.engines[0].failures == ["the corpus has no sentence"]
+
+
+def test_figures_that_are_no_numbers_are_null(bundle: Path, run: Path, reference: Reference, tmp_path: Path) -> None:
+    spoiled = break_graph(bundle, tmp_path / "bundle", "decoder_step", spoil("decoder.0.attention.value"))
+    report = gate_of(spoiled, run).run(["ort"], reference)
+    text = json.dumps(report.to_json(), allow_nan=False)
+    (engine,) = json.loads(text)["engines"]
+    assert (
+        not report.passed
+        and not engine["passed"]
+        and engine["scores_max"] is None
+        and engine["steps"][0]["mean"] is None
+    )
+    assert engine["encoder_max"] < 1e-5 and any("scores differ by nan" in failure for failure in engine["failures"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens=0: must be at least 1"),
+        ({"beams": 0}, "beams=0"),
+        ({"n_best": 6}, "n_best=6: must be at most beams=5"),
+        ({"n_best": 0}, "n_best=0"),
+        ({"invariance": -1}, "invariance=-1: must be at least 0"),
+        ({"batch_tokens": 0}, "batch_tokens=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"beams": 2.5}, "beams"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CheckOptions(**changes)
+
+
+def test_a_recipe_without_beams_is_checked_without(bundle: Path, run: Path) -> None:
+    opened = open_bundle(bundle)
+    axes = dataclasses.replace(opened.recipe.axes, beams=dataclasses.replace(opened.recipe.axes.beams, max=1))
+    gate = Gate(dataclasses.replace(opened, recipe=dataclasses.replace(opened.recipe, axes=axes)), run, threads=1)
+    reference = gate.reference(corpus_of(opened))
+    assert (
+        list(reference.options.modes()) == ["greedy", "sampling"] and reference.options.modes()["sampling"].n_best == 1
+    )
+    assert gate.run(["eager"], reference).passed
+
+
+def test_a_corpus_is_the_lines_with_text(bundle: Path, tmp_path: Path) -> None:
+    opened, lines = open_bundle(bundle), tmp_path / "lines.txt"
+
+    def read() -> Corpus:
+        return make_corpus(opened.config, opened.recipe, opened.tokenizers(), lines)
+
+    lines.write_text("w5 w6\n\nw7\n")
+    assert read().sources == [[5, 6, 3], [7, 3]] and read().name == "lines.txt" and read().options == CheckOptions()
+    lines.write_text("w5\n" + "w6 " * 30)
+    with pytest.raises(DataError, match=r"lines.txt:2: a source of 31 tokens exceeds the limit of 24"):
+        read()
+    lines.write_text("\n\n")
+    with pytest.raises(DataError, match="no line with text"):
+        read()
 
 
 def test_generated_sources_cover_the_lengths() -> None:
@@ -180,3 +723,50 @@ def test_generated_sources_cover_the_lengths() -> None:
     assert lengths[:16] == list(range(1, 17)) and lengths[-1] == 512 and len(lengths) <= 48
     assert all(source[-1] == 3 and max(source) < 100 for source in sources)
     assert sources == generated_sources(100, 3, 512)
+
+
+# The command
+
+
+@pytest.fixture
+def tformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command in this process: exit code, stdout, stderr."""
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tformer", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return int(left.value.code or 0), *capsys.readouterr()
+
+    return command
+
+
+FLAGS = ("--max-tokens", 6, "--beams", 2, "--invariance", 2, "--threads", 1)
+
+
+def test_the_command_passes_and_fails(tformer: Any, bundle: Path, broken: Path, run: Path, tmp_path: Path) -> None:
+    code, out, _ = tformer("check", bundle, *FLAGS, "--backend", "ort", "--backend", "eager", "--json")
+    report = json.loads(out)
+    assert code == 0 and report["passed"] and [engine["engine"] for engine in report["engines"]] == ["ort", "eager"]
+    assert report["options"] | {"max_tokens": 6, "beams": 2, "n_best": 2, "invariance": 2} == report["options"]
+    page = tmp_path / "check.html"
+    code, out, _ = tformer("check", broken, "--checkpoint", run, *FLAGS, "--html", page)
+    assert code == 3 and "FAILED: scores differ by" in out and out.splitlines()[-1] == "failed"
+    assert "FIRST DIFFERENCE: sentence " in out and "decoder_layer_0" in out
+    assert page.read_text().startswith("<!DOCTYPE html>") and "decoder_layer_0" in page.read_text()
+
+
+def test_the_command_keeps_references(tformer: Any, bundle: Path, broken: Path, tmp_path: Path) -> None:
+    lines, path = tmp_path / "lines.txt", tmp_path / "eager.npz"
+    lines.write_text("w5 w6 w7\n\nw8\n")
+    code, out, _ = tformer("check", bundle, *FLAGS, "--src", lines, "--save-reference", path, "--json")
+    assert code == 0 and json.loads(out) == {"reference": str(path)} and path.is_file()
+    code, out, _ = tformer("check", bundle, "--reference", path, "--tgt", lines, "--json")
+    report = json.loads(out)
+    assert code == 0 and report["corpus"] == "lines.txt" and report["sentences"] == 2
+    assert "chrF" in report["engines"][0]["quality"]["beam"]["engine"]
+    assert tformer("check", broken, "--reference", path)[0] == 3
+    code, _, error = tformer("check", bundle, "--reference", path, "--beams", 3)
+    assert code == 1 and error.startswith("error: --reference brings its own") and len(error.splitlines()) == 1
+    code, _, error = tformer("check", bundle, "--reference", lines)
+    assert code == 1 and "lines.txt is damaged" in error and len(error.splitlines()) == 1

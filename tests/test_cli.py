@@ -10,27 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from .test_check import break_graph, scale_one_weight
+from .command import failed_line, printed, run_here, run_process
+from .mutations import break_graph, scale_one_weight
 
-VERBS = ["init", "train", "export", "translate", "check", "inspect"]
-
-
-def tformer(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run the real command."""
-    command = [sys.executable, "-m", "tformer_deploy", *map(str, arguments)]
-    return subprocess.run(command, input=stdin, capture_output=True, timeout=300)
-
-
-def failed_line(done: subprocess.CompletedProcess[bytes], code: int = 1) -> str:
-    """The one line on stderr of a command that failed."""
-    lines = done.stderr.decode().splitlines()
-    assert done.returncode == code and len(lines) == 1 and lines[0].startswith("error: "), done.stderr
-    return lines[0]
+VERBS = ["init", "train", "export", "translate", "score", "check", "inspect"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_has_an_example(verb: str) -> None:
-    done = tformer(verb, "--help")
+    done = run_here(verb, "--help")
     assert done.returncode == 0
     assert f"tformer {verb} " in done.stdout.decode().split("Example: ")[1]
 
@@ -41,56 +29,62 @@ def test_installed_script() -> None:
 
 
 def test_translate_pipes(bundle: Path) -> None:
-    done = tformer("translate", bundle, "--max-tokens", 6, stdin="w5 w6\n\n  w7 über\nw5 w6".encode())
+    done = run_process("translate", bundle, "--max-tokens", 6, stdin="w5 w6\n\n  w7 über\nw5 w6".encode())
     assert done.returncode == 0
-    assert done.stderr == b"3 outputs were cut off at 6 tokens or the model's last position\n"
+    assert done.stderr == b"3 outputs were cut off at 6 tokens or another limit\n"
     lines = done.stdout.decode("utf-8").split("\n")
     assert len(lines) == 5 and lines[1] == "" and lines[4] == "" and lines[0] == lines[3] != ""
-    assert tformer("translate", bundle).stdout == b""
-
-
-def test_translate_json(bundle: Path) -> None:
-    done = tformer("translate", bundle, "--max-tokens", 6, "--json", stdin=b"w5 w6\n\n")
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [sorted(row) for row in rows] == [["finished", "ids", "score", "text"]] * 2
-    assert len(rows[0]["ids"]) == 6 and rows[0]["score"] < 0 and rows[1]["ids"] == []
+    assert run_process("translate", bundle).stdout == b""
 
 
 def test_eager_and_ort_print_the_same(bundle: Path) -> None:
     text = "\n".join(" ".join(f"w{4 + (i * j) % 50}" for j in range(1, 2 + i % 20)) for i in range(30)).encode()
-    ort, eager = (tformer("translate", bundle, "--backend", name, stdin=text) for name in ("ort", "eager"))
-    assert ort.stdout == eager.stdout != b""
+    for options in ((), ("--sample", "--seed", 5), ("--beams", 3, "--n-best", 2, "--max-tokens", 9)):
+        done = [run_here("translate", bundle, *options, "--backend", name, stdin=text) for name in ("ort", "eager")]
+        # Scores have digits of their own.
+        ort, eager = ([line.split(" ||| ")[:2] for line in printed(each)] for each in done)
+        assert ort == eager and len(ort) in (30, 60)
 
 
 def test_check_says_what_it_found(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("w5 w6 w7\n\nw8\n")
-    done = tformer("check", bundle, "--backend", "ort", "--src", tmp_path / "lines.txt", "--json")
+    done = run_here("check", bundle, "--backend", "ort", "--src", tmp_path / "lines.txt", "--json")
     report = json.loads(done.stdout)
-    assert done.returncode == 0 and report["passed"] and report["sentences"] == report["equal"] == 2
+    assert done.returncode == 0 and report["passed"] and report["sentences"] == 2
+    (engine,) = report["engines"]
+    assert engine["engine"] == "ort" and engine["passed"]
+    assert [(each["mode"], each["equal"]) for each in engine["outputs"]] == [
+        ("greedy", 2),
+        ("beam", 2),
+        ("sampling", 2),
+    ]
 
 
 def test_failed_check_exits_with_3(bundle: Path, run: Path, tmp_path: Path) -> None:
     broken = break_graph(bundle, tmp_path / "bundle", "decoder_step", scale_one_weight)
-    done = tformer("check", broken, "--checkpoint", run)
+    done = run_process("check", broken, "--checkpoint", run)
     assert done.returncode == 3
     assert "FAILED: scores differ" in done.stdout.decode() and done.stdout.decode().splitlines()[-1] == "failed"
 
 
 def test_inspect_describes_both_kinds(bundle: Path, run: Path) -> None:
-    text = tformer("inspect", bundle).stdout.decode()
-    assert "every hash verified" in text and "opset 23" in text and "passed" in text and "encoder.onnx" in text
-    assert json.loads(tformer("inspect", run, "--json").stdout)["model"]["d_model"] == 32
+    text = run_here("inspect", bundle).stdout.decode()
+    assert "every hash verified" in text and "opset 23" in text and "encoder.onnx" in text
+    assert "check      passed, " in text and "ort: greedy " in text and " equal, scores within " in text
+    report = json.loads(run_here("inspect", bundle, "--json").stdout)["check"]
+    assert report["passed"] and report["engines"][0]["engine"] == "ort"
+    assert json.loads(run_here("inspect", run, "--json").stdout)["model"]["d_model"] == 32
 
 
 def test_init_is_seeded(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        done = tformer(
+        done = run_here(
             "init", "--out", tmp_path / name, "--preset", "tiny", "--vocab-size", 40, "--seed", seed, "--json"
         )
         assert json.loads(done.stdout)["parameters"] == 1_330_688
     a, b, c = ((tmp_path / name / "weights/random.safetensors").read_bytes() for name in "abc")
     assert a == b != c
-    assert "--force" in failed_line(tformer("init", "--out", tmp_path / "a", "--preset", "tiny", "--vocab-size", 40))
+    assert "--force" in failed_line(run_here("init", "--out", tmp_path / "a", "--preset", "tiny", "--vocab-size", 40))
 
 
 BAD_INPUT: list[tuple[list[str], bytes, list[str]]] = [
@@ -116,14 +110,14 @@ def test_bad_input_is_one_clear_line(
 ) -> None:
     (tmp_path / "empty").mkdir()
     places = {"BUNDLE": bundle, "RUN": run, "EMPTY": tmp_path / "empty", "NOWHERE": tmp_path / "nowhere"}
-    line = failed_line(tformer(*(places.get(argument, argument) for argument in arguments), stdin=stdin))
+    line = failed_line(run_here(*(places.get(argument, argument) for argument in arguments), stdin=stdin))
     assert all(word in line for word in words), line
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
 def test_recipe_with_unknown_key_names_the_nearest(run: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("presicion = 'fp32'\n")
-    line = failed_line(tformer("export", run, "--out", tmp_path / "out", "--recipe", tmp_path / "mine.toml"))
+    line = failed_line(run_here("export", run, "--out", tmp_path / "out", "--recipe", tmp_path / "mine.toml"))
     assert "did you mean 'precision'" in line and not (tmp_path / "out").exists()
 
 
@@ -136,12 +130,12 @@ def test_full_disk_leaves_nothing(run: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_usage_is_2(bundle: Path) -> None:
-    assert tformer("translate", bundle, "--no-such-option").returncode == 2
-    assert tformer("trunslate").returncode == 2
+    assert run_here("translate", bundle, "--no-such-option").returncode == 2
+    assert run_here("trunslate").returncode == 2
 
 
 def test_moved_bundle_still_translates(bundle: Path, tmp_path: Path) -> None:
     shutil.copytree(bundle, tmp_path / "elsewhere/bundle")
-    done = tformer("translate", tmp_path / "elsewhere/bundle", "--max-tokens", 3, stdin=b"w5\n")
+    done = run_here("translate", tmp_path / "elsewhere/bundle", "--max-tokens", 3, stdin=b"w5\n")
     assert done.returncode == 0 and done.stdout.strip()
-    assert "--checkpoint" in failed_line(tformer("check", tmp_path / "elsewhere/bundle"))
+    assert "--checkpoint" in failed_line(run_here("check", tmp_path / "elsewhere/bundle"))

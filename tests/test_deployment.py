@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -35,17 +36,59 @@ def test_no_training_packages_are_there(machine: Path) -> None:
     assert subprocess.run([machine, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
-def test_translates_the_same_without_torch(machine: Path, bundle: Path) -> None:
-    lines = "w5 w6 w7\n\nw8 w9\n"
-    there = run_there(machine, "translate", bundle, "--max-tokens", 8, stdin=lines)
-    here = subprocess.run(
-        [sys.executable, "-m", "tformer_deploy", "translate", bundle, "--max-tokens", "8"],
-        input=lines,
-        capture_output=True,
-        text=True,
-    )
+def run_here(*arguments: object, stdin: str = "") -> str:
+    command = [sys.executable, "-m", "tformer_deploy", *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True, timeout=300).stdout
+
+
+def outputs(text: str) -> list[tuple[list[int], str, bool]]:
+    """What --json printed, but for the last digits of scores."""
+    rows = [json.loads(line) for line in text.splitlines()]
+    return [
+        (each["ids"], f"{each['score']:.3f}", each["finished"]) for row in rows for each in [row, *row["alternatives"]]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "count"), [((), 3), (("--beams", 4, "--n-best", 4), 9), (("--sample", "--n-best", 3, "--seed", 2), 7)]
+)
+def test_translates_the_same_without_torch(
+    machine: Path, bundle: Path, options: tuple[object, ...], count: int
+) -> None:
+    command, lines = ("translate", bundle, "--max-tokens", 8, "--json", *options), "w5 w6 w7\n\nw8 w9\n"
+    there = run_there(machine, *command, stdin=lines)
     assert there.returncode == 0, there.stderr
-    assert there.stdout == here.stdout != ""
+    assert outputs(there.stdout) == outputs(run_here(*command, stdin=lines))
+    assert len(outputs(there.stdout)) == count
+
+
+def test_scores_the_same_without_torch(machine: Path, bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "src.txt").write_text("w5 w6 w7\nw8\n")
+    (tmp_path / "tgt.txt").write_text("w9\nw10 w11\n")
+    command = ("score", bundle, "--src", tmp_path / "src.txt", "--tgt", tmp_path / "tgt.txt")
+    there = run_there(machine, *command)
+    assert there.returncode == 0, there.stderr
+    found, expected = ([float(line) for line in text.splitlines()] for text in (there.stdout, run_here(*command)))
+    assert found == pytest.approx(expected, abs=1e-4) and len(found) == 2
+
+
+def test_python_api_works_there(machine: Path, bundle: Path) -> None:
+    code = f"""
+import sys
+from tformer_deploy import load
+with load({str(bundle)!r}, beams=3, max_tokens=5) as translator:
+    result = translator.translate(["w5 w6"])[0]
+    pieces = []
+    print(sum(translator.score(["w5 w6"], [result.text])[0]) < 0, len(result.ids))
+with load({str(bundle)!r}, max_tokens=5) as translator:
+    result = translator.stream("w5 w6", pieces.append)
+    print("".join(pieces) == result.text, "torch" in sys.modules, "onnx" in sys.modules)
+"""
+    done = subprocess.run([machine, "-c", code], capture_output=True, text=True, cwd=machine.parent)
+    assert done.stdout.split() == ["True", "5", "True", "False", "False"], done.stderr
+
+
+def test_inspects_there(machine: Path, bundle: Path) -> None:
     assert "every hash verified" in run_there(machine, "inspect", bundle).stdout
 
 
@@ -55,15 +98,17 @@ def test_named_recipes_are_in_the_wheel(machine: Path) -> None:
     assert done.stdout.startswith("23 ") and "site-packages" in done.stdout
 
 
-@pytest.mark.parametrize("verb", ["init", "train", "export", "translate", "check", "inspect"])
+@pytest.mark.parametrize("verb", ["init", "train", "export", "translate", "score", "check", "inspect"])
 def test_every_help_works_there(machine: Path, verb: str) -> None:
     assert "Example: " in run_there(machine, verb, "--help").stdout
 
 
 def test_missing_extras_are_named(machine: Path, bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("w5\n")
     for arguments in (
         ["train", "--task", "copy", "--out", tmp_path / "run"],
         ["translate", bundle, "--backend", "eager"],
+        ["score", bundle, "--src", tmp_path / "lines", "--tgt", tmp_path / "lines", "--backend", "eager"],
         ["check", bundle],
     ):
         done = run_there(machine, *arguments)

@@ -91,6 +91,30 @@ def test_a_vocabulary_needs_more_than_the_specials(kind: str) -> None:
         train_tokenizers(kind, ENGLISH, GERMAN, 4, (None, None))
 
 
+@pytest.mark.parametrize("kind", ["bpe", "words"])
+def test_entries_have_names(kind: str) -> None:
+    tokenizer = train_tokenizers(kind, ENGLISH, GERMAN, BPE_SIZE, (None, None)).target
+    every = list(range(tokenizer.size))
+    pieces = tokenizer.pieces(every)
+    specials = ("<unk>", "<pad>", "<s>", "</s>") if kind == "bpe" else SPECIALS
+    assert tuple(pieces[:4]) == specials and len(set(pieces)) == tokenizer.size
+    assert [tokenizer.id_of(piece) for piece in pieces] == every
+    assert [tokenizer.id_of(name) for name in ("", "zebra\u2581", "<EOS>", " ")] == [None] * 4
+    ids = tokenizer.encode(GERMAN[1])
+    joined = (
+        " ".join(tokenizer.pieces(ids)) if kind == "words" else "".join(tokenizer.pieces(ids)).replace("\u2581", " ")
+    )
+    assert joined.strip() == GERMAN[1]
+
+
+def test_ids_that_the_tokenizer_lacks_have_no_text(bpe: Tokenizers) -> None:
+    """A model's vocabulary may be padded."""
+    for tokenizers in (bpe, train_tokenizers("words", ENGLISH, GERMAN, BPE_SIZE, (None, None))):
+        ids = tokenizers.target.encode(GERMAN[0])
+        size = tokenizers.target.size
+        assert tokenizers.target_text([size, *ids, size + 7]) == GERMAN[0]
+
+
 def test_unknown_kind_names_the_valid_ones() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'words'.*bpe, words"):
         train_tokenizers("word", ENGLISH, GERMAN, 50, (None, None))

@@ -1,9 +1,12 @@
-"""Greedy decoding and the translator: against a plain loop, in every batch, in order."""
+"""The translator: against plain loops, in every batch, in order, piece by piece; scores of given outputs."""
 
 from __future__ import annotations
 
+import dataclasses
+import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +15,42 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer_deploy import load
-from tformer_deploy.decoding import DecodeOptions, greedy
-from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.errors import LimitError, TformerError
+from tformer_deploy.decoding import Batch, DecodeOptions, decode, score
+from tformer_deploy.engines.base import Ints, Scores
+from tformer_deploy.engines.eager import EagerEngine, EagerState
+from tformer_deploy.errors import ConfigError, LimitError, TformerError
 from tformer_deploy.model import Transformer
-from tformer_deploy.translate import Translator, length_batches
+from tformer_deploy.text import SPECIALS, SentencePiece, Tokenizers, Words
+from tformer_deploy.translate import Result, Translator, length_batches, make_batch
 
 from .conftest import VOCAB, random_sources, small_config
 
 BOS, EOS = 2, 3
+WORDS = Words([*SPECIALS, *(f"w{i}" for i in range(4, VOCAB))], None)
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beam": {"beams": 4, "n_best": 3},
+    "sampling": {"sampling": True, "n_best": 2, "seed": 7, "top_p": 0.9},
+}
+
+
+def make_lines(count: int) -> list[str]:
+    """Lines of 1 to 20 words, of which every seventh is empty."""
+    return [" ".join(f"w{4 + (i * j) % 50}" for j in range(1, 2 + i % 20)) * bool(i % 7) for i in range(count)]
+
+
+class Counting(EagerEngine):
+    """Eager PyTorch that counts its calls."""
+
+    encoded = stepped = 0
+
+    def encode(self, src_ids: Ints, src_lengths: Ints) -> EagerState:
+        self.encoded += 1
+        return super().encode(src_ids, src_lengths)
+
+    def step(self, tokens: Ints, state: EagerState, full: bool = False, attention: bool = False) -> Scores:
+        self.stepped += 1
+        return super().step(tokens, state, full, attention)
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +62,34 @@ def model() -> Transformer:
 
 
 @pytest.fixture(scope="module")
+def exact(model: Transformer) -> Transformer:
+    """The same in 64 bits, so that no batch changes a rounding that matters."""
+    doubled = Transformer(model.config).double().eval()
+    doubled.load_state_dict(model.state_dict())
+    return doubled
+
+
+@pytest.fixture(scope="module")
 def translator(bundle: Path) -> Iterator[Translator]:
     with load(bundle, threads=1, max_tokens=9) as translator:
         yield translator
+
+
+def translator_of(model: Transformer, allowed: list[str] | None = None, **options: Any) -> Translator:
+    """An open translator of words, without a bundle."""
+    values = {"max_tokens": 9, **options}
+    return Translator(Counting(model), Tokenizers(WORDS, WORDS), DecodeOptions(**values), 4096, allowed or ()).open()
+
+
+def same(ours: Result, theirs: Result, tolerance: float) -> bool:
+    """Equal but for the last digits of scores."""
+    both = list(zip([ours, *ours.alternatives], [theirs, *theirs.alternatives], strict=True))
+    return all(
+        (a.text, a.ids, a.finished, a.alignment) == (b.text, b.ids, b.finished, b.alignment) for a, b in both
+    ) and all(abs(a.score - b.score) <= tolerance for a, b in both)
+
+
+# Greedy search
 
 
 def plain_greedy(model: Transformer, source: list[int], max_tokens: int) -> tuple[list[int], float]:
@@ -54,7 +109,7 @@ def plain_greedy(model: Transformer, source: list[int], max_tokens: int) -> tupl
 def test_greedy_equals_a_plain_loop(model: Transformer) -> None:
     src_ids, lengths = random_sources(12, 9)
     with EagerEngine(model) as engine:
-        found = greedy(engine, src_ids, lengths, DecodeOptions(max_tokens=15))
+        found = [best for [best] in decode(engine, Batch(src_ids, lengths), DecodeOptions(max_tokens=15))]
     assert len({len(hypothesis.ids) for hypothesis in found}) > 1, "the model must stop at different steps"
     for ids, length, hypothesis in zip(src_ids, lengths, found, strict=True):
         expected, score = plain_greedy(model, ids[:length].tolist(), 15)
@@ -66,9 +121,9 @@ def test_greedy_equals_a_plain_loop(model: Transformer) -> None:
 def test_limit_of_positions_ends_a_sentence(model: Transformer) -> None:
     src_ids, lengths = random_sources(3, 4)
     with EagerEngine(model) as engine:
-        found = greedy(engine, src_ids, lengths, DecodeOptions(max_tokens=500))
-    assert max(len(hypothesis.ids) for hypothesis in found) <= 24
-    with pytest.raises(LimitError, match="max_tokens=0"):
+        found = decode(engine, Batch(src_ids, lengths), DecodeOptions(max_tokens=500, min_tokens=500))
+    assert [len(hypothesis.ids) for [hypothesis] in found] == [24, 24, 24]
+    with pytest.raises(ConfigError, match="max_tokens=0"):
         DecodeOptions(max_tokens=0)
 
 
@@ -82,16 +137,47 @@ def test_equal_scores_go_to_the_lower_id(model: Transformer) -> None:
     assert (best.ids == np.arange(5)).all()
 
 
+# Batches and order
+
+
+sources_of_any_length = st.lists(
+    st.lists(st.integers(4, VOCAB - 1), max_size=23).map(lambda ids: [*ids, EOS]), max_size=12
+)
+
+
 @settings(deadline=None, max_examples=15)
-@given(st.lists(st.lists(st.integers(4, VOCAB - 1), max_size=23).map(lambda ids: [*ids, EOS]), max_size=12))
+@given(sources_of_any_length)
 def test_order_and_batch_change_nothing(translator: Translator, sources: list[list[int]]) -> None:
     translator.batch_tokens = 40
     together = translator.generate(sources)
     translator.batch_tokens = 1
     for source, result in zip(sources, together, strict=True):
         (alone,) = translator.generate([source])
-        assert alone.ids == result.ids
-        assert alone.score == pytest.approx(result.score, abs=1e-4)
+        assert same(alone, result, 1e-4)
+
+
+@pytest.mark.parametrize("mode", ["beam", "sampling"])
+@settings(deadline=None, max_examples=6)
+@given(sources=sources_of_any_length, batch_tokens=st.integers(1, 400))
+def test_beams_and_samples_are_the_same_in_every_batch(
+    exact: Transformer, mode: str, sources: list[list[int]], batch_tokens: int
+) -> None:
+    with translator_of(exact, **MODES[mode]) as translator:
+        together = translator.generate(sources)
+        translator.batch_tokens = batch_tokens
+        for ours, theirs in zip(translator.generate(sources), together, strict=True):
+            assert same(ours, theirs, 1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_number_of_a_line_is_all_that_seeds_it(exact: Transformer, mode: str) -> None:
+    lines = make_lines(20)
+    with translator_of(exact, **MODES[mode]) as translator:
+        whole = translator.translate(lines)
+        for part, all_of_it in zip(translator.results(lines[12:], first=12), whole[12:], strict=True):
+            assert same(part, all_of_it, 1e-9)
+        other = list(translator.results(lines, first=1))
+        assert all(map(same, other, whole, [1e-9] * 20)) == (mode != "sampling")
 
 
 def test_lines_come_back_in_order_and_empty_ones_empty(translator: Translator) -> None:
@@ -99,14 +185,292 @@ def test_lines_come_back_in_order_and_empty_ones_empty(translator: Translator) -
     lines = ["w5 w6 w7", "", "w8", "   ", "w9 w10 w11 w12 w13", "w8"]
     results = translator.translate(lines)
     assert [bool(result.ids) for result in results] == [True, False, True, False, True, True]
-    assert results[1].text == "" and results[1].score == 0.0
+    assert results[1] == results[3] == Result("", [], 0.0)
     assert results[2] == results[5] == translator.translate(["w8"])[0]
     assert translator.translate([]) == []
 
 
+@pytest.mark.parametrize("lines", [make_lines(30), make_lines(30)[::-1], ["w5 " * n for n in range(20, 0, -1)]])
+def test_results_come_as_soon_as_all_before_them_are_known(model: Transformer, lines: list[str]) -> None:
+    with translator_of(model, max_tokens=3) as translator:
+        translator.batch_tokens = 30
+        sizes = [len(line.split()) + 1 if line else 0 for line in lines]
+        batch_of = {i: n for n, batch in enumerate(length_batches(sizes, 30, 1024), 1) for i in batch}
+        needed = [max([0, *(batch_of.get(before, 0) for before in range(i + 1))]) for i in range(len(lines))]
+        assert isinstance(translator.engine, Counting)
+        decoded = []
+        for result in translator.results(lines):
+            decoded.append(translator.engine.encoded)
+            assert bool(result.ids) == bool(sizes[len(decoded) - 1]) or result.finished
+        assert decoded == needed and len(set(decoded)) > 1
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 200), st.integers(1, 9))
+def test_length_batches_cover_every_request_once(lengths: list[int], tokens: int, rows: int) -> None:
+    batches = list(length_batches(lengths, tokens, rows))
+    assert sorted(i for batch in batches for i in batch) == [i for i, length in enumerate(lengths) if length]
+    for batch in batches:
+        assert len(batch) <= rows
+        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= tokens
+
+
+def test_a_batch_counts_every_beam(exact: Transformer) -> None:
+    """40 tokens are 8 sources of 5 tokens, or 2 with a beam of 4, or one with more beams than tokens."""
+    for beams, encoded in ((1, 1), (4, 4), (50, 8)):
+        with translator_of(exact, beams=beams, max_tokens=2) as translator:
+            translator.batch_tokens = 40
+            translator.translate(["w5 w6 w7 w8"] * 8)
+            assert isinstance(translator.engine, Counting) and translator.engine.encoded == encoded
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_results_are_what_decoding_finds(exact: Transformer, mode: str) -> None:
+    sources = [[5, 6, EOS], [7, EOS], [8, 9, 10, EOS]]
+    with translator_of(exact, **MODES[mode]) as translator:
+        batch = make_batch(sources, 1, range(3))
+        found = decode(translator.engine, batch, translator.options)
+        for result, hypotheses in zip(translator.generate(sources), found, strict=True):
+            results = [result, *result.alternatives]
+            assert len(results) == translator.options.n_best
+            assert [(each.ids, each.finished) for each in results] == [(h.ids, h.finished) for h in hypotheses]
+            assert [each.score for each in results] == pytest.approx([h.score for h in hypotheses], abs=1e-9)
+            assert [each.text for each in results] == [WORDS.decode(h.ids) for h in hypotheses]
+            assert all(each.alternatives == [] for each in result.alternatives)
+
+
+def test_other_seeds_give_other_samples(exact: Transformer) -> None:
+    lines = make_lines(10)
+    texts = []
+    for seed in (7, 7, 8):
+        with translator_of(exact, sampling=True, seed=seed) as translator:
+            texts.append([result.text for result in translator.translate(lines)])
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_outputs_begin_with_their_prefixes(exact: Transformer, mode: str) -> None:
+    lines, prefixes = make_lines(8), ["w9", "", "w10 w11", "", "w12", "w9 w9 w9", "", "w13 zebra"]
+    with translator_of(exact, min_tokens=9, **MODES[mode]) as translator:
+        free = translator.translate(lines)
+        for i, result in enumerate(translator.translate(lines, prefixes)):
+            begin = WORDS.encode(prefixes[i])
+            for each in [result, *result.alternatives]:
+                assert each.ids[: len(begin)] == (begin if lines[i] else [])
+            assert begin or same(result, free[i], 1e-9)
+        with pytest.raises(ConfigError, match="8 sources, 7 prefixes: give one a line"):
+            translator.translate(lines, prefixes[:7])
+
+
+def test_a_prefix_of_the_greedy_output_changes_nothing(exact: Transformer) -> None:
+    lines = make_lines(12)
+    with translator_of(exact, suppress=(0, 1, 2)) as translator:
+        free = translator.translate(lines)
+        prefixes = [" ".join(result.text.split()[: i % 4]) for i, result in enumerate(free)]
+        for ours, theirs in zip(translator.translate(lines, prefixes), free, strict=True):
+            assert same(ours, theirs, 1e-9)
+
+
+def test_the_best_allowed_output_is_the_one_of_the_best_score(exact: Transformer) -> None:
+    """A beam as wide as the set, ranked by plain sums, against scoring every output of the set."""
+    lines = [line for line in make_lines(12) if line]
+    allowed = ["w5 w6", "w5 w6 w7", "", "w11 w12 w13 w14", *(f"w{i}" for i in range(4, 30))]
+    size = len(allowed)
+    orders = set()
+    with translator_of(exact, allowed, beams=size, n_best=size, length_penalty=0.0) as translator:
+        results = translator.translate(lines)
+        for line, result in zip(lines, results, strict=True):
+            scores = [sum(values) for values in translator.score([line] * size, allowed)]
+            found = [result, *result.alternatives]
+            order = np.argsort(scores)[::-1]
+            assert [each.text for each in found] == [allowed[i] for i in order]
+            assert [each.score for each in found] == pytest.approx([scores[i] for i in order], abs=1e-9)
+            assert all(each.finished for each in found)
+            orders.add(tuple(order))
+    assert len(orders) > 1
+    for mode in MODES:
+        with translator_of(exact, allowed, **MODES[mode]) as translator:
+            for result in translator.translate(lines):
+                assert {each.text for each in [result, *result.alternatives]} <= set(allowed)
+
+
+def test_alignments_are_where_the_last_layer_looks(attention_bundle: Path, bundle: Path) -> None:
+    lines = make_lines(20)
+    options = {"threads": 1, "max_tokens": 9, "align": True, "beams": 3, "n_best": 2}
+    with load(attention_bundle, **options) as ours, load(attention_bundle, "eager", **options) as eager:
+        for line, result, expected in zip(lines, ours.translate(lines), eager.translate(lines), strict=True):
+            assert same(result, expected, 1e-4)
+            for each in [result, *result.alternatives]:
+                assert len(each.alignment) == len(each.ids)
+                assert all(0 <= position <= len(line.split()) for position in each.alignment)
+        source, result = ours.tokenizers.source_ids(lines[19]), ours.translate(lines[19:])[0]
+        batch = make_batch([source], 1)
+        state = eager.engine.encode(batch.src_ids, batch.src_lengths)
+        for token, position in zip([BOS, *result.ids[:-1]], result.alignment, strict=True):
+            looks = eager.engine.step(np.array([[token]], np.int32), state, attention=True).attention
+            assert looks is not None and looks.argmax() == position
+        assert len(set(result.alignment)) > 1
+    with load(bundle, threads=1, align=True) as without, pytest.raises(LimitError, match="recipe that has attention"):
+        without.translate(["w5"])
+
+
+def test_load_takes_decoding_options_and_names_the_nearest(bundle: Path) -> None:
+    with load(bundle, threads=1, beams=5, n_best=5, max_tokens=4) as translator:
+        result = translator.translate(["w5 w6"])[0]
+        assert len(result.alternatives) == 4
+    with pytest.raises(ConfigError, match="'beems': did you mean 'beams'"):
+        load(bundle, beems=5)
+    with pytest.raises(ConfigError, match="beams='5': must be of type int"):
+        load(bundle, beams="5")
+    with pytest.raises(ConfigError, match="n_best=2: must be at most beams=1"):
+        load(bundle, n_best=2)
+
+
+# Streaming
+
+
+def streamed(translator: Translator, line: str, prefix: str = "", number: int = 0) -> tuple[list[str], Result]:
+    """What a stream writes, and what it returns."""
+    pieces: list[str] = []
+    return pieces, translator.stream(line, pieces.append, prefix, number)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"sampling": True, "seed": 3}, {"end_ids": (EOS, 14, 43)}, {"no_repeat_ngram": 1}]
+)
+def test_streamed_pieces_are_the_translation(exact: Transformer, options: dict[str, Any]) -> None:
+    lines, prefixes = make_lines(15), ["w9 w10" * (i % 2) for i in range(15)]
+    with translator_of(exact, suppress=(0, 1, 2), **options) as translator:
+        results = translator.translate(lines, prefixes)
+        for number, (line, prefix) in enumerate(zip(lines, prefixes, strict=True)):
+            pieces, result = streamed(translator, line, prefix, number)
+            assert same(result, results[number], 1e-9)
+            assert "".join(pieces) == result.text and len(pieces) == len(result.ids)
+    assert len({len(result.ids) for result in results}) > 1
+
+
+def test_every_piece_is_written_at_its_step(exact: Transformer) -> None:
+    with translator_of(exact, suppress=(0, 1, 2), min_tokens=9) as translator:
+        engine, steps = translator.engine, []
+        assert isinstance(engine, Counting)
+        result = translator.stream("w5 w6", lambda piece: steps.append(engine.stepped))
+    assert steps == list(range(1, 10)) and len(result.ids) == 9
+
+
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_only_whole_characters_are_streamed(byte_fallback: bool) -> None:
+    """Pieces that are single bytes, or blanks whose fate the next piece decides."""
+    from sentencepiece import SentencePieceTrainer
+
+    file = io.BytesIO()
+    SentencePieceTrainer.Train(
+        sentence_iterator=iter(["a man in a blue shirt", "ein Mann in einem Hemd", "weiße Büsche", "a a b b"]),
+        model_writer=file,
+        model_type="bpe",
+        vocab_size=310 if byte_fallback else 60,
+        byte_fallback=byte_fallback,
+        hard_vocab_limit=False,
+        **{"unk_id": 0, "pad_id": 1, "bos_id": BOS, "eos_id": EOS, "minloglevel": 2},
+    )
+    pieces = SentencePiece(file.getvalue())
+    # The model has more entries than the tokenizer, as one whose vocabulary is padded.
+    config = small_config(src_vocab=pieces.size + 5, tgt_vocab=pieces.size + 5, share_embeddings="none")
+    model = Transformer(config).init_weights(5).double().eval()
+    text = "ein 中文 🙂 Büsche" if byte_fallback else "ein Mann  a"
+    late = 0
+    for seed in range(12):
+        options = DecodeOptions(max_tokens=24, sampling=True, seed=seed)
+        with Translator(EagerEngine(model), Tokenizers(pieces, pieces), options) as translator:
+            written, result = streamed(translator, "a man", text)
+            assert "".join(written) == result.text == pieces.decode([i for i in result.ids if i < pieces.size])
+            assert result.text.startswith(text.replace("  ", " "))
+            assert not any(piece == "" or piece.endswith("\ufffd") for piece in written[:-1])
+            late += len(result.ids) - len(written)
+    assert late > 0
+
+
+def test_nothing_forbidden_is_streamed(exact: Transformer) -> None:
+    """The output is stuck: it may not end yet, and nothing may follow."""
+    with translator_of(exact, ["w5 w6"], min_tokens=6) as translator:
+        pieces, result = streamed(translator, "w7 w8")
+        assert pieces == ["w5", " w6"] and result.text == "w5 w6" and not result.finished
+        assert same(result, translator.translate(["w7 w8"])[0], 1e-9)
+        assert streamed(translator, "  ") == ([], Result("", [], 0.0))
+
+
+@pytest.mark.parametrize(
+    "options", [{"beams": 2}, {"sampling": True, "n_best": 2}, {"stop": "exact"}, {"patience": 2.0}], ids=str
+)
+def test_streaming_of_several_outputs_is_refused(exact: Transformer, options: dict[str, Any]) -> None:
+    with translator_of(exact, **options) as translator, pytest.raises(ConfigError, match="streaming shows one output"):
+        translator.stream("w5", print)
+
+
+# Scores
+
+
+@pytest.mark.parametrize(
+    "options",
+    [*MODES.values(), {"beams": 3, "repetition_penalty": 1.3, "no_repeat_ngram": 2}, {"max_tokens": 3}],
+    ids=str,
+)
+def test_scores_of_outputs_are_those_that_decoding_reports(bundle: Path, exact: Transformer, options: Any) -> None:
+    """In 32 bits on ONNX Runtime, whose outputs are all cut off, and with outputs that end."""
+    lines = [line for line in make_lines(30) if line]
+    doubled = translator_of(exact, **options)
+    with doubled, load(bundle, threads=1, **{"max_tokens": 9, **options}) as translator:
+        for each, tolerance in ((translator, 1e-5), (doubled, 1e-9)):
+            sources = [each.tokenizers.source_ids(line) for line in lines]
+            for source, result in zip(sources, each.translate(lines), strict=True):
+                for output in [result, *result.alternatives]:
+                    target = [*output.ids, *([EOS] if output.finished else [])]
+                    (values,) = score(each.engine, make_batch([source], 1), [target])
+                    assert values.sum() == pytest.approx(output.score, abs=tolerance) and len(values) == len(target)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_scores_of_texts_are_those_that_decoding_reports(exact: Transformer, mode: str) -> None:
+    lines = [f"w{i}" for i in range(4, VOCAB)]
+    with translator_of(exact, suppress=(0, 1, 2), **MODES[mode]) as translator:
+        ended = [
+            (line, each)
+            for line, result in zip(lines, translator.translate(lines), strict=True)
+            for each in [result, *result.alternatives]
+            if each.finished
+        ]
+        assert len(ended) > 5
+        found = translator.score([line for line, _ in ended], [f" {each.text}\n" for _, each in ended])
+        for (_, each), values in zip(ended, found, strict=True):
+            assert len(values) == len(each.ids) + 1
+            assert sum(values) == pytest.approx(each.score, abs=1e-9)
+
+
+def test_scores_are_the_same_in_every_batch(exact: Transformer) -> None:
+    sources, targets = make_lines(25), make_lines(30)[::-1][:25]
+    with translator_of(exact) as translator:
+        together = translator.score(sources, targets)
+        translator.batch_tokens = 1
+        alone = [translator.score([source], [target])[0] for source, target in zip(sources, targets, strict=True)]
+    assert all(a == pytest.approx(b, abs=1e-9) for a, b in zip(alone, together, strict=True))
+    assert [len(values) for values in together] == [len(target.split()) + 1 for target in targets]
+
+
+# What is refused
+
+
 def test_too_long_line_is_named(translator: Translator) -> None:
     with pytest.raises(LimitError, match="line 12: a source of 31 tokens exceeds the limit of 24"):
-        translator.translate(["w5", "w6 " * 30], first_line=11)
+        list(translator.results(["w5", "w6 " * 30], first=10))
+    with pytest.raises(LimitError, match="line 12: a source of 31 tokens exceeds the limit of 24"):
+        translator.stream("w6 " * 30, print, number=11)
+    with pytest.raises(LimitError, match="line 7: a source of 31 tokens"):
+        translator.score(["w5", "w6 " * 30], ["w5", "w5"], first=5)
+    with pytest.raises(LimitError, match="line 7: a target of 25 tokens exceeds the limit of 24"):
+        translator.score(["w5", "w5"], ["w6 " * 23, "w6 " * 24], first=5)
+    with pytest.raises(ConfigError, match="2 sources, 1 targets"):
+        translator.score(["w5", "w5"], ["w6"])
 
 
 def test_bad_ids_name_their_source(translator: Translator) -> None:
@@ -118,22 +482,25 @@ def test_bad_ids_name_their_source(translator: Translator) -> None:
 def test_closed_translator_says_so(bundle: Path) -> None:
     translator = load(bundle, threads=1)
     translator.close()
-    with pytest.raises(TformerError, match="closed"):
-        translator.translate(["w5"])
+    translator.close()
+    for use in (
+        lambda: translator.translate(["w5"]),
+        lambda: translator.stream("w5", print),
+        lambda: translator.score(["w5"], ["w5"]),
+    ):
+        with pytest.raises(TformerError, match="closed"):
+            use()
+    with translator:
+        assert translator.translate(["w5"])
 
 
-def test_eager_and_ort_translators_agree(bundle: Path, translator: Translator) -> None:
+# Backends
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_eager_and_ort_translators_agree(bundle: Path, translator: Translator, mode: str) -> None:
     lines = [" ".join(f"w{4 + (i * j) % 50}" for j in range(1, 2 + i % 20)) for i in range(40)]
-    with load(bundle, backend="eager", max_tokens=9) as eager:
-        for ours, theirs in zip(eager.translate(lines), translator.translate(lines), strict=True):
-            assert ours.ids == theirs.ids and ours.text == theirs.text
-            assert ours.score == pytest.approx(theirs.score, abs=1e-4)
-
-
-@given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 200), st.integers(1, 9))
-def test_length_batches_cover_every_request_once(lengths: list[int], tokens: int, rows: int) -> None:
-    batches = list(length_batches(lengths, tokens, rows))
-    assert sorted(i for batch in batches for i in batch) == [i for i, length in enumerate(lengths) if length]
-    for batch in batches:
-        assert len(batch) <= rows
-        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= tokens
+    options = dataclasses.asdict(DecodeOptions(max_tokens=9, **MODES[mode]))
+    with load(bundle, "eager", **options) as eager, load(bundle, threads=1, **options) as ort:
+        for ours, theirs in zip(eager.translate(lines), ort.translate(lines), strict=True):
+            assert same(ours, theirs, 1e-4)

@@ -14,7 +14,7 @@ from .errors import ArtifactError, ConfigError, missing_extra, unknown
 from .files import atomic_file
 
 SPECIALS = ("<unk>", "<pad>", "<bos>", "<eos>")
-"""The first entries of every vocabulary, at ids 0 to 3."""
+"""The first entries of every vocabulary, at ids 0 to 3; sentencepiece calls the last two `<s>` and `</s>`."""
 
 
 class Tokenizer(Protocol):

@@ -158,6 +158,9 @@ class Translator:
         sent = 0
         budget, limit = self.batch_tokens // self.options.rows, self.engine.limits.batch
         for indices in length_batches([len(ids) for ids in requests], budget, limit):
+            while sent in known:
+                yield known.pop(sent)
+                sent += 1
             batch = make_batch(
                 [requests[i] for i in indices],
                 self.engine.config.pad_id,
@@ -166,9 +169,6 @@ class Translator:
             )
             found = decode(self.engine, batch, self.options, self.allowed, on_step)
             known.update(zip(indices, map(self._result, found), strict=True))
-            while sent in known:
-                yield known.pop(sent)
-                sent += 1
         while sent in known:
             yield known.pop(sent)
             sent += 1

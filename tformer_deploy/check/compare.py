@@ -25,26 +25,29 @@ class Judge:
     beams: int
     end_ids: tuple[int, ...]
 
-    def compare(self, ours: Run, theirs: Run, totals: Outputs) -> tuple[list[Divergence], list[Divergence]]:
-        """Compare the sentences that both runs have; fills in `totals`, returns ties and failures."""
-        apart, totals.sentences = [], 0
+    def compare(self, ours: Run, theirs: Run, totals: Outputs) -> tuple[list[Divergence], list[Divergence], list[int]]:
+        """Compare the sentences that both runs have, and fill in `totals`.
+
+        Returns ties, failures, and the sentences whose outputs are equal but for their scores.
+        """
+        apart, off, totals.sentences = [], [], 0
         for i in sorted(theirs.outputs.keys() & ours.outputs.keys()):
             totals.sentences += 1
             mine, other = ours.outputs[i], theirs.outputs[i]
             if [(h.ids, h.end_id) for h in mine] != [(h.ids, h.end_id) for h in other]:
                 apart.append(i)
                 continue
-            differences = [abs(a.score - b.score) for a, b in zip(mine, other, strict=True)]
-            totals.score_max = worse(totals.score_max, max(differences))
-            allowed = [self.tolerance * max(1, len(tokens_of(h))) for h in mine]
-            if not all(d <= limit for d, limit in zip(differences, allowed, strict=True)):
-                totals.failed += 1
-        totals.equal = totals.sentences - len(apart) - totals.failed
+            for a, b in zip(mine, other, strict=True):
+                difference = abs(a.score - b.score)
+                totals.score_max = worse(totals.score_max, difference)
+                if not difference <= self.tolerance * max(1, len(tokens_of(a))) and i not in off:
+                    off.append(i)
+        totals.equal = totals.sentences - len(apart) - len(off)
         found = [self.first_difference(i, ours, theirs, totals) for i in apart]
         ties = [d for d in found if d.margin <= self.open_margin(d, totals)]
         failures = [d for d in found if not d.margin <= self.open_margin(d, totals)]
-        totals.ties, totals.failed = len(ties), totals.failed + len(failures)
-        return ties, failures
+        totals.ties, totals.failed = len(ties), len(off) + len(failures)
+        return ties, failures, off
 
     def open_margin(self, found: Divergence, totals: Outputs) -> float:
         """Two numbers can each be off by the measured error, so their order is open within twice that."""
@@ -56,53 +59,86 @@ class Judge:
     def first_difference(self, i: int, ours: Run, theirs: Run, totals: Outputs) -> Divergence:
         """Where the decisions of a sentence part, or else the order of its outputs."""
         a, b = ours.traces[i], theirs.traces[i]
-        for step in range(min(len(a.tokens), len(b.tokens))):
-            count = max(self.decisive(a, step), self.decisive(b, step)) if totals.mode == "beam" else a.tokens.shape[1]
-            for n in range(min(count, a.tokens.shape[1], b.tokens.shape[1])):
-                if (a.parents[step, n], a.tokens[step, n]) != (b.parents[step, n], b.tokens[step, n]):
-                    return self.at_step(i, ours, theirs, totals, (step, n))
-        return _order(i, ours.outputs[i], theirs.outputs[i], totals)
+        steps, width = (min(sizes) for sizes in zip(a.tokens.shape, b.tokens.shape, strict=True))
+        apart = (a.parents[:steps, :width] != b.parents[:steps, :width]) | (
+            a.tokens[:steps, :width] != b.tokens[:steps, :width]
+        )
+        if totals.mode == "beam":
+            for step, row in enumerate(apart):
+                row[max(self.decisive(a, step), self.decisive(b, step)) :] = False
+        places = np.argwhere(apart)[:1].tolist()
+        if totals.mode == "sampling":  # samples do not depend on each other, so a tie of one excuses no other
+            places = [(int(apart[:, n].argmax()), n) for n in np.flatnonzero(apart.any(0)).tolist()]
+        if not places:
+            return self.order(i, ours, theirs, totals)
+        found = [self.at_step(i, ours, theirs, totals, (step, n)) for step, n in places]
+        return max(found, key=lambda d: (d.margin != d.margin, d.margin))
 
     def at_step(self, i: int, ours: Run, theirs: Run, totals: Outputs, where: tuple[int, int]) -> Divergence:
         """The divergence of candidate n at a step."""
         (step, n), a, b = where, ours.traces[i], theirs.traces[i]
         token, chosen = int(a.tokens[step, n]), int(b.tokens[step, n])
-        mine, other = float(a.values[step, n]), float(b.values[step, n])
-        if totals.mode == "sampling":
-            margin = float(a.margins[step, n])
-        elif totals.mode == "greedy":
-            mine, margin = self.greedy_margin(i, step, a, chosen)
-        else:
+        if totals.mode == "beam":
+            mine, other = float(a.values[step, n]), float(b.values[step, n])
             same = np.flatnonzero((a.parents[step] == b.parents[step, n]) & (a.tokens[step] == chosen))
-            margin = mine - float(a.values[step, same[0]]) if len(same) else np.inf
+            below = same[same > n]  # above it, the engine has named a candidate twice
+            margin = mine - float(a.values[step, below[0]]) if len(below) else np.inf
+        else:
+            mine, other = (float(np.diff(t.values[: step + 1, n], prepend=0)[-1]) for t in (a, b))
+            margin = float(a.margins[step, n]) if totals.mode == "sampling" else self.greedy_margin(i, step, a, chosen)
         return Divergence(i, totals.mode, totals.variant, step, token, chosen, mine, other, margin)
 
-    def greedy_margin(self, i: int, step: int, ours: Trace, chosen: int) -> tuple[float, float]:
-        """Eager's log-probability of its own token, and how much less it gives the engine's."""
+    def greedy_margin(self, i: int, step: int, ours: Trace, chosen: int) -> float:
+        """How far apart eager has its own token and the engine's."""
         expected = tokens_of(self.reference.runs["greedy"].outputs[i][0])
         token = int(ours.tokens[step, 0])
         ids = self.reference.probe_ids[i]
         if step < len(ids) and ours.tokens[:step, 0].tolist() == expected[:step]:
             scores = dict(zip(ids[step].tolist(), self.reference.probes[i][step].tolist(), strict=True))
             if token in scores and chosen in scores:
-                return scores[token], scores[token] - scores[chosen]
-        return float(ours.values[step, 0]), np.inf
+                return abs(float(scores[token] - scores[chosen]))
+        return np.inf
 
     def decisive(self, trace: Trace, step: int) -> int:
         """How many of a step's candidates decide anything: as far as the last that becomes a live row."""
-        goes_on = np.flatnonzero((trace.values[step] > -np.inf) & ~np.isin(trace.tokens[step], self.end_ids))
-        return max(self.beams, int(goes_on[: self.beams][-1]) + 1 if len(goes_on) else 0)
+        return max(self.beams, int(self.live(trace, step)[-1:].max(initial=-1)) + 1)
 
+    def live(self, trace: Trace, step: int) -> np.ndarray:
+        """The candidates of a step that become rows of the next."""
+        goes_on = (trace.values[step] > -np.inf) & ~np.isin(trace.tokens[step], self.end_ids)
+        return np.flatnonzero(goes_on)[: self.beams]
 
-def _order(i: int, ours: list[Hypothesis], theirs: list[Hypothesis], totals: Outputs) -> Divergence:
-    """Outputs of the same decisions in another order."""
-    for place, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if (a.ids, a.end_id) != (b.ids, b.end_id):
-            same = [h for h in ours if (h.ids, h.end_id) == (b.ids, b.end_id)]
-            margin = a.value - same[0].value if same else np.inf
-            first, second = (tokens_of(h)[-1] if tokens_of(h) else -1 for h in (a, b))
-            return Divergence(i, totals.mode, totals.variant, place, first, second, a.value, b.value, margin)
-    return Divergence(i, totals.mode, totals.variant, 0, -1, -1, np.nan, np.nan, np.inf)
+    def rows(self, trace: Trace, step: int, mode: str) -> list[list[int]]:
+        """The tokens of every row that a search had before a step."""
+        if mode == "sampling":  # sample n is row n
+            ended = np.isin(trace.tokens[:step], (-1, *self.end_ids)).any(0)
+            return [column.tolist() for column in trace.tokens[:step].T[~ended]]
+        found: list[list[int]] = [[]]
+        for s in range(min(step, len(trace.tokens))):
+            found = [[*found[trace.parents[s, n]], int(trace.tokens[s, n])] for n in self.live(trace, s)]
+        return found
+
+    def order(self, i: int, ours: Run, theirs: Run, totals: Outputs) -> Divergence:
+        """Outputs of the same decisions in another order, or one that is ranked just below the last."""
+        for place, (a, b) in enumerate(zip(ours.outputs[i], theirs.outputs[i], strict=False)):
+            if (a.ids, a.end_id) != (b.ids, b.end_id):
+                margin = abs(a.value - self.value_of(ours.traces[i], b))
+                first, second = (tokens_of(h)[-1] if tokens_of(h) else -1 for h in (a, b))
+                return Divergence(i, totals.mode, totals.variant, place, first, second, a.value, b.value, margin)
+        return Divergence(i, totals.mode, totals.variant, 0, -1, -1, np.nan, np.nan, np.inf)
+
+    def value_of(self, trace: Trace, output: Hypothesis) -> float:
+        """What an output is worth to a beam that had it among its candidates, kept or not; else -inf."""
+        row, tokens = 0, tokens_of(output)
+        for step, token in enumerate(tokens[: len(trace.tokens)]):
+            here = np.flatnonzero((trace.parents[step] == row) & (trace.tokens[step] == token))[:1]
+            if step + 1 == len(tokens) and len(here):
+                return float(trace.values[step, here[0]]) / len(tokens)
+            rows = np.flatnonzero(np.isin(self.live(trace, step), here))
+            if not len(rows):
+                break
+            row = int(rows[0])
+        return -np.inf
 
 
 def differences(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> np.ndarray:
@@ -112,6 +148,15 @@ def differences(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> np.
     a, b = (np.concatenate([x.ravel() for x in side]).astype(np.float64) for side in (ours, theirs))
     with np.errstate(invalid="ignore"):
         return np.where(a == b, 0.0, np.abs(a - b))
+
+
+def relative(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Differences as shares of eager's value plus the layer's median, so that single large values hide nothing."""
+    size = np.abs(ours).astype(np.float64)
+    unit = size + max(float(np.median(size)), np.finfo(np.float32).tiny)
+    with np.errstate(invalid="ignore"):
+        apart: np.ndarray = differences([ours], [theirs]).reshape(ours.shape) / unit
+    return apart
 
 
 def by_step(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[StepDifference]:

@@ -15,7 +15,7 @@ from ..bundle import Bundle
 from ..config import ModelConfig
 from ..data import read_lines
 from ..engines import make_engine
-from ..engines.base import Engine
+from ..engines.base import Engine, Limits
 from ..errors import ArtifactError, ConfigError, DataError, MissingExtra
 from ..recipe import TOLERANCES, Recipe
 from ..text import Tokenizers
@@ -89,12 +89,8 @@ class Gate:
         """Eager's side of the check."""
         about = {"corpus": corpus.name, "weights_sha256": self.bundle.weights_sha256, "machine": machine()}
         axes = self.bundle.recipe.axes
-        options = dataclasses.replace(
-            corpus.options,
-            max_tokens=min(corpus.options.max_tokens, axes.past_len.max + 1),
-            beams=min(corpus.options.beams, axes.beams.max),
-            n_best=min(corpus.options.n_best, axes.beams.max),
-        )
+        limits = Limits(axes.batch.max, axes.src_len.max, axes.past_len.max + 1, axes.beams.max)
+        options = corpus.options.within(limits)
         with self.eager() as eager:
             return make_reference(eager, corpus.sources, options, about, self.progress)
 

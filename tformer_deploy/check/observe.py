@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from ..data import pad
 from ..decoding import Batch, DecodeOptions, Hypothesis, Step, decode, forced_steps
 from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Ints, Limits
-from ..errors import ConfigError
+from ..errors import ConfigError, MissingExtra
 from ..translate import length_batches, make_batch
 
 BEST, OTHERS = 16, 48
@@ -37,6 +38,7 @@ class CheckOptions:
     max_tokens: int = 256
     """Longest output of every mode."""
     beams: int = 5
+    """1: no beam search, where a recipe allows no more."""
     n_best: int = 5
     seed: int = 0
     """Of sampling and of the shuffled order."""
@@ -64,11 +66,12 @@ class CheckOptions:
     def modes(self) -> dict[str, DecodeOptions]:
         """The ways of decoding that are compared."""
         samples = min(2, self.beams)
-        return {
+        modes = {
             "greedy": DecodeOptions(self.max_tokens),
             "beam": DecodeOptions(self.max_tokens, beams=self.beams, n_best=self.n_best),
             "sampling": DecodeOptions(self.max_tokens, sampling=True, n_best=samples, top_p=0.95, seed=self.seed),
         }
+        return {name: options for name, options in modes.items() if name != "beam" or self.beams > 1}
 
 
 @dataclass
@@ -128,8 +131,9 @@ def observe(
         arrays = engine.cross_keys_values(state)
         for row, i in enumerate(indices):
             found.encoder[i] = [array[row, :, : len(sources[i])].copy() for array in arrays]
-    source, target = probe_sentence(sources, (reference or found).runs["greedy"], engine)
-    found.layers = layers_of(engine, source, target)
+    if sources:
+        with suppress(MissingExtra):  # the layers are for the report alone
+            found.layers = layers_of(engine, *probe_sentence(sources, (reference or found).runs["greedy"]))
     return found
 
 
@@ -138,6 +142,7 @@ def record(engine: Engine, batch: Batch, indices: Sequence[int], options: Decode
     rows: list[list[tuple[Ints, Ints, NDArray[np.float64], NDArray[np.float64]]]] = [[] for _ in indices]
 
     def on_step(step: Step) -> None:
+        step = _by_sample(step, step.samples, options.n_best) if step.samples is not None else step
         margins = np.full(step.tokens.shape, np.inf) if step.margins is None else step.margins
         for row, sentence in enumerate(step.sentences.tolist()):
             rows[sentence].append((step.parents[row], step.tokens[row], step.values[row], margins[row]))
@@ -147,6 +152,21 @@ def record(engine: Engine, batch: Batch, indices: Sequence[int], options: Decode
         run.outputs[i] = output
         parents, tokens, values, margins = zip(*steps, strict=True)
         run.traces[i] = Trace(_stack(parents, -1), _stack(tokens, -1), _stack(values, -np.inf), _stack(margins, np.inf))
+
+
+def _by_sample(step: Step, samples: Ints, count: int) -> Step:
+    """A step with a column for each sample, where rows move up as others end."""
+    live = samples >= 0
+    where = np.nonzero(live)[0], samples[live]
+
+    def place(array: NDArray[Number], filler: float) -> NDArray[Number]:
+        placed = np.full((len(array), count), filler, array.dtype)
+        placed[where] = array[live]
+        return placed
+
+    assert step.margins is not None
+    values, margins = place(step.values, -np.inf), place(step.margins, np.inf)
+    return Step(step.sentences, place(samples, -1), place(step.tokens, -1), values, values, margins)
 
 
 def _stack(rows: Sequence[NDArray[Number]], filler: float) -> NDArray[Number]:
@@ -228,7 +248,7 @@ def spread(sources: Sequence[Sequence[int]], count: int) -> list[int]:
     return [order[place] for place in np.unique(np.linspace(0, len(order) - 1, min(count, len(order))).astype(int))]
 
 
-def probe_sentence(sources: Sequence[Sequence[int]], greedy: Run, engine: Engine) -> tuple[Sequence[int], list[int]]:
+def probe_sentence(sources: Sequence[Sequence[int]], greedy: Run) -> tuple[Sequence[int], list[int]]:
     """A sentence of middle length, and what eager makes of it."""
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     i = order[len(order) // 2]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats
 from ..errors import MissingExtra
 from ..recipe import Tolerance
-from .compare import Judge, by_layer, by_step, differences, worse
-from .observe import CheckOptions, Observation, Run, end_ids, layers_of, observe, tokens_of
+from ..translate import make_batch
+from .compare import Judge, by_layer, by_step, differences, relative, worse
+from .observe import Observation, Run, end_ids, layers_of, observe, tokens_of
 from .reference import Reference, run_variants
-from .report import Divergence, EngineReport, Outputs, describe_divergence
+from .report import EngineReport, Outputs, describe_divergence
+
+ABOVE_NOISE = 10
+"""By how much a layer's difference must exceed those of the layers before it, to be the one at fault."""
+Cases = set[tuple[str, str, int]]
+"""Variant, mode and sentence of the invariance check."""
 
 
 def check(
@@ -41,46 +48,42 @@ def check(
     judge = Judge(expected, report.scores_max, tolerance.scores, reference.options.beams, end_ids(engine))
     for mode, run in expected.runs.items():
         totals = Outputs(mode)
-        ties, failures = judge.compare(run, found.runs[mode], totals)
+        ties, failures, _ = judge.compare(run, found.runs[mode], totals)
         report.outputs.append(totals)
         report.ties += ties
         report.divergences += failures
-    not_blamed = {(d.variant, d.mode, d.sentence) for d in eager_invariance(reference, engine, tolerance)[1]}
+    not_blamed = eager_invariance(reference, engine, tolerance)[1]
     again = run_variants(engine, reference.sources, reference.options, progress)
-    report.invariance, apart, ties = _invariance(judge, found, again, not_blamed)
-    report.ties += ties
-    report.divergences += apart
+    report.invariance, _ = _invariance(judge, found, again, not_blamed, report)
     report.failures = _failures(report, len(reference.sources), tolerance)
     report.seconds = time.perf_counter() - start
     return report, found.runs
 
 
-def eager_invariance(
-    reference: Reference, engine: Engine, tolerance: Tolerance
-) -> tuple[list[Outputs], list[Divergence]]:
-    """Eager against itself in other batches. No engine is blamed where eager fails."""
+def eager_invariance(reference: Reference, engine: Engine, tolerance: Tolerance) -> tuple[list[Outputs], Cases]:
+    """Eager against itself in other batches, and where it fails: no engine is blamed there."""
     judge = Judge(reference.observed, 0.0, tolerance.scores, reference.options.beams, end_ids(engine))
-    totals, apart, _ = _invariance(judge, reference.observed, reference.variants, set())
-    return totals, apart
+    return _invariance(judge, reference.observed, reference.variants, set(), EngineReport("eager"))
 
 
 def _invariance(
-    judge: Judge, base: Observation, variants: dict[str, dict[str, Run]], not_blamed: set[tuple[str, str, int]]
-) -> tuple[list[Outputs], list[Divergence], list[Divergence]]:
-    """Compare runs in other batches with those of the whole corpus; returns totals, failures, ties."""
+    judge: Judge, base: Observation, variants: dict[str, dict[str, Run]], not_blamed: Cases, report: EngineReport
+) -> tuple[list[Outputs], Cases]:
+    """Compare runs in other batches with those of the whole corpus; adds ties and failures to the report."""
     found: list[Outputs] = []
-    failures, ties = [], []
+    failing: Cases = set()
     for variant, runs in variants.items():
         for mode, run in runs.items():
             totals = Outputs(mode, variant)
-            excused, apart = judge.compare(base.runs[mode], run, totals)
-            blamed = [d for d in apart if (variant, mode, d.sentence) not in not_blamed]
-            totals.not_blamed = len(apart) - len(blamed)
+            ties, apart, off = judge.compare(base.runs[mode], run, totals)
+            cases = {(variant, mode, i) for i in [*off, *(d.sentence for d in apart)]}
+            totals.not_blamed = len(cases & not_blamed)
             totals.failed -= totals.not_blamed
+            failing |= cases
             found.append(totals)
-            failures += blamed
-            ties += excused
-    return found, failures, ties
+            report.ties += ties
+            report.divergences += [d for d in apart if (variant, mode, d.sentence) not in not_blamed]
+    return found, failing
 
 
 def _failures(report: EngineReport, sentences: int, tolerance: Tolerance) -> list[str]:
@@ -100,40 +103,75 @@ def _failures(report: EngineReport, sentences: int, tolerance: Tolerance) -> lis
 
 
 def find_layer(engine: Engine, eager: Engine, reference: Reference, report: EngineReport, tolerance: Tolerance) -> str:
-    """Where an engine that failed first leaves eager: the sentence, the step and the layer. Both must be entered."""
-    between = [d.sentence for d in report.divergences if not d.variant] or [d.sentence for d in report.divergences]
-    i = min(between, default=report.worst_sentence)
-    target = tokens_of(reference.observed.runs["greedy"].outputs[i][0])
-    try:
-        ours, theirs = (layers_of(side, reference.sources[i], target) for side in (eager, engine))
-    except MissingExtra as error:
-        return f"sentence {i + 1}; the layer is not known: {error}"
-    report.layers = by_layer(ours, theirs)
-    for name in ours:
-        # Large values have large errors.
-        limit = tolerance.encoder * max(1.0, float(np.abs(ours[name]).max()))
-        if name not in theirs:
-            continue
-        if not differences([ours[name]], [theirs[name]]).max() <= limit:
-            where = f"sentence {i + 1}, {name}"
-            if name.startswith(("encoder", "memory", "cross_")):
-                return where
-            return _first_step(ours, theirs, tolerance, i)
+    """Where an engine that failed first leaves eager: the sentence, the token and the layer. Both must be entered."""
+    if not reference.sources:
+        return ""
+    first = min(report.divergences, key=lambda d: (bool(d.variant), d.sentence), default=None)
+    i, worst = first.sentence if first else report.worst_sentence, report.worst_sentence
+    runs = reference.observed.runs
+    suspects = [(j, tokens_of(runs["greedy"].outputs[j][0])) for j in dict.fromkeys((i, worst))]
+    if first:  # a token that only a beam or a sample takes is not in the greedy output
+        judge = Judge(reference.observed, 0.0, 0.0, reference.options.beams, end_ids(engine))
+        rows = judge.rows(runs[first.mode].traces[i], first.step, first.mode)
+        suspects += [(i, [*row, first.eager_token]) for row in rows]
+    for sentence, target in suspects:
+        source = reference.sources[sentence]
+        try:
+            ours, theirs = (layers_of(side, source, target) for side in (eager, engine))
+        except MissingExtra as error:
+            return f"sentence {i + 1}; the layer is not known: {error}"
+        report.layers = by_layer(ours, theirs)
+        where = first_apart(ours, theirs, tolerance)
+        where = where or _step_apart(engine, eager, source, target, reference.options.beams, tolerance)
+        if where:
+            return f"sentence {sentence + 1}, {where}"
     return (
         f"sentence {i + 1}: every layer agrees on it alone with eager's tokens, so rows are mixed up between steps "
         f"(parents, caches) or between sentences of a batch"
     )
 
 
-def _first_step(ours: dict[str, Floats], theirs: dict[str, Floats], tolerance: Tolerance, i: int) -> str:
-    """The first step at which a layer of the decoder differs, and the first such layer."""
-    names = [n for n in ours if n in theirs and not n.startswith(("encoder", "memory", "cross_"))]
-    for step in range(len(ours[names[0]])):
-        for name in names:
-            a, b = ours[name][step], theirs[name][step]
-            if not differences([a], [b]).max() <= tolerance.encoder * max(1.0, float(np.abs(ours[name]).max())):
-                return f"sentence {i + 1}, token {step + 1}, {name}"
-    return f"sentence {i + 1}"
+def first_apart(ours: dict[str, Floats], theirs: dict[str, Floats], tolerance: Tolerance) -> str:
+    """The first layer that is far above the noise of those before it, and for the decoder's the token; or nothing."""
+    noise = 0.0
+    for name in [name for name in ours if name in theirs]:
+        apart = relative(ours[name], theirs[name])
+        limit = max(tolerance.encoder / ABOVE_NOISE, ABOVE_NOISE * noise)
+        if not apart.max() <= limit:
+            if name.startswith(("encoder", "memory", "cross_")):
+                return name
+            tokens = [not here.max() <= limit for here in apart]
+            return f"token {tokens.index(True) + 1}, {name}"
+        noise = max(noise, float(apart.max()))
+    return ""
+
+
+def _step_apart(
+    engine: Engine, eager: Engine, source: Sequence[int], target: list[int], beams: int, tolerance: Tolerance
+) -> str:
+    """Which output of the engine's own steps is wrong where no layer is, with several rows alike; or nothing."""
+    batch = make_batch([source], engine.config.pad_id)
+    states = [side.encode(batch.src_ids, batch.src_lengths) for side in (eager, engine)]
+    tokens = np.full((1, 1), engine.config.bos_id, np.int32)
+    for step, token in enumerate(target):
+        sides = zip((eager, engine), states, strict=True)
+        expected, found = (side.step(tokens, state, full=True) for side, state in sides)
+        assert expected.log_probs is not None and found.log_probs is not None
+        ids = found.ids.clip(0, engine.config.tgt_vocab - 1)
+        best = np.take_along_axis(found.log_probs, best_tokens(found.log_probs, ids.shape[-1]), -1)
+        pairs = {
+            "log_probs": (expected.log_probs, found.log_probs),
+            "top_ids": (best, np.where(ids == found.ids, np.take_along_axis(found.log_probs, ids, -1), np.nan)),
+            "top_scores": (best, found.scores),
+        }
+        for name, (ours, theirs) in pairs.items():
+            if not differences([ours], [theirs]).max() <= tolerance.scores:
+                return f"token {step + 1}, {name} of {tokens.size} rows, where no layer differs"
+        if step == 0:
+            for side, state in zip((eager, engine), states, strict=True):
+                side.reorder(state, np.zeros((1, beams), np.int32))
+        tokens = np.full((1, beams), token, np.int32)
+    return ""
 
 
 def _worst_sentence(found: Observation, expected: Observation) -> int:

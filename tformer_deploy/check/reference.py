@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import zipfile
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,16 @@ import numpy as np
 from ..config import from_dict
 from ..decoding import Hypothesis
 from ..engines.base import Engine
-from ..errors import ArtifactError
+from ..errors import ArtifactError, ConfigError
 from ..files import atomic_file
 from .observe import VARIANTS, CheckOptions, Observation, Run, Trace, observe, other_batches, record, spread
 
 VERSION = 1
+# What zipfile, numpy and json raise over a file that is not as it was written.
+_DAMAGED = (
+    *(OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, ConfigError),
+)
 
 
 @dataclass
@@ -96,6 +103,9 @@ def load_reference(path: Path) -> Reference:
     if not path.is_file():
         raise ArtifactError(f"{path}: no such reference: make one with tformer check --save-reference {path}")
     try:
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} does not match its checksum")
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         header = json.loads(bytes(arrays["header"]))
@@ -119,13 +129,14 @@ def load_reference(path: Path) -> Reference:
                 layers=dict(zip(header["layers"], _unpack(arrays, "layers"), strict=True)),
             ),
         )
+        picked = spread(reference.sources, reference.options.invariance)
         for mode in reference.options.modes():
-            reference.observed.runs[mode] = _unpack_run(arrays, mode)
-            for variant in VARIANTS:
-                if f"{variant}.{mode}.sentences" in arrays:
-                    reference.variants.setdefault(variant, {})[mode] = _unpack_run(arrays, f"{variant}.{mode}")
+            reference.observed.runs[mode] = _unpack_run(arrays, mode, range(len(reference.sources)))
+            for variant in VARIANTS if picked else ():
+                runs = reference.variants.setdefault(variant, {})
+                runs[mode] = _unpack_run(arrays, f"{variant}.{mode}", picked)
         return reference
-    except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise ArtifactError(f"{path} is damaged ({error}): make it again with --save-reference") from None
 
 
@@ -135,17 +146,20 @@ def _runs(reference: Reference) -> dict[str, Run]:
 
 
 def _pack(arrays: dict[str, Any], name: str, values: Sequence[np.ndarray]) -> None:
-    """Arrays of one type and rank, as one flat array and their shapes."""
-    arrays[f"{name}.shapes"] = np.array([value.shape for value in values], np.int64)
+    """Arrays of one type, as one flat array, their ranks and their sizes."""
+    arrays[f"{name}.ranks"] = np.array([value.ndim for value in values], np.int64)
+    arrays[f"{name}.sizes"] = np.array([size for value in values for size in value.shape], np.int64)
     arrays[f"{name}.flat"] = np.concatenate([value.ravel() for value in values]) if values else np.zeros(0)
 
 
 def _unpack(arrays: dict[str, Any], name: str) -> list[Any]:
     flat, found, start = arrays[f"{name}.flat"], [], 0
-    for shape in arrays[f"{name}.shapes"].tolist():
-        size = int(np.prod(shape))
-        found.append(flat[start : start + size].reshape(shape))
-        start += size
+    sizes = iter(arrays[f"{name}.sizes"].tolist())
+    for rank in arrays[f"{name}.ranks"].tolist():
+        shape = [next(sizes, -1) for _ in range(rank)]
+        end = start + math.prod(shape)
+        found.append(flat[start:end].reshape(shape))
+        start = end
     if start != len(flat):
         raise ValueError(f"{name} has {len(flat)} numbers, its shapes {start}")
     return found
@@ -162,7 +176,7 @@ def _pack_run(arrays: dict[str, Any], name: str, run: Run) -> None:
         _pack(arrays, f"{name}.{part}", [getattr(run.traces[i], part) for i in run.outputs])
 
 
-def _unpack_run(arrays: dict[str, Any], name: str) -> Run:
+def _unpack_run(arrays: dict[str, Any], name: str, expected: Iterable[int]) -> Run:
     hypotheses = [
         Hypothesis(ids.tolist(), score, end >= 0, value, end_id=int(end) if end >= 0 else None)
         for ids, (score, value, end) in zip(
@@ -170,7 +184,11 @@ def _unpack_run(arrays: dict[str, Any], name: str) -> Run:
         )
     ]
     sentences = arrays[f"{name}.sentences"].tolist()
+    if sorted(sentences) != sorted(expected):
+        raise ValueError(f"{name} has other sentences")
     ends = np.cumsum(arrays[f"{name}.counts"]).tolist()
+    if ends[-1:] not in ([], [len(hypotheses)]):
+        raise ValueError(f"{name} has {len(hypotheses)} outputs")
     parts = [_unpack(arrays, f"{name}.{part}") for part in ("parents", "tokens", "values", "margins")]
     return Run(
         {i: hypotheses[start:end] for i, start, end in zip(sentences, [0, *ends], ends, strict=False)},

@@ -54,6 +54,7 @@ class Rules:
         self.longest = longest
         self.shortest = np.minimum(np.maximum(shortest, min(options.min_tokens, positions)), longest)
         self.prefixes = [(*options.first_ids, *prefix) for prefix in prefixes or [()] * len(src_lengths)]
+        self._forced_steps, self._early_steps = max(map(len, self.prefixes)), int(self.shortest.max()) - 1
         if any(token in end_ids for prefix in self.prefixes for token in prefix):
             raise LimitError("a forced token is an end token: leave it out, an output ends by itself")
 
@@ -61,20 +62,20 @@ class Rules:
         """Whether step `step`, from 0, reads every token's log-probability, not only the best."""
         options = self.options
         ngrams = 0 < options.no_repeat_ngram <= step + 1
-        forced = any(len(prefix) > step for prefix in self.prefixes)
+        forced = step < self._forced_steps
         return options.sampling or options.repetition_penalty != 1 or ngrams or forced or self.allowed is not None
 
     def spare(self, step: int) -> int:
         """How many of a row's best tokens may turn out to be forbidden at a step that does not read all."""
-        return len(self._banned) + len(self.end_ids) * bool((self.shortest > step + 1).any())
+        return len(self._banned) + len(self.end_ids) * (step < self._early_steps)
 
     def mask(self, ids: Ints, scores: Floats, sentences: Ints, step: int) -> Floats:
         """Scores (B, K, k) of some tokens, those that are suppressed or end too early set to -inf."""
-        forbidden = np.isin(ids, self._banned) if len(self._banned) else np.zeros(ids.shape, bool)
-        early = self.shortest[sentences] > step + 1
-        if early.any():
-            forbidden |= np.isin(ids, self.end_ids) & early[:, None, None]
-        return np.where(forbidden, np.float32(-np.inf), scores) if forbidden.any() else scores
+        if not self.spare(step):
+            return scores
+        early = (self.shortest[sentences] > step + 1)[:, None, None]
+        forbidden = np.isin(ids, self._banned) | (np.isin(ids, self.end_ids) & early)
+        return np.where(forbidden, np.float32(-np.inf), scores)
 
     def apply(self, log_probs: Floats, outputs: Ints, sentences: Ints) -> Floats:
         """What every rule leaves of log_probs (B, K, V), given the outputs (B, K, t) so far; -inf is forbidden."""

@@ -1,0 +1,217 @@
+"""Ways to break the graphs of a bundle, each as a wrong exporter or runtime would, and what the check must blame."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from tformer_deploy.bundle import hashes
+
+Mutation = Callable[[GraphProto], None]
+Change = Callable[[np.ndarray], np.ndarray]
+
+
+def break_graph(bundle: Path, out: Path, graph: str, mutate: Mutation) -> Path:
+    """A copy of a bundle with one graph changed and the hashes made to fit."""
+    shutil.copytree(bundle, out)
+    model = onnx.load(out / f"{graph}.onnx")
+    before = model.SerializeToString()
+    mutate(model.graph)
+    assert model.SerializeToString() != before
+    onnx.save(model, out / f"{graph}.onnx")
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps({**manifest, "files": hashes(out)}))
+    return out
+
+
+def producer(graph: GraphProto, value: str) -> NodeProto:
+    return next(node for node in graph.node if value in node.output)
+
+
+def product(graph: GraphProto, linear: str) -> NodeProto:
+    """The matrix product of a linear layer, such as `decoder.0.ff.up`; `output` is the projection to the vocabulary."""
+    if linear == "output":
+        return producer(graph, producer(graph, "log_probs").input[0])
+    bias = f"model.{linear}.bias"
+    added = next(node for node in graph.node if bias in node.input)
+    return producer(graph, next(name for name in added.input if name != bias))
+
+
+def behind(graph: GraphProto, output: str, *nodes: NodeProto) -> None:
+    """Put nodes behind what an output was: the first reads it as `<output>_before`, the last writes the output."""
+    source = producer(graph, output)
+    source.output[list(source.output).index(output)] = f"{output}_before"
+    place = list(graph.node).index(source) + 1
+    for node in reversed(nodes):
+        graph.node.insert(place, node)
+
+
+def constant(graph: GraphProto, name: str, value: object, dtype: type) -> None:
+    graph.initializer.append(numpy_helper.from_array(np.array(value, dtype), name))
+
+
+def change_tensor(graph: GraphProto, name: str, change: Change) -> None:
+    tensor = next(tensor for tensor in graph.initializer if tensor.name == name)
+    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), name))
+
+
+def change_weights(linear: str, change: Change) -> Mutation:
+    return lambda graph: change_tensor(graph, product(graph, linear).input[1], change)
+
+
+def scale(linear: str, factor: float = 1.01) -> Mutation:
+    return change_weights(linear, lambda matrix: matrix * np.float32(factor))
+
+
+def spoil(linear: str) -> Mutation:
+    """NaN in one weight."""
+
+    def change(matrix: np.ndarray) -> np.ndarray:
+        matrix[3, 5] = np.nan
+        return matrix
+
+    return change_weights(linear, change)
+
+
+def scale_one_weight(graph: GraphProto) -> None:
+    """One matrix times 1.01."""
+    scale("encoder.0.ff.up" if graph.input[0].name == "src_ids" else "decoder.0.ff.up")(graph)
+
+
+def in_half_precision(linear: str) -> Mutation:
+    """One matrix product in fp16."""
+
+    def mutate(graph: GraphProto) -> None:
+        node = product(graph, linear)
+        place, output, inputs = list(graph.node).index(node), node.output[0], list(node.input)
+        node.input[:] = [f"{name}_half" for name in inputs]
+        node.output[0] = f"{output}_half"
+        graph.node.insert(place + 1, helper.make_node("Cast", [f"{output}_half"], [output], to=TensorProto.FLOAT))
+        for name in inputs:
+            graph.node.insert(place, helper.make_node("Cast", [name], [f"{name}_half"], to=TensorProto.FLOAT16))
+
+    return mutate
+
+
+def drop_mask(first: int = 0) -> Mutation:
+    """Attention over padding as well, from the attention of that number on."""
+
+    def mutate(graph: GraphProto) -> None:
+        for node in [node for node in graph.node if node.op_type == "Attention" and len(node.input) == 4][first:]:
+            del node.input[3]
+
+    return mutate
+
+
+def shift_positions(graph: GraphProto) -> None:
+    """Position 1 where 0 belongs, and so on."""
+    for name in [tensor.name for tensor in graph.initializer if "positions" in tensor.name]:
+        change_tensor(graph, name, lambda table: np.roll(table, -1, 0))
+
+
+def swap_keys_and_values(attention: int) -> Mutation:
+    """K and V of one attention exchanged."""
+
+    def mutate(graph: GraphProto) -> None:
+        node = [node for node in graph.node if node.op_type == "Attention"][attention]
+        node.input[1], node.input[2] = node.input[2], node.input[1]
+
+    return mutate
+
+
+def swap_outputs(first: str, second: str) -> Mutation:
+    """Two outputs under each other's name; what else reads them reads the right one."""
+
+    def mutate(graph: GraphProto) -> None:
+        names = {first: second, second: first}
+        for node in graph.node:
+            for part in (node.input, node.output):
+                part[:] = [names.get(name, name) for name in part]
+
+    return mutate
+
+
+def continue_one_row(graph: GraphProto) -> None:
+    """Every row continues row 0."""
+    constant(graph, "zero", 0, np.int32)
+    rows = next(node.output[0] for node in graph.node if "parents" in node.input)
+    behind(graph, rows, helper.make_node("Mul", [f"{rows}_before", "zero"], [rows]))
+
+
+def continue_other_rows(graph: GraphProto) -> None:
+    """The rows' parents from behind."""
+    for name, value in (("last", [-1]), ("first", [np.iinfo(np.int64).min]), ("back", [-1])):
+        constant(graph, name, value, np.int64)
+    constant(graph, "axis", [0], np.int64)
+    rows = next(node.output[0] for node in graph.node if "parents" in node.input)
+    behind(graph, rows, helper.make_node("Slice", [f"{rows}_before", "last", "first", "axis", "back"], [rows]))
+
+
+def take_the_worst(graph: GraphProto) -> None:
+    """The lowest scores for the highest."""
+    node = producer(graph, "top_scores")
+    kept = [attribute for attribute in node.attribute if attribute.name != "largest"]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute("largest", 0)])
+
+
+def shift_ids(graph: GraphProto) -> None:
+    """Token 5 for token 4, and so on."""
+    constant(graph, "one", 1, np.int32)
+    matrix = product(graph, "output").input[1]
+    constant(graph, "vocab", next(tensor.dims[1] for tensor in graph.initializer if tensor.name == matrix), np.int32)
+    shifted = helper.make_node("Add", ["top_ids_before", "one"], ["top_ids_shifted"])
+    behind(graph, "top_ids", shifted, helper.make_node("Mod", ["top_ids_shifted", "vocab"], ["top_ids"]))
+
+
+def raise_scores(graph: GraphProto) -> None:
+    """The scores of the best tokens, and they alone, a little too high."""
+    constant(graph, "little", 1e-3, np.float32)
+    behind(graph, "top_scores", helper.make_node("Add", ["top_scores_before", "little"], ["top_scores"]))
+
+
+MIXED = "every layer agrees"
+MUTATIONS: dict[str, tuple[str, Mutation, str]] = {
+    "encoder mask": ("encoder", drop_mask(), "encoder_layer_0"),
+    "encoder mask of the last layer": ("encoder", drop_mask(1), "encoder_layer_1"),
+    "encoder positions": ("encoder", shift_positions, "encoder_embedding"),
+    "encoder K and V, 0": ("encoder", swap_keys_and_values(0), "encoder_layer_0"),
+    "encoder K and V, 1": ("encoder", swap_keys_and_values(1), "encoder_layer_1"),
+    "encoder outputs, 0": ("encoder", swap_outputs("cross_k_0", "cross_v_0"), "cross_k_0"),
+    "encoder outputs, 1": ("encoder", swap_outputs("cross_k_1", "cross_v_1"), "cross_k_1"),
+    "encoder weight, 0": ("encoder", scale("encoder.0.attention.query"), "encoder_layer_0"),
+    "encoder weight, 1": ("encoder", scale("encoder.1.ff.down"), "encoder_layer_1"),
+    "encoder cross keys": ("encoder", scale("decoder.0.cross.key"), "cross_k_0"),
+    "encoder cross values": ("encoder", scale("decoder.1.cross.value"), "cross_v_1"),
+    "encoder fp16, 0": ("encoder", in_half_precision("encoder.0.attention.out"), "encoder_layer_0"),
+    "encoder fp16, 1": ("encoder", in_half_precision("encoder.1.attention.value"), "encoder_layer_1"),
+    "encoder NaN": ("encoder", spoil("encoder.1.ff.up"), "encoder_layer_1"),
+    "step mask": ("decoder_step", drop_mask(), "decoder_layer_0"),
+    "step mask of the last layer": ("decoder_step", drop_mask(1), "decoder_layer_1"),
+    "step positions": ("decoder_step", shift_positions, "token 1, decoder_embedding"),
+    "step K and V, 0": ("decoder_step", swap_keys_and_values(0), "decoder_layer_0"),
+    "step cross K and V, 0": ("decoder_step", swap_keys_and_values(1), "decoder_layer_0"),
+    "step K and V, 1": ("decoder_step", swap_keys_and_values(2), "decoder_layer_1"),
+    "step cross K and V, 1": ("decoder_step", swap_keys_and_values(3), "decoder_layer_1"),
+    "step weight, 0": ("decoder_step", scale("decoder.0.cross.query"), "decoder_layer_0"),
+    "step weight, 1": ("decoder_step", scale("decoder.1.ff.up"), "decoder_layer_1"),
+    "step query": ("decoder_step", scale("decoder.1.attention.query"), "token 2, decoder_layer_1"),
+    "step fp16, 0": ("decoder_step", in_half_precision("decoder.0.attention.value"), "decoder_layer_0"),
+    "step fp16, 1": ("decoder_step", in_half_precision("decoder.1.cross.out"), "decoder_layer_1"),
+    "step NaN": ("decoder_step", spoil("decoder.0.ff.down"), "token 1, decoder_layer_0"),
+    "step caches": ("decoder_step", swap_outputs("present_k_1", "present_v_1"), "token 2, decoder_layer_1"),
+    "output weight": ("decoder_step", scale("output"), "token 1, log_probs"),
+    "output fp16": ("decoder_step", in_half_precision("output"), "log_probs"),
+    "rows constant": ("decoder_step", continue_one_row, MIXED),
+    "rows reversed": ("decoder_step", continue_other_rows, MIXED),
+    "worst tokens": ("decoder_step", take_the_worst, "top_ids"),
+    "ids off by one": ("decoder_step", shift_ids, "top_ids"),
+    "scores of the best": ("decoder_step", raise_scores, "top_scores"),
+}
+"""Graph, mutation, and what `EngineReport.blame` must name."""
