@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ import pytest
 
 from tformer_deploy.cli import main
 
+os.environ.pop("PYTHONUNBUFFERED", None)  # it would hide a flush that is missing
 COMMAND = [sys.executable, "-m", "tformer_deploy"]
 Done = subprocess.CompletedProcess[bytes]
 

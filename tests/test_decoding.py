@@ -145,9 +145,9 @@ class Chooser:
             sampling=True,
             n_best=self.one(1, 2, 3, 5),
             temperature=self.one(1.0, 0.3, 2.5),
-            top_k=self.seldom(0, 1, 2, 3, VOCAB, VOCAB + 3, chance=0.5),
+            top_k=self.seldom(0, 1, 2, 3, 4, VOCAB, VOCAB + 3, chance=0.5),
             top_p=self.seldom(1.0, 0.1, 0.5, 0.95, chance=0.5),
-            min_p=self.seldom(0.0, 0.05, 0.5),
+            min_p=self.seldom(0.0, 0.05, math.exp(-0.5), math.exp(-0.25)),  # exactly the difference of coarse scores
             seed=self.one(0, 1, 2**62 + 3),
             **self.common(),
         )
@@ -155,8 +155,7 @@ class Chooser:
     def sentences(self, options: DecodeOptions) -> list[Sentence]:
         """A batch."""
         engine = TableEngine(self.one(*range(100)), self.one(smooth, coarse), self.one(8, 8, 7, 5, 2))
-        whole = options.sampling or options.repetition_penalty != 1 or options.no_repeat_ngram
-        prefixed, allowed = (whole and self.seldom(False, True) for _ in range(2))
+        prefixed, allowed = (self.seldom(False, True, chance=0.15) for _ in range(2))
         outputs = [self.tokens(6) for _ in range(self.one(1, 5, 20))] if allowed else None
         first = self.one(0, 77, 10**6)
         sentences = []
@@ -423,6 +422,23 @@ def test_tokens_are_drawn_as_often_as_the_filters_say(changes: dict[str, Any]) -
     chi_square = sum((counts[pair] - mean) ** 2 / mean for pair, mean in expected.items())
     freedom = len(expected) - 1
     assert chi_square <= freedom + 4 * math.sqrt(2 * freedom) + 4
+
+
+def test_a_number_at_an_edge_draws_the_token_behind_it() -> None:
+    scores = np.array([-np.inf, -1, -1, -np.inf], np.float32)
+    numbers = np.array([[0, 0.4999, 0.5, 1 - 2.0**-53]])
+    tokens, margins = draw(np.broadcast_to(scores, (1, 4, 4)), numbers, DecodeOptions(sampling=True))
+    assert tokens.tolist() == [[1, 1, 2, 2]]
+    assert margins[0, [0, 2, 3]] == pytest.approx([2, 0, 2])
+    options = DecodeOptions(sampling=True, min_p=math.exp(-0.5))
+    assert draw(np.array([[[-0.5, 0, -0.75]]], np.float32), np.zeros((1, 1)), options)[0] == 0, "at least min_p"
+
+
+def test_the_last_forced_token_is_forced_in_greedy_search_too() -> None:
+    engine, batch = TableEngine(1), make_batch([(4,), (5,)], (), [(0, 0), (1, 1, 1)])
+    found = decode(engine, batch, DecodeOptions(max_tokens=6, min_tokens=6))
+    assert [h.ids[:n] for [h], n in zip(found, (2, 3), strict=True)] == [[0, 0], [1, 1, 1]]
+    assert engine.asked[:3] == [True] * 3 and not engine.asked[-1]
 
 
 def test_numbers_of_requests_choose_the_draws() -> None:
