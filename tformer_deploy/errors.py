@@ -30,6 +30,10 @@ class LimitError(TformerError):
     """A request beyond what the model or the recipe allows."""
 
 
+class EngineError(TformerError):
+    """A runtime that stopped with an error of its own."""
+
+
 class MissingExtra(TformerError):
     """A package is not installed that an optional part of tformer needs."""
 

@@ -16,7 +16,7 @@ from ..config import ModelConfig
 from ..data import read_lines
 from ..engines import make_engine
 from ..engines.base import Engine, Limits
-from ..errors import ArtifactError, ConfigError, DataError, MissingExtra
+from ..errors import ArtifactError, ConfigError, DataError, EngineError, MissingExtra
 from ..recipe import TOLERANCES, Recipe
 from ..text import Tokenizers
 from .observe import CheckOptions, Run
@@ -122,8 +122,12 @@ class Gate:
         for backend in backends:
             engine = make_engine(backend, bundle, self.checkpoint, self.threads)
             with engine:
-                found, runs = check(engine, backend, reference, tolerance, self.progress)
                 report.eager_invariance = report.eager_invariance or eager_invariance(reference, engine, tolerance)[0]
+                try:
+                    found, runs = check(engine, backend, reference, tolerance, self.progress)
+                except EngineError as error:
+                    report.engines.append(EngineReport(backend, failures=[str(error)]))
+                    continue
                 if translations:
                     _add_quality(
                         found, reference.observed.runs, runs, translations, bundle.tokenizers(), tolerance.bleu

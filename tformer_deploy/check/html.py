@@ -71,9 +71,9 @@ def _head(report: Report) -> Html:
     mark = tag("span", "loosened limits", class_="badge warn") if report.loosened else ""
     title = tag("h1", "✓ PASSED " if report.passed else "✗ FAILED ", tag("span", which), mark)
     none = [] if report.engines else [tag("p", "No engine was checked.", class_="card bad")]
+    names = ["encoder", "scores", *(["bleu"] if any(engine.quality for engine in report.engines) else [])]
     limits = [
-        tag("div", f"{name} {limit_text(getattr(report.tolerance, name))}", _loosened(report, name))
-        for name in ("encoder", "scores")
+        tag("div", f"{name} {limit_text(getattr(report.tolerance, name))}", _loosened(report, name)) for name in names
     ]
     facts = {
         "Corpus": report.corpus,

@@ -44,6 +44,8 @@ def utf8_output() -> TextIO:
 
 def _chunks() -> Iterator[tuple[list[bytes], bool]]:
     """The lines that have come, and whether more input is there already."""
+    if sys.stdin is None:  # closed by the caller
+        return
     try:
         source = sys.stdin.fileno()
     except io.UnsupportedOperation:  # not a file of the system

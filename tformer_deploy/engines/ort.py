@@ -12,7 +12,7 @@ import numpy as np
 
 from ..bundle import Bundle
 from ..contract import caches, signature
-from ..errors import ArtifactError, ConfigError, LimitError, missing_extra
+from ..errors import ArtifactError, ConfigError, EngineError, LimitError, missing_extra
 from .base import Floats, Ints, Limits, Scores, check_request, check_step
 
 # The wheels report usage to their vendor unless this is set before the library loads.
@@ -66,7 +66,7 @@ class OrtEngine:
         binding.bind_cpu_input("src_lengths", lengths)
         for name in self._cross:
             binding.bind_output(name)
-        self._encoder.run_with_iobinding(binding)
+        self._run(self._encoder, binding)
         batch = len(src_ids)
         empty = np.zeros((batch, self.config.heads, 0, self.config.head_dim), np.float32)
         past = [OrtValue.ortvalue_from_numpy(empty)] * len(self._past)
@@ -96,13 +96,19 @@ class OrtEngine:
         names = [name for name in self._outputs if asked.get(name, True)]
         for name in names:
             binding.bind_output(name)
-        self._step.run_with_iobinding(binding)
+        self._run(self._step, binding)
         outputs = binding.get_outputs()
         state.past = outputs[-len(self._past) :]
         found = {name: view(value).copy() for name, value in zip(names, outputs[: -len(self._past)], strict=False)}
         state.position += 1
         state.parents = np.arange(tokens.size, dtype=np.int32).reshape(tokens.shape)
         return Scores(found["top_ids"], found["top_scores"], found.get("log_probs"), found.get("attention"))
+
+    def _run(self, session: ort.InferenceSession, binding: Any) -> None:
+        try:
+            session.run_with_iobinding(binding)
+        except Exception as error:  # the library's exceptions share no base class
+            raise EngineError(f"onnxruntime {ort.__version__} stopped in {self.bundle.directory}: {error}") from None
 
     def reorder(self, state: OrtState, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
