@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ..decoding import DecodeOptions
     from ..translate import Result
 
-WINDOW_BATCHES, BYTES_PER_TOKEN = 16, 4
-"""About how many batches are read ahead, so that lines of similar length can be translated together."""
+WINDOW_BYTES = 16
+"""For each token of a batch that many bytes are read ahead, so that lines of similar length meet in a batch."""
 Pieces = list[str] | None
 
 
@@ -79,7 +79,7 @@ def translate(
     out = utf8_output()
     with Translator(engine, tokenizers, options, batch_tokens, outputs) as translator, progress("lines") as advance:
         first = cut = 0
-        for window in windows(1 if stream else batch_tokens * WINDOW_BATCHES * BYTES_PER_TOKEN):
+        for window in windows(1 if stream else batch_tokens * WINDOW_BYTES):
             begins = prefixes[first : first + len(window)]
             if prefix and len(begins) < len(window):
                 raise ConfigError(
