@@ -10,19 +10,15 @@ import datetime
 import gzip
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import sacrebleu
-
-PACKAGES = ("torch", "onnx", "onnxruntime", "sentencepiece", "sacrebleu", "numpy")
 
 
 def main() -> None:
@@ -39,7 +35,7 @@ def main() -> None:
 
     corpus = ("--src", source, "--tgt", target, "--invariance", text.count(b"\n"))
     done = tformer("check", options.bundle, "--backend", "ort", *corpus, "--json")
-    results: dict[str, Any] = {"machine": machine(), "check": json.loads(done["stdout"])}
+    results: dict[str, Any] = {"check": json.loads(done["stdout"])}  # with machine and versions
     for beams in (1, 5):
         found = measure(options.bundle, source, text, beams, options.rounds)
         for backend, rounds in found.items():
@@ -94,17 +90,6 @@ def run(*arguments: object, stdin: bytes = b"") -> dict[str, Any]:
             sys.exit(f"{' '.join(command)} failed")
         target.seek(0)
         return {"stdout": target.read(), "seconds": seconds, "peak_mib": usage.ru_maxrss / 1024}
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    return {
-        "cpu": cpu.split(": ")[1],
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES},
-    }
 
 
 if __name__ == "__main__":
