@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -58,6 +59,46 @@ def test_check_says_what_it_found(bundle: Path, tmp_path: Path) -> None:
         ("beam", 2),
         ("sampling", 2),
     ]
+
+
+def test_check_refuses_bad_options_before_it_runs(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise AssertionError("eager PyTorch has run")
+
+    monkeypatch.setattr("tformer_deploy.check.Gate.reference", forbidden)
+    lines, short = tmp_path / "lines.txt", tmp_path / "short.txt"
+    lines.write_text("w5\nw6\n")
+    short.write_text("w5\n")
+    for arguments, words in (
+        (["--backend", "ort", "--backend", "otr"], "unknown backend 'otr': did you mean 'ort'"),
+        (["--src", lines, "--tgt", short], "lines.txt has 2 lines, "),
+        (["--tgt", lines], "--tgt needs the sources it translates: add --src or --reference"),
+        (
+            ["--html", tmp_path / "nowhere/page.html"],
+            "page.html cannot be written: name a file in a folder that exists",
+        ),
+        (["--save-reference", tmp_path], "cannot be written"),
+        (["--save-reference", lines / "eager.npz"], "cannot be written"),
+    ):
+        assert words in failed_line(run_here("check", bundle, *arguments))
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    monkeypatch.delitem(sys.modules, "tformer_deploy.report", raising=False)
+    assert "'tformer-deploy[train]'" in failed_line(run_here("check", bundle, "--src", lines, "--tgt", lines))
+    assert sorted(tmp_path.iterdir()) == [lines, short]
+
+
+def test_a_report_outlives_its_page(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tformer_deploy.check.html.render", full)
+    (tmp_path / "lines.txt").write_text("w5\n")
+    small = ("--src", tmp_path / "lines.txt", "--max-tokens", 3, "--invariance", 1)
+    done = run_here("check", bundle, *small, "--html", tmp_path / "page.html", "--json")
+    assert "No space left" in failed_line(done)
+    assert json.loads(done.stdout)["passed"]
 
 
 def test_failed_check_exits_with_3(bundle: Path, run: Path, tmp_path: Path) -> None:

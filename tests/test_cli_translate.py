@@ -267,14 +267,24 @@ def test_line_ends_do_not_matter(translate: Any) -> None:
     assert printed(translate(stdin=b"\n")) == [""] and printed(translate(stdin=b"")) == []
 
 
-def test_lines_that_cannot_be_read_are_named(translate: Any) -> None:
-    bad = b"w5\n" * 400 + b"w\xff\n"
+def test_lines_that_cannot_be_read_are_named_after_all_before_them(translate: Any) -> None:
+    good = b"w5\n" * 400
+    expected = translate("--max-tokens", 1, stdin=good).stdout
     for more in ((), ("--stream",), ("--batch-tokens", 8)):
-        done = translate(*more, "--max-tokens", 1, stdin=bad)
+        done = translate(*more, "--max-tokens", 1, stdin=good + b"w\xff\nw6\n")
         assert "standard input, line 401: not UTF-8" in failed_line(done)
-        assert done.stdout.count(b"\n") == {(): 0, ("--stream",): 400}.get(more, done.stdout.count(b"\n"))
-        long = translate(*more, "--max-tokens", 1, stdin=b"w5\n" * 400 + b"w6 " * 30)
+        long = translate(*more, "--max-tokens", 1, stdin=good + b"w6 " * 30 + b"\nw6\n")
         assert "line 401: a source of 31 tokens exceeds the limit of 24" in failed_line(long)
+        assert done.stdout == long.stdout == expected
+
+
+@pytest.mark.parametrize("verb", ["translate", "score"])
+def test_a_closed_output_is_one_clear_line(bundle: Path, tmp_path: Path, verb: str) -> None:
+    lines = write(tmp_path / "lines.txt", "w5")
+    files = f"--src {lines} --tgt {lines}" if verb == "score" else ""
+    command = f"{' '.join(COMMAND)} {verb} {bundle} {files} <{lines} >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=120)
+    assert "standard output is closed" in failed_line(done)
 
 
 def test_text_is_utf8_whatever_the_locale(bundle: Path, tmp_path: Path) -> None:
@@ -340,10 +350,13 @@ def test_windows_are_bounded_and_complete(client: socket.socket) -> None:
 
 
 def test_a_bad_line_is_named_in_any_window(client: socket.socket) -> None:
-    client.sendall(b"a\n" * 700 + b"\xc3\n")
+    client.sendall(b"a\n" * 710 + b"\xc3\nb\n")
     client.shutdown(socket.SHUT_WR)
-    with pytest.raises(DataError, match="line 701: not UTF-8"):
-        list(windows(100))
+    found: list[str] = []
+    with pytest.raises(DataError, match="line 711: not UTF-8"):
+        for window in windows(100):
+            found += window
+    assert found == ["a"] * 710
 
 
 def read_line(process: subprocess.Popen[bytes]) -> bytes:

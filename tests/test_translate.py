@@ -473,6 +473,22 @@ def test_too_long_line_is_named(translator: Translator) -> None:
         translator.score(["w5", "w5"], ["w6"])
 
 
+def test_results_before_a_bad_line_are_kept(exact: Transformer) -> None:
+    lines = [*make_lines(10), "w6 " * 100, "w5", "w6 " * 200]
+    with translator_of(exact) as translator:
+        found = []
+        with pytest.raises(LimitError, match="line 14: a source of 101 tokens"):
+            for result in translator.results(lines, first=3):
+                found.append(result)
+        for ours, theirs in zip(found, translator.translate(lines[:10]), strict=True):
+            assert same(ours, theirs, 1e-9)
+        assert isinstance(translator.engine, Counting)
+        encoded = translator.engine.encoded
+        with pytest.raises(LimitError, match="line 11: a source of 101 tokens"):
+            translator.translate(lines)
+        assert translator.engine.encoded == encoded, "nothing is translated for a list that cannot be returned"
+
+
 def test_bad_ids_name_their_source(translator: Translator) -> None:
     for bad in (VOCAB, -1, 2**40):
         with pytest.raises(LimitError, match=f"source 2: token id {bad} is outside the source vocabulary of {VOCAB}"):

@@ -37,8 +37,7 @@ def ship(
     corpus = make_corpus(checkpoint.config, recipe, checkpoint.tokenizers, src)
     with atomic_directory(out, force) as directory:
         description = checkpoint.tokenizers.save(directory)
-        model = checkpoint.load_model()
-        export_graphs(model, recipe, directory, checkpoint.weights_sha256)
+        export_graphs(checkpoint.load_model(), recipe, directory, checkpoint.weights_sha256)
         write_manifest(
             directory,
             checkpoint.config,

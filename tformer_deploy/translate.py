@@ -80,18 +80,22 @@ class Translator:
 
         Raises LimitError, which names the line, for a source longer than the model or recipe allows.
         """
-        return list(self.results(lines, prefixes))
+        requests, begins = self._requests(lines, prefixes)
+        self._check(requests, 0)
+        return list(self._in_order(requests, begins, 0))
 
     def results(self, lines: Iterable[str], prefixes: Sequence[str] = (), first: int = 0) -> Iterator[Result]:
-        """Like `translate`, each result as soon as it and all before it are known. Lines count from `first`."""
-        requests = [self.tokenizers.source_ids(text) if (text := line.strip()) else [] for line in lines]
-        if prefixes and len(prefixes) != len(requests):
-            raise ConfigError(f"{len(requests)} sources, {len(prefixes)} prefixes: give one a line, empty for none")
-        return self._in_order(requests, [self.tokenizers.target.encode(text) for text in prefixes], first)
+        """Like `translate`, each result as soon as it and all before it are known. Lines count from `first`.
+
+        A line that is too long raises LimitError after the results of all before it.
+        """
+        return self._in_order(*self._requests(lines, prefixes), first)
 
     def generate(self, sources: Sequence[Sequence[int]]) -> list[Result]:
         """Like `translate`, for sources given as the ids that the encoder sees (eos included)."""
-        return list(self._in_order([list(ids) for ids in sources], [], 0))
+        requests = [list(ids) for ids in sources]
+        self._check(requests, 0)
+        return list(self._in_order(requests, [], 0))
 
     def stream(self, line: str, write: Callable[[str], None], prefix: str = "", number: int = 0) -> Result:
         """Translate one line; `write` gets the text piece by piece as it becomes certain. Lines count from 0."""
@@ -146,6 +150,13 @@ class Translator:
                 found[i] = values.tolist()
         return found
 
+    def _requests(self, lines: Iterable[str], prefixes: Sequence[str]) -> tuple[list[list[int]], list[list[int]]]:
+        """Ids of the sources and of the prefixes."""
+        requests = [self.tokenizers.source_ids(text) if (text := line.strip()) else [] for line in lines]
+        if prefixes and len(prefixes) != len(requests):
+            raise ConfigError(f"{len(requests)} sources, {len(prefixes)} prefixes: give one a line, empty for none")
+        return requests, [self.tokenizers.target.encode(text) for text in prefixes]
+
     def _in_order(
         self,
         requests: list[list[int]],
@@ -153,7 +164,9 @@ class Translator:
         first: int,
         on_step: Callable[[Step], None] | None = None,
     ) -> Iterator[Result]:
-        self._check(requests, first)
+        """Results of all requests before the first bad one; then its error, if there is one."""
+        good, error = self._good(requests, first)
+        requests = requests[:good]
         known = {i: Result("", [], 0.0) for i, ids in enumerate(requests) if not ids}
         sent = 0
         budget, limit = self.batch_tokens // self.options.rows, self.engine.limits.batch
@@ -172,19 +185,29 @@ class Translator:
         while sent in known:
             yield known.pop(sent)
             sent += 1
+        if error:
+            raise error
 
     def _check(self, requests: list[list[int]], first: int) -> None:
+        _, error = self._good(requests, first)
+        if error:
+            raise error
+
+    def _good(self, requests: list[list[int]], first: int) -> tuple[int, LimitError | None]:
+        """How many requests there are before the first bad one, and what is wrong with that."""
         if not self._open:
             raise TformerError("the translator is closed: open it again with load()")
         limit, vocab = self.engine.limits.src_tokens, self.engine.config.src_vocab
-        for number, ids in enumerate(requests, first + 1):
+        for good, ids in enumerate(requests):
+            number = first + good + 1
             if len(ids) > limit:
-                raise LimitError(
+                return good, LimitError(
                     f"line {number}: a source of {len(ids)} tokens exceeds the limit of {limit}: split the line, "
                     f"or export a model with a larger src_len axis and max_positions"
                 )
             if bad := next((i for i in ids if not 0 <= i < vocab), None):
-                raise LimitError(f"source {number}: token id {bad} is outside the source vocabulary of {vocab}")
+                return good, LimitError(f"source {number}: token id {bad} is outside the source vocabulary of {vocab}")
+        return len(requests), None
 
     def _result(self, hypotheses: list[Hypothesis]) -> Result:
         best, *others = [

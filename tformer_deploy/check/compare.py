@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..decoding import Hypothesis
+from ..decoding import DecodeOptions, Hypothesis
+from ..decoding.search import length_norm
 from .observe import Observation, Run, Trace, tokens_of
 from .report import Divergence, Layer, Outputs, StepDifference
 
@@ -23,7 +24,7 @@ class Judge:
     tolerance: float
     """Largest difference of a log-probability that is allowed."""
     beams: int
-    end_ids: tuple[int, ...]
+    end_ids: list[int]
 
     def compare(self, ours: Run, theirs: Run, totals: Outputs) -> tuple[list[Divergence], list[Divergence], list[int]]:
         """Compare the sentences that both runs have, and fill in `totals`.
@@ -133,7 +134,7 @@ class Judge:
         for step, token in enumerate(tokens[: len(trace.tokens)]):
             here = np.flatnonzero((trace.parents[step] == row) & (trace.tokens[step] == token))[:1]
             if step + 1 == len(tokens) and len(here):
-                return float(trace.values[step, here[0]]) / len(tokens)
+                return float(trace.values[step, here[0]]) / length_norm(len(tokens), DecodeOptions())
             rows = np.flatnonzero(np.isin(self.live(trace, step), here))
             if not len(rows):
                 break

@@ -19,7 +19,7 @@ from ..engines.base import Engine, Limits
 from ..errors import ArtifactError, ConfigError, DataError, EngineError, MissingExtra
 from ..recipe import TOLERANCES, Recipe
 from ..text import Tokenizers
-from .observe import CheckOptions, Run
+from .observe import CheckOptions, Run, tokens_of
 from .parity import check, eager_invariance, find_layer, generated_sources
 from .reference import Reference, make_reference
 from .report import EngineReport, Report
@@ -107,7 +107,7 @@ class Gate:
         strict = TOLERANCES[bundle.recipe.precision]
         report = Report(
             sentences=len(reference.sources),
-            tokens=sum(len(probes) for probes in reference.observed.probes),
+            tokens=sum(len(tokens_of(outputs[0])) for outputs in reference.observed.runs["greedy"].outputs.values()),
             corpus=reference.corpus,
             precision=bundle.recipe.precision,
             tolerance=tolerance,
@@ -119,12 +119,12 @@ class Gate:
             reference=reference.machine,
             machine=machine(),
         )
+        report.eager_invariance, not_blamed = eager_invariance(reference, bundle.config.eos_id, tolerance)
         for backend in backends:
             engine = make_engine(backend, bundle, self.checkpoint, self.threads)
             with engine:
-                report.eager_invariance = report.eager_invariance or eager_invariance(reference, engine, tolerance)[0]
                 try:
-                    found, runs = check(engine, backend, reference, tolerance, self.progress)
+                    found, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
                 except EngineError as error:
                     report.engines.append(EngineReport(backend, failures=[str(error)]))
                     continue
@@ -144,7 +144,10 @@ class Gate:
         except (ArtifactError, MissingExtra) as error:
             return f"the layer is not known: {error}"
         with eager:
-            return find_layer(engine, eager, reference, found, self.bundle.recipe.tolerance)
+            try:
+                return find_layer(engine, eager, reference, found, self.bundle.recipe.tolerance)
+            except EngineError as error:
+                return f"the layer is not known: {error}"
 
 
 def _add_quality(

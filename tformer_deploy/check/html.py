@@ -190,8 +190,13 @@ def _differences(report: Report, engine: EngineReport) -> Html:
     encoder = ("Encoder outputs", "encoder", engine.encoder_max, ("-", "-"), engine.encoder_sentences, "sentence")
     quantiles = (number(engine.scores_p999), number(engine.scores_mean)) if engine.scores_count else ("-", "-")
     scores = ("Log-probabilities", "scores", engine.scores_max, quantiles, engine.scores_count, "value")
+    measured = [encoder, scores]
+    if engine.attention_max is not None:
+        measured.insert(
+            1, ("Attention", "encoder", engine.attention_max, ("-", "-"), engine.encoder_sentences, "sentence")
+        )
     rows = []
-    for label, name, largest, others, count, noun in (encoder, scores):
+    for label, name, largest, others, count, noun in measured:
         limit = getattr(report.tolerance, name)
         allowed = join((limit_text(limit), _loosened(report, name)))
         share = number(largest / limit) if limit and count else "-"

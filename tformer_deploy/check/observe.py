@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import TypeVar
 
 import numpy as np
@@ -16,13 +17,13 @@ from ..data import pad
 from ..decoding import Batch, DecodeOptions, Hypothesis, Step, decode, forced_steps
 from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Ints, Limits
-from ..errors import ConfigError, MissingExtra
+from ..errors import ConfigError, EngineError, MissingExtra, ParityError
 from ..translate import length_batches, make_batch
 
 BEST, OTHERS = 16, 48
 """Log-probabilities compared at a step: of the best tokens, and of others that rotate through the vocabulary."""
-ENCODER_SENTENCES = 64
-"""Sentences whose encoder outputs are compared."""
+ENCODER_SENTENCES = 32
+"""Sentences whose encoder outputs, and attention if the graph returns it, are compared."""
 PADDING = 16
 """Columns of padding that the invariance check adds."""
 VARIANTS = ("alone", "neighbours", "shuffled", "padded")
@@ -46,10 +47,19 @@ class CheckOptions:
     """Sentences that are decoded again in other batches; 0: none."""
     batch_tokens: int = 1024
     """Padded source tokens of a batch."""
+    positions: int = 0
+    """Target positions that are scored at least once, however short the outputs are; 0: all that there are."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name, least in (("max_tokens", 1), ("beams", 1), ("n_best", 1), ("invariance", 0), ("batch_tokens", 1)):
+        for name, least in (
+            ("max_tokens", 1),
+            ("beams", 1),
+            ("n_best", 1),
+            ("invariance", 0),
+            ("batch_tokens", 1),
+            ("positions", 0),
+        ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least {least}")
         if self.n_best > self.beams:
@@ -61,7 +71,9 @@ class CheckOptions:
         """The same, as far as an engine can go."""
         beams = min(self.beams, limits.beams)
         tokens = min(self.max_tokens, limits.tgt_tokens)
-        return dataclasses.replace(self, max_tokens=tokens, beams=beams, n_best=min(self.n_best, beams))
+        positions = min(self.positions or limits.tgt_tokens, limits.tgt_tokens)
+        n_best = min(self.n_best, beams)
+        return dataclasses.replace(self, max_tokens=tokens, beams=beams, n_best=n_best, positions=positions)
 
     def modes(self) -> dict[str, DecodeOptions]:
         """The ways of decoding that are compared."""
@@ -100,11 +112,16 @@ class Observation:
     runs: dict[str, Run] = field(default_factory=dict)
     """By mode."""
     probe_ids: list[Ints] = field(default_factory=list)
-    """Of each sentence (T, M): tokens whose log-probabilities are compared, with eager's greedy tokens fed."""
+    """Of each sentence (T, M): tokens whose log-probabilities are compared, with eager's greedy tokens fed.
+
+    One more follows: the sentence of middle length with a target as long as there are positions.
+    """
     probes: list[Floats] = field(default_factory=list)
     """Of each sentence (T, M): those log-probabilities."""
     encoder: dict[int, list[Floats]] = field(default_factory=dict)
     """Of some sentences: cross-attention keys and values, 2L of (H, S, D)."""
+    attention: dict[int, Floats] = field(default_factory=dict)
+    """Of the same sentences (T, S): where each step looks, if the engine returns that."""
     layers: dict[str, Floats] = field(default_factory=dict)
     """What every layer puts out for `probe_sentence`."""
 
@@ -132,7 +149,7 @@ def observe(
         for row, i in enumerate(indices):
             found.encoder[i] = [array[row, :, : len(sources[i])].copy() for array in arrays]
     if sources:
-        with suppress(MissingExtra):  # the layers are for the report alone
+        with suppress(MissingExtra, EngineError):  # the layers are for the report alone
             found.layers = layers_of(engine, *probe_sentence(sources, (reference or found).runs["greedy"]))
     return found
 
@@ -185,10 +202,18 @@ def _score(
     found: Observation,
     progress: Progress | None,
 ) -> None:
-    """Fill in the probes."""
+    """Fill in the probes and the attention."""
     vocab = engine.config.tgt_vocab
     greedy = (reference or found).runs["greedy"]
     targets = [tokens_of(greedy.outputs[i][0]) for i in range(len(sources))]
+    if not all(targets):
+        raise ParityError(
+            f"eager PyTorch has no token for sentence {targets.index([]) + 1}: its scores are not numbers"
+        )
+    looked_at = set(spread(sources, ENCODER_SENTENCES))
+    if sources:
+        sources = [*sources, sources[middle(sources)]]
+        targets.append(far_target(greedy, engine, options.positions))
     best, others = min(BEST, vocab), min(OTHERS, vocab)
     for i, target in enumerate(targets):
         found.probe_ids.append(
@@ -196,7 +221,9 @@ def _score(
         )
         found.probes.append(np.empty(found.probe_ids[i].shape, np.float32))
     for batch, indices in by_length(engine, sources, range(len(sources)), options):
-        for step, live, log_probs in forced_steps(engine, batch, [targets[i] for i in indices]):
+        for step, live, scores in forced_steps(engine, batch, [targets[i] for i in indices], engine.attention):
+            assert scores.log_probs is not None
+            log_probs = scores.log_probs[:, 0]
             top = None if reference else best_tokens(log_probs, best)
             for row, place in enumerate(live.tolist()):
                 i = indices[place]
@@ -204,6 +231,9 @@ def _score(
                     found.probe_ids[i][step, :best] = top[row]
                     found.probe_ids[i][step, best:] = (7919 * i + step * others + np.arange(others)) % vocab
                 found.probes[i][step] = log_probs[row, found.probe_ids[i][step]]
+                if scores.attention is not None and i in looked_at:
+                    looked = found.attention.setdefault(i, np.empty((len(targets[i]), len(sources[i])), np.float32))
+                    looked[step] = scores.attention[row, 0, : len(sources[i])]
         if progress:
             progress(len(indices))
 
@@ -248,10 +278,20 @@ def spread(sources: Sequence[Sequence[int]], count: int) -> list[int]:
     return [order[place] for place in np.unique(np.linspace(0, len(order) - 1, min(count, len(order))).astype(int))]
 
 
+def far_target(greedy: Run, engine: Engine, positions: int) -> list[int]:
+    """Tokens that eager produced, without ends, until there are no positions left."""
+    tokens = [token for outputs in greedy.outputs.values() for token in outputs[0].ids]
+    return list(islice(cycle(tokens or end_ids(engine)), positions))
+
+
+def middle(sources: Sequence[Sequence[int]]) -> int:
+    """The index of the sentence of middle length."""
+    return sorted(range(len(sources)), key=lambda i: len(sources[i]))[len(sources) // 2]
+
+
 def probe_sentence(sources: Sequence[Sequence[int]], greedy: Run) -> tuple[Sequence[int], list[int]]:
     """A sentence of middle length, and what eager makes of it."""
-    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    i = order[len(order) // 2]
+    i = middle(sources)
     return sources[i], tokens_of(greedy.outputs[i][0])
 
 
@@ -279,6 +319,6 @@ def tokens_of(output: Hypothesis) -> list[int]:
     return [*output.ids, output.end_id] if output.end_id is not None else output.ids
 
 
-def end_ids(engine: Engine) -> tuple[int, ...]:
+def end_ids(engine: Engine) -> list[int]:
     """What ends an output in a check."""
-    return (engine.config.eos_id,)
+    return [engine.config.eos_id]

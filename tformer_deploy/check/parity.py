@@ -13,7 +13,7 @@ from ..errors import MissingExtra
 from ..recipe import Tolerance
 from ..translate import make_batch
 from .compare import Judge, by_layer, by_step, differences, relative, worse
-from .observe import Observation, Run, end_ids, layers_of, observe, tokens_of
+from .observe import Observation, Run, end_ids, far_target, layers_of, middle, observe, tokens_of
 from .reference import Reference, run_variants
 from .report import EngineReport, Outputs, describe_divergence
 
@@ -28,15 +28,22 @@ def check(
     name: str,
     reference: Reference,
     tolerance: Tolerance,
+    not_blamed: Cases,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[EngineReport, dict[str, Run]]:
-    """Compare an entered engine with eager's side of the check; also returns what it decoded, by mode."""
+    """Compare an entered engine with eager's side of the check; also returns what it decoded, by mode.
+
+    `not_blamed`: where eager fails its own invariance check.
+    """
     start = time.perf_counter()
     report, expected = EngineReport(name), reference.observed
     found = observe(engine, reference.sources, reference.options, expected, progress)
     for i, arrays in expected.encoder.items():
         report.encoder_max = worse(report.encoder_max, float(differences(arrays, found.encoder[i]).max()))
     report.encoder_sentences = len(expected.encoder)
+    for i, looked in found.attention.items():
+        largest = float(differences([expected.attention[i]], [looked]).max())
+        report.attention_max = worse(report.attention_max or 0.0, largest)
     scores = differences(expected.probes, found.probes)
     report.scores_count = len(scores)
     if len(scores):
@@ -52,7 +59,6 @@ def check(
         report.outputs.append(totals)
         report.ties += ties
         report.divergences += failures
-    not_blamed = eager_invariance(reference, engine, tolerance)[1]
     again = run_variants(engine, reference.sources, reference.options, progress)
     report.invariance, _ = _invariance(judge, found, again, not_blamed, report)
     report.failures = _failures(report, len(reference.sources), tolerance)
@@ -60,9 +66,9 @@ def check(
     return report, found.runs
 
 
-def eager_invariance(reference: Reference, engine: Engine, tolerance: Tolerance) -> tuple[list[Outputs], Cases]:
+def eager_invariance(reference: Reference, eos_id: int, tolerance: Tolerance) -> tuple[list[Outputs], Cases]:
     """Eager against itself in other batches, and where it fails: no engine is blamed there."""
-    judge = Judge(reference.observed, 0.0, tolerance.scores, reference.options.beams, end_ids(engine))
+    judge = Judge(reference.observed, 0.0, tolerance.scores, reference.options.beams, [eos_id])
     return _invariance(judge, reference.observed, reference.variants, set(), EngineReport("eager"))
 
 
@@ -91,6 +97,8 @@ def _failures(report: EngineReport, sentences: int, tolerance: Tolerance) -> lis
     found = [] if sentences else ["the corpus has no sentence"]
     if not report.encoder_max <= tolerance.encoder:
         found.append(f"encoder outputs differ by {report.encoder_max:.2e}")
+    if report.attention_max is not None and not report.attention_max <= tolerance.encoder:
+        found.append(f"attention differs by {report.attention_max:.2e}")
     if not report.scores_max <= tolerance.scores:
         found.append(f"scores differ by {report.scores_max:.2e}")
     for totals in (*report.outputs, *report.invariance):
@@ -114,6 +122,7 @@ def find_layer(engine: Engine, eager: Engine, reference: Reference, report: Engi
         judge = Judge(reference.observed, 0.0, 0.0, reference.options.beams, end_ids(engine))
         rows = judge.rows(runs[first.mode].traces[i], first.step, first.mode)
         suspects += [(i, [*row, first.eager_token]) for row in rows]
+    suspects.append((middle(reference.sources), far_target(runs["greedy"], engine, reference.options.positions)))
     for sentence, target in suspects:
         source = reference.sources[sentence]
         try:
@@ -125,6 +134,8 @@ def find_layer(engine: Engine, eager: Engine, reference: Reference, report: Engi
         where = where or _step_apart(engine, eager, source, target, reference.options.beams, tolerance)
         if where:
             return f"sentence {sentence + 1}, {where}"
+    if report.attention_max is not None and not report.attention_max <= tolerance.encoder:
+        return "the output attention, where no layer differs"
     return (
         f"sentence {i + 1}: every layer agrees on it alone with eager's tokens, so rows are mixed up between steps "
         f"(parents, caches) or between sentences of a batch"
@@ -177,7 +188,7 @@ def _step_apart(
 def _worst_sentence(found: Observation, expected: Observation) -> int:
     """The sentence whose scores or encoder outputs differ most."""
     worst, most = 0, -1.0
-    for i, probes in enumerate(expected.probes):
+    for i, probes in enumerate(expected.probes[: len(expected.runs["greedy"].outputs)]):
         pairs = [*expected.encoder.get(i, []), probes], [*found.encoder.get(i, []), found.probes[i]]
         difference = float(differences(*pairs).max(initial=0.0))
         if worse(most, difference) is not most:

@@ -19,7 +19,18 @@ from ..decoding import Hypothesis
 from ..engines.base import Engine
 from ..errors import ArtifactError, ConfigError
 from ..files import atomic_file
-from .observe import VARIANTS, CheckOptions, Observation, Run, Trace, observe, other_batches, record, spread
+from .observe import (
+    ENCODER_SENTENCES,
+    VARIANTS,
+    CheckOptions,
+    Observation,
+    Run,
+    Trace,
+    observe,
+    other_batches,
+    record,
+    spread,
+)
 
 VERSION = 1
 # What zipfile, numpy and json raise over a file that is not as it was written.
@@ -58,6 +69,8 @@ class Reference:
         _pack(arrays, "layers", list(self.observed.layers.values()))
         arrays["encoder.sentences"] = np.array(list(self.observed.encoder), np.int32)
         _pack(arrays, "encoder", [array for arrays_ in self.observed.encoder.values() for array in arrays_])
+        arrays["attention.sentences"] = np.array(list(self.observed.attention), np.int32)
+        _pack(arrays, "attention", list(self.observed.attention.values()))
         for name, run in _runs(self).items():
             _pack_run(arrays, name, run)
         with atomic_file(path) as temporary, temporary.open("wb") as file:
@@ -126,9 +139,18 @@ def load_reference(path: Path) -> Reference:
                 probe_ids=_unpack(arrays, "probe_ids"),
                 probes=_unpack(arrays, "probes"),
                 encoder={i: encoder[n * each : (n + 1) * each] for n, i in enumerate(sentences)},
+                attention=dict(zip(arrays["attention.sentences"].tolist(), _unpack(arrays, "attention"), strict=True)),
                 layers=dict(zip(header["layers"], _unpack(arrays, "layers"), strict=True)),
             ),
         )
+        observed, count = reference.observed, len(reference.sources)
+        if [probes.shape for probes in observed.probes] != [ids.shape for ids in observed.probe_ids] or not (
+            len(observed.probes) == count + bool(count)
+            and sorted(observed.encoder)
+            == sorted(observed.attention)
+            == sorted(spread(reference.sources, ENCODER_SENTENCES))
+        ):
+            raise ValueError("its parts do not fit each other")
         picked = spread(reference.sources, reference.options.invariance)
         for mode in reference.options.modes():
             reference.observed.runs[mode] = _unpack_run(arrays, mode, range(len(reference.sources)))

@@ -79,6 +79,8 @@ class EngineReport:
     encoder_max: float = 0.0
     """Largest absolute difference of the encoder's outputs, padding left out."""
     encoder_sentences: int = 0
+    attention_max: float | None = None
+    """Largest absolute difference of an attention weight, for a graph that returns them."""
     scores_max: float = 0.0
     """Largest absolute difference of a log-probability, teacher-forced with eager's greedy tokens."""
     scores_mean: float = 0.0
@@ -146,23 +148,34 @@ class Report:
         return {"passed": self.passed, **_finite(fields)}
 
     def __str__(self) -> str:
-        lines = [f"{self.corpus}: {self.sentences} sentences, {self.tokens} tokens of eager PyTorch"]
+        lines = [
+            f"{self.corpus}: {self.sentences} sentences, {self.tokens} tokens of eager PyTorch",
+            "options: " + ", ".join(f"{name} {value}" for name, value in self.options.items()),
+            "limits: " + ", ".join(self._limit(field.name) for field in dataclasses.fields(self.tolerance)),
+        ]
+        if differs := [found for found in self.eager_invariance if found.failed]:
+            worst = max(differs, key=lambda found: found.failed)
+            lines.append(
+                f"NOTE: eager PyTorch itself differs between batches ({worst.variant}, {worst.mode}: {worst.failed} of "
+                f"{worst.sentences} sentences); no engine is blamed for those"
+            )
         for engine in self.engines:
-            lines += _describe(engine, self.tolerance, self.loosened)
+            lines += _describe(engine)
         return "\n".join(lines)
 
+    def _limit(self, name: str) -> str:
+        return f"{name} {getattr(self.tolerance, name):.0e}" + (" (LOOSENED)" if name in self.loosened else "")
 
-def _describe(report: EngineReport, tolerance: Tolerance, loosened: list[str]) -> list[str]:
-    def limit(name: str) -> str:
-        return f"limit {getattr(tolerance, name):.0e}" + (" (LOOSENED)" if name in loosened else "")
 
+def _describe(report: EngineReport) -> list[str]:
     lines = [
         f"{report.engine} against eager PyTorch",
-        f"  encoder outputs   max difference {report.encoder_max:.2e}   {limit('encoder')}"
-        f"   {report.encoder_sentences} sentences",
-        f"  scores per step   max difference {report.scores_max:.2e}   {limit('scores')}"
-        f"   mean {report.scores_mean:.1e}   99.9 % {report.scores_p999:.1e}   {report.scores_count:,} values",
+        f"  encoder outputs   max difference {report.encoder_max:.2e}   {report.encoder_sentences} sentences",
+        f"  scores per step   max difference {report.scores_max:.2e}   mean {report.scores_mean:.1e}"
+        f"   99.9 % {report.scores_p999:.1e}   {report.scores_count:,} values of {len(report.steps)} positions",
     ]
+    if report.attention_max is not None:
+        lines.append(f"  attention         max difference {report.attention_max:.2e}")
     for found in report.outputs:
         lines.append(
             f"  {found.mode:<17} {found.equal} of {found.sentences} sentences equal, {found.ties} ties"

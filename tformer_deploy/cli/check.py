@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, unknown
 from . import app, emit, progress
 from .options import Checkpoint, Json, Threads
 
@@ -47,6 +48,10 @@ def check(
         given["n_best"] = beams
     if reference and (src or save_reference or given):
         raise ConfigError("--reference brings its own sources and options: leave out --src, --save-reference and those")
+    if tgt and not (src or reference):
+        raise ConfigError("--tgt needs the sources it translates: add --src or --reference")
+    _check_names(backend or [], [path for path in (html, save_reference) if path])
+    targets = translations(src, tgt) if tgt else []
     opened = open_bundle(bundle)
     with progress("check") as advance:
         gate = Gate(opened, checkpoint, threads, advance)
@@ -60,24 +65,35 @@ def check(
             if not backend:
                 emit({"reference": str(save_reference)}, json, f"{save_reference}: reference written")
                 return
-        report = gate.run(backend or ["ort"], expected, translations(src, tgt))
+        report = gate.run(backend or ["ort"], expected, targets)
+    emit(report.to_json(), json, str(report))
     if html:
         from ..check.html import render
         from ..files import atomic_file
 
         with atomic_file(html) as temporary:
             temporary.write_text(render(report), encoding="utf-8")
-    emit(report.to_json(), json, str(report))
     if not report.passed:
         raise typer.Exit(3)
 
 
-def translations(src: Path | None, tgt: Path | None) -> list[str]:
-    """Reference translations, without those of empty source lines."""
-    from ..data import read_lines
+def _check_names(backends: list[str], files: list[Path]) -> None:
+    """Refuse engines that do not exist and files that could not be written, before anything runs."""
+    from ..engines import BACKENDS
 
-    if not tgt:
-        return []
+    for name in backends:
+        if name not in BACKENDS:
+            raise unknown("backend", name, BACKENDS)
+    for path in files:
+        if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+            raise ConfigError(f"{path} cannot be written: name a file in a folder that exists and is writable")
+
+
+def translations(src: Path | None, tgt: Path) -> list[str]:
+    """Reference translations, without those of empty source lines. Needs what will measure them."""
+    from ..data import read_lines
+    from ..report import corpus_bleu  # noqa: F401
+
     lines = read_lines(tgt)
     sources = read_lines(src) if src else lines
     if len(sources) != len(lines):

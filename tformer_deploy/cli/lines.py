@@ -15,7 +15,7 @@ from ..errors import DataError
 def windows(budget: int) -> Iterator[list[str]]:
     """Lines of standard input in groups of about `budget` bytes; what has come is not held back for what may come.
 
-    Raises DataError with the number of a line that is not UTF-8.
+    Raises DataError with the number of a line that is not UTF-8, after all lines before it.
     """
     window: list[str] = []
     number = size = 0
@@ -25,6 +25,8 @@ def windows(budget: int) -> Iterator[list[str]]:
             try:
                 window.append(raw.decode("utf-8"))
             except UnicodeDecodeError as error:
+                if window:
+                    yield window
                 raise DataError(f"standard input, line {number}: not UTF-8 ({error.reason}): convert it") from None
             size += len(raw) + 1
             if size >= budget:
@@ -36,7 +38,9 @@ def windows(budget: int) -> Iterator[list[str]]:
 
 
 def utf8_output() -> TextIO:
-    """Standard output as UTF-8, whatever the locale is."""
+    """Standard output as UTF-8, whatever the locale is. Raises DataError where the caller closed it."""
+    if sys.stdout is None:
+        raise DataError("standard output is closed: send it to a file, a pipe or /dev/null")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     return sys.stdout

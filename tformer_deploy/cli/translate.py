@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -19,11 +19,13 @@ from .options import Backend, Checkpoint, DecodeSettings, Json, Threads, decode_
 
 if TYPE_CHECKING:
     from ..decoding import DecodeOptions
-    from ..translate import Result
+    from ..translate import Result, Translator
 
 WINDOW_BYTES = 16
 """For each token of a batch that many bytes are read ahead, so that lines of similar length meet in a batch."""
 Pieces = list[str] | None
+Window = tuple[int, list[str], list[str]]
+"""Number of the first line, from 0; lines; how their outputs begin, if given."""
 
 
 @app.command(epilog="Example: echo 'forty-two' | tformer translate bundles/numbers --beams 5 --set length_penalty=0.6")
@@ -58,6 +60,7 @@ def translate(
         raise ConfigError("--stream prints plain text: leave out --json and --align")
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens}
     values = decode_values(settings, {**flags, "sampling": sample or None, "align": align or None})
+    out = utf8_output()
     from ..bundle import open_bundle
     from ..config import from_dict
     from ..data import read_lines
@@ -71,38 +74,50 @@ def translate(
         if pieces:
             values[name] = piece_ids(tokenizers.target, pieces)
     options = from_dict(DecodeOptions, values, "decoding")
-    prefixes = read_lines(prefix) if prefix else []
     outputs = read_lines(allowed) if allowed else []
     if allowed and not outputs:
         raise DataError(f"{allowed} has no line: give each output that is allowed")
+    requests = _requests(1 if stream else batch_tokens * WINDOW_BYTES, prefix, read_lines(prefix) if prefix else [])
     engine = make_engine(backend, opened, checkpoint, threads)
-    out = utf8_output()
-    with Translator(engine, tokenizers, options, batch_tokens, outputs) as translator, progress("lines") as advance:
-        first = cut = 0
-        for window in windows(1 if stream else batch_tokens * WINDOW_BYTES):
-            begins = prefixes[first : first + len(window)]
-            if prefix and len(begins) < len(window):
-                raise ConfigError(
-                    f"{prefix} has {len(prefixes)} lines, the input more: give one a line, empty for none"
-                )
-            results: Iterator[Result]
-            if stream:
-                results = (
-                    translator.stream(line, lambda text: print(text, end="", file=out, flush=True), begin, number)
-                    for number, (line, begin) in enumerate(zip_longest(window, begins, fillvalue=""), first)
-                )
-            else:
-                results = translator.results(window, begins, first)
+    with Translator(engine, tokenizers, options, batch_tokens, outputs) as translator:
+        _print_all(translator, requests, stream, json, out)
+
+
+def _requests(budget: int, prefix: Path | None, prefixes: list[str]) -> Iterator[Window]:
+    """Standard input in windows of about `budget` bytes, with the lines of the file `prefix` if there is one."""
+    first = 0
+    for lines in windows(budget):
+        begins = prefixes[first : first + len(lines)]
+        if prefix and len(begins) < len(lines):
+            raise ConfigError(f"{prefix} has {len(prefixes)} lines, the input more: give one a line, empty for none")
+        yield first, lines, begins
+        first += len(lines)
+    if prefix and first != len(prefixes):
+        raise ConfigError(f"{prefix} has {len(prefixes)} lines, the input {first}: give one a line")
+
+
+def _print_all(translator: Translator, requests: Iterator[Window], stream: bool, json: bool, out: TextIO) -> None:
+    """Translate the windows, each printed before the next is read."""
+    cut = 0
+    with progress("lines") as advance:
+        for first, lines, begins in requests:
+            results = (
+                _stream(translator, first, lines, begins, out) if stream else translator.results(lines, begins, first)
+            )
             for number, result in enumerate(results, first):
-                print("" if stream else _line(number, result, options, json), file=out)
+                print("" if stream else _line(number, result, translator.options, json), file=out)
                 cut += not result.finished
                 advance(1, len(result.ids))
             out.flush()
-            first += len(window)
-    if prefix and first != len(prefixes):
-        raise ConfigError(f"{prefix} has {len(prefixes)} lines, the input {first}: give one a line")
     if cut:
-        print(f"{cut} outputs were cut off at {options.max_tokens} tokens or another limit", file=sys.stderr)
+        limit = translator.options.max_tokens
+        print(f"{cut} outputs were cut off at {limit} tokens or another limit", file=sys.stderr)
+
+
+def _stream(translator: Translator, first: int, lines: list[str], begins: list[str], out: TextIO) -> Iterator[Result]:
+    """Results whose text has been printed as it came."""
+    for number, (line, begin) in enumerate(zip_longest(lines, begins, fillvalue=""), first):
+        yield translator.stream(line, lambda text: print(text, end="", file=out, flush=True), begin, number)
 
 
 def _line(number: int, result: Result, options: DecodeOptions, json: bool) -> str:

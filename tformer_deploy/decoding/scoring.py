@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..engines.base import Engine, Floats, Ints
+from ..engines.base import Engine, Ints, Scores
 from ..errors import LimitError
 from .sampling import Doubles
 from .search import Batch
 
 
-def forced_steps(engine: Engine, batch: Batch, targets: Sequence[Sequence[int]]) -> Iterator[tuple[int, Ints, Floats]]:
-    """Feed each source's own target; yields the step, the indices (n) of targets that reach it, log_probs (n, V).
+def forced_steps(
+    engine: Engine, batch: Batch, targets: Sequence[Sequence[int]], attention: bool = False
+) -> Iterator[tuple[int, Ints, Scores]]:
+    """Feed each source's own target; yields the step, the indices (n) of targets that reach it, their full scores.
 
     Raises LimitError for a target that is empty, too long or has an unknown id.
     """
@@ -28,9 +30,7 @@ def forced_steps(engine: Engine, batch: Batch, targets: Sequence[Sequence[int]])
     live = np.arange(len(targets), dtype=np.int32)
     tokens = np.full((len(live), 1), engine.config.bos_id, np.int32)
     for step in range(lengths.max()):
-        log_probs = engine.step(tokens, state, full=True).log_probs
-        assert log_probs is not None
-        yield step, live, log_probs[:, 0]
+        yield step, live, engine.step(tokens, state, full=True, attention=attention)
         keep = np.flatnonzero(lengths[live] > step + 1).astype(np.int32)
         if 0 < len(keep) < len(live):
             engine.reorder(state, keep[:, None], keep)
@@ -41,7 +41,8 @@ def forced_steps(engine: Engine, batch: Batch, targets: Sequence[Sequence[int]])
 def score(engine: Engine, batch: Batch, targets: Sequence[Sequence[int]]) -> list[Doubles]:
     """Of each target, end token included, the log-probability of every token behind those before it."""
     found = [np.empty(len(target)) for target in targets]
-    for step, live, log_probs in forced_steps(engine, batch, targets):
+    for step, live, scores in forced_steps(engine, batch, targets):
+        assert scores.log_probs is not None
         for row, i in enumerate(live.tolist()):
-            found[i][step] = log_probs[row, targets[i][step]]
+            found[i][step] = scores.log_probs[row, 0, targets[i][step]]
     return found

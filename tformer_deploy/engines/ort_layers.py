@@ -9,6 +9,7 @@ import onnx
 import onnxruntime as ort
 
 from ..contract import GRAPHS, caches, layer_names
+from ..errors import EngineError
 from .base import Floats, Ints, check_request, check_step
 
 if TYPE_CHECKING:
@@ -61,4 +62,7 @@ def open_copy(engine: OrtEngine, graph: str) -> ort.InferenceSession:
 def run(session: ort.InferenceSession, feed: dict[str, Any]) -> dict[str, Floats]:
     """All outputs by name, in order."""
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, feed), strict=True))
+    try:
+        return dict(zip(names, session.run(names, feed), strict=True))
+    except Exception as error:  # the library's exceptions share no base class
+        raise EngineError(f"onnxruntime {ort.__version__} stopped in a copy that shows its layers: {error}") from None
