@@ -313,7 +313,7 @@ def filtered(scores: list[float], options: DecodeOptions) -> dict[int, float]:
     w = {v: math.exp(x[v] - highest) for v in best}
     if options.top_p < 1:
         before, kept, total = 0.0, [], 0.0
-        for v in best:
+        for v in sorted(best):
             total += w[v]
         for v in best:
             if not before < options.top_p * total:

@@ -8,13 +8,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_deploy.decoding import Batch, DecodeOptions, Hypothesis, Step, Trie, decode
+from tformer_deploy.decoding import Batch, DecodeOptions, Hypothesis, Step, Trie, decode, sampling
 from tformer_deploy.decoding.sampling import draw, uniforms
 from tformer_deploy.errors import ConfigError, LimitError
 
@@ -199,7 +200,8 @@ def test_beam_search_equals_plain_loops(seed: int) -> None:
 @given(seeds)
 def test_sampling_equals_plain_loops(seed: int) -> None:
     chooser = Chooser(seed)
-    check_case(chooser.sentences(chooser.sampling_options()))
+    with mock.patch.multiple(sampling, _SLICE=chooser.one(1, 3, 64), _BEST=chooser.one(1, 2, 3, 1024)):
+        check_case(chooser.sentences(chooser.sampling_options()))
 
 
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.7, 2.0])
@@ -489,6 +491,34 @@ def test_margins_are_not_needlessly_small() -> None:
     assert (draw(scores, rng.random((1000, 1)), DecodeOptions(sampling=True, top_k=1))[1] > 1e-3).mean() > 0.98
 
 
+@settings(max_examples=30, deadline=None)
+@given(seeds)
+def test_changes_within_the_margin_do_not_alter_a_draw_of_many(seed: int) -> None:
+    """Where many tokens stand near the edge of a nucleus; changes push the sums below and above the draw apart."""
+    chooser = Chooser(seed)
+    rng, vocab, trials = chooser.rng, 200, 40
+    options = DecodeOptions(sampling=True, top_p=chooser.one(0.3, 0.9, 0.95), temperature=chooser.one(1.0, 0.5, 2.0))
+    scores = np.float32(chooser.one(0.2, 1.0, 3.0)) * smooth(rng, vocab)
+    with mock.patch.object(sampling, "_BEST", chooser.one(20, 150, 1024)):
+        for u in rng.random((10, 1, 1)):
+            [[token]], [[margin]] = draw(scores[None, None], u, options)
+            changes = np.round(rng.random((trials, vocab)))
+            changes[:4] = np.arange(vocab) < token + np.array([[0], [1], [0], [1]])
+            changes[2:4] = 1 - changes[2:4]
+            changed = (scores + changes * min(margin, 5.0) * 0.999).astype(np.float32)[None]
+            if margin > 1e-5:
+                assert (draw(changed, np.broadcast_to(u, (1, trials)), options)[0] == token).all()
+
+
+@pytest.mark.parametrize(("deviation", "most"), [(1, 0.55), (2, 0.3), (3, 0.08), (4, 0.01)])
+def test_the_edge_of_a_nucleus_seldom_makes_a_margin_small(deviation: float, most: float) -> None:
+    """Flat distributions have small margins without `top_p` too: 29, 15, 7 and 2 % of draws; its edge adds little."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(0, deviation, (200, 1, 32000)).astype(np.float32)
+    margins = draw(scores, rng.random((200, 1)), DecodeOptions(sampling=True, top_p=0.95))[1]
+    assert (margins < 2e-5).mean() <= most
+
+
 # What is refused
 
 
@@ -511,7 +541,12 @@ def test_margins_are_not_needlessly_small() -> None:
         ({"patience": 0.1, "beams": 4}, "patience=0.1: must be at least 0.125"),
         ({"patience": 2.0, "stop": "exact"}, "patience=2.0: must be 1 unless stop is 'count'"),
         ({"sampling": True, "beams": 2}, "beams=2: must be 1 with sampling: n_best is the number of samples"),
-        ({"sampling": True, "temperature": 0}, "temperature=0.0: must be above 0"),
+        ({"sampling": True, "temperature": 0}, "temperature=0.0: must be between 0.001 and 1000"),
+        ({"sampling": True, "length_norm": "gnmt"}, "length_norm=gnmt: must be power with sampling"),
+        ({"sampling": True, "length_penalty": 0}, "length_penalty=0.0: must be 1.0 with sampling"),
+        ({"sampling": True, "coverage_penalty": 0.2}, "coverage_penalty=0.2: must be 0.0 with sampling"),
+        ({"sampling": True, "stop": "exact"}, "stop=exact: must be count with sampling"),
+        ({"sampling": True, "patience": 2.0}, "patience=2.0: must be 1.0 with sampling"),
         ({"sampling": True, "top_k": -1}, "top_k=-1: must be at least 0"),
         ({"sampling": True, "top_p": 0}, "top_p=0.0: must be above 0 and at most 1"),
         ({"sampling": True, "min_p": 1}, "min_p=1.0: must be at least 0 and less than 1"),
@@ -519,7 +554,8 @@ def test_margins_are_not_needlessly_small() -> None:
         ({"seed": 1}, "seed=1: must be 0 without sampling"),
         ({"temperature": 0.5}, "temperature=0.5: must be 1.0 without sampling"),
         ({"top_p": 0.5}, "top_p=0.5: must be 1.0 without sampling"),
-        ({"repetition_penalty": 0}, "repetition_penalty=0.0: must be above 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0.0: must be between 0.001 and 1000"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty=1e+39: must be between 0.001 and 1000"),
         ({"no_repeat_ngram": -1}, "no_repeat_ngram=-1: must be at least 0"),
         ({"suppress": (1.5,)}, "suppress=(1.5,): must be a list of whole numbers"),
         ({"beams": 2.0}, "beams=2.0: must be of type int"),

@@ -11,6 +11,9 @@ from ..errors import ConfigError
 LengthNorm = Literal["power", "gnmt"]
 Stop = Literal["count", "estimate", "exact"]
 
+_SEARCH = ("length_norm", "length_penalty", "coverage_penalty", "stop", "patience")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+
 
 @dataclass(frozen=True)
 class DecodeOptions:
@@ -72,7 +75,7 @@ class DecodeOptions:
         for name in ("min_tokens", "max_ratio", "min_ratio", "top_k", "no_repeat_ngram", "coverage_penalty"):
             self._require(name, getattr(self, name) >= 0, "at least 0")
         for name in ("temperature", "repetition_penalty"):
-            self._require(name, getattr(self, name) > 0, "above 0")
+            self._require(name, 1e-3 <= getattr(self, name) <= 1e3, "between 0.001 and 1000")
         self._require("length_penalty", abs(self.length_penalty) <= 10, "between -10 and 10")
         self._require("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         self._require("min_p", 0 <= self.min_p < 1, "at least 0 and less than 1")
@@ -83,9 +86,10 @@ class DecodeOptions:
             self._require("beams", self.beams == 1, "1 with sampling: n_best is the number of samples")
         else:
             self._require("n_best", self.n_best <= self.beams, f"at most beams={self.beams}, or used with sampling")
-            for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
-                default = type(self).__dataclass_fields__[name].default
-                self._require(name, getattr(self, name) == default, f"{default} without sampling")
+        for name in _SEARCH if self.sampling else _SAMPLING:
+            default = type(self).__dataclass_fields__[name].default
+            rule = f"{default} {'with' if self.sampling else 'without'} sampling"
+            self._require(name, getattr(self, name) == default, rule)
         if self.stop != "count":
             self._require("patience", self.patience == 1, "1 unless stop is 'count'")
 

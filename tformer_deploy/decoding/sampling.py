@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,13 @@ from .options import DecodeOptions
 from .rules import best_tokens
 
 Doubles = NDArray[np.float64]
+
+_SLICE = 64
+"""Rows that are drawn at once; bounds the memory of float64 copies."""
+_BEST = 1024
+"""Tokens that are ranked first for `top_p`; all of them only where these are too few."""
+_MOVES = 16 * 0.8 ** np.arange(100)
+"""Sizes of changes that a nucleus is tried with."""
 
 
 def uniforms(seed: int, numbers: NDArray[np.int64], samples: Ints, step: int) -> Doubles:
@@ -33,71 +41,126 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def draw(scores: Floats, uniform: Doubles, options: DecodeOptions) -> tuple[Ints, Doubles]:
+def draw(scores: Floats, uniform: Doubles, options: DecodeOptions, with_margins: bool = True) -> tuple[Ints, Doubles]:
     """Tokens (B, K) drawn from scores (B, K, V) with uniform (B, K); -1 where no token is allowed.
 
     Also the margin (B, K) of each draw: it stays the same as long as no two scores of its row change by amounts that
-    differ by the margin or more.
+    differ by the margin or more. Without `with_margins` they are NaN, which saves time.
     """
-    rows = scores.reshape(-1, scores.shape[-1])
-    margins = np.full(len(rows), np.inf)
-    ids = None  # in the order of the vocabulary
-    if 0 < options.top_k < rows.shape[1]:
-        ids = best_tokens(rows, options.top_k + 1)
-        margins = _gap(*np.take_along_axis(rows, ids[:, -2:], 1).T)
-        ids = ids[:, :-1]
-    elif options.top_p < 1:
-        ids = best_tokens(rows, rows.shape[1])
-    kept = rows if ids is None else np.take_along_axis(rows, ids, 1)
-    x = kept.astype(np.float64) / options.temperature
+    rows, numbers = scores.reshape(-1, scores.shape[-1]), uniform.reshape(-1, 1)
+    tokens, margins = np.empty(len(rows), np.int32), np.empty(len(rows))
+    for start in range(0, len(rows), _SLICE):
+        part = slice(start, start + _SLICE)
+        tokens[part], margins[part] = _draw(rows[part], numbers[part], options, with_margins)
+    return tokens.reshape(uniform.shape), margins.reshape(uniform.shape)
+
+
+def _draw(scores: Floats, uniform: Doubles, options: DecodeOptions, with_margins: bool) -> tuple[Ints, Doubles]:
+    """`draw` for scores (N, V) and uniform (N, 1)."""
+    margins = np.full(len(scores), np.inf)
+    ids = None  # the vocabulary
+    if 0 < options.top_k < scores.shape[1]:
+        best = best_tokens(scores, options.top_k + 1)
+        margins = _gap(*np.take_along_axis(scores, best[:, -2:], 1).T)
+        ids = np.sort(best[:, :-1], 1)
+        scores = np.take_along_axis(scores, ids, 1)
+    x = scores.astype(np.float64) / options.temperature
     highest = x.max(1, keepdims=True)
     usable = np.isfinite(highest[:, 0])
     x = np.where(usable[:, None], x, 0.0) - np.where(usable[:, None], highest, 0.0)
     weights = np.exp(x)
+    nuclei = []
     if options.top_p < 1:
-        weights, nucleus = _nucleus(kept, weights, options)
-        margins = np.minimum(margins, nucleus)
+        for one, x_one, weights_one in zip(scores, x, weights, strict=True):
+            nucleus, inside = _nucleus(one, x_one, weights_one, options.top_p)
+            kept = np.zeros_like(weights_one)
+            kept[inside] = weights_one[inside]
+            weights_one[:] = kept
+            nuclei.append(nucleus)
     if options.min_p:
         least = math.log(options.min_p)
         weights = np.where(x >= least, weights, 0.0)
         margins = np.minimum(margins, options.temperature * np.abs(x - least).min(1))
-    if ids is not None:
-        order = np.argsort(ids, 1)
-        ids, weights = np.take_along_axis(ids, order, 1), np.take_along_axis(weights, order, 1)
     reached = np.cumsum(weights, 1)
+    total = reached[:, -1:]
     # Below the end even where the product rounds up to it.
-    target = np.minimum(uniform.reshape(-1, 1) * reached[:, -1:], np.nextafter(reached[:, -1:], 0))
+    target = np.minimum(uniform * total, np.nextafter(total, 0))
     chosen = (reached > target).argmax(1)[:, None]
+    tokens = np.where(usable, (chosen if ids is None else np.take_along_axis(ids, chosen, 1))[:, 0], -1).astype(
+        np.int32
+    )
+    if not with_margins:
+        return tokens, np.full(len(tokens), np.nan)
     upper = np.take_along_axis(reached, chosen, 1)
-    lower = upper - np.take_along_axis(weights, chosen, 1)
+    above, below = upper - target, target - (upper - np.take_along_axis(weights, chosen, 1))
+    off = np.minimum(above, below) / total
     # No token lies beyond the first and the last one.
-    above = np.where(upper < reached[:, -1:], upper - target, np.inf)
-    below = np.where(chosen > (weights > 0).argmax(1)[:, None], target - lower, np.inf)
-    margins = np.minimum(margins, _slack(np.minimum(above, below) / reached[:, -1:], options)[:, 0])
-    tokens = (chosen if ids is None else np.take_along_axis(ids, chosen, 1))[:, 0]
-    tokens = np.where(usable, tokens, -1).astype(np.int32)
-    return tokens.reshape(uniform.shape), margins.reshape(uniform.shape)
+    above = np.where(upper < total, above, np.inf)
+    below = np.where(chosen > (weights > 0).argmax(1)[:, None], below, np.inf)
+    free = np.minimum(above, below) / total
+    if nuclei:
+        values = zip(total.flat, off.flat, free.flat, strict=True)
+        moves = [nucleus.stays(*value) for nucleus, value in zip(nuclei, values, strict=True)]
+        margins = np.minimum(margins, options.temperature * np.array(moves))
+    else:
+        margins = np.minimum(margins, 4 * options.temperature * free[:, 0])
+    return tokens, margins
 
 
-def _nucleus(scores: Floats, weights: Doubles, options: DecodeOptions) -> tuple[Doubles, Doubles]:
-    """The weights that `top_p` leaves of those of scores (N, V), best first, and their margins (N)."""
-    reached = np.cumsum(weights, 1)
-    enough = options.top_p * reached[:, -1:]
-    before = np.concatenate((np.zeros_like(enough), reached[:, :-1]), 1)
-    inside = before < enough
-    if scores.shape[1] == 1:
-        return weights, np.full(len(scores), np.inf)
-    off = np.abs(before[:, 1:] - enough).min(1) / reached[:, -1]
-    # Of two tokens of nearly equal scores at the edge, either might be the last one inside.
-    edge = np.minimum(np.count_nonzero(inside, 1), scores.shape[1] - 1)[:, None]
-    gap = _gap(*np.take_along_axis(scores, np.concatenate((edge - 1, edge), 1), 1).T)
-    gap = np.where(inside.all(1), np.inf, gap)
-    return np.where(inside, weights, 0.0), np.minimum(_slack(off, options), gap)
+@dataclass(frozen=True)
+class _Nucleus:
+    """What `top_p` leaves of a row: its best tokens, and some or all of the rest."""
+
+    top_p: float
+    x: Doubles
+    """Best first."""
+    reached: Doubles
+    """Sums of the weights before and behind each token."""
+    total: float
+    """Weight of the whole row."""
+    size: int
+    whole: bool
+    """Whether `x` has the whole row."""
+
+    def stays(self, kept: float, off: float, free: float) -> float:
+        """By how much values of x may change, one against another, without altering a draw.
+
+        The draw is from tokens of the weight `kept`, and by `off` of it away from the next token; by `free` where none
+        can enter or leave the nucleus. Where the drawn token itself can leave, that moves more than `off`.
+
+        Changes that differ by less than d multiply the odds of any set of tokens by less than exp(d), which moves its
+        probability by less than d / 4, and exchange only tokens that are less than d apart.
+        """
+        odds, count = (1 - self.top_p) / self.top_p, len(self.x)
+        falling = -self.x
+        # The tokens at which a sum surely below, and surely not below `top_p`, ends.
+        earliest, latest = (
+            np.minimum(np.searchsorted(self.reached[1:], self.total / (1 + odds * np.exp(d))), count - 1)
+            for d in (_MOVES, -_MOVES)
+        )
+        # Tokens before `first` are inside in any case, those from `end` on are not.
+        first = np.searchsorted(falling, falling[earliest] - _MOVES)
+        apart = np.searchsorted(falling, falling[earliest] + _MOVES, "right") == earliest + 1
+        first = np.where(apart & (self.whole | (earliest < count - 1)), earliest + 1, first)
+        end = np.searchsorted(falling, falling[latest] + _MOVES, "right")
+        enter = np.where(end < count, self.reached[end], self.total) - self.reached[self.size]
+        leave = self.reached[self.size] - self.reached[first]
+        # Half the sum of the changes of all probabilities, by which a cumulative one moves at most.
+        moved = np.maximum(enter, leave) / kept
+        safe = np.where(first >= end, free, off - moved)
+        return float(np.max(_MOVES, where=safe >= _MOVES / 4, initial=0.0))
 
 
-def _slack(off: Doubles, options: DecodeOptions) -> Doubles:
-    """By how much changes of scores must differ to move a cumulative probability by `off`."""
-    return 4 * options.temperature * off
+def _nucleus(scores: Floats, x: Doubles, weights: Doubles, top_p: float) -> tuple[_Nucleus, Ints]:
+    """The nucleus of scores (V), and its tokens, best first."""
+    total = float(np.cumsum(weights)[-1])
+    for count in (min(_BEST, len(scores)), len(scores)):
+        best = best_tokens(scores, count)
+        reached = np.concatenate(([0.0], np.cumsum(weights[best])))
+        if reached[-1] >= top_p * total:
+            break
+    size = min(int(np.searchsorted(reached[1:], top_p * total)) + 1, count)
+    return _Nucleus(top_p, x[best], reached, total, size, count == len(scores)), best[:size]
 
 
 def _gap(higher: Floats, lower: Floats) -> Doubles:

@@ -85,6 +85,7 @@ def decode(
     """
     _check(engine, batch, options)
     search = (_Sampling if options.sampling else _Beam)(engine, batch, options, allowed)
+    search.watched = on_step is not None
     state = engine.encode(batch.src_ids, batch.src_lengths)
     while True:
         scores = engine.step(search.tokens, state, search.needs_all(), options.attention)
@@ -133,7 +134,7 @@ class _Search:
         """(B, K, t, S) Where each token of an output looked."""
         self.src_lengths = batch.src_lengths
         self.parents, self.kept = self.tokens, self.sentences
-        self.rows_moved = self.sentences_left = False
+        self.rows_moved = self.sentences_left = self.watched = False
 
     def needs_all(self) -> bool:
         """Whether the next step must return every log-probability."""
@@ -298,7 +299,7 @@ class _Sampling(_Search):
         if rows < samples.shape[1]:
             ruled = np.repeat(ruled, samples.shape[1], 1)
         uniform = uniforms(self.options.seed, self.numbers[self.sentences], samples, step)
-        tokens, margins = draw(ruled, uniform, self.options)
+        tokens, margins = draw(ruled, uniform, self.options, self.watched)
         for b, n in np.argwhere((tokens < 0) & (samples >= 0)).tolist():
             self.found[self.sentences[b]][samples[b, n]] = self.stuck(b, int(parents[b, n]))
         tokens = np.where(samples < 0, np.int32(-1), tokens)
