@@ -69,7 +69,7 @@ def bundle(run: Path) -> Path:
 def attention_bundle(run: Path) -> Path:
     """The same model exported with its cross-attention. Read only."""
     out = run.parent / "attention-bundle"
-    ship(run, out, "fp32-attention")
+    ship(run, out, ["fp32-attention"])
     return out
 
 

@@ -94,7 +94,7 @@ def test_every_variant_exports_and_passes_its_check(
     config = small_config(**{"encoder_layers": 1, "decoder_layers": 1, **changes})
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(f"opset = {opset}\n{rest}\n")
-    report = ship(write_checkpoint(tmp_path / "run", config), tmp_path / "bundle", str(recipe))
+    report = ship(write_checkpoint(tmp_path / "run", config), tmp_path / "bundle", [str(recipe)])
     step = onnx.load(tmp_path / "bundle/decoder_step.onnx")
     assert step.opset_import[0].version == opset
     assert set(layer_names("decoder_step", config)) < {name for node in step.graph.node for name in node.output}
@@ -200,7 +200,7 @@ def test_newer_and_broken_manifests_are_refused(bundle: Path, tmp_path: Path) ->
 def test_recipe_narrows_the_source(run: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "short.toml"
     recipe.write_text("[axes]\nsrc_len = { min = 1, opt = 4, max = 6 }\npast_len = { min = 0, opt = 2, max = 9 }\n")
-    ship(run, tmp_path / "bundle", str(recipe))
+    ship(run, tmp_path / "bundle", [str(recipe)])
     with load(tmp_path / "bundle") as translator:
         assert len(translator.translate(["w5 " * 5])[0].ids) <= 10
         with pytest.raises(LimitError, match="line 1: a source of 7 tokens exceeds the limit of 6"):

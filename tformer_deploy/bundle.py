@@ -1,4 +1,7 @@
-"""The directory that is shipped: manifest.json, tokenizer, graphs, report. Versioned, hashed, self-describing."""
+"""The directory that is shipped: manifest.json, tokenizer, graphs, report. Versioned, hashed, self-describing.
+
+The standard graphs lie in the bundle itself, those of each variant in a folder of its name.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +30,25 @@ class Bundle:
     directory: Path
     config: ModelConfig
     recipe: Recipe
+    """Of the standard graphs."""
     manifest: dict[str, Any]
+    variants: dict[str, Recipe]
+    """Of the graphs that are made for one runtime, by name."""
+    default: str
+    """The variant that runs where none is named; empty: the standard graphs."""
 
-    def graph(self, name: str) -> Path:
+    def graph(self, name: str, variant: str = "") -> Path:
         """The ONNX file of a graph of `contract.GRAPHS`."""
-        return self.directory / f"{name}.onnx"
+        return self.directory / variant / f"{name}.onnx"
 
-    def check_metadata(self, name: str, metadata: Mapping[str, str]) -> None:
+    def check_metadata(self, name: str, metadata: Mapping[str, str], recipe: Recipe) -> None:
         """Compare the manifest, which has no hash, with what stands inside a graph's file. Raises ArtifactError."""
         try:
             fits = (
                 metadata["tformer.graph"] == name
                 and metadata["tformer.weights_sha256"] == self.weights_sha256
                 and from_dict(ModelConfig, json.loads(metadata["tformer.model"]), "model") == self.config
-                and recipe_from_dict(json.loads(metadata["tformer.recipe"])) == self.recipe
+                and recipe_from_dict(json.loads(metadata["tformer.recipe"])) == recipe
             )
         except (KeyError, ValueError):
             fits = False
@@ -65,12 +73,12 @@ class Bundle:
 def write_manifest(
     directory: Path,
     config: ModelConfig,
-    recipe: Recipe,
+    recipes: Mapping[str, Recipe],
     tokenizer: dict[str, Any],
     checkpoint: dict[str, str],
     versions: dict[str, str],
 ) -> None:
-    """Describe and hash every file that lies in `directory`."""
+    """Describe and hash every file that lies in `directory`; `recipes` of the standard graphs ("") and the variants."""
     write_json(
         directory / MANIFEST,
         {
@@ -78,13 +86,23 @@ def write_manifest(
             "version": VERSION,
             "versions": {"tformer_deploy": __version__, **versions},
             "model": dataclasses.asdict(config),
-            "recipe": dataclasses.asdict(recipe),
+            "recipe": dataclasses.asdict(recipes[""]),
             "tokenizer": tokenizer,
-            "graphs": {name: signature(name, config, recipe).to_json() for name in GRAPHS},
+            "graphs": _graphs(config, recipes[""]),
+            "default": next(iter(recipes)),
+            "variants": {
+                name: {"recipe": dataclasses.asdict(recipe), "graphs": _graphs(config, recipe)}
+                for name, recipe in recipes.items()
+                if name
+            },
             "checkpoint": checkpoint,
             "files": hashes(directory),
         },
     )
+
+
+def _graphs(config: ModelConfig, recipe: Recipe) -> dict[str, Any]:
+    return {name: signature(name, config, recipe).to_json() for name in GRAPHS}
 
 
 def hashes(directory: Path) -> dict[str, str]:
@@ -104,12 +122,18 @@ def open_bundle(directory: Path) -> Bundle:
     """Open a bundle and verify its hashes. Raises ArtifactError."""
     manifest = read_header(directory, MANIFEST, "bundle", VERSION)
     try:
-        needed = {*tokenizer_files(manifest["tokenizer"]), *(f"{name}.onnx" for name in GRAPHS)}
+        variants = {
+            name: recipe_from_dict(variant["recipe"]) for name, variant in manifest.get("variants", {}).items()
+        }
+        graphs = {(Path(variant) / f"{name}.onnx").as_posix() for name in GRAPHS for variant in ("", *variants)}
+        needed = {*tokenizer_files(manifest["tokenizer"]), *graphs}
         if missing := needed - set(manifest["files"]):
             raise ArtifactError(f"{directory / MANIFEST} is damaged: no hash of {min(missing)}")
         verify(directory, manifest["files"], "bundle")
         config = from_dict(ModelConfig, manifest["model"], "model")
-        bundle = Bundle(directory, config, recipe_from_dict(manifest["recipe"]), manifest)
+        bundle = Bundle(directory, config, recipe_from_dict(manifest["recipe"]), manifest, variants, manifest.get("default", ""))
+        if bundle.default not in ("", *variants):
+            raise ArtifactError(f"{directory / MANIFEST} is damaged: it has no variant '{bundle.default}'")
         _ = bundle.checkpoint, bundle.weights_sha256, manifest["versions"]  # a missing one is found here
         return bundle
     except KeyError as error:

@@ -1,8 +1,8 @@
 """Names, types and symbolic sizes of both graphs: the only place where they are written.
 
-Sizes are numbers or the names `batch`, `beams`, `src_len`, `past_len`, `past_rows` (rows of the step before) and
-expressions of them. A row is a beam of a sentence; rows are counted sentence by sentence, so row = sentence * beams +
-beam.
+Sizes are numbers or the names `batch`, `beams`, `src_len`, `past_len`, `past_rows` (rows of the step before),
+`capacity` (positions that a static cache has room for) and expressions of them. A row is a beam of a sentence; rows are
+counted sentence by sentence, so row = sentence * beams + beam.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from .recipe import Recipe
 
 GRAPHS = ("encoder", "decoder_step")
 ROWS, GROWN, BEST = "batch*beams", "past_len + 1", "2*beams - 1"
+LOWERED_BEST = "2*beams"
+"""One more than a search reads, so that a token may be forbidden without a look at all scores."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
     lengths = TensorSpec("src_lengths", "int32", ("batch",))
     if graph == "encoder":
         return Signature((TensorSpec("src_ids", "int32", ("batch", "src_len")), lengths), cross)
+    if recipe.cache == "static":
+        return _static_step(config, recipe)
     best = ("batch", "beams", recipe.top_k or BEST)
     # The last layer's cross-attention, mean over heads; 0 at padding.
     attention = (TensorSpec("attention", "float32", ("batch", "beams", "src_len")),) if recipe.attention else ()
@@ -69,6 +73,31 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
             TensorSpec("log_probs", "float32", ("batch", "beams", config.tgt_vocab)),
             *attention,
             *caches("present", config, (ROWS, config.heads, GROWN, config.head_dim)),
+        ),
+    )
+
+
+def _static_step(config: ModelConfig, recipe: Recipe) -> Signature:
+    """The step whose caches are buffers: `present` must be bound to the memory of `past`."""
+    buffer = (ROWS, config.heads, "capacity", config.head_dim)
+    best = (ROWS, recipe.top_k or LOWERED_BEST)
+    return Signature(
+        (
+            TensorSpec("tokens", "int32", ("batch", "beams")),
+            # The index of `tokens` in the target.
+            TensorSpec("position", "int32", (1,)),
+            # Which beam of its sentence wrote each earlier position of a beam's target.
+            TensorSpec("written_by", "int32", ("batch", "beams", "capacity")),
+            TensorSpec("src_lengths", "int32", ("batch",)),
+            *caches("cross", config, ("batch", config.heads, "src_len", config.head_dim)),
+            *caches("past", config, buffer),
+        ),
+        (
+            # Best first; equal scores by the lower id.
+            TensorSpec("top_ids", "int32", best),
+            TensorSpec("top_scores", "float32", best),
+            TensorSpec("log_probs", "float32", (ROWS, config.tgt_vocab)),
+            *caches("present", config, buffer),
         ),
     )
 

@@ -54,21 +54,34 @@ class Tolerance:
     """Log-probabilities, natural logarithm."""
     bleu: float = 0.1
     """BLEU points, where reference translations are given."""
+    tokens: bool = True
+    """Every decision must be eager's, but for ties. In other batches an engine must always decide the same."""
 
     def __post_init__(self) -> None:
         check_types(self)
 
 
-TOLERANCES = {"fp32": Tolerance()}
+TOLERANCES = {
+    "fp32": Tolerance(),
+    "int8": Tolerance(encoder=0.5, scores=1.0, bleu=0.3, tokens=False),
+    "int4": Tolerance(encoder=0.5, scores=3.0, bleu=0.5, tokens=False),
+}
 """What each precision should hold; a recipe that allows more shows it in every report."""
+BLOCKS = (0, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How a checkpoint becomes graphs."""
 
-    precision: Literal["fp32"] = "fp32"
-    cache: Literal["growing"] = "growing"
+    target: Literal["onnx", "ort-cpu"] = "onnx"
+    """`onnx`: standard operators, for every runtime; `ort-cpu`: ONNX Runtime's own operators for processors."""
+    precision: Literal["fp32", "int8", "int4"] = "fp32"
+    """Of the weights; the sums are fp32."""
+    block: int = 0
+    """Weights of the step that share a scale, for few rows at a time; 0: a whole column, for many rows."""
+    cache: Literal["growing", "static"] = "growing"
+    """`static`: a buffer with room for later tokens, written in place."""
     opset: int = 23
     top_k: int = 0
     """Best tokens that a step returns per row; 0: the `2*beams - 1` that beam search reads, 1 for greedy search."""
@@ -83,6 +96,17 @@ class Recipe:
             raise ConfigError(f"opset={self.opset}: must be 18 to 24, which ONNX Runtime and TensorRT both load")
         if self.top_k < 0:
             raise ConfigError(f"top_k={self.top_k}: must be at least 0")
+        lowered = self.target == "ort-cpu"
+        if (self.cache == "static") != lowered:
+            raise ConfigError(f"cache={self.cache}: must be {'static' if lowered else 'growing'} with {self.target=!s}")
+        if self.precision != "fp32" and not lowered:
+            raise ConfigError(f"precision={self.precision}: needs target = 'ort-cpu'")
+        if self.attention and lowered:
+            raise ConfigError("attention = true: needs target = 'onnx', whose graphs return it")
+        if self.block not in BLOCKS or (self.block and self.precision == "fp32"):
+            raise ConfigError(f"block={self.block}: must be one of {BLOCKS}, and 0 with fp32")
+        if self.precision == "int4" and not self.block:
+            raise ConfigError(f"block=0: int4 needs one of {BLOCKS[1:]}")
 
     def for_model(self, config: ModelConfig) -> Recipe:
         """The recipe with its open ends filled in from a model."""
@@ -94,8 +118,8 @@ class Recipe:
         beams = self.axes.beams
         axes = dataclasses.replace(
             self.axes,
-            # The best 2*beams - 1 tokens must exist.
-            beams=beams if self.top_k else beams.within((config.tgt_vocab + 1) // 2),
+            # The best 2*beams - 1 tokens must exist, 2*beams of a lowered graph.
+            beams=beams if self.top_k else beams.within((config.tgt_vocab + (self.cache == "growing")) // 2),
             src_len=self.axes.src_len.within(config.max_positions),
             past_len=self.axes.past_len.within(config.max_positions - 1),
         )

@@ -1,54 +1,82 @@
-"""Checkpoint to bundle: export, check, and only then give it its name."""
+"""Checkpoint to bundle: export, lower, check, and only then give it its name."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from .bundle import MANIFEST, add_report, open_bundle, write_manifest
 from .check import Gate, Report, make_corpus
 from .checkpoint import open_checkpoint
-from .errors import ArtifactError, ParityError
+from .config import ModelConfig
+from .engines import STANDARD, engine_names
+from .errors import ArtifactError, ConfigError, ParityError
+from .export.calibrate import input_ranges
 from .export.to_onnx import export_graphs
 from .files import atomic_directory
-from .recipe import load_recipe
+from .recipe import Recipe, load_recipe
 
 
 def ship(
     run: Path,
     out: Path,
-    recipe_name: str = "fp32",
+    recipes: Sequence[str] = (STANDARD,),
     src: Path | None = None,
     force: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
-    """Make a bundle of a checkpoint and check it on ONNX Runtime against eager PyTorch.
+    """Make a bundle of a checkpoint and check every engine of it against eager PyTorch.
 
-    Raises ParityError, and leaves nothing, where the check fails; ArtifactError where `out` exists without `force`.
+    It always has the standard graphs; recipes of another target add variants. What runs where no variant is named is
+    the first recipe. Raises ParityError, and leaves nothing, where the check fails; ArtifactError where `out` exists
+    without `force`.
     """
     checkpoint = open_checkpoint(run)
-    recipe = load_recipe(recipe_name).for_model(checkpoint.config)
+    chosen = choose(recipes, checkpoint.config)
     if out.exists() and not force:
         raise ArtifactError(f"{out} exists already: choose another folder or add --force")
     if out.exists() and not (out / MANIFEST).is_file():
         raise ArtifactError(f"{out} is not a bundle, so --force does not replace it: choose another folder")
-    corpus = make_corpus(checkpoint.config, recipe, checkpoint.tokenizers, src)
+    corpus = make_corpus(checkpoint.config, chosen[""], checkpoint.tokenizers, src)
     with atomic_directory(out, force) as directory:
         description = checkpoint.tokenizers.save(directory)
-        export_graphs(checkpoint.load_model(), recipe, directory, checkpoint.weights_sha256)
+        model = checkpoint.load_model()
+        ranges = input_ranges(model, corpus.sources) if len(chosen) > 1 else {}
+        for name, recipe in chosen.items():
+            export_graphs(model, recipe, directory / name, checkpoint.weights_sha256, ranges)
         write_manifest(
             directory,
             checkpoint.config,
-            recipe,
+            chosen,
             description,
             {"path": os.path.relpath(run, out), "weights_sha256": checkpoint.weights_sha256},
             {name: version(name) for name in ("torch", "onnx", "onnxscript")},
         )
-        gate = Gate(open_bundle(directory), checkpoint.directory, progress=progress)
-        report = gate.run(["ort"], gate.reference(corpus))
+        bundle = open_bundle(directory)
+        gate = Gate(bundle, checkpoint.directory, progress=progress)
+        report = gate.run([name for name in engine_names(bundle) if name != "eager"], gate.reference(corpus))
         if not report.passed:
             raise ParityError(f"{out} not written, the check failed: {'; '.join(report.failures)}")
         add_report(directory, report.to_json())
     return report
+
+
+def choose(names: Sequence[str], config: ModelConfig) -> dict[str, Recipe]:
+    """Recipes by the folder that their graphs get: "" for the standard ones, else the recipe's name.
+
+    The first of `names` comes first. Raises ConfigError where two recipes want the same folder.
+    """
+    chosen: dict[str, Recipe] = {}
+    for name in names:
+        recipe, stem = load_recipe(name).for_model(config), Path(name).stem
+        folder = "" if recipe.target == "onnx" else stem
+        if folder in chosen:
+            taken = f"variant {folder}" if folder else "standard graphs"
+            raise ConfigError(f"recipe {name}: the bundle has {taken} already: leave one out or rename its file")
+        if folder and (stem == STANDARD or not re.fullmatch(r"[A-Za-z0-9][\w-]*", stem)):
+            raise ConfigError(f"recipe {name}: a variant cannot be called '{stem}': rename the file")
+        chosen[folder] = recipe
+    return chosen if "" in chosen else {**chosen, "": load_recipe(STANDARD).for_model(config)}

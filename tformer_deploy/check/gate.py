@@ -17,7 +17,7 @@ from ..data import read_lines
 from ..engines import make_engine
 from ..engines.base import Engine, Limits
 from ..errors import ArtifactError, ConfigError, DataError, EngineError, MissingExtra
-from ..recipe import TOLERANCES, Recipe
+from ..recipe import TOLERANCES, Recipe, Tolerance
 from ..text import Tokenizers
 from .observe import CheckOptions, Run, tokens_of
 from .parity import check, eager_invariance, find_layer, generated_sources
@@ -99,45 +99,42 @@ class Gate:
 
         Raises ArtifactError for a reference of other weights, ConfigError for translations that do not fit.
         """
-        bundle, tolerance = self.bundle, self.bundle.recipe.tolerance
+        bundle = self.bundle
         if reference.weights_sha256 != bundle.weights_sha256:
             raise ArtifactError("the reference is of other weights than the bundle: make it again for this bundle")
         if translations and len(translations) != len(reference.sources):
             raise ConfigError(f"{len(translations)} reference translations for {len(reference.sources)} sentences")
-        strict = TOLERANCES[bundle.recipe.precision]
         report = Report(
             sentences=len(reference.sources),
             tokens=sum(len(tokens_of(outputs[0])) for outputs in reference.observed.runs["greedy"].outputs.values()),
             corpus=reference.corpus,
-            precision=bundle.recipe.precision,
-            tolerance=tolerance,
-            loosened=[
-                f.name for f in dataclasses.fields(strict) if getattr(tolerance, f.name) > getattr(strict, f.name)
-            ],
             weights_sha256=bundle.weights_sha256,
             options=dataclasses.asdict(reference.options),
             reference=reference.machine,
             machine=machine(),
         )
-        report.eager_invariance, not_blamed = eager_invariance(reference, bundle.config.eos_id, tolerance)
+        report.eager_invariance, not_blamed = eager_invariance(reference, bundle.config.eos_id, bundle.recipe.tolerance)
         for backend in backends:
             engine = make_engine(backend, bundle, self.checkpoint, self.threads)
+            recipe = bundle.variants.get(backend.removeprefix("ort:"), bundle.recipe)
+            tolerance = recipe.tolerance
             with engine:
                 try:
                     found, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
                 except EngineError as error:
                     report.engines.append(EngineReport(backend, failures=[str(error)]))
                     continue
+                found.precision, found.loosened = recipe.precision, loosened(recipe)
                 if translations:
                     _add_quality(
                         found, reference.observed.runs, runs, translations, bundle.tokenizers(), tolerance.bleu
                     )
                 if not found.passed:
-                    found.blame = self.blame(engine, reference, found)
+                    found.blame = self.blame(engine, reference, found, tolerance)
             report.engines.append(found)
         return report
 
-    def blame(self, engine: Engine, reference: Reference, found: EngineReport) -> str:
+    def blame(self, engine: Engine, reference: Reference, found: EngineReport, tolerance: Tolerance) -> str:
         """The layer at fault, where eager PyTorch is at hand."""
         try:
             eager = self.eager()
@@ -145,9 +142,16 @@ class Gate:
             return f"the layer is not known: {error}"
         with eager:
             try:
-                return find_layer(engine, eager, reference, found, self.bundle.recipe.tolerance)
+                return find_layer(engine, eager, reference, found, tolerance)
             except EngineError as error:
                 return f"the layer is not known: {error}"
+
+
+def loosened(recipe: Recipe) -> list[str]:
+    """The thresholds of a recipe that are wider than its precision's own."""
+    strict, own = TOLERANCES[recipe.precision], recipe.tolerance
+    wider = {f.name: getattr(own, f.name) > getattr(strict, f.name) for f in dataclasses.fields(strict)}
+    return [name for name, is_wider in {**wider, "tokens": own.tokens < strict.tokens}.items() if is_wider]
 
 
 def _add_quality(

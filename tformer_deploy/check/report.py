@@ -76,6 +76,10 @@ class EngineReport:
     """One engine against eager PyTorch. `failures` is empty where it passed."""
 
     engine: str
+    precision: str = "fp32"
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    loosened: list[str] = field(default_factory=list)
+    """Thresholds of the recipe that are wider than this precision's own."""
     encoder_max: float = 0.0
     """Largest absolute difference of the encoder's outputs, padding left out."""
     encoder_sentences: int = 0
@@ -117,10 +121,6 @@ class Report:
     tokens: int
     """Tokens of eager's greedy outputs, end tokens included."""
     corpus: str
-    precision: str
-    tolerance: Tolerance
-    loosened: list[str]
-    """Thresholds of the recipe that are wider than this precision's own."""
     weights_sha256: str
     options: dict[str, Any]
     reference: dict[str, str]
@@ -151,7 +151,6 @@ class Report:
         lines = [
             f"{self.corpus}: {self.sentences} sentences, {self.tokens} tokens of eager PyTorch",
             "options: " + ", ".join(f"{name} {value}" for name, value in self.options.items()),
-            "limits: " + ", ".join(self._limit(field.name) for field in dataclasses.fields(self.tolerance)),
         ]
         if differs := [found for found in self.eager_invariance if found.failed]:
             worst = max(differs, key=lambda found: found.failed)
@@ -163,13 +162,11 @@ class Report:
             lines += _describe(engine)
         return "\n".join(lines)
 
-    def _limit(self, name: str) -> str:
-        return f"{name} {getattr(self.tolerance, name):.0e}" + (" (LOOSENED)" if name in self.loosened else "")
-
 
 def _describe(report: EngineReport) -> list[str]:
     lines = [
-        f"{report.engine} against eager PyTorch",
+        f"{report.engine}, {report.precision}, against eager PyTorch",
+        "  limits            " + ", ".join(_limit(report, field.name) for field in dataclasses.fields(Tolerance)),
         f"  encoder outputs   max difference {report.encoder_max:.2e}   {report.encoder_sentences} sentences",
         f"  scores per step   max difference {report.scores_max:.2e}   mean {report.scores_mean:.1e}"
         f"   99.9 % {report.scores_p999:.1e}   {report.scores_count:,} values of {len(report.steps)} positions",
@@ -179,7 +176,7 @@ def _describe(report: EngineReport) -> list[str]:
     for found in report.outputs:
         lines.append(
             f"  {found.mode:<17} {found.equal} of {found.sentences} sentences equal, {found.ties} ties"
-            f"   scores within {found.score_max:.1e}"
+            f", {found.failed} differ   scores within {found.score_max:.1e}"
         )
     for found in report.invariance:
         name = f"{found.variant}, {found.mode}"
@@ -196,6 +193,12 @@ def _describe(report: EngineReport) -> list[str]:
     if report.blame:
         lines.append(f"  FIRST DIFFERENCE: {report.blame}")
     return [*lines, "passed" if report.passed else "failed"]
+
+
+def _limit(report: EngineReport, name: str) -> str:
+    limit = getattr(report.tolerance, name)
+    text = ("equal" if limit else "may differ") if isinstance(limit, bool) else f"{limit:.0e}"
+    return f"{name} {text}" + (" (LOOSENED)" if name in report.loosened else "")
 
 
 def describe_divergence(found: Divergence) -> str:

@@ -11,12 +11,15 @@ from . import app, emit, progress
 from .options import Json
 
 
-@app.command(epilog="Example: tformer export runs/numbers --out bundles/numbers --recipe fp32")
+@app.command(epilog="Example: tformer export runs/numbers --out bundles/numbers --recipe fp32 --recipe int8")
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder or checkpoint.")],
     out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
-    recipe: Annotated[str, typer.Option(help="A recipe's name or TOML file.")] = "fp32",
-    src: Annotated[Path | None, typer.Option(help="Text to check with; without it, generated ids.")] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="A recipe's name or TOML file; repeatable, the first is what runs. Without it: fp32."),
+    ] = None,
+    src: Annotated[Path | None, typer.Option(help="Text to check and calibrate with; without it, generated ids.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle in --out.")] = False,
     json: Json = False,
 ) -> None:
@@ -24,5 +27,5 @@ def export(
     from ..ship import ship
 
     with progress("check") as advance:
-        report = ship(run, out, recipe, src, force, advance)
+        report = ship(run, out, recipe or ["fp32"], src, force, advance)
     emit({"bundle": str(out), "check": report.to_json()}, json, f"{report}\n{out}: bundle written")

@@ -5,25 +5,49 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..bundle import Bundle
-from ..errors import missing_extra, unknown
+from ..errors import ConfigError, missing_extra, unknown
 from .base import Engine
 
 BACKENDS = ("eager", "ort")
+STANDARD = "fp32"
+"""What the standard graphs are called where variants are named."""
 
 
-def make_engine(backend: str, bundle: Bundle, checkpoint: Path | None = None, threads: int = 0) -> Engine:
-    """An engine that is not entered yet.
+def engine_names(bundle: Bundle) -> list[str]:
+    """All that can run a bundle: `eager`, `ort` for its standard graphs, `ort:NAME` for each variant."""
+    return [*BACKENDS, *(f"ort:{name}" for name in bundle.variants)]
+
+
+def engine_name(backend: str, variant: str | None, bundle: Bundle) -> str:
+    """The engine of a backend and a variant; none: the bundle's default. Raises ConfigError for a wrong variant."""
+    if variant is None and backend == "ort" and bundle.default:
+        return f"ort:{bundle.default}"
+    if variant is None or (variant == STANDARD and backend == "ort"):
+        return backend
+    if backend != "ort":
+        raise ConfigError(f"--variant {variant}: variants are graphs of ort, {backend} has none")
+    if variant not in bundle.variants:
+        raise unknown("variant", variant, [STANDARD, *bundle.variants])
+    return f"ort:{variant}"
+
+
+def make_engine(name: str, bundle: Bundle, checkpoint: Path | None = None, threads: int = 0) -> Engine:
+    """An engine of `engine_names` that is not entered yet.
 
     `checkpoint` is for `eager` alone; without it the place is used where the checkpoint was at export. `threads` 0:
     as many as this process has cores. Raises MissingExtra where the backend's packages are not installed.
     """
-    if backend not in BACKENDS:
-        raise unknown("backend", backend, BACKENDS)
+    if name not in engine_names(bundle):
+        raise unknown("backend", name, engine_names(bundle))
     try:
-        if backend == "ort":
+        if name == "ort":
             from .ort import OrtEngine
 
             return OrtEngine(bundle, threads)
+        if name.startswith("ort:"):
+            from .ort_lowered import LoweredEngine
+
+            return LoweredEngine(bundle, threads, name.removeprefix("ort:"))
         return _eager(bundle, checkpoint, threads)
     except ModuleNotFoundError as error:
         raise missing_extra(error) from None

@@ -35,12 +35,15 @@ class OrtState:
 class OrtEngine:
     """Runs a bundle's graphs on the CPU."""
 
-    def __init__(self, bundle: Bundle, threads: int = 0) -> None:
-        self.bundle, self.config = bundle, bundle.config
+    def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "") -> None:
+        self.bundle, self.config, self.variant = bundle, bundle.config, variant
+        self.recipe = bundle.variants[variant] if variant else bundle.recipe
         self.threads = threads or len(os.sched_getaffinity(0))
-        axes = bundle.recipe.axes
+        axes = self.recipe.axes
         self.limits = Limits(axes.batch.max, axes.src_len.max, axes.past_len.max + 1, axes.beams.max)
-        self.attention = bundle.recipe.attention
+        self.attention = self.recipe.attention
+        self.profile = ""
+        """Where the sessions write their traces, if anywhere: the beginning of a file name."""
 
     def __enter__(self) -> Self:
         check_one_onnxruntime()
@@ -49,7 +52,7 @@ class OrtEngine:
         self._step = self._session("decoder_step", spin=True)
         self._cross = [spec.name for spec in caches("cross", self.config, ())]
         self._past = [spec.name for spec in caches("past", self.config, ())]
-        self._outputs = [spec.name for spec in signature("decoder_step", self.config, self.bundle.recipe).outputs]
+        self._outputs = [spec.name for spec in signature("decoder_step", self.config, self.recipe).outputs]
         return self
 
     def __exit__(
@@ -59,23 +62,27 @@ class OrtEngine:
 
     def encode(self, src_ids: Ints, src_lengths: Ints) -> OrtState:
         """See `Engine.encode`."""
-        check_request(src_ids, src_lengths, self.config, self.limits)
+        batch, lengths = len(src_ids), np.array(src_lengths, np.int32)
+        cross = self._encode(src_ids, lengths)
+        empty = np.zeros((batch, self.config.heads, 0, self.config.head_dim), np.float32)
+        past = [OrtValue.ortvalue_from_numpy(empty)] * len(self._past)
+        parents = np.arange(batch, dtype=np.int32)[:, None]
+        return OrtState(lengths, cross, past, parents)
+
+    def _encode(self, src_ids: Ints, lengths: Ints) -> list[OrtValue]:
+        """The encoder's outputs."""
+        check_request(src_ids, lengths, self.config, self.limits)
         binding = self._encoder.io_binding()
-        lengths = np.array(src_lengths, np.int32)
         binding.bind_cpu_input("src_ids", np.ascontiguousarray(src_ids, np.int32))
         binding.bind_cpu_input("src_lengths", lengths)
         for name in self._cross:
             binding.bind_output(name)
         self._run(self._encoder, binding)
-        batch = len(src_ids)
-        empty = np.zeros((batch, self.config.heads, 0, self.config.head_dim), np.float32)
-        past = [OrtValue.ortvalue_from_numpy(empty)] * len(self._past)
-        parents = np.arange(batch, dtype=np.int32)[:, None]
-        return OrtState(lengths, binding.get_outputs(), past, parents)
+        return binding.get_outputs()  # type: ignore[no-any-return]
 
     def best(self, beams: int) -> int:
         """See `Engine.best`."""
-        return self.bundle.recipe.top_k or 2 * beams - 1
+        return self.recipe.top_k or 2 * beams - 1
 
     def step(self, tokens: Ints, state: OrtState, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`."""
@@ -117,7 +124,7 @@ class OrtEngine:
             state.src_lengths = state.src_lengths[sentences]
             state.cross = [OrtValue.ortvalue_from_numpy(view(value)[sentences]) for value in state.cross]
 
-    def cross_keys_values(self, state: OrtState) -> list[Floats]:
+    def cross_keys_values(self, state: Any) -> list[Floats]:
         """See `Engine.cross_keys_values`."""
         return [view(value).copy() for value in state.cross]
 
@@ -136,15 +143,25 @@ class OrtEngine:
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
+        # Without it, products of unsigned and signed bytes overflow on processors before AVX-512 VNNI.
+        options.add_session_config_entry("session.x64quantprecision", "1")
+        # The fused kernel takes several times as long as its parts.
+        options.add_session_config_entry("optimization.disable_specified_optimizers", "SkipLayerNormFusion")
+        if self.profile:
+            options.enable_profiling, options.profile_file_prefix = True, self.profile
         return options
 
+    def sessions(self) -> list[ort.InferenceSession]:
+        """Of the encoder and of the step."""
+        return [self._encoder, self._step]
+
     def _session(self, graph: str, spin: bool) -> ort.InferenceSession:
-        path = self.bundle.graph(graph)
+        path = self.bundle.graph(graph, self.variant)
         try:
             session = ort.InferenceSession(path, self.options(spin), providers=["CPUExecutionProvider"])
         except Exception as error:  # the library's exceptions share no base class
             raise ArtifactError(f"onnxruntime {ort.__version__} cannot load {path}: {error}; update it") from None
-        self.bundle.check_metadata(graph, session.get_modelmeta().custom_metadata_map)
+        self.bundle.check_metadata(graph, session.get_modelmeta().custom_metadata_map, self.recipe)
         return session
 
 

@@ -18,7 +18,9 @@ from ..config import ModelConfig
 from ..contract import GRAPHS, layer_names, signature
 from ..model import Transformer
 from ..recipe import Recipe
+from .calibrate import Ranges
 from .graphs import EncoderGraph, StepGraph, example_inputs
+from .lower import lower
 from .signature import compare_signature, read_signature
 
 IR_VERSION = 10
@@ -27,11 +29,20 @@ EXTERNAL_DATA_BYTES = 1_900_000_000
 """Above this the weights go to a file of their own: a protobuf message ends at 2 GiB."""
 
 
-def export_graphs(model: Transformer, recipe: Recipe, directory: Path, weights_sha256: str) -> None:
-    """Write `encoder.onnx` and `decoder_step.onnx`. Raises ArtifactError where a graph does not keep the contract."""
+def export_graphs(
+    model: Transformer, recipe: Recipe, directory: Path, weights_sha256: str, ranges: Ranges | None = None
+) -> None:
+    """Write `encoder.onnx` and `decoder_step.onnx`, lowered ones with what `calibrate` found.
+
+    Raises ArtifactError where a graph does not keep the contract.
+    """
+    directory.mkdir(exist_ok=True)
     for name in GRAPHS:
-        module = EncoderGraph(model) if name == "encoder" else StepGraph(model, recipe)
-        exported = trace(name, module.eval(), recipe)
+        if recipe.target == "onnx":
+            module = EncoderGraph(model) if name == "encoder" else StepGraph(model, recipe)
+            exported = trace(name, module.eval(), recipe)
+        else:
+            exported = lower(name, model, recipe, ranges or {})
         describe(
             exported,
             {

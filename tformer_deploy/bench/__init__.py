@@ -1,0 +1,7 @@
+"""What a bundle's engines cost: time per point, memory, disk, and how near they come to what the machine can do."""
+
+from .plan import Plan, Point, choose_engines, make_points
+from .report import Report
+from .run import run
+
+__all__ = ["Plan", "Point", "Report", "choose_engines", "make_points", "run"]

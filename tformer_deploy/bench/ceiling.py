@@ -1,0 +1,79 @@
+"""What the machine can do: bytes read and operations per second, measured in this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+TRIES = 3
+"""The best counts: whatever else runs only takes away."""
+TRY_SECONDS = 0.01
+ASSUMED_GB = 20
+"""Gigabytes per second and thread, for the number of repetitions that fill a try."""
+MATRIX = 512
+"""Rows and columns: large enough to keep every core busy, small enough to stay in its cache."""
+DTYPES: dict[str, tuple[Any, Any]] = {"fp32": (np.float32, np.float32), "int8": (np.uint8, np.int8)}
+
+
+def bandwidth(size: int, threads: int) -> float:
+    """Bytes per second at which `threads` threads together read a buffer of `size` bytes again and again.
+
+    A buffer that fits a cache comes from there, as weights do that fit it. numpy reads without the interpreter's lock;
+    the largest of whole numbers takes least arithmetic.
+    """
+    parts = np.array_split(np.ones(max(1, size // 4), np.int32), threads)
+    repetitions = max(1, round(ASSUMED_GB * 1e9 * TRY_SECONDS / max(1, parts[0].nbytes)))
+    return max(repetitions * size / _seconds(parts, repetitions) for _ in range(TRIES))
+
+
+def _seconds(parts: list[Any], repetitions: int) -> float:
+    """Time in which each thread reads its part so often."""
+    parts = [part for part in parts if len(part)]
+    gate = threading.Barrier(len(parts) + 1)
+
+    def read(part: Any) -> None:
+        # One call reads the part many times over: the first axis has stride 0.
+        repeated = np.broadcast_to(part, (repetitions, len(part)))
+        gate.wait()
+        repeated.max(axis=1)
+        gate.wait()
+
+    readers = [threading.Thread(target=read, args=(part,)) for part in parts]
+    for reader in readers:
+        reader.start()
+    gate.wait()
+    start = time.perf_counter()
+    gate.wait()
+    seconds = time.perf_counter() - start
+    for reader in readers:
+        reader.join()
+    return seconds
+
+
+def matrix_rates(threads: int) -> dict[str, float]:
+    """Operations per second (a multiplication and an addition are two) of ONNX Runtime's matrix product by type.
+
+    Raises ModuleNotFoundError where ONNX Runtime is not installed.
+    """
+    from ..engines.ort import check_one_onnxruntime  # isort: skip - it sets the library up before it loads
+    import onnxruntime as ort
+
+    check_one_onnxruntime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    rates = {}
+    for name, dtypes in DTYPES.items():
+        graph = (files(__package__) / f"matmul_{name}.onnx").read_bytes()
+        session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        a, b = (np.ones((MATRIX, MATRIX), dtype) for dtype in dtypes)
+        best, end = np.inf, time.perf_counter() + TRIES * TRY_SECONDS
+        while best == np.inf or time.perf_counter() < end:
+            start = time.perf_counter()
+            session.run(None, {"a": a, "b": b})
+            best = min(best, time.perf_counter() - start)
+        rates[name] = 2 * MATRIX**3 / float(best)
+    return rates

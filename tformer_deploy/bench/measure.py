@@ -1,0 +1,179 @@
+"""The clock around an engine, and what is measured with it in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import ParamSpec, TypeVar, cast
+
+import numpy as np
+
+from ..config import ModelConfig
+from ..decoding import Batch, DecodeOptions, decode
+from ..engines.base import Engine, Ints, Scores, State
+from ..translate import Translator
+from .plan import Point
+
+MAX_REPETITIONS = 50
+"""Of a point in a round."""
+WARM_UP_LINES, SINGLE_LINES = 50, 100
+"""Lines of a text that are translated before the clock starts; at most so many are translated one at a time."""
+FIRST_WORD = 4
+"""Ids below are special tokens."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One decode of a batch. In several parts: the last part's times, the mean of steps and of shares."""
+
+    latency_ms: float
+    encoder_ms: float
+    first_token_ms: float
+    """From the call to the end of the first step."""
+    steps_ms: list[float]
+    """Of every step, with the reordering behind it."""
+    outside: float
+    """Share of the time outside the engine's calls."""
+    tokens: int
+
+
+@dataclass(frozen=True)
+class CorpusSample:
+    """One translation of a text."""
+
+    seconds: float
+    sentences: int
+    tokens: int
+    """End tokens included."""
+    single_ms: list[float]
+    """Latencies of sentences that were translated one at a time."""
+
+
+class Watched:
+    """An engine that notes when its calls begin and end, and whose outputs never end by themselves.
+
+    Forbidding eos by an option would not do: greedy search would have to ask for every token's score.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.config, self.limits, self.attention = engine, engine.config, engine.limits, engine.attention
+        self.best = engine.best
+        self.other = np.int32((engine.config.eos_id + 1) % engine.config.tgt_vocab)
+        self.calls: list[tuple[str, float, float]] = []
+        """Name, begin, end in seconds."""
+
+    def encode(self, src_ids: Ints, src_lengths: Ints) -> State:
+        """See `Engine.encode`."""
+        return self._watch("encode", self.engine.encode, src_ids, src_lengths)
+
+    def step(self, tokens: Ints, state: State, full: bool = False, attention: bool = False) -> Scores:
+        """See `Engine.step`; eos is called by another name."""
+        scores = self._watch("step", self.engine.step, tokens, state, full, attention)
+        return replace(scores, ids=np.where(scores.ids == self.config.eos_id, self.other, scores.ids))
+
+    def reorder(self, state: State, parents: Ints, sentences: Ints | None = None) -> None:
+        """See `Engine.reorder`."""
+        self._watch("reorder", self.engine.reorder, state, parents, sentences)
+
+    def _watch(self, name: str, call: Callable[P, R], *arguments: P.args, **names: P.kwargs) -> R:
+        start = time.perf_counter()
+        found = call(*arguments, **names)
+        self.calls.append((name, start, time.perf_counter()))
+        return found
+
+    def sample(self, start: float, tokens: int) -> Sample:
+        """What the calls since `start` amount to, now."""
+        end = time.perf_counter()
+        steps: list[float] = []
+        for name, begin, finish in self.calls:
+            if name == "step":
+                steps.append(1e3 * (finish - begin))
+            elif name == "reorder":
+                steps[-1] += 1e3 * (finish - begin)
+        inside = sum(finish - begin for _, begin, finish in self.calls)
+        first = next(finish for name, _, finish in self.calls if name == "step")
+        encoder = sum(finish - begin for name, begin, finish in self.calls if name == "encode")
+        return Sample(
+            1e3 * (end - start), 1e3 * encoder, 1e3 * (first - start), steps, 1 - inside / (end - start), tokens
+        )
+
+
+class Bench:
+    """Measures an engine that a translator holds open."""
+
+    def __init__(self, translator: Translator, workers: int) -> None:
+        self.translator, self.engine, self.workers = translator, translator.engine, workers
+        self._pool = ThreadPoolExecutor(workers)
+
+    def point(self, point: Point, seconds: float) -> list[Sample]:
+        """Samples of a synthetic request for `seconds`, after one that does not count."""
+        src_ids = random_sources(self.engine.config, point)
+        options = DecodeOptions(max_tokens=point.new_tokens, beams=point.beams)
+        self._decode(src_ids, options)
+        samples: list[Sample] = []
+        end = time.perf_counter() + seconds
+        while not samples or (time.perf_counter() < end and len(samples) < MAX_REPETITIONS):
+            samples.append(self._decode(src_ids, options))
+        return samples
+
+    def corpus(self, lines: list[str], beams: int) -> CorpusSample:
+        """Translate a text as a whole, then some of its lines one at a time, after a part that does not count."""
+        translator = self.translator
+        translator.options = DecodeOptions(beams=beams)
+        translator.translate(lines[:WARM_UP_LINES])
+        start = time.perf_counter()
+        results = translator.translate(lines)
+        seconds = time.perf_counter() - start
+        single = []
+        for line in some([line for line in lines if line], SINGLE_LINES):
+            begin = time.perf_counter()
+            translator.translate([line])
+            single.append(1e3 * (time.perf_counter() - begin))
+        tokens = sum(len(result.ids) + result.finished for result in results)
+        return CorpusSample(seconds, len(lines), tokens, single)
+
+    def _decode(self, src_ids: Ints, options: DecodeOptions) -> Sample:
+        """Decode a batch in as many parts as there are workers."""
+        parts = np.array_split(src_ids, min(self.workers, len(src_ids)))
+        if len(parts) == 1:
+            return decode_part(self.engine, src_ids, options)
+        start = time.perf_counter()
+        found = list(self._pool.map(decode_part, *zip(*((self.engine, part, options) for part in parts), strict=True)))
+        end = time.perf_counter()
+        return Sample(
+            1e3 * (end - start),
+            max(each.encoder_ms for each in found),
+            max(each.first_token_ms for each in found),
+            [fmean(steps) for steps in zip(*(each.steps_ms for each in found), strict=True)],
+            fmean(each.outside for each in found),
+            sum(each.tokens for each in found),
+        )
+
+
+def decode_part(engine: Engine, src_ids: Ints, options: DecodeOptions) -> Sample:
+    """Decode and watch; outputs do not end before `max_tokens`."""
+    batch = Batch(src_ids, np.full(len(src_ids), src_ids.shape[1], np.int32))
+    watched = Watched(engine)
+    start = time.perf_counter()
+    outputs = decode(cast(Engine, watched), batch, options)
+    return watched.sample(start, sum(len(found[0].ids) for found in outputs))
+
+
+def random_sources(config: ModelConfig, point: Point) -> Ints:
+    """Ids (B, S) of random words, each with eos at its end."""
+    low = min(FIRST_WORD, config.src_vocab - 1)
+    ids = np.random.default_rng(point.batch).integers(low, config.src_vocab, (point.batch, point.src_len), np.int32)
+    ids[:, -1] = config.eos_id
+    return ids
+
+
+def some(lines: Sequence[str], count: int) -> list[str]:
+    """At most `count` lines, from all parts of a text."""
+    chosen = np.linspace(0, len(lines) - 1, min(count, len(lines))).astype(int)
+    return [lines[i] for i in chosen.tolist()]

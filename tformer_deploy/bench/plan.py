@@ -1,0 +1,119 @@
+"""What to measure: engines and points, refused here if they cannot be, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from ..bundle import Bundle
+from ..check import make_corpus
+from ..engines import STANDARD, engine_name, engine_names
+from ..errors import ConfigError, LimitError, unknown
+from ..recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Point:
+    """A synthetic request."""
+
+    batch: int
+    """Sentences."""
+    beams: int
+    src_len: int
+    """Tokens of every source, eos included."""
+    new_tokens: int
+    """Tokens of every output; none ends earlier."""
+
+    def split(self, workers: int) -> Point:
+        """The largest part of the batch when it is divided."""
+        return replace(self, batch=-(-self.batch // workers))
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, beams {self.beams}, source {self.src_len}, output {self.new_tokens} tokens"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole benchmark."""
+
+    bundle: Path
+    engines: tuple[str, ...]
+    """`eager`, `ort` or `ort:NAME`."""
+    points: tuple[Point, ...]
+    threads: int
+    """Of each worker."""
+    workers: int = 1
+    """Parts of a batch that are decoded at the same time."""
+    rounds: int = 5
+    seconds: float = 0.2
+    """At each point in each round an engine repeats for at least so long."""
+    checkpoint: Path | None = None
+    src: Path | None = None
+    """Text to translate as well."""
+    profile: bool = False
+
+    @property
+    def beams(self) -> list[int]:
+        """Widths with which the text is translated."""
+        return sorted({point.beams for point in self.points})
+
+    @property
+    def turns(self) -> int:
+        """How often an engine measures something."""
+        profiles = len(self.points) * sum(engine != "eager" for engine in self.engines) if self.profile else 0
+        return self.rounds * len(self.engines) * (len(self.points) + len(self.beams) * bool(self.src)) + profiles
+
+    def check(self, bundle: Bundle) -> None:
+        """Raises LimitError for a point, DataError for a text that an engine does not take."""
+        for engine, point in product(self.engines, self.points):
+            for option, asked, most in _sizes(engine, bundle, point):
+                if asked > most:
+                    raise LimitError(f"--{option} {asked}: {engine} takes at most {most} in this bundle: ask for less")
+        if self.src:
+            make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), self.src)
+
+
+def make_points(
+    batches: Sequence[int], beams: Sequence[int], src_lens: Sequence[int], new_tokens: Sequence[int]
+) -> tuple[Point, ...]:
+    """Every combination."""
+    return tuple(Point(*sizes) for sizes in product(batches, beams, src_lens, new_tokens))
+
+
+def choose_engines(backends: Sequence[str], variants: Sequence[str], bundle: Bundle) -> tuple[str, ...]:
+    """Engines by their names; `ort` stands for `variants`, or for all that the bundle has. Raises ConfigError."""
+    if variants and "ort" not in backends:
+        raise ConfigError("--variant chooses among the graphs of ort: add --backend ort")
+    found: list[str] = []
+    for backend in backends:
+        if backend not in engine_names(bundle):
+            raise unknown("backend", backend, engine_names(bundle))
+        if backend == "ort":
+            found += [engine_name(backend, variant, bundle) for variant in variants or (STANDARD, *bundle.variants)]
+        else:
+            found.append(backend)
+    return tuple(dict.fromkeys(found))
+
+
+def recipe_of(engine: str, bundle: Bundle) -> Recipe | None:
+    """How an engine's graphs were made; none for eager PyTorch."""
+    if engine == "eager":
+        return None
+    variant = engine.partition(":")[2]
+    return bundle.variants[variant] if variant else bundle.recipe
+
+
+def _sizes(engine: str, bundle: Bundle, point: Point) -> list[tuple[str, int, int]]:
+    """Option, what is asked, the most that the engine takes."""
+    recipe, positions = recipe_of(engine, bundle), bundle.config.max_positions
+    if recipe is None:
+        return [("src-len", point.src_len, positions), ("new-tokens", point.new_tokens, positions)]
+    axes = recipe.axes
+    return [
+        ("batch", point.batch, axes.batch.max),
+        ("beam", point.beams, axes.beams.max),
+        ("src-len", point.src_len, axes.src_len.max),
+        ("new-tokens", point.new_tokens, axes.past_len.max + 1),
+    ]

@@ -1,0 +1,135 @@
+"""What a step and an encoder cannot avoid, and how near an engine comes to it.
+
+Source: Williams et al. 2009, "Roofline". `docs/bench.md` has the rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..config import ModelConfig
+from ..recipe import Recipe
+from .plan import Point
+
+LARGE_BUFFER = 512 << 20
+"""Bytes; larger than the caches of most processors."""
+WEIGHT_BITS = {"fp32": 32, "int8": 8, "int4": 4}
+FLOAT_BYTES = 4
+OVERHEAD = 0.5
+"""Below this share of the limit neither memory nor arithmetic is what an engine waits for."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Least bytes and operations of one call."""
+
+    weight_bytes: int
+    cache_bytes: int
+    """Cached keys and values, read or written."""
+    weight_operations: int
+    """Of products with weights; a multiplication and an addition are two."""
+    attention_operations: int
+
+    @property
+    def bytes(self) -> int:
+        """All of them."""
+        return self.weight_bytes + self.cache_bytes
+
+    @property
+    def operations(self) -> int:
+        """All of them."""
+        return self.weight_operations + self.attention_operations
+
+
+@dataclass
+class Ceiling:
+    """What the machine did at its best in this run."""
+
+    threads: int
+    read_bytes_per_s: dict[int, float] = field(default_factory=dict)
+    """By the size of the buffer in bytes."""
+    operations_per_s: dict[str, float] = field(default_factory=dict)
+    """fp32 and int8."""
+
+    def add(self, speeds: dict[int, float], rates: dict[str, float]) -> None:
+        """Keep the best of this and of what was measured before."""
+        for size, speed in speeds.items():
+            self.read_bytes_per_s[size] = max(speed, self.read_bytes_per_s.get(size, 0.0))
+        for name, rate in rates.items():
+            self.operations_per_s[name] = max(rate, self.operations_per_s.get(name, 0.0))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How near a call came to its limit."""
+
+    bytes: int
+    operations: int
+    limit_ms: float
+    share: float
+    """Of the limit, from 0 to about 1."""
+    by: str
+    """`bandwidth`, `arithmetic` or `overhead`."""
+
+    def __str__(self) -> str:
+        return f"{100 * self.share:.0f} %, {self.by}"
+
+
+def step_cost(config: ModelConfig, recipe: Recipe | None, point: Point) -> Cost:
+    """The mean of all steps but the first: past lengths 1 to new_tokens - 1."""
+    d, layers, rows = config.d_model, config.decoder_layers, point.batch * point.beams
+    past = point.new_tokens / 2 if point.new_tokens > 1 else 0.0
+    columns = layers * (7 * d + config.d_ff) + config.tgt_vocab
+    elements = layers * (6 * d * d + 2 * d * config.d_ff) + d * config.tgt_vocab
+    norms = layers * 3 * 2 * d + 2 * d * config.final_norm
+    biases = layers * (7 * d + config.d_ff) + config.tgt_vocab * config.output_bias
+    # Beams of a sentence share its cross keys and values.
+    cached = 2 * layers * d * (rows * (past + 1) + point.batch * point.src_len)
+    return Cost(
+        _weight_bytes(elements, columns, recipe) + FLOAT_BYTES * (norms + biases),
+        round(FLOAT_BYTES * cached),
+        2 * rows * elements,
+        round(4 * layers * d * rows * (past + 1 + point.src_len)),
+    )
+
+
+def encoder_cost(config: ModelConfig, recipe: Recipe | None, point: Point) -> Cost:
+    """The encoder, and the keys and values of its output for every decoder layer."""
+    d, layers, tokens = config.d_model, config.encoder_layers, point.batch * point.src_len
+    columns = layers * (5 * d + config.d_ff) + config.decoder_layers * 2 * d
+    elements = layers * (4 * d * d + 2 * d * config.d_ff) + config.decoder_layers * 2 * d * d
+    norms = layers * 2 * 2 * d + 2 * d * config.final_norm
+    return Cost(
+        _weight_bytes(elements, columns, recipe) + FLOAT_BYTES * (norms + columns),
+        FLOAT_BYTES * 2 * config.decoder_layers * d * tokens,
+        2 * tokens * elements,
+        4 * layers * d * tokens * point.src_len,
+    )
+
+
+def _weight_bytes(elements: int, columns: int, recipe: Recipe | None) -> int:
+    """Matrices in the recipe's precision, with a scale for each block or column."""
+    if recipe is None or recipe.precision == "fp32":
+        return elements * FLOAT_BYTES
+    scales = elements // recipe.block if recipe.block else columns
+    return elements * WEIGHT_BITS[recipe.precision] // 8 + scales * FLOAT_BYTES
+
+
+def buffer_size(cost: Cost, workers: int) -> int:
+    """The size of the buffer whose bandwidth counts for a call, in steps of a quarter and less."""
+    total = cost.bytes * workers
+    unit = 1 << max(0, total.bit_length() - 3)
+    return -(-total // unit) * unit
+
+
+def bound(cost: Cost, workers: int, ceiling: Ceiling, precision: str, measured_ms: float) -> Bound:
+    """Compare a call with the slower of reading its bytes and doing its operations, `workers` such calls at a time."""
+    rates = ceiling.operations_per_s
+    # Products with int4 weights are computed in int8 or in fp32.
+    rate = rates["fp32"] if precision == "fp32" else max(rates.values())
+    reading = 1e3 * workers * cost.bytes / ceiling.read_bytes_per_s[buffer_size(cost, workers)]
+    computing = 1e3 * workers * (cost.weight_operations / rate + cost.attention_operations / rates["fp32"])
+    limit = max(reading, computing)
+    share = limit / measured_ms
+    by = "overhead" if share < OVERHEAD else "bandwidth" if reading >= computing else "arithmetic"
+    return Bound(cost.bytes * workers, cost.operations * workers, limit, share, by)

@@ -1,0 +1,117 @@
+"""The course of a benchmark: load all, take turns, then look inside."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict
+
+from ..bundle import Bundle
+from ..check.gate import machine
+from ..errors import MissingExtra
+from .measure import CorpusSample, Sample
+from .plan import Plan, Point, recipe_of
+from .processes import Process, Processes
+from .report import CorpusReport, EngineReport, NodeKind, PointReport, Report
+from .roofline import LARGE_BUFFER, Ceiling, Cost, bound, buffer_size, encoder_cost, step_cost
+
+Samples = dict[tuple[Point, str], list[Sample]]
+CorpusSamples = dict[tuple[int, str], list[CorpusSample]]
+Progress = Callable[[int], None]
+
+
+def run(plan: Plan, bundle: Bundle, progress: Progress = lambda count: None) -> Report:
+    """Measure everything. Raises LimitError or DataError, before anything runs, for what cannot be measured."""
+    plan.check(bundle)
+    report = Report(machine(), plan.threads, plan.workers, plan.rounds, corpus_name=plan.src.name if plan.src else "")
+    samples: Samples = defaultdict(list)
+    texts: CorpusSamples = defaultdict(list)
+    with Processes() as processes:
+        engines = {name: processes.start(name) for name in plan.engines}
+        for name, process in engines.items():
+            report.engines.append(_load(plan, bundle, name, process))
+        limits = Limits(plan, bundle, processes.start("limits"), report)
+        for number in range(plan.rounds):
+            limits.measure()
+            turn = number % len(engines)
+            order = [*plan.engines[turn:], *plan.engines[:turn]]  # nobody is always the first
+            _round(plan, {name: engines[name] for name in order}, samples, texts, progress)
+        for engine in report.engines:
+            engine.peak_mib = engines[engine.engine].ask("peak_mib")
+        for (point, name), found in samples.items():
+            report.points.append(PointReport.of(name, point, found))
+            if plan.profile and name != "eager":
+                kinds = engines[name].ask("profile", point=asdict(point))
+                report.points[-1].kinds = [NodeKind(**kind) for kind in kinds]
+                progress(1)
+    report.corpus = [CorpusReport.of(name, beams, rounds) for (beams, name), rounds in texts.items()]
+    limits.judge()
+    return report
+
+
+def _load(plan: Plan, bundle: Bundle, name: str, process: Process) -> EngineReport:
+    found = process.ask(
+        "open",
+        bundle=str(plan.bundle),
+        engine=name,
+        checkpoint=str(plan.checkpoint) if plan.checkpoint else None,
+        threads=plan.threads,
+        workers=plan.workers,
+    )
+    recipe = recipe_of(name, bundle)
+    return EngineReport(name, recipe.precision if recipe else "fp32", peak_mib=0.0, **found)
+
+
+def _round(plan: Plan, engines: dict[str, Process], samples: Samples, texts: CorpusSamples, progress: Progress) -> None:
+    """Every engine at every point, then on the text."""
+    for point in plan.points:
+        for name, process in engines.items():
+            found = process.ask("point", point=asdict(point), seconds=plan.seconds)
+            samples[point, name] += [Sample(**sample) for sample in found]
+            progress(1)
+    for beams in plan.beams if plan.src else ():
+        for name, process in engines.items():
+            texts[beams, name].append(CorpusSample(**process.ask("corpus", src=str(plan.src), beams=beams)))
+            progress(1)
+
+
+class Limits:
+    """What the machine can do, measured in a process of its own, and what that means for each point."""
+
+    def __init__(self, plan: Plan, bundle: Bundle, process: Process, report: Report) -> None:
+        self.plan, self.bundle, self.process, self.report = plan, bundle, process, report
+        self.threads = plan.threads * plan.workers
+        costs = [cost for name in plan.engines for point in plan.points for cost in self.costs(name, point)]
+        self.sizes = sorted({LARGE_BUFFER, *(buffer_size(*cost) for cost in costs)})
+
+    def costs(self, name: str, point: Point) -> list[tuple[Cost, int]]:
+        """Of the encoder and of a step: the cost of one worker's part, and how many work at a time."""
+        workers = min(self.plan.workers, point.batch)
+        recipe, part = recipe_of(name, self.bundle), point.split(workers)
+        return [(cost(self.bundle.config, recipe, part), workers) for cost in (encoder_cost, step_cost)]
+
+    def measure(self) -> None:
+        """Keep the best of this round and those before; a note where it cannot be done."""
+        report = self.report
+        if report.notes:
+            return
+        try:
+            rates = self.process.ask("matrix_rates", threads=self.threads)
+        except MissingExtra as error:
+            report.notes.append(f"no limits of the machine are known, {error}")
+            return
+        speeds = self.process.ask("bandwidth", sizes=self.sizes, threads=self.threads)
+        report.ceiling = report.ceiling or Ceiling(self.threads)
+        report.ceiling.add(dict(zip(self.sizes, speeds, strict=True)), rates)
+
+    def judge(self) -> None:
+        """Compare every point's best times with the limits."""
+        report = self.report
+        if not report.ceiling:
+            return
+        precisions = {engine.engine: engine.precision for engine in report.engines}
+        for found in report.points:
+            precision = precisions[found.engine]
+            encoder, step = self.costs(found.engine, found.point)
+            found.encoder_bound = bound(*encoder, report.ceiling, precision, found.encoder_ms.min)
+            found.step_bound = bound(*step, report.ceiling, precision, found.step_ms.min)

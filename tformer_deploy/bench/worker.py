@@ -1,0 +1,117 @@
+"""A process that measures one engine: requests on standard input, replies on standard output, a line of JSON each."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..bundle import MANIFEST, Bundle, open_bundle
+from ..data import read_lines
+from ..engines import make_engine
+from ..errors import TformerError, missing_extra
+from ..text import tokenizer_files
+from ..translate import Translator
+from .measure import Bench, CorpusSample, Sample
+from .plan import Point
+from .report import MIB
+
+PARENT_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
+
+
+class Worker:
+    """The requests, by the names of their methods."""
+
+    bundle: Bundle
+    bench: Bench
+
+    def open(self, bundle: str, engine: str, checkpoint: str | None, threads: int, workers: int) -> dict[str, float]:
+        """Import an engine's runtime, load it; how long each took, and the size of its files."""
+        self.bundle, self.name, self.threads = open_bundle(Path(bundle)), engine, threads
+        start = time.perf_counter()
+        importlib.import_module(f"..engines.{engine.partition(':')[0]}", __package__)
+        imported = time.perf_counter()
+        made = make_engine(engine, self.bundle, Path(checkpoint) if checkpoint else None, threads)
+        translator = Translator(made, self.bundle.tokenizers(), workers=workers).open()
+        loaded = time.perf_counter()
+        self.bench = Bench(translator, workers)
+        size = sum(path.stat().st_size for path in needed_files(self.bundle, engine, checkpoint)) / MIB
+        return {"import_ms": 1e3 * (imported - start), "load_ms": 1e3 * (loaded - imported), "disk_mib": size}
+
+    def point(self, point: dict[str, int], seconds: float) -> list[Sample]:
+        """See `Bench.point`."""
+        return self.bench.point(Point(**point), seconds)
+
+    def corpus(self, src: str, beams: int) -> CorpusSample:
+        """See `Bench.corpus`."""
+        return self.bench.corpus(read_lines(Path(src)), beams)
+
+    def peak_mib(self) -> float:
+        """The most memory that this process had."""
+        # Not ru_maxrss: after a fork that also counts what the parent had.
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+    def profile(self, point: dict[str, int]) -> list[dict[str, Any]]:
+        """See `profile.node_kinds`."""
+        from .profile import node_kinds
+
+        return [asdict(kind) for kind in node_kinds(self.bundle, self.name, self.threads, Point(**point))]
+
+    def bandwidth(self, sizes: list[int], threads: int) -> list[float]:
+        """See `ceiling.bandwidth`."""
+        from .ceiling import bandwidth
+
+        return [bandwidth(size, threads) for size in sizes]
+
+    def matrix_rates(self, threads: int) -> dict[str, float]:
+        """See `ceiling.matrix_rates`."""
+        from .ceiling import matrix_rates
+
+        return matrix_rates(threads)
+
+
+def needed_files(bundle: Bundle, engine: str, checkpoint: str | None) -> list[Path]:
+    """What an engine reads: headers, tokenizers, and its graphs or the checkpoint's weights."""
+    if engine == "eager":
+        from ..checkpoint import HEADER, open_reference
+
+        reference = open_reference(bundle, Path(checkpoint) if checkpoint else None)
+        return [reference.directory / name for name in (HEADER, *reference.header["files"])]
+    folder = Path(engine.partition(":")[2])
+    names = [MANIFEST, *tokenizer_files(bundle.manifest["tokenizer"])]
+    # A graph of 2 GB and more has its weights in a file beside it.
+    names += [name for name in bundle.manifest["files"] if Path(name).parent == folder and ".onnx" in name]
+    return [bundle.directory / name for name in names]
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no reply
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    if sys.platform == "linux":
+        # A worker whose parent was killed would otherwise stay, stopped, for ever.
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    worker = Worker()
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            reply = {"value": getattr(worker, request.pop("call"))(**request)}
+        except ModuleNotFoundError as error:
+            reply = {"error": "MissingExtra", "message": str(missing_extra(error))}
+        except TformerError as error:
+            reply = {"error": type(error).__name__, "message": str(error)}
+        print(json.dumps(reply, default=asdict), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""tformer bench"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError, Interrupted
+from . import app, emit, progress
+from .options import Checkpoint, Json
+
+
+@app.command(
+    epilog="Example: tformer bench bundles/numbers --backend ort --backend eager --batch 1,8,32 --html bench.html"
+)
+def bench(
+    bundle: Annotated[Path, typer.Argument(help="Bundle.")],
+    backend: Annotated[list[str] | None, typer.Option(help="Engine: ort or eager; repeatable.")] = None,
+    variant: Annotated[list[str] | None, typer.Option(help="Graphs of ort; repeatable. Without it: all.")] = None,
+    checkpoint: Checkpoint = None,
+    batch: Annotated[str, typer.Option(help="Sentences at once, as in 1,8,32.")] = "1,8,32",
+    beam: Annotated[str, typer.Option(help="Widths of the beam.")] = "1,4",
+    src_len: Annotated[str, typer.Option(help="Tokens of a source.")] = "20",
+    new_tokens: Annotated[str, typer.Option(help="Tokens of an output.")] = "32",
+    src: Annotated[Path | None, typer.Option(help="Text to translate as well, one sentence a line.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of every engine.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0, help="Least time at a point in a round.")] = 0.2,
+    threads: Annotated[int, typer.Option(min=0, help="Threads of each worker; 0: the cores divided.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Parts of a batch that are decoded at the same time.")] = 1,
+    profile: Annotated[bool, typer.Option("--profile", help="Add the time of each kind of node.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the report to this file as a page.")] = None,
+    json: Json = False,
+) -> None:
+    """Measure engines in turns, each in a process of its own: time, memory, disk, and their share of what this machine
+    could do at most. What each figure is stands in docs/bench.md.
+    """
+    from ..bench import Plan, choose_engines, make_points, run
+    from ..bundle import open_bundle
+
+    sizes = [numbers(*each) for each in (("batch", batch), ("beam", beam), ("src-len", src_len))]
+    points = make_points(*sizes, numbers("new-tokens", new_tokens))
+    if html and (html.is_dir() or not (html.parent.is_dir() and os.access(html.parent, os.W_OK))):
+        raise ConfigError(f"{html} cannot be written: name a file in a folder that exists and is writable")
+    opened = open_bundle(bundle)
+    plan = Plan(
+        bundle=bundle,
+        engines=choose_engines(backend or ["ort"], variant or [], opened),
+        points=points,
+        threads=threads or max(1, len(os.sched_getaffinity(0)) // workers),
+        workers=workers,
+        rounds=rounds,
+        seconds=seconds,
+        checkpoint=checkpoint,
+        src=src,
+        profile=profile,
+    )
+    try:
+        with progress("bench", plan.turns) as advance:
+            report = run(plan, opened, advance)
+    except KeyboardInterrupt:
+        raise Interrupted("nothing is reported of a benchmark that did not end") from None
+    emit(report.to_json(), json, str(report))
+    if html:
+        from ..bench.html import render
+        from ..files import atomic_file
+
+        with atomic_file(html) as temporary:
+            temporary.write_text(render(report), encoding="utf-8")
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Whole numbers between commas, each once. Raises ConfigError."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--{option} {text}: write whole numbers with commas, as in 1,8,32") from None
+    if min(found) < 1:
+        raise ConfigError(f"--{option} {text}: every number must be at least 1")
+    return list(dict.fromkeys(found))
