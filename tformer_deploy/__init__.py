@@ -16,21 +16,26 @@ def load(
     bundle: str | Path,
     backend: str = "ort",
     *,
+    variant: str | None = None,
     checkpoint: str | Path | None = None,
     threads: int = 0,
+    workers: int = 1,
     **options: Any,
 ) -> Translator:
     """Open a bundle for translation: `load("bundle", beams=5).translate(["A dog runs."])[0].text`.
 
-    `checkpoint` is the run folder for `backend="eager"`, `threads` 0 means one per core, `options` are fields of
-    `decoding.DecodeOptions`. Close the translator, or use it in a `with` statement. Raises TformerError.
+    `variant` names graphs of the bundle other than its default, `checkpoint` is the run folder for `backend="eager"`,
+    `threads` 0 means that the workers share the cores, `workers` are the batches decoded at a time, `options` are
+    fields of `decoding.DecodeOptions`. Close the translator, or use it in a `with` statement. Raises TformerError.
     """
     from .bundle import open_bundle
     from .config import from_dict
     from .decoding import DecodeOptions
-    from .engines import make_engine
+    from .engines import engine_name, make_engine, threads_each
     from .translate import Translator
 
     opened = open_bundle(Path(bundle))
-    engine = make_engine(backend, opened, Path(checkpoint) if checkpoint else None, threads)
-    return Translator(engine, opened.tokenizers(), from_dict(DecodeOptions, options, "decoding")).open()
+    name = engine_name(backend, variant, opened)
+    engine = make_engine(name, opened, Path(checkpoint) if checkpoint else None, threads_each(threads, workers))
+    decoding = from_dict(DecodeOptions, options, "decoding")
+    return Translator(engine, opened.tokenizers(), decoding, workers=workers).open()

@@ -122,16 +122,16 @@ def open_bundle(directory: Path) -> Bundle:
     """Open a bundle and verify its hashes. Raises ArtifactError."""
     manifest = read_header(directory, MANIFEST, "bundle", VERSION)
     try:
-        variants = {
-            name: recipe_from_dict(variant["recipe"]) for name, variant in manifest.get("variants", {}).items()
-        }
+        variants = {name: recipe_from_dict(variant["recipe"]) for name, variant in manifest.get("variants", {}).items()}
         graphs = {(Path(variant) / f"{name}.onnx").as_posix() for name in GRAPHS for variant in ("", *variants)}
         needed = {*tokenizer_files(manifest["tokenizer"]), *graphs}
         if missing := needed - set(manifest["files"]):
             raise ArtifactError(f"{directory / MANIFEST} is damaged: no hash of {min(missing)}")
         verify(directory, manifest["files"], "bundle")
         config = from_dict(ModelConfig, manifest["model"], "model")
-        bundle = Bundle(directory, config, recipe_from_dict(manifest["recipe"]), manifest, variants, manifest.get("default", ""))
+        bundle = Bundle(
+            directory, config, recipe_from_dict(manifest["recipe"]), manifest, variants, manifest.get("default", "")
+        )
         if bundle.default not in ("", *variants):
             raise ArtifactError(f"{directory / MANIFEST} is damaged: it has no variant '{bundle.default}'")
         _ = bundle.checkpoint, bundle.weights_sha256, manifest["versions"]  # a missing one is found here

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from itertools import chain
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -14,6 +16,9 @@ from .decoding import Batch, DecodeOptions, Hypothesis, Step, Trie, decode, scor
 from .engines.base import Engine
 from .errors import ConfigError, LimitError, TformerError
 from .text import Tokenizers
+
+Item = TypeVar("Item")
+Out = TypeVar("Out")
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,13 @@ class Translator:
         options: DecodeOptions | None = None,
         batch_tokens: int = 4096,
         allowed: Sequence[str] = (),
+        workers: int = 1,
     ) -> None:
         self.engine, self.tokenizers, self.options = engine, tokenizers, options or DecodeOptions()
         self.batch_tokens = batch_tokens
         """Padded source tokens of a batch, counted once for every beam or sample."""
+        self.workers = workers
+        """Batches that are decoded at a time, each in a thread of its own, on the one engine."""
         self.allowed = Trie(tokenizers.target.encode(text) for text in allowed) if allowed else None
         """The only outputs that may be produced, if any are given."""
         self._open = False
@@ -169,11 +177,10 @@ class Translator:
         requests = requests[:good]
         known = {i: Result("", [], 0.0) for i, ids in enumerate(requests) if not ids}
         sent = 0
-        budget, limit = self.batch_tokens // self.options.rows, self.engine.limits.batch
-        for indices in length_batches([len(ids) for ids in requests], budget, limit):
-            while sent in known:
-                yield known.pop(sent)
-                sent += 1
+        budget = self.batch_tokens // self.options.rows
+        limit = min(self.engine.limits.batch, max(1, -(-len(requests) // self.workers)))
+
+        def run(indices: list[int]) -> dict[int, Result]:
             batch = make_batch(
                 [requests[i] for i in indices],
                 self.engine.config.pad_id,
@@ -181,10 +188,14 @@ class Translator:
                 [prefixes[i] for i in indices] if prefixes else (),
             )
             found = decode(self.engine, batch, self.options, self.allowed, on_step)
-            known.update(zip(indices, map(self._result, found), strict=True))
-        while sent in known:
-            yield known.pop(sent)
-            sent += 1
+            return dict(zip(indices, map(self._result, found), strict=True))
+
+        batches = length_batches([len(ids) for ids in requests], budget, limit)
+        for results in chain([{}], side_by_side(run, batches, self.workers)):
+            known.update(results)
+            while sent in known:
+                yield known.pop(sent)
+                sent += 1
         if error:
             raise error
 
@@ -215,6 +226,19 @@ class Translator:
         ]
         best.alternatives.extend(others)
         return best
+
+
+def side_by_side(call: Callable[[Item], Out], items: Iterable[Item], workers: int) -> Iterator[Out]:
+    """The results of `call` for each item, in the order in which they are ready, `workers` of them at a time."""
+    if workers == 1:
+        yield from map(call, items)
+        return
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for future in as_completed([pool.submit(call, item) for item in items]):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def make_batch(

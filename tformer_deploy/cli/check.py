@@ -20,6 +20,10 @@ from .options import Checkpoint, Json, Threads
 def check(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Annotated[list[str] | None, typer.Option(help="Engine to check; repeatable. Without it: ort.")] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="Graphs that ort runs, fp32 the standard ones; repeatable. Without it: all."),
+    ] = None,
     checkpoint: Checkpoint = None,
     src: Annotated[Path | None, typer.Option(help="Text, one sentence a line; without it, generated ids.")] = None,
     tgt: Annotated[Path | None, typer.Option(help="Its translation: adds BLEU and chrF of both sides.")] = None,
@@ -41,6 +45,7 @@ def check(
     """
     from ..bundle import open_bundle
     from ..check import GENERATED, CheckOptions, Gate, load_reference, make_corpus
+    from ..engines import expand
 
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens, "invariance": invariance}
     given = {name: value for name, value in flags.items() if value is not None}
@@ -53,6 +58,7 @@ def check(
     _check_names(backend or [], [path for path in (html, save_reference) if path])
     targets = translations(src, tgt) if tgt else []
     opened = open_bundle(bundle)
+    names = expand(backend or ["ort"], variant or [], opened)
     with progress("check") as advance:
         gate = Gate(opened, checkpoint, threads, advance)
         if reference:
@@ -65,7 +71,7 @@ def check(
             if not backend:
                 emit({"reference": str(save_reference)}, json, f"{save_reference}: reference written")
                 return
-        report = gate.run(backend or ["ort"], expected, targets)
+        report = gate.run(names, expected, targets)
     emit(report.to_json(), json, str(report))
     if html:
         from ..check.html import render

@@ -19,7 +19,9 @@ def export(
         list[str] | None,
         typer.Option(help="A recipe's name or TOML file; repeatable, the first is what runs. Without it: fp32."),
     ] = None,
-    src: Annotated[Path | None, typer.Option(help="Text to check and calibrate with; without it, generated ids.")] = None,
+    src: Annotated[
+        Path | None, typer.Option(help="Text to check and calibrate with; without it, generated ids.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle in --out.")] = False,
     json: Json = False,
 ) -> None:

@@ -30,7 +30,8 @@ DecodeSettings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any decoding option, such as length_penalty=0.6; repeatable."),
 ]
-Threads = Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: one per core.")]
+Variant = Annotated[str | None, typer.Option(help="Graphs of the bundle that ort runs; fp32: the standard ones.")]
+Threads = Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: the workers share the cores.")]
 
 _SECTIONS = {"model": ModelConfig, "train": TrainConfig}
 

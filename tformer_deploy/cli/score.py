@@ -11,7 +11,7 @@ import typer
 from ..errors import DataError
 from . import app, progress
 from .lines import utf8_output
-from .options import Backend, Checkpoint, Json, Threads
+from .options import Backend, Checkpoint, Json, Threads, Variant
 
 WINDOW = 4000
 """Pairs that are scored together."""
@@ -23,6 +23,7 @@ def score(
     src: Annotated[Path, typer.Option(help="Sources, one a line.")],
     tgt: Annotated[Path, typer.Option(help="Their translations, line by line.")],
     backend: Backend = "ort",
+    variant: Variant = None,
     checkpoint: Checkpoint = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Add every token and its log-probability.")] = False,
     threads: Threads = 0,
@@ -36,7 +37,10 @@ def score(
     if len(sources) != len(targets):
         raise DataError(f"{src} has {len(sources)} lines, {tgt} {len(targets)}: they must be parallel")
     out = utf8_output()
-    with load(bundle, backend, checkpoint=checkpoint, threads=threads) as translator, progress("lines") as advance:
+    with (
+        load(bundle, backend, variant=variant, checkpoint=checkpoint, threads=threads) as translator,
+        progress("lines") as advance,
+    ):
         for first in range(0, len(sources), WINDOW):
             source, target = sources[first : first + WINDOW], targets[first : first + WINDOW]
             for text, values in zip(target, translator.score(source, target, first), strict=True):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json as jsonlib
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -15,7 +16,7 @@ import typer
 from ..errors import ConfigError, DataError
 from . import app, progress
 from .lines import utf8_output, windows
-from .options import Backend, Checkpoint, DecodeSettings, Json, Threads, decode_values, piece_ids
+from .options import Backend, Checkpoint, DecodeSettings, Json, Threads, Variant, decode_values, piece_ids
 
 if TYPE_CHECKING:
     from ..decoding import DecodeOptions
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 WINDOW_BYTES = 16
 """For each token of a batch that many bytes are read ahead, so that lines of similar length meet in a batch."""
+LINES_EACH = 8
+"""Lines per core from which a core does best alone with its own."""
 Pieces = list[str] | None
 Window = tuple[int, list[str], list[str]]
 """Number of the first line, from 0; lines; how their outputs begin, if given."""
@@ -32,6 +35,7 @@ Window = tuple[int, list[str], list[str]]
 def translate(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Backend = "ort",
+    variant: Variant = None,
     checkpoint: Checkpoint = None,
     beams: Annotated[int | None, typer.Option(help="Width of the beam; 1: greedy.")] = None,
     n_best: Annotated[int | None, typer.Option(help="Outputs per line, as NUMBER ||| TEXT ||| SCORE.")] = None,
@@ -50,6 +54,9 @@ def translate(
     stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they come, a line at a time.")] = False,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Padded source tokens of a batch, per beam.")] = 4096,
     threads: Threads = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Batches decoded at a time; 0: one per core if there is text for all.")
+    ] = 0,
     json: Json = False,
 ) -> None:
     """Translate standard input to standard output, a line for a line; --json writes text, ids and score of each.
@@ -65,7 +72,7 @@ def translate(
     from ..config import from_dict
     from ..data import read_lines
     from ..decoding import DecodeOptions
-    from ..engines import make_engine
+    from ..engines import engine_name, make_engine, threads_each
     from ..translate import Translator
 
     opened = open_bundle(bundle)
@@ -78,9 +85,19 @@ def translate(
     if allowed and not outputs:
         raise DataError(f"{allowed} has no line: give each output that is allowed")
     requests = _requests(1 if stream else batch_tokens * WINDOW_BYTES, prefix, read_lines(prefix) if prefix else [])
-    engine = make_engine(backend, opened, checkpoint, threads)
-    with Translator(engine, tokenizers, options, batch_tokens, outputs) as translator:
+    name = engine_name(backend, variant, opened)
+    begin = list(islice(requests, 1))
+    workers = workers or suitable_workers(sum(len(lines) for _, lines, _ in begin))
+    engine = make_engine(name, opened, checkpoint, threads_each(threads, workers))
+    requests = chain(begin, requests)
+    with Translator(engine, tokenizers, options, batch_tokens, outputs, workers) as translator:
         _print_all(translator, requests, stream, json, out)
+
+
+def suitable_workers(lines: int) -> int:
+    """One worker per core where each gets several batches' worth of lines, else one with all cores."""
+    cores = len(os.sched_getaffinity(0))
+    return cores if lines >= LINES_EACH * cores else 1
 
 
 def _requests(budget: int, prefix: Path | None, prefixes: list[str]) -> Iterator[Window]:

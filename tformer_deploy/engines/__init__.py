@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..bundle import Bundle
@@ -29,6 +31,29 @@ def engine_name(backend: str, variant: str | None, bundle: Bundle) -> str:
     if variant not in bundle.variants:
         raise unknown("variant", variant, [STANDARD, *bundle.variants])
     return f"ort:{variant}"
+
+
+def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle) -> list[str]:
+    """The engines of some backends; `ort` stands for those of `variants`, or for all that the bundle has.
+
+    Raises ConfigError for a backend or variant that does not exist.
+    """
+    if variants and "ort" not in backends:
+        raise ConfigError(f"--variant {variants[0]}: variants are graphs of ort: add --backend ort")
+    found: list[str] = []
+    for backend in backends:
+        if backend not in BACKENDS:
+            raise unknown("backend", backend, BACKENDS)
+        if backend == "ort":
+            found += [engine_name("ort", variant, bundle) for variant in variants or [STANDARD, *bundle.variants]]
+        else:
+            found.append(backend)
+    return list(dict.fromkeys(found))
+
+
+def threads_each(threads: int, workers: int) -> int:
+    """Threads of an engine's call where `workers` call it at the same time; 0: they share the cores evenly."""
+    return threads or max(1, len(os.sched_getaffinity(0)) // workers)
 
 
 def make_engine(name: str, bundle: Bundle, checkpoint: Path | None = None, threads: int = 0) -> Engine:

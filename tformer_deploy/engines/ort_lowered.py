@@ -106,8 +106,8 @@ class LoweredEngine(OrtEngine):
             state.cross = [OrtValue.ortvalue_from_numpy(view(value)[slots]) for value in state.cross]
         state.slots = np.arange(batch, dtype=np.int32)
         state.tokens = np.zeros((batch, beams), np.int32)
-        state.written_by = np.empty((batch, beams, capacity), np.int32)
-        state.written_by[:] = np.arange(beams, dtype=np.int32)[:, None]
+        own = np.arange(beams, dtype=np.int32)[None, :, None]
+        state.written_by = np.ascontiguousarray(np.broadcast_to(own, (batch, beams, capacity)))
         state.bound = {}
 
     def _bind(self, state: LoweredState, full: bool) -> tuple[Any, list[Any]]:
@@ -126,7 +126,10 @@ class LoweredEngine(OrtEngine):
         for name, value in zip(self._present, state.past, strict=True):
             binding.bind_ortvalue_output(name, value)
         best = self.best(state.tokens.shape[1])
-        outputs = {"top_ids": np.empty((rows, best), np.int32), "top_scores": np.empty((rows, best), np.float32)}
+        outputs: dict[str, Any] = {
+            "top_ids": np.empty((rows, best), np.int32),
+            "top_scores": np.empty((rows, best), np.float32),
+        }
         if full:
             outputs["log_probs"] = np.empty((rows, self.config.tgt_vocab), np.float32)
         for name, array in outputs.items():

@@ -49,9 +49,7 @@ class Lowering:
             name = f"encoder.{i}"
             y = self.before(x, f"{name}.attention_residual")
             q, k, v = self.split(self.product(y, *(f"{name}.attention.{part}" for part in ("query", "key", "value"))))
-            mixed = node(
-                "MultiHeadAttention", [q, k, v, "", "src_lengths"], domain=MICROSOFT, num_heads=config.heads
-            )
+            mixed = node("MultiHeadAttention", [q, k, v, "", "src_lengths"], domain=MICROSOFT, num_heads=config.heads)
             x = self.after(x, self.product(mixed, f"{name}.attention.out"), f"{name}.attention_residual")
             x = self.feed_forward(x, name, f"encoder_layer_{i}")
         memory = self.norm(x, "encoder_norm", "memory") if config.final_norm else x

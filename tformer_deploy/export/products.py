@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from onnx import helper, numpy_helper
 
 Array = NDArray[Any]
@@ -20,10 +20,10 @@ class Graph:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
 
-    def constant(self, name: str, array: Array) -> str:
+    def constant(self, name: str, array: ArrayLike) -> str:
         """Store an array once under its name."""
         if name not in self.constants:
-            self.constants[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
+            self.constants[name] = numpy_helper.from_array(np.asarray(array, order="C"), name)
         return name
 
     def node(self, kind: str, inputs: list[str], outputs: str | list[str] = "", domain: str = "", **how: Any) -> str:
