@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..engines.base import Engine, Ints, Scores
 from ..errors import LimitError
 from .options import DecodeOptions
-from .rules import Rules, Trie, best_tokens
+from .rules import Rules, Trie, are_among, best_tokens
 from .sampling import Doubles, draw, uniforms
 
 Number = TypeVar("Number", bound=np.generic)
@@ -84,7 +84,8 @@ def decode(
     Raises LimitError where the options ask for what the engine or its graphs cannot do.
     """
     _check(engine, batch, options)
-    search = (_Sampling if options.sampling else _Beam)(engine, batch, options, allowed)
+    kind = _Sampling if options.sampling else _Greedy if options.greedy else _Beam
+    search = kind(engine, batch, options, allowed)
     search.watched = on_step is not None
     state = engine.encode(batch.src_ids, batch.src_lengths)
     while True:
@@ -145,7 +146,7 @@ class _Search:
 
     def are_ends(self, tokens: Ints) -> NDArray[np.bool_]:
         """Which tokens end an output."""
-        return tokens == self.end_ids[0] if len(self.end_ids) == 1 else np.isin(tokens, self.end_ids)
+        return are_among(tokens, self.end_ids)
 
     def keep(self, chosen: Step, going: NDArray[np.bool_], feed: Ints) -> None:
         """Make `chosen` (B, K) the live rows of the sentences that go on, and feed (B, K) their tokens."""
@@ -204,6 +205,8 @@ class _Beam(_Search):
         self.ended = np.zeros(len(self.sentences), np.int64)
         """Outputs that have ended, of every sentence of the batch."""
         self.enough = int(options.patience * options.beams + 0.5)
+        self.soonest = int(self.rules.longest.min())
+        """The first length at which a sentence is cut off."""
         self.ranks = options.beams * (1 if options.greedy else 1 + len(self.end_ids))
 
     def advance(self, scores: Scores) -> Step:
@@ -276,6 +279,28 @@ class _Beam(_Search):
     def outputs(self) -> list[list[Hypothesis]]:
         """The n best of each sentence, best first."""
         return [kept[: self.options.n_best] for kept in self.found]
+
+
+class _Greedy(_Beam):
+    """A beam of one; a step at which nothing ends needs no ranking."""
+
+    def advance(self, scores: Scores) -> Step:
+        """Take every row's best token."""
+        length, width = self.written.shape[2] + 1, scores.ids.shape[2]
+        if scores.log_probs is not None or length >= self.soonest or self.options.attention:
+            return super().advance(scores)
+        ids, plain = scores.ids, scores.scores
+        ruled = self.rules.mask(ids, plain, self.sentences, length - 1)
+        if ruled is not plain and width > 1:
+            best = ruled.argmax(2)[:, :, None]  # the first of several
+            ids, ruled = np.take_along_axis(ids, best, 2), np.take_along_axis(ruled, best, 2)
+        tokens, added = ids[:, :, 0], ruled[:, :, 0]
+        if self.are_ends(tokens).any() or not added.min() > -np.inf:
+            return super().advance(scores)
+        self.values = self.scores = self.values + added
+        self.written = np.concatenate((self.written, tokens[:, :, None]), 2)
+        self.tokens, self.rows_moved, self.sentences_left = np.ascontiguousarray(tokens), False, False
+        return Step(self.sentences, np.zeros_like(tokens), tokens, self.values, self.scores)
 
 
 class _Sampling(_Search):

@@ -19,6 +19,8 @@ class Graph:
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
+        self.rounded: set[str] = set()
+        """What the graph has in 8 bits as well."""
 
     def constant(self, name: str, array: ArrayLike) -> str:
         """Store an array once under its name."""
@@ -51,9 +53,11 @@ def column_product(
     zero = np.uint8(np.clip(np.rint(-least / step), 0, 255))
     scales = np.maximum(np.abs(weight).max(1), 1e-9).astype(np.float32) / np.float32(127)
     integers = np.rint(weight / scales[:, None]).astype(np.int8)
-    x_step, x_zero = graph.constant(f"{name}.x_step", step), graph.constant(f"{name}.x_zero", zero)
+    x_step, x_zero = graph.constant(f"{x}.step", step), graph.constant(f"{x}.zero", zero)
+    if f"{x}.rounded" not in graph.rounded:  # one for all products that read x, whose range is the same
+        graph.rounded.add(graph.node("QuantizeLinear", [x, x_step, x_zero], f"{x}.rounded"))
     inputs = [
-        graph.node("QuantizeLinear", [x, x_step, x_zero]),
+        f"{x}.rounded",
         graph.constant(name, integers.T),
         x_step,
         graph.constant(f"{name}.scales", scales),
