@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test lint
+.PHONY: demo test lint bench-peers
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
@@ -31,3 +31,19 @@ lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# Options: make bench-peers BENCH='--quick', or BENCH='--multi30k BUNDLE --data FOLDER'.
+bench-peers: $(READY) .venv-peers/.installed bundles/base/manifest.json
+	$(BIN)/python -m benchmarks.peers $(BENCH)
+
+.venv-peers/.installed: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install -q --disable-pip-version-check -r $<
+	@echo '*' > .venv-peers/.gitignore
+	@touch $@
+
+runs/base/checkpoint.json: | $(READY)
+	$(BIN)/tformer init --preset base --vocab-size 32000 --out runs/base
+
+bundles/base/manifest.json: | $(READY) runs/base/checkpoint.json
+	$(BIN)/tformer export runs/base --out bundles/base --recipe fp32 --recipe int8 --recipe int8-latency --recipe int4

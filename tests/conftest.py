@@ -13,9 +13,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tformer_deploy.bundle import Bundle
 from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tensors
 from tformer_deploy.config import ModelConfig
+from tformer_deploy.engines.ort_lowered import LoweredEngine
+from tformer_deploy.export.calibrate import input_ranges
+from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.model import Transformer
+from tformer_deploy.recipe import Recipe, load_recipe
 from tformer_deploy.ship import ship
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
 
@@ -37,13 +42,19 @@ def small_config(**changes: object) -> ModelConfig:
     return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def write_checkpoint(directory: Path, config: ModelConfig, seed: int = 1) -> Path:
-    """A checkpoint of random weights whose words are w4, w5 and so on; biases are random too, so that all count."""
+def random_model(config: ModelConfig, seed: int = 1) -> Transformer:
+    """Random weights, and biases, so that they count."""
     model = Transformer(config).init_weights(seed)
     rng = np.random.default_rng(seed)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.data += parameter.new_tensor(rng.normal(0, 0.1, parameter.shape))
+    return model
+
+
+def write_checkpoint(directory: Path, config: ModelConfig, seed: int = 1) -> Path:
+    """A checkpoint of random weights whose words are w4, w5 and so on."""
+    model = random_model(config, seed)
     words = Words([*SPECIALS, *(f"w{i}" for i in range(4, config.src_vocab))], None)
     weights = directory / "weights/random.safetensors"
     save_tensors(weights, model_tensors(model))
@@ -66,6 +77,22 @@ def bundle(run: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def variants_bundle(run: Path) -> Path:
+    """The same model with graphs for ONNX Runtime on processors in every precision. Read only."""
+    out = run.parent / "variants-bundle"
+    ship(run, out, ["fp32", "fp32-cpu", "int8", "int8-latency", "int4"], write_lines(run.parent / "lines.txt"))
+    return out
+
+
+def write_lines(path: Path) -> Path:
+    """A few lines of every length, to check and calibrate with."""
+    rng = np.random.default_rng(5)
+    lines = [" ".join(f"w{n}" for n in rng.integers(4, VOCAB, 1 + 2 * i)) for i in range(12)]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="session")
 def attention_bundle(run: Path) -> Path:
     """The same model exported with its cross-attention. Read only."""
     out = run.parent / "attention-bundle"
@@ -81,3 +108,17 @@ def random_sources(batch: int, width: int, seed: int = 0) -> tuple[NDArray[np.in
     ids = rng.integers(4, VOCAB, (batch, width)).astype(np.int32)
     ids[np.arange(width) >= lengths[:, None]] = 1
     return ids, lengths
+
+
+def lowered_engine(model: Transformer, folder: Path, recipe: Recipe | str = "fp32-cpu") -> LoweredEngine:
+    """An engine of a model's lowered graphs, without a bundle around them; not entered."""
+    named = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    chosen, config = named.for_model(model.config), model.config
+    rng = np.random.default_rng(4)
+    seen = [rng.integers(4, config.src_vocab, 1 + n % config.max_positions).tolist() for n in range(24)]
+    ranges = input_ranges(model, seen) if chosen.precision != "fp32" else {}
+    folder.mkdir(exist_ok=True)
+    export_graphs(model.eval(), chosen, folder / "variant", "0", ranges)
+    manifest = {"checkpoint": {"weights_sha256": "0", "path": "nowhere"}}
+    standard = Recipe().for_model(config)
+    return LoweredEngine(Bundle(folder, config, standard, manifest, {"variant": chosen}, "variant"), 1, "variant")

@@ -46,7 +46,8 @@ class Page(HTMLParser):
 
 
 def engine(name: str = "ort", **values: object) -> EngineReport:
-    found = EngineReport(name, 8e-6, 64, 1.7e-5, 4e-7, 5.5e-6, 1234)
+    found = EngineReport(name, encoder_max=8e-6, encoder_sentences=64, scores_max=1.7e-5, scores_count=1234)
+    found.scores_mean, found.scores_p999 = 4e-7, 5.5e-6
     found.steps = [StepDifference(1e-6 * (n + 1), 1e-7, 1000 - 30 * n) for n in range(25)]
     found.layers = [Layer(layer, 1e-6, 2.0) for layer in NAMES]
     found.outputs = [Outputs(mode, "", 1000, 998, 2, score_max=1e-6) for mode in ("greedy", "beam", "sampling")]
@@ -58,9 +59,7 @@ def engine(name: str = "ort", **values: object) -> EngineReport:
 
 
 def report(*engines: EngineReport, **values: object) -> Report:
-    found = Report(
-        1000, 13460, "corpus.en", "fp32", Tolerance(), [], "ab" * 32, {"beams": 5}, {"torch": "2"}, {"onnx": "1"}
-    )
+    found = Report(1000, 13460, "corpus.en", "ab" * 32, {"beams": 5}, {"torch": "2"}, {"onnx": "1"})
     found.engines = list(engines)
     found.eager_invariance = [Outputs("greedy", "alone", 100, 99, 1)]
     for key, value in values.items():
@@ -108,8 +107,47 @@ def test_several_engines_have_a_summary_and_a_section_each() -> None:
 
 
 def test_loosened_limits_are_marked() -> None:
-    text = Page(render(report(engine(), loosened=["scores"], tolerance=Tolerance(1e-4, 1e-2)))).text
-    assert "loosened limits" in text and "scores 0.01loosened" in text and "encoder 1e-4loosened" not in text
+    loose = engine("ort:mine", loosened=["scores", "tokens"], tolerance=Tolerance(1e-4, 1e-2, tokens=False))
+    text = Page(render(report(engine(), loose))).text
+    assert "loosened limits" in text and "scores 0.01loosened" in text and "tokens may differloosened" in text
+    assert text.count("encoder 1e-4 ·") == 2 and text.count("0.01loosened") == 2, "the line of limits and the table"
+
+
+LOSSY = Tolerance(0.5, 1.0, 0.3, tokens=False)
+
+
+def test_every_engine_has_its_own_precision_and_limits() -> None:
+    lossy = engine("ort:int8", precision="int8", tolerance=LOSSY, encoder_max=0.03, scores_max=0.4)
+    page = render(report(engine(), lossy))
+    text = Page(page).text
+    assert "Limits of fp32 · encoder 1e-4 · scores 1e-4 · bleu 0.1 · tokens equal" in text
+    assert "Limits of int8 · encoder 0.5 · scores 1 · bleu 0.3 · tokens may differ" in text
+    assert "0.400limit\u00a01" in text and "1.70e-5limit\u00a01e-4" in text, "in the summary"
+    assert ">0.400<" in page and 'class="bad">0.400' not in page, "within its own limits"
+
+
+def marked(page: str, part: str) -> list[str]:
+    """What is marked as bad in a part of a page that begins with a heading."""
+    return re.findall(r'<td class="bad">(.*?)</td>', page.split(f"<h3>{part}</h3>")[1].split("<h3>")[0])
+
+
+def test_decisions_that_may_differ_are_not_failures() -> None:
+    outputs = [Outputs("greedy", "", 1000, 700, 200, 100), Outputs("beam", "", 1000, 640, 200, 160)]
+    again = [Outputs("greedy", "alone", 100, 97, failed=3)]
+    values = {"outputs": outputs, "invariance": again, "failures": ["greedy (alone): 3 of 100 sentences differ"]}
+    exact = render(report(engine(**values), engine()))
+    lossy = render(report(engine(precision="int8", tolerance=LOSSY, **values), engine()))
+    assert marked(exact, "Outputs") == ["100", "160"] and marked(lossy, "Outputs") == []
+    for page in (exact, lossy):
+        assert marked(page, "Same sentences in other batches") == ["97 / 100<small>3 failed</small>" + EAGER]
+    assert "100 failed" in Page(exact).text and "100 differ" not in Page(exact).text
+    text = Page(lossy).text
+    assert "100 differ" in text and "160 differ" in text and "100 failed" not in text and "3 failed" in text
+    assert "Outputs that differ from eager's, as this precision may" in text
+    assert "as this precision may" not in Page(exact).text
+
+
+EAGER = "<small>eager 99\u00a0/\u00a0100</small>"
 
 
 def test_nothing_is_loaded_or_run() -> None:
@@ -127,7 +165,8 @@ def test_every_text_is_escaped() -> None:
     nasty.layers = [Layer(NASTY, 1.0, 1.0)]
     nasty.outputs = nasty.invariance = [Outputs(NASTY, NASTY, 1, 1)]
     nasty.quality = {NASTY: {"eager": {NASTY: 1.0}, "engine": {}}}
-    values = {"corpus": NASTY, "precision": NASTY, "weights_sha256": NASTY, "options": {NASTY: "<td>"}}
+    nasty.precision = NASTY
+    values = {"corpus": NASTY, "weights_sha256": NASTY, "options": {NASTY: "<td>"}}
     page = render(report(nasty, nasty, reference={NASTY: NASTY}, machine={"<td>": "<td>"}, **values))
     page.encode("utf-8")
     assert "<script" not in page and "\x00" not in page

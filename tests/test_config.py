@@ -21,7 +21,16 @@ from tformer_deploy.config import (
 )
 from tformer_deploy.contract import GRAPHS, layer_names, signature
 from tformer_deploy.errors import ConfigError
-from tformer_deploy.recipe import Axes, Axis, Recipe, Tolerance, load_recipe, recipe_folder, recipe_from_dict
+from tformer_deploy.recipe import (
+    TOLERANCES,
+    Axes,
+    Axis,
+    Recipe,
+    Tolerance,
+    load_recipe,
+    recipe_folder,
+    recipe_from_dict,
+)
 
 GOLDEN = Path(__file__).parent.parent / "export" / "golden"
 
@@ -160,7 +169,9 @@ def to_toml(recipe: Recipe) -> str:
     ]
     return "\n".join(
         [
+            f'target = "{recipe.target}"',
             f'precision = "{recipe.precision}"',
+            f"block = {recipe.block}",
             f'cache = "{recipe.cache}"',
             f"opset = {recipe.opset}",
             f"top_k = {recipe.top_k}",
@@ -170,26 +181,38 @@ def to_toml(recipe: Recipe) -> str:
             "[tolerance]",
             f"encoder = {recipe.tolerance.encoder}",
             f"scores = {recipe.tolerance.scores}",
+            f"bleu = {recipe.tolerance.bleu}",
+            f"tokens = {str(recipe.tolerance.tokens).lower()}",
         ]
     )
+
+
+LOWERED = {"target": "ort-cpu", "cache": "static"}
+GRAPH_KINDS: list[dict[str, Any]] = [
+    {},
+    {"attention": True},
+    LOWERED,
+    {**LOWERED, "precision": "int8"},
+    {**LOWERED, "precision": "int4", "block": 64},
+]
 
 
 @settings(max_examples=30, deadline=None)
 @given(
     bounds=st.lists(st.tuples(*[st.integers(0, 999)] * 3).map(sorted), min_size=4, max_size=4),
     opset=st.integers(18, 24),
-    tolerances=st.tuples(st.floats(1e-9, 1), st.floats(1e-9, 1)),
-    attention=st.booleans(),
+    tolerances=st.tuples(*[st.floats(1e-9, 1)] * 3, st.booleans()),
+    graphs=st.sampled_from(GRAPH_KINDS),
 )
 def test_recipes_round_trip_through_toml_and_json(
     tmp_path_factory: pytest.TempPathFactory,
     bounds: list[list[int]],
     opset: int,
-    tolerances: tuple[float, float],
-    attention: bool,
+    tolerances: tuple[float, float, float, bool],
+    graphs: dict[str, Any],
 ) -> None:
     axes = Axes(*(Axis(*bound) for bound in bounds))
-    recipe = Recipe(opset=opset, top_k=3, attention=attention, axes=axes, tolerance=Tolerance(*tolerances))
+    recipe = Recipe(opset=opset, top_k=3, axes=axes, tolerance=Tolerance(*tolerances), **graphs)
     file = tmp_path_factory.mktemp("recipe") / "mine.toml"
     file.write_text(to_toml(recipe), encoding="utf-8")
     assert load_recipe(str(file)) == recipe
@@ -201,6 +224,11 @@ def test_named_recipes_load_and_fp32_is_the_default() -> None:
         load_recipe(file.stem).for_model(tiny())
     assert load_recipe("fp32") == Recipe() == recipe_from_dict({})
     assert load_recipe("fp32-attention") == Recipe(attention=True)
+    assert load_recipe("fp32-cpu") == recipe_from_dict(LOWERED)
+    for name in ("int8", "int8-latency", "int4"):
+        recipe = load_recipe(name)
+        assert (recipe.target, recipe.cache, recipe.precision) == ("ort-cpu", "static", name[:4])
+        assert recipe.tolerance == TOLERANCES[recipe.precision] and not recipe.tolerance.tokens
 
 
 def test_unknown_recipe_names_the_nearest() -> None:
@@ -231,6 +259,16 @@ def test_recipe_file_that_is_no_toml(content: bytes, tmp_path: Path) -> None:
         ({"precision": "fp31"}, "unknown precision 'fp31': did you mean 'fp32'"),
         ({"opset": 17}, "opset=17: must be 18 to 24"),
         ({"top_k": -1}, "top_k=-1: must be at least 0"),
+        ({"tolerance": {"tokens": 0}}, "tokens=0: must be of type bool"),
+        ({"target": "ort-cup"}, "unknown target 'ort-cup': did you mean 'ort-cpu'"),
+        ({"target": "ort-cpu"}, "cache=growing: must be static with .*target=ort-cpu"),
+        ({"cache": "static"}, "cache=static: must be growing with .*target=onnx"),
+        ({"precision": "int8"}, "precision=int8: needs target = 'ort-cpu'"),
+        ({**LOWERED, "attention": True}, "attention = true: needs target = 'onnx'"),
+        ({**LOWERED, "precision": "int8", "block": 48}, r"block=48: must be one of \(0, 16, 32, 64, 128, 256\)"),
+        ({**LOWERED, "block": 32}, "block=32: must be one of .*, and 0 with fp32"),
+        ({"block": 32}, "block=32: must be one of .*, and 0 with fp32"),
+        ({**LOWERED, "precision": "int4"}, r"block=0: int4 needs one of \(16, 32, 64, 128, 256\)"),
     ],
     ids=str,
 )
@@ -263,6 +301,8 @@ def test_top_k_may_not_exceed_the_vocabulary() -> None:
 @pytest.mark.parametrize(("vocab", "most"), [(4, 2), (9, 5), (10, 5), (127, 64), (8000, 64)])
 def test_beams_have_as_many_best_tokens_as_they_read(vocab: int, most: int) -> None:
     config = tiny(src_vocab=vocab, tgt_vocab=vocab)
+    lowered = load_recipe("fp32-cpu").for_model(config)
+    assert lowered.axes.beams == Axis(1, 1, min(vocab // 2, 64)), "one more is read there"
     assert Recipe().for_model(config).axes.beams == Axis(1, 1, most)
     assert Recipe(top_k=3).for_model(config).axes.beams == Axis(1, 1, 64)
     wide = Recipe(axes=Axes(beams=Axis(6, 7, 64))).for_model(config).axes.beams
@@ -273,9 +313,29 @@ def test_beams_have_as_many_best_tokens_as_they_read(vocab: int, most: int) -> N
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_signatures_are_the_golden_ones(graph: str) -> None:
-    golden = json.loads((GOLDEN / f"{graph}.json").read_text(encoding="utf-8"))
-    assert signature(graph, tiny(), load_recipe("fp32").for_model(tiny())).to_json() == golden
+@pytest.mark.parametrize(("folder", "recipe"), [(GOLDEN, "fp32"), (GOLDEN / "ort-cpu", "fp32-cpu")])
+def test_signatures_are_the_golden_ones(graph: str, folder: Path, recipe: str) -> None:
+    golden = json.loads((folder / f"{graph}.json").read_text(encoding="utf-8"))
+    assert signature(graph, tiny(), load_recipe(recipe).for_model(tiny())).to_json() == golden
+
+
+@pytest.mark.parametrize("recipe", ["fp32-cpu", "int8", "int8-latency", "int4"])
+def test_lowered_signatures_are_alike_but_for_the_step(recipe: str) -> None:
+    """The encoder's is the standard one; caches are buffers that a step takes and gives under two names."""
+    config, chosen = tiny(), load_recipe(recipe).for_model(tiny())
+    encoder, step = (signature(graph, config, chosen) for graph in GRAPHS)
+    assert encoder == signature("encoder", config, Recipe().for_model(config))
+    assert step == signature("decoder_step", config, load_recipe("fp32-cpu").for_model(config))
+    assert set(encoder.outputs) < set(step.inputs)
+    past, present = (
+        [(spec.name.removeprefix(kind), spec.dtype, spec.shape) for spec in specs if spec.name.startswith(kind)]
+        for kind, specs in (("past", step.inputs), ("present", step.outputs))
+    )
+    assert past == present and len(past) == 2 * config.decoder_layers
+    shapes = {spec.name: spec.shape for spec in step.outputs}
+    assert shapes["top_ids"] == shapes["top_scores"] == ("batch*beams", "2*beams")
+    fixed = signature("decoder_step", config, dataclasses.replace(chosen, top_k=7))
+    assert {spec.name: spec.shape for spec in fixed.outputs}["top_ids"] == ("batch*beams", 7)
 
 
 def test_signature_follows_config_and_recipe() -> None:

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "tformer_deploy"
 LEVELS = [
     ["cli", "__main__"],
     ["ship", "runs"],
-    ["check", "train"],
+    ["check", "train", "bench"],
     ["translate", "__init__"],
     ["decoding", "report"],
     ["export", "engines", "data"],
@@ -26,9 +26,19 @@ LEVELS = [
     ["errors"],
 ]
 HEAVY = {
-    "torch": {"model", "checkpoint", "train", "runs", "engines.eager", "engines", "export.graphs", "export.to_onnx"},
-    "onnx": {"export.to_onnx", "export.signature", "engines.ort_layers"},
-    "onnxruntime": {"engines.ort", "engines.ort_layers"},
+    "torch": {
+        "model",
+        "checkpoint",
+        "train",
+        "runs",
+        "engines.eager",
+        "engines",
+        "export.calibrate",
+        "export.graphs",
+        "export.to_onnx",
+    },
+    "onnx": {"export.lower", "export.products", "export.to_onnx", "export.signature", "engines.ort_layers"},
+    "onnxruntime": {"engines.ort", "engines.ort_layers", "engines.ort_lowered", "bench.ceiling"},
     "safetensors": {"checkpoint", "train"},
     "spacy": {"text"},
     "sentencepiece": {"text"},

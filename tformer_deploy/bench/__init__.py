@@ -2,6 +2,6 @@
 
 from .plan import Plan, Point, choose_engines, make_points
 from .report import Report
-from .run import run
+from .turns import run
 
 __all__ = ["Plan", "Point", "Report", "choose_engines", "make_points", "run"]

@@ -75,11 +75,9 @@ class Plan:
             make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), self.src)
 
 
-def make_points(
-    batches: Sequence[int], beams: Sequence[int], src_lens: Sequence[int], new_tokens: Sequence[int]
-) -> tuple[Point, ...]:
-    """Every combination."""
-    return tuple(Point(*sizes) for sizes in product(batches, beams, src_lens, new_tokens))
+def make_points(*sizes: Sequence[int]) -> tuple[Point, ...]:
+    """Every combination of values of a point's fields."""
+    return tuple(Point(*each) for each in product(*sizes))
 
 
 def choose_engines(backends: Sequence[str], variants: Sequence[str], bundle: Bundle) -> tuple[str, ...]:

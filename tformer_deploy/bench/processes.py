@@ -23,7 +23,7 @@ class Process:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - until `end`
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tformer_deploy.bench.worker"],
             stdin=subprocess.PIPE,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections import defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,14 @@ from .measure import decode_part, random_sources
 from .plan import Point
 from .report import NodeKind
 
-STEPS = 64
-"""Decodes are repeated until there are so many steps."""
+STEPS, ENCODINGS = 64, 16
+"""Decodes are repeated until there are so many steps; so often is the encoder called besides."""
 REST = "(between nodes)"
 """The name of the time in a graph that no node takes."""
 
 
 def node_kinds(bundle: Bundle, name: str, threads: int, point: Point) -> list[NodeKind]:
-    """Mean times of one encoder call and one step, the longest first, at a point of one worker."""
+    """Median times of one encoder call, then one step, the longest first, at a point of one worker."""
     engine = make_engine(name, bundle, None, threads)
     assert isinstance(engine, OrtEngine)
     src_ids = random_sources(bundle.config, point)
@@ -39,17 +40,19 @@ def node_kinds(bundle: Bundle, name: str, threads: int, point: Point) -> list[No
             decode_part(engine, src_ids, DecodeOptions(max_tokens=warm_up, beams=point.beams))
             for _ in range(repetitions):
                 decode_part(engine, src_ids, DecodeOptions(max_tokens=point.new_tokens, beams=point.beams))
+            for _ in range(ENCODINGS):
+                engine.encode(src_ids, np.full(len(src_ids), src_ids.shape[1], np.int32))
             traces = [Path(session.end_profiling()) for session in engine.sessions()]
         found = [
             kind
             for graph, trace, skipped in zip(GRAPHS, traces, (1, warm_up), strict=True)
             for kind in read_trace(graph, trace, skipped)
         ]
-    return sorted(found, key=lambda kind: -kind.ms)
+    return sorted(found, key=lambda kind: (GRAPHS.index(kind.graph), -kind.ms))
 
 
 def read_trace(graph: str, trace: Path, skipped: int) -> list[NodeKind]:
-    """The kinds of a graph's nodes, means over all runs but the first `skipped`."""
+    """The kinds of a graph's nodes, medians over all runs but the first `skipped`."""
     runs: list[tuple[float, float]] = []
     nodes: list[tuple[float, float, str]] = []
     for event in _events(trace):
@@ -58,13 +61,16 @@ def read_trace(graph: str, trace: Path, skipped: int) -> list[NodeKind]:
         elif event["cat"] == "Node" and event["name"].endswith("_kernel_time"):
             nodes.append((event["ts"], event["dur"], event["args"]["op_name"]))
     runs = sorted(runs)[skipped:]
-    times: dict[str, list[float]] = defaultdict(list)
+    starts = [start for start, _ in runs]
+    times: dict[str, Any] = defaultdict(lambda: np.zeros(len(runs)))
+    counts: Counter[str] = Counter()
     for start, micros, kind in nodes:
-        if start >= runs[0][0]:
-            times[kind].append(micros)
-    found = [NodeKind(graph, kind, sum(t) / 1e3 / len(runs), len(t) / len(runs)) for kind, t in times.items()]
-    rest = sum(micros for _, micros in runs) / 1e3 / len(runs) - sum(kind.ms for kind in found)
-    return [*found, NodeKind(graph, REST, float(np.maximum(rest, 0)), 0)]
+        run = bisect_right(starts, start) - 1
+        if run >= 0:
+            times[kind][run] += micros
+            counts[kind] += 1
+    times[REST] = np.maximum(0, np.array([micros for _, micros in runs]) - sum(times.values()))
+    return [NodeKind(graph, kind, float(np.median(t)) / 1e3, counts[kind] / len(runs)) for kind, t in times.items()]
 
 
 def _events(trace: Path) -> Iterator[dict[str, Any]]:

@@ -269,14 +269,12 @@ def describe_ceiling(ceiling: Ceiling) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Aligned lines: the first column to the left, others to the right."""
     every = [tuple(head), *map(tuple, rows)]
-    widths = [max(len(row[i]) for row in every) for i in range(len(head))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in every
-    ]
+    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
+    lines = []
+    for name, *cells in every:
+        rest = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join((name.ljust(widths[0]), *rest)))
+    return lines
 
 
 def figure(value: float) -> str:

@@ -5,6 +5,8 @@ Source: Williams et al. 2009, "Roofline". `docs/bench.md` has the rules.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..config import ModelConfig
@@ -13,7 +15,8 @@ from .plan import Point
 
 LARGE_BUFFER = 512 << 20
 """Bytes; larger than the caches of most processors."""
-WEIGHT_BITS = {"fp32": 32, "int8": 8, "int4": 4}
+WEIGHT_BITS = {"int8": 8, "int4": 4}
+"""By block; by column, as in every encoder that is not fp32, weights have 8."""
 FLOAT_BYTES = 4
 OVERHEAD = 0.5
 """Below this share of the limit neither memory nor arithmetic is what an engine waits for."""
@@ -79,16 +82,15 @@ def step_cost(config: ModelConfig, recipe: Recipe | None, point: Point) -> Cost:
     """The mean of all steps but the first: past lengths 1 to new_tokens - 1."""
     d, layers, rows = config.d_model, config.decoder_layers, point.batch * point.beams
     past = point.new_tokens / 2 if point.new_tokens > 1 else 0.0
-    columns = layers * (7 * d + config.d_ff) + config.tgt_vocab
-    elements = layers * (6 * d * d + 2 * d * config.d_ff) + d * config.tgt_vocab
-    norms = layers * 3 * 2 * d + 2 * d * config.final_norm
+    matrices = [*([(d, d)] * 6 + [(d, config.d_ff), (config.d_ff, d)]) * layers, (d, config.tgt_vocab)]
     biases = layers * (7 * d + config.d_ff) + config.tgt_vocab * config.output_bias
+    norms = 2 * d * (3 * layers + config.final_norm)
     # Beams of a sentence share its cross keys and values.
     cached = 2 * layers * d * (rows * (past + 1) + point.batch * point.src_len)
     return Cost(
-        _weight_bytes(elements, columns, recipe) + FLOAT_BYTES * (norms + biases),
+        _weight_bytes(matrices, recipe, recipe.block if recipe else 0) + FLOAT_BYTES * (biases + norms),
         round(FLOAT_BYTES * cached),
-        2 * rows * elements,
+        2 * rows * sum(math.prod(matrix) for matrix in matrices),
         round(4 * layers * d * rows * (past + 1 + point.src_len)),
     )
 
@@ -96,23 +98,26 @@ def step_cost(config: ModelConfig, recipe: Recipe | None, point: Point) -> Cost:
 def encoder_cost(config: ModelConfig, recipe: Recipe | None, point: Point) -> Cost:
     """The encoder, and the keys and values of its output for every decoder layer."""
     d, layers, tokens = config.d_model, config.encoder_layers, point.batch * point.src_len
-    columns = layers * (5 * d + config.d_ff) + config.decoder_layers * 2 * d
-    elements = layers * (4 * d * d + 2 * d * config.d_ff) + config.decoder_layers * 2 * d * d
-    norms = layers * 2 * 2 * d + 2 * d * config.final_norm
+    matrices = ([(d, d)] * 4 + [(d, config.d_ff), (config.d_ff, d)]) * layers
+    matrices += [(d, d)] * 2 * config.decoder_layers
+    biases = sum(outputs for _, outputs in matrices)
+    norms = 2 * d * (2 * layers + config.final_norm)
     return Cost(
-        _weight_bytes(elements, columns, recipe) + FLOAT_BYTES * (norms + columns),
+        _weight_bytes(matrices, recipe, 0) + FLOAT_BYTES * (biases + norms),
         FLOAT_BYTES * 2 * config.decoder_layers * d * tokens,
-        2 * tokens * elements,
+        2 * tokens * sum(math.prod(matrix) for matrix in matrices),
         4 * layers * d * tokens * point.src_len,
     )
 
 
-def _weight_bytes(elements: int, columns: int, recipe: Recipe | None) -> int:
-    """Matrices in the recipe's precision, with a scale for each block or column."""
+def _weight_bytes(matrices: Sequence[tuple[int, int]], recipe: Recipe | None, block: int) -> int:
+    """Matrices (inputs, outputs) in the recipe's precision, with a scale for each block or column; `block` 0: int8."""
+    elements = sum(math.prod(matrix) for matrix in matrices)
     if recipe is None or recipe.precision == "fp32":
         return elements * FLOAT_BYTES
-    scales = elements // recipe.block if recipe.block else columns
-    return elements * WEIGHT_BITS[recipe.precision] // 8 + scales * FLOAT_BYTES
+    bits = WEIGHT_BITS[recipe.precision] if block else 8
+    scales = sum(outputs * (-(-inputs // block) if block else 1) for inputs, outputs in matrices)
+    return elements * bits // 8 + scales * FLOAT_BYTES
 
 
 def buffer_size(cost: Cost, workers: int) -> int:

@@ -40,8 +40,8 @@ def bench(
     from ..bench import Plan, choose_engines, make_points, run
     from ..bundle import open_bundle
 
-    sizes = [numbers(*each) for each in (("batch", batch), ("beam", beam), ("src-len", src_len))]
-    points = make_points(*sizes, numbers("new-tokens", new_tokens))
+    lists = {"batch": batch, "beam": beam, "src-len": src_len, "new-tokens": new_tokens}
+    points = make_points(*(numbers(option, text) for option, text in lists.items()))
     if html and (html.is_dir() or not (html.parent.is_dir() and os.access(html.parent, os.W_OK))):
         raise ConfigError(f"{html} cannot be written: name a file in a folder that exists and is writable")
     opened = open_bundle(bundle)

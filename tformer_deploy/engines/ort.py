@@ -21,6 +21,9 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 import onnxruntime as ort
 from onnxruntime import OrtValue
 
+SHORT_SPIN_US = 100
+"""Long enough to the next operator of the encoder, short enough not to take a core from the step that follows."""
+
 
 @dataclass
 class OrtState:
@@ -48,9 +51,8 @@ class OrtEngine:
 
     def __enter__(self) -> Self:
         check_one_onnxruntime()
-        # Only the step's threads may spin while they wait: two spinning pools would take each other's cores.
-        self._encoder = self._session("encoder", spin=False)
-        self._step = self._session("decoder_step", spin=True)
+        self._encoder = self._session("encoder", spin_us=SHORT_SPIN_US)
+        self._step = self._session("decoder_step", spin_us=0)
         self._cross = [spec.name for spec in caches("cross", self.config, ())]
         self._past = [spec.name for spec in caches("past", self.config, ())]
         self._outputs = [spec.name for spec in signature("decoder_step", self.config, self.recipe).outputs]
@@ -137,13 +139,14 @@ class OrtEngine:
             raise missing_extra(error) from None
         return layer_values(self, src_ids, src_lengths, tgt_ids)
 
-    def options(self, spin: bool) -> ort.SessionOptions:
-        """The settings of a session; `spin`: its threads stay awake between operators."""
+    def options(self, spin_us: int) -> ort.SessionOptions:
+        """The settings of a session; its threads stay awake so long after an operator, with 0 as long as is usual."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
+        if spin_us:
+            options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin_us))
         # Without VNNI, products of unsigned and signed bytes overflow, unless the weights are made unsigned as well.
         options.add_session_config_entry("session.x64quantprecision", str(int(not has_vnni())))
         # The fused kernel takes several times as long as its parts.
@@ -156,10 +159,10 @@ class OrtEngine:
         """Of the encoder and of the step."""
         return [self._encoder, self._step]
 
-    def _session(self, graph: str, spin: bool) -> ort.InferenceSession:
+    def _session(self, graph: str, spin_us: int) -> ort.InferenceSession:
         path = self.bundle.graph(graph, self.variant)
         try:
-            session = ort.InferenceSession(path, self.options(spin), providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(path, self.options(spin_us), providers=["CPUExecutionProvider"])
         except Exception as error:  # the library's exceptions share no base class
             raise ArtifactError(f"onnxruntime {ort.__version__} cannot load {path}: {error}; update it") from None
         self.bundle.check_metadata(graph, session.get_modelmeta().custom_metadata_map, self.recipe)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from onnxruntime import OrtValue
 
 from ..contract import GRAPHS, caches, layer_names
 from ..errors import EngineError
 from .base import Floats, Ints, check_request, check_step
+from .ort import SHORT_SPIN_US
 
 if TYPE_CHECKING:
     from .ort import OrtEngine
@@ -18,51 +20,70 @@ if TYPE_CHECKING:
 
 def layer_values(engine: OrtEngine, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
     """See `Engine.layers`."""
-    config, batch = engine.config, len(src_ids)
+    config, (batch, length) = engine.config, tgt_ids.shape
     check_request(src_ids, src_lengths, config, engine.limits)
     encoder, step = (open_copy(engine, graph) for graph in GRAPHS)
     lengths = np.array(src_lengths, np.int32)
     values = run(encoder, {"src_ids": np.array(src_ids, np.int32), "src_lengths": lengths})
     cross = {spec.name: values[spec.name] for spec in caches("cross", config, ())}
-    empty = np.zeros((batch, config.heads, 0, config.head_dim), np.float32)
-    past = {spec.name: empty for spec in caches("past", config, ())}
+    static = engine.recipe.cache == "static"
+    shape = batch, config.heads, length if static else 0, config.head_dim
+    past = {spec.name: np.zeros(shape, np.float32) for spec in caches("past", config, ())}
     steps = []
     for position, token in enumerate(tgt_ids.T):
         check_step(1, position, engine.limits)
         feed = {
             "tokens": np.array(token[:, None], np.int32),
-            "parents": np.arange(batch, dtype=np.int32)[:, None],
             "position": np.array([position], np.int32),
             "src_lengths": lengths,
+            **cross,
         }
-        found = run(step, {**feed, **cross, **past})
-        past = {name: found[name.replace("past", "present")] for name in past}
+        if static:
+            found = run(step, {**feed, "written_by": np.zeros((batch, 1, length), np.int32)}, past)
+        else:
+            found = run(step, {**feed, "parents": np.arange(batch, dtype=np.int32)[:, None], **past})
+            past = {name: found[name.replace("past", "present")] for name in past}
         steps.append(found)
     for name in (*layer_names("decoder_step", config), "log_probs"):
         if name in steps[0]:
-            values[name] = np.concatenate([found[name] for found in steps], 1)
+            values[name] = np.concatenate([found[name].reshape(batch, 1, -1) for found in steps], 1)
     return values
 
 
 def open_copy(engine: OrtEngine, graph: str) -> ort.InferenceSession:
     """A session whose first outputs are the layer values that the graph has."""
-    path = engine.bundle.graph(graph)
+    path = engine.bundle.graph(graph, engine.variant)
     model = onnx.load(path, load_external_data=False)
     present = {name for node in model.graph.node for name in node.output}
     outputs = list(model.graph.output)
     del model.graph.output[:]
     names = [name for name in layer_names(graph, engine.config) if name in present]
     model.graph.output.extend([*(onnx.ValueInfoProto(name=name) for name in names), *outputs])
-    options = engine.options(spin=False)
+    options = engine.options(spin_us=SHORT_SPIN_US)
     # A model from memory has no folder of its own in which weights beside the graph could lie.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def run(session: ort.InferenceSession, feed: dict[str, Any]) -> dict[str, Floats]:
-    """All outputs by name, in order."""
+def run(
+    session: ort.InferenceSession, feed: dict[str, Any], buffers: dict[str, Floats] | None = None
+) -> dict[str, Floats]:
+    """All outputs by name, in order; caches in `buffers`, by their `past` names, are read and written in place."""
+    binding = session.io_binding()
+    for name, array in feed.items():
+        binding.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(array))
+    written = {name.replace("past", "present"): (name, array) for name, array in (buffers or {}).items()}
     names = [output.name for output in session.get_outputs()]
+    for output in names:
+        if output in written:
+            name, array = written[output]
+            value = OrtValue.ortvalue_from_numpy(array)
+            binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_output(output, value)
+        else:
+            binding.bind_output(output)
     try:
-        return dict(zip(names, session.run(names, feed), strict=True))
+        session.run_with_iobinding(binding)
     except Exception as error:  # the library's exceptions share no base class
         raise EngineError(f"onnxruntime {ort.__version__} stopped in a copy that shows its layers: {error}") from None
+    return dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))

@@ -67,7 +67,7 @@ class LoweredEngine(OrtEngine):
         if attention:
             raise LimitError("this variant does not return attention: use the standard graphs of fp32-attention")
         if state.position == state.written_by.shape[2]:
-            self._copy(state, state.slots, state.written_by[state.slots], 2 * state.position)
+            self._move(state, state.slots, 2 * state.position)
         if full not in state.bound:
             state.bound[full] = self._bind(state, full)
         binding, outputs = state.bound[full]
@@ -82,32 +82,45 @@ class LoweredEngine(OrtEngine):
         """See `Engine.reorder`."""
         width, filled = state.tokens.shape[1], state.position
         slots = state.slots if sentences is None else state.slots[sentences]
-        written_by = np.take_along_axis(state.written_by[slots], (parents % width)[:, :, None], 1)
-        if parents.shape[1] != width or len(slots) < SPARSE * len(state.tokens):
-            self._copy(state, slots, written_by, state.written_by.shape[2])
+        beams = parents % width
+        if parents.shape[1] != width:
+            written_by = np.take_along_axis(state.written_by[slots, :, :filled], beams[:, :, None], 1)
+            self._move(state, slots, state.written_by.shape[2], written_by)
             return
-        state.slots = slots
         if width > 1:
-            state.written_by[slots, :, :filled] = written_by[:, :, :filled]
+            own = state.written_by[slots, :, :filled]
+            state.written_by[slots, :, :filled] = np.take_along_axis(own, beams[:, :, None], 1)
+        if len(slots) < SPARSE * len(state.tokens):
+            self._move(state, slots, state.written_by.shape[2])
+        else:
+            state.slots = slots
 
-    def _copy(self, state: LoweredState, slots: Ints, written_by: Ints, capacity: int) -> None:
-        """Move the sentences at `slots` to new buffers, where every beam has a history of its own."""
-        filled, (batch, beams) = state.position, written_by.shape[:2]
-        width = state.tokens.shape[1]
-        rows = slots[:, None, None] * width + written_by[:, :, :filled]  # (B, K, T)
+    def _move(self, state: LoweredState, slots: Ints, capacity: int, written_by: Ints | None = None) -> None:
+        """Move the sentences at `slots` to new buffers.
+
+        `written_by` (B, K, T): their beams change in number, so each gets the history that it names.
+        """
+        filled, batch, width = state.position, len(slots), state.tokens.shape[1]
+        beams = width if written_by is None else written_by.shape[1]
+        own = np.ascontiguousarray(np.broadcast_to(np.arange(beams, dtype=np.int32)[:, None], (batch, beams, capacity)))
+        rows = slots[:, None] * width + np.arange(width)
         for i, old in enumerate(state.past):
             new = self._buffer(batch * beams, capacity)
-            # (B*K, T, H, D), as numpy puts indexed axes first.
-            history = view(old)[rows.reshape(batch * beams, filled), :, np.arange(filled)]
-            view(new)[:, :, :filled] = history.swapaxes(1, 2)
+            if written_by is None:
+                view(new)[:, :, :filled] = view(old)[:, :, :filled][rows.ravel()]
+            else:
+                # (B, K, T, H, D), as numpy puts indexed axes first.
+                history = view(old)[slots[:, None, None] * width + written_by, :, np.arange(filled)]
+                view(new).reshape(batch, beams, *new.shape()[1:])[:, :, :, :filled] = history.swapaxes(2, 3)
             state.past[i] = new
+        if written_by is None:
+            own[:, :, :filled] = state.written_by[slots, :, :filled]
         if len(slots) < len(state.src_lengths):
             state.src_lengths = state.src_lengths[slots]
             state.cross = [OrtValue.ortvalue_from_numpy(view(value)[slots]) for value in state.cross]
         state.slots = np.arange(batch, dtype=np.int32)
         state.tokens = np.zeros((batch, beams), np.int32)
-        own = np.arange(beams, dtype=np.int32)[None, :, None]
-        state.written_by = np.ascontiguousarray(np.broadcast_to(own, (batch, beams, capacity)))
+        state.written_by = own
         state.bound = {}
 
     def _bind(self, state: LoweredState, full: bool) -> tuple[Any, list[Any]]:

@@ -30,7 +30,7 @@ def run(plan: Plan, bundle: Bundle, progress: Progress = lambda count: None) -> 
         engines = {name: processes.start(name) for name in plan.engines}
         for name, process in engines.items():
             report.engines.append(_load(plan, bundle, name, process))
-        limits = Limits(plan, bundle, processes.start("limits"), report)
+        limits = Limits(plan, bundle, processes.start("limits of the machine"), report)
         for number in range(plan.rounds):
             limits.measure()
             turn = number % len(engines)
@@ -98,7 +98,7 @@ class Limits:
         try:
             rates = self.process.ask("matrix_rates", threads=self.threads)
         except MissingExtra as error:
-            report.notes.append(f"no limits of the machine are known, {error}")
+            report.notes.append(f"no {error}")
             return
         speeds = self.process.ask("bandwidth", sizes=self.sizes, threads=self.threads)
         report.ceiling = report.ceiling or Ceiling(self.threads)

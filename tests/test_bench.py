@@ -1,0 +1,435 @@
+"""`tformer bench`: figures that fit each other, limits by another count, processes that are gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tformer_deploy.bench import Plan, Point, choose_engines, make_points, processes, roofline, run
+from tformer_deploy.bench.ceiling import bandwidth, matrix_rates
+from tformer_deploy.bench.html import render
+from tformer_deploy.bench.measure import Sample, Watched, decode_part, random_sources, some
+from tformer_deploy.bench.plots import ticks
+from tformer_deploy.bench.report import PointReport, Spread, figure, table
+from tformer_deploy.bundle import Bundle, open_bundle
+from tformer_deploy.cli.bench import numbers
+from tformer_deploy.config import ModelConfig
+from tformer_deploy.decoding import DecodeOptions
+from tformer_deploy.engines import make_engine
+from tformer_deploy.errors import ConfigError, EngineError, MissingExtra
+from tformer_deploy.model import Transformer
+from tformer_deploy.recipe import Recipe
+from tformer_deploy.ship import ship
+
+from .command import COMMAND, failed_line, printed, run_here
+from .conftest import small_config
+from .test_check_html import Page, svgs
+
+SMALL = ("--batch", "1,3", "--beam", "1,2", "--src-len", 5, "--new-tokens", "2,6", "--rounds", 2, "--seconds", 0)
+ONE = ("--batch", 1, "--beam", 1, "--new-tokens", 2, "--src-len", 3, "--rounds", 1, "--seconds", 0)
+
+
+@pytest.fixture(scope="module")
+def lowered(run: Path) -> Path:
+    """A bundle with two variants. Read only."""
+    out = run.parent / "bench-bundle"
+    ship(run, out, ["fp32", "fp32-cpu", "int8"])
+    return out
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Process ids of the workers that a test starts; fails if one is left."""
+    pids: list[int] = []
+    original = processes.Process.__init__
+
+    def watched(self: processes.Process, name: str) -> None:
+        original(self, name)
+        pids.append(self._process.pid)
+
+    monkeypatch.setattr(processes.Process, "__init__", watched)
+    yield pids
+    assert pids and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def model_bytes(kind: str) -> bytes:
+    """The graph of `bench/matmul_<kind>.onnx`: a product of two matrices. To change it, write this there."""
+    name, types = {
+        "fp32": ("MatMul", (TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.FLOAT)),
+        "int8": ("MatMulInteger", (TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32)),
+    }[kind]
+    a, b, c = (
+        helper.make_tensor_value_info(value, dtype, shape)
+        for value, dtype, shape in zip("abc", types, (["m", "k"], ["k", "n"], ["m", "n"]), strict=True)
+    )
+    graph = helper.make_graph([helper.make_node(name, ["a", "b"], ["c"])], "matmul", [a, b], [c])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+def test_the_matrix_graphs_rebuild_identically(kind: str) -> None:
+    assert (Path(processes.__file__).parent / f"matmul_{kind}.onnx").read_bytes() == model_bytes(kind)
+
+
+@pytest.fixture(scope="module")
+def measured(lowered: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The JSON of the whole command with every engine."""
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "lines.txt").write_text("w5 w6 w7\n\nw8\nw9 w10\n")
+    backends = ("--backend", "ort", "--backend", "eager")
+    more = ("--src", folder / "lines.txt", "--profile", "--html", folder / "page.html", "--threads", 1)
+    done = run_here("bench", lowered, *backends, *SMALL, *more, "--json")
+    (line,) = printed(done)
+    assert done.stderr == b""
+    return {**json.loads(line), "html": (folder / "page.html").read_text()}
+
+
+def test_every_engine_is_measured_at_every_point(measured: dict[str, Any]) -> None:
+    names = ["ort", "ort:fp32-cpu", "ort:int8", "eager"]
+    assert [each["engine"] for each in measured["engines"]] == names
+    assert [each["precision"] for each in measured["engines"]] == ["fp32", "fp32", "int8", "fp32"]
+    points = [tuple(each["point"].values()) for each in measured["points"]]
+    assert points == [(b, k, 5, n) for b in (1, 3) for k in (1, 2) for n in (2, 6) for _ in names]
+    assert [each["engine"] for each in measured["points"]] == names * 8
+    assert measured["threads"] == 1 and measured["workers"] == 1 and measured["machine"]["cores"]
+
+
+def test_figures_fit_each_other(measured: dict[str, Any]) -> None:
+    for each in measured["points"]:
+        point = each["point"]
+        assert each["tokens"] == point["batch"] * point["new_tokens"] and each["samples"] == 2
+        assert len(each["steps_ms"]) == point["new_tokens"] and min(each["steps_ms"]) > 0
+        for name in ("encoder_ms", "first_token_ms", "step_ms"):
+            assert 0 < each[name]["min"] <= each[name]["median"] <= each[name]["p95"]
+        latency = each["latency_ms"]
+        assert 0 < latency["p50"] <= latency["p95"] <= latency["p99"]
+        assert each["encoder_ms"]["min"] < each["first_token_ms"]["min"] < latency["p99"]
+        assert each["tokens_per_s"] == pytest.approx(1e3 * each["tokens"] / latency["p50"])
+        assert 0 < each["outside"] < 1
+        for bound in (each["encoder_bound"], each["step_bound"]):
+            assert bound["share"] > 0 and bound["limit_ms"] > 0
+            assert bound["by"] == "overhead" or bound["share"] >= roofline.OVERHEAD
+
+
+def test_memory_disk_and_text(measured: dict[str, Any], lowered: Path, run: Path) -> None:
+    engines = {each["engine"]: each for each in measured["engines"]}
+    assert all(each["load_ms"] > 0 and each["import_ms"] > 0 and each["peak_mib"] > 10 for each in engines.values())
+    common = [lowered / "manifest.json", *lowered.glob("*.words")]
+    for name, files in (
+        ("ort", [*common, *lowered.glob("*.onnx")]),
+        ("ort:int8", [*common, *lowered.glob("int8/*.onnx")]),
+        ("eager", [run / "checkpoint.json", *run.glob("*.words"), *run.glob("weights/*")]),
+    ):
+        assert engines[name]["disk_mib"] == pytest.approx(sum(file.stat().st_size for file in files) / 2**20)
+    assert measured["corpus_name"] == "lines.txt" and len(measured["corpus"]) == 8
+    for each in measured["corpus"]:
+        assert each["sentences"] == 4 and each["singles"] == 3
+        assert each["tokens_per_s"] / each["sentences_per_s"] == pytest.approx(each["tokens"] / 4)
+    exact = {each["tokens"] for each in measured["corpus"] if each["engine"] != "ort:int8" and each["beams"] == 2}
+    assert len(exact) == 1
+
+
+def test_nodes_are_profiled_where_there_are_some(measured: dict[str, Any]) -> None:
+    for each in measured["points"]:
+        graphs = {kind["graph"] for kind in each["kinds"]}
+        assert graphs == (set() if each["engine"] == "eager" else {"encoder", "decoder_step"})
+        assert all(kind["ms"] >= 0 and kind["count"] == int(kind["count"]) for kind in each["kinds"])
+        if each["engine"] == "ort":
+            kinds = {(kind["graph"], kind["kind"]): kind["count"] for kind in each["kinds"]}
+            assert kinds["encoder", "LayerNormalization"] == 5  # two a layer and the last
+
+
+def test_the_page(measured: dict[str, Any]) -> None:
+    page = Page(measured["html"])
+    for words in ("ort:int8", "ms per step, batch 3, beams 2", "tokens/s, beams 1", "latency ms", "decoder_step"):
+        assert words in page.text
+    assert len(svgs(measured["html"])) > 20
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert not re.search(r"url\(|@import|https?:", measured["html"])
+
+
+def test_text_workers_and_a_stop_of_all(bundle: Path, started: list[int], tmp_path: Path) -> None:
+    sizes = ("--batch", 5, "--beam", 2, "--new-tokens", 4, "--src-len", 3, "--rounds", 1, "--seconds", 0)
+    lines = printed(run_here("bench", bundle, *sizes, "--workers", 2, "--threads", 1))
+    assert "workers 2, threads of each 1" in lines[0] and lines[1].startswith("limits with 2 threads: ")
+    assert "batch 5, beams 2, source 3, output 4 tokens" in lines
+    head, row = lines[-2:]
+    assert head.split()[0] == "engine" and row.split()[0] == "ort" and len(head) == len(row)
+    assert len(started) == 2
+
+
+def parameters(model: Transformer, part: str, cross: bool) -> list[Any]:
+    """Of one side, its last norm included; with or without the projections of the encoder's output."""
+    named = [(name, value) for name, value in model.named_parameters() if name.startswith(f"{part}")]
+    is_cross = re.compile(r"decoder\.\d+\.cross\.(key|value)\.")
+    return [value for name, value in named if bool(is_cross.match(name)) is cross]
+
+
+@pytest.mark.parametrize("changes", [{}, {"final_norm": False}, {"output_bias": True, "share_embeddings": "none"}])
+def test_weight_bytes_are_those_of_a_real_model(changes: dict[str, object]) -> None:
+    config = small_config(decoder_layers=3, **changes)
+    model, point = Transformer(config), Point(batch=3, beams=2, src_len=7, new_tokens=6)
+    step = [*parameters(model, "decoder", False), *model.output.parameters()]
+    assert roofline.step_cost(config, None, point).weight_bytes == 4 * sum(value.numel() for value in step)
+    encoder = [*parameters(model, "encoder", False), *parameters(model, "decoder", True)]
+    assert roofline.encoder_cost(config, None, point).weight_bytes == 4 * sum(value.numel() for value in encoder)
+
+
+def test_caches_and_operations_by_hand() -> None:
+    config, point = small_config(), Point(batch=3, beams=2, src_len=7, new_tokens=6)
+    caches, attention, matrices = [], [], 0
+    for past in range(1, point.new_tokens):
+        read = 6 * past + 6 + 3 * 7  # own rows, the new position, the sentences' sources
+        caches.append(4 * 2 * config.decoder_layers * config.d_model * read)
+        attention.append(2 * 2 * config.decoder_layers * config.d_model * 6 * (past + 1 + 7))
+    for value in [*parameters(Transformer(config), "decoder", False), Transformer(config).output.weight]:
+        matrices += 2 * 6 * value.numel() * (value.dim() == 2)
+    cost = roofline.step_cost(config, None, point)
+    assert (cost.cache_bytes, cost.attention_operations) == (np.mean(caches), np.mean(attention))
+    assert cost.weight_operations == matrices
+
+
+@pytest.mark.parametrize(("precision", "block", "bits"), [("int8", 0, 8), ("int8", 16, 8), ("int4", 16, 4)])
+def test_lowered_weights_have_fewer_bytes(precision: Any, block: int, bits: int) -> None:
+    config, point = small_config(), Point(1, 1, 4, 4)
+    recipe = Recipe(target="ort-cpu", precision=precision, block=block, cache="static")
+    model = Transformer(config)
+    total = 0.0
+    for value in [*parameters(model, "decoder", False), model.output.weight]:
+        scales = value.shape[0] * (math.ceil(value.shape[1] / block) if block else 1) if value.dim() == 2 else 0
+        total += value.numel() * bits / 8 + 4 * scales if value.dim() == 2 else 4 * value.numel()
+    assert roofline.step_cost(config, recipe, point).weight_bytes == total
+    assert roofline.encoder_cost(config, recipe, point) == roofline.encoder_cost(
+        config, replace(recipe, precision="int8", block=0), point
+    )
+
+
+def test_what_bounds_a_call() -> None:
+    cost = roofline.Cost(weight_bytes=1000, cache_bytes=24, weight_operations=4000, attention_operations=96)
+    size = roofline.buffer_size(cost, 1)
+    assert 1024 <= size <= 1280
+    ceiling = roofline.Ceiling(1, {size: 1e6}, {"fp32": 8e6, "int8": 4e6})
+    reading, computing = 1.024, 0.512
+    for rates, precision, measured, by, limit in (
+        ({"fp32": 8e6}, "fp32", 1.1, "bandwidth", reading),
+        ({"fp32": 1e6}, "fp32", 5.0, "arithmetic", 4.096),
+        ({"fp32": 1e6, "int8": 100e6}, "int8", 1.5, "bandwidth", reading),
+        ({"fp32": 8e6}, "fp32", 10.0, "overhead", reading),
+    ):
+        found = roofline.bound(cost, 1, replace(ceiling, operations_per_s=rates), precision, measured)
+        assert (found.by, found.limit_ms) == (by, pytest.approx(limit)), rates
+        assert found.share == pytest.approx(limit / measured)
+    assert computing < reading
+    two = replace(ceiling, read_bytes_per_s={roofline.buffer_size(cost, 2): 1e6})
+    assert roofline.bound(cost, 2, two, "fp32", 2.1).limit_ms == pytest.approx(2 * reading)
+
+
+def test_the_best_of_all_rounds_is_the_limit() -> None:
+    ceiling = roofline.Ceiling(1)
+    ceiling.add({10: 5.0, 20: 3.0}, {"fp32": 1.0})
+    ceiling.add({10: 4.0, 20: 6.0}, {"fp32": 2.0})
+    assert ceiling.read_bytes_per_s == {10: 5.0, 20: 6.0} and ceiling.operations_per_s == {"fp32": 2.0}
+
+
+def test_the_machine_is_measured() -> None:
+    assert all(bandwidth(size, 2) > 0 for size in (4, 1 << 16, 1 << 20))
+    assert matrix_rates(1).keys() == {"fp32", "int8"} and min(matrix_rates(1).values()) > 0
+
+
+def test_an_output_never_ends_early_and_takes_the_usual_path(bundle: Path) -> None:
+    opened = open_bundle(bundle)
+    asked = []
+    with make_engine("ort", opened, threads=1) as engine:
+        step = engine.step
+        engine.step = lambda *given, **named: asked.append(given) or step(*given, **named)  # type: ignore[method-assign,func-returns-value]
+        point = Point(2, 1, 5, 20)
+        sources = random_sources(opened.config, point)
+        sample = decode_part(engine, sources, DecodeOptions(max_tokens=20))
+        assert sample.tokens == 40 and len(sample.steps_ms) == 20
+        assert not any(full for _, _, full, _ in asked)  # all log-probabilities would be another, slower step
+        scores = Watched(engine).step(np.full((2, 1), 2, np.int32), engine.encode(sources, np.full(2, 5, np.int32)))
+    assert (sources[:, -1] == opened.config.eos_id).all() and (sources[:, :-1] > opened.config.eos_id).all()
+    assert scores.ids.dtype == np.int32 and (scores.ids != opened.config.eos_id).all()
+
+
+def test_steps_are_summed_with_their_reordering() -> None:
+    class Quiet:
+        config, limits, attention, best = small_config(), None, False, None
+
+    watched = Watched(Quiet())  # type: ignore[arg-type]
+    now = time.perf_counter()
+    watched.calls = [("encode", now, now + 1), ("step", now + 1, now + 2), ("reorder", now + 2, now + 4)]
+    watched.calls.append(("step", now + 5, now + 6))
+    sample = watched.sample(now, 7)
+    assert sample.steps_ms == pytest.approx([3000, 1000]) and sample.encoder_ms == pytest.approx(1000)
+    assert sample.first_token_ms == pytest.approx(2000) and sample.tokens == 7
+
+
+def test_numbers_for_people() -> None:
+    samples = [Sample(10.0 * n, 1.0, 2.0, [5.0, 1.0 * n], 0.5, 8) for n in (1, 2, 3)]
+    found = PointReport.of("ort", Point(1, 1, 2, 2), samples)
+    assert (found.step_ms.min, found.step_ms.median) == (1, 2) and found.tokens_per_s == 400
+    assert found.steps_ms == [5, 2] and str(Spread(0.0123, 1, 1234.5)) == "0.0123 / 1.00 / 1,234"
+    assert [figure(value) for value in (0.5, 12.345, 99.94, 99.96, 0)] == ["0.500", "12.3", "99.9", "100", "0.00"]
+    assert table(("a", "b"), [("long", "1")]) == ["a     b", "long  1"]
+    assert some(list("abcde"), 3) == ["a", "c", "e"] and some(["a"], 3) == ["a"] and some([], 3) == []
+    for top in (0.0, 0.37, 1.0, 99.0, 1e6):
+        assert top <= ticks(top)[-1] and 2 <= len(ticks(top)) <= 6, top
+
+
+def test_engines_by_name(lowered: Path) -> None:
+    opened = open_bundle(lowered)
+    assert choose_engines(["ort"], [], opened) == ("ort", "ort:fp32-cpu", "ort:int8")
+    assert choose_engines(["ort"], ["int8", "fp32"], opened) == ("ort:int8", "ort")
+    assert choose_engines(["eager", "ort:int8", "ort"], ["int8"], opened) == ("eager", "ort:int8")
+    assert len(make_points([1, 2], [1], [5, 6], [7])) == 4
+    assert numbers("batch", "8,1,8") == [8, 1]
+
+
+def test_bad_input_is_one_clear_line(lowered: Path, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("w5\n" + "w5 " * 40)
+    for arguments, words in (
+        (["--backend", "otr"], "unknown backend 'otr': did you mean 'ort'"),
+        (["--variant", "int9"], "unknown variant 'int9': did you mean 'int8'"),
+        (["--backend", "eager", "--variant", "int8"], "add --backend ort"),
+        (["--batch", "1,2048"], "--batch 2048: ort takes at most 1024"),
+        (["--beam", "60"], "--beam 60: ort takes at most 30"),
+        (["--src-len", "25"], "--src-len 25: ort takes at most 24"),
+        (["--new-tokens", "25", "--backend", "eager"], "--new-tokens 25: eager takes at most 24"),
+        (["--batch", "1,x"], "--batch 1,x: write whole numbers"),
+        (["--beam", "0"], "--beam 0: every number must be at least 1"),
+        (["--src", tmp_path / "long.txt"], "long.txt:2: a source of 41 tokens"),
+        (["--html", tmp_path / "nowhere/page.html"], "page.html cannot be written"),
+        (["--html", tmp_path], "cannot be written"),
+    ):
+        given = {"--src-len": 5, "--new-tokens": 4, **dict(zip(arguments[::2], arguments[1::2], strict=True))}
+        done = run_here("bench", lowered, *(part for pair in given.items() for part in pair))
+        assert words in failed_line(done) and done.stdout == b"", arguments
+    assert [path.name for path in tmp_path.iterdir()] == ["long.txt"]
+
+
+def test_a_workers_error_is_one_line_and_ends_all(bundle: Path, started: list[int], tmp_path: Path) -> None:
+    both = ("--backend", "ort", "--backend", "eager")
+    line = failed_line(run_here("bench", bundle, *both, *ONE, "--checkpoint", tmp_path / "nowhere"))
+    assert "error: eager: eager PyTorch needs the checkpoint" in line and len(started) == 2
+
+
+def small_plan(bundle: Path) -> tuple[Plan, Bundle]:
+    return Plan(bundle, ("ort",), make_points([1], [1], [3], [2]), threads=1, rounds=1, seconds=0), open_bundle(bundle)
+
+
+def test_a_worker_that_dies_is_told_of(bundle: Path, started: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    original = processes.Process.ask
+
+    def ask(self: processes.Process, call: str, **arguments: Any) -> Any:
+        if call == "point":
+            os.kill(self._process.pid, signal.SIGKILL)
+        return original(self, call, **arguments)
+
+    monkeypatch.setattr(processes.Process, "ask", ask)
+    with pytest.raises(EngineError, match="ort: its process was ended by SIGKILL: there may be too little memory"):
+        run(*small_plan(bundle))
+
+
+def test_a_bug_in_a_worker_is_told_of(bundle: Path, started: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        pytest.raises(EngineError, match=r"exit code 1: AttributeError: .*no_such_call"),
+        processes.Processes() as all_,
+    ):
+        all_.start("ort").ask("no_such_call")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("injected"), KeyboardInterrupt()])
+def test_nothing_is_left_after_a_failure(
+    bundle: Path, started: list[int], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("tformer_deploy.bench.turns._round", fail)
+    with pytest.raises(type(error)):
+        run(*small_plan(bundle))
+
+
+def test_ctrl_c_is_130_and_leaves_nothing(bundle: Path) -> None:
+    long = ("--batch", 1, "--beam", 1, "--new-tokens", 4, "--src-len", 3, "--rounds", 100000)
+    command = [*COMMAND, "bench", bundle, *long]
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        try:
+            wait_for(lambda: len(children.read_text().split()) == 2)
+            pids = children.read_text().split()
+            # One that stands still has answered.
+            wait_for(lambda: any(Path(f"/proc/{pid}/stat").read_text().split()[2] == "T" for pid in pids))
+        except BaseException:
+            process.kill()
+            raise
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and out == b"" and err.startswith(b"stopped: ") and err.count(b"\n") == 1
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_workers_of_a_killed_benchmark_end(bundle: Path) -> None:
+    code = (
+        "import time; from tformer_deploy.bench.processes import Process\n"
+        "p = Process('x'); p.ask('peak_mib'); print(p._process.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        pid = int(parent.stdout.readline())
+        state = Path(f"/proc/{pid}/stat")
+        try:
+            wait_for(lambda: state.read_text().split()[2] == "T")  # it stands still
+        finally:
+            parent.kill()
+    wait_for(lambda: not state.exists() or state.read_text().split()[2] == "Z")
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_without_onnxruntime_there_are_no_limits(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = processes.Process.ask
+
+    def ask(self: processes.Process, call: str, **arguments: Any) -> Any:
+        if call == "matrix_rates":
+            raise MissingExtra(f"{self.name}: the package 'onnxruntime' is not installed")
+        return original(self, call, **arguments)
+
+    monkeypatch.setattr(processes.Process, "ask", ask)
+    report = run(*small_plan(bundle))
+    assert report.ceiling is None and report.points[0].step_bound is None
+    said = "no limits of the machine: the package "
+    assert said in str(report) and said in render(report)
+
+
+def test_a_wrong_list_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        numbers("batch", "")
+
+
+def test_random_sources_of_a_vocabulary_without_words() -> None:
+    config = ModelConfig(src_vocab=4, tgt_vocab=4, d_model=4, heads=1)
+    assert random_sources(config, Point(2, 1, 3, 1)).max() < 4

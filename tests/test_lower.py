@@ -1,0 +1,372 @@
+"""Lowered graphs: eager's numbers for every kind of model, best tokens in order, products in 8 and 4 bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from tformer_deploy.contract import GRAPHS, layer_names, signature
+from tformer_deploy.decoding import DecodeOptions, decode
+from tformer_deploy.engines.base import Scores
+from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy.export.calibrate import input_ranges
+from tformer_deploy.export.lower import OPSET, Lowering, block_width, lower
+from tformer_deploy.export.products import MICROSOFT, Graph, block_product, blocks, column_product, float_product
+from tformer_deploy.export.signature import read_signature
+from tformer_deploy.model import Transformer
+from tformer_deploy.recipe import Axes, Axis, load_recipe
+from tformer_deploy.translate import make_batch
+
+from .conftest import lowered_engine, random_model, random_sources, small_config
+
+Array = NDArray[Any]
+TOLERANCE = 1e-5
+CONFIGS: dict[str, dict[str, object]] = {
+    "pre-norm": {},
+    "post-norm": {"norm_position": "post", "final_norm": False},
+    "post-norm with a final norm": {"norm_position": "post"},
+    "pre-norm without a final norm": {"final_norm": False},
+    "annotated": {"norm": "annotated", "norm_eps": 1e-6},
+    "annotated post-norm": {"norm": "annotated", "norm_eps": 1e-6, "norm_position": "post", "final_norm": False},
+    "gelu, learned positions": {"activation": "gelu", "positions": "learned"},
+    "silu, plain embeddings": {"activation": "silu", "scale_embeddings": False, "norm_eps": 1e-12},
+    "nothing shared": {"share_embeddings": "none", "tgt_vocab": 45, "output_bias": True},
+    "decoder shared": {"share_embeddings": "decoder", "tgt_vocab": 101, "pad_embedding_zero": False},
+    "width 24": {"d_model": 24, "heads": 3, "d_ff": 40},
+    "width 36, one head": {"d_model": 36, "heads": 1, "d_ff": 20},
+    "many blocks": {"src_vocab": 4096, "tgt_vocab": 4096, "output_bias": True},
+    "a prime vocabulary": {"src_vocab": 1009, "tgt_vocab": 1009},
+    "one layer": {"encoder_layers": 1, "decoder_layers": 1},
+    "uneven depths": {"encoder_layers": 3, "decoder_layers": 1, "d_ff": 1},
+}
+
+
+@pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
+def test_lowered_graphs_give_eagers_numbers_and_tokens(changes: dict[str, object], tmp_path: Path) -> None:
+    """At every step of greedy search, of four beams and of samples."""
+    model = random_model(small_config(**changes))
+    src_ids, lengths = random_sources(5, 9)
+    src_ids %= 44  # in every vocabulary
+    with lowered_engine(model, tmp_path) as engine, EagerEngine(model) as eager:
+        assert_same_numbers(engine, eager, src_ids, lengths)
+        batch = make_batch([row[:n].tolist() for row, n in zip(src_ids, lengths, strict=True)], model.config.pad_id)
+        for options in ({}, {"beams": 4, "n_best": 4}, {"sampling": True, "n_best": 2, "seed": 3, "top_p": 0.95}):
+            chosen = DecodeOptions(max_tokens=12, **options)  # type: ignore[arg-type]
+            ours, theirs = (decode(side, batch, chosen) for side in (eager, engine))
+            assert [[h.ids for h in found] for found in ours] == [[h.ids for h in found] for found in theirs]
+            pairs = [(a.score, b.score) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)]
+            assert max(abs(a - b) for a, b in pairs) <= 12 * TOLERANCE
+
+
+def assert_same_numbers(engine: Any, eager: EagerEngine, src_ids: Array, lengths: Array) -> None:
+    """Encoder outputs at real positions; all log-probabilities of one beam, then of three."""
+    states = [side.encode(src_ids, lengths) for side in (eager, engine)]
+    real = np.arange(src_ids.shape[1]) < lengths[:, None]
+    for ours, theirs in zip(
+        *(s.cross_keys_values(x) for s, x in zip((eager, engine), states, strict=True)), strict=True
+    ):
+        assert np.abs(ours - theirs).transpose(0, 2, 1, 3)[real].max() <= TOLERANCE
+    rng, beams = np.random.default_rng(1), 1
+    for position in range(8):
+        if position == 2:
+            for side, state in zip((eager, engine), states, strict=True):
+                side.reorder(state, np.repeat(np.arange(len(src_ids), dtype=np.int32)[:, None], 3, 1))
+            beams = 3
+        tokens = rng.integers(0, 44, (len(src_ids), beams)).astype(np.int32)
+        a, b = (side.step(tokens, state, full=True) for side, state in zip((eager, engine), states, strict=True))
+        assert a.log_probs is not None and b.log_probs is not None
+        assert np.abs(a.log_probs - b.log_probs).max() <= TOLERANCE
+        assert_best(b)
+
+
+def assert_best(found: Scores) -> None:
+    """The ids and scores are what a full sort of the log-probabilities gives."""
+    assert found.log_probs is not None
+    order = np.argsort(-found.log_probs, axis=-1, kind="stable")[..., : found.ids.shape[-1]]
+    assert (found.ids == order).all()
+    assert (found.scores == np.take_along_axis(found.log_probs, order, -1)).all()
+
+
+@pytest.mark.parametrize("recipe", ["fp32-cpu", "int8", "int8-latency", "int4"])
+def test_lowered_graphs_keep_the_contract(recipe: str, variants_bundle: Path) -> None:
+    manifest = json.loads((variants_bundle / "manifest.json").read_text())
+    config = small_config()
+    for name in GRAPHS:
+        model = onnx.load(variants_bundle / recipe / f"{name}.onnx")
+        assert model.ir_version == 10
+        assert [(o.domain, o.version) for o in model.opset_import] == [("", OPSET), (MICROSOFT, 1)]
+        found = read_signature(model)
+        assert found == signature(name, config, load_recipe(recipe).for_model(config))
+        assert found.to_json() == manifest["variants"][recipe]["graphs"][name]
+        made = [output for node in model.graph.node for output in node.output]
+        assert [each for each in made if each in layer_names(name, config)] == list(layer_names(name, config))
+        assert len(made) == len(set(made))
+
+
+# Best tokens
+
+
+def best_graph(vocab: int, beams: int, top_k: int = 0) -> tuple[onnxruntime.InferenceSession, list[str]]:
+    """What finds the best of log_probs, alone, and the kinds of its nodes."""
+    config = small_config(src_vocab=vocab, tgt_vocab=vocab, d_model=2, d_ff=1, heads=1)
+    recipe = dataclasses.replace(load_recipe("fp32-cpu"), top_k=top_k, axes=Axes(beams=Axis(1, 1, beams)))
+    builder = Lowering(Transformer(config), recipe.for_model(config), {}, 0)
+    builder.best("log_probs")
+    values = {"tokens": (TensorProto.INT32, ["B", "K"]), "log_probs": (TensorProto.FLOAT, ["R", vocab])}
+    values |= {"top_ids": (TensorProto.INT32, ["R", "k"]), "top_scores": (TensorProto.FLOAT, ["R", "k"])}
+    infos = [helper.make_tensor_value_info(name, *value) for name, value in values.items()]
+    return session(builder.graph, infos[:2], infos[2:]), [node.op_type for node in builder.graph.nodes]
+
+
+def session(graph: Graph, inputs: list[Any], outputs: list[Any]) -> onnxruntime.InferenceSession:
+    made = helper.make_graph(graph.nodes, "part", inputs, outputs, list(graph.constants.values()))
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    model = helper.make_model(made, opset_imports=opsets, ir_version=10)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize(
+    ("vocab", "beams", "top_k", "in_blocks"),
+    [
+        (5, 2, 0, False),
+        (60, 5, 0, False),
+        (1009, 2, 0, False),
+        (1024, 4, 0, True),
+        (1024, 5, 0, False),
+        (1100, 5, 0, True),
+        (1100, 64, 3, True),
+        (1100, 64, 11, False),
+        (4096, 16, 0, True),
+        (4096, 1, 0, True),
+    ],
+)
+def test_best_tokens_equal_a_stable_sort(vocab: int, beams: int, top_k: int, in_blocks: bool) -> None:
+    """With many equal scores, as rounded ones have, within a block and across."""
+    found, kinds = best_graph(vocab, beams, top_k)
+    assert ("ReduceMax" in kinds) == in_blocks
+    rng = np.random.default_rng(vocab)
+    for levels in (1, 2, 5, 50, 10**6):
+        for width in {1, beams // 2 + 1, beams}:
+            log_probs = -rng.integers(0, levels, (2 * width, vocab)).astype(np.float32)
+            feed = {"tokens": np.zeros((2, width), np.int32), "log_probs": log_probs}
+            scores, ids = found.run(["top_scores", "top_ids"], feed)
+            order = np.argsort(-log_probs, axis=-1, kind="stable")[:, : top_k or 2 * width]
+            assert (ids == order).all() and (scores == np.take_along_axis(log_probs, order, -1)).all()
+
+
+def test_equal_output_rows_give_the_lower_id(tmp_path: Path) -> None:
+    """With every token there four times, in other blocks too."""
+    model = random_model(small_config(share_embeddings="none", tgt_vocab=2048))
+    model.output.weight.data = model.output.weight.data[:512].repeat(4, 1)
+    recipe = dataclasses.replace(load_recipe("fp32-cpu"), axes=Axes(beams=Axis(1, 1, 6)))
+    src_ids, lengths = random_sources(3, 5)
+    with lowered_engine(model, tmp_path, recipe) as engine:
+        state = engine.encode(src_ids, lengths)
+        for beams in (1, 3, 6, 2):
+            width = len(state.tokens[0])
+            engine.reorder(state, np.repeat(np.arange(3, dtype=np.int32)[:, None] * width, beams, 1))
+            found = engine.step(np.full((3, beams), 7, np.int32), state, full=True)
+            assert found.log_probs is not None
+            assert (found.log_probs[..., :512] == found.log_probs[..., -512:]).all()
+            assert_best(found)
+            assert (found.ids[..., 1] == found.ids[..., 0] + 512).all()
+
+
+@given(st.integers(1, 70_000))
+def test_block_widths_divide_the_vocabulary(vocab: int) -> None:
+    width = block_width(vocab)
+    divisors = [n for n in range(32, 1025) if vocab % n == 0]
+    assert (width in divisors and vocab % width == 0) if divisors else width == 0
+    assert block_width(32000) == 128 and block_width(128) == 128 and block_width(37_000) == 125
+
+
+# Products
+
+
+def product_session(
+    make: Callable[..., str], weight: Array, bias: Array | None, *rest: Any
+) -> Callable[[Array], Array]:
+    """A product alone: x (rows, in) -> (rows, out)."""
+    graph = Graph()
+    graph.node("Identity", [make(graph, "x", "w", weight, bias, *rest)], "y")
+    infos = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["R", size])
+        for name, size in (("x", weight.shape[1]), ("y", weight.shape[0]))
+    ]
+    found = session(graph, infos[:1], infos[1:])
+    return lambda x: found.run(["y"], {"x": x})[0]  # type: ignore[no-any-return]
+
+
+def random_product(outputs: int, inputs: int, rows: int, seed: int = 0) -> tuple[Array, Array, Array]:
+    """Weight, bias and x."""
+    rng = np.random.default_rng(seed)
+    shapes = (outputs, inputs), (outputs,), (rows, inputs)
+    weight, bias, x = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    return weight, bias, x
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_float_products_are_those_of_numpy(biased: bool) -> None:
+    weight, bias, x = random_product(7, 30, 5)
+    found = product_session(float_product, weight, bias if biased else None)(x)
+    assert np.abs(found - (x @ weight.T + bias * biased)).max() <= 1e-5
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("least", "largest"), [(-3.0, 2.5), (0.0, 4.0), (0.0, 0.0)])
+def test_column_products_are_exact_sums_of_integers(least: float, largest: float, biased: bool) -> None:
+    weight, bias, x = random_product(48, 64, 9)
+    weight[3] = 0  # a column without a scale
+    found = product_session(column_product, weight, bias if biased else None, (least, largest))(x)
+    step = np.float32(max(largest - least, 1e-6) / 255)
+    zero = np.rint(-least / step)
+    rounded = np.clip(np.rint(x / step) + zero, 0, 255) - zero
+    scales = np.maximum(np.abs(weight).max(1), 1e-9) / 127
+    integers = np.rint(weight / scales[:, None])
+    assert np.abs(integers).max() == 127
+    expected = (rounded @ integers.T).astype(np.float64) * step * scales + bias * biased
+    assert np.abs(found - expected).max() <= 1e-5 * max(1, np.abs(expected).max())
+    if largest:
+        near = np.clip(x, least, largest) @ weight.T + bias * biased
+        assert np.abs(found - near).max() <= 64 * (step * 4 + scales.max() * max(-least, largest)) / 2
+        assert np.abs(found - near).mean() <= 0.1
+
+
+@pytest.mark.parametrize(
+    ("make", "rest"), [(column_product, (-3.0, 3.0)), (block_product, (8, 32)), (block_product, (4, 16))]
+)
+def test_a_row_of_an_integer_product_does_not_depend_on_its_neighbours(make: Any, rest: tuple[Any, ...]) -> None:
+    """Bitwise, so that an output is the same in every batch."""
+    weight, bias, x = random_product(96, 64, 41)
+    call = product_session(make, weight, bias, rest)
+    together = call(x)
+    for rows in (slice(0, 1), slice(40, 41), slice(3, 5), slice(7, 24), slice(0, 40)):
+        assert (call(x[rows]) == together[rows]).all()
+    assert (call(x[::-1].copy())[::-1] == together).all()
+
+
+@pytest.mark.parametrize(("bits", "block"), [(8, 128), (8, 16), (4, 16), (4, 32), (4, 256)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(48, 64), (5, 40), (33, 100), (16, 512)])
+def test_block_products_are_near(bits: int, block: int, outputs: int, inputs: int) -> None:
+    weight, bias, x = random_product(outputs, inputs, 6)
+    expected = x @ weight.T + bias
+    found = product_session(block_product, weight, bias, (bits, block))(x)
+    error = np.sqrt(np.mean((found - expected) ** 2)) / np.sqrt(np.mean(expected**2))
+    assert error <= {8: 0.02, 4: 0.2}[bits]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 70),
+    st.sampled_from([4, 8]),
+    st.sampled_from([16, 32, 64]),
+    st.floats(1e-30, 1e6),
+    st.integers(0, 10**6),
+)
+def test_blocks_dequantise_within_half_a_step(
+    outputs: int, inputs: int, bits: int, block: int, size: float, seed: int
+) -> None:
+    weight = (size * np.random.default_rng(seed).normal(size=(outputs, inputs))).astype(np.float32)
+    integers, scales = blocks(weight, bits, block)
+    middle, count = 1 << (bits - 1), -(-inputs // block)
+    assert integers.shape == (outputs, count, block) and integers.dtype == np.uint8
+    assert scales.shape == (outputs, count) and scales.dtype == np.float32
+    assert integers.max() < 2 * middle and np.isfinite(scales).all() and scales.all()
+    steps = np.abs(scales.astype(np.float64))[:, :, None]
+    values = (integers.astype(np.float64) - middle) * scales[:, :, None]
+    padded = np.zeros((outputs, count * block))
+    padded[:, :inputs] = weight
+    apart = np.abs(values - padded.reshape(values.shape)) / steps
+    # The largest integer is one short of the opposite of the element furthest from zero.
+    top = integers == 2 * middle - 1
+    assert apart[~top].max(initial=0) <= 0.5001 and apart[top].max(initial=0) <= 1.0001
+    assert (integers.reshape(outputs, -1)[:, inputs:] == middle).all(), "padding stays zero"
+    furthest = np.abs(padded.reshape(values.shape)).argmax(2)[:, :, None]
+    assert np.take_along_axis(apart, furthest, 2).max() <= 1e-5, "which is exact"
+
+
+def test_blocks_of_zeros_stay_zeros() -> None:
+    integers, scales = blocks(np.zeros((2, 32), np.float32), 4, 16)
+    assert (integers == 8).all() and (scales == 1).all()
+
+
+# Ranges, and whole models in 8 and 4 bits
+
+
+def test_ranges_cover_what_goes_into_a_product() -> None:
+    model = random_model(small_config()).eval()
+    sources = [[7, 8, 9, 3], [5, 3], [50, 51, 52, 53, 54, 3]]
+    found = input_ranges(model, sources)
+    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert found.keys() == linear and all(least <= 0 <= largest for least, largest in found.values())
+    assert not model.training and not [m for m in model.modules() if m._forward_pre_hooks], "nothing watches afterwards"
+    for name in ("encoder.0.ff.down", "encoder.1.ff.down", "decoder.0.ff.down"):
+        assert found[name][0] == 0 < found[name][1], "no negative number leaves relu"
+    for source in sources:  # by hand, as far as the first norm
+        x = model.src_embedding.weight[source] * np.sqrt(32) + model.src_positions[: len(source)]
+        y = model.encoder[0].attention_residual.norm(x).detach()
+        for part in ("query", "key", "value"):
+            least, largest = found[f"encoder.0.attention.{part}"]
+            assert least <= float(y.min()) and float(y.max()) <= largest
+    x = model.src_embedding.weight[[sources[1]]] * np.sqrt(32) + model.src_positions[:2]
+    y = model.encoder[0].attention_residual.norm(x).detach()
+    alone = input_ranges(model, sources[1:2])["encoder.0.attention.query"]
+    assert alone == pytest.approx((float(y.min()), float(y.max())), abs=1e-6)
+
+
+def test_ranges_of_nothing_are_none() -> None:
+    assert input_ranges(random_model(small_config()), []) == {}
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int8-latency", "int4"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"d_model": 64, "d_ff": 96},
+        {"activation": "gelu", "norm_position": "post", "output_bias": True, "share_embeddings": "none"},
+        {"d_model": 24, "heads": 3, "d_ff": 40, "activation": "silu"},
+    ],
+    ids=["relu", "gelu", "silu"],
+)
+def test_models_in_few_bits_stay_within_their_tolerance(
+    recipe: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    model = random_model(small_config(**changes))
+    limits = load_recipe(recipe).tolerance
+    src_ids, lengths = random_sources(6, 12)
+    tgt_ids = np.random.default_rng(1).integers(4, 60, (6, 10)).astype(np.int32)
+    with lowered_engine(model, tmp_path, recipe) as engine, EagerEngine(model) as eager:
+        ours, theirs = (side.layers(src_ids, lengths, tgt_ids) for side in (eager, engine))
+        real = np.arange(12) < lengths[:, None]
+        for name in [name for name in ours if name.startswith("cross_")]:
+            assert np.abs(ours[name] - theirs[name]).transpose(0, 2, 1, 3)[real].max() <= limits.encoder
+        apart = np.abs(ours["log_probs"] - theirs["log_probs"])
+        assert 1e-4 < apart.max() <= limits.scores and apart.mean() <= limits.scores / 8
+
+
+def test_relu_is_left_to_rounding_where_ranges_allow_it() -> None:
+    model = random_model(small_config()).eval()
+    ranges = input_ranges(model, [[7, 8, 9, 3]])
+    for recipe, encoder, step in (("fp32-cpu", 2, 2), ("int8", 0, 0), ("int8-latency", 0, 2)):
+        graphs = [lower(name, model, load_recipe(recipe).for_model(model.config), ranges).graph for name in GRAPHS]
+        assert [sum(node.op_type == "Relu" for node in graph.node) for graph in graphs] == [encoder, step]
+    wider = {**ranges, "encoder.0.ff.down": (-0.1, 5.0)}
+    graph = lower("encoder", model, load_recipe("int8").for_model(model.config), wider).graph
+    assert sum(node.op_type == "Relu" for node in graph.node) == 1

@@ -1,0 +1,84 @@
+"""The logic of benchmarks/peers; needs no peer."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.peers.measure import Trial, add_ratios, choose, compare, speed_ratios
+from benchmarks.peers.points import EOS_ID, base_points, check_point, corpus_points
+from benchmarks.peers.report import machine_name, setting_name, table
+from benchmarks.peers.serve import check
+from benchmarks.peers.sides import batchings, ctranslate2_sides, eager_sides, our_sides
+
+
+def trial(side: str, *seconds: float, point: str = "b1k1") -> Trial:
+    return Trial(side, point, {"threads": 1}, {}, list(seconds), "" if seconds else "it broke")
+
+
+def test_the_fastest_setting_of_each_side_is_chosen_and_failures_never_are() -> None:
+    trials = [trial("ort", 3.0, 2.0), trial("ort", 2.5), trial("ort", 1.0, point="b8k1"), trial("eager")]
+    assert choose(trials, "b1k1") == {"ort": trials[0]}
+
+
+def test_ratios_are_taken_within_rounds_against_the_fastest_of_each_reference() -> None:
+    results = {
+        "CTranslate2 int8": {"seconds": [2.0, 6.0, 2.0], "seconds_median": 2.0},
+        "CTranslate2 float32": {"seconds": [9.0, 9.0, 9.0], "seconds_median": 9.0},
+        "eager PyTorch float32": {"error": "it broke"},
+        "ort:int8": {"seconds": [1.0, 3.0, 4.0], "seconds_median": 3.0},
+    }
+    add_ratios(results)
+    beside = results["ort:int8"]["speed_beside"]
+    assert beside["CTranslate2"] == {"side": "CTranslate2 int8", "rounds": [2.0, 2.0, 0.5], "median": 2.0}
+    assert beside["CTranslate2 float32"]["rounds"] == [9.0, 3.0, 2.25]
+    assert "eager PyTorch" not in beside
+    with pytest.raises(ValueError, match="shorter"):
+        speed_ratios([1.0, 2.0], [1.0])
+
+
+def test_equal_outputs_and_how_far_their_scores_are_apart() -> None:
+    one = {"outputs": [[4], [5], [6]], "scores": [-1.0, -2.0, -3.0]}
+    other = {"outputs": [[4], [9], [6]], "scores": [-1.5, -9.0, -3.0]}
+    assert compare(one, other) == {"sentences": 3, "equal": 2, "score_max": 0.5}
+
+
+def test_points_are_the_same_each_time_and_end_with_eos() -> None:
+    points = [*base_points(100), check_point(100)]
+    assert points == [*base_points(100), check_point(100)]
+    assert [point.name for point in base_points(100)] == ["b1k1", "b8k1", "b32k1", "b1k4", "b8k4", "b32k4"]
+    for point in points:
+        for ids in point.sources:
+            assert ids[-1] == EOS_ID and all(4 <= i < 100 for i in ids[:-1])
+    assert {len(ids) for ids in points[2].sources} == {20}
+
+
+def test_outputs_of_another_length_or_number_are_refused() -> None:
+    point = {"sources": [[4, 3], [5, 3]], "max_tokens": 2, "exact": True}
+    check(point, [[4, 4], [5, 5]])
+    for wrong in ([[4, 4]], [[4, 4], [5]], [[4, 4, 4], [5, 5, 5]]):
+        with pytest.raises(ValueError, match="outputs"):
+            check(point, wrong)
+    check({**point, "exact": False}, [[4], []])
+
+
+def test_settings_split_batches_among_workers_and_name_themselves() -> None:
+    peer = ctranslate2_sides({"int8", "float32"}, 2)[0]
+    threads = [(setting["intra_threads"], setting["inter_threads"]) for setting in peer.settings]
+    assert threads == [(1, 1), (2, 1), (1, 2), (1, 1), (1, 2)]
+    batch, corpus = base_points(100)[2], corpus_points([[4, 3]])[0]
+    assert batchings(peer, peer.settings[2], batch) == [{"max_batch_size": 16}]
+    assert len(batchings(peer, peer.settings[2], corpus)) == 6
+    ours = our_sides(["ort:int8"], 2)[0]
+    assert ours.ours and batchings(ours, ours.settings[0], batch) == [{}]
+    assert len(ours.settings) == 2 and len(our_sides(["ort"], 1)[0].settings) == 1
+    assert not eager_sides(2, {}, True)[0].ours
+    described = {"setting": peer.settings[2], "batching": {"max_batch_size": 2048, "batch_type": "tokens"}}
+    assert setting_name(described) == "int8 1x2 2048 tokens"
+    compiled = {"setting": eager_sides(2, {}, True)[0].settings[-1], "batching": {}}
+    assert setting_name(compiled) == "2x1 compiled"
+
+
+def test_names_of_machines_and_tables() -> None:
+    assert machine_name("Intel(R) Xeon(R) Processor", "2") == "xeon-2core"
+    assert machine_name("AMD EPYC", "2") == "epyc-2core"
+    assert table(["a", "b"], [["1", "2"]]) == ["| a | b |", "|---|---|", "| 1 | 2 |"]

@@ -1,0 +1,438 @@
+"""Variants of a bundle: how they are chosen and shipped, what is refused, and every command that takes --variant."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tformer_deploy import load
+from tformer_deploy.bundle import open_bundle, write_manifest
+from tformer_deploy.check import CheckOptions, Gate, Reference, make_corpus
+from tformer_deploy.cli.translate import LINES_EACH, suitable_workers
+from tformer_deploy.engines import engine_name, engine_names, expand, make_engine, threads_each
+from tformer_deploy.engines.ort import OrtEngine
+from tformer_deploy.engines.ort_lowered import LoweredEngine
+from tformer_deploy.errors import ArtifactError, ConfigError
+from tformer_deploy.recipe import load_recipe
+from tformer_deploy.ship import choose, ship
+
+from .command import failed_line, printed, run_here
+from .conftest import small_config, write_checkpoint, write_lines
+from .mutations import Change, break_graph, change_tensor
+
+VARIANTS = ["fp32-cpu", "int8", "int8-latency", "int4"]
+LOWERED = 'target = "ort-cpu"\ncache = "static"\n'
+OLD = Path(__file__).parent / "bundles/v1"
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# Which recipes go together
+
+
+@pytest.mark.parametrize(
+    ("names", "folders"),
+    [
+        (["fp32"], [""]),
+        (["fp32-attention"], [""]),
+        (["fp32", "int8"], ["", "int8"]),
+        (["int8", "fp32"], ["int8", ""]),
+        (["int8", "int4", "fp32-attention"], ["int8", "int4", ""]),
+        (["int8"], ["int8", ""]),
+        (["int4", "int8"], ["int4", "int8", ""]),
+    ],
+)
+def test_the_first_recipe_is_what_runs(names: list[str], folders: list[str], tmp_path: Path) -> None:
+    """There are always standard graphs, by fp32 unless another recipe makes them."""
+    config = small_config()
+    chosen = choose(names, config)
+    assert list(chosen) == folders
+    standard = "fp32-attention" if "fp32-attention" in names else "fp32"
+    assert chosen[""] == load_recipe(standard).for_model(config)
+    assert all(chosen[name] == load_recipe(name).for_model(config) for name in folders if name)
+    write_manifest(tmp_path, config, chosen, {}, {}, {})
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["default"] == folders[0] and list(manifest["variants"]) == [name for name in folders if name]
+
+
+def test_recipes_that_do_not_go_together(tmp_path: Path) -> None:
+    for name in ("fp32.toml", "2nd one.toml", "-x.toml", ".hidden.toml", "a.b.toml", "mine.toml"):
+        write(tmp_path / name, LOWERED)
+    (tmp_path / "deeper").mkdir()
+    write(tmp_path / "deeper/mine.toml", LOWERED + 'precision = "int8"\n')
+    wrong = [
+        (["fp32", "fp32-attention"], "recipe fp32-attention: the bundle has standard graphs already: leave one out"),
+        (["fp32", "fp32"], "recipe fp32: the bundle has standard graphs already"),
+        (
+            ["int8", "fp32", "int8"],
+            "recipe int8: the bundle has variant int8 already: leave one out or rename its file",
+        ),
+        (["mine.toml", "deeper/mine.toml"], "the bundle has variant mine already"),
+        (["fp32.toml"], "a variant cannot be called 'fp32': rename the file"),
+        (["2nd one.toml"], "a variant cannot be called '2nd one'"),
+        (["-x.toml"], "a variant cannot be called '-x'"),
+        (["a.b.toml"], "a variant cannot be called 'a.b'"),
+        (["fp32", "int9"], "unknown recipe 'int9': did you mean 'int"),
+    ]
+    for names, message in wrong:
+        paths = [str(tmp_path / name) if name.endswith(".toml") else name for name in names]
+        with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+            choose(paths, small_config())
+        assert "\n" not in str(caught.value)
+    assert list(choose([str(tmp_path / "mine.toml"), "int8"], small_config())) == ["mine", "int8", ""]
+
+
+# What lies in a bundle
+
+
+def test_a_bundle_with_variants_describes_itself(variants_bundle: Path) -> None:
+    opened = open_bundle(variants_bundle)
+    assert (
+        list(opened.variants) == VARIANTS
+        and opened.default == ""
+        and opened.recipe == choose(["fp32"], opened.config)[""]
+    )
+    assert all(opened.variants[name] == load_recipe(name).for_model(opened.config) for name in VARIANTS)
+    assert engine_names(opened) == ["eager", "ort", *(f"ort:{name}" for name in VARIANTS)]
+    sizes = {name: opened.graph("decoder_step", name).stat().st_size for name in ("", *VARIANTS)}
+    assert sizes["int4"] < sizes["int8"] < sizes["fp32-cpu"] and sizes["int8-latency"] < sizes["fp32-cpu"]
+    assert {f"{name}/encoder.onnx" for name in VARIANTS} < set(opened.manifest["files"])
+    report = json.loads((variants_bundle / "check.json").read_text())
+    assert report["passed"] and [engine["engine"] for engine in report["engines"]] == engine_names(opened)[1:]
+    limits = {engine["engine"]: (engine["precision"], engine["tolerance"]["tokens"]) for engine in report["engines"]}
+    assert limits["ort"] == limits["ort:fp32-cpu"] == ("fp32", True)
+    assert limits["ort:int8"] == limits["ort:int8-latency"] == ("int8", False) and limits["ort:int4"] == ("int4", False)
+
+
+@pytest.mark.parametrize("name", ["int8/decoder_step.onnx", "int4/encoder.onnx"])
+def test_damaged_variants_are_refused(name: str, variants_bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(variants_bundle, copy)
+    content = bytearray((copy / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / name).write_bytes(content)
+    with pytest.raises(ArtifactError, match=f"{name} does not match its SHA-256"):
+        open_bundle(copy)
+    (copy / name).unlink()
+    with pytest.raises(ArtifactError, match=f"{name} is missing"):
+        open_bundle(copy)
+
+
+def edited(bundle: Path, copy: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
+    """A copy of a bundle with another manifest."""
+    shutil.copytree(bundle, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    edit(manifest)
+    write(copy / "manifest.json", json.dumps(manifest))
+    return copy
+
+
+MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no such default": (lambda m: m.update(default="int9"), "is damaged: it has no variant 'int9'"),
+    "a number": (lambda m: m.update(default=8), "is damaged: it has no variant '8'"),
+    "no hash": (lambda m: m["files"].pop("int8/encoder.onnx"), "is damaged: no hash of int8/encoder.onnx"),
+    "a variant without files": (lambda m: m["variants"].update(more=m["variants"]["int8"]), "no hash of more/"),
+    "a variant without a recipe": (lambda m: m["variants"]["int8"].pop("recipe"), "is damaged: it has no 'recipe'"),
+    "a list": (lambda m: m.update(variants=["int8"]), "is damaged"),
+    "nothing": (lambda m: m.update(variants={"int8": None}), "is damaged"),
+}
+
+
+@pytest.mark.parametrize(("edit", "message"), MANIFESTS.values(), ids=MANIFESTS)
+def test_damaged_manifests_are_refused(
+    edit: Callable[[dict[str, Any]], object], message: str, variants_bundle: Path, tmp_path: Path
+) -> None:
+    copy = edited(variants_bundle, tmp_path / "bundle", edit)
+    with pytest.raises(ArtifactError, match=re.escape(message)) as caught:
+        open_bundle(copy)
+    assert "manifest.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_recipe_that_is_not_that_of_the_graphs_is_refused(variants_bundle: Path, tmp_path: Path) -> None:
+    """The manifest has no hash, but what it says of a variant stands inside its graphs as well."""
+    copy = edited(variants_bundle, tmp_path / "a", lambda m: m["variants"]["int8"]["recipe"].update(block=64))
+    for variant in ("fp32", "int4"):
+        with load(copy, variant=variant, threads=1):
+            pass
+    with pytest.raises(ArtifactError, match=r"manifest\.json was edited"):
+        load(copy, variant="int8", threads=1)
+
+
+def test_bundles_from_before_variants_have_none() -> None:
+    opened = open_bundle(OLD)
+    assert "variants" not in opened.manifest and opened.variants == {} and opened.default == ""
+    assert engine_names(opened) == ["eager", "ort"] and opened.recipe.target == "onnx"
+    assert opened.recipe.tolerance.tokens
+    with load(OLD, variant="fp32", threads=1) as translator:
+        assert translator.translate(["3 1 4"])[0].text == "3 1 4"
+    with pytest.raises(ConfigError, match=r"unknown variant 'int8': valid: fp32$"):
+        load(OLD, variant="int8")
+
+
+# Which engine runs
+
+
+def test_engines_by_backend_and_variant(variants_bundle: Path) -> None:
+    opened = open_bundle(variants_bundle)
+    opened.manifest["default"] = ""
+    assert engine_name("ort", None, opened) == engine_name("ort", "fp32", opened) == "ort"
+    assert engine_name("ort", "int8", opened) == "ort:int8" and engine_name("eager", None, opened) == "eager"
+    with pytest.raises(ConfigError, match="unknown variant 'int88': did you mean 'int8'"):
+        engine_name("ort", "int88", opened)
+    for variant in ("int8", "fp32"):
+        with pytest.raises(ConfigError, match=f"--variant {variant}: variants are graphs of ort, eager has none"):
+            engine_name("eager", variant, opened)
+    every = ["ort", *(f"ort:{name}" for name in VARIANTS)]
+    assert expand(["ort"], [], opened) == every and expand(["eager", "ort"], [], opened) == ["eager", *every]
+    assert expand(["ort", "ort"], ["int8", "fp32", "int8"], opened) == ["ort:int8", "ort"]
+    with pytest.raises(ConfigError, match="--variant int8: variants are graphs of ort: add --backend ort"):
+        expand(["eager"], ["int8"], opened)
+    with pytest.raises(ConfigError, match="unknown backend 'otr': did you mean 'ort'"):
+        expand(["otr"], [], opened)
+    kinds = [type(make_engine(name, opened)) for name in ("ort", "ort:int8")]
+    assert kinds == [OrtEngine, LoweredEngine]
+    with pytest.raises(ConfigError, match="unknown backend 'ort:int88': did you mean 'ort:int8'"):
+        make_engine("ort:int88", opened)
+
+
+def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert [threads_each(0, workers) for workers in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
+    assert [threads_each(3, workers) for workers in (1, 20)] == [3, 3], "what is asked for is what each gets"
+    assert [suitable_workers(lines) for lines in (0, 1, 8 * LINES_EACH - 1, 8 * LINES_EACH)] == [1, 1, 1, 8]
+
+
+# The check of variants
+
+
+@pytest.fixture(scope="module")
+def reference(variants_bundle: Path, run: Path) -> Reference:
+    opened = open_bundle(variants_bundle)
+    options = CheckOptions(max_tokens=6, beams=3, n_best=3, invariance=4)
+    corpus = make_corpus(opened.config, opened.recipe, opened.tokenizers(), None, options)
+    return Gate(opened, run, threads=1).reference(corpus)
+
+
+def scaled(factor: float) -> Change:
+    return lambda weight: weight * np.float32(factor)
+
+
+def scaled_queries(weight: np.ndarray) -> np.ndarray:
+    """Of queries, keys and values side by side."""
+    weight[:, :32] *= np.float32(1.01)
+    return weight
+
+
+FAULTS = [
+    ("fp32-cpu", "encoder", "encoder.1.ff.up", scaled(1.01), "encoder_layer_1"),
+    ("fp32-cpu", "encoder", "decoder.0.cross.key.bias", scaled(1.5), "cross_k_0"),
+    ("fp32-cpu", "decoder_step", "positions", lambda table: np.roll(table, -1, 0), "token 1, decoder_embedding"),
+    ("fp32-cpu", "decoder_step", "decoder.0.cross.query", scaled(1.01), "decoder_layer_0"),
+    ("fp32-cpu", "decoder_step", "decoder.1.attention.query", scaled_queries, "token 2, decoder_layer_1"),
+    ("fp32-cpu", "decoder_step", "output", scaled(1.01), "token 1, log_probs"),
+    ("int8", "encoder", "encoder.1.ff.up.scales", scaled(5), "encoder_layer_1"),
+    ("int8", "decoder_step", "positions", scaled(-8), "token 1, decoder_embedding"),
+    ("int8-latency", "decoder_step", "decoder.1.ff.down.scales", scaled(-4), "decoder_layer_1"),
+]
+
+
+@pytest.mark.parametrize(("variant", "graph", "tensor", "change", "blame"), FAULTS)
+def test_broken_variants_fail_with_the_place_of_the_fault(
+    variant: str,
+    graph: str,
+    tensor: str,
+    change: Change,
+    blame: str,
+    variants_bundle: Path,
+    run: Path,
+    reference: Reference,
+    tmp_path: Path,
+) -> None:
+    def mutate(found: onnx.GraphProto) -> None:
+        change_tensor(found, tensor, change)
+
+    broken = break_graph(variants_bundle, tmp_path / "bundle", f"{variant}/{graph}", mutate)
+    report = Gate(open_bundle(broken), run, threads=1).run([f"ort:{variant}", "ort"], reference)
+    found, standard = report.engines
+    assert not report.passed and found.failures and standard.passed
+    assert re.fullmatch(rf"sentence \d+[,:] (token \d+, )?{blame}\b.*", found.blame), found.blame
+
+
+def test_a_variant_that_mixes_rows_up_fails_in_any_precision(
+    variants_bundle: Path, run: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its decisions need not be eager's, but they must be its own in every batch."""
+    encode = LoweredEngine.encode
+
+    def shifted(self: LoweredEngine, src_ids: Any, src_lengths: Any) -> Any:
+        state = encode(self, src_ids, src_lengths)
+        state.src_lengths[:] = np.roll(state.src_lengths, 1)
+        return state
+
+    monkeypatch.setattr(LoweredEngine, "encode", shifted)
+    (found,) = Gate(open_bundle(variants_bundle), run, threads=1).run(["ort:int8"], reference).engines
+    assert any(re.match(r"(greedy|beam|sampling) \((alone|neighbours|shuffled)\): ", line) for line in found.failures)
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that is soon exported."""
+    config = small_config(encoder_layers=1, decoder_layers=1)
+    return write_checkpoint(tmp_path_factory.mktemp("shallow") / "run", config)
+
+
+@pytest.mark.xfail(strict=True, reason="a check keeps to the limits of the standard graphs alone")
+def test_a_variant_may_have_narrower_axes(shallow: Path, tmp_path: Path) -> None:
+    axes = "[axes]\nsrc_len = { min = 1, opt = 2, max = 4 }\nbeams = { min = 1, opt = 2, max = 2 }\n"
+    assert ship(shallow, tmp_path / "bundle", ["fp32", str(write(tmp_path / "narrow.toml", LOWERED + axes))]).passed
+
+
+@pytest.mark.xfail(strict=True, reason="a variant's recipe is looked up under the name of the standard graphs")
+def test_a_variant_called_ort_does_not_loosen_the_standard_graphs(shallow: Path, tmp_path: Path) -> None:
+    loose = write(tmp_path / "ort.toml", f"{LOWERED}[tolerance]\nscores = 0.5\n")
+    report = ship(shallow, tmp_path / "bundle", ["fp32", str(loose)], write(tmp_path / "lines.txt", "w5 w6\n"))
+    assert [engine.tolerance.scores for engine in report.engines] == [1e-4, 0.5]
+
+
+# The commands
+
+
+TEXT = b"w5 w6 w7\n\nw8\nw9 w10 w11 w12 w13\nw5\n"
+
+
+@pytest.fixture(scope="module")
+def shipped(shallow: Path) -> Path:
+    """A bundle whose default is a variant, as the command makes it."""
+    folder = shallow.parent
+    write_lines(folder / "lines.txt")
+    recipes = ("--recipe", "int8", "--recipe", "fp32", "--recipe", "int4")
+    done = run_here("export", shallow, "--out", folder / "bundle", "--src", folder / "lines.txt", *recipes)
+    lines = printed(done)
+    assert lines[-1] == f"{folder / 'bundle'}: bundle written" and lines.count("passed") == 3
+    assert [line for line in lines if line.endswith("against eager PyTorch")] == [
+        "ort, fp32, against eager PyTorch",
+        "ort:int8, int8, against eager PyTorch",
+        "ort:int4, int4, against eager PyTorch",
+    ]
+    return folder / "bundle"
+
+
+def test_the_command_exports_variants_and_the_first_is_the_default(shipped: Path) -> None:
+    opened = open_bundle(shipped)
+    assert list(opened.variants) == ["int8", "int4"] and opened.default == "int8"
+    outputs = {}
+    for variant in (None, "int8", "int4", "fp32"):
+        with load(shipped, variant=variant, threads=1, max_tokens=6) as translator:
+            outputs[variant] = [(r.ids, r.score) for r in translator.translate(["w5 w6 w7", "w20 w30"])]
+            kind = LoweredEngine if variant != "fp32" else OrtEngine
+            assert type(translator.engine) is kind
+    assert outputs[None] == outputs["int8"] != outputs["fp32"] and outputs["int4"] != outputs["int8"]
+    command = ("translate", shipped, "--threads", 1, "--max-tokens", 6, "--json")
+    for variant in ("int8", "fp32"):
+        made = printed(run_here(*command, "--variant", variant, stdin=b"w5 w6 w7\nw20 w30\n"))
+        assert [(row["ids"], row["score"]) for row in map(json.loads, made)] == outputs[variant]
+    assert printed(run_here(*command, stdin=TEXT)) == printed(run_here(*command, "--variant", "int8", stdin=TEXT))
+
+
+def test_the_command_scores_with_variants(shipped: Path, tmp_path: Path) -> None:
+    src, tgt = write(tmp_path / "src.txt", "w5 w6 w7\nw8\n"), write(tmp_path / "tgt.txt", "w9\nw10 w11\n")
+    command = ("score", shipped, "--src", src, "--tgt", tgt, "--threads", 1)
+    scores = {
+        variant: [float(line) for line in printed(run_here(*command, *(["--variant", variant] if variant else [])))]
+        for variant in ("", "int8", "int4", "fp32")
+    }
+    assert scores[""] == scores["int8"] != scores["fp32"]
+    eager = [float(line) for line in printed(run_here(*command, "--backend", "eager"))]
+    assert scores["fp32"] == pytest.approx(eager, abs=1e-4)
+    for variant, limit in (("int8", 1.0), ("int4", 3.0)):
+        assert scores[variant] == pytest.approx(eager, abs=3 * limit)
+
+
+FLAGS = ("--max-tokens", 5, "--beams", 2, "--invariance", 2, "--threads", 1, "--json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "engines"),
+    [
+        ((), ["ort", "ort:int8", "ort:int4"]),
+        (("--variant", "int8"), ["ort:int8"]),
+        (("--variant", "fp32", "--variant", "int4"), ["ort", "ort:int4"]),
+        (("--backend", "eager"), ["eager"]),
+        (("--backend", "ort", "--backend", "eager", "--variant", "int8"), ["ort:int8", "eager"]),
+    ],
+)
+def test_the_command_checks_variants(shipped: Path, arguments: tuple[str, ...], engines: list[str]) -> None:
+    (line,) = printed(run_here("check", shipped, *FLAGS, *arguments))
+    report = json.loads(line)
+    assert report["passed"] and [engine["engine"] for engine in report["engines"]] == engines
+    for engine in report["engines"]:
+        assert engine["precision"] == (engine["engine"].partition(":")[2] or "fp32")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["translate", "--variant", "int88"], "unknown variant 'int88': did you mean 'int8'? valid: fp32, int4, int8"),
+        (["translate", "--variant", ""], "unknown variant ''"),
+        (["translate", "--variant", "int8", "--backend", "eager"], "variants are graphs of ort, eager has none"),
+        (["translate", "--variant", "fp32", "--backend", "eager"], "variants are graphs of ort, eager has none"),
+        (["translate", "--align", "--variant", "int8"], "does not return attention"),
+        (["score", "--variant", "int"], "unknown variant 'int': did you mean 'int"),
+        (["score", "--variant", "int8", "--backend", "eager"], "variants are graphs of ort, eager has none"),
+        (["check", "--variant", "fp23"], "unknown variant 'fp23': did you mean 'fp32'?"),
+        (["check", "--variant", "int8", "--backend", "eager"], "variants are graphs of ort: add --backend ort"),
+        (["check", "--backend", "ort:int8"], "unknown backend 'ort:int8': did you mean"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_variants_are_one_clear_line(shipped: Path, tmp_path: Path, command: list[str], words: str) -> None:
+    lines = write(tmp_path / "lines.txt", "w5\n")
+    files = ["--src", lines, "--tgt", lines] if command[0] == "score" else []
+    done = run_here(command[0], shipped, *files, *command[1:], stdin=TEXT)
+    assert words in failed_line(done) and done.stdout == b""
+
+
+def test_the_command_refuses_recipes_that_do_not_go_together(shipped: Path, tmp_path: Path) -> None:
+    recipes = ("--recipe", "int8", "--recipe", "int8")
+    done = run_here("export", shipped.parent / "run", "--out", tmp_path / "out", *recipes)
+    assert "the bundle has variant int8 already" in failed_line(done) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--beams", "3", "--n-best", "2"], ["--sample", "--seed", "3"]], ids=" ".join
+)
+def test_workers_change_no_output(shipped: Path, arguments: list[str]) -> None:
+    lines = "".join(f"w{5 + n % 40} w{9 + n % 7}{' w8' * (n % 5)}\n" * (n % 6 > 0) or "\n" for n in range(40)).encode()
+    command = ("translate", shipped, "--max-tokens", 6, "--json", *arguments)
+    alone = printed(run_here(*command, "--threads", 1, "--workers", 1, stdin=lines))
+    assert len(alone) == 40
+    for workers in (0, 2, 3):
+        assert printed(run_here(*command, "--workers", workers, stdin=lines)) == alone
+    assert run_here(*command, "--workers", -1, stdin=lines).returncode == 2
+
+
+def test_variants_need_neither_torch_nor_onnx(shipped: Path) -> None:
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'onnx', 'onnxscript', 'safetensors'):\n"
+        "    sys.modules[name] = None\n"
+        "from tformer_deploy import load\n"
+        "with load(sys.argv[1], variant='int4', threads=1, max_tokens=4) as translator:\n"
+        "    print(len(translator.translate(['w5 w6'])[0].ids))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, shipped], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["4"], done.stderr

@@ -1,0 +1,175 @@
+"""Several batches at a time on one engine: the same results in the same order, errors as they are, nothing left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tformer_deploy import load
+from tformer_deploy.engines.base import Ints, Scores
+from tformer_deploy.engines.eager import EagerEngine, EagerState
+from tformer_deploy.errors import EngineError, LimitError
+from tformer_deploy.text import SPECIALS, Tokenizers, Words
+from tformer_deploy.translate import Result, Translator, side_by_side
+
+from .conftest import VOCAB, random_model, small_config
+
+WORDS = Words([*SPECIALS, *(f"w{i}" for i in range(4, VOCAB))], None)
+LINES = [" ".join(f"w{4 + (i * j) % 50}" for j in range(1, 2 + i % 20)) * bool(i % 7) for i in range(60)]
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beam": {"beams": 4, "n_best": 3},
+    "sampling": {"sampling": True, "n_best": 2, "seed": 7, "top_p": 0.9},
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on() -> Iterator[None]:
+    """Every thread that a test starts has ended with it."""
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) == before
+
+
+def alike(ours: list[Result], theirs: list[Result]) -> bool:
+    """The same outputs, their scores but for rounding, which may depend on the batch."""
+    pairs = [(a, b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(each(x), each(y), strict=True)]
+    return all(a.ids == b.ids and abs(a.score - b.score) <= 1e-4 for a, b in pairs)
+
+
+def each(result: Result) -> list[Result]:
+    return [result, *result.alternatives]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("variant", ["fp32", "fp32-cpu", "int8"])
+def test_workers_change_nothing(variants_bundle: Path, variant: str, mode: str) -> None:
+    found = []
+    for workers in (1, 3):
+        options = {"max_tokens": 9, **MODES[mode]}
+        with load(variants_bundle, variant=variant, threads=1, workers=workers, **options) as translator:
+            translator.batch_tokens = 200
+            found.append(translator.translate(LINES))
+            assert alike(list(translator.results(LINES)), found[-1])
+    assert alike(*found) and [result.ids == [] for result in found[0]] == [not line for line in LINES]
+
+
+def test_workers_share_the_cores(variants_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    for workers, threads in ((1, 4), (3, 1), (2, 2)):
+        with load(variants_bundle, variant="int8", workers=workers) as translator:
+            assert translator.engine.threads == threads  # type: ignore[attr-defined]
+
+
+class Watched(EagerEngine):
+    """Eager PyTorch that notes who is in it, and what a hook does at each step."""
+
+    def __init__(self, hook: Callable[[EagerState], object] | None = None) -> None:
+        super().__init__(random_model(small_config(), seed=3))
+        self.hook, self.here, self.most, self.threads = hook, 0, 0, set[str]()
+        self.lock = threading.Lock()
+
+    def step(self, tokens: Ints, state: EagerState, full: bool = False, attention: bool = False) -> Scores:
+        with self.lock:
+            self.here += 1
+            self.most = max(self.most, self.here)
+            self.threads.add(threading.current_thread().name)
+        try:
+            time.sleep(0.002)
+            if self.hook:
+                self.hook(state)
+            return super().step(tokens, state, full, attention)
+        finally:
+            with self.lock:
+                self.here -= 1
+
+
+def translator_of(engine: Watched, workers: int) -> Translator:
+    from tformer_deploy.decoding import DecodeOptions
+
+    options = DecodeOptions(max_tokens=6)
+    return Translator(engine, Tokenizers(WORDS, WORDS), options, 40, workers=workers).open()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_as_many_batches_run_at_a_time_as_there_are_workers(workers: int) -> None:
+    engine = Watched()
+    translator_of(engine, workers).translate(LINES)
+    assert 1 < engine.most <= workers or workers == engine.most == 1
+    assert (threading.current_thread().name in engine.threads) == (workers == 1)
+
+
+def test_a_few_lines_are_shared_out() -> None:
+    """Although one batch would hold them all."""
+    engine = Watched()
+    translator = translator_of(engine, 3)
+    translator.batch_tokens = 4096
+    assert len(translator.translate(LINES[1:4])) == 3 and engine.most > 1
+    assert translator.translate([]) == [] and translator.translate([""])[0].ids == []
+
+
+def test_the_error_of_a_worker_arrives_as_itself() -> None:
+    def fail(state: EagerState) -> None:
+        if state.position == 3 and len(state.src_lengths) > 1:
+            raise EngineError("the device is gone")
+
+    engine = Watched(fail)
+    with pytest.raises(EngineError, match=r"^the device is gone$"), translator_of(engine, 3) as translator:
+        translator.translate(LINES)
+    assert engine.here == 0
+    again = translator_of(engine, 3)
+    assert len(again.translate(LINES[1:2])) == 1, "the translator can be used on"
+
+
+def test_after_an_error_no_other_batch_begins() -> None:
+    begun: list[int] = []
+
+    def fail(state: EagerState) -> None:
+        if state.position == 0:
+            begun.append(1)
+        if len(begun) == 2:
+            raise EngineError("gone")
+
+    with pytest.raises(EngineError), translator_of(Watched(fail), 2) as translator:
+        translator.batch_tokens = 1
+        translator.translate(LINES)
+    assert len(begun) < 10
+
+
+def test_results_that_nobody_waits_for_are_not_made() -> None:
+    """A caller that leaves early, such as one whose output is closed."""
+    engine = Watched()
+    with translator_of(engine, 2) as translator:
+        translator.batch_tokens = 1
+        results = translator.results(LINES)
+        first = [next(results) for _ in range(3)]
+        results.close()  # type: ignore[attr-defined]
+        assert len(first) == 3 and engine.here == 0
+
+
+def test_a_line_that_is_too_long_is_named_after_the_results_before_it() -> None:
+    with translator_of(Watched(), 3) as translator:
+        results = translator.results([*LINES[1:4], "w5 " * 30, "w6"], first=10)
+        assert len([next(results) for _ in range(3)]) == 3
+        with pytest.raises(LimitError, match="line 14: a source of 31 tokens"):
+            next(results)
+
+
+def test_side_by_side_gives_results_as_they_are_ready() -> None:
+    seen = threading.Event()
+
+    def call(item: int) -> int:
+        assert item or seen.wait(60)
+        return item
+
+    results = side_by_side(call, range(3), 2)
+    assert {next(results), next(results)} == {1, 2}
+    seen.set()
+    assert list(results) == [0]
+    assert list(side_by_side(call, range(3), 1)) == [0, 1, 2]
+    assert list(side_by_side(call, [], 2)) == []
