@@ -113,7 +113,7 @@ def test_loosened_limits_are_marked() -> None:
     assert text.count("encoder 1e-4 ·") == 2 and text.count("0.01loosened") == 2, "the line of limits and the table"
 
 
-LOSSY = Tolerance(0.5, 1.0, 0.3, tokens=False)
+LOSSY = Tolerance(0.5, 1.0, 0.3, tokens=False, unstable=0.01)
 
 
 def test_every_engine_has_its_own_precision_and_limits() -> None:
@@ -121,7 +121,7 @@ def test_every_engine_has_its_own_precision_and_limits() -> None:
     page = render(report(engine(), lossy))
     text = Page(page).text
     assert "Limits of fp32 · encoder 1e-4 · scores 1e-4 · bleu 0.1 · tokens equal" in text
-    assert "Limits of int8 · encoder 0.5 · scores 1 · bleu 0.3 · tokens may differ" in text
+    assert "Limits of int8 · encoder 0.5 · scores 1 · bleu 0.3 · unstable 0.01 · tokens may differ" in text
     assert "0.400limit\u00a01" in text and "1.70e-5limit\u00a01e-4" in text, "in the summary"
     assert ">0.400<" in page and 'class="bad">0.400' not in page, "within its own limits"
 
@@ -145,6 +145,16 @@ def test_decisions_that_may_differ_are_not_failures() -> None:
     assert "100 differ" in text and "160 differ" in text and "100 failed" not in text and "3 failed" in text
     assert "Outputs that differ from eager's, as this precision may" in text
     assert "as this precision may" not in Page(exact).text
+
+
+def test_a_share_may_differ_from_itself_in_another_batch() -> None:
+    """Rounded up, as the check does."""
+    for sentences, failed, bad in ((100, 1, False), (100, 2, True), (12, 1, False), (101, 2, False)):
+        again = [Outputs("greedy", "alone", sentences, sentences - failed, failed=failed)]
+        page = render(report(engine(tolerance=LOSSY, invariance=again), engine()))
+        assert bool(marked(page, "Same sentences in other batches")) == bad
+        text = Page(page).text
+        assert (f"{failed} failed" in text) == bad and (f"{failed} differ" in text) == (not bad)
 
 
 EAGER = "<small>eager 99\u00a0/\u00a0100</small>"

@@ -183,6 +183,7 @@ def to_toml(recipe: Recipe) -> str:
             f"scores = {recipe.tolerance.scores}",
             f"bleu = {recipe.tolerance.bleu}",
             f"tokens = {str(recipe.tolerance.tokens).lower()}",
+            f"unstable = {recipe.tolerance.unstable}",
         ]
     )
 
@@ -201,14 +202,14 @@ GRAPH_KINDS: list[dict[str, Any]] = [
 @given(
     bounds=st.lists(st.tuples(*[st.integers(0, 999)] * 3).map(sorted), min_size=4, max_size=4),
     opset=st.integers(18, 24),
-    tolerances=st.tuples(*[st.floats(1e-9, 1)] * 3, st.booleans()),
+    tolerances=st.tuples(*[st.floats(1e-9, 1)] * 3, st.booleans(), st.floats(0, 1)),
     graphs=st.sampled_from(GRAPH_KINDS),
 )
 def test_recipes_round_trip_through_toml_and_json(
     tmp_path_factory: pytest.TempPathFactory,
     bounds: list[list[int]],
     opset: int,
-    tolerances: tuple[float, float, float, bool],
+    tolerances: tuple[float, float, float, bool, float],
     graphs: dict[str, Any],
 ) -> None:
     axes = Axes(*(Axis(*bound) for bound in bounds))

@@ -148,10 +148,11 @@ def session(graph: Graph, inputs: list[Any], outputs: list[Any]) -> onnxruntime.
         (60, 5, 0, False),
         (1009, 2, 0, False),
         (1024, 4, 0, True),
-        (1024, 5, 0, False),
+        (1024, 40, 0, False),
         (1100, 5, 0, True),
         (1100, 64, 3, True),
-        (1100, 64, 11, False),
+        (1100, 64, 11, True),
+        (1100, 64, 60, False),
         (4096, 16, 0, True),
         (4096, 1, 0, True),
     ],
@@ -191,9 +192,8 @@ def test_equal_output_rows_give_the_lower_id(tmp_path: Path) -> None:
 @given(st.integers(1, 70_000))
 def test_block_widths_divide_the_vocabulary(vocab: int) -> None:
     width = block_width(vocab)
-    divisors = [n for n in range(32, 1025) if vocab % n == 0]
-    assert (width in divisors and vocab % width == 0) if divisors else width == 0
-    assert block_width(32000) == 128 and block_width(128) == 128 and block_width(37_000) == 125
+    divisors = [n for n in range(16, 1025) if vocab % n == 0]
+    assert width in divisors if divisors else width == 0
 
 
 # Products
@@ -325,7 +325,7 @@ def test_ranges_cover_what_goes_into_a_product() -> None:
         for part in ("query", "key", "value"):
             least, largest = found[f"encoder.0.attention.{part}"]
             assert least <= float(y.min()) and float(y.max()) <= largest
-    x = model.src_embedding.weight[[sources[1]]] * np.sqrt(32) + model.src_positions[:2]
+    x = model.src_embedding.weight[sources[1]] * np.sqrt(32) + model.src_positions[:2]
     y = model.encoder[0].attention_residual.norm(x).detach()
     alone = input_ranges(model, sources[1:2])["encoder.0.attention.query"]
     assert alone == pytest.approx((float(y.min()), float(y.max())), abs=1e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -99,8 +99,9 @@ class Recipe:
         if self.top_k < 0:
             raise ConfigError(f"top_k={self.top_k}: must be at least 0")
         lowered = self.target == "ort-cpu"
-        if (self.cache == "static") != lowered:
-            raise ConfigError(f"cache={self.cache}: must be {'static' if lowered else 'growing'} with {self.target=!s}")
+        cache = "static" if lowered else "growing"
+        if self.cache != cache:
+            raise ConfigError(f"cache={self.cache}: must be {cache} with target={self.target}")
         if self.precision != "fp32" and not lowered:
             raise ConfigError(f"precision={self.precision}: needs target = 'ort-cpu'")
         if self.attention and lowered:
@@ -126,6 +127,16 @@ class Recipe:
             past_len=self.axes.past_len.within(config.max_positions - 1),
         )
         return dataclasses.replace(self, axes=axes)
+
+
+def narrowest(recipes: Iterable[Recipe]) -> Recipe:
+    """The first of some recipes, with the axes that all of them allow."""
+    first, *others = recipes
+    for other in others:
+        names = [f.name for f in dataclasses.fields(Axes)]
+        axes = {name: getattr(first.axes, name).within(getattr(other.axes, name).max) for name in names}
+        first = dataclasses.replace(first, axes=Axes(**axes))
+    return first
 
 
 def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:

@@ -17,7 +17,7 @@ from .errors import ArtifactError, ConfigError, ParityError
 from .export.calibrate import input_ranges
 from .export.to_onnx import export_graphs
 from .files import atomic_directory
-from .recipe import Recipe, load_recipe
+from .recipe import Recipe, load_recipe, narrowest
 
 
 def ship(
@@ -40,7 +40,7 @@ def ship(
         raise ArtifactError(f"{out} exists already: choose another folder or add --force")
     if out.exists() and not (out / MANIFEST).is_file():
         raise ArtifactError(f"{out} is not a bundle, so --force does not replace it: choose another folder")
-    corpus = make_corpus(checkpoint.config, chosen[""], checkpoint.tokenizers, src)
+    corpus = make_corpus(checkpoint.config, narrowest(chosen.values()), checkpoint.tokenizers, src)
     with atomic_directory(out, force) as directory:
         description = checkpoint.tokenizers.save(directory)
         model = checkpoint.load_model()

@@ -56,10 +56,6 @@ def _cell(*content: object, mark: str = "") -> Cell:
     return Cell(tag("td", *content, class_=mark))
 
 
-def _count(failed: int) -> Cell:
-    return _cell(f"{failed:,}", mark="bad" if failed else "")
-
-
 def _badge(passed: bool) -> Html:
     return tag("span", "✓ PASSED" if passed else "✗ FAILED", class_="badge good" if passed else "badge bad")
 
@@ -96,7 +92,8 @@ def _loosened(engine: EngineReport, name: str) -> Html:
 
 def _limits(engine: EngineReport) -> Html:
     """Precision and limits of an engine, in one line."""
-    limits, names = engine.tolerance, ["encoder", "scores", *(["bleu"] if engine.quality else [])]
+    limits, names = engine.tolerance, ["encoder", "scores", *["bleu"] * bool(engine.quality)]
+    names += ["unstable"] * bool(engine.tolerance.unstable)
     texts = {name: f"{name} {limit_text(getattr(limits, name))}" for name in names}
     texts["tokens"] = "tokens equal" if limits.tokens else "tokens may differ"
     parts = [join((" · ", text, _loosened(engine, name))) for name, text in texts.items()]
@@ -126,7 +123,10 @@ def _summary(report: Report) -> Html:
     rows = []
     for n, engine in enumerate(report.engines):
         outputs = {o.mode: o for o in engine.outputs}
-        invariance = sum(o.failed for o in engine.invariance)
+        unstable = _cell(
+            f"{sum(o.failed for o in engine.invariance):,}",
+            mark="bad" if any(_failed(engine, o) for o in engine.invariance) else "",
+        )
         rows.append(
             (
                 tag("a", engine.engine, href=f"#engine-{n + 1}"),
@@ -134,11 +134,11 @@ def _summary(report: Report) -> Html:
                 engine.precision,
                 _over(engine.encoder_max, engine.tolerance.encoder, engine.encoder_sentences, shown=True),
                 _over(engine.scores_max, engine.tolerance.scores, engine.scores_count, shown=True),
-                *(_equal(outputs.get(mode), exact=engine.tolerance.tokens) for mode in modes),
-                _count(invariance),
+                *(_equal(engine, outputs.get(mode)) for mode in modes),
+                unstable,
             )
         )
-    head = ("Engine", "", "Precision", "Encoder max", "Scores max", *modes, "Batch failures")
+    head = ("Engine", "", "Precision", "Encoder max", "Scores max", *modes, "Differ by batch")
     return _table(head, rows, "figures")
 
 
@@ -156,10 +156,17 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _equal(found: Outputs | None, eager: Outputs | None = None, exact: bool = True) -> Cell:
-    """How many are equal, what the others are, which fail only if `exact`, and eager's own figure in small print."""
+def _failed(engine: EngineReport, found: Outputs) -> bool:
+    """Whether more sentences differ than may: of eager all or none, of other batches a share."""
+    share = engine.tolerance.unstable if found.variant else float(not engine.tolerance.tokens)
+    return found.failed > math.ceil(share * found.sentences)
+
+
+def _equal(engine: EngineReport, found: Outputs | None, eager: Outputs | None = None) -> Cell:
+    """How many are equal, what the others are, and eager's own figure in small print."""
     notes: list[str] = []
-    apart = "failed" if exact else "differ"
+    bad = found is not None and _failed(engine, found)
+    apart = "failed" if bad else "differ"
     own = tag("small", "eager ", _share(eager).replace(" ", "\u00a0")) if eager else ""
     if found:
         notes += [_counted(found.ties, "tie")] * bool(found.ties) + [f"{found.failed:,} {apart}"] * bool(found.failed)
@@ -168,7 +175,7 @@ def _equal(found: Outputs | None, eager: Outputs | None = None, exact: bool = Tr
         _share(found) if found else "-",
         *(tag("small", each) for each in notes),
         own,
-        mark="bad" if exact and found and found.failed else "",
+        mark="bad" if bad else "",
     )
 
 
@@ -180,7 +187,7 @@ def _engine_section(report: Report, engine: EngineReport, n: int) -> Html:
         tag("h3", "Scores and encoder outputs"),
         _differences(engine),
         *_outputs(engine),
-        *_invariance(engine.invariance, report.eager_invariance),
+        *_invariance(engine, report.eager_invariance),
         *_quality(engine),
         tag("h3", "Layers"),
         layer_plot(engine, engine.tolerance),
@@ -217,19 +224,19 @@ def _outputs(engine: EngineReport) -> list[Html]:
     """Against eager: whoever may differ does not fail where it does."""
     exact, rows = engine.tolerance.tokens, []
     for o in engine.outputs:
-        apart = _count(o.failed) if exact else _cell(f"{o.failed:,}")
+        apart = _cell(f"{o.failed:,}", mark="bad" if _failed(engine, o) else "")
         rows.append((o.mode, f"{o.sentences:,}", f"{o.equal:,}", f"{o.ties:,}", apart, number(o.score_max)))
     head = ("Mode", "Sentences", "Equal", "Ties", "Failed" if exact else "Differ", "Largest score difference")
     return [tag("h3", "Outputs"), _table(head, rows, "figures") if rows else note("No output was compared.")]
 
 
-def _invariance(engine: Sequence[Outputs], eager: Sequence[Outputs]) -> list[Html]:
+def _invariance(engine: EngineReport, eager: Sequence[Outputs]) -> list[Html]:
     """The same sentences in other batches: batches x modes, eager's own figures below the engine's."""
-    ours, theirs = ({(o.variant, o.mode): o for o in found} for found in (engine, eager))
-    modes = list(dict.fromkeys(o.mode for o in (*engine, *eager)))
+    ours, theirs = ({(o.variant, o.mode): o for o in found} for found in (engine.invariance, eager))
+    modes = list(dict.fromkeys(mode for _, mode in (*ours, *theirs)))
     rows = []
-    for variant in dict.fromkeys(o.variant for o in (*engine, *eager)):
-        cells = [_equal(ours.get((variant, mode)), theirs.get((variant, mode))) for mode in modes]
+    for variant in dict.fromkeys(variant for variant, _ in (*ours, *theirs)):
+        cells = [_equal(engine, ours.get((variant, mode)), theirs.get((variant, mode))) for mode in modes]
         rows.append((join((variant, tag("small", _VARIANTS.get(variant, "")))), *cells))
     title = tag("h3", "Same sentences in other batches")
     told = note(

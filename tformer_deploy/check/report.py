@@ -166,7 +166,7 @@ class Report:
 def _describe(report: EngineReport) -> list[str]:
     lines = [
         f"{report.engine}, {report.precision}, against eager PyTorch",
-        "  limits            " + ", ".join(_limit(report, field.name) for field in dataclasses.fields(Tolerance)),
+        f"  limits            {_limits(report)}",
         f"  encoder outputs   max difference {report.encoder_max:.2e}   {report.encoder_sentences} sentences",
         f"  scores per step   max difference {report.scores_max:.2e}   mean {report.scores_mean:.1e}"
         f"   99.9 % {report.scores_p999:.1e}   {report.scores_count:,} values of {len(report.steps)} positions",
@@ -195,10 +195,14 @@ def _describe(report: EngineReport) -> list[str]:
     return [*lines, "passed" if report.passed else "failed"]
 
 
-def _limit(report: EngineReport, name: str) -> str:
-    limit = getattr(report.tolerance, name)
-    text = ("equal" if limit else "may differ") if isinstance(limit, bool) else f"{limit:.0e}"
-    return f"{name} {text}" + (" (LOOSENED)" if name in report.loosened else "")
+def _limits(report: EngineReport) -> str:
+    texts = []
+    for name, limit in dataclasses.asdict(report.tolerance).items():
+        if name == "unstable" and not limit:
+            continue
+        value = ("equal" if limit else "may differ") if isinstance(limit, bool) else f"{limit:.0e}"
+        texts.append(f"{name} {value}" + (" (LOOSENED)" if name in report.loosened else ""))
+    return ", ".join(texts)
 
 
 def describe_divergence(found: Divergence) -> str:

@@ -46,6 +46,7 @@ def check(
     from ..bundle import open_bundle
     from ..check import GENERATED, CheckOptions, Gate, load_reference, make_corpus
     from ..engines import expand
+    from ..recipe import narrowest
 
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens, "invariance": invariance}
     given = {name: value for name, value in flags.items() if value is not None}
@@ -58,6 +59,7 @@ def check(
     _check_names(backend or [], [path for path in (html, save_reference) if path])
     targets = translations(src, tgt) if tgt else []
     opened = open_bundle(bundle)
+    allowed = narrowest([opened.recipe, *opened.variants.values()])
     names = expand(backend or ["ort"], variant or [], opened)
     with progress("check") as advance:
         gate = Gate(opened, checkpoint, threads, advance)
@@ -65,7 +67,7 @@ def check(
             expected = load_reference(reference)
         else:
             options = dataclasses.replace(CheckOptions() if src else GENERATED, **given)
-            expected = gate.reference(make_corpus(opened.config, opened.recipe, opened.tokenizers(), src, options))
+            expected = gate.reference(make_corpus(opened.config, allowed, opened.tokenizers(), src, options))
         if save_reference:
             expected.save(save_reference)
             if not backend:
@@ -88,7 +90,7 @@ def _check_names(backends: list[str], files: list[Path]) -> None:
     from ..engines import BACKENDS
 
     for name in backends:
-        if name not in BACKENDS:
+        if name.partition(":")[0] not in BACKENDS:
             raise unknown("backend", name, BACKENDS)
     for path in files:
         if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):

@@ -50,6 +50,9 @@ def describe(path: Path, header: dict[str, Any]) -> str:
             f"  axes       {axes}",
             f"  made with  {', '.join(f'{name} {version}' for name, version in header['versions'].items())}",
         ]
+    for name, variant in header.get("variants", {}).items():
+        recipe, default = variant["recipe"], " (default)" if name == header.get("default") else ""
+        lines.append(f"  variant    {name}{default}: {recipe['precision']} for {recipe['target']}")
     if "check" in header:
         found = header["check"]
         lines.append(f"  check      {'passed' if found['passed'] else 'failed'}, {found['sentences']} sentences")

@@ -42,8 +42,8 @@ def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle) -> 
         raise ConfigError(f"--variant {variants[0]}: variants are graphs of ort: add --backend ort")
     found: list[str] = []
     for backend in backends:
-        if backend not in BACKENDS:
-            raise unknown("backend", backend, BACKENDS)
+        if backend not in engine_names(bundle):
+            raise unknown("backend", backend, engine_names(bundle))
         if backend == "ort":
             found += [engine_name("ort", variant, bundle) for variant in variants or [STANDARD, *bundle.variants]]
         else:
