@@ -18,7 +18,7 @@ demo: $(READY)
 	  --set model.encoder_layers=2 --set model.decoder_layers=2 --set model.max_positions=64 \
 	  --set train.lr=0.003 --set train.warmup=150 --set train.valid_every=80 --set train.average=2 \
 	  --set train.bleu_sentences=100
-	$(BIN)/tformer export .demo/run --out .demo/bundle
+	$(BIN)/tformer export .demo/run --out .demo/bundle --recipe fp32 --recipe int8
 	$(BIN)/tformer check .demo/bundle --backend ort --html .demo/check.html
 	printf '%s\n' 'forty-two' '' 'nine hundred and ninety-nine thousand, one hundred and seven' \
 	  | $(BIN)/tformer translate .demo/bundle --backend ort

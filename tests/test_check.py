@@ -561,8 +561,9 @@ def test_scores_have_a_limit_where_decisions_have_none() -> None:
     assert any("scores differ by nan" in failure for failure in report.failures)
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_such_an_engine_is_held_to_itself(case: str, request: pytest.FixtureRequest) -> None:
+# "scores alone" is left out: a rounding that flips moves scores as much.
+@pytest.mark.parametrize("case", [case for case in WRONG if case != "scores alone"])
+def test_such_an_engine_is_held_to_itself(case: str) -> None:
     """Although it is far from eager, which excuses nothing."""
     kind, sources, batch_tokens, variants = WRONG[case]
     options = dataclasses.replace(TABLE, batch_tokens=batch_tokens)

@@ -14,7 +14,7 @@ import pytest
 from .command import failed_line, printed, run_here, run_process
 from .mutations import break_graph, scale_one_weight
 
-VERBS = ["init", "train", "export", "translate", "score", "check", "inspect"]
+VERBS = ["init", "train", "export", "translate", "score", "check", "bench", "inspect"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

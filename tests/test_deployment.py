@@ -92,13 +92,21 @@ def test_inspects_there(machine: Path, bundle: Path) -> None:
     assert "every hash verified" in run_there(machine, "inspect", bundle).stdout
 
 
+def test_bench_and_a_variant_run_there(machine: Path, variants_bundle: Path) -> None:
+    point = ("--batch", 2, "--beam", 1, "--src-len", 4, "--new-tokens", 4, "--rounds", 1, "--seconds", 0)
+    done = run_there(machine, "bench", variants_bundle, "--variant", "int8", *point, "--json")
+    assert done.returncode == 0, done.stderr
+    command, lines = ("translate", variants_bundle, "--variant", "int8", "--max-tokens", 8), "w5 w6\nw7\n"
+    assert run_there(machine, *command, stdin=lines).stdout == run_here(*command, stdin=lines)
+
+
 def test_named_recipes_are_in_the_wheel(machine: Path) -> None:
     code = "from tformer_deploy import recipe; print(recipe.load_recipe('fp32').opset, recipe.recipe_folder())"
     done = subprocess.run([machine, "-c", code], capture_output=True, text=True, check=True, cwd=machine.parent)
     assert done.stdout.startswith("23 ") and "site-packages" in done.stdout
 
 
-@pytest.mark.parametrize("verb", ["init", "train", "export", "translate", "score", "check", "inspect"])
+@pytest.mark.parametrize("verb", ["init", "train", "export", "translate", "score", "check", "bench", "inspect"])
 def test_every_help_works_there(machine: Path, verb: str) -> None:
     assert "Example: " in run_there(machine, verb, "--help").stdout
 

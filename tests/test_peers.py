@@ -67,7 +67,7 @@ def test_settings_split_batches_among_workers_and_name_themselves() -> None:
     assert threads == [(1, 1), (2, 1), (1, 2), (1, 1), (1, 2)]
     batch, corpus = base_points(100)[2], corpus_points([[4, 3]])[0]
     assert batchings(peer, peer.settings[2], batch) == [{"max_batch_size": 16}]
-    assert len(batchings(peer, peer.settings[2], corpus)) == 6
+    assert len(batchings(peer, peer.settings[2], corpus)) == 7
     ours = our_sides(["ort:int8"], 2)[0]
     assert ours.ours and batchings(ours, ours.settings[0], batch) == [{}]
     assert len(ours.settings) == 2 and len(our_sides(["ort"], 1)[0].settings) == 1

@@ -433,3 +433,14 @@ def test_variants_need_neither_torch_nor_onnx(shipped: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, shipped], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["4"], done.stderr
+
+
+def test_an_engine_verifies_its_own_graphs(variants_bundle: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(variants_bundle, tmp_path / "bundle")
+    (folder / "int8/encoder.onnx").write_bytes(b"")
+    with load(folder, variant="fp32", max_tokens=4) as translator:
+        assert translator.translate(["w5"])[0].ids
+    with pytest.raises(ArtifactError, match="int8/encoder.onnx does not match"):
+        load(folder, variant="int8")
+    with pytest.raises(ArtifactError, match="int8/encoder.onnx does not match"):
+        open_bundle(folder)

@@ -34,7 +34,7 @@ def load(
     from .engines import engine_name, make_engine, threads_each
     from .translate import Translator
 
-    opened = open_bundle(Path(bundle))
+    opened = open_bundle(Path(bundle), graphs=False)
     name = engine_name(backend, variant, opened)
     engine = make_engine(name, opened, Path(checkpoint) if checkpoint else None, threads_each(threads, workers))
     decoding = from_dict(DecodeOptions, options, "decoding")

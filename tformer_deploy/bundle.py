@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,18 @@ class Bundle:
     """Of the graphs that are made for one runtime, by name."""
     default: str
     """The variant that runs where none is named; empty: the standard graphs."""
+    unverified: set[str] = field(default_factory=set)
+    """Files of graphs whose hashes an engine has still to verify."""
 
     def graph(self, name: str, variant: str = "") -> Path:
         """The ONNX file of a graph of `contract.GRAPHS`."""
         return self.directory / variant / f"{name}.onnx"
+
+    def verify_graphs(self, variant: str) -> None:
+        """Compare the graphs of a variant with their hashes, unless that has been done. Raises ArtifactError."""
+        mine = {name for name in self.unverified if Path(name).parent == Path(variant)}
+        verify(self.directory, {name: self.manifest["files"][name] for name in sorted(mine)}, "bundle")
+        self.unverified.difference_update(mine)
 
     def check_metadata(self, name: str, metadata: Mapping[str, str], recipe: Recipe) -> None:
         """Compare the manifest, which has no hash, with what stands inside a graph's file. Raises ArtifactError."""
@@ -118,20 +126,23 @@ def add_report(directory: Path, report: dict[str, Any]) -> None:
     write_json(directory / MANIFEST, {**manifest, "files": hashes(directory)})
 
 
-def open_bundle(directory: Path) -> Bundle:
-    """Open a bundle and verify its hashes. Raises ArtifactError."""
+def open_bundle(directory: Path, graphs: bool = True) -> Bundle:
+    """Open a bundle and verify its hashes; without `graphs`, the engine that runs some verifies those.
+
+    Raises ArtifactError.
+    """
     manifest = read_header(directory, MANIFEST, "bundle", VERSION)
     try:
         variants = {name: recipe_from_dict(variant["recipe"]) for name, variant in manifest.get("variants", {}).items()}
-        graphs = {(Path(variant) / f"{name}.onnx").as_posix() for name in GRAPHS for variant in ("", *variants)}
-        needed = {*tokenizer_files(manifest["tokenizer"]), *graphs}
+        names = {(Path(variant) / f"{name}.onnx").as_posix() for name in GRAPHS for variant in ("", *variants)}
+        needed = {*tokenizer_files(manifest["tokenizer"]), *names}
         if missing := needed - set(manifest["files"]):
             raise ArtifactError(f"{directory / MANIFEST} is damaged: no hash of {min(missing)}")
-        verify(directory, manifest["files"], "bundle")
+        later = set() if graphs else {name for name in manifest["files"] if ".onnx" in name}
+        verify(directory, {name: sha for name, sha in manifest["files"].items() if name not in later}, "bundle")
         config = from_dict(ModelConfig, manifest["model"], "model")
-        bundle = Bundle(
-            directory, config, recipe_from_dict(manifest["recipe"]), manifest, variants, manifest.get("default", "")
-        )
+        recipe, default = recipe_from_dict(manifest["recipe"]), manifest.get("default", "")
+        bundle = Bundle(directory, config, recipe, manifest, variants, default, later)
         if bundle.default not in ("", *variants):
             raise ArtifactError(f"{directory / MANIFEST} is damaged: it has no variant '{bundle.default}'")
         _ = bundle.checkpoint, bundle.weights_sha256, manifest["versions"]  # a missing one is found here

@@ -19,7 +19,17 @@ ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activat
 
 
 def convert(checkpoint: Path, out: Path) -> None:
-    """Write a CTranslate2 model of the checkpoint's weights, fp32; it lowers them itself when it loads."""
+    """Write CTranslate2 models of the checkpoint's weights to `out`: float32, and int8, which loads fastest as int8."""
+    for precision, quantization in (("float32", None), ("int8", "int8")):
+        spec = make_spec(checkpoint)
+        spec.validate()
+        spec.optimize(quantization)
+        (out / precision).mkdir(parents=True, exist_ok=True)
+        spec.save(str(out / precision))
+
+
+def make_spec(checkpoint: Path) -> TransformerSpec:
+    """The checkpoint as CTranslate2 describes a model."""
     header = json.loads((checkpoint / "checkpoint.json").read_text())
     config, weights = header["model"], load_file(checkpoint / header["weights"])
     if config["norm"] != "standard" or not np.isclose(config["norm_eps"], 1e-5):
@@ -37,16 +47,17 @@ def convert(checkpoint: Path, out: Path) -> None:
     spec.register_target_vocabulary(tokens[: config["tgt_vocab"]])
     spec.config.bos_token, spec.config.eos_token = str(config["bos_id"]), str(config["eos_id"])
     spec.config.decoder_start_token, spec.config.unk_token = str(config["bos_id"]), "0"
-    spec.validate()
-    out.mkdir(parents=True, exist_ok=True)
-    spec.save(str(out))
+    return spec
 
 
 def fill(spec: Any, config: dict[str, Any], weights: dict[str, Any]) -> None:
     """Put our tensors where CTranslate2 expects them."""
     target = weights["tgt_embedding.weight"]
     source = weights.get("src_embedding.weight", target)
-    sides = (("encoder", spec.encoder, spec.encoder.embeddings[0], source, "src"), ("decoder", spec.decoder, spec.decoder.embeddings, target, "tgt"))
+    sides = (
+        ("encoder", spec.encoder, spec.encoder.embeddings[0], source, "src"),
+        ("decoder", spec.decoder, spec.decoder.embeddings, target, "tgt"),
+    )
     for name, side, embeddings, table, short in sides:
         embeddings.weight = table
         side.scale_embeddings = config["scale_embeddings"]

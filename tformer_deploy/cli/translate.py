@@ -75,7 +75,7 @@ def translate(
     from ..engines import engine_name, make_engine, threads_each
     from ..translate import Translator
 
-    opened = open_bundle(bundle)
+    opened = open_bundle(bundle, graphs=False)
     tokenizers = opened.tokenizers()
     for name, pieces in (("first_ids", first_token), ("suppress", suppress), ("end_ids", end_token)):
         if pieces:

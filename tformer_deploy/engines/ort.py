@@ -51,6 +51,7 @@ class OrtEngine:
 
     def __enter__(self) -> Self:
         check_one_onnxruntime()
+        self.bundle.verify_graphs(self.variant)
         self._encoder = self._session("encoder", spin_us=SHORT_SPIN_US)
         self._step = self._session("decoder_step", spin_us=0)
         self._cross = [spec.name for spec in caches("cross", self.config, ())]

@@ -1,0 +1,1 @@
+"""tformer beside CTranslate2 and eager PyTorch, with the same weights and sources: `make bench-peers`."""
