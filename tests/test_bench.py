@@ -371,7 +371,13 @@ def test_nothing_is_left_after_a_failure(
 def test_ctrl_c_is_130_and_leaves_nothing(bundle: Path) -> None:
     long = ("--batch", 1, "--beam", 1, "--new-tokens", 4, "--src-len", 3, "--rounds", 100000)
     command = [*COMMAND, "bench", bundle, *long]
-    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A shell's background job ignores Ctrl-C, and so would all that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         try:
             wait_for(lambda: len(children.read_text().split()) == 2)
