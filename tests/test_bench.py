@@ -133,8 +133,8 @@ def test_memory_disk_and_text(measured: dict[str, Any], lowered: Path, run: Path
     assert all(each["load_ms"] > 0 and each["import_ms"] > 0 and each["peak_mib"] > 10 for each in engines.values())
     common = [lowered / "manifest.json", *lowered.glob("*.words")]
     for name, files in (
-        ("ort", [*common, *lowered.glob("*.onnx")]),
-        ("ort:int8", [*common, *lowered.glob("int8/*.onnx")]),
+        ("ort", [*common, *lowered.glob("*.onnx"), *lowered.glob("*.data")]),
+        ("ort:int8", [*common, *lowered.glob("int8/*")]),
         ("eager", [run / "checkpoint.json", *run.glob("*.words"), *run.glob("weights/*")]),
     ):
         assert engines[name]["disk_mib"] == pytest.approx(sum(file.stat().st_size for file in files) / 2**20)

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 
@@ -20,9 +19,11 @@ from tformer_deploy import ship as ship_module
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.contract import GRAPHS, layer_names, signature
 from tformer_deploy.errors import ArtifactError, LimitError, ParityError
+from tformer_deploy.export.save import save_graphs
 from tformer_deploy.export.signature import compare_signature, read_signature
-from tformer_deploy.export.to_onnx import export_graphs, save
+from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.model import Transformer
+from tformer_deploy.recipe import Recipe
 from tformer_deploy.ship import ship
 
 from .conftest import small_config, write_checkpoint
@@ -103,17 +104,24 @@ def test_every_variant_exports_and_passes_its_check(
     assert stored["passed"] and stored["engines"][0]["scores_max"] <= 1e-4
 
 
-def test_large_weights_go_to_a_file_beside_the_graph(bundle: Path, tmp_path: Path) -> None:
-    import onnxruntime
+def test_equal_weights_of_both_graphs_are_written_once(tmp_path: Path) -> None:
+    model = Transformer(small_config(share_embeddings="all")).eval()
+    export_graphs(model, Recipe(), tmp_path / "first", "0")
+    table = model.output.weight.detach().numpy()
+    written = (tmp_path / "first/weights.data").read_bytes()
+    assert written.count(table.tobytes()) == 1
 
-    model = onnx.load(bundle / "encoder.onnx")
-    save(model, tmp_path / "encoder.onnx", external_data_bytes=10_000)
-    assert (tmp_path / "encoder.onnx").stat().st_size < (tmp_path / "encoder.onnx.data").stat().st_size
-    feed = {"src_ids": np.full((2, 3), 7, np.int32), "src_lengths": np.array([3, 2], np.int32)}
-    ours, theirs = (
-        onnxruntime.InferenceSession(folder / "encoder.onnx").run(None, feed) for folder in (bundle, tmp_path)
-    )
-    assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
+    def graphs() -> dict[str, onnx.ModelProto]:
+        return {name: onnx.load(tmp_path / f"first/{name}.onnx") for name in GRAPHS}
+
+    (tmp_path / "second").mkdir()
+    save_graphs(graphs(), tmp_path / "second")
+    assert (tmp_path / "second/weights.data").read_bytes() == written
+    assert all(onnx.load(tmp_path / f"second/{name}.onnx") == graph for name, graph in graphs().items())
+    for name in GRAPHS:
+        stored = onnx.load(tmp_path / f"second/{name}.onnx", load_external_data=False).graph.initializer
+        places = [int(entry.value) for tensor in stored for entry in tensor.external_data if entry.key == "offset"]
+        assert places and not any(place % 4096 for place in places)
 
 
 def test_failed_check_leaves_no_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

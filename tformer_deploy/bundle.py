@@ -14,7 +14,7 @@ from typing import Any
 
 from . import __version__
 from .config import ModelConfig, from_dict
-from .contract import GRAPHS, signature
+from .contract import GRAPHS, WEIGHTS, signature
 from .errors import ArtifactError
 from .files import read_header, sha256, verify, write_json
 from .recipe import Recipe, recipe_from_dict
@@ -42,6 +42,10 @@ class Bundle:
     def graph(self, name: str, variant: str = "") -> Path:
         """The ONNX file of a graph of `contract.GRAPHS`."""
         return self.directory / variant / f"{name}.onnx"
+
+    def graph_files(self, variant: str) -> list[str]:
+        """Names in the manifest: the graphs of a variant, and their weights."""
+        return [name for name in self.manifest["files"] if Path(name).parent == Path(variant) and _of_graphs(name)]
 
     def verify_graphs(self, variant: str) -> None:
         """Compare the graphs of a variant with their hashes, unless that has been done. Raises ArtifactError."""
@@ -109,6 +113,10 @@ def write_manifest(
     )
 
 
+def _of_graphs(file: str) -> bool:
+    return ".onnx" in file or Path(file).name == WEIGHTS
+
+
 def _graphs(config: ModelConfig, recipe: Recipe) -> dict[str, Any]:
     return {name: signature(name, config, recipe).to_json() for name in GRAPHS}
 
@@ -138,7 +146,7 @@ def open_bundle(directory: Path, graphs: bool = True) -> Bundle:
         needed = {*tokenizer_files(manifest["tokenizer"]), *names}
         if missing := needed - set(manifest["files"]):
             raise ArtifactError(f"{directory / MANIFEST} is damaged: no hash of {min(missing)}")
-        later = set() if graphs else {name for name in manifest["files"] if ".onnx" in name}
+        later = set() if graphs else {name for name in manifest["files"] if _of_graphs(name)}
         verify(directory, {name: sha for name, sha in manifest["files"].items() if name not in later}, "bundle")
         config = from_dict(ModelConfig, manifest["model"], "model")
         recipe, default = recipe_from_dict(manifest["recipe"]), manifest.get("default", "")

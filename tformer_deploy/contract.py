@@ -14,6 +14,8 @@ from .config import ModelConfig
 from .recipe import Recipe
 
 GRAPHS = ("encoder", "decoder_step")
+WEIGHTS = "weights.data"
+"""The file beside the graphs that holds what both read."""
 ROWS, GROWN, BEST = "batch*beams", "past_len + 1", "2*beams - 1"
 LOWERED_BEST = "2*beams"
 """One more than a search reads, so that a token may be forbidden without a look at all scores."""

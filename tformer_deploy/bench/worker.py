@@ -86,10 +86,8 @@ def needed_files(bundle: Bundle, engine: str, checkpoint: str | None) -> list[Pa
 
         reference = open_reference(bundle, Path(checkpoint) if checkpoint else None)
         return [reference.directory / name for name in (HEADER, *reference.header["files"])]
-    folder = Path(engine.partition(":")[2])
-    names = [MANIFEST, *tokenizer_files(bundle.manifest["tokenizer"])]
-    # A graph of 2 GB and more has its weights in a file beside it.
-    names += [name for name in bundle.manifest["files"] if Path(name).parent == folder and ".onnx" in name]
+    variant = engine.partition(":")[2]
+    names = [MANIFEST, *tokenizer_files(bundle.manifest["tokenizer"]), *bundle.graph_files(variant)]
     return [bundle.directory / name for name in names]
 
 

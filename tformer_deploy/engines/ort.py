@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -51,9 +51,14 @@ class OrtEngine:
 
     def __enter__(self) -> Self:
         check_one_onnxruntime()
-        self.bundle.verify_graphs(self.variant)
-        self._encoder = self._session("encoder", spin_us=SHORT_SPIN_US)
-        self._step = self._session("decoder_step", spin_us=0)
+        with ThreadPoolExecutor() as pool:  # the three take about as long as each other
+            verified = pool.submit(self.bundle.verify_graphs, self.variant)
+            sessions = (
+                pool.submit(self._session, "encoder", SHORT_SPIN_US),
+                pool.submit(self._session, "decoder_step", 0),
+            )
+            verified.result()  # first, as a damaged graph may not load either
+            self._encoder, self._step = (session.result() for session in sessions)
         self._cross = [spec.name for spec in caches("cross", self.config, ())]
         self._past = [spec.name for spec in caches("past", self.config, ())]
         self._outputs = [spec.name for spec in signature("decoder_step", self.config, self.recipe).outputs]
@@ -183,14 +188,9 @@ def has_vnni() -> bool:
 
 def check_one_onnxruntime() -> None:
     """Both wheels own the module `onnxruntime`; with both installed, which files won is chance. Raises ConfigError."""
-    found = []
-    for name in ("onnxruntime", "onnxruntime-gpu"):
-        try:
-            distribution(name)
-            found.append(name)
-        except PackageNotFoundError:
-            continue
-    if len(found) > 1:
+    # Where the module lies; asking for the distributions by name would be a tenth of a command's start.
+    site = Path(ort.__file__).parent.parent
+    if all(any(site.glob(f"{wheel}-*.dist-info")) for wheel in ("onnxruntime", "onnxruntime_gpu")):
         raise ConfigError(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
             "pip uninstall both, then install 'tformer-deploy[cpu]' or 'tformer-deploy[gpu]'"

@@ -1,4 +1,4 @@
-"""Checkpoint to ONNX files: torch.onnx.export, metadata, external data, onnx.checker, our own signature check."""
+"""Checkpoint to ONNX files: torch.onnx.export, metadata, our own signature check."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ from ..recipe import Recipe
 from .calibrate import Ranges
 from .graphs import EncoderGraph, StepGraph, example_inputs
 from .lower import lower
+from .save import save_graphs
 from .signature import compare_signature, read_signature
 
 IR_VERSION = 10
 """The newest that ONNX Runtime and TensorRT both load."""
-EXTERNAL_DATA_BYTES = 1_900_000_000
-"""Above this the weights go to a file of their own: a protobuf message ends at 2 GiB."""
 
 
 def export_graphs(
     model: Transformer, recipe: Recipe, directory: Path, weights_sha256: str, ranges: Ranges | None = None
 ) -> None:
-    """Write `encoder.onnx` and `decoder_step.onnx`, lowered ones with what `calibrate` found.
+    """Write both graphs and their weights, lowered ones with what `calibrate` found.
 
     Raises ArtifactError where a graph does not keep the contract.
     """
-    directory.mkdir(exist_ok=True)
+    models = {}
     for name in GRAPHS:
         if recipe.target == "onnx":
             module = EncoderGraph(model) if name == "encoder" else StepGraph(model, recipe)
@@ -53,9 +52,10 @@ def export_graphs(
                 "tformer.recipe": json.dumps(dataclasses.asdict(recipe)),
             },
         )
-        save(exported, directory / f"{name}.onnx")
-        loaded = onnx.load(directory / f"{name}.onnx", load_external_data=False)
-        compare_signature(name, read_signature(loaded), signature(name, model.config, recipe))
+        compare_signature(name, read_signature(exported), signature(name, model.config, recipe))
+        models[name] = exported
+    directory.mkdir(exist_ok=True)
+    save_graphs(models, directory)
 
 
 def trace(name: str, module: EncoderGraph | StepGraph, recipe: Recipe) -> onnx.ModelProto:
@@ -117,16 +117,6 @@ def describe(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
             del value.metadata_props[:]
     del model.graph.metadata_props[:]
     onnx.helper.set_model_props(model, metadata)
-
-
-def save(model: onnx.ModelProto, path: Path, external_data_bytes: int = EXTERNAL_DATA_BYTES) -> None:
-    """Write a model that passes onnx.checker; large weights go to `<name>.onnx.data` beside it."""
-    # Tensor by tensor: the size of a message above 2 GiB cannot be asked for.
-    if sum(tensor.ByteSize() for tensor in model.graph.initializer) > external_data_bytes:
-        onnx.save_model(model, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=1024)
-    else:
-        onnx.save_model(model, path)
-    onnx.checker.check_model(str(path), full_check=True)
 
 
 class quiet:

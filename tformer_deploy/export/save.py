@@ -1,0 +1,35 @@
+"""Graphs to files: `<name>.onnx`, and one file of weights that they share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+from onnx.external_data_helper import set_external_data
+
+from ..contract import WEIGHTS
+
+PAGE = 4096
+"""Bytes. Smaller arrays stay in the graph; the others begin at one, so that a runtime can map them into memory."""
+
+
+def save_graphs(models: Mapping[str, onnx.ModelProto], directory: Path) -> None:
+    """Write models that pass onnx.checker, by their names; of equal arrays, such as tied tables, one is written."""
+    offsets: dict[bytes, int] = {}
+    with (directory / WEIGHTS).open("wb") as file:
+        for model in models.values():
+            for tensor in model.graph.initializer:
+                if len(tensor.raw_data) < PAGE:
+                    continue
+                digest = hashlib.sha256(tensor.raw_data).digest()
+                if digest not in offsets:
+                    file.write(bytes(-file.tell() % PAGE))
+                    offsets[digest] = file.tell()
+                    file.write(tensor.raw_data)
+                set_external_data(tensor, WEIGHTS, offsets[digest], len(tensor.raw_data))
+                tensor.ClearField("raw_data")
+    for name, model in models.items():
+        onnx.save_model(model, directory / f"{name}.onnx")
+        onnx.checker.check_model(directory / f"{name}.onnx", full_check=True)
