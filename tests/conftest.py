@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from tformer_deploy.bundle import Bundle
 from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tensors
 from tformer_deploy.config import ModelConfig
-from tformer_deploy.engines.ort_lowered import LoweredEngine
+from tformer_deploy.engines import make_engine
+from tformer_deploy.engines.ort import OrtEngine
 from tformer_deploy.export.calibrate import input_ranges
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.model import Transformer
@@ -110,7 +111,7 @@ def random_sources(batch: int, width: int, seed: int = 0) -> tuple[NDArray[np.in
     return ids, lengths
 
 
-def lowered_engine(model: Transformer, folder: Path, recipe: Recipe | str = "fp32-cpu") -> LoweredEngine:
+def lowered_engine(model: Transformer, folder: Path, recipe: Recipe | str = "fp32-cpu") -> OrtEngine:
     """An engine of a model's lowered graphs, without a bundle around them; not entered."""
     named = load_recipe(recipe) if isinstance(recipe, str) else recipe
     chosen, config = named.for_model(model.config), model.config
@@ -121,4 +122,5 @@ def lowered_engine(model: Transformer, folder: Path, recipe: Recipe | str = "fp3
     export_graphs(model.eval(), chosen, folder / "variant", "0", ranges)
     manifest = {"checkpoint": {"weights_sha256": "0", "path": "nowhere"}}
     standard = Recipe().for_model(config)
-    return LoweredEngine(Bundle(folder, config, standard, manifest, {"variant": chosen}, "variant"), 1, "variant")
+    bundle = Bundle(folder, config, standard, manifest, {"variant": chosen}, "variant")
+    return make_engine("ort:variant", bundle, threads=1)  # type: ignore[return-value]

@@ -23,9 +23,10 @@ from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.base import Scores
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.export.calibrate import input_ranges
-from tformer_deploy.export.lower import OPSET, Lowering, block_width, lower
+from tformer_deploy.export.lower_ort import OrtLowering, block_width
 from tformer_deploy.export.products import MICROSOFT, Graph, block_product, blocks, column_product, float_product
 from tformer_deploy.export.signature import read_signature
+from tformer_deploy.export.to_onnx import lower
 from tformer_deploy.model import Transformer
 from tformer_deploy.recipe import Axes, Axis, load_recipe
 from tformer_deploy.translate import make_batch
@@ -54,13 +55,16 @@ CONFIGS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.parametrize("recipe", ["fp32-cpu", "trt"])
 @pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
-def test_lowered_graphs_give_eagers_numbers_and_tokens(changes: dict[str, object], tmp_path: Path) -> None:
+def test_lowered_graphs_give_eagers_numbers_and_tokens(
+    changes: dict[str, object], recipe: str, tmp_path: Path
+) -> None:
     """At every step of greedy search, of four beams and of samples."""
     model = random_model(small_config(**changes))
     src_ids, lengths = random_sources(5, 9)
     src_ids %= 44  # in every vocabulary
-    with lowered_engine(model, tmp_path) as engine, EagerEngine(model) as eager:
+    with lowered_engine(model, tmp_path, recipe) as engine, EagerEngine(model) as eager:
         assert_same_numbers(engine, eager, src_ids, lengths)
         batch = make_batch([row[:n].tolist() for row, n in zip(src_ids, lengths, strict=True)], model.config.pad_id)
         for options in ({}, {"beams": 4, "n_best": 4}, {"sampling": True, "n_best": 2, "seed": 3, "top_p": 0.95}):
@@ -107,7 +111,7 @@ def test_lowered_graphs_keep_the_contract(recipe: str, variants_bundle: Path) ->
     for name in GRAPHS:
         model = onnx.load(variants_bundle / recipe / f"{name}.onnx")
         assert model.ir_version == 10
-        assert [(o.domain, o.version) for o in model.opset_import] == [("", OPSET), (MICROSOFT, 1)]
+        assert [(o.domain, o.version) for o in model.opset_import] == [("", 21), (MICROSOFT, 1)]
         found = read_signature(model)
         assert found == signature(name, config, load_recipe(recipe).for_model(config))
         assert found.to_json() == manifest["variants"][recipe]["graphs"][name]
@@ -123,7 +127,7 @@ def best_graph(vocab: int, beams: int, top_k: int = 0) -> tuple[onnxruntime.Infe
     """What finds the best of log_probs, alone, and the kinds of its nodes."""
     config = small_config(src_vocab=vocab, tgt_vocab=vocab, d_model=2, d_ff=1, heads=1)
     recipe = dataclasses.replace(load_recipe("fp32-cpu"), top_k=top_k, axes=Axes(beams=Axis(1, 1, beams)))
-    builder = Lowering(Transformer(config), recipe.for_model(config), {}, 0)
+    builder = OrtLowering(Transformer(config), recipe.for_model(config), {}, 0)
     builder.best("log_probs")
     values = {"tokens": (TensorProto.INT32, ["B", "K"]), "log_probs": (TensorProto.FLOAT, ["R", vocab])}
     values |= {"top_ids": (TensorProto.INT32, ["R", "k"]), "top_scores": (TensorProto.FLOAT, ["R", "k"])}
@@ -133,7 +137,7 @@ def best_graph(vocab: int, beams: int, top_k: int = 0) -> tuple[onnxruntime.Infe
 
 def session(graph: Graph, inputs: list[Any], outputs: list[Any]) -> onnxruntime.InferenceSession:
     made = helper.make_graph(graph.nodes, "part", inputs, outputs, list(graph.constants.values()))
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.x64quantprecision", "1")

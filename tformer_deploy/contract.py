@@ -80,19 +80,29 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
 
 
 def _static_step(config: ModelConfig, recipe: Recipe) -> Signature:
-    """The step whose caches are buffers: `present` must be bound to the memory of `past`."""
+    """The step whose caches have a fixed capacity.
+
+    Target `ort-cpu`: one buffer, `present` must be bound to the memory of `past`. Target `trt`: two, read and written.
+    """
     buffer = (ROWS, config.heads, "capacity", config.head_dim)
     best = (ROWS, recipe.top_k or LOWERED_BEST)
+    in_place = recipe.target == "ort-cpu"
+    # In place: which beam of its sentence wrote each earlier position of a beam's target. Else as in a growing step.
+    history = (
+        TensorSpec("written_by", "int32", ("batch", "beams", "capacity"))
+        if in_place
+        else TensorSpec("parents", "int32", ("batch", "beams"))
+    )
+    past = buffer if in_place else ("past_rows", *buffer[1:])
     return Signature(
         (
             TensorSpec("tokens", "int32", ("batch", "beams")),
             # The index of `tokens` in the target.
             TensorSpec("position", "int32", (1,)),
-            # Which beam of its sentence wrote each earlier position of a beam's target.
-            TensorSpec("written_by", "int32", ("batch", "beams", "capacity")),
+            history,
             TensorSpec("src_lengths", "int32", ("batch",)),
             *caches("cross", config, ("batch", config.heads, "src_len", config.head_dim)),
-            *caches("past", config, buffer),
+            *caches("past", config, past),
         ),
         (
             # Best first; equal scores by the lower id.

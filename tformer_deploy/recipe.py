@@ -76,8 +76,9 @@ BLOCKS = (0, 16, 32, 64, 128, 256)
 class Recipe:
     """How a checkpoint becomes graphs."""
 
-    target: Literal["onnx", "ort-cpu"] = "onnx"
-    """`onnx`: standard operators, for every runtime; `ort-cpu`: ONNX Runtime's own operators for processors."""
+    target: Literal["onnx", "ort-cpu", "trt"] = "onnx"
+    """`onnx`: standard operators, for every runtime; `ort-cpu`: ONNX Runtime's own operators for processors; `trt`:
+    the standard operators of opset 17 that every TensorRT from 8.6 on takes, which `tformer build` compiles."""
     precision: Literal["fp32", "int8", "int4"] = "fp32"
     """Of the weights; the sums are fp32."""
     block: int = 0
@@ -98,11 +99,11 @@ class Recipe:
             raise ConfigError(f"opset={self.opset}: must be 18 to 24, which ONNX Runtime and TensorRT both load")
         if self.top_k < 0:
             raise ConfigError(f"top_k={self.top_k}: must be at least 0")
-        lowered = self.target == "ort-cpu"
+        lowered = self.target != "onnx"
         cache = "static" if lowered else "growing"
         if self.cache != cache:
             raise ConfigError(f"cache={self.cache}: must be {cache} with target={self.target}")
-        if self.precision != "fp32" and not lowered:
+        if self.precision != "fp32" and self.target != "ort-cpu":
             raise ConfigError(f"precision={self.precision}: needs target = 'ort-cpu'")
         if self.attention and lowered:
             raise ConfigError("attention = true: needs target = 'onnx', whose graphs return it")

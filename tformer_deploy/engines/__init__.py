@@ -70,9 +70,14 @@ def make_engine(name: str, bundle: Bundle, checkpoint: Path | None = None, threa
 
             return OrtEngine(bundle, threads)
         if name.startswith("ort:"):
+            variant = name.removeprefix("ort:")
+            if bundle.variants[variant].target == "trt":
+                from .ort_static import StaticEngine
+
+                return StaticEngine(bundle, threads, variant)
             from .ort_lowered import LoweredEngine
 
-            return LoweredEngine(bundle, threads, name.removeprefix("ort:"))
+            return LoweredEngine(bundle, threads, variant)
         return _eager(bundle, checkpoint, threads)
     except ModuleNotFoundError as error:
         raise missing_extra(error) from None

@@ -26,7 +26,7 @@ def layer_values(engine: OrtEngine, src_ids: Ints, src_lengths: Ints, tgt_ids: I
     lengths = np.array(src_lengths, np.int32)
     values = run(encoder, {"src_ids": np.array(src_ids, np.int32), "src_lengths": lengths})
     cross = {spec.name: values[spec.name] for spec in caches("cross", config, ())}
-    static = engine.recipe.cache == "static"
+    static, in_place = engine.recipe.cache == "static", engine.recipe.target == "ort-cpu"
     shape = batch, config.heads, length if static else 0, config.head_dim
     past = {spec.name: np.zeros(shape, np.float32) for spec in caches("past", config, ())}
     steps = []
@@ -38,7 +38,7 @@ def layer_values(engine: OrtEngine, src_ids: Ints, src_lengths: Ints, tgt_ids: I
             "src_lengths": lengths,
             **cross,
         }
-        if static:
+        if in_place:
             found = run(step, {**feed, "written_by": np.zeros((batch, 1, length), np.int32)}, past)
         else:
             found = run(step, {**feed, "parents": np.arange(batch, dtype=np.int32)[:, None], **past})

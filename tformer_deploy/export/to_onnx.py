@@ -20,7 +20,8 @@ from ..model import Transformer
 from ..recipe import Recipe
 from .calibrate import Ranges
 from .graphs import EncoderGraph, StepGraph, example_inputs
-from .lower import lower
+from .lower_ort import OrtLowering
+from .lower_trt import TrtLowering
 from .save import save_graphs
 from .signature import compare_signature, read_signature
 
@@ -56,6 +57,13 @@ def export_graphs(
         models[name] = exported
     directory.mkdir(exist_ok=True)
     save_graphs(models, directory)
+
+
+def lower(name: str, model: Transformer, recipe: Recipe, ranges: Ranges) -> onnx.ModelProto:
+    """A graph of a recipe whose target is one runtime, built from the weights."""
+    if recipe.target == "trt":
+        return TrtLowering(model, recipe).build(name)
+    return OrtLowering(model, recipe, ranges, block=recipe.block if name == "decoder_step" else 0).build(name)
 
 
 def trace(name: str, module: EncoderGraph | StepGraph, recipe: Recipe) -> onnx.ModelProto:
