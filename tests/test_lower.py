@@ -57,9 +57,7 @@ CONFIGS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("recipe", ["fp32-cpu", "trt"])
 @pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
-def test_lowered_graphs_give_eagers_numbers_and_tokens(
-    changes: dict[str, object], recipe: str, tmp_path: Path
-) -> None:
+def test_lowered_graphs_give_eagers_numbers_and_tokens(changes: dict[str, object], recipe: str, tmp_path: Path) -> None:
     """At every step of greedy search, of four beams and of samples."""
     model = random_model(small_config(**changes))
     src_ids, lengths = random_sources(5, 9)

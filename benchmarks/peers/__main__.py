@@ -61,6 +61,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers-python", type=Path, default=Path(".venv-peers/bin/python"))
     parser.add_argument("--engines", nargs="+", default=ENGINES, help="ours")
     parser.add_argument("--points", nargs="+", default=[], help="such as b8k4, greedy, beam5; default: all")
+    parser.add_argument("--peers", nargs="+", default=["CTranslate2", "eager"], help="who, by beginnings of names")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="few settings, rounds and sentences: does it run at all")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results, with --quick .cache/peers")
@@ -163,10 +164,11 @@ def measure(model: Model, work: Work, sides: Sequence[Side], options: argparse.N
     ids = work.bundle.tokenizers().source_ids(work.text)
     commands = cold_commands(model, work.text, ids, engines, work.tokens or 256)
     cold = cold_starts(commands, work.tokens, options.rounds)
-    trials = try_all(model, sides, 1 if options.quick else 4, options.quick)
+    racing = [side for side in sides if side.ours or side.name.startswith(tuple(options.peers))]
+    trials = try_all(model, racing, 1 if options.quick else 4, options.quick)
     points = {}
     for point in model.points:
-        results = race(model, point, sides, choose(trials, point.name), options.rounds)
+        results = race(model, point, racing, choose(trials, point.name), options.rounds)
         add_quality(results, work)
         points[point.name] = results
         print(f"  {model.name}: {point.name} measured", flush=True)

@@ -161,12 +161,12 @@ def speed_ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
 
 def _try(process: Process, point: Point, trial: Trial, tries: int, best: dict[str, float]) -> None:
-    """Measure a setting once, and again unless it is hopeless."""
+    """Measure a setting once, and again unless it is hopeless or a whole corpus."""
     request = {"point": point.name, "batching": trial.batching, "outputs": False}
     warm_up = 1 if point.exact or trial.setting.get("compiled") else 0
     try:
         trial.seconds += process.ask(**request, warm_up=warm_up, repeats=1)["seconds"]
-        if tries > 1 and trial.seconds[0] < HOPELESS * best.get(point.name, float("inf")):
+        if tries > 1 and not point.corpus and trial.seconds[0] < HOPELESS * best.get(point.name, float("inf")):
             trial.seconds += process.ask(**request, warm_up=0, repeats=tries - 1)["seconds"]
         best[point.name] = min(best.get(point.name, float("inf")), *trial.seconds)
     except PeerError as error:

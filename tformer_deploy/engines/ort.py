@@ -87,7 +87,7 @@ class OrtEngine:
         for name in self._cross:
             binding.bind_output(name)
         self._run(self._encoder, binding)
-        return binding.get_outputs()  # type: ignore[no-any-return]
+        return binding.get_outputs()[: len(self._cross)]  # type: ignore[no-any-return]
 
     def best(self, beams: int) -> int:
         """See `Engine.best`."""
@@ -113,7 +113,7 @@ class OrtEngine:
         for name in names:
             binding.bind_output(name)
         self._run(self._step, binding)
-        outputs = binding.get_outputs()
+        outputs = binding.get_outputs()[: len(names)]
         state.past = outputs[-len(self._past) :]
         found = {name: view(value).copy() for name, value in zip(names, outputs[: -len(self._past)], strict=False)}
         state.position += 1

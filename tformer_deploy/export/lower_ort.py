@@ -20,7 +20,7 @@ from .products import MICROSOFT, block_product, column_product
 class OrtLowering(Lowering):
     """Recipes of target `ort-cpu`. The stream of a step is (R, 1, d)."""
 
-    opsets = {"": 21, MICROSOFT: 1}
+    opsets = ("", 21), (MICROSOFT, 1)
 
     def __init__(self, model: Transformer, recipe: Recipe, ranges: Ranges, block: int) -> None:
         super().__init__(model, recipe)

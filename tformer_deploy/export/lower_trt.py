@@ -21,7 +21,7 @@ HIDDEN = np.float32(-1e9)
 class TrtLowering(Lowering):
     """Recipes of target `trt`. The stream of a step is (R, d)."""
 
-    opsets = {"": 17}
+    opsets = (("", 17),)
 
     def __init__(self, model: Transformer, recipe: Recipe) -> None:
         super().__init__(model, recipe)

@@ -20,8 +20,8 @@ _DTYPES = {"int32": TensorProto.INT32, "float32": TensorProto.FLOAT}
 class Lowering(ABC):
     """Builds one graph. B batch, K beams, R = B*K rows, S source length, M capacity, H heads, D head size, d = H*D."""
 
-    opsets: dict[str, int]
-    """Version of each operator set, by its domain."""
+    opsets: tuple[tuple[str, int], ...]
+    """Domain and version of each operator set."""
 
     def __init__(self, model: Transformer, recipe: Recipe) -> None:
         self.config, self.recipe = model.config, recipe
@@ -38,7 +38,8 @@ class Lowering(ABC):
         """src_ids (B, S), src_lengths (B) -> 2L of (B, H, S, D)."""
         node, config = self.graph.node, self.config
         table = self.graph.constant("positions", self.positions[0].detach().numpy())
-        places = node("Slice", [table, self.ints("zero", [0]), self.size("src_ids", 1)])
+        zero = self.ints("zero", [0])
+        places = node("Slice", [table, zero, self.size("src_ids", 1), zero])  # TensorRT wants the axis
         x = node("Add", [self.embed("src_ids", "src_embedding"), places], "encoder_embedding")
         for i in range(config.encoder_layers):
             name = f"encoder.{i}"
@@ -162,7 +163,7 @@ class Lowering(ABC):
         )
         constants = list(self.graph.constants.values())
         graph = helper.make_graph(self.graph.nodes, name, inputs, outputs, constants)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid(*opset) for opset in self.opsets.items()])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid(*opset) for opset in self.opsets])
 
     def ints(self, name: str, values: list[int]) -> str:
         """A constant of int64."""

@@ -1,0 +1,201 @@
+"""Bundle to TensorRT plans: fix the sizes, choose what stays fp32 from measured ranges, compile, inspect, store."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+
+from .bundle import Bundle, open_bundle
+from .contract import GRAPHS, caches
+from .data import read_lines
+from .decoding import DecodeOptions, decode
+from .engines.trt_api import load_tensorrt
+from .engines.trt_build import BuildOptions, Plan, compile_plan
+from .errors import ConfigError, DataError
+from .export.half import Island, fix_sizes, to_half
+from .files import atomic_directory, write_json
+from .plans import FOLDER, HEADER, Profile, Stamp, file_hashes, plan_file, plans_header
+from .translate import length_batches, make_batch
+
+Precision = Literal["fp16", "bf16", "fp32"]
+Ranges = dict[str, dict[str, float]]
+"""Graph -> tensor -> largest absolute value."""
+CALIBRATED, STEPS, BATCH_TOKENS = 256, 64, 1024
+"""At most so many sentences of the text are decoded, for so many steps, in batches of so many padded tokens."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """One plan of a report."""
+
+    graph: str
+    profile: str
+    megabytes: float
+    seconds: float
+    layers: dict[str, dict[str, int]]
+    """Kind -> type -> how many."""
+    weights: dict[str, int]
+    """Type -> how many, of those that the finished plan names."""
+
+
+@dataclass
+class BuildReport:
+    """What was built, and from what."""
+
+    directory: str
+    stamp: str
+    calibration: str = ""
+    """The text, and how many of its sentences."""
+    largest: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Of each graph: the tensor that got largest, and how large."""
+    islands: list[Island] = field(default_factory=list)
+    coverage: dict[str, float] = field(default_factory=dict)
+    """Profile -> share of the calibration text's sources that it takes."""
+    plans: list[Built] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.stamp}"]
+        if self.calibration:
+            lines.append(f"calibrated with {self.calibration}")
+            lines += [f"  {graph}: largest {value:.4g}, {name}" for graph, (name, value) in self.largest.items()]
+            lines += [f"  stays fp32: {i.node} ({i.kind}), {i.tensor} reaches {i.largest:.4g}" for i in self.islands]
+        for profile, share in self.coverage.items():
+            lines.append(f"profile {profile} takes {share:.1%} of the text's sources")
+        for plan in self.plans:
+            types = plan.layers.get("matrix_multiply", {})
+            products = ", ".join(f"{count} {kind}" for kind, count in types.items())
+            lines.append(
+                f"{plan.graph} {plan.profile}: {plan.megabytes:.1f} MB in {plan.seconds:.1f} s; products: {products}"
+            )
+        return "\n".join([*lines, f"{self.directory}: plans written"])
+
+
+def build(
+    directory: Path,
+    precision: Precision = "fp16",
+    profiles: Sequence[Profile] = (),
+    calibrate: Path | None = None,
+    flavor: str = "",
+    options: BuildOptions | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> BuildReport:
+    """Compile both graphs of a bundle for every profile, in place of the plans with the same stamp.
+
+    Half precision needs `calibrate`, text whose values decide what must stay fp32. Without profiles the recipe's
+    usual sizes are taken. Raises TformerError, and leaves what was there, where a plan cannot be built as asked.
+    """
+    bundle = open_bundle(directory)
+    variant = trt_variant(bundle)
+    if precision != "fp32" and calibrate is None:
+        raise ConfigError(f"--precision {precision}: add --calibrate FILE, text to see how large values get")
+    recipe = bundle.variants[variant]
+    axes = recipe.axes
+    usual = Profile(axes.batch.opt, axes.beams.opt, axes.src_len.opt, min(axes.past_len.opt, axes.past_len.max + 1))
+    chosen = sorted(set(profiles or [usual]))
+    for profile in chosen:
+        profile.check(axes)
+    tensorrt = load_tensorrt(flavor)
+    stamp = Stamp(tensorrt.capability(), tensorrt.title, precision)
+    place = directory / variant / FOLDER / stamp.folder
+    report = BuildReport(str(place), str(stamp))
+    ranges: Ranges = {}
+    if calibrate:
+        sources = read_sources(bundle, calibrate, axes.src_len.max)
+        ranges = measure(bundle, variant, sources, progress)
+        report.calibration = f"{min(len(sources), CALIBRATED)} sentences of {calibrate.name}"
+        report.largest = {
+            graph: max(found.items(), key=lambda item: item[1]) for graph, found in visible(ranges).items()
+        }
+        shares = {profile: sum(len(s) <= profile.src_len for s in sources) / len(sources) for profile in chosen}
+        report.coverage = {str(profile): share for profile, share in shares.items()}
+    with atomic_directory(place, force=True) as folder, tempfile.TemporaryDirectory() as scratch:
+        for profile in chosen:
+            for graph in GRAPHS:
+                typed = Path(scratch) / f"{graph}-{profile}.onnx"
+                found = type_graph(bundle.graph(graph, variant), typed, profile, precision, ranges.get(graph, {}))
+                report.islands += [island for island in found if island not in report.islands]
+                plan = compile_plan(tensorrt, typed, precision, options or BuildOptions())
+                (folder / plan_file(graph, profile)).write_bytes(plan.data)
+                report.plans.append(describe(graph, profile, plan))
+                if progress:
+                    progress(1)
+        header = plans_header(bundle, variant, stamp, chosen)
+        write_json(folder / HEADER, {**header, "files": file_hashes(folder), "report": report.to_json()})
+    return report
+
+
+def trt_variant(bundle: Bundle) -> str:
+    """The variant with graphs for TensorRT. Raises ConfigError."""
+    for name, recipe in bundle.variants.items():
+        if recipe.target == "trt":
+            return name
+    raise ConfigError(f"{bundle.directory} has no graphs for TensorRT: export it again and add --recipe trt")
+
+
+def read_sources(bundle: Bundle, path: Path, longest: int) -> list[list[int]]:
+    """Ids of the lines of a text that the model takes. Raises DataError."""
+    tokenizers = bundle.tokenizers()
+    found = [tokenizers.source_ids(line) for line in read_lines(path) if line]
+    taken = [ids for ids in found if len(ids) <= longest]
+    if not taken:
+        raise DataError(f"{path}: no line that the model takes")
+    return taken
+
+
+def measure(
+    bundle: Bundle, variant: str, sources: Sequence[Sequence[int]], progress: Callable[[int], None] | None
+) -> Ranges:
+    """Decode the first sentences greedily in fp32, and see how large every value gets."""
+    from .engines.ort_ranges import RangeEngine
+
+    lengths = [len(source) for source in sources[:CALIBRATED]]
+    with RangeEngine(bundle, 0, variant) as engine:
+        for batch in length_batches(lengths, BATCH_TOKENS, engine.limits.batch):
+            options = DecodeOptions(max_tokens=min(STEPS, engine.limits.tgt_tokens))
+            decode(engine, make_batch([sources[i] for i in batch], bundle.config.pad_id), options)
+            if progress:
+                progress(0)
+        ranges = engine.largest
+    past, present, cross = (
+        [spec.name for spec in caches(kind, bundle.config, ())] for kind in ("past", "present", "cross")
+    )
+    step, encoder = ranges["decoder_step"], ranges["encoder"]
+    step |= {old: step[new] for old, new in zip(past, present, strict=True)} | {name: encoder[name] for name in cross}
+    return ranges
+
+
+def visible(ranges: Ranges) -> Ranges:
+    """Without the scores of what must not be looked at, which are meant to be huge and stay fp32."""
+    return {
+        graph: {name: value for name, value in found.items() if math.isfinite(value) and value < 1e8}
+        for graph, found in ranges.items()
+    }
+
+
+def type_graph(
+    source: Path, out: Path, profile: Profile, precision: Precision, largest: dict[str, float]
+) -> list[Island]:
+    """Write a graph with fixed sizes and the types of the precision; all log-probabilities stay inside it."""
+    model = onnx.load(source)
+    for output in [each for each in model.graph.output if each.name == "log_probs"]:
+        model.graph.output.remove(output)
+    fix_sizes(model, profile.sizes)
+    islands = [] if precision == "fp32" else to_half(model, precision, largest)
+    onnx.save_model(model, out, save_as_external_data=True, location=f"{out.name}.data")
+    onnx.checker.check_model(out, full_check=True)
+    return islands
+
+
+def describe(graph: str, profile: Profile, plan: Plan) -> Built:
+    """A plan as it stands in a report."""
+    return Built(graph, str(profile), len(plan.data) / 1e6, plan.seconds, plan.layers, plan.weights)

@@ -1,0 +1,66 @@
+"""tformer build"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import app, emit, progress
+from .options import Json
+
+
+class Precisions(StrEnum):
+    """Types of a plan's products."""
+
+    fp16 = "fp16"
+    bf16 = "bf16"
+    fp32 = "fp32"
+
+
+@app.command(
+    epilog="Example: tformer build bundles/numbers --calibrate lines.en --profile 1x1x64x64 --profile 8x4x64x64"
+)
+def build(
+    bundle: Annotated[Path, typer.Argument(help="Bundle with graphs for TensorRT: export --recipe trt.")],
+    precision: Annotated[
+        Precisions, typer.Option(help="Of products and caches; the rest stays fp32.")
+    ] = Precisions.fp16,
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BxKxSxT",
+            help="Sentences, beams, source tokens, target positions of a plan; repeatable. Without it: the recipe's.",
+        ),
+    ] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="Text that shows how large values get; half precision needs it.")
+    ] = None,
+    trt_flavor: Annotated[
+        str,
+        typer.Option(help="tensorrt or rtx (TensorRT for RTX, builds without a GPU); without it, what is installed."),
+    ] = "",
+    fast: Annotated[bool, typer.Option("--fast", help="The least search for kernels.")] = False,
+    version_compatible: Annotated[
+        bool, typer.Option("--version-compatible", help="Plans load in later releases of the major version too.")
+    ] = False,
+    hardware_compatible: Annotated[
+        bool, typer.Option("--hardware-compatible", help="Plans run on every GPU from Ampere on.")
+    ] = False,
+    timing_cache: Annotated[
+        Path | None, typer.Option(help="File that keeps kernel timings from build to build.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compile a bundle's graphs to TensorRT plans, which go into the bundle."""
+    from ..build import build as build_plans
+    from ..engines.trt_build import BuildOptions
+    from ..plans import parse_profile
+
+    profiles = [parse_profile(text) for text in profile or []]
+    options = BuildOptions(fast, version_compatible, hardware_compatible, timing_cache)
+    with progress("build") as advance:
+        report = build_plans(bundle, precision.value, profiles, calibrate, trt_flavor, options, advance)
+    emit(report.to_json(), json, str(report))

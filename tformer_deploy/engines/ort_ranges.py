@@ -1,0 +1,52 @@
+"""How large every value inside the graphs of target `trt` gets on real text. Needs onnx."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from ..contract import GRAPHS
+from .ort_static import StaticEngine
+
+SUFFIX = ".largest"
+
+
+class RangeEngine(StaticEngine):
+    """Decodes as `StaticEngine` does and remembers the largest absolute value of every float tensor."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.largest: dict[str, dict[str, float]] = {name: {} for name in GRAPHS}
+        """By graph and tensor."""
+        self._watched: dict[Any, tuple[str, list[str]]] = {}
+
+    def _session(self, graph: str, spin_us: int) -> ort.InferenceSession:
+        path = self.bundle.graph(graph, self.variant)
+        model = onnx.load(path, load_external_data=False)
+        inferred = onnx.shape_inference.infer_shapes(model).graph
+        values = (*inferred.value_info, *inferred.output)
+        names = [value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT]
+        for name in names:
+            model.graph.node.append(helper.make_node("Abs", [name], [f"{name}.size"]))
+            model.graph.node.append(helper.make_node("ReduceMax", [f"{name}.size"], [f"{name}{SUFFIX}"], keepdims=0))
+            model.graph.output.append(helper.make_tensor_value_info(f"{name}{SUFFIX}", TensorProto.FLOAT, []))
+        options = self.options(spin_us)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        self._watched[session] = graph, names
+        return session
+
+    def _run(self, session: ort.InferenceSession, binding: Any) -> None:
+        graph, names = self._watched[session]
+        largest = self.largest[graph]
+        for name in names:
+            binding.bind_output(f"{name}{SUFFIX}")
+        super()._run(session, binding)
+        for name, value in zip(names, binding.get_outputs()[-len(names) :], strict=True):
+            found = float(value.numpy())
+            # NaN is larger than everything: what brings it forth must not be taken for small.
+            largest[name] = found if np.isnan(found) else max(found, largest.get(name, 0.0))

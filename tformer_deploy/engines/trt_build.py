@@ -1,0 +1,171 @@
+"""One typed graph of fixed sizes to one plan, through Polygraphy, and what the finished plan is made of."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import EngineError
+from .trt_api import TensorRt
+
+TYPES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}
+"""What a plan calls the types of its weights."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How much a build may do."""
+
+    fast: bool = False
+    """The least search for kernels."""
+    version_compatible: bool = False
+    """The plan also loads in later releases of the same major version."""
+    hardware_compatible: bool = False
+    """The plan also runs on later GPUs than the one that it is built on, from Ampere on."""
+    timing_cache: Path | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A finished plan."""
+
+    data: bytes
+    seconds: float
+    layers: dict[str, dict[str, int]]
+    """Of the network that was built: kind of layer -> type -> how many."""
+    weights: dict[str, int]
+    """Matrices in the plan itself: type -> how many."""
+
+
+def compile_plan(tensorrt: TensorRt, graph: Path, precision: str, options: BuildOptions) -> Plan:
+    """Build the graph. Raises EngineError with the library's own reason, and where the plan is of another precision."""
+    from polygraphy.backend.trt import engine_bytes_from_network, network_from_onnx_path
+    from polygraphy.exception import PolygraphyException
+
+    start = time.perf_counter()
+    with Errors(tensorrt.module) as errors:
+        try:
+            loaded = network_from_onnx_path(str(graph), **tensorrt.network_options())
+            network = loaded[1]
+            if not tensorrt.typed:
+                follow_graph(network, tensorrt.module)
+            layers = count_layers(network)
+            data = bytes(
+                engine_bytes_from_network(
+                    loaded, make_config(tensorrt, precision, options), save_timing_cache=cache_file(options)
+                )
+            )
+        except PolygraphyException as error:
+            raise EngineError(f"{tensorrt.title} cannot build {graph.name}: {errors.reason() or error}") from None
+    weights = weight_types(data)
+    check_precision(graph, precision, weights, layers)
+    return Plan(data, time.perf_counter() - start, layers, dict(Counter(weights.values())))
+
+
+def make_config(tensorrt: TensorRt, precision: str, options: BuildOptions) -> Any:
+    """Polygraphy's builder configuration."""
+    trt = tensorrt.module
+    how: dict[str, Any] = {"max_aux_streams": 0, **tensorrt.precision_options(precision)}
+    if options.fast:
+        how["builder_optimization_level"] = 0
+    if options.version_compatible:
+        how["version_compatible"] = True
+    if options.hardware_compatible:
+        how["hardware_compatibility_level"] = trt.HardwareCompatibilityLevel.AMPERE_PLUS
+    if cache := cache_file(options):
+        how["load_timing_cache"] = cache
+    if tensorrt.flavor == "rtx":
+        from polygraphy.backend.tensorrt_rtx.config import CreateConfigRTX as CreateConfig
+    else:
+        from polygraphy.backend.trt import CreateConfig
+    return CreateConfig(**how)
+
+
+def cache_file(options: BuildOptions) -> str | None:
+    """Where timings are kept."""
+    return str(options.timing_cache) if options.timing_cache else None
+
+
+def follow_graph(network: Any, trt: Any) -> None:
+    """Hold every layer to the type that the graph gives it, for versions that would choose."""
+    floats = (trt.float32, trt.float16)
+    for layer in network:
+        outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
+        if layer.type not in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE) and outputs[0].dtype in floats:
+            layer.precision = outputs[0].dtype
+            for i, output in enumerate(outputs):
+                if output.dtype in floats:
+                    layer.set_output_type(i, output.dtype)
+
+
+def count_layers(network: Any) -> dict[str, dict[str, int]]:
+    """Layers by kind and by the type of what they make."""
+    counts: dict[str, Counter[str]] = {}
+    for layer in network:
+        kind, made = layer.type.name.lower(), layer.get_output(0).dtype.name.lower()
+        counts.setdefault(kind, Counter())[made] += 1
+    return {kind: dict(counts[kind]) for kind in sorted(counts)}
+
+
+def weight_types(plan: bytes) -> dict[str, str]:
+    """Name -> precision of the constants that a plan of TensorRT for RTX names; {} for other plans."""
+    names = {called: precision for precision, called in TYPES.items()}
+    found = re.findall(rb"([A-Za-z][\w.]*)_constant(Float|Half|BFloat16)\b", plan)
+    return {name.decode(): names[kind.decode()] for name, kind in found}
+
+
+def check_precision(graph: Path, precision: str, weights: dict[str, str], layers: dict[str, dict[str, int]]) -> None:
+    """Raise EngineError where products of a half precision plan came out as fp32."""
+    if precision == "fp32":
+        return
+    suffix = f"_{precision}"
+    wrong = [name for name, kind in weights.items() if name.endswith(suffix) != (kind == precision)]
+    if wrong or (weights and precision not in weights.values()):
+        raise EngineError(f"the plan of {graph.name} is not {precision}: its weights {wrong[:3]} are {weights}")
+    products = layers.get("matrix_multiply", {})
+    if not products.get("half" if precision == "fp16" else "bf16"):
+        raise EngineError(
+            f"the plan of {graph.name} is not {precision}: its matrix products are {json.dumps(products)}"
+        )
+
+
+class Errors:
+    """Collects what TensorRT reports as errors while it builds, and keeps it and Polygraphy from printing."""
+
+    def __init__(self, trt: Any) -> None:
+        self.messages: list[str] = []
+        messages, serious = self.messages, (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR)
+
+        class Collector(trt.ILogger):  # type: ignore[misc,name-defined]
+            def __init__(self) -> None:
+                trt.ILogger.__init__(self)
+
+            def log(self, severity: Any, message: str) -> None:
+                if severity in serious:
+                    messages.append(message)
+
+        self._collector = Collector()
+
+    def __enter__(self) -> Errors:
+        from polygraphy.backend.trt import util
+        from polygraphy.logger import G_LOGGER
+
+        self._before = util.TRT_LOGGER, G_LOGGER.module_severity
+        util.TRT_LOGGER, G_LOGGER.module_severity = self._collector, G_LOGGER.CRITICAL + 1
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        from polygraphy.backend.trt import util
+        from polygraphy.logger import G_LOGGER
+
+        util.TRT_LOGGER, G_LOGGER.module_severity = self._before
+
+    def reason(self) -> str:
+        """The message that says why; others say where."""
+        telling = [message for message in self.messages if "ERROR:" in message or "Assertion" in message]
+        return next(iter(telling or self.messages), "")

@@ -1,0 +1,164 @@
+"""The plans in a bundle: what each was compiled for, and which one fits a host and a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .bundle import Bundle
+from .contract import GRAPHS
+from .errors import ArtifactError, ConfigError, LimitError
+from .files import read_header, sha256, verify
+from .recipe import Axes
+
+FOLDER, HEADER, VERSION = "plans", "plans.json", 1
+
+
+@dataclass(frozen=True, order=True)
+class Profile:
+    """The sizes that a plan is compiled for; a request that is smaller is filled up."""
+
+    batch: int
+    """Sentences."""
+    beams: int
+    src_len: int
+    """Source tokens."""
+    capacity: int
+    """Target positions."""
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.beams}x{self.src_len}x{self.capacity}"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By the names of `contract.signature`."""
+        return {**asdict(self), "past_rows": self.batch * self.beams}
+
+    def check(self, axes: Axes) -> None:
+        """Raise LimitError where an axis of the recipe does not allow a size."""
+        allowed = {"batch": axes.batch, "beams": axes.beams, "src_len": axes.src_len}
+        for name, axis in allowed.items():
+            size = getattr(self, name)
+            if not axis.min <= size <= axis.max:
+                raise LimitError(
+                    f"profile {self}: {name} {size} is outside {axis.min}..{axis.max} of the recipe's axis: "
+                    f"choose another or export with another recipe"
+                )
+        if not 1 <= self.capacity <= axes.past_len.max + 1:
+            raise LimitError(f"profile {self}: capacity {self.capacity} is outside 1..{axes.past_len.max + 1}")
+
+
+def parse_profile(text: str) -> Profile:
+    """`8x4x64x128`: batch, beams, source tokens, target positions. Raises ConfigError."""
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){3}", text):
+        raise ConfigError(f"profile '{text}': write BATCHxBEAMSxSOURCExTARGET, such as 8x4x64x128")
+    return Profile(*map(int, text.split("x")))
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What all plans of a folder belong to."""
+
+    capability: str
+    """Of the GPU, such as `sm90`, or `sm80+` for a plan that runs on every one from there on."""
+    tensorrt: str
+    """Flavor and version, such as `TensorRT 11.4.0`."""
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{self.capability}, {self.tensorrt}, {self.precision}"
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder under `plans`."""
+        return f"{self.capability.rstrip('+')}-{re.sub(r'[^a-z0-9.]+', '-', self.tensorrt.lower())}-{self.precision}"
+
+
+@dataclass(frozen=True)
+class Plans:
+    """An opened and verified folder of plans."""
+
+    directory: Path
+    header: dict[str, Any]
+
+    @property
+    def profiles(self) -> list[Profile]:
+        """Smallest first."""
+        return sorted(parse_profile(name) for name in self.header["profiles"])
+
+    def plan(self, graph: str, profile: Profile) -> Path:
+        """The file of one plan."""
+        return self.directory / plan_file(graph, profile)
+
+    def fitting(self, batch: int, beams: int, src_len: int, tgt_len: int) -> Profile:
+        """The profile with the fewest rows, then the shortest, that takes a request. Raises LimitError."""
+        wanted = {"batch": batch, "beams": beams, "src_len": src_len, "capacity": tgt_len}
+        fits = [p for p in self.profiles if all(getattr(p, name) >= size for name, size in wanted.items())]
+        if fits:
+            return min(fits, key=lambda p: (p.batch * p.beams, p.src_len, p.capacity))
+        for name, size in wanted.items():
+            largest = max(getattr(profile, name) for profile in self.profiles)
+            if size > largest:
+                raise LimitError(
+                    f"{name} {size} exceeds the plans' largest, {largest}: "
+                    f"tformer build --profile {Profile(**wanted)} makes one that fits"
+                )
+        raise LimitError(
+            f"no plan takes {Profile(**wanted)} (batch, beams, source, target): there are "
+            f"{', '.join(map(str, self.profiles))}: add it with tformer build --profile"
+        )
+
+
+def plan_file(graph: str, profile: Profile) -> str:
+    """Name of a plan's file."""
+    return f"{graph}-{profile}.plan"
+
+
+def plans_header(bundle: Bundle, variant: str, stamp: Stamp, profiles: Iterable[Profile]) -> dict[str, Any]:
+    """What identifies a folder of plans and the graphs that it was made from."""
+    files = bundle.manifest["files"]
+    return {
+        "format": "tformer-plans",
+        "version": VERSION,
+        **asdict(stamp),
+        "graphs": {name: files[name] for name in bundle.graph_files(variant)},
+        "profiles": [str(profile) for profile in profiles],
+    }
+
+
+def find_plans(bundle: Bundle, variant: str, wanted: Stamp) -> Plans:
+    """The plans for a host, verified. Raises ArtifactError that names what there is and what is needed."""
+    folder = bundle.directory / variant / FOLDER
+    command = f"run here: tformer build {bundle.directory} --precision {wanted.precision}"
+    if not (folder / wanted.folder / HEADER).is_file():
+        found = [read_header(path.parent, HEADER, "plans", VERSION) for path in sorted(folder.glob(f"*/{HEADER}"))]
+        stamps = "; ".join(str(Stamp(each["capability"], each["tensorrt"], each["precision"])) for each in found)
+        raise ArtifactError(
+            f"{bundle.directory} has no plans for this host ({wanted}), it has {stamps or 'none at all'}: {command}"
+        )
+    return open_plans(bundle, variant, folder / wanted.folder)
+
+
+def open_plans(bundle: Bundle, variant: str, directory: Path) -> Plans:
+    """Plans whose hashes are right and whose graphs are the bundle's. Raises ArtifactError."""
+    header = read_header(directory, HEADER, "plans", VERSION)
+    try:
+        plans = Plans(directory, header)
+        if header["graphs"] != {name: bundle.manifest["files"][name] for name in bundle.graph_files(variant)}:
+            raise ArtifactError(
+                f"{directory} was compiled from other graphs than the bundle's: "
+                f"tformer build {bundle.directory} --precision {header['precision']}"
+            )
+        names = [plan_file(graph, profile) for profile in plans.profiles for graph in GRAPHS]
+        verify(directory, {name: header["files"][name] for name in names}, "plans")
+    except KeyError as error:
+        raise ArtifactError(f"{directory / HEADER} is damaged: it has no {error}") from None
+    return plans
+
+
+def file_hashes(directory: Path) -> dict[str, str]:
+    """SHA-256 of the plans in a folder."""
+    return {path.name: sha256(path) for path in sorted(directory.glob("*.plan"))}
