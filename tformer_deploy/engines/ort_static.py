@@ -1,4 +1,4 @@
-"""ONNX Runtime with the graphs that TensorRT compiles: what a plan must compute, seen without a GPU."""
+"""ONNX Runtime with the graphs that TensorRT compiles, fp32 or half: what a plan must compute, seen without a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from onnxruntime import OrtValue
 
-from .base import Floats, Ints, Scores, check_step
+from .base import Ints, Scores, check_step
 from .ort import OrtEngine, OrtState, view
 
 CAPACITY = 32
@@ -20,7 +20,10 @@ class StaticEngine(OrtEngine):
     def encode(self, src_ids: Ints, src_lengths: Ints) -> OrtState:
         """See `Engine.encode`."""
         state = super().encode(src_ids, src_lengths)
-        state.past = [grown(value, min(CAPACITY, self.limits.tgt_tokens)) for value in state.past]
+        half = self._step.get_inputs()[-1].type == "tensor(float16)"
+        shape = len(src_ids), self.config.heads, min(CAPACITY, self.limits.tgt_tokens), self.config.head_dim
+        empty = np.zeros(shape, np.float16 if half else np.float32)
+        state.past = [OrtValue.ortvalue_from_numpy(empty)] * len(state.past)
         return state
 
     def best(self, beams: int) -> int:
@@ -44,7 +47,7 @@ class StaticEngine(OrtEngine):
 
 def grown(cache: OrtValue, capacity: int) -> OrtValue:
     """A copy of a cache (R, H, M, D) with room for more positions."""
-    old: Floats = view(cache)
-    new = np.zeros((*old.shape[:2], capacity, old.shape[3]), np.float32)
+    old = view(cache)
+    new = np.zeros((*old.shape[:2], capacity, old.shape[3]), old.dtype)
     new[:, :, : old.shape[2]] = old
     return OrtValue.ortvalue_from_numpy(new)

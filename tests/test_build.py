@@ -1,0 +1,248 @@
+"""`tformer build`: real plans by TensorRT for RTX, which needs no GPU; stamps, look-up, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+from onnx import helper
+
+from tformer_deploy.build import build
+from tformer_deploy.bundle import open_bundle
+from tformer_deploy.engines import trt_api
+from tformer_deploy.engines.trt_api import TensorRt, load_tensorrt
+from tformer_deploy.engines.trt_build import BuildOptions, check_precision, compile_plan, weight_types
+from tformer_deploy.errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra
+from tformer_deploy.plans import Profile, Stamp, find_plans, parse_profile
+from tformer_deploy.ship import ship
+
+from .command import failed_line, printed, run_here
+
+RTX = "sm80+, TensorRT for RTX"
+
+
+@pytest.fixture(scope="module")
+def trt_bundle(run: Path) -> Path:
+    """The small model with graphs for TensorRT, checked on ONNX Runtime. Read only."""
+    out = run.parent / "trt-bundle"
+    ship(run, out, ["fp32", "trt"])
+    return out
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "lines.txt"
+    path.write_text("w5 w6 w7\n\nw8 w9 w10 w11 w12\nw20\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def built(trt_bundle: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy with plans in every precision. Read only."""
+    out = tmp_path_factory.mktemp("built") / "bundle"
+    shutil.copytree(trt_bundle, out)
+    for precision in ("fp32", "fp16", "bf16"):
+        done = run_here(
+            "build",
+            out,
+            "--precision",
+            precision,
+            "--calibrate",
+            text,
+            "--profile",
+            "1x1x8x16",
+            "--profile",
+            "4x3x8x16",
+            "--json",
+        )
+        report = json.loads(printed(done)[0])
+        assert report["stamp"].startswith(RTX) and report["stamp"].endswith(precision)
+        kind = {"fp32": "float", "fp16": "half", "bf16": "bf16"}[precision]
+        assert len(report["plans"]) == 4
+        assert all(set(plan["layers"]["matrix_multiply"]) == {kind} for plan in report["plans"])
+    return out
+
+
+def test_the_gate_holds_the_graphs(trt_bundle: Path) -> None:
+    report = json.loads((trt_bundle / "check.json").read_text())
+    assert report["passed"] and [engine["engine"] for engine in report["engines"]] == ["ort", "ort:trt"]
+    assert open_bundle(trt_bundle).variants["trt"].target == "trt"
+
+
+def test_plans_lie_in_the_bundle_with_their_stamp(built: Path, text: Path) -> None:
+    bundle = open_bundle(built)
+    version = load_tensorrt().version
+    for precision in ("fp32", "fp16", "bf16"):
+        plans = find_plans(bundle, "trt", Stamp("sm80+", f"TensorRT for RTX {version}", precision))
+        assert plans.profiles == [Profile(1, 1, 8, 16), Profile(4, 3, 8, 16)]
+        assert plans.header["graphs"] == {name: bundle.manifest["files"][name] for name in bundle.graph_files("trt")}
+        data = plans.plan("decoder_step", Profile(4, 3, 8, 16)).read_bytes()
+        assert set(weight_types(data).values()) >= {precision}
+        report = plans.header["report"]
+        assert report["calibration"] == f"3 sentences of {text.name}" and report["coverage"] == {
+            "1x1x8x16": 1,
+            "4x3x8x16": 1,
+        }
+    assert not {"plans", "timing"} & {Path(name).parent.name for name in bundle.manifest["files"]}
+
+
+def test_a_request_gets_the_smallest_plan_that_takes_it(built: Path) -> None:
+    version = load_tensorrt().version
+    plans = find_plans(open_bundle(built), "trt", Stamp("sm80+", f"TensorRT for RTX {version}", "fp16"))
+    assert plans.fitting(1, 1, 5, 10) == Profile(1, 1, 8, 16)
+    assert plans.fitting(2, 1, 8, 16) == plans.fitting(1, 3, 1, 1) == Profile(4, 3, 8, 16)
+    for request, message in (
+        ((5, 1, 8, 16), r"batch 5 exceeds the plans' largest, 4: tformer build --profile 5x1x8x16"),
+        ((1, 1, 9, 16), r"src_len 9 exceeds"),
+        ((1, 1, 8, 17), r"capacity 17 exceeds"),
+    ):
+        with pytest.raises(LimitError, match=message):
+            plans.fitting(*request)
+    uneven = dataclasses.replace(plans, header={"profiles": ["4x1x8x16", "1x4x8x16"]})
+    with pytest.raises(LimitError, match=r"no plan takes 4x4x8x16 .*there are 1x4x8x16, 4x1x8x16"):
+        uneven.fitting(4, 4, 8, 16)
+
+
+def test_plans_of_another_host_are_named(built: Path) -> None:
+    wanted = Stamp("sm90", "TensorRT 11.4.0", "fp16")
+    with pytest.raises(ArtifactError) as error:
+        find_plans(open_bundle(built), "trt", wanted)
+    message = str(error.value)
+    assert "no plans for this host (sm90, TensorRT 11.4.0, fp16)" in message and RTX in message
+    assert f"tformer build {built} --precision fp16" in message
+
+
+def test_damaged_and_stale_plans_are_refused(built: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(built, copy)
+    stamp = Stamp("sm80+", f"TensorRT for RTX {load_tensorrt().version}", "fp32")
+    folder = copy / "trt/plans" / stamp.folder
+    plan = folder / "encoder-1x1x8x16.plan"
+    whole = plan.read_bytes()
+    plan.write_bytes(whole[:-1])
+    with pytest.raises(ArtifactError, match=r"encoder-1x1x8x16\.plan"):
+        find_plans(open_bundle(copy), "trt", stamp)
+    plan.write_bytes(whole)
+    header = json.loads((folder / "plans.json").read_text())
+    header["graphs"] = {name: "0" * 64 for name in header["graphs"]}
+    (folder / "plans.json").write_text(json.dumps(header))
+    with pytest.raises(ArtifactError, match=r"compiled from other graphs than the bundle's: tformer build"):
+        find_plans(open_bundle(copy), "trt", stamp)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--precision", "fp16"], "--precision fp16: add --calibrate FILE"),
+        (["--calibrate", "no-such"], "no-such: no such file"),
+        (["--precision", "fp32", "--profile", "8x4x64"], "profile '8x4x64': write BATCHxBEAMSxSOURCExTARGET"),
+        (["--precision", "fp32", "--profile", "1x1x900x16"], "src_len 900 is outside 1..24 of the recipe's axis"),
+        (["--precision", "fp32", "--profile", "1x1x8x99"], "capacity 99 is outside 1..24"),
+        (["--precision", "fp32", "--trt-flavor", "rxt"], "unknown TensorRT flavor 'rxt': did you mean 'rtx'"),
+        (
+            ["--precision", "fp32", "--trt-flavor", "tensorrt"],
+            r"TensorRT is not installed: pip install 'tformer-deploy[trt]'",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_no_plans(trt_bundle: Path, arguments: list[str], message: str) -> None:
+    done = run_here("build", trt_bundle, *arguments)
+    assert message in failed_line(done)
+    assert not (trt_bundle / "trt/plans").exists()
+
+
+def test_a_bundle_without_the_graphs_says_how_to_get_them(bundle: Path) -> None:
+    with pytest.raises(ConfigError, match="export it again and add --recipe trt"):
+        build(bundle, "fp32")
+
+
+def test_a_build_that_fails_keeps_what_was_there(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(built, copy)
+    before = sorted((path.name, path.stat().st_size) for path in copy.rglob("*.plan"))
+
+    def fail(*rest: Any) -> Any:
+        raise EngineError("out of memory")
+
+    monkeypatch.setattr("tformer_deploy.build.compile_plan", fail)
+    with pytest.raises(EngineError):
+        build(copy, "fp32")
+    assert sorted((path.name, path.stat().st_size) for path in copy.rglob("*.plan")) == before
+
+
+def test_what_tensorrt_refuses_is_one_line_with_its_reason(trt_bundle: Path, tmp_path: Path) -> None:
+    model = onnx.load(trt_bundle / "trt/encoder.onnx")
+    relu = next(node for node in model.graph.node if node.op_type == "Relu")
+    relu.CopyFrom(helper.make_node("Unique", relu.input, relu.output))
+    onnx.save(model, tmp_path / "bad.onnx")
+    with pytest.raises(EngineError, match=r"TensorRT for RTX .* cannot build bad\.onnx: .*Unique"):
+        compile_plan(load_tensorrt(), tmp_path / "bad.onnx", "fp32", BuildOptions())
+
+
+def test_a_plan_of_the_wrong_precision_fails(trt_bundle: Path, tmp_path: Path) -> None:
+    """The graph is fp32, so what comes out is too, whatever was asked for."""
+    from tformer_deploy.build import type_graph
+
+    profile = Profile(1, 1, 8, 16)
+    type_graph(trt_bundle / "trt/decoder_step.onnx", tmp_path / "step.onnx", profile, "fp32", {})
+    with pytest.raises(EngineError, match=r"the plan of step\.onnx is not fp16"):
+        compile_plan(load_tensorrt(), tmp_path / "step.onnx", "fp16", BuildOptions())
+    with pytest.raises(EngineError, match="its weights"):
+        check_precision(Path("step.onnx"), "fp16", {"output_fp16": "fp32"}, {"matrix_multiply": {"half": 3}})
+    with pytest.raises(EngineError, match="matrix products"):
+        check_precision(Path("step.onnx"), "bf16", {}, {"matrix_multiply": {"half": 3}})
+
+
+def test_profiles_as_text() -> None:
+    assert str(parse_profile("8x4x64x128")) == "8x4x64x128"
+    for wrong in ("0x1x1x1", "8x4x64x", "8x4x64x128x1", "8 x4x64x128", "-1x1x1x1"):
+        with pytest.raises(ConfigError, match="BATCHxBEAMSxSOURCExTARGET"):
+            parse_profile(wrong)
+
+
+def test_versions_differ_in_what_is_asked_of_them() -> None:
+    old, ten, new = (TensorRt("tensorrt", None, version) for version in ("8.6.1", "10.13.2", "11.4.0.106"))
+    assert old.precision_options("fp16") == {"tf32": False, "fp16": True, "precision_constraints": "obey"}
+    assert old.precision_options("fp32") == {"tf32": False} and not old.typed and not old.network_options()
+    assert ten.network_options() == {"strongly_typed": True} and not ten.precision_options("fp16")
+    assert not new.network_options() and not new.precision_options("fp16")
+    assert TensorRt("rtx", None, "1.7.1").major == 11
+
+
+@pytest.mark.parametrize(
+    ("error", "count", "message"),
+    [
+        ("cudaErrorInsufficientDriver", 0, "no NVIDIA driver is loaded here"),
+        ("cudaErrorNoDevice", 0, "there is none here"),
+        ("cudaSuccess", 0, "there is none here"),
+    ],
+)
+def test_without_gpu_or_driver_it_says_which(
+    error: str, count: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = SimpleNamespace(
+        cudaErrorInsufficientDriver=SimpleNamespace(name="cudaErrorInsufficientDriver"),
+        cudaErrorNoDevice=SimpleNamespace(name="cudaErrorNoDevice"),
+        cudaSuccess=SimpleNamespace(name="cudaSuccess"),
+    )
+    runtime = SimpleNamespace(cudaError_t=kinds, cudaGetDeviceCount=lambda: (getattr(kinds, error), count))
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(runtime=runtime))
+    with pytest.raises(EngineError, match=message):
+        TensorRt("tensorrt", None, "11.4.0").capability()
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trt_api, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"pip install 'tformer-deploy\[trt\]' or 'tformer-deploy\[trt-rtx\]'"):
+        load_tensorrt()
+    monkeypatch.setattr(trt_api, "find_spec", lambda name: None if name == "polygraphy" else object())
+    with pytest.raises(MissingExtra, match=r"polygraphy is not installed"):
+        load_tensorrt()
