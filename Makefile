@@ -9,7 +9,7 @@ READY := $(VENV)/.installed
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[train,export,cpu,dev]' -c constraints.txt
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[train,export,cpu,trt-rtx,dev]' -c constraints.txt
 	@touch $@
 
 demo: $(READY)
@@ -18,10 +18,10 @@ demo: $(READY)
 	  --set model.encoder_layers=2 --set model.decoder_layers=2 --set model.max_positions=64 \
 	  --set train.lr=0.003 --set train.warmup=150 --set train.valid_every=80 --set train.average=2 \
 	  --set train.bleu_sentences=100
-	$(BIN)/tformer export .demo/run --out .demo/bundle --recipe fp32 --recipe int8
+	$(BIN)/tformer export .demo/run --out .demo/bundle --recipe fp32 --recipe int8 --recipe trt
 	$(BIN)/tformer check .demo/bundle --backend ort --html .demo/check.html
-	printf '%s\n' 'forty-two' '' 'nine hundred and ninety-nine thousand, one hundred and seven' \
-	  | $(BIN)/tformer translate .demo/bundle --backend ort
+	printf '%s\n' 'forty-two' '' 'nine hundred and ninety-nine thousand, one hundred and seven' > .demo/lines.en
+	$(BIN)/tformer translate .demo/bundle --backend ort < .demo/lines.en
 	@echo 'run folder: .demo/run (metrics.png shows the training); bundle to ship: .demo/bundle; its check: .demo/check.html'
 
 test: $(READY)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +70,22 @@ def built(trt_bundle: Path, text: Path, tmp_path_factory: pytest.TempPathFactory
         assert len(report["plans"]) == 4
         assert all(set(plan["layers"]["matrix_multiply"]) == {kind} for plan in report["plans"])
     return out
+
+
+def test_a_build_needs_no_torch(trt_bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(trt_bundle, copy)
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('torch is hidden', name='torch')\n")
+    words = ["build", copy, "--precision", "fp32", "--profile", "1x1x8x16"]
+    code = "from tformer_deploy.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0 and "plans written" in done.stdout, done.stderr
 
 
 def test_the_gate_holds_the_graphs(trt_bundle: Path) -> None:

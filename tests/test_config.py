@@ -314,7 +314,9 @@ def test_beams_have_as_many_best_tokens_as_they_read(vocab: int, most: int) -> N
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize(("folder", "recipe"), [(GOLDEN, "fp32"), (GOLDEN / "ort-cpu", "fp32-cpu")])
+@pytest.mark.parametrize(
+    ("folder", "recipe"), [(GOLDEN, "fp32"), (GOLDEN / "ort-cpu", "fp32-cpu"), (GOLDEN / "trt", "trt")]
+)
 def test_signatures_are_the_golden_ones(graph: str, folder: Path, recipe: str) -> None:
     golden = json.loads((folder / f"{graph}.json").read_text(encoding="utf-8"))
     assert signature(graph, tiny(), load_recipe(recipe).for_model(tiny())).to_json() == golden

@@ -105,6 +105,8 @@ def build(
     for profile in chosen:
         profile.check(axes)
     tensorrt = load_tensorrt(flavor)
+    if precision == "bf16" and tensorrt.major < 10:
+        raise ConfigError(f"--precision bf16: {tensorrt.title} does not have it: take fp16 or fp32")
     stamp = Stamp(tensorrt.capability(), tensorrt.title, precision)
     place = directory / variant / FOLDER / stamp.folder
     report = BuildReport(str(place), str(stamp))
