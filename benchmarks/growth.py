@@ -1,4 +1,4 @@
-"""Costs of growth: tokens/s against the batch, ms per step against the cached positions. Runs `tformer bench`, draws."""
+"""Costs of growth: tokens/s against the batch, ms per step against the cached positions, from `tformer bench`."""
 
 from __future__ import annotations
 

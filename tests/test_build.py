@@ -16,16 +16,19 @@ import onnx
 import pytest
 from onnx import helper
 
-from tformer_deploy.build import build
+from tformer_deploy.build import build, usual_profile
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.engines import trt_api
+from tformer_deploy.engines.ort_ranges import RangeEngine
 from tformer_deploy.engines.trt_api import TensorRt, load_tensorrt
 from tformer_deploy.engines.trt_build import BuildOptions, check_precision, compile_plan, weight_types
 from tformer_deploy.errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra
 from tformer_deploy.plans import Profile, Stamp, find_plans, parse_profile
+from tformer_deploy.recipe import load_recipe
 from tformer_deploy.ship import ship
 
 from .command import failed_line, printed, run_here
+from .conftest import small_config
 
 RTX = "sm80+, TensorRT for RTX"
 
@@ -163,6 +166,7 @@ def test_damaged_and_stale_plans_are_refused(built: Path, tmp_path: Path) -> Non
         (["--precision", "fp32", "--profile", "8x4x64"], "profile '8x4x64': write BATCHxBEAMSxSOURCExTARGET"),
         (["--precision", "fp32", "--profile", "1x1x900x16"], "src_len 900 is outside 1..24 of the recipe's axis"),
         (["--precision", "fp32", "--profile", "1x1x8x99"], "capacity 99 is outside 1..24"),
+        (["--precision", "fp32", "--version-compatible"], "--version-compatible: TensorRT for RTX"),
         (["--precision", "fp32", "--trt-flavor", "rxt"], "unknown TensorRT flavor 'rxt': did you mean 'rtx'"),
         (
             ["--precision", "fp32", "--trt-flavor", "tensorrt"],
@@ -178,7 +182,7 @@ def test_a_mistake_is_one_line_and_leaves_no_plans(trt_bundle: Path, arguments: 
 
 def test_a_bundle_without_the_graphs_says_how_to_get_them(bundle: Path) -> None:
     with pytest.raises(ConfigError, match="export it again and add --recipe trt"):
-        build(bundle, "fp32")
+        build(bundle, BuildOptions("fp32"))
 
 
 def test_a_build_that_fails_keeps_what_was_there(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +195,7 @@ def test_a_build_that_fails_keeps_what_was_there(built: Path, tmp_path: Path, mo
 
     monkeypatch.setattr("tformer_deploy.build.compile_plan", fail)
     with pytest.raises(EngineError):
-        build(copy, "fp32")
+        build(copy, BuildOptions("fp32"))
     assert sorted((path.name, path.stat().st_size) for path in copy.rglob("*.plan")) == before
 
 
@@ -201,7 +205,7 @@ def test_what_tensorrt_refuses_is_one_line_with_its_reason(trt_bundle: Path, tmp
     relu.CopyFrom(helper.make_node("Unique", relu.input, relu.output))
     onnx.save(model, tmp_path / "bad.onnx")
     with pytest.raises(EngineError, match=r"TensorRT for RTX .* cannot build bad\.onnx: .*Unique"):
-        compile_plan(load_tensorrt(), tmp_path / "bad.onnx", "fp32", BuildOptions())
+        compile_plan(load_tensorrt(), tmp_path / "bad.onnx", BuildOptions("fp32"))
 
 
 def test_a_plan_of_the_wrong_precision_fails(trt_bundle: Path, tmp_path: Path) -> None:
@@ -211,7 +215,7 @@ def test_a_plan_of_the_wrong_precision_fails(trt_bundle: Path, tmp_path: Path) -
     profile = Profile(1, 1, 8, 16)
     type_graph(trt_bundle / "trt/decoder_step.onnx", tmp_path / "step.onnx", profile, "fp32", {})
     with pytest.raises(EngineError, match=r"the plan of step\.onnx is not fp16"):
-        compile_plan(load_tensorrt(), tmp_path / "step.onnx", "fp16", BuildOptions())
+        compile_plan(load_tensorrt(), tmp_path / "step.onnx", BuildOptions("fp16"))
     with pytest.raises(EngineError, match="its weights"):
         check_precision(Path("step.onnx"), "fp16", {"output_fp16": "fp32"}, {"matrix_multiply": {"half": 3}})
     with pytest.raises(EngineError, match="matrix products"):
@@ -264,3 +268,39 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trt_api, "find_spec", lambda name: None if name == "polygraphy" else object())
     with pytest.raises(MissingExtra, match=r"polygraphy is not installed"):
         load_tensorrt()
+
+
+def test_without_profiles_the_text_decides() -> None:
+    axes = load_recipe("trt").for_model(small_config(max_positions=100)).axes
+    assert usual_profile(axes, []) == Profile(8, 1, 64, 64)
+    assert usual_profile(axes, [[5] * 20] * 99 + [[5] * 90]) == Profile(8, 1, 24, 48)
+    assert usual_profile(axes, [[5] * 20] * 50 + [[5] * 90]) == Profile(8, 1, 96, 100)
+    short = load_recipe("trt").for_model(small_config(max_positions=1)).axes
+    assert usual_profile(short, [[5]]) == Profile(8, 1, 1, 1)
+
+
+def test_inspect_lists_plans(built: Path) -> None:
+    lines = printed(run_here("inspect", built))
+    found = [line for line in lines if line.strip().startswith("plans")]
+    assert len(found) == 3 and all(RTX in line and "1x1x8x16, 4x3x8x16" in line for line in found)
+
+
+def test_every_option_reaches_the_builder(trt_bundle: Path, tmp_path: Path) -> None:
+    """What they do to a plan shows on a GPU only."""
+    copy = tmp_path / "bundle"
+    shutil.copytree(trt_bundle, copy)
+    options = ["--fast", "--hardware-compatible", "--timing-cache", tmp_path / "timings"]
+    lines = printed(run_here("build", copy, "--precision", "fp32", "--profile", "1x1x8x16", *options))
+    assert lines[-1].endswith("plans written")
+
+
+def test_values_that_are_not_finite_stop_the_build(
+    trt_bundle: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(engine: RangeEngine, *rest: Any) -> list[Any]:
+        engine.largest["encoder"]["memory"] = float("nan")
+        return []
+
+    monkeypatch.setattr("tformer_deploy.build.decode", broken)
+    with pytest.raises(LimitError, match="memory is not finite on the calibration text, in fp32 already"):
+        build(trt_bundle, BuildOptions("fp16"), calibrate=text)

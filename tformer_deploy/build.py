@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 
@@ -16,18 +16,20 @@ from .contract import GRAPHS, caches
 from .data import read_lines
 from .decoding import DecodeOptions, decode
 from .engines.trt_api import load_tensorrt
-from .engines.trt_build import BuildOptions, Plan, compile_plan
-from .errors import ConfigError, DataError
+from .engines.trt_build import BuildOptions, Plan, Precision, compile_plan
+from .errors import ConfigError, DataError, LimitError
 from .export.half import Island, fix_sizes, to_half
 from .files import atomic_directory, write_json
 from .plans import FOLDER, HEADER, Profile, Stamp, file_hashes, plan_file, plans_header
+from .recipe import Axes
 from .translate import length_batches, make_batch
 
-Precision = Literal["fp16", "bf16", "fp32"]
 Ranges = dict[str, dict[str, float]]
 """Graph -> tensor -> largest absolute value."""
 CALIBRATED, STEPS, BATCH_TOKENS = 256, 64, 1024
 """At most so many sentences of the text are decoded, for so many steps, in batches of so many padded tokens."""
+HUGE = 1e8
+"""Values beyond are the masks' of the graphs."""
 
 
 @dataclass(frozen=True)
@@ -82,51 +84,46 @@ class BuildReport:
 
 def build(
     directory: Path,
-    precision: Precision = "fp16",
+    options: BuildOptions,
     profiles: Sequence[Profile] = (),
     calibrate: Path | None = None,
     flavor: str = "",
-    options: BuildOptions | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> BuildReport:
     """Compile both graphs of a bundle for every profile, in place of the plans with the same stamp.
 
-    Half precision needs `calibrate`, text whose values decide what must stay fp32. Without profiles the recipe's
-    usual sizes are taken. Raises TformerError, and leaves what was there, where a plan cannot be built as asked.
+    Half precision needs `calibrate`, text whose values decide what must stay fp32. Without profiles there is one: the
+    recipe's usual sizes, with lengths that take 99 % of that text. Raises TformerError, and leaves what was there,
+    where a plan cannot be built as asked.
     """
-    bundle = open_bundle(directory)
+    bundle, precision = open_bundle(directory), options.precision
     variant = trt_variant(bundle)
     if precision != "fp32" and calibrate is None:
         raise ConfigError(f"--precision {precision}: add --calibrate FILE, text to see how large values get")
-    recipe = bundle.variants[variant]
-    axes = recipe.axes
-    usual = Profile(axes.batch.opt, axes.beams.opt, axes.src_len.opt, min(axes.past_len.opt, axes.past_len.max + 1))
-    chosen = sorted(set(profiles or [usual]))
+    axes = bundle.variants[variant].axes
+    sources = read_sources(bundle, calibrate, axes.src_len.max) if calibrate else []
+    chosen = sorted(set(profiles or [usual_profile(axes, sources)]))
     for profile in chosen:
         profile.check(axes)
     tensorrt = load_tensorrt(flavor)
     if precision == "bf16" and tensorrt.major < 10:
         raise ConfigError(f"--precision bf16: {tensorrt.title} does not have it: take fp16 or fp32")
+    if options.version_compatible and tensorrt.flavor == "rtx":
+        raise ConfigError(f"--version-compatible: {tensorrt.title} comes without the lean runtime that it needs")
     stamp = Stamp(tensorrt.capability(), tensorrt.title, precision)
     place = directory / variant / FOLDER / stamp.folder
     report = BuildReport(str(place), str(stamp))
     ranges: Ranges = {}
     if calibrate:
-        sources = read_sources(bundle, calibrate, axes.src_len.max)
         ranges = measure(bundle, variant, sources, progress)
-        report.calibration = f"{min(len(sources), CALIBRATED)} sentences of {calibrate.name}"
-        report.largest = {
-            graph: max(found.items(), key=lambda item: item[1]) for graph, found in visible(ranges).items()
-        }
-        shares = {profile: sum(len(s) <= profile.src_len for s in sources) / len(sources) for profile in chosen}
-        report.coverage = {str(profile): share for profile, share in shares.items()}
+        describe_text(report, calibrate, sources, ranges, chosen)
     with atomic_directory(place, force=True) as folder, tempfile.TemporaryDirectory() as scratch:
         for profile in chosen:
             for graph in GRAPHS:
                 typed = Path(scratch) / f"{graph}-{profile}.onnx"
                 found = type_graph(bundle.graph(graph, variant), typed, profile, precision, ranges.get(graph, {}))
                 report.islands += [island for island in found if island not in report.islands]
-                plan = compile_plan(tensorrt, typed, precision, options or BuildOptions())
+                plan = compile_plan(tensorrt, typed, options)
                 (folder / plan_file(graph, profile)).write_bytes(plan.data)
                 report.plans.append(describe(graph, profile, plan))
                 if progress:
@@ -134,6 +131,33 @@ def build(
         header = plans_header(bundle, variant, stamp, chosen)
         write_json(folder / HEADER, {**header, "files": file_hashes(folder), "report": report.to_json()})
     return report
+
+
+def usual_profile(axes: Axes, sources: Sequence[Sequence[int]]) -> Profile:
+    """The recipe's usual sizes; of a text's, the source length that takes 99 %, and twice as many target positions."""
+    source, target = axes.src_len.opt, axes.past_len.opt
+    if sources:
+        lengths = sorted(map(len, sources))
+        covering = lengths[math.ceil(0.99 * len(lengths)) - 1]
+        source = -(-covering // 8) * 8
+        target = 2 * source
+    return Profile(
+        axes.batch.opt, axes.beams.opt, min(source, axes.src_len.max), min(max(target, 1), axes.past_len.max + 1)
+    )
+
+
+def describe_text(
+    report: BuildReport, path: Path, sources: Sequence[Sequence[int]], ranges: Ranges, profiles: Sequence[Profile]
+) -> None:
+    """Write into the report what the calibration text showed."""
+    report.calibration = f"{min(len(sources), CALIBRATED)} sentences of {path.name}"
+    for graph, found in ranges.items():
+        # Without the scores of what must not be looked at, which are meant to be huge and stay fp32.
+        shown = {name: value for name, value in found.items() if value < HUGE}
+        report.largest[graph] = max(shown.items(), key=lambda item: item[1])
+    for profile in profiles:
+        taken = sum(len(source) <= profile.src_len for source in sources)
+        report.coverage[str(profile)] = taken / len(sources)
 
 
 def trt_variant(bundle: Bundle) -> str:
@@ -168,20 +192,15 @@ def measure(
             if progress:
                 progress(0)
         ranges = engine.largest
+    for name, value in [item for found in ranges.values() for item in found.items()]:
+        if not math.isfinite(value):
+            raise LimitError(f"{name} is not finite on the calibration text, in fp32 already: the weights are unusable")
     past, present, cross = (
         [spec.name for spec in caches(kind, bundle.config, ())] for kind in ("past", "present", "cross")
     )
     step, encoder = ranges["decoder_step"], ranges["encoder"]
     step |= {old: step[new] for old, new in zip(past, present, strict=True)} | {name: encoder[name] for name in cross}
     return ranges
-
-
-def visible(ranges: Ranges) -> Ranges:
-    """Without the scores of what must not be looked at, which are meant to be huge and stay fp32."""
-    return {
-        graph: {name: value for name, value in found.items() if math.isfinite(value) and value < 1e8}
-        for graph, found in ranges.items()
-    }
 
 
 def type_graph(

@@ -60,7 +60,7 @@ def build(
     from ..plans import parse_profile
 
     profiles = [parse_profile(text) for text in profile or []]
-    options = BuildOptions(fast, version_compatible, hardware_compatible, timing_cache)
+    options = BuildOptions(precision.value, fast, version_compatible, hardware_compatible, timing_cache)
     with progress("build") as advance:
-        report = build_plans(bundle, precision.value, profiles, calibrate, trt_flavor, options, advance)
+        report = build_plans(bundle, options, profiles, calibrate, trt_flavor, advance)
     emit(report.to_json(), json, str(report))

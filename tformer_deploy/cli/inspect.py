@@ -19,6 +19,7 @@ def inspect(
 ) -> None:
     """Show what a bundle or checkpoint is, after verifying every hash."""
     from ..bundle import MANIFEST, open_bundle
+    from ..plans import FOLDER
 
     if (path / MANIFEST).is_file():
         header = open_bundle(path).manifest
@@ -29,8 +30,19 @@ def inspect(
         from ..checkpoint import open_checkpoint
 
         header = open_checkpoint(path).header
+    header = {**header, "plans": [describe_plans(folder) for folder in sorted(path.glob(f"*/{FOLDER}/*"))]}
     header = {**header, "sizes": {name: (path / name).stat().st_size for name in header["files"]}}
     emit(header, json, describe(path, header))
+
+
+def describe_plans(folder: Path) -> dict[str, Any]:
+    """What a folder of plans is for, as its header says."""
+    from ..files import read_header
+    from ..plans import HEADER, VERSION, Stamp
+
+    header = read_header(folder, HEADER, "plans", VERSION)
+    stamp = Stamp(header["capability"], header["tensorrt"], header["precision"])
+    return {"stamp": str(stamp), "profiles": header["profiles"]}
 
 
 def describe(path: Path, header: dict[str, Any]) -> str:
@@ -53,6 +65,7 @@ def describe(path: Path, header: dict[str, Any]) -> str:
     for name, variant in header.get("variants", {}).items():
         recipe, default = variant["recipe"], " (default)" if name == header.get("default") else ""
         lines.append(f"  variant    {name}{default}: {recipe['precision']} for {recipe['target']}")
+    lines += [f"  plans      {each['stamp']}: {', '.join(each['profiles'])}" for each in header["plans"]]
     if "check" in header:
         found = header["check"]
         lines.append(f"  check      {'passed' if found['passed'] else 'failed'}, {found['sentences']} sentences")

@@ -158,7 +158,7 @@ class OrtEngine:
         # The fused kernel takes several times as long as its parts.
         options.add_session_config_entry("optimization.disable_specified_optimizers", "SkipLayerNormFusion")
         if self.profile:
-            options.enable_profiling, options.profile_file_prefix = True, self.profile
+            options.enable_profiling = True
         return options
 
     def sessions(self) -> list[ort.InferenceSession]:
@@ -166,9 +166,11 @@ class OrtEngine:
         return [self._encoder, self._step]
 
     def _session(self, graph: str, spin_us: int) -> ort.InferenceSession:
-        path = self.bundle.graph(graph, self.variant)
+        path, options = self.bundle.graph(graph, self.variant), self.options(spin_us)
+        if self.profile:  # the library adds the time to the name, which may be the same for both
+            options.profile_file_prefix = f"{self.profile}_{graph}"
         try:
-            session = ort.InferenceSession(path, self.options(spin_us), providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the library's exceptions share no base class
             raise ArtifactError(f"onnxruntime {ort.__version__} cannot load {path}: {error}; update it") from None
         self.bundle.check_metadata(graph, session.get_modelmeta().custom_metadata_map, self.recipe)

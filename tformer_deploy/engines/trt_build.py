@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import EngineError
 from .trt_api import TensorRt
@@ -17,10 +17,15 @@ TYPES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}
 """What a plan calls the types of its weights."""
 
 
+Precision = Literal["fp16", "bf16", "fp32"]
+
+
 @dataclass(frozen=True)
 class BuildOptions:
-    """How much a build may do."""
+    """What is built."""
 
+    precision: Precision = "fp16"
+    """Of products and caches."""
     fast: bool = False
     """The least search for kernels."""
     version_compatible: bool = False
@@ -42,7 +47,7 @@ class Plan:
     """Matrices in the plan itself: type -> how many."""
 
 
-def compile_plan(tensorrt: TensorRt, graph: Path, precision: str, options: BuildOptions) -> Plan:
+def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions) -> Plan:
     """Build the graph. Raises EngineError with the library's own reason, and where the plan is of another precision."""
     from polygraphy.backend.trt import engine_bytes_from_network, network_from_onnx_path
     from polygraphy.exception import PolygraphyException
@@ -56,21 +61,19 @@ def compile_plan(tensorrt: TensorRt, graph: Path, precision: str, options: Build
                 follow_graph(network, tensorrt.module)
             layers = count_layers(network)
             data = bytes(
-                engine_bytes_from_network(
-                    loaded, make_config(tensorrt, precision, options), save_timing_cache=cache_file(options)
-                )
+                engine_bytes_from_network(loaded, make_config(tensorrt, options), save_timing_cache=cache_file(options))
             )
         except PolygraphyException as error:
             raise EngineError(f"{tensorrt.title} cannot build {graph.name}: {errors.reason() or error}") from None
     weights = weight_types(data)
-    check_precision(graph, precision, weights, layers)
+    check_precision(graph, options.precision, weights, layers)
     return Plan(data, time.perf_counter() - start, layers, dict(Counter(weights.values())))
 
 
-def make_config(tensorrt: TensorRt, precision: str, options: BuildOptions) -> Any:
+def make_config(tensorrt: TensorRt, options: BuildOptions) -> Any:
     """Polygraphy's builder configuration."""
     trt = tensorrt.module
-    how: dict[str, Any] = {"max_aux_streams": 0, **tensorrt.precision_options(precision)}
+    how: dict[str, Any] = {"max_aux_streams": 0, **tensorrt.precision_options(options.precision)}
     if options.fast:
         how["builder_optimization_level"] = 0
     if options.version_compatible:
