@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from tformer_deploy.build import build, usual_profile
+from tformer_deploy.build import build, make_stamp, usual_profile
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.engines import trt_api
 from tformer_deploy.engines.ort_ranges import RangeEngine
@@ -120,13 +120,17 @@ def test_a_request_gets_the_smallest_plan_that_takes_it(built: Path) -> None:
     assert plans.fitting(1, 1, 5, 10) == Profile(1, 1, 8, 16)
     assert plans.fitting(2, 1, 8, 16) == plans.fitting(1, 3, 1, 1) == Profile(4, 3, 8, 16)
     for request, message in (
-        ((5, 1, 8, 16), r"batch 5 exceeds the plans' largest, 4: tformer build --profile 5x1x8x16"),
+        (
+            (5, 1, 8, 16),
+            rf"batch 5 exceeds the plans' largest, 4: tformer build {built} --precision fp16 --calibrate FILE "
+            "--profile 1x1x8x16 --profile 4x3x8x16 --profile 5x1x8x16",
+        ),
         ((1, 1, 9, 16), r"src_len 9 exceeds"),
         ((1, 1, 8, 17), r"capacity 17 exceeds"),
     ):
         with pytest.raises(LimitError, match=message):
             plans.fitting(*request)
-    uneven = dataclasses.replace(plans, header={"profiles": ["4x1x8x16", "1x4x8x16"]})
+    uneven = dataclasses.replace(plans, header={**plans.header, "profiles": ["4x1x8x16", "1x4x8x16"]})
     with pytest.raises(LimitError, match=r"no plan takes 4x4x8x16 .*there are 1x4x8x16, 4x1x8x16"):
         uneven.fitting(4, 4, 8, 16)
 
@@ -137,7 +141,7 @@ def test_plans_of_another_host_are_named(built: Path) -> None:
         find_plans(open_bundle(built), "trt", wanted)
     message = str(error.value)
     assert "no plans for this host (sm90, TensorRT 11.4.0, fp16)" in message and RTX in message
-    assert f"tformer build {built} --precision fp16" in message
+    assert f"tformer build {built} --precision fp16 --calibrate FILE" in message
 
 
 def test_damaged_and_stale_plans_are_refused(built: Path, tmp_path: Path) -> None:
@@ -285,6 +289,38 @@ def test_inspect_lists_plans(built: Path) -> None:
     assert len(found) == 3 and all(RTX in line and "1x1x8x16, 4x3x8x16" in line for line in found)
 
 
+def test_a_build_that_was_killed_or_a_damaged_header_is_no_trace(built: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(built, copy)
+    (copy / "trt/plans/.half-written").mkdir()
+    assert printed(run_here("inspect", copy))
+    header = next((copy / "trt/plans").glob("*/plans.json"))
+    whole = json.loads(header.read_text())
+    for broken in ({key: value for key, value in whole.items() if key != "capability"}, {**whole, "profiles": [3]}):
+        header.write_text(json.dumps(broken))
+        assert f"{header} is damaged" in failed_line(run_here("inspect", copy))
+
+
+def test_weights_without_a_hash_are_refused(trt_bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(trt_bundle, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest["files"]["trt/weights.data"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=r"no hash of trt/weights\.data"):
+        open_bundle(copy)
+
+
+def test_the_stamp_says_where_a_plan_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TensorRt, "capability", lambda self: "sm90")
+    tensorrt = TensorRt("tensorrt", None, "11.4.0")
+    assert str(make_stamp(tensorrt, BuildOptions())) == "sm90, TensorRT 11.4.0, fp16"
+    assert str(make_stamp(tensorrt, BuildOptions(hardware_compatible=True))) == "sm80+, TensorRT 11.4.0, fp16"
+    assert str(make_stamp(tensorrt, BuildOptions(version_compatible=True))) == "sm90, TensorRT 11, fp16"
+    folders = {Stamp(each, "TensorRT 11.4.0", "fp16").folder for each in ("sm80", "sm80+")}
+    assert len(folders) == 2
+
+
 def test_every_option_reaches_the_builder(trt_bundle: Path, tmp_path: Path) -> None:
     """What they do to a plan shows on a GPU only."""
     copy = tmp_path / "bundle"
@@ -298,7 +334,7 @@ def test_values_that_are_not_finite_stop_the_build(
     trt_bundle: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(engine: RangeEngine, *rest: Any) -> list[Any]:
-        engine.largest["encoder"]["memory"] = float("nan")
+        engine.largest["encoder"]["memory"] = float("inf")
         return []
 
     monkeypatch.setattr("tformer_deploy.build.decode", broken)

@@ -186,6 +186,8 @@ def test_what_overflows_stays_fp32(tmp_path: Path) -> None:
     largest = measured(lowered_engine(model, tmp_path, "trt"), model)["decoder_step"]
     islands = to_half(graphs(model)["decoder_step"], "fp16", largest)
     assert [island.kind for island in islands] == ["MatMul", "MatMul"], "what is between follows"
+    assert {island.graph for island in islands} == {"decoder_step"}
+    assert [island.node for island in islands] == ["decoder.1.ff.up", "decoder.1.ff.down"]
     assert islands[0].tensor == "decoder.1.ff.up" and all(island.largest > 65504 for island in islands)
     exact, half = first_step(model, False, {}), first_step(model, True, largest)
     assert 0 < np.abs(half - exact).max() < 0.1
@@ -203,7 +205,7 @@ def test_a_cache_that_overflows_is_named(tmp_path: Path) -> None:
     model = random_model(small_config())
     model.decoder[0].cross.value.weight.data *= 1e6
     largest = measured(lowered_engine(model, tmp_path, "trt"), model)["encoder"]
-    message = r"cross_v_0 reaches .*, more than fp16 holds: build with --precision bf16 or fp32"
+    message = r"cross_v_0 reaches .*, more than half of what fp16 holds: build with --precision bf16 or fp32"
     with pytest.raises(LimitError, match=message):
         to_half(graphs(model)["encoder"], "fp16", largest)
     assert to_half(graphs(model)["encoder"], "bf16", largest) == []
@@ -218,3 +220,11 @@ def test_ranges_are_those_of_the_values(tmp_path: Path) -> None:
         cross = eager.cross_keys_values(eager.encode(src_ids, lengths))
     assert largest["encoder"]["cross_k_0"] == pytest.approx(np.abs(cross[0]).max(), abs=1e-4)
     assert largest["decoder_step"]["present_k_0"] > 0
+
+
+def test_a_value_that_is_not_a_number_counts_as_infinite(tmp_path: Path) -> None:
+    """Wherever it stands, and however late."""
+    model = random_model(small_config())
+    model.decoder[1].ff.up.bias.data[7] = float("nan")
+    largest = measured(lowered_engine(model, tmp_path, "trt"), model)
+    assert largest["decoder_step"]["log_probs"] == np.inf > largest["decoder_step"]["decoder_layer_0"]

@@ -15,7 +15,7 @@ from .bundle import Bundle, open_bundle
 from .contract import GRAPHS, caches
 from .data import read_lines
 from .decoding import DecodeOptions, decode
-from .engines.trt_api import load_tensorrt
+from .engines.trt_api import PORTABLE, TensorRt, load_tensorrt
 from .engines.trt_build import BuildOptions, Plan, Precision, compile_plan
 from .errors import ConfigError, DataError, LimitError
 from .export.half import Island, fix_sizes, to_half
@@ -26,8 +26,8 @@ from .translate import length_batches, make_batch
 
 Ranges = dict[str, dict[str, float]]
 """Graph -> tensor -> largest absolute value."""
-CALIBRATED, STEPS, BATCH_TOKENS = 256, 64, 1024
-"""At most so many sentences of the text are decoded, for so many steps, in batches of so many padded tokens."""
+CALIBRATED, BATCH_TOKENS = 256, 1024
+"""At most so many sentences of the text are decoded, in batches of so many padded tokens."""
 HUGE = 1e8
 """Values beyond are the masks' of the graphs."""
 
@@ -70,7 +70,9 @@ class BuildReport:
         if self.calibration:
             lines.append(f"calibrated with {self.calibration}")
             lines += [f"  {graph}: largest {value:.4g}, {name}" for graph, (name, value) in self.largest.items()]
-            lines += [f"  stays fp32: {i.node} ({i.kind}), {i.tensor} reaches {i.largest:.4g}" for i in self.islands]
+            lines += [
+                f"  {i.graph}: {i.node} ({i.kind}) stays fp32, {i.tensor} reaches {i.largest:.4g}" for i in self.islands
+            ]
         for profile, share in self.coverage.items():
             lines.append(f"profile {profile} takes {share:.1%} of the text's sources")
         for plan in self.plans:
@@ -110,20 +112,21 @@ def build(
         raise ConfigError(f"--precision bf16: {tensorrt.title} does not have it: take fp16 or fp32")
     if options.version_compatible and tensorrt.flavor == "rtx":
         raise ConfigError(f"--version-compatible: {tensorrt.title} comes without the lean runtime that it needs")
-    stamp = Stamp(tensorrt.capability(), tensorrt.title, precision)
+    stamp = make_stamp(tensorrt, options)
     place = directory / variant / FOLDER / stamp.folder
     report = BuildReport(str(place), str(stamp))
     ranges: Ranges = {}
     if calibrate:
-        ranges = measure(bundle, variant, sources, progress)
+        ranges = measure(bundle, variant, sources, max(profile.capacity for profile in chosen), progress)
         describe_text(report, calibrate, sources, ranges, chosen)
-    with atomic_directory(place, force=True) as folder, tempfile.TemporaryDirectory() as scratch:
+    with atomic_directory(place, force=True) as folder:
         for profile in chosen:
             for graph in GRAPHS:
-                typed = Path(scratch) / f"{graph}-{profile}.onnx"
-                found = type_graph(bundle.graph(graph, variant), typed, profile, precision, ranges.get(graph, {}))
-                report.islands += [island for island in found if island not in report.islands]
-                plan = compile_plan(tensorrt, typed, options)
+                with tempfile.TemporaryDirectory() as scratch:
+                    typed = Path(scratch) / f"{graph}-{profile}.onnx"
+                    found = type_graph(bundle.graph(graph, variant), typed, profile, precision, ranges.get(graph, {}))
+                    report.islands += [island for island in found if island not in report.islands]
+                    plan = compile_plan(tensorrt, typed, options)
                 (folder / plan_file(graph, profile)).write_bytes(plan.data)
                 report.plans.append(describe(graph, profile, plan))
                 if progress:
@@ -131,6 +134,16 @@ def build(
         header = plans_header(bundle, variant, stamp, chosen)
         write_json(folder / HEADER, {**header, "files": file_hashes(folder), "report": report.to_json()})
     return report
+
+
+def make_stamp(tensorrt: TensorRt, options: BuildOptions) -> Stamp:
+    """What plans with these options run on."""
+    capability = tensorrt.capability()
+    return Stamp(
+        PORTABLE if options.hardware_compatible else capability,
+        f"TensorRT {tensorrt.major}" if options.version_compatible else tensorrt.title,
+        options.precision,
+    )
 
 
 def usual_profile(axes: Axes, sources: Sequence[Sequence[int]]) -> Profile:
@@ -169,25 +182,33 @@ def trt_variant(bundle: Bundle) -> str:
 
 
 def read_sources(bundle: Bundle, path: Path, longest: int) -> list[list[int]]:
-    """Ids of the lines of a text that the model takes. Raises DataError."""
+    """Ids of the lines of a text. Raises DataError where it has none, or one that is too long."""
     tokenizers = bundle.tokenizers()
     found = [tokenizers.source_ids(line) for line in read_lines(path) if line]
-    taken = [ids for ids in found if len(ids) <= longest]
-    if not taken:
-        raise DataError(f"{path}: no line that the model takes")
-    return taken
+    if not found:
+        raise DataError(f"{path}: no line with text")
+    most = max(map(len, found))
+    if most > longest:
+        raise DataError(
+            f"{path}: a line has {most} tokens, more than the {longest} of the recipe: shorten or remove it"
+        )
+    return found
 
 
 def measure(
-    bundle: Bundle, variant: str, sources: Sequence[Sequence[int]], progress: Callable[[int], None] | None
+    bundle: Bundle,
+    variant: str,
+    sources: Sequence[Sequence[int]],
+    steps: int,
+    progress: Callable[[int], None] | None,
 ) -> Ranges:
-    """Decode the first sentences greedily in fp32, and see how large every value gets."""
+    """Decode the first sentences greedily in fp32 for so many steps, and see how large every value gets."""
     from .engines.ort_ranges import RangeEngine
 
     lengths = [len(source) for source in sources[:CALIBRATED]]
     with RangeEngine(bundle, 0, variant) as engine:
         for batch in length_batches(lengths, BATCH_TOKENS, engine.limits.batch):
-            options = DecodeOptions(max_tokens=min(STEPS, engine.limits.tgt_tokens))
+            options = DecodeOptions(max_tokens=min(steps, engine.limits.tgt_tokens))
             decode(engine, make_batch([sources[i] for i in batch], bundle.config.pad_id), options)
             if progress:
                 progress(0)

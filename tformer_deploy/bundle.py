@@ -101,7 +101,8 @@ def write_manifest(
             "recipe": dataclasses.asdict(recipes[""]),
             "tokenizer": tokenizer,
             "graphs": _graphs(config, recipes[""]),
-            "default": next(iter(recipes)),
+            # Graphs for TensorRT run on ONNX Runtime as a reference only.
+            "default": next(name for name, recipe in recipes.items() if recipe.target != "trt"),
             "variants": {
                 name: {"recipe": dataclasses.asdict(recipe), "graphs": _graphs(config, recipe)}
                 for name, recipe in recipes.items()
@@ -143,7 +144,9 @@ def open_bundle(directory: Path, graphs: bool = True) -> Bundle:
     try:
         variants = {name: recipe_from_dict(variant["recipe"]) for name, variant in manifest.get("variants", {}).items()}
         names = {(Path(variant) / f"{name}.onnx").as_posix() for name in GRAPHS for variant in ("", *variants)}
+        weights = {(Path(variant) / WEIGHTS).as_posix() for variant in ("", *variants)}
         needed = {*tokenizer_files(manifest["tokenizer"]), *names}
+        needed |= {name for name in weights if (directory / name).exists()}  # older bundles have none
         if missing := needed - set(manifest["files"]):
             raise ArtifactError(f"{directory / MANIFEST} is damaged: no hash of {min(missing)}")
         later = set() if graphs else {name for name in manifest["files"] if _of_graphs(name)}

@@ -74,15 +74,22 @@ class Stamp:
     @property
     def folder(self) -> str:
         """Name of the folder under `plans`."""
-        return f"{self.capability.rstrip('+')}-{re.sub(r'[^a-z0-9.]+', '-', self.tensorrt.lower())}-{self.precision}"
+        capability = self.capability.replace("+", "-and-up")
+        return f"{capability}-{re.sub(r'[^a-z0-9.]+', '-', self.tensorrt.lower())}-{self.precision}"
 
 
 @dataclass(frozen=True)
 class Plans:
     """An opened and verified folder of plans."""
 
+    bundle: Path
     directory: Path
     header: dict[str, Any]
+
+    @property
+    def stamp(self) -> Stamp:
+        """What they belong to."""
+        return Stamp(self.header["capability"], self.header["tensorrt"], self.header["precision"])
 
     @property
     def profiles(self) -> list[Profile]:
@@ -104,12 +111,19 @@ class Plans:
             if size > largest:
                 raise LimitError(
                     f"{name} {size} exceeds the plans' largest, {largest}: "
-                    f"tformer build --profile {Profile(**wanted)} makes one that fits"
+                    f"{build_command(self.bundle, self.stamp.precision, [*self.profiles, Profile(**wanted)])}"
                 )
         raise LimitError(
             f"no plan takes {Profile(**wanted)} (batch, beams, source, target): there are "
-            f"{', '.join(map(str, self.profiles))}: add it with tformer build --profile"
+            f"{', '.join(map(str, self.profiles))}: "
+            f"{build_command(self.bundle, self.stamp.precision, [*self.profiles, Profile(**wanted)])}"
         )
+
+
+def build_command(bundle: Path, precision: str, profiles: Iterable[Profile] = ()) -> str:
+    """What to type to make plans; it replaces those of its stamp, so it names all."""
+    text = "" if precision == "fp32" else " --calibrate FILE"
+    return f"tformer build {bundle} --precision {precision}{text}" + "".join(f" --profile {each}" for each in profiles)
 
 
 def plan_file(graph: str, profile: Profile) -> str:
@@ -132,30 +146,38 @@ def plans_header(bundle: Bundle, variant: str, stamp: Stamp, profiles: Iterable[
 def find_plans(bundle: Bundle, variant: str, wanted: Stamp) -> Plans:
     """The plans for a host, verified. Raises ArtifactError that names what there is and what is needed."""
     folder = bundle.directory / variant / FOLDER
-    command = f"run here: tformer build {bundle.directory} --precision {wanted.precision}"
     if not (folder / wanted.folder / HEADER).is_file():
-        found = [read_header(path.parent, HEADER, "plans", VERSION) for path in sorted(folder.glob(f"*/{HEADER}"))]
-        stamps = "; ".join(str(Stamp(each["capability"], each["tensorrt"], each["precision"])) for each in found)
+        found = "; ".join(str(plans.stamp) for plans in all_plans(bundle, variant))
         raise ArtifactError(
-            f"{bundle.directory} has no plans for this host ({wanted}), it has {stamps or 'none at all'}: {command}"
+            f"{bundle.directory} has no plans for this host ({wanted}), it has {found or 'none at all'}: "
+            f"run here: {build_command(bundle.directory, wanted.precision)}"
         )
     return open_plans(bundle, variant, folder / wanted.folder)
+
+
+def all_plans(bundle: Bundle, variant: str) -> list[Plans]:
+    """Every folder of plans, verified. Raises ArtifactError."""
+    headers = sorted((bundle.directory / variant / FOLDER).glob(f"[!.]*/{HEADER}"))  # hidden: of a build that goes on
+    return [open_plans(bundle, variant, header.parent) for header in headers]
 
 
 def open_plans(bundle: Bundle, variant: str, directory: Path) -> Plans:
     """Plans whose hashes are right and whose graphs are the bundle's. Raises ArtifactError."""
     header = read_header(directory, HEADER, "plans", VERSION)
     try:
-        plans = Plans(directory, header)
+        plans = Plans(bundle.directory, directory, header)
+        _ = plans.stamp  # a missing key is found here
         if header["graphs"] != {name: bundle.manifest["files"][name] for name in bundle.graph_files(variant)}:
             raise ArtifactError(
                 f"{directory} was compiled from other graphs than the bundle's: "
-                f"tformer build {bundle.directory} --precision {header['precision']}"
+                f"{build_command(bundle.directory, plans.stamp.precision, plans.profiles)}"
             )
         names = [plan_file(graph, profile) for profile in plans.profiles for graph in GRAPHS]
         verify(directory, {name: header["files"][name] for name in names}, "plans")
     except KeyError as error:
         raise ArtifactError(f"{directory / HEADER} is damaged: it has no {error}") from None
+    except (TypeError, ConfigError) as error:
+        raise ArtifactError(f"{directory / HEADER} is damaged: {error}") from None
     return plans
 
 

@@ -84,7 +84,7 @@ class Recipe:
     block: int = 0
     """Weights of the step that share a scale, for few rows at a time; 0: a whole column, for many rows."""
     cache: Literal["growing", "static"] = "growing"
-    """`static`: a buffer with room for later tokens, written in place."""
+    """`static`: a buffer with room for later tokens."""
     opset: int = 23
     top_k: int = 0
     """Best tokens that a step returns per row; 0: the `2*beams - 1` that beam search reads, 1 for greedy search."""

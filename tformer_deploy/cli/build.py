@@ -32,7 +32,7 @@ def build(
         list[str] | None,
         typer.Option(
             metavar="BxKxSxT",
-            help="Sentences, beams, source tokens, target positions of a plan; repeatable. Without it: the recipe's.",
+            help="Sentences, beams, source tokens, target positions of a plan; repeatable. Without it: usual ones.",
         ),
     ] = None,
     calibrate: Annotated[

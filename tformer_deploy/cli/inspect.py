@@ -19,10 +19,13 @@ def inspect(
 ) -> None:
     """Show what a bundle or checkpoint is, after verifying every hash."""
     from ..bundle import MANIFEST, open_bundle
-    from ..plans import FOLDER
+    from ..plans import all_plans
 
     if (path / MANIFEST).is_file():
-        header = open_bundle(path).manifest
+        bundle = open_bundle(path)
+        plans = [each for variant in bundle.variants for each in all_plans(bundle, variant)]
+        listed = [{"stamp": str(each.stamp), "profiles": [str(p) for p in each.profiles]} for each in plans]
+        header = {**bundle.manifest, "plans": listed}
         report = path / "check.json"
         if report.is_file():
             header = {**header, "check": jsonlib.loads(report.read_text(encoding="utf-8"))}
@@ -30,19 +33,8 @@ def inspect(
         from ..checkpoint import open_checkpoint
 
         header = open_checkpoint(path).header
-    header = {**header, "plans": [describe_plans(folder) for folder in sorted(path.glob(f"*/{FOLDER}/*"))]}
     header = {**header, "sizes": {name: (path / name).stat().st_size for name in header["files"]}}
     emit(header, json, describe(path, header))
-
-
-def describe_plans(folder: Path) -> dict[str, Any]:
-    """What a folder of plans is for, as its header says."""
-    from ..files import read_header
-    from ..plans import HEADER, VERSION, Stamp
-
-    header = read_header(folder, HEADER, "plans", VERSION)
-    stamp = Stamp(header["capability"], header["tensorrt"], header["precision"])
-    return {"stamp": str(stamp), "profiles": header["profiles"]}
 
 
 def describe(path: Path, header: dict[str, Any]) -> str:
@@ -65,7 +57,7 @@ def describe(path: Path, header: dict[str, Any]) -> str:
     for name, variant in header.get("variants", {}).items():
         recipe, default = variant["recipe"], " (default)" if name == header.get("default") else ""
         lines.append(f"  variant    {name}{default}: {recipe['precision']} for {recipe['target']}")
-    lines += [f"  plans      {each['stamp']}: {', '.join(each['profiles'])}" for each in header["plans"]]
+    lines += [f"  plans      {each['stamp']}: {', '.join(each['profiles'])}" for each in header.get("plans", [])]
     if "check" in header:
         found = header["check"]
         lines.append(f"  check      {'passed' if found['passed'] else 'failed'}, {found['sentences']} sentences")

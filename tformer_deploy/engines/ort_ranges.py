@@ -21,7 +21,7 @@ class RangeEngine(StaticEngine):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.largest: dict[str, dict[str, float]] = {name: {} for name in GRAPHS}
-        """By graph and tensor."""
+        """By graph and tensor; infinite where a value was NaN."""
         self._watched: dict[Any, tuple[str, list[str]]] = {}
 
     def _session(self, graph: str, spin_us: int) -> ort.InferenceSession:
@@ -30,9 +30,17 @@ class RangeEngine(StaticEngine):
         inferred = onnx.shape_inference.infer_shapes(model).graph
         values = (*inferred.value_info, *inferred.output)
         names = [value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT]
+        model.graph.initializer.append(helper.make_tensor("infinity", TensorProto.FLOAT, [], [np.inf]))
         for name in names:
-            model.graph.node.append(helper.make_node("Abs", [name], [f"{name}.size"]))
-            model.graph.node.append(helper.make_node("ReduceMax", [f"{name}.size"], [f"{name}{SUFFIX}"], keepdims=0))
+            # NaN counts as infinite: ReduceMax may pass over it.
+            model.graph.node.extend(
+                [
+                    helper.make_node("IsNaN", [name], [f"{name}.nan"]),
+                    helper.make_node("Abs", [name], [f"{name}.abs"]),
+                    helper.make_node("Where", [f"{name}.nan", "infinity", f"{name}.abs"], [f"{name}.size"]),
+                    helper.make_node("ReduceMax", [f"{name}.size"], [f"{name}{SUFFIX}"], keepdims=0),
+                ]
+            )
             model.graph.output.append(helper.make_tensor_value_info(f"{name}{SUFFIX}", TensorProto.FLOAT, []))
         options = self.options(spin_us)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
@@ -47,6 +55,4 @@ class RangeEngine(StaticEngine):
             binding.bind_output(f"{name}{SUFFIX}")
         super()._run(session, binding)
         for name, value in zip(names, binding.get_outputs()[-len(names) :], strict=True):
-            found = float(value.numpy())
-            # NaN is larger than everything: what brings it forth must not be taken for small.
-            largest[name] = found if np.isnan(found) else max(found, largest.get(name, 0.0))
+            largest[name] = max(float(value.numpy()), largest.get(name, 0.0))

@@ -129,7 +129,8 @@ def check_precision(graph: Path, precision: str, weights: dict[str, str], layers
     suffix = f"_{precision}"
     wrong = [name for name, kind in weights.items() if name.endswith(suffix) != (kind == precision)]
     if wrong or (weights and precision not in weights.values()):
-        raise EngineError(f"the plan of {graph.name} is not {precision}: its weights {wrong[:3]} are {weights}")
+        found = {name: weights[name] for name in (wrong or list(weights))[:3]}
+        raise EngineError(f"the plan of {graph.name} is not {precision}: its weights are {json.dumps(found)}")
     products = layers.get("matrix_multiply", {})
     if not products.get("half" if precision == "fp16" else "bf16"):
         raise EngineError(

@@ -34,7 +34,9 @@ TABLE = "embedding"
 class Island:
     """A node that stays fp32 because of what it reads or writes."""
 
+    graph: str
     node: str
+    """Its weight's name, if it has one."""
     kind: str
     tensor: str
     """The first that is too large."""
@@ -71,7 +73,7 @@ def fix_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
 
 
 def to_half(model: onnx.ModelProto, half: Half, largest: Mapping[str, float]) -> list[Island]:
-    """Compute products, and what only moves their results, in half precision; caches become half as well.
+    """Compute products, and what only follows them up to the next sum, in half precision; caches become half as well.
 
     `largest` is what each tensor reached in absolute value on real text. Returns the nodes that stay fp32 for it.
     Raises LimitError where a cache would overflow.
@@ -89,7 +91,7 @@ class _Half:
         for name, tensor in self.constants.items():
             if tensor.data_type == TensorProto.FLOAT:
                 self.largest[name] = float(np.abs(numpy_helper.to_array(tensor)).max(initial=0))
-        inferred = onnx.shape_inference.infer_shapes(model).graph
+        inferred = onnx.shape_inference.infer_shapes(without_weights(model)).graph
         values = (*inferred.value_info, *inferred.input, *inferred.output)
         self.floats = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
         self.halves: set[str] = set()
@@ -101,7 +103,7 @@ class _Half:
         for value in caches:
             if self.too_large(value.name):
                 raise LimitError(
-                    f"{value.name} reaches {self.largest[value.name]:.3g}, more than {self.name} holds: "
+                    f"{value.name} reaches {self.largest[value.name]:.3g}, more than half of what {self.name} holds: "
                     f"build with --precision bf16 or fp32"
                 )
             value.type.tensor_type.elem_type = self.half
@@ -119,8 +121,7 @@ class _Half:
         return islands
 
     def too_large(self, name: str) -> bool:
-        """NaN too, which an overflow may have become."""
-        return not self.largest.get(name, 0) <= self.limit
+        return self.largest.get(name, 0) > self.limit
 
     def wants_half(self, node: NodeProto) -> bool:
         if node.op_type in EXACT:
@@ -131,7 +132,8 @@ class _Half:
     def island(self, node: NodeProto) -> Island | None:
         for name in (*node.input, *node.output):
             if self.too_large(name):
-                return Island(node.name, node.op_type, name, self.largest[name])
+                weight = next((each for each in node.input if each in self.constants), node.name)
+                return Island(self.graph.name, weight, node.op_type, name, self.largest[name])
         return None
 
     def table(self, node: NodeProto) -> None:
@@ -177,6 +179,16 @@ class _Half:
             array = numpy_helper.to_array(self.constants[name]).astype(self.dtype)
             self.constants[new] = numpy_helper.from_array(array, new)
         return new
+
+
+def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy that has no float values, as a message ends at 2 GiB and types do not depend on them."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in copy.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            tensor.ClearField("raw_data")
+    return copy
 
 
 def _is_cache(name: str) -> bool:

@@ -1,6 +1,6 @@
 """Graphs for TensorRT: standard operators that all of its parsers from 8.6 on take, caches of a fixed capacity.
 
-What those parsers take, and its source, stands in `engines/trt_rules.json`; a test holds every graph to it.
+What those parsers take, and its source, stands in tests/trt_operators.json; a test holds every graph to it.
 """
 
 from __future__ import annotations
