@@ -17,18 +17,20 @@ import pytest
 from onnx import helper
 
 from tformer_deploy.build import build, make_stamp, usual_profile
-from tformer_deploy.bundle import open_bundle
+from tformer_deploy.bundle import open_bundle, write_manifest
+from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.engines import trt_api
 from tformer_deploy.engines.ort_ranges import RangeEngine
 from tformer_deploy.engines.trt_api import TensorRt, load_tensorrt
 from tformer_deploy.engines.trt_build import BuildOptions, check_precision, compile_plan, weight_types
 from tformer_deploy.errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra
+from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.plans import Profile, Stamp, find_plans, parse_profile
 from tformer_deploy.recipe import load_recipe
-from tformer_deploy.ship import ship
+from tformer_deploy.ship import choose, ship
 
 from .command import failed_line, printed, run_here
-from .conftest import small_config
+from .conftest import small_config, write_checkpoint
 
 RTX = "sm80+, TensorRT for RTX"
 
@@ -95,6 +97,36 @@ def test_the_gate_holds_the_graphs(trt_bundle: Path) -> None:
     report = json.loads((trt_bundle / "check.json").read_text())
     assert report["passed"] and [engine["engine"] for engine in report["engines"]] == ["ort", "ort:trt"]
     assert open_bundle(trt_bundle).variants["trt"].target == "trt"
+
+
+def test_graphs_for_tensorrt_are_never_the_default(tmp_path: Path) -> None:
+    config = small_config()
+    write_manifest(tmp_path, config, choose(["trt", "int8"], config), {}, {}, {})
+    assert json.loads((tmp_path / "manifest.json").read_text())["default"] == "int8"
+
+
+def test_a_model_with_an_island_builds(tmp_path: Path, text: Path) -> None:
+    """Through the command's own road: ranges, types, a real plan with exactly those products in fp32."""
+    run = write_checkpoint(tmp_path / "run", small_config())
+    model = open_checkpoint(run).load_model()
+    feed_forward = model.decoder[1].ff
+    for parameter in (feed_forward.up.weight, feed_forward.up.bias):
+        parameter.data *= 1e6
+    feed_forward.down.weight.data /= 1e6
+    out = tmp_path / "bundle"
+    config, chosen = small_config(), choose(["trt"], small_config())
+    out.mkdir()
+    description = open_checkpoint(run).tokenizers.save(out)
+    for name, recipe in chosen.items():
+        export_graphs(model.eval(), recipe, out / name, "0")
+    write_manifest(out, config, chosen, description, {"path": "run", "weights_sha256": "0"}, {})
+    report = build(out, BuildOptions("fp16"), [Profile(1, 1, 8, 16)], text)
+    assert [(island.graph, island.node) for island in report.islands] == [
+        ("decoder_step", "decoder.1.ff.up"),
+        ("decoder_step", "decoder.1.ff.down"),
+    ]
+    products = {plan.graph: plan.layers["matrix_multiply"] for plan in report.plans}
+    assert "float" not in products["encoder"] and products["decoder_step"]["float"] == 2
 
 
 def test_plans_lie_in_the_bundle_with_their_stamp(built: Path, text: Path) -> None:
@@ -224,6 +256,10 @@ def test_a_plan_of_the_wrong_precision_fails(trt_bundle: Path, tmp_path: Path) -
         check_precision(Path("step.onnx"), "fp16", {"output_fp16": "fp32"}, {"matrix_multiply": {"half": 3}})
     with pytest.raises(EngineError, match="matrix products"):
         check_precision(Path("step.onnx"), "bf16", {}, {"matrix_multiply": {"half": 3}})
+    mixed = {"matrix_multiply": {"half": 3, "float": 2}}
+    check_precision(Path("step.onnx"), "fp16", {}, mixed, exact=2)
+    with pytest.raises(EngineError, match="matrix products"):
+        check_precision(Path("step.onnx"), "fp16", {}, mixed, exact=1)
 
 
 def test_profiles_as_text() -> None:

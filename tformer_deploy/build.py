@@ -126,7 +126,8 @@ def build(
                     typed = Path(scratch) / f"{graph}-{profile}.onnx"
                     found = type_graph(bundle.graph(graph, variant), typed, profile, precision, ranges.get(graph, {}))
                     report.islands += [island for island in found if island not in report.islands]
-                    plan = compile_plan(tensorrt, typed, options)
+                    exact = sum(island.kind == "MatMul" for island in found)
+                    plan = compile_plan(tensorrt, typed, options, exact)
                 (folder / plan_file(graph, profile)).write_bytes(plan.data)
                 report.plans.append(describe(graph, profile, plan))
                 if progress:

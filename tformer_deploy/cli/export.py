@@ -17,7 +17,9 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
     recipe: Annotated[
         list[str] | None,
-        typer.Option(help="A recipe's name or TOML file; repeatable, the first is what runs. Without it: fp32."),
+        typer.Option(
+            help="A recipe's name or TOML file; repeatable, the first (but trt) is what runs. Without it: fp32."
+        ),
     ] = None,
     src: Annotated[
         Path | None, typer.Option(help="Text to check and calibrate with; without it, generated ids.")

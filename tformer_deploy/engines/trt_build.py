@@ -47,8 +47,11 @@ class Plan:
     """Matrices in the plan itself: type -> how many."""
 
 
-def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions) -> Plan:
-    """Build the graph. Raises EngineError with the library's own reason, and where the plan is of another precision."""
+def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: int = 0) -> Plan:
+    """Build the graph, of whose products `exact` stay fp32.
+
+    Raises EngineError with the library's own reason, and where the plan is of another precision.
+    """
     from polygraphy.backend.trt import engine_bytes_from_network, network_from_onnx_path
     from polygraphy.exception import PolygraphyException
 
@@ -66,7 +69,7 @@ def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions) -> Plan
         except PolygraphyException as error:
             raise EngineError(f"{tensorrt.title} cannot build {graph.name}: {errors.reason() or error}") from None
     weights = weight_types(data)
-    check_precision(graph, options.precision, weights, layers)
+    check_precision(graph, options.precision, weights, layers, exact)
     return Plan(data, time.perf_counter() - start, layers, dict(Counter(weights.values())))
 
 
@@ -122,8 +125,10 @@ def weight_types(plan: bytes) -> dict[str, str]:
     return {name.decode(): names[kind.decode()] for name, kind in found}
 
 
-def check_precision(graph: Path, precision: str, weights: dict[str, str], layers: dict[str, dict[str, int]]) -> None:
-    """Raise EngineError where products of a half precision plan came out as fp32."""
+def check_precision(
+    graph: Path, precision: str, weights: dict[str, str], layers: dict[str, dict[str, int]], exact: int = 0
+) -> None:
+    """Raise EngineError where more than `exact` products of a half precision plan came out otherwise."""
     if precision == "fp32":
         return
     suffix = f"_{precision}"
@@ -132,7 +137,8 @@ def check_precision(graph: Path, precision: str, weights: dict[str, str], layers
         found = {name: weights[name] for name in (wrong or list(weights))[:3]}
         raise EngineError(f"the plan of {graph.name} is not {precision}: its weights are {json.dumps(found)}")
     products = layers.get("matrix_multiply", {})
-    if not products.get("half" if precision == "fp16" else "bf16"):
+    half = products.get("half" if precision == "fp16" else "bf16", 0)
+    if not half or sum(products.values()) - half > exact:
         raise EngineError(
             f"the plan of {graph.name} is not {precision}: its matrix products are {json.dumps(products)}"
         )
