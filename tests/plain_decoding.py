@@ -89,7 +89,7 @@ class TableEngine:
         sources = [tuple(ids[:n].tolist()) for ids, n in zip(src_ids, src_lengths, strict=True)]
         return TableState(sources, src_ids.shape[1], [()] * len(sources))
 
-    def best(self, beams: int) -> int:
+    def best(self, beams: int, state: Any = None) -> int:
         return min(2 * beams - 1, self.config.tgt_vocab) if self.lists else 0
 
     def step(self, tokens: Ints, state: TableState, full: bool = False, attention: bool = False) -> Scores:

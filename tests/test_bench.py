@@ -20,7 +20,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tformer_deploy.bench import Plan, Point, choose_engines, make_points, processes, roofline, run
+from tformer_deploy.bench import Plan, Point, make_points, processes, roofline, run
 from tformer_deploy.bench.ceiling import bandwidth, matrix_rates
 from tformer_deploy.bench.html import render
 from tformer_deploy.bench.measure import Sample, Watched, decode_part, random_sources, some
@@ -30,10 +30,9 @@ from tformer_deploy.bundle import Bundle, open_bundle
 from tformer_deploy.cli.bench import numbers
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.decoding import DecodeOptions
-from tformer_deploy.engines import make_engine
+from tformer_deploy.engines import expand, make_engine
 from tformer_deploy.errors import ConfigError, EngineError, MissingExtra
 from tformer_deploy.model import Transformer
-from tformer_deploy.recipe import Recipe
 from tformer_deploy.ship import ship
 
 from .command import COMMAND, failed_line, printed, run_here
@@ -187,9 +186,13 @@ def test_weight_bytes_are_those_of_a_real_model(changes: dict[str, object]) -> N
     config = small_config(decoder_layers=3, **changes)
     model, point = Transformer(config), Point(batch=3, beams=2, src_len=7, new_tokens=6)
     step = [*parameters(model, "decoder", False), *model.output.parameters()]
-    assert roofline.step_cost(config, None, point).weight_bytes == 4 * sum(value.numel() for value in step)
+    assert roofline.step_cost(config, roofline.Storage(), point).weight_bytes == 4 * sum(
+        value.numel() for value in step
+    )
     encoder = [*parameters(model, "encoder", False), *parameters(model, "decoder", True)]
-    assert roofline.encoder_cost(config, None, point).weight_bytes == 4 * sum(value.numel() for value in encoder)
+    assert roofline.encoder_cost(config, roofline.Storage(), point).weight_bytes == 4 * sum(
+        value.numel() for value in encoder
+    )
 
 
 def test_caches_and_operations_by_hand() -> None:
@@ -201,7 +204,7 @@ def test_caches_and_operations_by_hand() -> None:
         attention.append(2 * 2 * config.decoder_layers * config.d_model * 6 * (past + 1 + 7))
     for value in [*parameters(Transformer(config), "decoder", False), Transformer(config).output.weight]:
         matrices += 2 * 6 * value.numel() * (value.dim() == 2)
-    cost = roofline.step_cost(config, None, point)
+    cost = roofline.step_cost(config, roofline.Storage(), point)
     assert (cost.cache_bytes, cost.attention_operations) == (np.mean(caches), np.mean(attention))
     assert cost.weight_operations == matrices
 
@@ -209,15 +212,15 @@ def test_caches_and_operations_by_hand() -> None:
 @pytest.mark.parametrize(("precision", "block", "bits"), [("int8", 0, 8), ("int8", 16, 8), ("int4", 16, 4)])
 def test_lowered_weights_have_fewer_bytes(precision: Any, block: int, bits: int) -> None:
     config, point = small_config(), Point(1, 1, 4, 4)
-    recipe = Recipe(target="ort-cpu", precision=precision, block=block, cache="static")
+    storage = roofline.Storage(precision, block)
     model = Transformer(config)
     total = 0.0
     for value in [*parameters(model, "decoder", False), model.output.weight]:
         scales = value.shape[0] * (math.ceil(value.shape[1] / block) if block else 1) if value.dim() == 2 else 0
         total += value.numel() * bits / 8 + 4 * scales if value.dim() == 2 else 4 * value.numel()
-    assert roofline.step_cost(config, recipe, point).weight_bytes == total
-    assert roofline.encoder_cost(config, recipe, point) == roofline.encoder_cost(
-        config, replace(recipe, precision="int8", block=0), point
+    assert roofline.step_cost(config, storage, point).weight_bytes == total
+    assert roofline.encoder_cost(config, storage, point) == roofline.encoder_cost(
+        config, roofline.Storage("int8"), point
     )
 
 
@@ -261,12 +264,10 @@ def test_an_output_never_ends_early_and_takes_the_usual_path(bundle: Path) -> No
         engine.step = lambda *given, **named: asked.append(given) or step(*given, **named)  # type: ignore[method-assign,func-returns-value]
         point = Point(2, 1, 5, 20)
         sources = random_sources(opened.config, point)
-        sample = decode_part(engine, sources, DecodeOptions(max_tokens=20))
+        sample = decode_part(engine, sources, DecodeOptions(max_tokens=20, endless=True))
         assert sample.tokens == 40 and len(sample.steps_ms) == 20
         assert not any(full for _, _, full, _ in asked)  # all log-probabilities would be another, slower step
-        scores = Watched(engine).step(np.full((2, 1), 2, np.int32), engine.encode(sources, np.full(2, 5, np.int32)))
     assert (sources[:, -1] == opened.config.eos_id).all() and (sources[:, :-1] > opened.config.eos_id).all()
-    assert scores.ids.dtype == np.int32 and (scores.ids != opened.config.eos_id).all()
 
 
 def test_steps_are_summed_with_their_reordering() -> None:
@@ -296,9 +297,9 @@ def test_numbers_for_people() -> None:
 
 def test_engines_by_name(lowered: Path) -> None:
     opened = open_bundle(lowered)
-    assert choose_engines(["ort"], [], opened) == ("ort", "ort:fp32-cpu", "ort:int8")
-    assert choose_engines(["ort"], ["int8", "fp32"], opened) == ("ort:int8", "ort")
-    assert choose_engines(["eager", "ort:int8", "ort"], ["int8"], opened) == ("eager", "ort:int8")
+    assert expand(["ort"], [], opened) == ["ort", "ort:fp32-cpu", "ort:int8"]
+    assert expand(["ort"], ["int8", "fp32"], opened) == ["ort:int8", "ort"]
+    assert expand(["eager", "ort:int8", "ort"], ["int8"], opened) == ["eager", "ort:int8"]
     assert len(make_points([1, 2], [1], [5, 6], [7])) == 4
     assert numbers("batch", "8,1,8") == [8, 1]
 

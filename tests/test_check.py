@@ -468,7 +468,7 @@ def test_nan_fails() -> None:
 class Wide(Altered):
     """Its padding leaks: it takes the pad ids for words."""
 
-    def encode(self, src_ids: Ints, src_lengths: Ints) -> TableState:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Any = None) -> TableState:
         return super().encode(src_ids, np.full_like(src_lengths, src_ids.shape[1]))
 
 
@@ -477,7 +477,7 @@ class Alone(Altered):
 
     amount = 1.0
 
-    def encode(self, src_ids: Ints, src_lengths: Ints) -> TableState:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Any = None) -> TableState:
         self.alone = len(src_ids) == 1
         return super().encode(src_ids, src_lengths)
 
@@ -580,7 +580,7 @@ def test_a_share_of_such_an_engine_may_be_unstable() -> None:
     class Once(Altered):
         """Wrong for one sentence where it is alone."""
 
-        def encode(self, src_ids: Ints, src_lengths: Ints) -> TableState:
+        def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Any = None) -> TableState:
             self.alone = len(src_ids) == 1
             return super().encode(src_ids, src_lengths)
 

@@ -72,7 +72,7 @@ class ModelEngine:
         encoded = encoder(input_ids=torch.from_numpy(src_ids).long(), attention_mask=mask).last_hidden_state
         return ModelState(encoded, mask, torch.empty(len(src_ids), 0, dtype=torch.long))
 
-    def best(self, beams: int) -> int:
+    def best(self, beams: int, state: Any = None) -> int:
         return 0
 
     def step(self, tokens: Ints, state: ModelState, full: bool = False, attention: bool = False) -> Scores:

@@ -44,7 +44,7 @@ class Counting(EagerEngine):
 
     encoded = stepped = 0
 
-    def encode(self, src_ids: Ints, src_lengths: Ints) -> EagerState:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Any = None) -> EagerState:
         self.encoded += 1
         return super().encode(src_ids, src_lengths)
 

@@ -15,12 +15,12 @@ from .bundle import Bundle, open_bundle
 from .contract import GRAPHS, caches
 from .data import read_lines
 from .decoding import DecodeOptions, decode
-from .engines.trt_api import PORTABLE, TensorRt, load_tensorrt
+from .engines.trt_api import PORTABLE, TensorRt, load_builder
 from .engines.trt_build import BuildOptions, Plan, Precision, compile_plan
 from .errors import ConfigError, DataError, LimitError
 from .export.half import Island, fix_sizes, to_half
 from .files import atomic_directory, write_json
-from .plans import FOLDER, HEADER, Profile, Stamp, file_hashes, plan_file, plans_header
+from .plans import FOLDER, HEADER, Profile, Stamp, file_hashes, plan_file, plans_header, trt_variant
 from .recipe import Axes
 from .translate import length_batches, make_batch
 
@@ -107,7 +107,7 @@ def build(
     chosen = sorted(set(profiles or [usual_profile(axes, sources)]))
     for profile in chosen:
         profile.check(axes)
-    tensorrt = load_tensorrt(flavor)
+    tensorrt = load_builder(flavor)
     if precision == "bf16" and tensorrt.major < 10:
         raise ConfigError(f"--precision bf16: {tensorrt.title} does not have it: take fp16 or fp32")
     if options.version_compatible and tensorrt.flavor == "rtx":
@@ -174,14 +174,6 @@ def describe_text(
         report.coverage[str(profile)] = taken / len(sources)
 
 
-def trt_variant(bundle: Bundle) -> str:
-    """The variant with graphs for TensorRT. Raises ConfigError."""
-    for name, recipe in bundle.variants.items():
-        if recipe.target == "trt":
-            return name
-    raise ConfigError(f"{bundle.directory} has no graphs for TensorRT: export it again and add --recipe trt")
-
-
 def read_sources(bundle: Bundle, path: Path, longest: int) -> list[list[int]]:
     """Ids of the lines of a text. Raises DataError where it has none, or one that is too long."""
     tokenizers = bundle.tokenizers()
@@ -228,10 +220,8 @@ def measure(
 def type_graph(
     source: Path, out: Path, profile: Profile, precision: Precision, largest: dict[str, float]
 ) -> list[Island]:
-    """Write a graph with fixed sizes and the types of the precision; all log-probabilities stay inside it."""
+    """Write a graph with fixed sizes and the types of the precision."""
     model = onnx.load(source)
-    for output in [each for each in model.graph.output if each.name == "log_probs"]:
-        model.graph.output.remove(output)
     fix_sizes(model, profile.sizes)
     islands = [] if precision == "fp32" else to_half(model, precision, largest)
     onnx.save_model(model, out, save_as_external_data=True, location=f"{out.name}.data")

@@ -7,10 +7,12 @@ counted sentence by sentence, so row = sentence * beams + beam.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from .config import ModelConfig
+from .errors import ArtifactError
 from .recipe import Recipe
 
 GRAPHS = ("encoder", "decoder_step")
@@ -30,6 +32,10 @@ class TensorSpec:
     """`int32` or `float32`."""
     shape: tuple[int | str, ...]
 
+    def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape in numbers."""
+        return tuple(size if isinstance(size, int) else number(size, sizes) for size in self.shape)
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -44,6 +50,15 @@ class Signature:
             side: [{**asdict(spec), "shape": list(spec.shape)} for spec in getattr(self, side)]
             for side in ("inputs", "outputs")
         }
+
+
+CHOICE = (
+    TensorSpec("next_tokens", "int32", ("batch", "beams")),
+    TensorSpec("next_parents", "int32", ("batch", "beams")),
+    TensorSpec("next_values", "float32", ("batch", "beams")),
+    TensorSpec("next_position", "int32", (1,)),
+)
+"""What a step of target `trt` feeds the next one: the best of the candidates that do not end an output, best first."""
 
 
 def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
@@ -82,7 +97,8 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
 def _static_step(config: ModelConfig, recipe: Recipe) -> Signature:
     """The step whose caches have a fixed capacity.
 
-    Target `ort-cpu`: one buffer, `present` must be bound to the memory of `past`. Target `trt`: two, read and written.
+    Target `ort-cpu`: one buffer, `present` must be bound to the memory of `past`. Target `trt`: two, read and written,
+    and the step chooses what the next one is fed.
     """
     buffer = (ROWS, config.heads, "capacity", config.head_dim)
     best = (ROWS, recipe.top_k or LOWERED_BEST)
@@ -94,12 +110,15 @@ def _static_step(config: ModelConfig, recipe: Recipe) -> Signature:
         else TensorSpec("parents", "int32", ("batch", "beams"))
     )
     past = buffer if in_place else ("past_rows", *buffer[1:])
+    per_row = ("batch", "beams")
     return Signature(
         (
-            TensorSpec("tokens", "int32", ("batch", "beams")),
+            TensorSpec("tokens", "int32", per_row),
             # The index of `tokens` in the target.
             TensorSpec("position", "int32", (1,)),
             history,
+            # Each row's sum so far, and the token that ends an output, or -1: what the choice of the next needs.
+            *(() if in_place else (TensorSpec("values", "float32", per_row), TensorSpec("end_id", "int32", (1,)))),
             TensorSpec("src_lengths", "int32", ("batch",)),
             *caches("cross", config, ("batch", config.heads, "src_len", config.head_dim)),
             *caches("past", config, past),
@@ -109,9 +128,20 @@ def _static_step(config: ModelConfig, recipe: Recipe) -> Signature:
             TensorSpec("top_ids", "int32", best),
             TensorSpec("top_scores", "float32", best),
             TensorSpec("log_probs", "float32", (ROWS, config.tgt_vocab)),
+            *(() if in_place else CHOICE),
             *caches("present", config, buffer),
         ),
     )
+
+
+def number(size: str, sizes: Mapping[str, int]) -> int:
+    """The value of a symbolic size: a name, or a product of names and numbers. Raises ArtifactError."""
+    product = 1
+    for factor in size.split("*"):
+        if not factor.isdigit() and factor not in sizes:
+            raise ArtifactError(f"size {size} of the graph has no number: it is not of target trt")
+        product *= int(factor) if factor.isdigit() else sizes[factor]
+    return product
 
 
 def caches(kind: str, config: ModelConfig, shape: tuple[int | str, ...]) -> tuple[TensorSpec, ...]:

@@ -55,6 +55,7 @@ _EXTRA_OF_MODULE = {
     "onnx": "export",
     "onnxscript": "export",
     "onnxruntime": "cpu",
+    "cuda": "trt",
     "spacy": "words",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from .files import read_header, sha256, verify
 from .recipe import Axes
 
 FOLDER, HEADER, VERSION = "plans", "plans.json", 1
+PRECISIONS = ("fp16", "bf16", "fp32")
+"""In the order in which plans are looked for."""
 
 
 @dataclass(frozen=True, order=True)
@@ -120,6 +122,14 @@ class Plans:
         )
 
 
+def trt_variant(bundle: Bundle) -> str:
+    """The variant with graphs for TensorRT. Raises ConfigError."""
+    for name, recipe in bundle.variants.items():
+        if recipe.target == "trt":
+            return name
+    raise ConfigError(f"{bundle.directory} has no graphs for TensorRT: export it again and add --recipe trt")
+
+
 def build_command(bundle: Path, precision: str, profiles: Iterable[Profile] = ()) -> str:
     """What to type to make plans; it replaces those of its stamp, so it names all."""
     text = "" if precision == "fp32" else " --calibrate FILE"
@@ -143,16 +153,20 @@ def plans_header(bundle: Bundle, variant: str, stamp: Stamp, profiles: Iterable[
     }
 
 
-def find_plans(bundle: Bundle, variant: str, wanted: Stamp) -> Plans:
-    """The plans for a host, verified. Raises ArtifactError that names what there is and what is needed."""
+def find_plans(bundle: Bundle, variant: str, wanted: Sequence[Stamp]) -> Plans:
+    """The first of several plans that a host runs, verified.
+
+    Raises ArtifactError that names what there is and what is needed.
+    """
     folder = bundle.directory / variant / FOLDER
-    if not (folder / wanted.folder / HEADER).is_file():
-        found = "; ".join(str(plans.stamp) for plans in all_plans(bundle, variant))
-        raise ArtifactError(
-            f"{bundle.directory} has no plans for this host ({wanted}), it has {found or 'none at all'}: "
-            f"run here: {build_command(bundle.directory, wanted.precision)}"
-        )
-    return open_plans(bundle, variant, folder / wanted.folder)
+    for stamp in wanted:
+        if (folder / stamp.folder / HEADER).is_file():
+            return open_plans(bundle, variant, folder / stamp.folder)
+    found = "; ".join(str(plans.stamp) for plans in all_plans(bundle, variant))
+    raise ArtifactError(
+        f"{bundle.directory} has no plans for this host ({wanted[0]}), it has {found or 'none at all'}: "
+        f"run here: {build_command(bundle.directory, wanted[0].precision)}"
+    )
 
 
 def all_plans(bundle: Bundle, variant: str) -> list[Plans]:

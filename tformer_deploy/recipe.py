@@ -65,6 +65,8 @@ class Tolerance:
 
 TOLERANCES = {
     "fp32": Tolerance(),
+    "fp16": Tolerance(encoder=0.05, scores=0.25),
+    "bf16": Tolerance(encoder=0.4, scores=2.0, bleu=0.3),
     "int8": Tolerance(encoder=0.5, scores=1.0, bleu=0.3, tokens=False, unstable=0.01),
     "int4": Tolerance(encoder=0.5, scores=5.0, bleu=0.5, tokens=False, unstable=0.02),
 }

@@ -109,7 +109,7 @@ class Translator:
         """Translate one line; `write` gets the text piece by piece as it becomes certain. Lines count from 0."""
         if self.options.rows > 1 or not (self.options.greedy or self.options.sampling):
             raise ConfigError("streaming shows one output as it grows: use beams=1, n_best=1, no stop and no patience")
-        end_ids = self.options.end_ids or (self.engine.config.eos_id,)
+        end_ids = self.options.ends(self.engine.config.eos_id)
         ids: list[int] = []
         written = ""
 
@@ -178,7 +178,7 @@ class Translator:
         known = {i: Result("", [], 0.0) for i, ids in enumerate(requests) if not ids}
         sent = 0
         budget = self.batch_tokens // self.options.rows
-        limit = min(self.engine.limits.batch, max(1, -(-len(requests) // self.workers)))
+        limit = min(self.engine.limits.sentences(self.options.rows), max(1, -(-len(requests) // self.workers)))
 
         def run(indices: list[int]) -> dict[int, Result]:
             batch = make_batch(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import ParamSpec, TypeVar, cast
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
 from ..config import ModelConfig
 from ..decoding import Batch, DecodeOptions, decode
-from ..engines.base import Engine, Ints, Scores, State
+from ..engines.base import ANYTHING, Engine, Ints, Outlook, Scores, State
 from ..translate import Translator
 from .plan import Point
 
@@ -21,6 +21,8 @@ MAX_REPETITIONS = 50
 """Of a point in a round."""
 WARM_UP_LINES, SINGLE_LINES = 50, 100
 """Lines of a text that are translated before the clock starts; at most so many are translated one at a time."""
+TIMED = 5
+"""Decodes whose time a GPU tells."""
 FIRST_WORD = 4
 """Ids below are special tokens."""
 
@@ -56,26 +58,21 @@ class CorpusSample:
 
 
 class Watched:
-    """An engine that notes when its calls begin and end, and whose outputs never end by themselves.
-
-    Forbidding eos by an option would not do: greedy search would have to ask for every token's score.
-    """
+    """An engine that notes when its calls begin and end."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.config, self.limits, self.attention = engine, engine.config, engine.limits, engine.attention
         self.best = engine.best
-        self.other = np.int32((engine.config.eos_id + 1) % engine.config.tgt_vocab)
         self.calls: list[tuple[str, float, float]] = []
         """Name, begin, end in seconds."""
 
-    def encode(self, src_ids: Ints, src_lengths: Ints) -> State:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> State:
         """See `Engine.encode`."""
-        return self._watch("encode", self.engine.encode, src_ids, src_lengths)
+        return self._watch("encode", self.engine.encode, src_ids, src_lengths, outlook)
 
     def step(self, tokens: Ints, state: State, full: bool = False, attention: bool = False) -> Scores:
-        """See `Engine.step`; eos is called by another name."""
-        scores = self._watch("step", self.engine.step, tokens, state, full, attention)
-        return replace(scores, ids=np.where(scores.ids == self.config.eos_id, self.other, scores.ids))
+        """See `Engine.step`."""
+        return self._watch("step", self.engine.step, tokens, state, full, attention)
 
     def reorder(self, state: State, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
@@ -114,13 +111,27 @@ class Bench:
     def point(self, point: Point, seconds: float) -> list[Sample]:
         """Samples of a synthetic request for `seconds`, after one that does not count."""
         src_ids = random_sources(self.engine.config, point)
-        options = DecodeOptions(max_tokens=point.new_tokens, beams=point.beams)
+        options = DecodeOptions(max_tokens=point.new_tokens, beams=point.beams, endless=True)
         self._decode(src_ids, options)
         samples: list[Sample] = []
         end = time.perf_counter() + seconds
         while not samples or (time.perf_counter() < end and len(samples) < MAX_REPETITIONS):
             samples.append(self._decode(src_ids, options))
         return samples
+
+    def device_ms(self, point: Point) -> float | None:
+        """How long a GPU works for a synthetic request, median of a few; nothing on a processor."""
+        engine: Any = self.engine
+        if not hasattr(engine, "device_ms") or self.workers > 1:
+            return None
+        options, found = DecodeOptions(max_tokens=point.new_tokens, beams=point.beams, endless=True), []
+        engine.timed = True
+        for _ in range(TIMED):
+            engine.device_ms = 0.0
+            self._decode(random_sources(engine.config, point), options)
+            found.append(float(engine.device_ms))
+        engine.timed = False
+        return median(found)
 
     def corpus(self, lines: list[str], beams: int) -> CorpusSample:
         """Translate a text as a whole, then some of its lines one at a time, after a part that does not count."""
@@ -157,7 +168,7 @@ class Bench:
 
 
 def decode_part(engine: Engine, src_ids: Ints, options: DecodeOptions) -> Sample:
-    """Decode and watch; outputs do not end before `max_tokens`."""
+    """Decode and watch."""
     batch = Batch(src_ids, np.full(len(src_ids), src_ids.shape[1], np.int32))
     watched = Watched(engine)
     start = time.perf_counter()

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from ..bundle import Bundle
 from ..check import make_corpus
-from ..engines import STANDARD, engine_name, engine_names
-from ..errors import ConfigError, LimitError, unknown
-from ..recipe import Recipe
+from ..engines import recipe_of
+from ..errors import LimitError
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Plan:
 
     bundle: Path
     engines: tuple[str, ...]
-    """`eager`, `ort` or `ort:NAME`."""
+    """See `engines.engine_names`."""
     points: tuple[Point, ...]
     threads: int
     """Of each worker."""
@@ -62,7 +61,7 @@ class Plan:
     @property
     def turns(self) -> int:
         """How often an engine measures something."""
-        profiles = len(self.points) * sum(engine != "eager" for engine in self.engines) if self.profile else 0
+        profiles = len(self.points) * sum(map(has_profile, self.engines)) if self.profile else 0
         return self.rounds * len(self.engines) * (len(self.points) + len(self.beams) * bool(self.src)) + profiles
 
     def check(self, bundle: Bundle) -> None:
@@ -75,40 +74,22 @@ class Plan:
             make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), self.src)
 
 
+def has_profile(engine: str) -> bool:
+    """Whether the time of each kind of node can be told."""
+    return engine.partition(":")[0] == "ort"
+
+
 def make_points(*sizes: Sequence[int]) -> tuple[Point, ...]:
     """Every combination of values of a point's fields."""
     return tuple(Point(*each) for each in product(*sizes))
 
 
-def choose_engines(backends: Sequence[str], variants: Sequence[str], bundle: Bundle) -> tuple[str, ...]:
-    """Engines by their names; `ort` stands for `variants`, or for all that the bundle has. Raises ConfigError."""
-    if variants and "ort" not in backends:
-        raise ConfigError("--variant chooses among the graphs of ort: add --backend ort")
-    found: list[str] = []
-    for backend in backends:
-        if backend not in engine_names(bundle):
-            raise unknown("backend", backend, engine_names(bundle))
-        if backend == "ort":
-            found += [engine_name(backend, variant, bundle) for variant in variants or (STANDARD, *bundle.variants)]
-        else:
-            found.append(backend)
-    return tuple(dict.fromkeys(found))
-
-
-def recipe_of(engine: str, bundle: Bundle) -> Recipe | None:
-    """How an engine's graphs were made; none for eager PyTorch."""
-    if engine == "eager":
-        return None
-    variant = engine.partition(":")[2]
-    return bundle.variants[variant] if variant else bundle.recipe
-
-
 def _sizes(engine: str, bundle: Bundle, point: Point) -> list[tuple[str, int, int]]:
     """Option, what is asked, the most that the engine takes."""
-    recipe, positions = recipe_of(engine, bundle), bundle.config.max_positions
-    if recipe is None:
+    positions = bundle.config.max_positions
+    if engine == "eager":
         return [("src-len", point.src_len, positions), ("new-tokens", point.new_tokens, positions)]
-    axes = recipe.axes
+    axes = recipe_of(engine, bundle).axes
     return [
         ("batch", point.batch, axes.batch.max),
         ("beam", point.beams, axes.beams.max),

@@ -16,7 +16,7 @@ from ..bundle import Bundle
 from ..contract import GRAPHS
 from ..decoding import DecodeOptions
 from ..engines import make_engine
-from ..engines.ort import OrtEngine
+from ..engines.ort import OrtGraphs
 from .measure import decode_part, random_sources
 from .plan import Point
 from .report import NodeKind
@@ -30,16 +30,18 @@ REST = "(between nodes)"
 def node_kinds(bundle: Bundle, name: str, threads: int, point: Point) -> list[NodeKind]:
     """Median times of one encoder call, then one step, the longest first, at a point of one worker."""
     engine = make_engine(name, bundle, None, threads)
-    assert isinstance(engine, OrtEngine)
+    assert isinstance(engine, OrtGraphs)
     src_ids = random_sources(bundle.config, point)
     repetitions = max(1, STEPS // point.new_tokens)
     warm_up = min(2, point.new_tokens)
     with tempfile.TemporaryDirectory() as folder:
         engine.profile = str(Path(folder) / "trace")
         with engine:
-            decode_part(engine, src_ids, DecodeOptions(max_tokens=warm_up, beams=point.beams))
+            decode_part(engine, src_ids, DecodeOptions(max_tokens=warm_up, beams=point.beams, endless=True))
             for _ in range(repetitions):
-                decode_part(engine, src_ids, DecodeOptions(max_tokens=point.new_tokens, beams=point.beams))
+                decode_part(
+                    engine, src_ids, DecodeOptions(max_tokens=point.new_tokens, beams=point.beams, endless=True)
+                )
             for _ in range(ENCODINGS):
                 engine.encode(src_ids, np.full(len(src_ids), src_ids.shape[1], np.int32))
             traces = [Path(session.end_profiling()) for session in engine.sessions()]

@@ -88,6 +88,13 @@ class PointReport:
     encoder_bound: Bound | None = None
     step_bound: Bound | None = None
     kinds: list[NodeKind] = field(default_factory=list)
+    device_ms: float | None = None
+    """On a GPU: how long it worked for a batch, by its own clock."""
+
+    @property
+    def host_share(self) -> float | None:
+        """The share of the median latency in which the GPU does not work."""
+        return None if self.device_ms is None else 1 - self.device_ms / self.latency_ms.p50
 
     @classmethod
     def of(cls, engine: str, point: Point, samples: Sequence[Sample]) -> Self:
@@ -147,6 +154,8 @@ class EngineReport:
     """Most memory of its process."""
     disk_mib: float
     """Files that it needs, tokenizers included."""
+    device: dict[str, Any] | None = None
+    """The GPU: its name, `used_mib`, `total_mib` and `read_bytes_per_s`."""
 
 
 @dataclass
@@ -176,6 +185,7 @@ class Report:
             lines.append(describe_ceiling(self.ceiling))
         lines += self.notes
         lines += ["", *table(ENGINE_HEAD, [engine_row(engine) for engine in self.engines])]
+        lines += [describe_device(engine) for engine in self.engines if engine.device]
         for point, found in groupby(self.points, key=lambda each: each.point):
             reports = list(found)
             lines += ["", str(point), *table(POINT_HEAD, [point_row(each) for each in reports])]
@@ -207,6 +217,7 @@ POINT_HEAD = (
     "latency ms p50/p95/p99",
     "tokens/s",
     "outside",
+    "GPU ms (host)",
     "step: of the limit",
     "encoder",
 )
@@ -226,6 +237,7 @@ def point_row(found: PointReport) -> tuple[str, ...]:
         *map(str, (found.encoder_ms, found.first_token_ms, found.step_ms, found.latency_ms)),
         f"{found.tokens_per_s:,.0f}",
         f"{100 * found.outside:.0f} %",
+        "-" if found.device_ms is None else f"{figure(found.device_ms)} ({100 * (found.host_share or 0):.0f} %)",
         str(found.step_bound or "-"),
         str(found.encoder_bound or "-"),
     )
@@ -264,6 +276,15 @@ def describe_ceiling(ceiling: Ceiling) -> str:
     speeds = ", ".join(f"{speed / 1e9:.1f} GB/s from {figure(size / MIB)} MiB" for size, speed in reads)
     rates = ", ".join(f"{rate / 1e9:,.0f} G/s {name}" for name, rate in ceiling.operations_per_s.items())
     return f"limits with {ceiling.threads} threads: reads {speeds}; matrix operations {rates}"
+
+
+def describe_device(found: EngineReport) -> str:
+    """The GPU of an engine, in a line."""
+    device = found.device or {}
+    return (
+        f"{found.engine} on {device['name']}: {device['used_mib']:,} of {device['total_mib']:,} MiB in use, "
+        f"reads {device['read_bytes_per_s'] / 1e9:,.0f} GB/s"
+    )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

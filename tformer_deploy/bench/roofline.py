@@ -10,16 +10,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..config import ModelConfig
-from ..recipe import Recipe
 from .plan import Point
 
 LARGE_BUFFER = 512 << 20
 """Bytes; larger than the caches of most processors."""
 WEIGHT_BITS = {"int8": 8, "int4": 4}
-"""By block; by column, as in every encoder that is not fp32, weights have 8."""
+"""By block; by column, as in every encoder that is of integers, weights have 8."""
 FLOAT_BYTES = 4
+HALF_BYTES = 2
 OVERHEAD = 0.5
 """Below this share of the limit neither memory nor arithmetic is what an engine waits for."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How an engine keeps weights and caches."""
+
+    precision: str = "fp32"
+    block: int = 0
+    """Weights of the step that share a scale; 0: a column."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of a number in a cache."""
+        return HALF_BYTES if self.precision in ("fp16", "bf16") else FLOAT_BYTES
+
+    def weight_bytes(self, matrices: Sequence[tuple[int, int]], block: int) -> int:
+        """Matrices (inputs, outputs), in integers with a scale for each block or, with 0, column."""
+        elements = sum(math.prod(matrix) for matrix in matrices)
+        if self.precision not in WEIGHT_BITS:
+            return elements * self.cache_bytes
+        bits = WEIGHT_BITS[self.precision] if block else 8
+        scales = sum(outputs * (-(-inputs // block) if block else 1) for inputs, outputs in matrices)
+        return elements * bits // 8 + scales * FLOAT_BYTES
 
 
 @dataclass(frozen=True)
@@ -78,7 +101,7 @@ class Bound:
         return f"{100 * self.share:.0f} %, {self.by}"
 
 
-def step_cost(config: ModelConfig, recipe: Recipe | None, point: Point) -> Cost:
+def step_cost(config: ModelConfig, storage: Storage, point: Point) -> Cost:
     """The mean of all steps but the first: past lengths 1 to new_tokens - 1."""
     d, layers, rows = config.d_model, config.decoder_layers, point.batch * point.beams
     past = point.new_tokens / 2 if point.new_tokens > 1 else 0.0
@@ -88,14 +111,14 @@ def step_cost(config: ModelConfig, recipe: Recipe | None, point: Point) -> Cost:
     # Beams of a sentence share its cross keys and values.
     cached = 2 * layers * d * (rows * (past + 1) + point.batch * point.src_len)
     return Cost(
-        _weight_bytes(matrices, recipe, recipe.block if recipe else 0) + FLOAT_BYTES * (biases + norms),
-        round(FLOAT_BYTES * cached),
+        storage.weight_bytes(matrices, storage.block) + FLOAT_BYTES * (biases + norms),
+        round(storage.cache_bytes * cached),
         2 * rows * sum(math.prod(matrix) for matrix in matrices),
         round(4 * layers * d * rows * (past + 1 + point.src_len)),
     )
 
 
-def encoder_cost(config: ModelConfig, recipe: Recipe | None, point: Point) -> Cost:
+def encoder_cost(config: ModelConfig, storage: Storage, point: Point) -> Cost:
     """The encoder, and the keys and values of its output for every decoder layer."""
     d, layers, tokens = config.d_model, config.encoder_layers, point.batch * point.src_len
     matrices = ([(d, d)] * 4 + [(d, config.d_ff), (config.d_ff, d)]) * layers
@@ -103,21 +126,11 @@ def encoder_cost(config: ModelConfig, recipe: Recipe | None, point: Point) -> Co
     biases = sum(outputs for _, outputs in matrices)
     norms = 2 * d * (2 * layers + config.final_norm)
     return Cost(
-        _weight_bytes(matrices, recipe, 0) + FLOAT_BYTES * (biases + norms),
-        FLOAT_BYTES * 2 * config.decoder_layers * d * tokens,
+        storage.weight_bytes(matrices, 0) + FLOAT_BYTES * (biases + norms),
+        storage.cache_bytes * 2 * config.decoder_layers * d * tokens,
         2 * tokens * sum(math.prod(matrix) for matrix in matrices),
         4 * layers * d * tokens * point.src_len,
     )
-
-
-def _weight_bytes(matrices: Sequence[tuple[int, int]], recipe: Recipe | None, block: int) -> int:
-    """Matrices (inputs, outputs) in the recipe's precision, with a scale for each block or column; `block` 0: int8."""
-    elements = sum(math.prod(matrix) for matrix in matrices)
-    if recipe is None or recipe.precision == "fp32":
-        return elements * FLOAT_BYTES
-    bits = WEIGHT_BITS[recipe.precision] if block else 8
-    scales = sum(outputs * (-(-inputs // block) if block else 1) for inputs, outputs in matrices)
-    return elements * bits // 8 + scales * FLOAT_BYTES
 
 
 def buffer_size(cost: Cost, workers: int) -> int:
@@ -138,3 +151,10 @@ def bound(cost: Cost, workers: int, ceiling: Ceiling, precision: str, measured_m
     share = limit / measured_ms
     by = "overhead" if share < OVERHEAD else "bandwidth" if reading >= computing else "arithmetic"
     return Bound(cost.bytes * workers, cost.operations * workers, limit, share, by)
+
+
+def device_bound(cost: Cost, read_bytes_per_s: float, measured_ms: float) -> Bound:
+    """Compare a call on a GPU with reading its bytes; its rate of operations is not measured."""
+    limit = 1e3 * cost.bytes / read_bytes_per_s
+    share = limit / measured_ms
+    return Bound(cost.bytes, cost.operations, limit, share, "overhead" if share < OVERHEAD else "bandwidth")

@@ -8,12 +8,13 @@ from dataclasses import asdict
 
 from ..bundle import Bundle
 from ..check.gate import machine
+from ..engines import recipe_of
 from ..errors import MissingExtra
 from .measure import CorpusSample, Sample
-from .plan import Plan, Point, recipe_of
+from .plan import Plan, Point, has_profile
 from .processes import Process, Processes
 from .report import CorpusReport, EngineReport, NodeKind, PointReport, Report
-from .roofline import LARGE_BUFFER, Ceiling, Cost, bound, buffer_size, encoder_cost, step_cost
+from .roofline import LARGE_BUFFER, Ceiling, Cost, Storage, bound, buffer_size, device_bound, encoder_cost, step_cost
 
 Samples = dict[tuple[Point, str], list[Sample]]
 CorpusSamples = dict[tuple[int, str], list[CorpusSample]]
@@ -29,7 +30,7 @@ def run(plan: Plan, bundle: Bundle, progress: Progress = lambda count: None) -> 
     with Processes() as processes:
         engines = {name: processes.start(name) for name in plan.engines}
         for name, process in engines.items():
-            report.engines.append(_load(plan, bundle, name, process))
+            report.engines.append(_load(plan, name, process))
         limits = Limits(plan, bundle, processes.start("limits of the machine"), report)
         for number in range(plan.rounds):
             limits.measure()
@@ -38,9 +39,11 @@ def run(plan: Plan, bundle: Bundle, progress: Progress = lambda count: None) -> 
             _round(plan, {name: engines[name] for name in order}, samples, texts, progress)
         for engine in report.engines:
             engine.peak_mib = engines[engine.engine].ask("peak_mib")
+            engine.device = engines[engine.engine].ask("device")
         for (point, name), found in samples.items():
             report.points.append(PointReport.of(name, point, found))
-            if plan.profile and name != "eager":
+            report.points[-1].device_ms = engines[name].ask("device_ms", point=asdict(point))
+            if plan.profile and has_profile(name):
                 kinds = engines[name].ask("profile", point=asdict(point))
                 report.points[-1].kinds = [NodeKind(**kind) for kind in kinds]
                 progress(1)
@@ -49,7 +52,7 @@ def run(plan: Plan, bundle: Bundle, progress: Progress = lambda count: None) -> 
     return report
 
 
-def _load(plan: Plan, bundle: Bundle, name: str, process: Process) -> EngineReport:
+def _load(plan: Plan, name: str, process: Process) -> EngineReport:
     found = process.ask(
         "open",
         bundle=str(plan.bundle),
@@ -58,8 +61,7 @@ def _load(plan: Plan, bundle: Bundle, name: str, process: Process) -> EngineRepo
         threads=plan.threads,
         workers=plan.workers,
     )
-    recipe = recipe_of(name, bundle)
-    return EngineReport(name, recipe.precision if recipe else "fp32", peak_mib=0.0, **found)
+    return EngineReport(name, peak_mib=0.0, **found)
 
 
 def _round(plan: Plan, engines: dict[str, Process], samples: Samples, texts: CorpusSamples, progress: Progress) -> None:
@@ -81,14 +83,18 @@ class Limits:
     def __init__(self, plan: Plan, bundle: Bundle, process: Process, report: Report) -> None:
         self.plan, self.bundle, self.process, self.report = plan, bundle, process, report
         self.threads = plan.threads * plan.workers
+        self.storages = {
+            engine.engine: Storage(engine.precision, recipe_of(engine.engine, bundle).block)
+            for engine in report.engines
+        }
         costs = [cost for name in plan.engines for point in plan.points for cost in self.costs(name, point)]
         self.sizes = sorted({LARGE_BUFFER, *(buffer_size(*cost) for cost in costs)})
 
     def costs(self, name: str, point: Point) -> list[tuple[Cost, int]]:
         """Of the encoder and of a step: the cost of one worker's part, and how many work at a time."""
         workers = min(self.plan.workers, point.batch)
-        recipe, part = recipe_of(name, self.bundle), point.split(workers)
-        return [(cost(self.bundle.config, recipe, part), workers) for cost in (encoder_cost, step_cost)]
+        part, storage = point.split(workers), self.storages[name]
+        return [(cost(self.bundle.config, storage, part), workers) for cost in (encoder_cost, step_cost)]
 
     def measure(self) -> None:
         """Keep the best of this round and those before; a note where it cannot be done."""
@@ -107,11 +113,14 @@ class Limits:
     def judge(self) -> None:
         """Compare every point's best times with the limits."""
         report = self.report
-        if not report.ceiling:
-            return
-        precisions = {engine.engine: engine.precision for engine in report.engines}
+        devices = {engine.engine: engine.device for engine in report.engines}
         for found in report.points:
-            precision = precisions[found.engine]
             encoder, step = self.costs(found.engine, found.point)
+            if device := devices[found.engine]:
+                found.step_bound = device_bound(step[0], device["read_bytes_per_s"], found.step_ms.min)
+                continue
+            if not report.ceiling:
+                continue
+            precision = self.storages[found.engine].precision
             found.encoder_bound = bound(*encoder, report.ceiling, precision, found.encoder_ms.min)
             found.step_bound = bound(*step, report.ceiling, precision, found.step_ms.min)

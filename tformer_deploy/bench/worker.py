@@ -16,6 +16,7 @@ from typing import Any
 from ..bundle import MANIFEST, Bundle, open_bundle
 from ..data import read_lines
 from ..engines import make_engine
+from ..engines.base import Engine
 from ..errors import TformerError, missing_extra
 from ..text import tokenizer_files
 from ..translate import Translator
@@ -33,8 +34,8 @@ class Worker:
     bundle: Bundle
     bench: Bench
 
-    def open(self, bundle: str, engine: str, checkpoint: str | None, threads: int, workers: int) -> dict[str, float]:
-        """Import an engine's runtime, load it; how long each took, and the size of its files."""
+    def open(self, bundle: str, engine: str, checkpoint: str | None, threads: int, workers: int) -> dict[str, Any]:
+        """Import an engine's runtime, load it; precision, how long each took, and the size of its files."""
         self.bundle, self.name, self.threads = open_bundle(Path(bundle)), engine, threads
         start = time.perf_counter()
         importlib.import_module(f"..engines.{engine.partition(':')[0]}", __package__)
@@ -43,8 +44,13 @@ class Worker:
         translator = Translator(made, self.bundle.tokenizers(), workers=workers).open()
         loaded = time.perf_counter()
         self.bench = Bench(translator, workers)
-        size = sum(path.stat().st_size for path in needed_files(self.bundle, engine, checkpoint)) / MIB
-        return {"import_ms": 1e3 * (imported - start), "load_ms": 1e3 * (loaded - imported), "disk_mib": size}
+        size = sum(path.stat().st_size for path in needed_files(self.bundle, made, engine, checkpoint)) / MIB
+        return {
+            "precision": made.precision,
+            "import_ms": 1e3 * (imported - start),
+            "load_ms": 1e3 * (loaded - imported),
+            "disk_mib": size,
+        }
 
     def point(self, point: dict[str, int], seconds: float) -> list[Sample]:
         """See `Bench.point`."""
@@ -66,6 +72,18 @@ class Worker:
 
         return [asdict(kind) for kind in node_kinds(self.bundle, self.name, self.threads, Point(**point))]
 
+    def device_ms(self, point: dict[str, int]) -> float | None:
+        """See `Bench.device_ms`."""
+        return self.bench.device_ms(Point(**point))
+
+    def device(self) -> dict[str, Any] | None:
+        """The GPU that the engine runs on, if it does."""
+        if self.name.partition(":")[0] != "trt":
+            return None
+        from ..engines.cuda import measure_gpu
+
+        return measure_gpu()
+
     def bandwidth(self, sizes: list[int], threads: int) -> list[float]:
         """See `ceiling.bandwidth`."""
         from .ceiling import bandwidth
@@ -79,16 +97,17 @@ class Worker:
         return matrix_rates(threads)
 
 
-def needed_files(bundle: Bundle, engine: str, checkpoint: str | None) -> list[Path]:
-    """What an engine reads: headers, tokenizers, and its graphs or the checkpoint's weights."""
-    if engine == "eager":
+def needed_files(bundle: Bundle, engine: Engine, name: str, checkpoint: str | None) -> list[Path]:
+    """What an engine reads: headers, tokenizers, and its graphs, plans or the checkpoint's weights."""
+    if name == "eager":
         from ..checkpoint import HEADER, open_reference
 
         reference = open_reference(bundle, Path(checkpoint) if checkpoint else None)
         return [reference.directory / name for name in (HEADER, *reference.header["files"])]
-    variant = engine.partition(":")[2]
-    names = [MANIFEST, *tokenizer_files(bundle.manifest["tokenizer"]), *bundle.graph_files(variant)]
-    return [bundle.directory / name for name in names]
+    common = [bundle.directory / file for file in (MANIFEST, *tokenizer_files(bundle.manifest["tokenizer"]))]
+    if plans := getattr(engine, "plans", None):
+        return [*common, *plans.directory.iterdir()]
+    return [*common, *(bundle.directory / file for file in bundle.graph_files(name.partition(":")[2]))]
 
 
 def main() -> None:

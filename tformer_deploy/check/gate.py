@@ -14,7 +14,7 @@ from .. import __version__
 from ..bundle import Bundle
 from ..config import ModelConfig
 from ..data import read_lines
-from ..engines import make_engine
+from ..engines import make_engine, recipe_of
 from ..engines.base import Engine, Limits
 from ..errors import ArtifactError, ConfigError, DataError, EngineError, MissingExtra
 from ..recipe import TOLERANCES, Recipe, Tolerance, narrowest
@@ -116,15 +116,16 @@ class Gate:
         report.eager_invariance, not_blamed = eager_invariance(reference, bundle.config.eos_id, bundle.recipe.tolerance)
         for backend in backends:
             engine = make_engine(backend, bundle, self.checkpoint, self.threads)
-            recipe = bundle.variants.get(backend.partition(":")[2], bundle.recipe)
-            tolerance = recipe.tolerance
+            recipe = recipe_of(backend, bundle)
             with engine:
+                # Plans have a precision of their own.
+                tolerance = recipe.tolerance if engine.precision == recipe.precision else TOLERANCES[engine.precision]
                 try:
                     found, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
                 except EngineError as error:
-                    report.engines.append(EngineReport(backend, recipe.precision, tolerance, failures=[str(error)]))
+                    report.engines.append(EngineReport(backend, engine.precision, tolerance, failures=[str(error)]))
                     continue
-                found.precision, found.loosened = recipe.precision, loosened(recipe)
+                found.precision, found.loosened = engine.precision, loosened(recipe)
                 if translations:
                     _add_quality(found, reference.observed.runs, runs, translations, bundle.tokenizers(), tolerance)
                 if not found.passed:

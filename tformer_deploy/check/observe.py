@@ -16,7 +16,7 @@ from ..config import MAX_SEED, check_types
 from ..data import pad
 from ..decoding import Batch, DecodeOptions, Hypothesis, Step, decode, forced_steps
 from ..decoding.rules import best_tokens
-from ..engines.base import Engine, Floats, Ints, Limits
+from ..engines.base import Engine, Floats, Ints, Limits, Outlook
 from ..errors import ConfigError, EngineError, MissingExtra, ParityError
 from ..translate import length_batches, make_batch
 
@@ -137,14 +137,14 @@ def observe(
     found = Observation()
     for mode, decoding in options.modes().items():
         run = Run()
-        for batch, indices in by_length(engine, sources, range(len(sources)), options):
+        for batch, indices in by_length(engine, sources, range(len(sources)), options, decoding.rows):
             record(engine, batch, indices, decoding, run)
             if progress:
                 progress(len(indices))
         found.runs[mode] = run
     _score(engine, sources, options, reference, found, progress)
     for batch, indices in by_length(engine, sources, spread(sources, ENCODER_SENTENCES), options):
-        state = engine.encode(batch.src_ids, batch.src_lengths)
+        state = engine.encode(batch.src_ids, batch.src_lengths, Outlook(1, 1))
         arrays = engine.cross_keys_values(state)
         for row, i in enumerate(indices):
             found.encoder[i] = [array[row, :, : len(sources[i])].copy() for array in arrays]
@@ -239,21 +239,26 @@ def _score(
 
 
 def by_length(
-    engine: Engine, sources: Sequence[Sequence[int]], picked: Sequence[int], options: CheckOptions
+    engine: Engine, sources: Sequence[Sequence[int]], picked: Sequence[int], options: CheckOptions, rows: int = 1
 ) -> Iterator[tuple[Batch, list[int]]]:
-    """Batches of sentences of similar length, as a translator makes them."""
+    """Batches of sentences of similar length, as a translator makes them, to be decoded with so many rows each."""
     lengths = [len(sources[i]) for i in picked]
-    for places in length_batches(lengths, options.batch_tokens, engine.limits.batch):
+    for places in length_batches(lengths, options.batch_tokens, engine.limits.sentences(rows)):
         indices = [picked[place] for place in places]
         yield make_batch([sources[i] for i in indices], engine.config.pad_id, indices), indices
 
 
 def other_batches(
-    variant: str, engine: Engine, sources: Sequence[Sequence[int]], picked: Sequence[int], options: CheckOptions
+    variant: str,
+    engine: Engine,
+    sources: Sequence[Sequence[int]],
+    picked: Sequence[int],
+    options: CheckOptions,
+    rows: int = 1,
 ) -> Iterator[tuple[Batch, list[int]]]:
     """The same sentences in other company; see VARIANTS."""
     if variant == "padded":
-        for batch, indices in by_length(engine, sources, picked, options):
+        for batch, indices in by_length(engine, sources, picked, options, rows):
             width = min(batch.src_ids.shape[1] + PADDING, engine.limits.src_tokens)
             wide = np.full((len(indices), width), engine.config.pad_id, np.int32)
             wide[:, : batch.src_ids.shape[1]] = batch.src_ids
@@ -266,7 +271,7 @@ def other_batches(
         order, size = [i for pair in ends for i in pair][: len(order)], 8
     elif variant == "shuffled":
         order, size = np.random.default_rng(options.seed).permutation(order).tolist(), 16
-    size = min(size, engine.limits.batch)
+    size = min(size, engine.limits.sentences(rows))
     for start in range(0, len(order), size):
         indices = order[start : start + size]
         yield make_batch([sources[i] for i in indices], engine.config.pad_id, indices), indices

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..decoding.rules import best_tokens
-from ..engines.base import Engine, Floats
+from ..engines.base import Engine, Floats, Outlook
 from ..errors import MissingExtra
 from ..recipe import Tolerance
 from ..translate import make_batch
@@ -169,7 +169,7 @@ def _step_apart(
 ) -> str:
     """Which output of the engine's own steps is wrong where no layer is, with several rows alike; or nothing."""
     batch = make_batch([source], engine.config.pad_id)
-    states = [side.encode(batch.src_ids, batch.src_lengths) for side in (eager, engine)]
+    states = [side.encode(batch.src_ids, batch.src_lengths, Outlook(beams, len(target))) for side in (eager, engine)]
     tokens = np.full((1, 1), engine.config.bos_id, np.int32)
     for step, token in enumerate(target):
         sides = zip((eager, engine), states, strict=True)

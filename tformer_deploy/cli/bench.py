@@ -18,7 +18,7 @@ from .options import Checkpoint, Json
 )
 def bench(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
-    backend: Annotated[list[str] | None, typer.Option(help="Engine: ort or eager; repeatable.")] = None,
+    backend: Annotated[list[str] | None, typer.Option(help="Engine: ort, trt or eager; repeatable.")] = None,
     variant: Annotated[list[str] | None, typer.Option(help="Graphs of ort; repeatable. Without it: all.")] = None,
     checkpoint: Checkpoint = None,
     batch: Annotated[str, typer.Option(help="Sentences at once, as in 1,8,32.")] = "1,8,32",
@@ -37,8 +37,9 @@ def bench(
     """Measure engines in turns, each in a process of its own: time, memory, disk, and their share of what this machine
     could do at most. What each figure is stands in docs/bench.md.
     """
-    from ..bench import Plan, choose_engines, make_points, run
+    from ..bench import Plan, make_points, run
     from ..bundle import open_bundle
+    from ..engines import expand
 
     lists = {"batch": batch, "beam": beam, "src-len": src_len, "new-tokens": new_tokens}
     points = make_points(*(numbers(option, text) for option, text in lists.items()))
@@ -47,7 +48,7 @@ def bench(
     opened = open_bundle(bundle)
     plan = Plan(
         bundle=bundle,
-        engines=choose_engines(backend or ["ort"], variant or [], opened),
+        engines=tuple(expand(backend or ["ort"], variant or [], opened)),
         points=points,
         threads=threads or max(1, len(os.sched_getaffinity(0)) // workers),
         workers=workers,

@@ -63,6 +63,8 @@ class DecodeOptions:
     """Token ids that are never produced."""
     end_ids: tuple[int, ...] = ()
     """Token ids that end an output; none: the model's eos."""
+    endless: bool = False
+    """No token ends an output, so that each reaches its limit: for measurements."""
     first_ids: tuple[int, ...] = ()
     """Token ids that every output begins with, such as a language code."""
     align: bool = False
@@ -96,6 +98,10 @@ class DecodeOptions:
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise ConfigError(f"{name}={getattr(self, name)}: must be {rule}")
+
+    def ends(self, eos_id: int) -> tuple[int, ...]:
+        """The tokens that end an output of a model with that end token."""
+        return () if self.endless else self.end_ids or (eos_id,)
 
     @property
     def rows(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..engines.base import Engine, Ints, Scores
+from ..engines.base import Engine, Ints, Outlook, Scores
 from ..errors import LimitError
 from .sampling import Doubles
 from .search import Batch
@@ -26,7 +26,7 @@ def forced_steps(
         if not 0 <= min(target) <= max(target) < vocab:
             raise LimitError(f"a target has a token id outside the vocabulary of {vocab}")
     lengths = np.array([len(target) for target in targets])
-    state = engine.encode(batch.src_ids, batch.src_lengths)
+    state = engine.encode(batch.src_ids, batch.src_lengths, Outlook(1, int(lengths.max())))
     live = np.arange(len(targets), dtype=np.int32)
     tokens = np.full((len(live), 1), engine.config.bos_id, np.int32)
     for step in range(lengths.max()):

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engines.base import Engine, Ints, Scores
+from ..engines.base import Engine, Ints, Outlook, Scores, State
 from ..errors import LimitError
 from .options import DecodeOptions
 from .rules import Rules, Trie, are_among, best_tokens
@@ -87,9 +87,9 @@ def decode(
     kind = _Sampling if options.sampling else _Greedy if options.greedy else _Beam
     search = kind(engine, batch, options, allowed)
     search.watched = on_step is not None
-    state = engine.encode(batch.src_ids, batch.src_lengths)
+    state = engine.encode(batch.src_ids, batch.src_lengths, search.outlook())
     while True:
-        scores = engine.step(search.tokens, state, search.needs_all(), options.attention)
+        scores = engine.step(search.tokens, state, search.needs_all(state), options.attention)
         step = search.advance(scores)
         if on_step:
             on_step(step)
@@ -116,7 +116,7 @@ class _Search:
 
     def __init__(self, engine: Engine, batch: Batch, options: DecodeOptions, allowed: Trie | None) -> None:
         self.engine, self.options = engine, options
-        self.end_ids = np.array(options.end_ids or [engine.config.eos_id], np.int32)
+        self.end_ids = np.array(options.ends(engine.config.eos_id), np.int32)
         self.rules = Rules(options, self.end_ids, engine.limits.tgt_tokens, batch.src_lengths, batch.prefixes, allowed)
         count = len(batch.src_lengths)
         self.sentences = np.arange(count, dtype=np.int32)
@@ -137,12 +137,17 @@ class _Search:
         self.parents, self.kept = self.tokens, self.sentences
         self.rows_moved = self.sentences_left = self.watched = False
 
-    def needs_all(self) -> bool:
+    def outlook(self) -> Outlook:
+        """What the engine may expect."""
+        end_id = int(self.end_ids[0]) if len(self.end_ids) else -1
+        return Outlook(self.options.rows, int(self.rules.longest.max()), end_id)
+
+    def needs_all(self, state: State) -> bool:
         """Whether the next step must return every log-probability."""
         step = self.written.shape[2]
         wanted = 1 if self.options.greedy else self.options.rows + len(self.end_ids)
         wanted = min(wanted + self.rules.spare(step), self.engine.config.tgt_vocab)
-        return self.rules.needs_all(step) or wanted > self.engine.best(self.tokens.shape[1])
+        return self.rules.needs_all(step) or wanted > self.engine.best(self.tokens.shape[1], state)
 
     def are_ends(self, tokens: Ints) -> NDArray[np.bool_]:
         """Which tokens end an output."""

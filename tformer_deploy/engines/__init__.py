@@ -8,16 +8,39 @@ from pathlib import Path
 
 from ..bundle import Bundle
 from ..errors import ConfigError, missing_extra, unknown
+from ..plans import PRECISIONS, trt_variant
+from ..recipe import Recipe
 from .base import Engine
 
-BACKENDS = ("eager", "ort")
+BACKENDS = ("eager", "ort", "trt")
 STANDARD = "fp32"
 """What the standard graphs are called where variants are named."""
 
 
 def engine_names(bundle: Bundle) -> list[str]:
-    """All that can run a bundle: `eager`, `ort` for its standard graphs, `ort:NAME` for each variant."""
-    return [*BACKENDS, *(f"ort:{name}" for name in bundle.variants)]
+    """All that can run a bundle: `eager`, `ort` for its standard graphs, `ort:NAME` for each variant.
+
+    With graphs for TensorRT `trt` as well, and `trt:PRECISION` for plans of one precision.
+    """
+    compiled = any(recipe.target == "trt" for recipe in bundle.variants.values())
+    plans = ("trt", *(f"trt:{name}" for name in PRECISIONS)) if compiled else ()
+    return ["eager", "ort", *(f"ort:{name}" for name in bundle.variants), *plans]
+
+
+def check_name(name: str, bundle: Bundle) -> None:
+    """Raise ConfigError for an engine that a bundle does not have."""
+    if name == "trt":
+        trt_variant(bundle)
+    if name not in engine_names(bundle):
+        raise unknown("backend", name, engine_names(bundle))
+
+
+def recipe_of(name: str, bundle: Bundle) -> Recipe:
+    """How the graphs of an engine were made; the standard ones for `eager`."""
+    backend, _, variant = name.partition(":")
+    if backend == "trt":
+        return bundle.variants[trt_variant(bundle)]
+    return bundle.variants[variant] if variant else bundle.recipe
 
 
 def engine_name(backend: str, variant: str | None, bundle: Bundle) -> str:
@@ -26,11 +49,12 @@ def engine_name(backend: str, variant: str | None, bundle: Bundle) -> str:
         return f"ort:{bundle.default}"
     if variant is None or (variant == STANDARD and backend == "ort"):
         return backend
-    if backend != "ort":
-        raise ConfigError(f"--variant {variant}: variants are graphs of ort, {backend} has none")
-    if variant not in bundle.variants:
-        raise unknown("variant", variant, [STANDARD, *bundle.variants])
-    return f"ort:{variant}"
+    names = {"ort": [STANDARD, *bundle.variants], "trt": PRECISIONS}.get(backend)
+    if names is None:
+        raise ConfigError(f"--variant {variant}: {backend} has no variants")
+    if variant not in names:
+        raise unknown("variant", variant, names)
+    return f"{backend}:{variant}"
 
 
 def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle) -> list[str]:
@@ -42,8 +66,7 @@ def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle) -> 
         raise ConfigError(f"--variant {variants[0]}: variants are graphs of ort: add --backend ort")
     found: list[str] = []
     for backend in backends:
-        if backend not in engine_names(bundle):
-            raise unknown("backend", backend, engine_names(bundle))
+        check_name(backend, bundle)
         if backend == "ort":
             found += [engine_name("ort", variant, bundle) for variant in variants or [STANDARD, *bundle.variants]]
         else:
@@ -62,9 +85,12 @@ def make_engine(name: str, bundle: Bundle, checkpoint: Path | None = None, threa
     `checkpoint` is for `eager` alone; without it the place is used where the checkpoint was at export. `threads` 0:
     as many as this process has cores. Raises MissingExtra where the backend's packages are not installed.
     """
-    if name not in engine_names(bundle):
-        raise unknown("backend", name, engine_names(bundle))
+    check_name(name, bundle)
     try:
+        if name.startswith("trt"):
+            from .trt import TrtEngine
+
+            return TrtEngine(bundle, name.partition(":")[2])
         if name == "ort":
             from .ort import OrtEngine
 
@@ -72,9 +98,9 @@ def make_engine(name: str, bundle: Bundle, checkpoint: Path | None = None, threa
         if name.startswith("ort:"):
             variant = name.removeprefix("ort:")
             if bundle.variants[variant].target == "trt":
-                from .ort_static import StaticEngine
+                from .ort_static import OrtStaticEngine
 
-                return StaticEngine(bundle, threads, variant)
+                return OrtStaticEngine(bundle, threads, variant)
             from .ort_lowered import LoweredEngine
 
             return LoweredEngine(bundle, threads, variant)

@@ -30,6 +30,27 @@ class Limits:
     """Decoding steps."""
     beams: int
     """Rows per sentence."""
+    batches: tuple[tuple[int, int], ...] = ()
+    """Beams, and the sentences that there may be with at most so many, where it depends on them; ascending."""
+
+    def sentences(self, beams: int) -> int:
+        """Most sentences of a batch with that many rows each."""
+        return next((count for width, count in self.batches if width >= beams), self.batch)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a search will ask of a state, for engines that choose sizes by it or work ahead."""
+
+    beams: int = 0
+    """Most rows of a sentence; 0: as many as the engine takes."""
+    tokens: int = 0
+    """Most steps; 0: as many as the engine takes."""
+    end_id: int = -1
+    """The token that ends an output; -1: none does."""
+
+
+ANYTHING = Outlook()
 
 
 @dataclass(frozen=True)
@@ -51,6 +72,8 @@ class Engine(Protocol):
 
     config: ModelConfig
     limits: Limits
+    precision: str
+    """Of the weights."""
     attention: bool
     """Whether a step can return attention."""
 
@@ -60,12 +83,12 @@ class Engine(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def encode(self, src_ids: Ints, src_lengths: Ints) -> State:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> State:
         """src_ids (B, S) right-padded, src_lengths (B) -> the state of B sentences with one beam each."""
         ...
 
-    def best(self, beams: int) -> int:
-        """How many best tokens a step returns per row with that many beams."""
+    def best(self, beams: int, state: State) -> int:
+        """How many best tokens the next step returns per row with that many beams."""
         ...
 
     def step(self, tokens: Ints, state: State, full: bool = False, attention: bool = False) -> Scores:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..contract import caches, layer_names
 from ..model import KeysValues, Layers, Transformer
-from .base import Floats, Ints, Limits, Scores, check_request, check_step
+from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores, check_request, check_step
 
 
 @dataclass
@@ -29,7 +29,7 @@ class EagerState:
 class EagerEngine:
     """Runs a Transformer as it is; every other engine is compared with this one."""
 
-    attention = True
+    attention, precision = True, "fp32"
 
     def __init__(self, model: Transformer, top_k: int = 0) -> None:
         self.config, self.model, self.top_k = model.config, model, top_k
@@ -47,11 +47,11 @@ class EagerEngine:
         self.model.train(self._was_training)
 
     @torch.inference_mode()
-    def encode(self, src_ids: Ints, src_lengths: Ints) -> EagerState:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> EagerState:
         """See `Engine.encode`."""
         return self._encode(src_ids, src_lengths, None)
 
-    def best(self, beams: int) -> int:
+    def best(self, beams: int, state: Any = None) -> int:
         """See `Engine.best`."""
         return min(self.top_k or 2 * beams - 1, self.config.tgt_vocab)
 
@@ -60,7 +60,7 @@ class EagerEngine:
         """See `Engine.step`."""
         layers: Layers | None = {} if attention else None
         log_probs = self._step(tokens, state, layers)
-        ids = best_ids(log_probs, self.best(tokens.shape[1]))
+        ids = best_ids(log_probs, self.best(tokens.shape[1], state))
         return Scores(
             ids.cpu().numpy().astype(np.int32),
             log_probs.gather(-1, ids).cpu().numpy(),

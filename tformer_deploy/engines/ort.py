@@ -14,7 +14,7 @@ import numpy as np
 from ..bundle import Bundle
 from ..contract import caches, signature
 from ..errors import ArtifactError, ConfigError, EngineError, LimitError, missing_extra
-from .base import Floats, Ints, Limits, Scores, check_request, check_step
+from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores, check_request, check_step
 
 # The wheels report usage to their vendor unless this is set before the library loads.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -36,8 +36,8 @@ class OrtState:
     position: int = 0
 
 
-class OrtEngine:
-    """Runs a bundle's graphs on the CPU."""
+class OrtGraphs:
+    """The two sessions of a bundle's graphs on the CPU."""
 
     def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "") -> None:
         self.bundle, self.config, self.variant = bundle, bundle.config, variant
@@ -45,7 +45,7 @@ class OrtEngine:
         self.threads = threads or len(os.sched_getaffinity(0))
         axes = self.recipe.axes
         self.limits = Limits(axes.batch.max, axes.src_len.max, axes.past_len.max + 1, axes.beams.max)
-        self.attention = self.recipe.attention
+        self.attention, self.precision = self.recipe.attention, str(self.recipe.precision)
         self.profile = ""
         """Where the sessions write their traces, if anywhere: the beginning of a file name."""
 
@@ -59,9 +59,6 @@ class OrtEngine:
             )
             verified.result()  # first, as a damaged graph may not load either
             self._encoder, self._step = (session.result() for session in sessions)
-        self._cross = [spec.name for spec in caches("cross", self.config, ())]
-        self._past = [spec.name for spec in caches("past", self.config, ())]
-        self._outputs = [spec.name for spec in signature("decoder_step", self.config, self.recipe).outputs]
         return self
 
     def __exit__(
@@ -69,73 +66,12 @@ class OrtEngine:
     ) -> None:
         del self._encoder, self._step
 
-    def encode(self, src_ids: Ints, src_lengths: Ints) -> OrtState:
-        """See `Engine.encode`."""
-        batch, lengths = len(src_ids), np.array(src_lengths, np.int32)
-        cross = self._encode(src_ids, lengths)
-        empty = np.zeros((batch, self.config.heads, 0, self.config.head_dim), np.float32)
-        past = [OrtValue.ortvalue_from_numpy(empty)] * len(self._past)
-        parents = np.arange(batch, dtype=np.int32)[:, None]
-        return OrtState(lengths, cross, past, parents)
-
-    def _encode(self, src_ids: Ints, lengths: Ints) -> list[OrtValue]:
-        """The encoder's outputs."""
-        check_request(src_ids, lengths, self.config, self.limits)
-        binding = self._encoder.io_binding()
-        binding.bind_cpu_input("src_ids", np.ascontiguousarray(src_ids, np.int32))
-        binding.bind_cpu_input("src_lengths", lengths)
-        for name in self._cross:
-            binding.bind_output(name)
-        self._run(self._encoder, binding)
-        return binding.get_outputs()[: len(self._cross)]  # type: ignore[no-any-return]
-
-    def best(self, beams: int) -> int:
-        """See `Engine.best`."""
-        return self.recipe.top_k or 2 * beams - 1
-
-    def step(self, tokens: Ints, state: OrtState, full: bool = False, attention: bool = False) -> Scores:
-        """See `Engine.step`."""
-        check_step(tokens.shape[1], state.position, self.limits)
-        if attention and not self.attention:
-            raise LimitError(
-                "this bundle's step does not return attention: export with a recipe that has attention = true, "
-                "such as fp32-attention"
-            )
-        binding = self._step.io_binding()
-        binding.bind_cpu_input("tokens", np.ascontiguousarray(tokens, np.int32))
-        binding.bind_cpu_input("parents", state.parents)
-        binding.bind_cpu_input("position", np.array([state.position], np.int32))
-        binding.bind_cpu_input("src_lengths", state.src_lengths)
-        for name, value in zip([*self._cross, *self._past], [*state.cross, *state.past], strict=True):
-            binding.bind_ortvalue_input(name, value)
-        asked = {"log_probs": full, "attention": attention}
-        names = [name for name in self._outputs if asked.get(name, True)]
-        for name in names:
-            binding.bind_output(name)
-        self._run(self._step, binding)
-        outputs = binding.get_outputs()[: len(names)]
-        state.past = outputs[-len(self._past) :]
-        found = {name: view(value).copy() for name, value in zip(names, outputs[: -len(self._past)], strict=False)}
-        state.position += 1
-        state.parents = np.arange(tokens.size, dtype=np.int32).reshape(tokens.shape)
-        return Scores(found["top_ids"], found["top_scores"], found.get("log_probs"), found.get("attention"))
-
-    def _run(self, session: ort.InferenceSession, binding: Any) -> None:
+    def run(self, session: ort.InferenceSession, binding: Any) -> None:
+        """Run a session. Raises EngineError."""
         try:
             session.run_with_iobinding(binding)
         except Exception as error:  # the library's exceptions share no base class
             raise EngineError(f"onnxruntime {ort.__version__} stopped in {self.bundle.directory}: {error}") from None
-
-    def reorder(self, state: OrtState, parents: Ints, sentences: Ints | None = None) -> None:
-        """See `Engine.reorder`."""
-        state.parents = np.ascontiguousarray(parents, np.int32)
-        if sentences is not None:
-            state.src_lengths = state.src_lengths[sentences]
-            state.cross = [OrtValue.ortvalue_from_numpy(view(value)[sentences]) for value in state.cross]
-
-    def cross_keys_values(self, state: Any) -> list[Floats]:
-        """See `Engine.cross_keys_values`."""
-        return [view(value).copy() for value in state.cross]
 
     def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
         """See `Engine.layers`. Raises MissingExtra where onnx is not installed."""
@@ -175,6 +111,79 @@ class OrtEngine:
             raise ArtifactError(f"onnxruntime {ort.__version__} cannot load {path}: {error}; update it") from None
         self.bundle.check_metadata(graph, session.get_modelmeta().custom_metadata_map, self.recipe)
         return session
+
+
+class OrtEngine(OrtGraphs):
+    """Runs a bundle's standard graphs."""
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._cross = [spec.name for spec in caches("cross", self.config, ())]
+        self._past = [spec.name for spec in caches("past", self.config, ())]
+        self._outputs = [spec.name for spec in signature("decoder_step", self.config, self.recipe).outputs]
+        return self
+
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> OrtState:
+        """See `Engine.encode`."""
+        batch, lengths = len(src_ids), np.array(src_lengths, np.int32)
+        cross = self._encode(src_ids, lengths)
+        empty = np.zeros((batch, self.config.heads, 0, self.config.head_dim), np.float32)
+        past = [OrtValue.ortvalue_from_numpy(empty)] * len(self._past)
+        parents = np.arange(batch, dtype=np.int32)[:, None]
+        return OrtState(lengths, cross, past, parents)
+
+    def _encode(self, src_ids: Ints, lengths: Ints) -> list[OrtValue]:
+        """The encoder's outputs."""
+        check_request(src_ids, lengths, self.config, self.limits)
+        binding = self._encoder.io_binding()
+        binding.bind_cpu_input("src_ids", np.ascontiguousarray(src_ids, np.int32))
+        binding.bind_cpu_input("src_lengths", lengths)
+        for name in self._cross:
+            binding.bind_output(name)
+        self.run(self._encoder, binding)
+        return binding.get_outputs()[: len(self._cross)]  # type: ignore[no-any-return]
+
+    def best(self, beams: int, state: Any = None) -> int:
+        """See `Engine.best`."""
+        return self.recipe.top_k or 2 * beams - 1
+
+    def step(self, tokens: Ints, state: OrtState, full: bool = False, attention: bool = False) -> Scores:
+        """See `Engine.step`."""
+        check_step(tokens.shape[1], state.position, self.limits)
+        if attention and not self.attention:
+            raise LimitError(
+                "this bundle's step does not return attention: export with a recipe that has attention = true, "
+                "such as fp32-attention"
+            )
+        binding = self._step.io_binding()
+        binding.bind_cpu_input("tokens", np.ascontiguousarray(tokens, np.int32))
+        binding.bind_cpu_input("parents", state.parents)
+        binding.bind_cpu_input("position", np.array([state.position], np.int32))
+        binding.bind_cpu_input("src_lengths", state.src_lengths)
+        for name, value in zip([*self._cross, *self._past], [*state.cross, *state.past], strict=True):
+            binding.bind_ortvalue_input(name, value)
+        asked = {"log_probs": full, "attention": attention}
+        names = [name for name in self._outputs if asked.get(name, True)]
+        for name in names:
+            binding.bind_output(name)
+        self.run(self._step, binding)
+        outputs = binding.get_outputs()[: len(names)]
+        state.past = outputs[-len(self._past) :]
+        found = {name: view(value).copy() for name, value in zip(names, outputs[: -len(self._past)], strict=False)}
+        state.position += 1
+        state.parents = np.arange(tokens.size, dtype=np.int32).reshape(tokens.shape)
+        return Scores(found["top_ids"], found["top_scores"], found.get("log_probs"), found.get("attention"))
+
+    def reorder(self, state: OrtState, parents: Ints, sentences: Ints | None = None) -> None:
+        """See `Engine.reorder`."""
+        state.parents = np.ascontiguousarray(parents, np.int32)
+        if sentences is not None:
+            state.src_lengths = state.src_lengths[sentences]
+            state.cross = [OrtValue.ortvalue_from_numpy(view(value)[sentences]) for value in state.cross]
+
+    def cross_keys_values(self, state: Any) -> list[Floats]:
+        """See `Engine.cross_keys_values`."""
+        return [view(value).copy() for value in state.cross]
 
 
 def view(value: OrtValue) -> Any:

@@ -15,10 +15,10 @@ from .base import Floats, Ints, check_request, check_step
 from .ort import SHORT_SPIN_US
 
 if TYPE_CHECKING:
-    from .ort import OrtEngine
+    from .ort import OrtGraphs
 
 
-def layer_values(engine: OrtEngine, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
+def layer_values(engine: OrtGraphs, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
     """See `Engine.layers`."""
     config, (batch, length) = engine.config, tgt_ids.shape
     check_request(src_ids, src_lengths, config, engine.limits)
@@ -41,6 +41,8 @@ def layer_values(engine: OrtEngine, src_ids: Ints, src_lengths: Ints, tgt_ids: I
         if in_place:
             found = run(step, {**feed, "written_by": np.zeros((batch, 1, length), np.int32)}, past)
         else:
+            if static:
+                feed |= {"values": np.zeros((batch, 1), np.float32), "end_id": np.full(1, -1, np.int32)}
             found = run(step, {**feed, "parents": np.arange(batch, dtype=np.int32)[:, None], **past})
             past = {name: found[name.replace("past", "present")] for name in past}
         steps.append(found)
@@ -50,7 +52,7 @@ def layer_values(engine: OrtEngine, src_ids: Ints, src_lengths: Ints, tgt_ids: I
     return values
 
 
-def open_copy(engine: OrtEngine, graph: str) -> ort.InferenceSession:
+def open_copy(engine: OrtGraphs, graph: str) -> ort.InferenceSession:
     """A session whose first outputs are the layer values that the graph has."""
     path = engine.bundle.graph(graph, engine.variant)
     model = onnx.load(path, load_external_data=False)

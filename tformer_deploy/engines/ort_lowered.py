@@ -10,7 +10,7 @@ from onnxruntime import OrtValue
 
 from ..contract import caches
 from ..errors import LimitError
-from .base import Ints, Scores, check_step
+from .base import ANYTHING, Ints, Outlook, Scores, check_step
 from .ort import OrtEngine, view
 
 CAPACITY = 32
@@ -49,7 +49,7 @@ class LoweredEngine(OrtEngine):
         self._present = [spec.name for spec in caches("present", self.config, ())]
         return self
 
-    def encode(self, src_ids: Ints, src_lengths: Ints) -> Any:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> Any:
         """See `Engine.encode`."""
         batch, lengths = len(src_ids), np.array(src_lengths, np.int32)
         cross = self._encode(src_ids, lengths)
@@ -57,7 +57,7 @@ class LoweredEngine(OrtEngine):
         tokens, written_by = np.zeros((batch, 1), np.int32), np.zeros((batch, 1, CAPACITY), np.int32)
         return LoweredState(lengths, cross, past, np.arange(batch, dtype=np.int32), tokens, written_by)
 
-    def best(self, beams: int) -> int:
+    def best(self, beams: int, state: Any = None) -> int:
         """See `Engine.best`."""
         return self.recipe.top_k or 2 * beams
 
@@ -73,7 +73,7 @@ class LoweredEngine(OrtEngine):
         binding, outputs = state.bound[full]
         state.tokens[state.slots] = tokens
         state.place[0] = state.position
-        self._run(self._step, binding)
+        self.run(self._step, binding)
         state.position += 1
         ids, scores, *others = (array.reshape(*state.tokens.shape, -1)[state.slots] for array in outputs)
         return Scores(ids, scores, others[0] if others else None)

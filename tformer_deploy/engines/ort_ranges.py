@@ -10,13 +10,13 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from ..contract import GRAPHS
-from .ort_static import StaticEngine
+from .ort_static import OrtStaticEngine
 
 SUFFIX = ".largest"
 
 
-class RangeEngine(StaticEngine):
-    """Decodes as `StaticEngine` does and remembers the largest absolute value of every float tensor."""
+class RangeEngine(OrtStaticEngine):
+    """Decodes as `OrtStaticEngine` does and remembers the largest absolute value of every float tensor."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -48,11 +48,12 @@ class RangeEngine(StaticEngine):
         self._watched[session] = graph, names
         return session
 
-    def _run(self, session: ort.InferenceSession, binding: Any) -> None:
+    def run(self, session: ort.InferenceSession, binding: Any) -> None:
+        """See `OrtGraphs.run`."""
         graph, names = self._watched[session]
         largest = self.largest[graph]
         for name in names:
             binding.bind_output(f"{name}{SUFFIX}")
-        super()._run(session, binding)
+        super().run(session, binding)
         for name, value in zip(names, binding.get_outputs()[-len(names) :], strict=True):
             largest[name] = max(float(value.numpy()), largest.get(name, 0.0))

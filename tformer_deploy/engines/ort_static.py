@@ -2,52 +2,122 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from onnxruntime import OrtValue
 
-from .base import Ints, Scores, check_step
-from .ort import OrtEngine, OrtState, view
+from ..contract import signature
+from ..plans import Profile
+from .base import Floats, Ints, Outlook
+from .ort import OrtGraphs, view
+from .static import Choice, Record, StaticEngine
 
 CAPACITY = 32
-"""Positions that a new cache has room for; it doubles when they are full, up to what the model has."""
+"""Positions that a new cache has room for; it doubles when they are full."""
+TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int32)": np.int32}
 
 
-class StaticEngine(OrtEngine):
+class OrtStaticEngine(StaticEngine, OrtGraphs):
     """Runs a variant of target `trt`."""
 
-    def encode(self, src_ids: Ints, src_lengths: Ints) -> OrtState:
-        """See `Engine.encode`."""
-        state = super().encode(src_ids, src_lengths)
-        half = self._step.get_inputs()[-1].type == "tensor(float16)"
-        shape = len(src_ids), self.config.heads, min(CAPACITY, self.limits.tgt_tokens), self.config.head_dim
-        empty = np.zeros(shape, np.float16 if half else np.float32)
-        state.past = [OrtValue.ortvalue_from_numpy(empty)] * len(state.past)
-        return state
+    def choose(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
+        """See `StaticEngine.choose`: exactly what is asked for."""
+        return Profile(batch, outlook.beams or self.limits.beams, src_tokens, self.limits.tgt_tokens)
 
-    def best(self, beams: int) -> int:
-        """See `Engine.best`."""
-        return self.recipe.top_k or 2 * beams
-
-    def step(self, tokens: Ints, state: Any, full: bool = False, attention: bool = False) -> Scores:
-        """See `Engine.step`."""
-        check_step(tokens.shape[1], state.position, self.limits)
-        if state.position == state.past[0].shape()[2]:
-            more = min(2 * state.position, self.limits.tgt_tokens)
-            state.past = [grown(value, more) for value in state.past]
-        scores = super().step(tokens, state, full, attention)
-        best, log_probs = scores.ids.shape[-1], scores.log_probs
-        return Scores(
-            scores.ids.reshape(*tokens.shape, best),
-            scores.scores.reshape(*tokens.shape, best),
-            None if log_probs is None else log_probs.reshape(*tokens.shape, -1),
-        )
+    def take(self, profile: Profile) -> OrtDevice:
+        """See `StaticEngine.take`."""
+        return OrtDevice(self, profile)
 
 
-def grown(cache: OrtValue, capacity: int) -> OrtValue:
-    """A copy of a cache (R, H, M, D) with room for more positions."""
-    old = view(cache)
-    new = np.zeros((*old.shape[:2], capacity, old.shape[3]), old.dtype)
-    new[:, :, : old.shape[2]] = old
-    return OrtValue.ortvalue_from_numpy(new)
+class OrtDevice:
+    """See `static.Device`. Even steps read what odd ones write, and the other way round."""
+
+    def __init__(self, engine: OrtStaticEngine, profile: Profile) -> None:
+        self.engine, self.profile = engine, profile
+        self.best = engine.recipe.top_k or 2 * profile.beams
+        self._capacity = min(CAPACITY, profile.capacity)
+        self._encoder, self._step = engine.sessions()
+        step = signature("decoder_step", engine.config, engine.recipe)
+        self._specs = {spec.name: spec for spec in (*step.inputs, *step.outputs)}
+        types = (*self._step.get_inputs(), *self._step.get_outputs())
+        self._types = {value.name: TYPES[value.type] for value in types}
+        self._carried = {spec.name: carried for spec in step.inputs if (carried := next_name(spec.name)) in self._specs}
+        """Input of a step -> the output of the step before it."""
+        found = [spec.name for spec in step.outputs if spec.name not in self._carried.values()]
+        self._given = self._buffers(spec.name for spec in step.inputs if spec.name not in self._carried)
+        self._states = [self._buffers(self._carried) for _ in range(2)]
+        self._found = [self._buffers(found) for _ in range(2)]
+        self._bindings = [self._bind(turn) for turn in range(2)]
+
+    def encode(self, src_ids: Ints, src_lengths: Ints, end_id: int) -> None:
+        """See `Device.encode`."""
+        self._given["src_lengths"].update_inplace(src_lengths)
+        self._given["end_id"].update_inplace(np.array([end_id], np.int32))
+        binding = self._encoder.io_binding()
+        binding.bind_cpu_input("src_ids", src_ids)
+        binding.bind_ortvalue_input("src_lengths", self._given["src_lengths"])
+        for name, value in self._given.items():
+            if name.startswith("cross_"):
+                binding.bind_ortvalue_output(name, value)
+        self.engine.run(self._encoder, binding)
+
+    def feed(self, choice: Choice, step: int) -> None:
+        """See `Device.feed`."""
+        values = {"tokens": choice.tokens, "parents": choice.parents, "values": choice.values}
+        for name, array in {**values, "position": np.array([step], np.int32)}.items():
+            self._states[step % 2][name].update_inplace(np.ascontiguousarray(array))
+
+    def issue(self, step: int) -> None:
+        """See `Device.issue`."""
+        if step == self._capacity:
+            self._grow()
+        self.engine.run(self._step, self._bindings[step % 2])
+
+    def read(self, step: int) -> Record:
+        """See `Device.read`."""
+        found, state = self._found[step % 2], self._states[1 - step % 2]
+        choice = Choice(*(view(state[name]).copy() for name in ("tokens", "parents", "values")))
+        return Record(view(found["top_ids"]).copy(), view(found["top_scores"]).copy(), choice)
+
+    def log_probs(self, step: int) -> Floats:
+        """See `Device.log_probs`."""
+        return view(self._found[step % 2]["log_probs"])  # type: ignore[no-any-return]
+
+    def cross(self) -> list[Floats]:
+        """See `Device.cross`."""
+        return [view(value) for name, value in self._given.items() if name.startswith("cross_")]
+
+    def _buffers(self, names: Iterable[str]) -> dict[str, OrtValue]:
+        """Zeros in the shapes of inputs or outputs."""
+        sizes = {**self.profile.sizes, "capacity": self._capacity}
+        arrays = {name: np.zeros(self._specs[name].sized(sizes), self._types[name]) for name in names}
+        return {name: OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
+
+    def _bind(self, turn: int) -> Any:
+        """What even steps (0) or odd steps (1) read and write."""
+        binding = self._step.io_binding()
+        for name, value in {**self._given, **self._states[turn]}.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in self._found[turn].items():
+            binding.bind_ortvalue_output(name, value)
+        for name, output in self._carried.items():
+            binding.bind_ortvalue_output(output, self._states[1 - turn][name])
+        return binding
+
+    def _grow(self) -> None:
+        """Room for twice as many positions."""
+        filled, self._capacity = self._capacity, min(2 * self._capacity, self.profile.capacity)
+        names = [name for name in self._carried if name.startswith("past_")]
+        for state in self._states:
+            larger = self._buffers(names)
+            for name, value in larger.items():
+                view(value)[:, :, :filled] = view(state[name])
+            state.update(larger)
+        self._bindings = [self._bind(turn) for turn in range(2)]
+
+
+def next_name(name: str) -> str:
+    """The output of a step that the next one has as the input `name`."""
+    return name.replace("past", "present") if name.startswith("past_") else f"next_{name}"

@@ -6,9 +6,13 @@ import os
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, EngineError, MissingExtra, unknown
+from ..plans import Stamp
+
+if TYPE_CHECKING:
+    from .cuda import Gpu
 
 MODULES = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 """Flavors, in the order in which an installed one is taken, and their Python modules."""
@@ -52,41 +56,71 @@ class TensorRt:
 
     def capability(self) -> str:
         """What plans that are built here run on, such as `sm90`. Raises EngineError where that takes a GPU."""
-        return PORTABLE if self.flavor == "rtx" else device_capability(self.title)
+        return PORTABLE if self.flavor == "rtx" else find_gpu(self.title).capability
+
+    def stamps(self, capability: str, precision: str) -> list[Stamp]:
+        """What plans may be of that a GPU of that capability runs, those that were made for it first."""
+        capabilities, versions = [capability], [self.title]
+        if int(capability.removeprefix("sm")) >= 80:
+            capabilities = [PORTABLE] if self.flavor == "rtx" else [capability, PORTABLE]
+        if self.flavor == "tensorrt":
+            versions.append(f"TensorRT {self.major}")
+        return [Stamp(each, version, precision) for version in versions for each in capabilities]
 
 
-def load_tensorrt(flavor: str = "") -> TensorRt:
-    """Import a flavor, or the first that is installed. Raises MissingExtra."""
+def installed(flavor: str = "") -> list[str]:
+    """The flavors that are installed, or the one that is asked for. Raises MissingExtra."""
     if flavor and flavor not in MODULES:
         raise unknown("TensorRT flavor", flavor, MODULES)
     found = [name for name, module in MODULES.items() if flavor in ("", name) and find_spec(module)]
     if not found:
         extras = " or ".join(f"'tformer-deploy[{EXTRAS[name]}]'" for name in ([flavor] if flavor else MODULES))
         raise MissingExtra(f"TensorRT is not installed: pip install {extras}")
+    return found
+
+
+def load_tensorrt(flavor: str) -> TensorRt:
+    """Import an installed flavor. Raises EngineError."""
+    try:
+        module = import_module(MODULES[flavor])
+    except (ImportError, OSError) as error:
+        raise EngineError(f"{MODULES[flavor]} is installed but does not load: {error}") from None
+    return TensorRt(flavor, module, module.__version__)
+
+
+def load_builder(flavor: str = "") -> TensorRt:
+    """Import a flavor, or the first that is installed, and have Polygraphy drive it. Raises MissingExtra."""
+    chosen = installed(flavor)[0]
     if not find_spec("polygraphy"):
-        raise MissingExtra(f"polygraphy is not installed: pip install 'tformer-deploy[{EXTRAS[found[0]]}]'")
-    os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = str(int(found[0] == "rtx"))
+        raise MissingExtra(f"polygraphy is not installed: pip install 'tformer-deploy[{EXTRAS[chosen]}]'")
+    os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = str(int(chosen == "rtx"))
     import polygraphy.config
 
-    if (found[0] == "rtx") != polygraphy.config.USE_TENSORRT_RTX:
-        raise ConfigError(f"--trt-flavor {found[0]}: this process has loaded the other one already")
-    try:
-        module = import_module(MODULES[found[0]])
-    except (ImportError, OSError) as error:
-        raise EngineError(f"{MODULES[found[0]]} is installed but does not load: {error}") from None
-    return TensorRt(found[0], module, module.__version__)
+    if (chosen == "rtx") != polygraphy.config.USE_TENSORRT_RTX:
+        raise ConfigError(f"--trt-flavor {chosen}: this process has loaded the other one already")
+    return load_tensorrt(chosen)
 
 
-def device_capability(wanted_by: str) -> str:
-    """The compute capability of the first GPU, such as `sm90`. Raises EngineError, MissingExtra."""
+def find_gpu(wanted_by: str) -> Gpu:
+    """The first GPU. Raises MissingExtra or EngineError that says which of package, driver and GPU is missing."""
     try:
-        from cuda.bindings import runtime
+        from . import cuda
     except ModuleNotFoundError:
         raise MissingExtra("cuda-python is not installed: pip install 'tformer-deploy[trt]'") from None
-    error, count = runtime.cudaGetDeviceCount()
-    if error == runtime.cudaError_t.cudaErrorInsufficientDriver:
-        raise EngineError(f"{wanted_by} builds on the GPU that it builds for, and no NVIDIA driver is loaded here")
-    if error != runtime.cudaError_t.cudaSuccess or not count:
-        raise EngineError(f"{wanted_by} builds on the GPU that it builds for, and there is none here ({error.name})")
-    _, properties = runtime.cudaGetDeviceProperties(0)
-    return f"sm{properties.major}{properties.minor}"
+    return cuda.find_gpu(wanted_by)
+
+
+def make_logger(trt: Any) -> tuple[Any, list[str]]:
+    """A logger for TensorRT, and the list of what it reports as errors."""
+    messages: list[str] = []
+    serious = trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR
+
+    class Collector(trt.ILogger):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in serious:
+                messages.append(message)
+
+    return Collector(), messages

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import EngineError
-from .trt_api import TensorRt
+from .trt_api import TensorRt, make_logger
 
 TYPES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}
 """What a plan calls the types of its weights."""
@@ -148,18 +148,7 @@ class Errors:
     """Collects what TensorRT reports as errors while it builds, and keeps it and Polygraphy from printing."""
 
     def __init__(self, trt: Any) -> None:
-        self.messages: list[str] = []
-        messages, serious = self.messages, (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR)
-
-        class Collector(trt.ILogger):  # type: ignore[misc,name-defined]
-            def __init__(self) -> None:
-                trt.ILogger.__init__(self)
-
-            def log(self, severity: Any, message: str) -> None:
-                if severity in serious:
-                    messages.append(message)
-
-        self._collector = Collector()
+        self._collector, self.messages = make_logger(trt)
 
     def __enter__(self) -> Errors:
         from polygraphy.backend.trt import util

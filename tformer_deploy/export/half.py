@@ -15,7 +15,8 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from ..errors import ArtifactError, LimitError
+from ..contract import number
+from ..errors import LimitError
 
 Half = Literal["fp16", "bf16"]
 KINDS: dict[str, tuple[int, Any]] = {
@@ -52,7 +53,7 @@ def fix_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
     for value in (*graph.input, *graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
-                dim.dim_value = _number(dim.dim_param, sizes)
+                dim.dim_value = number(dim.dim_param, sizes)
     del graph.value_info[:]
     shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in graph.input}
     known = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if _is_integer(tensor)}
@@ -197,16 +198,6 @@ def _is_cache(name: str) -> bool:
 
 def _is_integer(tensor: TensorProto) -> bool:
     return tensor.data_type in (TensorProto.INT64, TensorProto.INT32)
-
-
-def _number(size: str, sizes: Mapping[str, int]) -> int:
-    """The value of a name or a product of names and numbers."""
-    product = 1
-    for factor in size.split("*"):
-        if not factor.isdigit() and factor not in sizes:
-            raise ArtifactError(f"size {size} of the graph has no number: it is not of target trt")
-        product *= int(factor) if factor.isdigit() else sizes[factor]
-    return product
 
 
 def _replace(graph: onnx.GraphProto, nodes: Iterable[NodeProto], constants: Iterable[TensorProto] = ()) -> None:

@@ -117,6 +117,23 @@ class TrtLowering(Lowering):
             count = self.graph.node("Mul", [self.size("tokens", 1), self.ints("two", [2])])
         self.graph.node("TopK", [log_probs, count], ["top_scores", "best"])
         self.graph.node("Cast", ["best"], "top_ids", to=TensorProto.INT32)
+        self.choose(count)
+
+    def choose(self, count: str) -> None:
+        """The next step's inputs, of the `count` best tokens of every row: `contract.CHOICE`."""
+        node, number = self.graph.node, self.graph.constant
+        sums = node("Add", [node("Reshape", ["values", self.ints("column", [-1, 1])]), "top_scores"])
+        going = node("Where", [node("Equal", ["top_ids", "end_id"]), self.hidden, sums])  # (R, k)
+        beams = self.size("tokens", 1)
+        by_sentence = node("Concat", [self.size("tokens", 0), self.ints("all", [-1])], axis=0)
+        node("TopK", [node("Reshape", [going, by_sentence]), beams], ["next_values", "chosen"])  # (B, K)
+        node("GatherElements", [node("Reshape", ["top_ids", by_sentence]), "chosen"], "next_tokens", axis=1)
+        chosen, width, rows = (node("Cast", [x], to=TensorProto.INT32) for x in ("chosen", count, beams))
+        every = number("sentences", np.arange(self.recipe.axes.batch.max, dtype=np.int32))
+        firsts = node("Mul", [node("Slice", [every, self.ints("zero", [0]), self.size("tokens", 0)]), rows])
+        firsts = node("Unsqueeze", [firsts, self.ints("one", [1])])  # (B, 1)
+        node("Add", [node("Div", [chosen, width]), firsts], "next_parents")
+        node("Add", ["position", number("next", np.ones(1, np.int32))], "next_position")
 
     def gelu(self, x: str) -> str:
         """See `Lowering.gelu`. The operator is younger than TensorRT 8.6."""

@@ -1,0 +1,206 @@
+"""The few calls of the CUDA runtime that plans need: errors as exceptions, memory with an owner."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from cuda.bindings import runtime
+from numpy.typing import NDArray
+
+from ..errors import EngineError
+
+COPIED, COPIES = 512 << 20, 10
+"""Bytes, and how often, to see how fast memory is; a copy reads and writes."""
+ALIGNMENT = 256
+"""Of tensors that share a block of memory."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The first GPU of the host."""
+
+    name: str
+    capability: str
+    """Compute capability, such as `sm90`."""
+    memory_mib: int
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """A function's result, or a tuple of several. Raises EngineError."""
+    error, *found = function(*arguments)
+    if error != runtime.cudaError_t.cudaSuccess:
+        raise EngineError(f"CUDA stopped in {function.__name__}: {runtime.cudaGetErrorString(error)[1].decode()}")
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def find_gpu(wanted_by: str) -> Gpu:
+    """The first GPU. Raises EngineError that says whether the driver or the GPU is missing."""
+    _, driver = runtime.cudaDriverGetVersion()
+    if not driver:
+        raise EngineError(f"{wanted_by} needs a GPU, and no NVIDIA driver is loaded here: install or start it")
+    error, count = runtime.cudaGetDeviceCount()
+    if error == runtime.cudaError_t.cudaErrorInsufficientDriver:
+        _, own = runtime.cudaRuntimeGetVersion()
+        raise EngineError(
+            f"the NVIDIA driver knows CUDA up to {_dotted(driver)}, and cuda-python here is of {_dotted(own)}: "
+            f"update the driver, or pip install 'cuda-python<={_dotted(driver)}'"
+        )
+    if error != runtime.cudaError_t.cudaSuccess or not count:
+        raise EngineError(f"{wanted_by} needs a GPU, and there is none here ({error.name})")
+    properties = call(runtime.cudaGetDeviceProperties, 0)
+    name = properties.name.decode().rstrip("\0")
+    return Gpu(name, f"sm{properties.major}{properties.minor}", properties.totalGlobalMem >> 20)
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+class Memory:
+    """A block on the device, of zeros at first."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.address = size, int(call(runtime.cudaMalloc, size))
+        call(runtime.cudaMemset, self.address, 0, size)
+
+    def free(self) -> None:
+        """Give it back."""
+        call(runtime.cudaFree, self.address)
+
+
+class Pinned:
+    """A block on the host that the device copies to and from at its own time."""
+
+    def __init__(self, size: int) -> None:
+        self.address = int(call(runtime.cudaHostAlloc, size, runtime.cudaHostAllocDefault))
+        self.bytes: NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
+        self.bytes[:] = 0
+
+    def free(self) -> None:
+        """Give it back; arrays that look into it must be gone."""
+        call(runtime.cudaFreeHost, self.address)
+
+
+class Stream:
+    """Work that the device does in order."""
+
+    def __init__(self) -> None:
+        self.handle = call(runtime.cudaStreamCreateWithFlags, runtime.cudaStreamNonBlocking)
+
+    def wait(self) -> None:
+        """Until all is done."""
+        call(runtime.cudaStreamSynchronize, self.handle)
+
+    def to_device(self, address: int, source: Pinned, size: int) -> None:
+        """Copy the first `size` bytes."""
+        kind = runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+        call(runtime.cudaMemcpyAsync, address, source.address, size, kind, self.handle)
+
+    def to_host(self, target: Pinned, address: int, size: int) -> None:
+        """Copy `size` bytes."""
+        kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        call(runtime.cudaMemcpyAsync, target.address, address, size, kind, self.handle)
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """What `work` gives to this stream, to be given to it again in one call; it does not run now."""
+        call(
+            runtime.cudaStreamBeginCapture, self.handle, runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        )
+        try:
+            work()
+        finally:
+            graph = call(runtime.cudaStreamEndCapture, self.handle)
+        return Graph(self, call(runtime.cudaGraphInstantiate, graph, 0))
+
+    def free(self) -> None:
+        """Give it back."""
+        call(runtime.cudaStreamDestroy, self.handle)
+
+
+class Graph:
+    """Captured work."""
+
+    def __init__(self, stream: Stream, executable: Any) -> None:
+        self._stream, self._executable = stream, executable
+
+    def launch(self) -> None:
+        """Put it on its stream."""
+        call(runtime.cudaGraphLaunch, self._executable, self._stream.handle)
+
+    def free(self) -> None:
+        """Give it back."""
+        call(runtime.cudaGraphExecDestroy, self._executable)
+
+
+class Event:
+    """A place in a stream."""
+
+    def __init__(self) -> None:
+        self.handle = call(runtime.cudaEventCreate)
+
+    def record(self, stream: Stream) -> None:
+        """Put it behind what the stream has to do now."""
+        call(runtime.cudaEventRecord, self.handle, stream.handle)
+
+    def wait(self) -> None:
+        """Until the stream has come to it."""
+        call(runtime.cudaEventSynchronize, self.handle)
+
+    def since(self, earlier: Event) -> float:
+        """Milliseconds between two that the stream has passed."""
+        return float(call(runtime.cudaEventElapsedTime, earlier.handle, self.handle))
+
+    def free(self) -> None:
+        """Give it back."""
+        call(runtime.cudaEventDestroy, self.handle)
+
+
+def measure_gpu() -> dict[str, Any]:
+    """The first GPU's name, its memory in use, and its bandwidth: bytes read and written a second in a copy."""
+    gpu, stream, events = find_gpu("the measurement"), Stream(), (Event(), Event())
+    free, total = call(runtime.cudaMemGetInfo)
+    blocks = Memory(COPIED), Memory(COPIED)
+    best = math.inf
+    for _ in range(COPIES):
+        events[0].record(stream)
+        kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        call(runtime.cudaMemcpyAsync, blocks[0].address, blocks[1].address, COPIED, kind, stream.handle)
+        events[1].record(stream)
+        events[1].wait()
+        best = min(best, events[1].since(events[0]))
+    for part in (*blocks, *events, stream):
+        part.free()
+    return {
+        "name": gpu.name,
+        "used_mib": (total - free) >> 20,
+        "total_mib": total >> 20,
+        "read_bytes_per_s": 2 * COPIED / (best / 1e3),
+    }
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where one of several tensors lies in a block."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def view(self, block: NDArray[np.uint8]) -> NDArray[Any]:
+        """The tensor in a copy of the block."""
+        size = int(np.prod(self.shape)) * self.dtype.itemsize
+        return block[self.offset : self.offset + size].view(self.dtype).reshape(self.shape)
+
+
+def lay_out(tensors: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> tuple[dict[str, Tensor], int]:
+    """Places one behind the other, aligned, and the size of the block."""
+    places, end = {}, 0
+    for name, (shape, dtype) in tensors.items():
+        places[name] = Tensor(end, shape, dtype)
+        end += -(-int(np.prod(shape)) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    return places, end
