@@ -47,6 +47,7 @@ class TableEngine:
     """Log-probabilities and attention are random functions of the source and the output so far."""
 
     attention = True
+    precision = "fp32"
 
     def __init__(
         self, seed: int = 0, table: Table = smooth, positions: int = 7, lists: bool = True, vocab: int = VOCAB
@@ -84,7 +85,7 @@ class TableEngine:
             self._looks[key] = (rng.integers(0, 4, len(source)) / 4).astype(np.float32)
         return self._looks[key]
 
-    def encode(self, src_ids: Ints, src_lengths: Ints) -> TableState:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Any = None) -> TableState:
         check_request(src_ids, src_lengths, self.config, self.limits)
         sources = [tuple(ids[:n].tolist()) for ids, n in zip(src_ids, src_lengths, strict=True)]
         return TableState(sources, src_ids.shape[1], [()] * len(sources))

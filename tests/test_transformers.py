@@ -65,7 +65,7 @@ class ModelEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def encode(self, src_ids: Ints, src_lengths: Ints) -> ModelState:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Any = None) -> ModelState:
         check_request(src_ids, src_lengths, self.config, self.limits)
         mask = torch.from_numpy((np.arange(src_ids.shape[1]) < src_lengths[:, None]).astype(np.int64))
         encoder = self.model.get_encoder()
