@@ -59,7 +59,7 @@ HEAVY = {
         "bench.ceiling",
     },
     "polygraphy": {"engines.trt_api", "engines.trt_build"},
-    "cuda": {"engines.trt_api"},
+    "cuda": {"engines.cuda"},
     "safetensors": {"checkpoint", "train"},
     "spacy": {"text"},
     "sentencepiece": {"text"},

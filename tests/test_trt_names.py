@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
 from sysconfig import get_platform
@@ -46,9 +47,17 @@ VALUES = {
     "layer": "ILayer",
     "output": "ITensor",
     "outputs": "ITensor",
+    "_runtime": "Runtime",
+    "plan": "ICudaEngine",
+    "context": "IExecutionContext",
 }
 """Variable or attribute of our code -> class of what it holds, one or a list of them; the empty name is TensorRT."""
-MEMBERS = {"ILayer.type": "LayerType", "ILayer.get_output": "ITensor", "ITensor.dtype": "DataType"}
+MEMBERS = {
+    "ILayer.type": "LayerType",
+    "ILayer.get_output": "ITensor",
+    "ITensor.dtype": "DataType",
+    "ICudaEngine.get_tensor_dtype": "DataType",
+}
 """Member -> class of its value."""
 MAKERS = ("network_options", "precision_options", "make_config")
 """Functions of our code that make options for Polygraphy."""
@@ -64,8 +73,13 @@ OPTIONS = {
     "load_timing_cache": "IBuilderConfig.set_timing_cache",
 }
 """Option -> what Polygraphy sets for it."""
-TEXTS = {"matrix_multiply": "LayerType.MATRIX_MULTIPLY", "half": "DataType.HALF", "bf16": "DataType.BF16"}
-"""Text that our code compares with a lowered name -> that name."""
+TEXTS = {
+    "matrix_multiply": "LayerType.MATRIX_MULTIPLY",
+    "half": "DataType.HALF",
+    "bf16": "DataType.BF16",
+    **{name: f"DataType.{name}" for name in ("FLOAT", "HALF", "BF16", "INT32")},
+}
+"""Text that our code compares with a name, or with one in small letters -> that name."""
 ONLY = {
     # TensorRt.typed
     "ILayer.precision": {"8.6"},
@@ -240,3 +254,15 @@ class Log(trt.ILogger):
         *("INetworkDefinition.__getitem__", "ILayer.precision", "ILayer.get_output", "ITensor.dtype", "DataType.name"),
         *("ILogger", "ILogger.log", "DataType.HALF"),
     }
+
+
+def test_the_names_of_the_cuda_runtime_exist() -> None:
+    if not find_spec("cuda.bindings"):
+        pytest.skip("cuda.bindings needs the 'trt-rtx' extra")
+    from cuda.bindings import runtime
+
+    source = (ROOT / "tformer_deploy/engines/cuda.py").read_text("utf-8")
+    names = re.findall(r"\bruntime\.(cuda\w+(?:\.cuda\w+)?)", source)
+    assert len(set(names)) > 30
+    for name in names:
+        reduce(getattr, name.split("."), runtime)

@@ -40,7 +40,10 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def find_gpu(wanted_by: str) -> Gpu:
     """The first GPU. Raises EngineError that says whether the driver or the GPU is missing."""
-    _, driver = runtime.cudaDriverGetVersion()
+    try:
+        _, driver = runtime.cudaDriverGetVersion()
+    except RuntimeError:  # of cuda-python 12, where it finds no library of the driver
+        driver = 0
     if not driver:
         raise EngineError(f"{wanted_by} needs a GPU, and no NVIDIA driver is loaded here: install or start it")
     error, count = runtime.cudaGetDeviceCount()

@@ -24,7 +24,8 @@ class OrtStaticEngine(StaticEngine, OrtGraphs):
 
     def choose(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
         """See `StaticEngine.choose`: exactly what is asked for."""
-        return Profile(batch, outlook.beams or self.limits.beams, src_tokens, self.limits.tgt_tokens)
+        tokens = min(outlook.tokens or self.limits.tgt_tokens, self.limits.tgt_tokens)
+        return Profile(batch, outlook.beams or self.limits.beams, src_tokens, tokens)
 
     def take(self, profile: Profile) -> OrtDevice:
         """See `StaticEngine.take`."""

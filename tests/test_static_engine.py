@@ -1,0 +1,135 @@
+"""Steps that choose what the next one is fed, on ONNX Runtime: the search gets eager's numbers whatever it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tformer_deploy.decoding import DecodeOptions, decode
+from tformer_deploy.engines import static
+from tformer_deploy.engines.base import Outlook
+from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy.engines.ort_static import CAPACITY, OrtDevice, OrtStaticEngine
+from tformer_deploy.errors import LimitError
+from tformer_deploy.model import Transformer
+
+from .conftest import VOCAB, lowered_engine, random_model, random_sources, small_config
+from .test_lowered_engine import MODES, POSITIONS, TOLERANCE, batch_of
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    """Sentences end at different steps."""
+    model = random_model(small_config(max_positions=POSITIONS, share_embeddings="none"), seed=8).eval()
+    model.output.weight.data[3] *= 2
+    return model
+
+
+@pytest.fixture(scope="module")
+def engine(model: Transformer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with lowered_engine(model, tmp_path_factory.mktemp("static"), "trt") as engine:
+        assert isinstance(engine, OrtStaticEngine)
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def eager(model: Transformer) -> Iterator[EagerEngine]:
+    with EagerEngine(model) as engine:
+        yield engine
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every step that a device does, by its number."""
+    done: list[int] = []
+    issue = OrtDevice.issue
+    monkeypatch.setattr(OrtDevice, "issue", lambda self, step: done.append(step) or issue(self, step))
+    return done
+
+
+@pytest.mark.parametrize("options", MODES.values(), ids=MODES)
+def test_decodes_as_eager_does(engine: Any, eager: EagerEngine, options: dict[str, Any]) -> None:
+    chosen = DecodeOptions(**{"max_tokens": POSITIONS, **options})
+    theirs, ours = (decode(side, batch_of(9, 5), chosen) for side in (eager, engine))
+    assert [[h.ids for h in found] for found in ours] == [[h.ids for h in found] for found in theirs]
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_a_plain_search_never_makes_the_device_do_a_step_again(engine: Any, steps: list[int], beams: int) -> None:
+    """And what it did too much at the end are at most the steps that it is ahead."""
+    outputs = decode(engine, batch_of(6, 3), DecodeOptions(max_tokens=POSITIONS, beams=beams))
+    longest = max(len(output.ids) + output.finished for found in outputs for output in found)
+    assert steps == list(range(len(steps))) and longest <= len(steps)
+    decode(engine, batch_of(6, 3), DecodeOptions(max_tokens=7, beams=beams, endless=True))
+    assert steps[-7:] == list(range(7)), "not a step beyond the last that was announced"
+
+
+def test_where_the_search_decides_otherwise_steps_are_done_again(engine: Any, eager: EagerEngine, steps: Any) -> None:
+    """A few times; then the device waits for the search."""
+    favourite = int(
+        np.bincount([t for found in decode(eager, batch_of(6, 3), DecodeOptions(30)) for t in found[0].ids]).argmax()
+    )
+    options = DecodeOptions(max_tokens=30, suppress=(favourite,), beams=3)
+    ours, theirs = (decode(side, batch_of(6, 3), options) for side in (engine, eager))
+    assert [[h.ids for h in found] for found in ours] == [[h.ids for h in found] for found in theirs]
+    assert 1 <= sum(b < a for a, b in pairwise(steps)) <= static.MISSES
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_course_gives_eagers_numbers(
+    engine: Any, eager: EagerEngine, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device's own choice shuffled, other tokens and parents, sentences that leave, all scores or not."""
+    monkeypatch.setattr(static, "MISSES", 1000)
+    rng, sentences, beams = np.random.default_rng(seed), 5, 3
+    src_ids, lengths = random_sources(sentences, 6, seed)
+    states = [side.encode(src_ids, lengths, Outlook(beams, 60)) for side in (engine, eager)]
+    tokens: NDArray[np.int32] = np.full((sentences, 1), 2, np.int32)
+    for position in range(CAPACITY + 12):
+        full = rng.random() < 0.2
+        ours, theirs = (
+            side.step(tokens, state, full=True if side is eager else full)
+            for side, state in zip((engine, eager), states, strict=True)
+        )
+        expected = np.take_along_axis(theirs.log_probs, ours.ids, 2)
+        assert np.abs(ours.scores - expected).max() <= TOLERANCE and (np.diff(ours.scores) <= 0).all()
+        if full:
+            assert np.abs(ours.log_probs - theirs.log_probs).max() <= TOLERANCE
+        state, width = states[0], tokens.shape[1]
+        kept = np.arange(len(tokens))
+        if rng.random() < 0.08 and len(kept) > 1:
+            kept = np.delete(kept, rng.integers(len(kept)))
+        if rng.random() < 0.6:  # as the device has it, shuffled
+            own = state.record.next
+            order = rng.permutation(beams)
+            rows = state.places[kept, 0] // beams
+            tokens = own.tokens[rows][:, order]
+            places = own.parents[rows][:, order]
+            parents = np.array([[np.flatnonzero(state.places.ravel() == place)[0] for place in row] for row in places])
+        else:
+            parents = kept[:, None] * width + rng.integers(0, width, (len(kept), beams))
+            tokens = rng.integers(0, VOCAB, (len(kept), beams)).astype(np.int32)
+        for side, each in zip((engine, eager), states, strict=True):
+            side.reorder(each, parents.astype(np.int32), kept.astype(np.int32))
+        assert state.position == position + 1
+
+
+def test_limits_are_kept(engine: Any) -> None:
+    src_ids, lengths = random_sources(2, 4)
+    state = engine.encode(src_ids, lengths, Outlook(2, 5))
+    engine.step(np.full((2, 1), 2, np.int32), state)
+    engine.reorder(state, np.array([[0] * 3, [1] * 3], np.int32))
+    with pytest.raises(LimitError, match="3 beams exceed the 2 of the profile 2x2x4x5"):
+        engine.step(np.full((2, 3), 5, np.int32), state)
+    engine.reorder(state, np.array([[0], [1]], np.int32))
+    for _ in range(4):
+        engine.step(np.full((2, 1), 5, np.int32), state)
+    with pytest.raises(LimitError, match="step 6 exceeds the profile 2x2x4x5"):
+        engine.step(np.full((2, 1), 5, np.int32), state)
+    with pytest.raises(LimitError, match="do not return attention"):
+        engine.step(np.full((2, 1), 5, np.int32), engine.encode(src_ids, lengths), attention=True)
