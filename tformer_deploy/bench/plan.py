@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..bundle import Bundle
 from ..check import make_corpus
-from ..engines import recipe_of
+from ..engines import parse_name, recipe_of
 from ..errors import LimitError
 
 
@@ -76,7 +76,7 @@ class Plan:
 
 def has_profile(engine: str) -> bool:
     """Whether the time of each kind of node can be told."""
-    return engine.partition(":")[0] == "ort"
+    return parse_name(engine).backend == "ort"
 
 
 def make_points(*sizes: Sequence[int]) -> tuple[Point, ...]:
@@ -87,7 +87,7 @@ def make_points(*sizes: Sequence[int]) -> tuple[Point, ...]:
 def _sizes(engine: str, bundle: Bundle, point: Point) -> list[tuple[str, int, int]]:
     """Option, what is asked, the most that the engine takes."""
     positions = bundle.config.max_positions
-    if engine == "eager":
+    if parse_name(engine).backend == "eager":
         return [("src-len", point.src_len, positions), ("new-tokens", point.new_tokens, positions)]
     axes = recipe_of(engine, bundle).axes
     return [

@@ -155,7 +155,7 @@ class EngineReport:
     disk_mib: float
     """Files that it needs, tokenizers included."""
     device: dict[str, Any] | None = None
-    """The GPU: its name, `used_mib`, `total_mib` and `read_bytes_per_s`."""
+    """The GPU: its name, `used_mib`, `total_mib`, `read_bytes_per_s`, and why steps are `not_captured`, if so."""
 
 
 @dataclass
@@ -283,7 +283,8 @@ def describe_device(found: EngineReport) -> str:
     device = found.device or {}
     return (
         f"{found.engine} on {device['name']}: {device['used_mib']:,} of {device['total_mib']:,} MiB in use, "
-        f"reads {device['read_bytes_per_s'] / 1e9:,.0f} GB/s"
+        f"{device['read_bytes_per_s'] / 1e9:,.0f} GB/s"
+        + (f"; NOT replayed as CUDA graphs: {device['not_captured']}" if device["not_captured"] else "")
     )
 
 

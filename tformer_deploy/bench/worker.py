@@ -15,7 +15,7 @@ from typing import Any
 
 from ..bundle import MANIFEST, Bundle, open_bundle
 from ..data import read_lines
-from ..engines import make_engine
+from ..engines import make_engine, parse_name
 from ..engines.base import Engine
 from ..errors import TformerError, missing_extra
 from ..text import tokenizer_files
@@ -38,7 +38,7 @@ class Worker:
         """Import an engine's runtime, load it; precision, how long each took, and the size of its files."""
         self.bundle, self.name, self.threads = open_bundle(Path(bundle)), engine, threads
         start = time.perf_counter()
-        importlib.import_module(f"..engines.{engine.partition(':')[0]}", __package__)
+        importlib.import_module(f"..engines.{parse_name(engine).backend}", __package__)
         imported = time.perf_counter()
         made = make_engine(engine, self.bundle, Path(checkpoint) if checkpoint else None, threads)
         translator = Translator(made, self.bundle.tokenizers(), workers=workers).open()
@@ -78,11 +78,11 @@ class Worker:
 
     def device(self) -> dict[str, Any] | None:
         """The GPU that the engine runs on, if it does."""
-        if self.name.partition(":")[0] != "trt":
+        if parse_name(self.name).device == "cpu" and parse_name(self.name).backend != "trt":
             return None
         from ..engines.cuda import measure_gpu
 
-        return measure_gpu()
+        return {**measure_gpu(), "not_captured": getattr(self.bench.engine, "not_captured", "")}
 
     def bandwidth(self, sizes: list[int], threads: int) -> list[float]:
         """See `ceiling.bandwidth`."""
@@ -99,7 +99,7 @@ class Worker:
 
 def needed_files(bundle: Bundle, engine: Engine, name: str, checkpoint: str | None) -> list[Path]:
     """What an engine reads: headers, tokenizers, and its graphs, plans or the checkpoint's weights."""
-    if name == "eager":
+    if parse_name(name).backend == "eager":
         from ..checkpoint import HEADER, open_reference
 
         reference = open_reference(bundle, Path(checkpoint) if checkpoint else None)
@@ -107,7 +107,7 @@ def needed_files(bundle: Bundle, engine: Engine, name: str, checkpoint: str | No
     common = [bundle.directory / file for file in (MANIFEST, *tokenizer_files(bundle.manifest["tokenizer"]))]
     if plans := getattr(engine, "plans", None):
         return [*common, *plans.directory.iterdir()]
-    return [*common, *(bundle.directory / file for file in bundle.graph_files(name.partition(":")[2]))]
+    return [*common, *(bundle.directory / file for file in bundle.graph_files(parse_name(name).variant))]
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ConfigError, Interrupted
 from . import app, emit, progress
-from .options import Checkpoint, Json
+from .options import Checkpoint, Device, Json
 
 
 @app.command(
@@ -20,6 +20,7 @@ def bench(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Annotated[list[str] | None, typer.Option(help="Engine: ort, trt or eager; repeatable.")] = None,
     variant: Annotated[list[str] | None, typer.Option(help="Graphs of ort; repeatable. Without it: all.")] = None,
+    device: Device = "cpu",
     checkpoint: Checkpoint = None,
     batch: Annotated[str, typer.Option(help="Sentences at once, as in 1,8,32.")] = "1,8,32",
     beam: Annotated[str, typer.Option(help="Widths of the beam.")] = "1,4",
@@ -48,7 +49,7 @@ def bench(
     opened = open_bundle(bundle)
     plan = Plan(
         bundle=bundle,
-        engines=tuple(expand(backend or ["ort"], variant or [], opened)),
+        engines=tuple(expand(backend or ["ort"], variant or [], opened, device)),
         points=points,
         threads=threads or max(1, len(os.sched_getaffinity(0)) // workers),
         workers=workers,

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import ConfigError, unknown
 from . import app, emit, progress
-from .options import Checkpoint, Json, Threads
+from .options import Checkpoint, Device, Json, Threads
 
 
 @app.command(
@@ -24,6 +24,7 @@ def check(
         list[str] | None,
         typer.Option(help="Graphs that ort runs, fp32 the standard ones; repeatable. Without it: all."),
     ] = None,
+    device: Device = "cpu",
     checkpoint: Checkpoint = None,
     src: Annotated[Path | None, typer.Option(help="Text, one sentence a line; without it, generated ids.")] = None,
     tgt: Annotated[Path | None, typer.Option(help="Its translation: adds BLEU and chrF of both sides.")] = None,
@@ -60,7 +61,7 @@ def check(
     targets = translations(src, tgt) if tgt else []
     opened = open_bundle(bundle)
     allowed = narrowest([opened.recipe, *opened.variants.values()])
-    names = expand(backend or ["ort"], variant or [], opened)
+    names = expand(backend or ["ort"], variant or [], opened, device)
     with progress("check") as advance:
         gate = Gate(opened, checkpoint, threads, advance)
         if reference:
@@ -87,10 +88,10 @@ def check(
 
 def _check_names(backends: list[str], files: list[Path]) -> None:
     """Refuse engines that do not exist and files that could not be written, before anything runs."""
-    from ..engines import BACKENDS
+    from ..engines import BACKENDS, parse_name
 
     for name in backends:
-        if name.partition(":")[0] not in BACKENDS:
+        if parse_name(name).backend not in BACKENDS:
             raise unknown("backend", name, BACKENDS)
     for path in files:
         if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):

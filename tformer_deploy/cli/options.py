@@ -25,12 +25,16 @@ Settings = Annotated[
 Checkpoint = Annotated[
     Path | None, typer.Option(help="Run folder for eager PyTorch, if it is not where it was at export.")
 ]
-Backend = Annotated[str, typer.Option(help="Engine: ort or eager.")]
+Backend = Annotated[str, typer.Option(help="Engine: ort, trt or eager.")]
 DecodeSettings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any decoding option, such as length_penalty=0.6; repeatable."),
 ]
-Variant = Annotated[str | None, typer.Option(help="Graphs of the bundle that ort runs; fp32: the standard ones.")]
+Variant = Annotated[
+    str | None,
+    typer.Option(help="Graphs that ort runs, fp32: the standard ones; precision of trt's plans."),
+]
+Device = Annotated[str, typer.Option(help="Where ort and eager run: cpu or cuda.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: the workers share the cores.")]
 
 _SECTIONS = {"model": ModelConfig, "train": TrainConfig}

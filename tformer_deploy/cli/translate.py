@@ -16,7 +16,7 @@ import typer
 from ..errors import ConfigError, DataError
 from . import app, progress
 from .lines import utf8_output, windows
-from .options import Backend, Checkpoint, DecodeSettings, Json, Threads, Variant, decode_values, piece_ids
+from .options import Backend, Checkpoint, DecodeSettings, Device, Json, Threads, Variant, decode_values, piece_ids
 
 if TYPE_CHECKING:
     from ..decoding import DecodeOptions
@@ -36,6 +36,7 @@ def translate(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Backend = "ort",
     variant: Variant = None,
+    device: Device = "cpu",
     checkpoint: Checkpoint = None,
     beams: Annotated[int | None, typer.Option(help="Width of the beam; 1: greedy.")] = None,
     n_best: Annotated[int | None, typer.Option(help="Outputs per line, as NUMBER ||| TEXT ||| SCORE.")] = None,
@@ -85,9 +86,10 @@ def translate(
     if allowed and not outputs:
         raise DataError(f"{allowed} has no line: give each output that is allowed")
     requests = _requests(1 if stream else batch_tokens * WINDOW_BYTES, prefix, read_lines(prefix) if prefix else [])
-    name = engine_name(backend, variant, opened)
+    name = engine_name(backend, variant, opened, device)
     begin = list(islice(requests, 1))
-    workers = workers or suitable_workers(sum(len(lines) for _, lines, _ in begin))
+    on_gpu = device == "cuda" or backend.startswith("trt")
+    workers = workers or (1 if on_gpu else suitable_workers(sum(len(lines) for _, lines, _ in begin)))
     engine = make_engine(name, opened, checkpoint, threads_each(threads, workers))
     requests = chain(begin, requests)
     with Translator(engine, tokenizers, options, batch_tokens, outputs, workers) as translator:

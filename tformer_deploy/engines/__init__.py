@@ -4,27 +4,49 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..bundle import Bundle
-from ..errors import ConfigError, missing_extra, unknown
+from ..errors import ConfigError, EngineError, missing_extra, unknown
 from ..plans import PRECISIONS, trt_variant
 from ..recipe import Recipe
 from .base import Engine
 
 BACKENDS = ("eager", "ort", "trt")
+DEVICES = ("cpu", "cuda")
 STANDARD = "fp32"
 """What the standard graphs are called where variants are named."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """An engine's name, `BACKEND[:VARIANT][@DEVICE]`, in parts."""
+
+    backend: str
+    variant: str = ""
+    """Graphs of ort, precision of trt's plans; empty: the standard graphs, or what there is."""
+    device: str = "cpu"
+    """Of eager and ort; `trt` has the GPU."""
+
+
+def parse_name(name: str) -> Name:
+    """Take a name apart."""
+    front, _, device = name.partition("@")
+    backend, _, variant = front.partition(":")
+    return Name(backend, variant, device or "cpu")
 
 
 def engine_names(bundle: Bundle) -> list[str]:
     """All that can run a bundle: `eager`, `ort` for its standard graphs, `ort:NAME` for each variant.
 
-    With graphs for TensorRT `trt` as well, and `trt:PRECISION` for plans of one precision.
+    With graphs for TensorRT also `trt`, `trt:PRECISION` for plans of one precision, and ONNX Runtime on a GPU.
     """
-    compiled = any(recipe.target == "trt" for recipe in bundle.variants.values())
-    plans = ("trt", *(f"trt:{name}" for name in PRECISIONS)) if compiled else ()
-    return ["eager", "ort", *(f"ort:{name}" for name in bundle.variants), *plans]
+    names = ["eager", "eager@cuda", "ort", *(f"ort:{name}" for name in bundle.variants)]
+    for name, recipe in bundle.variants.items():
+        if recipe.target == "trt":
+            names += [f"ort:{name}@cuda", "trt", *(f"trt:{precision}" for precision in PRECISIONS)]
+    return names
 
 
 def check_name(name: str, bundle: Bundle) -> None:
@@ -37,14 +59,20 @@ def check_name(name: str, bundle: Bundle) -> None:
 
 def recipe_of(name: str, bundle: Bundle) -> Recipe:
     """How the graphs of an engine were made; the standard ones for `eager`."""
-    backend, _, variant = name.partition(":")
-    if backend == "trt":
+    parts = parse_name(name)
+    if parts.backend == "trt":
         return bundle.variants[trt_variant(bundle)]
-    return bundle.variants[variant] if variant else bundle.recipe
+    return bundle.variants[parts.variant] if parts.variant else bundle.recipe
 
 
-def engine_name(backend: str, variant: str | None, bundle: Bundle) -> str:
+def engine_name(backend: str, variant: str | None, bundle: Bundle, device: str = "cpu") -> str:
     """The engine of a backend and a variant; none: the bundle's default. Raises ConfigError for a wrong variant."""
+    if device not in DEVICES:
+        raise unknown("device", device, DEVICES)
+    if device == "cuda" and backend in ("eager", "ort"):
+        if backend == "ort" and variant not in (None, own := trt_variant(bundle)):
+            raise ConfigError(f"--variant {variant} --device cuda: ONNX Runtime runs only --variant {own} on a GPU")
+        return "eager@cuda" if backend == "eager" else f"ort:{trt_variant(bundle)}@cuda"
     if variant is None and backend == "ort" and bundle.default:
         return f"ort:{bundle.default}"
     if variant is None or (variant == STANDARD and backend == "ort"):
@@ -57,17 +85,20 @@ def engine_name(backend: str, variant: str | None, bundle: Bundle) -> str:
     return f"{backend}:{variant}"
 
 
-def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle) -> list[str]:
+def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, device: str = "cpu") -> list[str]:
     """The engines of some backends; `ort` stands for those of `variants`, or for all that the bundle has.
 
-    Raises ConfigError for a backend or variant that does not exist.
+    Raises ConfigError for a backend, variant or device that does not exist.
     """
     if variants and "ort" not in backends:
         raise ConfigError(f"--variant {variants[0]}: variants are graphs of ort: add --backend ort")
     found: list[str] = []
+    chosen: list[str | None] = [*variants]
     for backend in backends:
         check_name(backend, bundle)
-        if backend == "ort":
+        if device != "cpu":
+            found += [engine_name(backend, variant, bundle, device) for variant in chosen or [None]]
+        elif backend == "ort":
             found += [engine_name("ort", variant, bundle) for variant in variants or [STANDARD, *bundle.variants]]
         else:
             found.append(backend)
@@ -86,36 +117,38 @@ def make_engine(name: str, bundle: Bundle, checkpoint: Path | None = None, threa
     as many as this process has cores. Raises MissingExtra where the backend's packages are not installed.
     """
     check_name(name, bundle)
+    parts = parse_name(name)
     try:
-        if name.startswith("trt"):
+        if parts.backend == "trt":
             from .trt import TrtEngine
 
-            return TrtEngine(bundle, name.partition(":")[2])
+            return TrtEngine(bundle, parts.variant)
         if name == "ort":
             from .ort import OrtEngine
 
             return OrtEngine(bundle, threads)
-        if name.startswith("ort:"):
-            variant = name.removeprefix("ort:")
-            if bundle.variants[variant].target == "trt":
+        if parts.backend == "ort":
+            if bundle.variants[parts.variant].target == "trt":
                 from .ort_static import OrtStaticEngine
 
-                return OrtStaticEngine(bundle, threads, variant)
+                return OrtStaticEngine(bundle, threads, parts.variant, parts.device)
             from .ort_lowered import LoweredEngine
 
-            return LoweredEngine(bundle, threads, variant)
-        return _eager(bundle, checkpoint, threads)
+            return LoweredEngine(bundle, threads, parts.variant)
+        return _eager(bundle, checkpoint, threads, parts.device)
     except ModuleNotFoundError as error:
         raise missing_extra(error) from None
 
 
-def _eager(bundle: Bundle, directory: Path | None, threads: int) -> Engine:
+def _eager(bundle: Bundle, directory: Path | None, threads: int, device: str) -> Engine:
     import torch
 
     from ..checkpoint import open_reference
     from .eager import EagerEngine
 
-    model = open_reference(bundle, directory).load_model()
+    if device == "cuda" and not torch.cuda.is_available():
+        raise EngineError("eager on cuda: this PyTorch finds no GPU: install the driver and a PyTorch with CUDA")
+    model = open_reference(bundle, directory).load_model().to(device)
     if threads:
         torch.set_num_threads(threads)
     return EagerEngine(model, bundle.recipe.top_k)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..bundle import Bundle
 from ..contract import caches, signature
-from ..errors import ArtifactError, ConfigError, EngineError, LimitError, missing_extra
+from ..errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra, missing_extra
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores, check_request, check_step
 
 # The wheels report usage to their vendor unless this is set before the library loads.
@@ -21,6 +21,11 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 import onnxruntime as ort
 from onnxruntime import OrtValue
 
+PROVIDERS: dict[str, list[Any]] = {
+    "cpu": ["CPUExecutionProvider"],
+    "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"}), "CPUExecutionProvider"],
+}
+"""Where nodes run; shapes are computed on the processor in any case."""
 SHORT_SPIN_US = 100
 """Long enough to the next operator of the encoder, short enough not to take a core from the step that follows."""
 
@@ -37,11 +42,12 @@ class OrtState:
 
 
 class OrtGraphs:
-    """The two sessions of a bundle's graphs on the CPU."""
+    """The two sessions of a bundle's graphs."""
 
-    def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "") -> None:
+    def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "", device: str = "cpu") -> None:
         self.bundle, self.config, self.variant = bundle, bundle.config, variant
         self.recipe = bundle.variants[variant] if variant else bundle.recipe
+        self.device = device
         self.threads = threads or len(os.sched_getaffinity(0))
         axes = self.recipe.axes
         self.limits = Limits(axes.batch.max, axes.src_len.max, axes.past_len.max + 1, axes.beams.max)
@@ -51,6 +57,8 @@ class OrtGraphs:
 
     def __enter__(self) -> Self:
         check_one_onnxruntime()
+        if self.device == "cuda":
+            prepare_cuda()
         with ThreadPoolExecutor() as pool:  # the three take about as long as each other
             verified = pool.submit(self.bundle.verify_graphs, self.variant)
             sessions = (
@@ -106,9 +114,11 @@ class OrtGraphs:
         if self.profile:  # the library adds the time to the name, which may be the same for both
             options.profile_file_prefix = f"{self.profile}_{graph}"
         try:
-            session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(path, options, providers=PROVIDERS[self.device])
         except Exception as error:  # the library's exceptions share no base class
             raise ArtifactError(f"onnxruntime {ort.__version__} cannot load {path}: {error}; update it") from None
+        if self.device == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
+            raise EngineError(f"onnxruntime {ort.__version__} finds no GPU that it can use: look at nvidia-smi")
         self.bundle.check_metadata(graph, session.get_modelmeta().custom_metadata_map, self.recipe)
         return session
 
@@ -195,6 +205,16 @@ def has_vnni() -> bool:
     """Whether the processor sums products of bytes in 32 bits."""
     info = Path("/proc/cpuinfo")
     return info.is_file() and "_vnni" in info.read_text()
+
+
+def prepare_cuda() -> None:
+    """Load the libraries that the provider needs, where pip has installed them. Raises MissingExtra."""
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        raise MissingExtra(
+            f"onnxruntime {ort.__version__} here is without CUDA: "
+            "pip uninstall onnxruntime, then install 'tformer-deploy[gpu]'"
+        )
+    ort.preload_dlls()
 
 
 def check_one_onnxruntime() -> None:

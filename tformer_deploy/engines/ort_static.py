@@ -20,7 +20,7 @@ TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int
 
 
 class OrtStaticEngine(StaticEngine, OrtGraphs):
-    """Runs a variant of target `trt`."""
+    """Runs a variant of target `trt`, on a processor or on a GPU."""
 
     def choose(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
         """See `StaticEngine.choose`: exactly what is asked for."""
@@ -38,7 +38,8 @@ class OrtDevice:
     def __init__(self, engine: OrtStaticEngine, profile: Profile) -> None:
         self.engine, self.profile = engine, profile
         self.best = engine.recipe.top_k or 2 * profile.beams
-        self._capacity = min(CAPACITY, profile.capacity)
+        # On a GPU caches are not looked into from here, so they have room for all from the beginning.
+        self._capacity = min(CAPACITY, profile.capacity) if engine.device == "cpu" else profile.capacity
         self._encoder, self._step = engine.sessions()
         step = signature("decoder_step", engine.config, engine.recipe)
         self._specs = {spec.name: spec for spec in (*step.inputs, *step.outputs)}
@@ -94,7 +95,7 @@ class OrtDevice:
         """Zeros in the shapes of inputs or outputs."""
         sizes = {**self.profile.sizes, "capacity": self._capacity}
         arrays = {name: np.zeros(self._specs[name].sized(sizes), self._types[name]) for name in names}
-        return {name: OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
+        return {name: OrtValue.ortvalue_from_numpy(array, self.engine.device) for name, array in arrays.items()}
 
     def _bind(self, turn: int) -> Any:
         """What even steps (0) or odd steps (1) read and write."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -41,6 +43,8 @@ class TrtEngine(StaticEngine):
         """Whether `device_ms` counts."""
         self.device_ms = 0.0
         """How long the device worked."""
+        self.not_captured = ""
+        """Why steps are not replayed as CUDA graphs, if they are not."""
 
     def __enter__(self) -> Self:
         self.plans, self.tensorrt = self._find()
@@ -102,13 +106,16 @@ class TrtEngine(StaticEngine):
         if not device.freed:
             self._idle[device.profile].append(device)
 
+    def reasons(self) -> str:
+        """What TensorRT has complained of."""
+        return "; ".join(self._reasons) or "it gives no reason"
+
     def _load(self, path: Path) -> Any:
         """A plan in the device's memory, once."""
         if path not in self._loaded:
             plan = self._runtime.deserialize_cuda_engine(path.read_bytes())
             if plan is None:
-                reason = "; ".join(self._reasons) or "no reason given"
-                raise EngineError(f"{self.tensorrt.title} cannot load {path}: {reason}")
+                raise EngineError(f"{self.tensorrt.title} cannot load {path}: {self.reasons()}")
             self._loaded[path] = plan
         return self._loaded[path]
 
@@ -132,10 +139,11 @@ class TrtDevice:
         self._shapes = shapes
         self._staging = Pinned(max(sent_size, self._fed_size))
         self._slots = [Pinned(turn_size) for _ in range(AHEAD + 2)]
+        self._fetched: dict[str, Pinned] = {}
         self._begins, self._ends = ([Event() for _ in self._slots] for _ in range(2))
         self._contexts: list[Any] = []
-        self._encoder = self._capture(encoder, self._addresses(0))
-        self._steps = [self._capture(step, self._addresses(turn)) for turn in range(2)]
+        self._encoder = self._prepare(encoder, self._addresses(0))
+        self._steps = [self._prepare(step, self._addresses(turn)) for turn in range(2)]
 
     def encode(self, src_ids: Ints, src_lengths: Ints, end_id: int) -> None:
         """See `Device.encode`. Sentences that there is room for beside the request's have one token."""
@@ -195,7 +203,7 @@ class TrtDevice:
         self.freed = True
         self._stream.wait()
         memory = [*self._memory.values(), *(each for past in self._pasts for each in past.values())]
-        pinned = [self._staging, *self._slots]
+        pinned = [self._staging, *self._slots, *self._fetched.values()]
         parts: list[Any] = [self._encoder, *self._steps, *memory, self._given, *self._turns, *pinned]
         for part in [*parts, *self._begins, *self._ends, self._stream]:
             part.free()
@@ -204,12 +212,11 @@ class TrtDevice:
     def _fetch(self, name: str) -> Floats:
         """A tensor of the device's, in fp32."""
         memory, (shape, dtype) = self._memory[name], self._shapes[name]
-        host = Pinned(memory.size)
-        self._stream.to_host(host, memory.address, memory.size)
+        if name not in self._fetched:
+            self._fetched[name] = Pinned(memory.size)
+        self._stream.to_host(self._fetched[name], memory.address, memory.size)
         self._stream.wait()
-        raw = host.bytes.copy()
-        host.free()
-        return as_floats(raw, dtype).reshape(shape)
+        return as_floats(self._fetched[name].bytes, dtype).reshape(shape)
 
     def _addresses(self, turn: int) -> dict[str, int]:
         """Where even steps (0) or odd steps (1), and the encoder, find every tensor."""
@@ -222,8 +229,8 @@ class TrtDevice:
             found |= {name: memory.address, name.replace("past", "present"): self._pasts[1 - turn][name].address}
         return found
 
-    def _capture(self, plan: Any, addresses: dict[str, int]) -> Graph:
-        """A plan's work as a CUDA graph, after a run that loads what it needs."""
+    def _prepare(self, plan: Any, addresses: dict[str, int]) -> Graph | Calls:
+        """A plan's work as a CUDA graph, after a run that loads what it needs; as calls where it cannot be captured."""
         context = plan.create_execution_context()
         if context is None:
             raise EngineError(f"{self.engine.tensorrt.title} has no room for {self.profile}: build a smaller profile")
@@ -233,12 +240,26 @@ class TrtDevice:
 
         def run() -> None:
             if not context.execute_async_v3(int(self._stream.handle)):
-                raise EngineError(f"{self.engine.tensorrt.title} stopped: {'; '.join(self.engine._reasons)}")
+                raise EngineError(f"{self.engine.tensorrt.title} stopped: {self.engine.reasons()}")
 
         run()
         self._stream.wait()
-        self._contexts.append(context)  # the graph uses its memory
-        return self._stream.capture(run)
+        self._contexts.append(context)  # a graph uses its memory
+        try:
+            return self._stream.capture(run)
+        except EngineError as error:
+            self.engine.not_captured = str(error)
+            return Calls(run)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Work that TensorRT gives to its stream anew each time."""
+
+    launch: Callable[[], None]
+
+    def free(self) -> None:
+        """There is nothing to give back."""
 
 
 TYPES = {"FLOAT": np.float32, "HALF": np.float16, "BF16": np.uint16, "INT32": np.int32}
@@ -258,7 +279,7 @@ def size_of(tensor: tuple[tuple[int, ...], np.dtype[Any]]) -> int:
 
 
 def as_floats(raw: NDArray[np.uint8], dtype: np.dtype[Any]) -> Floats:
-    """fp32 of the bytes of fp32, fp16 or, as uint16, bf16."""
+    """A copy in fp32 of the bytes of fp32, fp16 or, as uint16, bf16."""
     if dtype == np.uint16:
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return raw.view(dtype).astype(np.float32)
