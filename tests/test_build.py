@@ -19,9 +19,9 @@ from onnx import helper
 from tformer_deploy.build import build, make_stamp, usual_profile
 from tformer_deploy.bundle import open_bundle, write_manifest
 from tformer_deploy.checkpoint import open_checkpoint
-from tformer_deploy.engines import trt_api
+from tformer_deploy.engines import cuda, trt_api
 from tformer_deploy.engines.ort_ranges import RangeEngine
-from tformer_deploy.engines.trt_api import TensorRt, load_tensorrt
+from tformer_deploy.engines.trt_api import TensorRt, installed, load_builder, load_tensorrt
 from tformer_deploy.engines.trt_build import BuildOptions, check_precision, compile_plan, weight_types
 from tformer_deploy.errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra
 from tformer_deploy.export.to_onnx import export_graphs
@@ -131,9 +131,9 @@ def test_a_model_with_an_island_builds(tmp_path: Path, text: Path) -> None:
 
 def test_plans_lie_in_the_bundle_with_their_stamp(built: Path, text: Path) -> None:
     bundle = open_bundle(built)
-    version = load_tensorrt().version
+    version = load_tensorrt("rtx").version
     for precision in ("fp32", "fp16", "bf16"):
-        plans = find_plans(bundle, "trt", Stamp("sm80+", f"TensorRT for RTX {version}", precision))
+        plans = find_plans(bundle, "trt", [Stamp("sm80+", f"TensorRT for RTX {version}", precision)])
         assert plans.profiles == [Profile(1, 1, 8, 16), Profile(4, 3, 8, 16)]
         assert plans.header["graphs"] == {name: bundle.manifest["files"][name] for name in bundle.graph_files("trt")}
         data = plans.plan("decoder_step", Profile(4, 3, 8, 16)).read_bytes()
@@ -147,8 +147,8 @@ def test_plans_lie_in_the_bundle_with_their_stamp(built: Path, text: Path) -> No
 
 
 def test_a_request_gets_the_smallest_plan_that_takes_it(built: Path) -> None:
-    version = load_tensorrt().version
-    plans = find_plans(open_bundle(built), "trt", Stamp("sm80+", f"TensorRT for RTX {version}", "fp16"))
+    version = load_tensorrt("rtx").version
+    plans = find_plans(open_bundle(built), "trt", [Stamp("sm80+", f"TensorRT for RTX {version}", "fp16")])
     assert plans.fitting(1, 1, 5, 10) == Profile(1, 1, 8, 16)
     assert plans.fitting(2, 1, 8, 16) == plans.fitting(1, 3, 1, 1) == Profile(4, 3, 8, 16)
     for request, message in (
@@ -170,7 +170,7 @@ def test_a_request_gets_the_smallest_plan_that_takes_it(built: Path) -> None:
 def test_plans_of_another_host_are_named(built: Path) -> None:
     wanted = Stamp("sm90", "TensorRT 11.4.0", "fp16")
     with pytest.raises(ArtifactError) as error:
-        find_plans(open_bundle(built), "trt", wanted)
+        find_plans(open_bundle(built), "trt", [wanted])
     message = str(error.value)
     assert "no plans for this host (sm90, TensorRT 11.4.0, fp16)" in message and RTX in message
     assert f"tformer build {built} --precision fp16 --calibrate FILE" in message
@@ -179,19 +179,19 @@ def test_plans_of_another_host_are_named(built: Path) -> None:
 def test_damaged_and_stale_plans_are_refused(built: Path, tmp_path: Path) -> None:
     copy = tmp_path / "bundle"
     shutil.copytree(built, copy)
-    stamp = Stamp("sm80+", f"TensorRT for RTX {load_tensorrt().version}", "fp32")
+    stamp = Stamp("sm80+", f"TensorRT for RTX {load_tensorrt('rtx').version}", "fp32")
     folder = copy / "trt/plans" / stamp.folder
     plan = folder / "encoder-1x1x8x16.plan"
     whole = plan.read_bytes()
     plan.write_bytes(whole[:-1])
     with pytest.raises(ArtifactError, match=r"encoder-1x1x8x16\.plan"):
-        find_plans(open_bundle(copy), "trt", stamp)
+        find_plans(open_bundle(copy), "trt", [stamp])
     plan.write_bytes(whole)
     header = json.loads((folder / "plans.json").read_text())
     header["graphs"] = {name: "0" * 64 for name in header["graphs"]}
     (folder / "plans.json").write_text(json.dumps(header))
     with pytest.raises(ArtifactError, match=r"compiled from other graphs than the bundle's: tformer build"):
-        find_plans(open_bundle(copy), "trt", stamp)
+        find_plans(open_bundle(copy), "trt", [stamp])
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_what_tensorrt_refuses_is_one_line_with_its_reason(trt_bundle: Path, tmp
     relu.CopyFrom(helper.make_node("Unique", relu.input, relu.output))
     onnx.save(model, tmp_path / "bad.onnx")
     with pytest.raises(EngineError, match=r"TensorRT for RTX .* cannot build bad\.onnx: .*Unique"):
-        compile_plan(load_tensorrt(), tmp_path / "bad.onnx", BuildOptions("fp32"))
+        compile_plan(load_builder(), tmp_path / "bad.onnx", BuildOptions("fp32"))
 
 
 def test_a_plan_of_the_wrong_precision_fails(trt_bundle: Path, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_plan_of_the_wrong_precision_fails(trt_bundle: Path, tmp_path: Path) -
     profile = Profile(1, 1, 8, 16)
     type_graph(trt_bundle / "trt/decoder_step.onnx", tmp_path / "step.onnx", profile, "fp32", {})
     with pytest.raises(EngineError, match=r"the plan of step\.onnx is not fp16"):
-        compile_plan(load_tensorrt(), tmp_path / "step.onnx", BuildOptions("fp16"))
+        compile_plan(load_builder(), tmp_path / "step.onnx", BuildOptions("fp16"))
     with pytest.raises(EngineError, match="its weights"):
         check_precision(Path("step.onnx"), "fp16", {"output_fp16": "fp32"}, {"matrix_multiply": {"half": 3}})
     with pytest.raises(EngineError, match="matrix products"):
@@ -279,35 +279,52 @@ def test_versions_differ_in_what_is_asked_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "count", "message"),
+    ("driver", "error", "message"),
     [
-        ("cudaErrorInsufficientDriver", 0, "no NVIDIA driver is loaded here"),
-        ("cudaErrorNoDevice", 0, "there is none here"),
-        ("cudaSuccess", 0, "there is none here"),
+        (0, "cudaErrorInsufficientDriver", "TensorRT 11.4.0 needs a GPU, and no NVIDIA driver is loaded here"),
+        (12040, "cudaErrorInsufficientDriver", "driver knows CUDA up to 12.4, and cuda-python here is of 13.4: update"),
+        (13040, "cudaErrorNoDevice", "there is none here"),
+        (13040, "cudaSuccess", "there is none here"),
     ],
 )
 def test_without_gpu_or_driver_it_says_which(
-    error: str, count: int, message: str, monkeypatch: pytest.MonkeyPatch
+    driver: int, error: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = SimpleNamespace(
         cudaErrorInsufficientDriver=SimpleNamespace(name="cudaErrorInsufficientDriver"),
         cudaErrorNoDevice=SimpleNamespace(name="cudaErrorNoDevice"),
         cudaSuccess=SimpleNamespace(name="cudaSuccess"),
     )
-    runtime = SimpleNamespace(cudaError_t=kinds, cudaGetDeviceCount=lambda: (getattr(kinds, error), count))
-    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=SimpleNamespace(runtime=runtime)))
-    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(runtime=runtime))
-    with pytest.raises(EngineError, match=message):
+    runtime = SimpleNamespace(
+        cudaError_t=kinds,
+        cudaDriverGetVersion=lambda: (kinds.cudaSuccess, driver),
+        cudaRuntimeGetVersion=lambda: (kinds.cudaSuccess, 13040),
+        cudaGetDeviceCount=lambda: (getattr(kinds, error), 0),
+    )
+    monkeypatch.setattr(cuda, "runtime", runtime)
+    with pytest.raises(EngineError, match=f"{message}"):
         TensorRt("tensorrt", None, "11.4.0").capability()
+    assert TensorRt("rtx", None, "1.7").capability() == "sm80+", "builds without"
+
+
+def test_the_stamps_that_a_gpu_runs() -> None:
+    rtx, other = TensorRt("rtx", None, "1.7.1"), TensorRt("tensorrt", None, "10.3.0")
+    assert [str(stamp) for stamp in rtx.stamps("sm90", "fp16")] == ["sm80+, TensorRT for RTX 1.7.1, fp16"]
+    assert [stamp.capability for stamp in rtx.stamps("sm75", "fp16")] == ["sm75"], "a portable plan is not for it"
+    found = [(stamp.capability, stamp.tensorrt) for stamp in other.stamps("sm90", "fp32")]
+    assert found == [(c, v) for v in ("TensorRT 10.3.0", "TensorRT 10") for c in ("sm90", "sm80+")]
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trt_api, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install 'tformer-deploy\[trt\]' or 'tformer-deploy\[trt-rtx\]'"):
-        load_tensorrt()
+        installed()
     monkeypatch.setattr(trt_api, "find_spec", lambda name: None if name == "polygraphy" else object())
     with pytest.raises(MissingExtra, match=r"polygraphy is not installed"):
-        load_tensorrt()
+        load_builder()
+    monkeypatch.setitem(sys.modules, "tformer_deploy.engines.cuda", None)
+    with pytest.raises(MissingExtra, match=r"cuda-python is not installed: pip install 'tformer-deploy\[trt\]'"):
+        trt_api.find_gpu("TensorRT")
 
 
 def test_without_profiles_the_text_decides() -> None:

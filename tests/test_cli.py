@@ -72,7 +72,7 @@ def test_check_refuses_bad_options_before_it_runs(
     lines.write_text("w5\nw6\n")
     short.write_text("w5\n")
     for arguments, words in (
-        (["--backend", "ort", "--backend", "otr"], "unknown backend 'otr': did you mean 'ort'"),
+        (["--backend", "ort", "--backend", "rot"], "unknown backend 'rot': did you mean 'ort'"),
         (["--src", lines, "--tgt", short], "lines.txt has 2 lines, "),
         (["--tgt", lines], "--tgt needs the sources it translates: add --src or --reference"),
         (
@@ -131,7 +131,7 @@ def test_init_is_seeded(tmp_path: Path) -> None:
 BAD_INPUT: list[tuple[list[str], bytes, list[str]]] = [
     (["translate", "BUNDLE"], b"w5 " * 40, ["line 1", "41 tokens", "limit of 24"]),
     (["translate", "BUNDLE"], b"w5\nw\xff\n", ["line 2", "UTF-8"]),
-    (["translate", "BUNDLE", "--backend", "trt8"], b"w5", ["unknown backend", "valid: eager, ort"]),
+    (["translate", "BUNDLE", "--backend", "trt8"], b"w5", ["unknown backend", "valid: eager, eager@cuda, ort"]),
     (["translate", "EMPTY"], b"w5", ["is not a bundle"]),
     (["translate", "NOWHERE"], b"w5", ["is not a bundle"]),
     (["translate", "RUN"], b"w5", ["is not a bundle"]),

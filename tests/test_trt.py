@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,16 @@ import onnx
 import pytest
 
 from tformer_deploy import build as building
+from tformer_deploy.bundle import open_bundle
+from tformer_deploy.engines import Name, engine_name, expand, parse_name
 from tformer_deploy.engines.trt_api import TensorRt
 from tformer_deploy.engines.trt_build import BuildOptions, Plan
+from tformer_deploy.errors import ConfigError
+from tformer_deploy.files import sha256
 from tformer_deploy.plans import Profile, Stamp
 from tformer_deploy.ship import ship
 
-from .command import COMMAND, Done, failed_line, printed
+from .command import COMMAND, Done, failed_line, printed, run_process
 
 SIMULATED = Path(__file__).parent / "simulated"
 PROFILES = [Profile(8, 1, 24, 24), Profile(6, 5, 24, 24)]
@@ -31,15 +36,14 @@ def keep_graph(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: in
     return Plan(onnx.load(graph).SerializeToString(), 0.0, {}, {})
 
 
-def run_simulated(*arguments: object, stdin: bytes = b"") -> Done:
-    """The command, on a machine with a simulated GPU."""
-    path = os.pathsep.join([str(SIMULATED), os.environ.get("PYTHONPATH", "")])
+def run_simulated(*arguments: object, stdin: bytes = b"", path: object = SIMULATED) -> Done:
+    """The command, on a machine with a simulated GPU, or with other packages in front."""
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         input=stdin,
         capture_output=True,
         timeout=300,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])},
     )
 
 
@@ -119,4 +123,56 @@ def test_requests_beyond_the_plans_are_refused(bundle: Path) -> None:
     assert "tformer build" in line
 
 
-def test_plans_that_do_not_load(bundle: Path, tmp_path: Path) -> None: ...
+def test_a_machine_without_a_gpu_is_told_what_is_missing(bundle: Path, tmp_path: Path) -> None:
+    """Here no driver is loaded; then a machine without cuda-python."""
+    if Path("/proc/driver/nvidia").exists():
+        pytest.skip("this machine has a GPU")
+    words = ["translate", bundle, "--backend", "trt"]
+    assert "needs a GPU, and no NVIDIA driver is loaded here" in failed_line(run_process(*words, stdin=b"w5\n"))
+    (tmp_path / "cuda.py").write_text("raise ModuleNotFoundError('hidden', name='cuda')\n")
+    done = run_simulated(*words, stdin=b"w5\n", path=tmp_path)
+    assert "the package 'cuda' is not installed: pip install 'tformer-deploy[trt]'" in failed_line(done)
+    for backend in ("ort", "eager"):
+        done = run_process("translate", bundle, "--backend", backend, "--device", "cuda", stdin=b"w5\n")
+        assert "without CUDA" in failed_line(done) or "finds no GPU" in failed_line(done)
+
+
+def test_a_plan_that_does_not_load_is_named(bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(bundle, copy)
+    folder = copy / "trt/plans" / Stamp("sm90", "TensorRT 11.4.0", "fp16").folder
+    plan = folder / "encoder-8x1x24x24.plan"
+    plan.write_bytes(b"nothing")
+    header = json.loads((folder / "plans.json").read_text())
+    header["files"][plan.name] = sha256(plan)
+    (folder / "plans.json").write_text(json.dumps(header))
+    done = run_simulated("translate", copy, "--backend", "trt:fp16", "--max-tokens", 24, stdin=b"w5\n")
+    assert f"TensorRT 11.4.0 cannot load {plan}: bad plan" in failed_line(done)
+
+
+def test_steps_that_cannot_be_captured_are_called(bundle: Path, tmp_path: Path) -> None:
+    """And the benchmark says so."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from cuda.bindings import runtime\n"
+        "runtime.cudaGraphInstantiate = lambda graph, flags: (runtime.cudaError_t.cudaErrorInvalidValue, None)\n"
+    )
+    words = ["bench", bundle, "--backend", "trt", "--batch", 2, "--beam", 1, "--src-len", 5, "--new-tokens", 6]
+    path = os.pathsep.join([str(tmp_path), str(SIMULATED)])
+    done = run_simulated(*words, "--rounds", 1, "--seconds", 0, path=path)
+    assert "NOT replayed as CUDA graphs: CUDA stopped in " in done.stdout.decode(), done.stderr
+
+
+def test_names_of_engines(bundle: Path) -> None:
+    opened = open_bundle(bundle)
+    assert expand(["trt", "ort", "eager"], [], opened) == ["trt", "ort", "ort:trt", "eager"]
+    assert expand(["trt", "ort", "eager"], [], opened, "cuda") == ["trt", "ort:trt@cuda", "eager@cuda"]
+    assert parse_name("ort:trt@cuda") == Name("ort", "trt", "cuda") and parse_name("trt") == Name("trt")
+    assert engine_name("trt", "fp32", opened) == "trt:fp32"
+    for call, message in (
+        (lambda: engine_name("trt", "int8", opened), "unknown variant 'int8': .*valid: bf16, fp16, fp32"),
+        (lambda: engine_name("ort", "fp32", opened, "cuda"), "ONNX Runtime runs only --variant trt on a GPU"),
+        (lambda: engine_name("ort", None, opened, "gpu"), "unknown device 'gpu': .*valid: cpu, cuda"),
+        (lambda: engine_name("eager", "trt", opened), "eager has no variants"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            call()

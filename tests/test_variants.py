@@ -107,14 +107,14 @@ def test_a_bundle_with_variants_describes_itself(variants_bundle: Path) -> None:
         and opened.recipe == choose(["fp32"], opened.config)[""]
     )
     assert all(opened.variants[name] == load_recipe(name).for_model(opened.config) for name in VARIANTS)
-    assert engine_names(opened) == ["eager", "ort", *(f"ort:{name}" for name in VARIANTS)]
+    assert engine_names(opened) == ["eager", "eager@cuda", "ort", *(f"ort:{name}" for name in VARIANTS)]
     sizes = {
         name: sum((variants_bundle / file).stat().st_size for file in opened.graph_files(name)) for name in VARIANTS
     }
     assert sizes["int4"] < sizes["int8"] < sizes["fp32-cpu"] and sizes["int8-latency"] < sizes["fp32-cpu"]
     assert {f"{name}/encoder.onnx" for name in VARIANTS} < set(opened.manifest["files"])
     report = json.loads((variants_bundle / "check.json").read_text())
-    assert report["passed"] and [engine["engine"] for engine in report["engines"]] == engine_names(opened)[1:]
+    assert report["passed"] and [engine["engine"] for engine in report["engines"]] == engine_names(opened)[2:]
     limits = {engine["engine"]: (engine["precision"], engine["tolerance"]["tokens"]) for engine in report["engines"]}
     assert limits["ort"] == limits["ort:fp32-cpu"] == ("fp32", True)
     assert limits["ort:int8"] == limits["ort:int8-latency"] == ("int8", False) and limits["ort:int4"] == ("int4", False)
@@ -177,7 +177,7 @@ def test_a_recipe_that_is_not_that_of_the_graphs_is_refused(variants_bundle: Pat
 def test_bundles_from_before_variants_have_none() -> None:
     opened = open_bundle(OLD)
     assert "variants" not in opened.manifest and opened.variants == {} and opened.default == ""
-    assert engine_names(opened) == ["eager", "ort"] and opened.recipe.target == "onnx"
+    assert engine_names(opened) == ["eager", "eager@cuda", "ort"] and opened.recipe.target == "onnx"
     assert opened.recipe.tolerance.tokens
     with load(OLD, variant="fp32", threads=1) as translator:
         assert translator.translate(["3 1 4"])[0].text == "3 1 4"
@@ -196,7 +196,7 @@ def test_engines_by_backend_and_variant(variants_bundle: Path) -> None:
     with pytest.raises(ConfigError, match="unknown variant 'int88': did you mean 'int8'"):
         engine_name("ort", "int88", opened)
     for variant in ("int8", "fp32"):
-        with pytest.raises(ConfigError, match=f"--variant {variant}: variants are graphs of ort, eager has none"):
+        with pytest.raises(ConfigError, match=f"--variant {variant}: eager has no variants"):
             engine_name("eager", variant, opened)
     every = ["ort", *(f"ort:{name}" for name in VARIANTS)]
     assert expand(["ort"], [], opened) == every and expand(["eager", "ort"], [], opened) == ["eager", *every]
@@ -280,8 +280,8 @@ def test_a_variant_that_mixes_rows_up_fails_in_any_precision(
     """Its decisions need not be eager's, but they must be its own in every batch."""
     encode = LoweredEngine.encode
 
-    def shifted(self: LoweredEngine, src_ids: Any, src_lengths: Any) -> Any:
-        state = encode(self, src_ids, src_lengths)
+    def shifted(self: LoweredEngine, src_ids: Any, src_lengths: Any, outlook: Any) -> Any:
+        state = encode(self, src_ids, src_lengths, outlook)
         state.src_lengths[:] = np.roll(state.src_lengths, 1)
         return state
 
@@ -388,11 +388,11 @@ def test_the_command_checks_variants(shipped: Path, arguments: tuple[str, ...], 
     [
         (["translate", "--variant", "int88"], "unknown variant 'int88': did you mean 'int8'? valid: fp32, int4, int8"),
         (["translate", "--variant", ""], "unknown variant ''"),
-        (["translate", "--variant", "int8", "--backend", "eager"], "variants are graphs of ort, eager has none"),
-        (["translate", "--variant", "fp32", "--backend", "eager"], "variants are graphs of ort, eager has none"),
+        (["translate", "--variant", "int8", "--backend", "eager"], "eager has no variants"),
+        (["translate", "--variant", "fp32", "--backend", "eager"], "eager has no variants"),
         (["translate", "--align", "--variant", "int8"], "does not return attention"),
         (["score", "--variant", "int"], "unknown variant 'int': did you mean 'int"),
-        (["score", "--variant", "int8", "--backend", "eager"], "variants are graphs of ort, eager has none"),
+        (["score", "--variant", "int8", "--backend", "eager"], "eager has no variants"),
         (["check", "--variant", "fp23"], "unknown variant 'fp23': did you mean 'fp32'?"),
         (["check", "--variant", "int8", "--backend", "eager"], "variants are graphs of ort: add --backend ort"),
     ],

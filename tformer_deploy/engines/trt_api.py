@@ -104,10 +104,10 @@ def load_builder(flavor: str = "") -> TensorRt:
 def find_gpu(wanted_by: str) -> Gpu:
     """The first GPU. Raises MissingExtra or EngineError that says which of package, driver and GPU is missing."""
     try:
-        from . import cuda
+        from .cuda import find_gpu as find
     except ModuleNotFoundError:
         raise MissingExtra("cuda-python is not installed: pip install 'tformer-deploy[trt]'") from None
-    return cuda.find_gpu(wanted_by)
+    return find(wanted_by)
 
 
 def make_logger(trt: Any) -> tuple[Any, list[str]]:
