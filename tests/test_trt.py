@@ -101,6 +101,14 @@ def test_translates_as_onnx_runtime_does(bundle: Path, options: list[str]) -> No
     assert printed(ours) == printed(theirs)
 
 
+def test_a_machine_that_only_translates_needs_little(bundle: Path, tmp_path: Path) -> None:
+    for name in ("torch", "onnx", "polygraphy", "ml_dtypes"):
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('hidden', name='{name}')\n")
+    path = os.pathsep.join([str(tmp_path), str(SIMULATED)])
+    words = ["translate", bundle, "--backend", "trt", "--max-tokens", 24]
+    assert len(printed(run_simulated(*words, stdin=as_input(), path=path))) == 40
+
+
 def test_bench_tells_what_the_gpu_did(bundle: Path) -> None:
     done = run_simulated(
         *("bench", bundle, "--backend", "trt", "--batch", "1,3", "--beam", "1,4", "--src-len", 5, "--new-tokens", 9),

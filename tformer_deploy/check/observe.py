@@ -114,7 +114,7 @@ class Observation:
     probe_ids: list[Ints] = field(default_factory=list)
     """Of each sentence (T, M): tokens whose log-probabilities are compared, with eager's greedy tokens fed.
 
-    One more follows: the sentence of middle length with a target as long as there are positions.
+    One more follows: the sentence of middle length with a target as long as the engine has positions.
     """
     probes: list[Floats] = field(default_factory=list)
     """Of each sentence (T, M): those log-probabilities."""
@@ -213,11 +213,11 @@ def _score(
     looked_at = set(spread(sources, ENCODER_SENTENCES))
     if sources:
         sources = [*sources, sources[middle(sources)]]
-        targets.append(far_target(greedy, engine, options.positions))
+        targets.append(far_target(greedy, engine, min(options.positions, engine.limits.tgt_tokens)))
     best, others = min(BEST, vocab), min(OTHERS, vocab)
     for i, target in enumerate(targets):
         found.probe_ids.append(
-            reference.probe_ids[i] if reference else np.empty((len(target), best + others), np.int32)
+            reference.probe_ids[i][: len(target)] if reference else np.empty((len(target), best + others), np.int32)
         )
         found.probes.append(np.empty(found.probe_ids[i].shape, np.float32))
     for batch, indices in by_length(engine, sources, range(len(sources)), options):

@@ -48,12 +48,14 @@ def check(
     for i, looked in found.attention.items():
         largest = float(differences([expected.attention[i]], [looked]).max())
         report.attention_max = worse(report.attention_max or 0.0, largest)
-    scores = differences(expected.probes, found.probes)
+    # The last is as long as the engine has positions, which may be fewer than eager's.
+    probes = [ours[: len(theirs)] for ours, theirs in zip(expected.probes, found.probes, strict=True)]
+    scores = differences(probes, found.probes)
     report.scores_count = len(scores)
     if len(scores):
         report.scores_max, report.scores_mean = float(scores.max()), float(scores.mean())
         report.scores_p999 = float(np.quantile(scores, 0.999))
-    report.steps = by_step(expected.probes, found.probes)
+    report.steps = by_step(probes, found.probes)
     report.layers = by_layer(expected.layers, found.layers)
     report.worst_sentence = _worst_sentence(found, expected)
     judge = Judge(expected, report.scores_max, tolerance.scores, reference.options.beams, end_ids(engine))
@@ -124,12 +126,15 @@ def find_layer(engine: Engine, eager: Engine, reference: Reference, report: Engi
     first = min(report.divergences, key=lambda d: (bool(d.variant), d.sentence), default=None)
     i, worst = first.sentence if first else report.worst_sentence, report.worst_sentence
     runs = reference.observed.runs
+    positions = reference.options.positions
     suspects = [(j, tokens_of(runs["greedy"].outputs[j][0])) for j in dict.fromkeys((i, worst))]
     if first:  # a token that only a beam or a sample takes is not in the greedy output
         judge = Judge(reference.observed, 0.0, 0.0, reference.options.beams, end_ids(engine))
         rows = judge.rows(runs[first.mode].traces[i], first.step, first.mode)
         suspects += [(i, [*row, first.eager_token]) for row in rows]
-    suspects.append((middle(reference.sources), far_target(runs["greedy"], engine, reference.options.positions)))
+    suspects.append(
+        (middle(reference.sources), far_target(runs["greedy"], engine, min(positions, engine.limits.tgt_tokens)))
+    )
     for sentence, target in suspects:
         source = reference.sources[sentence]
         try:
