@@ -31,6 +31,9 @@ DecodeSettings = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="Any decoding option, such as length_penalty=0.6; repeatable."),
 ]
 Variant = Annotated[str | None, typer.Option(help="Graphs of the bundle that ort runs; fp32: the standard ones.")]
+Shortlisted = Annotated[
+    bool, typer.Option("--shortlist", help="Score only likely tokens, as tformer shortlist found them: faster.")
+]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: the workers share the cores.")]
 
 _SECTIONS = {"model": ModelConfig, "train": TrainConfig}

@@ -16,7 +16,7 @@ import typer
 from ..errors import ConfigError, DataError
 from . import app, progress
 from .lines import utf8_output, windows
-from .options import Backend, Checkpoint, DecodeSettings, Json, Threads, Variant, decode_values, piece_ids
+from .options import Backend, Checkpoint, DecodeSettings, Json, Shortlisted, Threads, Variant, decode_values, piece_ids
 
 if TYPE_CHECKING:
     from ..decoding import DecodeOptions
@@ -37,6 +37,7 @@ def translate(
     backend: Backend = "ort",
     variant: Variant = None,
     checkpoint: Checkpoint = None,
+    shortlist: Shortlisted = False,
     beams: Annotated[int | None, typer.Option(help="Width of the beam; 1: greedy.")] = None,
     n_best: Annotated[int | None, typer.Option(help="Outputs per line, as NUMBER ||| TEXT ||| SCORE.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens; --n-best is the number of samples.")] = False,
@@ -88,7 +89,7 @@ def translate(
     name = engine_name(backend, variant, opened)
     begin = list(islice(requests, 1))
     workers = workers or suitable_workers(sum(len(lines) for _, lines, _ in begin))
-    engine = make_engine(name, opened, checkpoint, threads_each(threads, workers))
+    engine = make_engine(name, opened, checkpoint, threads_each(threads, workers), shortlist)
     requests = chain(begin, requests)
     with Translator(engine, tokenizers, options, batch_tokens, outputs, workers) as translator:
         _print_all(translator, requests, stream, json, out)

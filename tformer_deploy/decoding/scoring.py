@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..engines.base import Engine, Ints, Scores
+from ..engines.base import Engine, Ints, Listing, Scores
 from ..errors import LimitError
 from .sampling import Doubles
 from .search import Batch
@@ -27,6 +27,8 @@ def forced_steps(
             raise LimitError(f"a target has a token id outside the vocabulary of {vocab}")
     lengths = np.array([len(target) for target in targets])
     state = engine.encode(batch.src_ids, batch.src_lengths)
+    if isinstance(engine, Listing):
+        engine.also_score(state, targets)
     live = np.arange(len(targets), dtype=np.int32)
     tokens = np.full((len(live), 1), engine.config.bos_id, np.int32)
     for step in range(lengths.max()):

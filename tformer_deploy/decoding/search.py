@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engines.base import Engine, Ints, Scores
+from ..engines.base import Engine, Ints, Listing, Scores
 from ..errors import LimitError
 from .options import DecodeOptions
 from .rules import Rules, Trie, are_among, best_tokens
@@ -88,6 +88,8 @@ def decode(
     search = kind(engine, batch, options, allowed)
     search.watched = on_step is not None
     state = engine.encode(batch.src_ids, batch.src_lengths)
+    if isinstance(engine, Listing):
+        engine.also_score(state, search.rules.named())
     while True:
         scores = engine.step(search.tokens, state, search.needs_all(), options.attention)
         step = search.advance(scores)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..bundle import Bundle
 from ..errors import ConfigError, missing_extra, unknown
+from ..shortlist import open_shortlist
 from .base import Engine
 
 BACKENDS = ("eager", "ort")
@@ -56,28 +57,36 @@ def threads_each(threads: int, workers: int) -> int:
     return threads or max(1, len(os.sched_getaffinity(0)) // workers)
 
 
-def make_engine(name: str, bundle: Bundle, checkpoint: Path | None = None, threads: int = 0) -> Engine:
+def make_engine(
+    name: str, bundle: Bundle, checkpoint: Path | None = None, threads: int = 0, shortlist: bool = False
+) -> Engine:
     """An engine of `engine_names` that is not entered yet.
 
     `checkpoint` is for `eager` alone; without it the place is used where the checkpoint was at export. `threads` 0:
-    as many as this process has cores. Raises MissingExtra where the backend's packages are not installed.
+    as many as this process has cores. `shortlist`: score only the tokens that the bundle's lists have for a source.
+    Raises MissingExtra where the backend's packages are not installed, ConfigError where there are no lists or no
+    graphs for them.
     """
     if name not in engine_names(bundle):
         raise unknown("backend", name, engine_names(bundle))
+    variant = name.partition(":")[2]
+    if shortlist and (not variant or bundle.variants[variant].target != "ort-cpu"):
+        usable = [each for each, recipe in bundle.variants.items() if recipe.target == "ort-cpu"]
+        raise ConfigError(f"--shortlist: {name} has no graphs for it: use a variant of {', '.join(usable) or 'int8'}")
+    lists = open_shortlist(bundle, variant) if shortlist else None
     try:
         if name == "ort":
             from .ort import OrtEngine
 
             return OrtEngine(bundle, threads)
         if name.startswith("ort:"):
-            variant = name.removeprefix("ort:")
             if bundle.variants[variant].target == "trt":
                 from .ort_static import StaticEngine
 
                 return StaticEngine(bundle, threads, variant)
             from .ort_lowered import LoweredEngine
 
-            return LoweredEngine(bundle, threads, variant)
+            return LoweredEngine(bundle, threads, variant, lists)
         return _eager(bundle, checkpoint, threads)
     except ModuleNotFoundError as error:
         raise missing_extra(error) from None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +94,15 @@ class Engine(Protocol):
         of `contract.layer_names` (B, S, d), `cross_k_0` and so on (B, H, S, D), the step's values (B, T, d) and
         `log_probs` (B, T, V); those that a graph does not have by name are left out.
         """
+        ...
+
+
+@runtime_checkable
+class Listing(Protocol):
+    """An engine that may score a list of likely tokens only; others have log-probabilities of -inf."""
+
+    def also_score(self, state: State, tokens: Sequence[Sequence[int]]) -> None:
+        """Score some tokens of each sentence as well, from the first step on."""
         ...
 
 
