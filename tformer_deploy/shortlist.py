@@ -64,19 +64,22 @@ class Shortlist:
         """Tokens of every list; size of the vocabulary."""
         self.offsets, self.targets = offsets, targets
         """Where each source token's own begin and end; those, token by token."""
+        if len(targets) != offsets[-1]:
+            raise ValueError(f"it has {len(targets)} tokens, not {offsets[-1]}")
         if not 0 <= min(always.min(), targets.min(initial=0)) <= max(always.max(), targets.max(initial=0)) < vocab:
             raise ValueError(f"a token is outside the vocabulary of {vocab}")
         counts = np.diff(offsets)
         places = np.arange(int(counts.max(initial=1)))
-        # Filled up with what every list has, so that one look-up does for a batch.
-        self._table = np.full((len(counts), len(places)), always[0], np.int32)
-        self._table[places < counts[:, None]] = targets
+        # Filled up with what every list has, and a row of that for padding, so that one look-up does for a batch.
+        self._table = np.full((len(counts) + 1, len(places)), always[0], np.int32)
+        self._table[:-1][places < counts[:, None]] = targets
 
-    def allowed(self, src_ids: Ids) -> NDArray[np.bool_]:
-        """src_ids (B, S), padded -> (B, V)."""
+    def allowed(self, src_ids: Ids, src_lengths: Ids) -> NDArray[np.bool_]:
+        """src_ids (B, S), padded, src_lengths (B) -> (B, V)."""
         found = np.zeros((len(src_ids), self.vocab), np.bool_)
         found[:, self.always] = True
-        found[np.arange(len(src_ids))[:, None, None], self._table[src_ids]] = True
+        real = np.where(np.arange(src_ids.shape[1]) < src_lengths[:, None], src_ids, len(self._table) - 1)
+        found[np.arange(len(src_ids))[:, None, None], self._table[real]] = True
         return found
 
 
@@ -142,7 +145,7 @@ def coverage(shortlist: Shortlist, pairs: Pairs, end_id: int) -> Coverage:
     """How much of a text its lists have."""
     inside = tokens = size = 0
     for source, target in pairs:
-        allowed = shortlist.allowed(np.array([source], np.int32))[0]
+        allowed = shortlist.allowed(np.array([source], np.int32), np.array([len(source)], np.int32))[0]
         inside += int(allowed[[*target, end_id]].sum())
         tokens += len(target) + 1
         size += int(allowed.sum())
@@ -180,7 +183,7 @@ def store(bundle: Bundle, shortlist: Shortlist, description: dict[str, Any]) -> 
     manifest, directory = bundle.manifest, bundle.directory
     digest = hashlib.sha256(buffer.getvalue()).hexdigest()
     path = directory / f"shortlist-{digest[:12]}.npz"
-    old = manifest.get("shortlist", {}).get("file", path.name)
+    old = manifest.get("shortlist", {}).get("file", "")
     with atomic_file(path) as temporary:
         temporary.write_bytes(buffer.getvalue())
     files = {**{name: sha for name, sha in manifest["files"].items() if name != old}, path.name: digest}
@@ -190,7 +193,7 @@ def store(bundle: Bundle, shortlist: Shortlist, description: dict[str, Any]) -> 
         if path.name != old:
             path.unlink()
         raise
-    if path.name != old:
+    if old not in ("", path.name):
         (directory / old).unlink(missing_ok=True)
 
 

@@ -91,7 +91,7 @@ class LoweredEngine(OrtEngine):
         tokens, written_by = np.zeros((batch, 1), np.int32), np.zeros((batch, 1, CAPACITY), np.int32)
         state = LoweredState(lengths, cross, past, np.arange(batch, dtype=np.int32), tokens, written_by)
         if self.shortlist:
-            state.allowed = self.shortlist.allowed(src_ids)
+            state.allowed = self.shortlist.allowed(src_ids, lengths)
         return state
 
     def also_score(self, state: Any, tokens: Sequence[Sequence[int]]) -> None:
