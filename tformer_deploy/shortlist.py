@@ -109,7 +109,7 @@ def translation_table(pairs: Pairs, src_vocab: int, tgt_vocab: int) -> tuple[Key
     IBM Model 1 by expectation maximization. Source: Brown et al. 1993, "The Mathematics of Statistical Machine
     Translation".
     """
-    found = [np.unique(keys) for keys, _ in met(pairs, src_vocab, tgt_vocab)]
+    found = [np.unique(keys) for keys, _ in meetings(pairs, src_vocab, tgt_vocab)]
     if not found:
         raise DataError("no sentence pair has tokens on both sides: give parallel text")
     keys = np.unique(np.concatenate(found))
@@ -117,7 +117,7 @@ def translation_table(pairs: Pairs, src_vocab: int, tgt_vocab: int) -> tuple[Key
     chances = np.ones(len(keys))
     for _ in range(ITERATIONS):
         counts = np.zeros(len(keys))
-        for chunk, slots in met(pairs, src_vocab, tgt_vocab):
+        for chunk, slots in meetings(pairs, src_vocab, tgt_vocab):
             places = np.searchsorted(keys, chunk)
             weights = chances[places]
             weights /= np.bincount(slots, weights)[slots]
@@ -126,7 +126,7 @@ def translation_table(pairs: Pairs, src_vocab: int, tgt_vocab: int) -> tuple[Key
     return keys, chances
 
 
-def met(pairs: Pairs, src_vocab: int, tgt_vocab: int) -> Iterator[tuple[Keys, Keys]]:
+def meetings(pairs: Pairs, src_vocab: int, tgt_vocab: int) -> Iterator[tuple[Keys, Keys]]:
     """Of a chunk of sentences, every source token beside every target token, and the number of the latter's place."""
     for start in range(0, len(pairs), CHUNK):
         keys, slots, places = [], [], 0
