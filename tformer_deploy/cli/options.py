@@ -32,7 +32,7 @@ DecodeSettings = Annotated[
 ]
 Variant = Annotated[str | None, typer.Option(help="Graphs of the bundle that ort runs; fp32: the standard ones.")]
 Shortlisted = Annotated[
-    bool, typer.Option("--shortlist", help="Score only tokens that tformer shortlist found likely; for few lines at a time.")
+    bool, typer.Option("--shortlist", help="Score only what tformer shortlist found likely; for few lines at a time.")
 ]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: the workers share the cores.")]
 
