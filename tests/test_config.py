@@ -19,7 +19,7 @@ from tformer_deploy.config import (
     parse_settings,
     preset,
 )
-from tformer_deploy.contract import GRAPHS, layer_names, signature
+from tformer_deploy.contract import GRAPHS, SHORT_GRAPHS, graphs_of, layer_names, signature
 from tformer_deploy.errors import ConfigError
 from tformer_deploy.recipe import (
     TOLERANCES,
@@ -320,6 +320,18 @@ def test_beams_have_as_many_best_tokens_as_they_read(vocab: int, most: int) -> N
 def test_signatures_are_the_golden_ones(graph: str, folder: Path, recipe: str) -> None:
     golden = json.loads((folder / f"{graph}.json").read_text(encoding="utf-8"))
     assert signature(graph, tiny(), load_recipe(recipe).for_model(tiny())).to_json() == golden
+
+
+@pytest.mark.parametrize("graph", SHORT_GRAPHS)
+@pytest.mark.parametrize(("suffix", "recipe"), [("", "fp32-cpu"), ("", "int8-latency"), ("-int8", "int8")])
+def test_signatures_for_shortlists_are_the_golden_ones(graph: str, suffix: str, recipe: str) -> None:
+    golden = json.loads((GOLDEN / "ort-cpu" / f"{graph}{suffix}.json").read_text(encoding="utf-8"))
+    assert signature(graph, tiny(), load_recipe(recipe).for_model(tiny())).to_json() == golden
+
+
+def test_only_graphs_for_processors_have_shortlists() -> None:
+    made = {name: graphs_of(load_recipe(name)) for name in ("fp32", "trt", "fp32-cpu", "int4")}
+    assert made["fp32"] == made["trt"] == GRAPHS and made["fp32-cpu"] == made["int4"] == (*GRAPHS, *SHORT_GRAPHS)
 
 
 @pytest.mark.parametrize("recipe", ["fp32-cpu", "int8", "int8-latency", "int4"])

@@ -106,7 +106,9 @@ def test_named_recipes_are_in_the_wheel(machine: Path) -> None:
     assert done.stdout.startswith("23 ") and "site-packages" in done.stdout
 
 
-@pytest.mark.parametrize("verb", ["init", "train", "export", "translate", "score", "check", "bench", "inspect"])
+@pytest.mark.parametrize(
+    "verb", ["init", "train", "export", "translate", "score", "check", "bench", "inspect", "shortlist"]
+)
 def test_every_help_works_there(machine: Path, verb: str) -> None:
     assert "Example: " in run_there(machine, verb, "--help").stdout
 

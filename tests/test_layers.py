@@ -21,7 +21,7 @@ LEVELS = [
     ["export", "engines", "data"],
     ["checkpoint"],
     ["model", "engines.base"],
-    ["recipe", "contract", "bundle", "plans", "text"],
+    ["recipe", "contract", "bundle", "plans", "shortlist", "text"],
     ["config", "files"],
     ["errors"],
 ]
@@ -42,6 +42,7 @@ HEAVY = {
         "export.half",
         "export.lowering",
         "export.lower_ort",
+        "export.lower_short",
         "export.lower_trt",
         "export.products",
         "export.save",

@@ -20,13 +20,15 @@ def load(
     checkpoint: str | Path | None = None,
     threads: int = 0,
     workers: int = 1,
+    shortlist: bool = False,
     **options: Any,
 ) -> Translator:
     """Open a bundle for translation: `load("bundle", beams=5).translate(["A dog runs."])[0].text`.
 
     `variant` names graphs of the bundle other than its default, `checkpoint` is the run folder for `backend="eager"`,
-    `threads` 0 means that the workers share the cores, `workers` are the batches decoded at a time, `options` are
-    fields of `decoding.DecodeOptions`. Close the translator, or use it in a `with` statement. Raises TformerError.
+    `threads` 0 means that the workers share the cores, `workers` are the batches decoded at a time, `shortlist` scores
+    only the tokens that the bundle's lists have for a source, `options` are fields of `decoding.DecodeOptions`. Close
+    the translator, or use it in a `with` statement. Raises TformerError.
     """
     from .bundle import open_bundle
     from .config import from_dict
@@ -36,6 +38,7 @@ def load(
 
     opened = open_bundle(Path(bundle), graphs=False)
     name = engine_name(backend, variant, opened)
-    engine = make_engine(name, opened, Path(checkpoint) if checkpoint else None, threads_each(threads, workers))
+    run, each = Path(checkpoint) if checkpoint else None, threads_each(threads, workers)
+    engine = make_engine(name, opened, run, each, shortlist)
     decoding = from_dict(DecodeOptions, options, "decoding")
     return Translator(engine, opened.tokenizers(), decoding, workers=workers).open()

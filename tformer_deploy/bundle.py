@@ -14,7 +14,7 @@ from typing import Any
 
 from . import __version__
 from .config import ModelConfig, from_dict
-from .contract import GRAPHS, WEIGHTS, signature
+from .contract import GRAPHS, SHORT_GRAPHS, WEIGHTS, graphs_of, signature
 from .errors import ArtifactError
 from .files import read_header, sha256, verify, write_json
 from .recipe import Recipe, recipe_from_dict
@@ -40,7 +40,7 @@ class Bundle:
     """Files of graphs whose hashes an engine has still to verify."""
 
     def graph(self, name: str, variant: str = "") -> Path:
-        """The ONNX file of a graph of `contract.GRAPHS`."""
+        """The ONNX file of a graph of `contract.graphs_of`."""
         return self.directory / variant / f"{name}.onnx"
 
     def graph_files(self, variant: str) -> list[str]:
@@ -119,7 +119,7 @@ def _of_graphs(file: str) -> bool:
 
 
 def _graphs(config: ModelConfig, recipe: Recipe) -> dict[str, Any]:
-    return {name: signature(name, config, recipe).to_json() for name in GRAPHS}
+    return {name: signature(name, config, recipe).to_json() for name in graphs_of(recipe)}
 
 
 def hashes(directory: Path) -> dict[str, str]:
@@ -144,9 +144,12 @@ def open_bundle(directory: Path, graphs: bool = True) -> Bundle:
     try:
         variants = {name: recipe_from_dict(variant["recipe"]) for name, variant in manifest.get("variants", {}).items()}
         names = {(Path(variant) / f"{name}.onnx").as_posix() for name in GRAPHS for variant in ("", *variants)}
-        weights = {(Path(variant) / WEIGHTS).as_posix() for variant in ("", *variants)}
+        added = WEIGHTS, *(f"{name}.onnx" for name in SHORT_GRAPHS)
+        newer = {(Path(variant) / name).as_posix() for name in added for variant in ("", *variants)}
         needed = {*tokenizer_files(manifest["tokenizer"]), *names}
-        needed |= {name for name in weights if (directory / name).exists()}  # older bundles have none
+        needed |= {name for name in newer if (directory / name).exists()}  # older bundles have none
+        if "shortlist" in manifest:
+            needed.add(manifest["shortlist"]["file"])
         if missing := needed - set(manifest["files"]):
             raise ArtifactError(f"{directory / MANIFEST} is damaged: no hash of {min(missing)}")
         later = set() if graphs else {name for name in manifest["files"] if _of_graphs(name)}

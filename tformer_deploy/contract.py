@@ -1,8 +1,11 @@
 """Names, types and symbolic sizes of both graphs: the only place where they are written.
 
+Lowered graphs for processors have two more, for vocabulary shortlists: `short_step` is a step that scores only the
+tokens of a list, and `short_rows` gathers what it needs of the output's table, once for a batch.
+
 Sizes are numbers or the names `batch`, `beams`, `src_len`, `past_len`, `past_rows` (rows of the step before),
-`capacity` (positions that a static cache has room for) and expressions of them. A row is a beam of a sentence; rows are
-counted sentence by sentence, so row = sentence * beams + beam.
+`capacity` (positions that a static cache has room for), `listed` (tokens of a shortlist) and expressions of them. A row
+is a beam of a sentence; rows are counted sentence by sentence, so row = sentence * beams + beam.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from .errors import ArtifactError
 from .recipe import Recipe
 
 GRAPHS = ("encoder", "decoder_step")
+SHORT_GRAPHS = ("short_rows", "short_step")
 WEIGHTS = "weights.data"
 """The file beside the graphs that holds what both read."""
 ROWS, GROWN, BEST = "batch*beams", "past_len + 1", "2*beams - 1"
@@ -29,12 +33,16 @@ class TensorSpec:
 
     name: str
     dtype: str
-    """`int32` or `float32`."""
+    """`int32`, `float32` or `int8`."""
     shape: tuple[int | str, ...]
 
     def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape in numbers."""
         return tuple(size if isinstance(size, int) else number(size, sizes) for size in self.shape)
+
+
+LISTED = TensorSpec("shortlist", "int32", ("listed",))
+"""Ids of a list in order, so that equal scores are still by the lower id."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +69,21 @@ CHOICE = (
 """What a step of target `trt` feeds the next one: the best of the candidates that do not end an output, best first."""
 
 
+def graphs_of(recipe: Recipe) -> tuple[str, ...]:
+    """The graphs that a recipe makes."""
+    return (*GRAPHS, *SHORT_GRAPHS) if recipe.target == "ort-cpu" else GRAPHS
+
+
 def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
     """What a graph takes and gives."""
     cross = caches("cross", config, ("batch", config.heads, "src_len", config.head_dim))
     lengths = TensorSpec("src_lengths", "int32", ("batch",))
     if graph == "encoder":
         return Signature((TensorSpec("src_ids", "int32", ("batch", "src_len")), lengths), cross)
+    if graph == "short_rows":
+        return Signature((LISTED,), _listed(config, recipe))
+    if graph == "short_step":
+        return _short_step(config, recipe)
     if recipe.cache == "static":
         return _static_step(config, recipe)
     best = ("batch", "beams", recipe.top_k or BEST)
@@ -131,6 +148,26 @@ def _static_step(config: ModelConfig, recipe: Recipe) -> Signature:
             *(() if in_place else CHOICE),
             *caches("present", config, buffer),
         ),
+    )
+
+
+def _listed(config: ModelConfig, recipe: Recipe) -> tuple[TensorSpec, ...]:
+    """The columns of the output's product that belong to a list."""
+    bias = (TensorSpec("listed_bias", "float32", ("listed",)),) if config.output_bias else ()
+    if recipe.integer_step:
+        scales = TensorSpec("listed_scales", "float32", ("listed",))
+        return TensorSpec("listed_rows", "int8", (config.d_model, "listed")), scales, *bias
+    return TensorSpec("listed_rows", "float32", (config.d_model, "listed")), *bias
+
+
+def _short_step(config: ModelConfig, recipe: Recipe) -> Signature:
+    """A static step in place, whose log-probabilities are those of the list and sum to 1 over it."""
+    full = _static_step(config, recipe)
+    log_probs = TensorSpec("log_probs", "float32", (ROWS, "listed"))
+    return Signature(
+        # 0 where a sentence may use a token of the list, -inf where it may not.
+        (*full.inputs, LISTED, *_listed(config, recipe), TensorSpec("listed_mask", "float32", ("batch", 1, "listed"))),
+        tuple(log_probs if spec.name == "log_probs" else spec for spec in full.outputs),
     )
 
 

@@ -114,6 +114,11 @@ class Recipe:
         if self.precision == "int4" and not self.block:
             raise ConfigError(f"block=0: int4 needs one of {BLOCKS[1:]}")
 
+    @property
+    def integer_step(self) -> bool:
+        """Whether a step's products are of integers, with a scale per output."""
+        return self.precision != "fp32" and not self.block
+
     def for_model(self, config: ModelConfig) -> Recipe:
         """The recipe with its open ends filled in from a model."""
         if self.top_k > config.tgt_vocab:

@@ -91,4 +91,4 @@ def progress(label: str, total: int | None = None) -> Iterator[Callable[..., Non
         yield advance
 
 
-from . import bench, build, check, export, init, inspect, score, train, translate  # noqa: E402, F401
+from . import bench, build, check, export, init, inspect, score, shortlist, train, translate  # noqa: E402, F401

@@ -57,6 +57,10 @@ def describe(path: Path, header: dict[str, Any]) -> str:
     for name, variant in header.get("variants", {}).items():
         recipe, default = variant["recipe"], " (default)" if name == header.get("default") else ""
         lines.append(f"  variant    {name}{default}: {recipe['precision']} for {recipe['target']}")
+    if "shortlist" in header:
+        lists = header["shortlist"]
+        found = f"{lists['tokens']:.2%} of its text's tokens, lists of {lists['size']:.0f}"
+        lines.append(f"  shortlist  best {lists['best']}, frequent {lists['frequent']}: {found}")
     lines += [f"  plans      {each['stamp']}: {', '.join(each['profiles'])}" for each in header.get("plans", [])]
     if "check" in header:
         found = header["check"]

@@ -35,6 +35,9 @@ Variant = Annotated[
     typer.Option(help="Graphs that ort runs, fp32: the standard ones; precision of trt's plans."),
 ]
 Device = Annotated[str, typer.Option(help="Where ort and eager run: cpu or cuda.")]
+Shortlisted = Annotated[
+    bool, typer.Option("--shortlist", help="Score only what tformer shortlist found likely; for few lines at a time.")
+]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: the workers share the cores.")]
 
 _SECTIONS = {"model": ModelConfig, "train": TrainConfig}

@@ -16,7 +16,18 @@ import typer
 from ..errors import ConfigError, DataError
 from . import app, progress
 from .lines import utf8_output, windows
-from .options import Backend, Checkpoint, DecodeSettings, Device, Json, Threads, Variant, decode_values, piece_ids
+from .options import (
+    Backend,
+    Checkpoint,
+    DecodeSettings,
+    Device,
+    Json,
+    Shortlisted,
+    Threads,
+    Variant,
+    decode_values,
+    piece_ids,
+)
 
 if TYPE_CHECKING:
     from ..decoding import DecodeOptions
@@ -38,6 +49,7 @@ def translate(
     variant: Variant = None,
     device: Device = "cpu",
     checkpoint: Checkpoint = None,
+    shortlist: Shortlisted = False,
     beams: Annotated[int | None, typer.Option(help="Width of the beam; 1: greedy.")] = None,
     n_best: Annotated[int | None, typer.Option(help="Outputs per line, as NUMBER ||| TEXT ||| SCORE.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens; --n-best is the number of samples.")] = False,
@@ -90,7 +102,7 @@ def translate(
     begin = list(islice(requests, 1))
     on_gpu = device == "cuda" or backend.startswith("trt")
     workers = workers or (1 if on_gpu else suitable_workers(sum(len(lines) for _, lines, _ in begin)))
-    engine = make_engine(name, opened, checkpoint, threads_each(threads, workers))
+    engine = make_engine(name, opened, checkpoint, threads_each(threads, workers), shortlist)
     requests = chain(begin, requests)
     with Translator(engine, tokenizers, options, batch_tokens, outputs, workers) as translator:
         _print_all(translator, requests, stream, json, out)

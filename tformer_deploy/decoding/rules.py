@@ -33,6 +33,16 @@ class Trie:
             node = node.get(int(token), {})
         return [token for token in node if token != _END], _END in node
 
+    @property
+    def tokens(self) -> set[int]:
+        """Every token of every output."""
+        found, nodes = set(), [self._root]
+        while nodes:
+            for token, node in nodes.pop().items():
+                found.add(token)
+                nodes.append(node)
+        return found - {_END}
+
 
 class Rules:
     """The options of a batch that concern single tokens. Sentences are named by their index in the batch."""
@@ -65,6 +75,11 @@ class Rules:
         ngrams = 0 < options.no_repeat_ngram <= step + 1
         forced = step < self._forced_steps
         return options.sampling or options.repetition_penalty != 1 or ngrams or forced or self.allowed is not None
+
+    def named(self) -> list[list[int]]:
+        """The tokens that the options name for each sentence: ends, forced tokens, those of the allowed outputs."""
+        common = [*self.end_ids.tolist(), *(sorted(self.allowed.tokens) if self.allowed else ())]
+        return [[*common, *prefix] for prefix in self.prefixes]
 
     def spare(self, step: int) -> int:
         """How many of a row's best tokens may turn out to be forbidden at a step that does not read all."""

@@ -26,7 +26,8 @@ def forced_steps(
         if not 0 <= min(target) <= max(target) < vocab:
             raise LimitError(f"a target has a token id outside the vocabulary of {vocab}")
     lengths = np.array([len(target) for target in targets])
-    state = engine.encode(batch.src_ids, batch.src_lengths, Outlook(1, int(lengths.max())))
+    required = [list(target) for target in targets]
+    state = engine.encode(batch.src_ids, batch.src_lengths, Outlook(1, int(lengths.max()), required=required))
     live = np.arange(len(targets), dtype=np.int32)
     tokens = np.full((len(live), 1), engine.config.bos_id, np.int32)
     for step in range(lengths.max()):

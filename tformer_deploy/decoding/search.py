@@ -140,7 +140,7 @@ class _Search:
     def outlook(self) -> Outlook:
         """What the engine may expect."""
         end_id = int(self.end_ids[0]) if len(self.end_ids) else -1
-        return Outlook(self.options.rows, int(self.rules.longest.max()), end_id)
+        return Outlook(self.options.rows, int(self.rules.longest.max()), end_id, self.rules.named())
 
     def needs_all(self, state: State) -> bool:
         """Whether the next step must return every log-probability."""

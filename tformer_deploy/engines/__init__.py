@@ -11,6 +11,7 @@ from ..bundle import Bundle
 from ..errors import ConfigError, EngineError, missing_extra, unknown
 from ..plans import PRECISIONS, trt_variant
 from ..recipe import Recipe
+from ..shortlist import open_shortlist
 from .base import Engine
 
 BACKENDS = ("eager", "ort", "trt")
@@ -110,14 +111,22 @@ def threads_each(threads: int, workers: int) -> int:
     return threads or max(1, len(os.sched_getaffinity(0)) // workers)
 
 
-def make_engine(name: str, bundle: Bundle, checkpoint: Path | None = None, threads: int = 0) -> Engine:
+def make_engine(
+    name: str, bundle: Bundle, checkpoint: Path | None = None, threads: int = 0, shortlist: bool = False
+) -> Engine:
     """An engine of `engine_names` that is not entered yet.
 
     `checkpoint` is for `eager` alone; without it the place is used where the checkpoint was at export. `threads` 0:
-    as many as this process has cores. Raises MissingExtra where the backend's packages are not installed.
+    as many as this process has cores. `shortlist`: score only the tokens that the bundle's lists have for a source.
+    Raises MissingExtra where the backend's packages are not installed, ConfigError where there are no lists or no
+    graphs for them.
     """
     check_name(name, bundle)
     parts = parse_name(name)
+    if shortlist and recipe_of(name, bundle).target != "ort-cpu":
+        usable = [each for each, recipe in bundle.variants.items() if recipe.target == "ort-cpu"]
+        raise ConfigError(f"--shortlist: {name} has no graphs for it: use a variant of {', '.join(usable) or 'int8'}")
+    lists = open_shortlist(bundle, parts.variant) if shortlist else None
     try:
         if parts.backend == "trt":
             from .trt import TrtEngine
@@ -134,7 +143,7 @@ def make_engine(name: str, bundle: Bundle, checkpoint: Path | None = None, threa
                 return OrtStaticEngine(bundle, threads, parts.variant, parts.device)
             from .ort_lowered import LoweredEngine
 
-            return LoweredEngine(bundle, threads, parts.variant)
+            return LoweredEngine(bundle, threads, parts.variant, lists)
         return _eager(bundle, checkpoint, threads, parts.device)
     except ModuleNotFoundError as error:
         raise missing_extra(error) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -48,6 +49,8 @@ class Outlook:
     """Most steps; 0: as many as the engine takes."""
     end_id: int = -1
     """The token that ends an output; -1: none does."""
+    required: Sequence[Sequence[int]] = ()
+    """Of each source, tokens that must be scored by an engine that scores likely ones only; none: no others."""
 
 
 ANYTHING = Outlook()

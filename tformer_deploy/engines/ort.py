@@ -52,6 +52,7 @@ class OrtGraphs:
         axes = self.recipe.axes
         self.limits = Limits(axes.batch.max, axes.src_len.max, axes.past_len.max + 1, axes.beams.max)
         self.attention, self.precision = self.recipe.attention, str(self.recipe.precision)
+        self.step_graph = "decoder_step"
         self.profile = ""
         """Where the sessions write their traces, if anywhere: the beginning of a file name."""
 
@@ -63,7 +64,7 @@ class OrtGraphs:
             verified = pool.submit(self.bundle.verify_graphs, self.variant)
             sessions = (
                 pool.submit(self._session, "encoder", SHORT_SPIN_US),
-                pool.submit(self._session, "decoder_step", 0),
+                pool.submit(self._session, self.step_graph, 0),
             )
             verified.result()  # first, as a damaged graph may not load either
             self._encoder, self._step = (session.result() for session in sessions)

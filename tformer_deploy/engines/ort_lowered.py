@@ -6,17 +6,35 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from onnxruntime import OrtValue
 
-from ..contract import caches
-from ..errors import LimitError
-from .base import ANYTHING, Ints, Outlook, Scores, check_step
-from .ort import OrtEngine, view
+from ..bundle import Bundle
+from ..contract import LISTED, caches, signature
+from ..errors import ConfigError, LimitError
+from ..shortlist import Shortlist
+from .base import ANYTHING, Floats, Ints, Outlook, Scores, check_step
+from .ort import SHORT_SPIN_US, OrtEngine, has_vnni, view
 
 CAPACITY = 32
 """Positions that a new cache has room for; it doubles when they are full."""
 SPARSE = 0.75
 """Sentences that have ended are carried along until fewer than this share is left: a copy costs more than they do."""
+
+LIST_UNIT = 64
+"""Lists are filled up to a multiple of this."""
+
+
+@dataclass
+class Listed:
+    """What the sentences of a batch may use, and what the step needs to score that."""
+
+    ids: Ints
+    """(n) In order."""
+    inputs: dict[str, OrtValue]
+    """Bound: the ids, filled up, and what `short_rows` gives for them."""
+    mask: Floats
+    """(B, 1, n filled up), bound: 0 where a sentence may use a token, else -inf."""
 
 
 @dataclass
@@ -39,13 +57,26 @@ class LoweredState:
     position: int = 0
     bound: dict[bool, tuple[Any, list[Any]]] = field(default_factory=dict)
     """Without and with all log-probabilities: the binding and its output arrays."""
+    listed: Listed | None = None
 
 
 class LoweredEngine(OrtEngine):
-    """Runs a variant of a bundle."""
+    """Runs a variant of a bundle, with a shortlist its short step."""
+
+    def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "", shortlist: Shortlist | None = None) -> None:
+        super().__init__(bundle, threads, variant)
+        self.shortlist = shortlist
+        if shortlist:
+            self.step_graph = "short_step"
+            if self.recipe.integer_step and not has_vnni():
+                # Its weights are no constants, which the runtime could make unsigned.
+                raise ConfigError(f"--shortlist: {variant} needs a processor with VNNI for it: use another variant")
 
     def __enter__(self) -> Self:
         super().__enter__()
+        if self.shortlist:
+            self._rows = self._session("short_rows", SHORT_SPIN_US)
+            self._listed = [spec.name for spec in signature("short_rows", self.config, self.recipe).outputs]
         self._present = [spec.name for spec in caches("present", self.config, ())]
         return self
 
@@ -55,7 +86,13 @@ class LoweredEngine(OrtEngine):
         cross = self._encode(src_ids, lengths)
         past = [self._buffer(batch, CAPACITY) for _ in self._past]
         tokens, written_by = np.zeros((batch, 1), np.int32), np.zeros((batch, 1, CAPACITY), np.int32)
-        return LoweredState(lengths, cross, past, np.arange(batch, dtype=np.int32), tokens, written_by)
+        state = LoweredState(lengths, cross, past, np.arange(batch, dtype=np.int32), tokens, written_by)
+        if self.shortlist:
+            allowed = self.shortlist.allowed(src_ids, lengths)
+            for row, ids in zip(allowed, outlook.required, strict=False):
+                row[list(ids)] = True
+            state.listed = self._gather(allowed)
+        return state
 
     def best(self, beams: int, state: Any = None) -> int:
         """See `Engine.best`."""
@@ -76,7 +113,28 @@ class LoweredEngine(OrtEngine):
         self.run(self._step, binding)
         state.position += 1
         ids, scores, *others = (array.reshape(*state.tokens.shape, -1)[state.slots] for array in outputs)
-        return Scores(ids, scores, others[0] if others else None)
+        log_probs = others[0] if others else None
+        if log_probs is not None and state.listed:
+            known, listed = log_probs[..., : len(state.listed.ids)], state.listed.ids
+            log_probs = np.full((*known.shape[:2], self.config.tgt_vocab), -np.inf, np.float32)
+            log_probs[..., listed] = known
+        return Scores(ids, scores, log_probs)
+
+    def _gather(self, allowed: NDArray[np.bool_]) -> Listed:
+        """The tokens that any sentence may use, in order, and their part of the output's table."""
+        ids = np.flatnonzero(allowed.any(0)).astype(np.int32)
+        size = -(-max(len(ids), self.best(self.limits.beams)) // LIST_UNIT) * LIST_UNIT
+        filled = np.zeros(size, np.int32)
+        filled[: len(ids)] = ids
+        mask = np.full((len(allowed), 1, size), -np.inf, np.float32)
+        mask[:, 0, : len(ids)][allowed[:, ids]] = 0
+        binding = self._rows.io_binding()
+        binding.bind_cpu_input(LISTED.name, filled)
+        for name in self._listed:
+            binding.bind_output(name)
+        self.run(self._rows, binding)
+        gathered = dict(zip(self._listed, binding.get_outputs(), strict=True))
+        return Listed(ids, {LISTED.name: OrtValue.ortvalue_from_numpy(filled), **gathered}, mask)
 
     def reorder(self, state: Any, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
@@ -118,6 +176,8 @@ class LoweredEngine(OrtEngine):
         if len(slots) < len(state.src_lengths):
             state.src_lengths = state.src_lengths[slots]
             state.cross = [OrtValue.ortvalue_from_numpy(view(value)[slots]) for value in state.cross]
+            if state.listed:
+                state.listed.mask = state.listed.mask[slots]
         state.slots = np.arange(batch, dtype=np.int32)
         state.tokens = np.zeros((batch, beams), np.int32)
         state.written_by = own
@@ -126,15 +186,19 @@ class LoweredEngine(OrtEngine):
     def _bind(self, state: LoweredState, full: bool) -> tuple[Any, list[Any]]:
         """Bind every input and output of the step, all log-probabilities only where they are asked for."""
         binding, rows = self._step.io_binding(), state.tokens.size
-        inputs = {
+        inputs: dict[str, Any] = {
             "tokens": state.tokens,
             "position": state.place,
             "written_by": state.written_by,
             "src_lengths": state.src_lengths,
         }
+        if state.listed:
+            inputs["listed_mask"] = state.listed.mask
         for name, array in inputs.items():
             binding.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(array))
         for name, value in zip([*self._cross, *self._past], [*state.cross, *state.past], strict=True):
+            binding.bind_ortvalue_input(name, value)
+        for name, value in (state.listed.inputs if state.listed else {}).items():
             binding.bind_ortvalue_input(name, value)
         for name, value in zip(self._present, state.past, strict=True):
             binding.bind_ortvalue_output(name, value)
@@ -144,7 +208,8 @@ class LoweredEngine(OrtEngine):
             "top_scores": np.empty((rows, best), np.float32),
         }
         if full:
-            outputs["log_probs"] = np.empty((rows, self.config.tgt_vocab), np.float32)
+            width = state.listed.mask.shape[2] if state.listed else self.config.tgt_vocab
+            outputs["log_probs"] = np.empty((rows, width), np.float32)
         for name, array in outputs.items():
             binding.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy(array))
         return binding, list(outputs.values())

@@ -14,7 +14,7 @@ from ..model import Transformer
 from ..recipe import Recipe
 from .calibrate import Ranges
 from .lowering import Lowering
-from .products import MICROSOFT, block_product, column_product
+from .products import MICROSOFT, block_product, column_product, columns, table_product
 
 
 class OrtLowering(Lowering):
@@ -64,16 +64,28 @@ class OrtLowering(Lowering):
         heads = self.config.heads
         return self.graph.node("MultiHeadAttention", inputs, outputs, MICROSOFT, num_heads=heads, **how)
 
+    def log_probs(self, hidden: str) -> str:
+        """See `Lowering.log_probs`. The output's weights lie a token a row, as `short_rows` and embeddings want."""
+        node, constant = self.graph.node, self.graph.constant
+        x = node("Reshape", [hidden, self.ints("flat_rows", [-1, self.config.d_model])])
+        if self.block:
+            logits = self.product(x, "output")
+        else:
+            weight, bias = self.linear("output")
+            if self.recipe.integer_step:
+                logits = table_product(self.graph, x, "output", weight, self.ranges["output"])
+            else:
+                logits = node("Gemm", [x, constant("output", weight)], transB=1)
+            if bias is not None:
+                logits = node("Add", [logits, constant("output.bias", bias)])
+        return node("LogSoftmax", [logits], "log_probs", axis=-1)
+
     def best(self, log_probs: str) -> None:
         """See `Lowering.best`.
 
         TopK looks at every score several times, ReduceMax once: the k best lie in the k blocks of highest maximum.
         """
-        node, vocab = self.graph.node, self.config.tgt_vocab
-        if self.recipe.top_k:
-            count = self.ints("count", [self.recipe.top_k])
-        else:
-            count = node("Mul", [self.size("tokens", 1), self.ints("two", [2])])
+        node, vocab, count = self.graph.node, self.config.tgt_vocab, self.count()
         width, most = block_width(vocab), self.recipe.top_k or 2 * self.recipe.axes.beams.max
         if not width or vocab // width < most:
             node("TopK", [log_probs, count], ["top_scores", "best"])
@@ -92,6 +104,12 @@ class OrtLowering(Lowering):
         ids = node("Add", [node("Mul", [block, size]), node("Mod", ["place", size])])
         node("Cast", [ids], "top_ids", to=TensorProto.INT32)
 
+    def count(self) -> str:
+        """How many best tokens a row has, (1)."""
+        if self.recipe.top_k:
+            return self.ints("count", [self.recipe.top_k])
+        return self.graph.node("Mul", [self.size("tokens", 1), self.ints("two", [2])])
+
     def embed(self, ids: str, table: str) -> str:
         """See `Lowering.embed`; in 8 bits with a scale per row unless all is fp32."""
         if self.recipe.precision == "fp32":
@@ -99,10 +117,10 @@ class OrtLowering(Lowering):
         node, constant = self.graph.node, self.graph.constant
         weight = self.weights[f"{table}.weight"]
         scale = np.float32(math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1)
-        scales = np.maximum(np.abs(weight).max(1, keepdims=True), 1e-9) / np.float32(127)
-        integers = constant("embedding", np.rint(weight / scales).astype(np.int8))
-        rows = node("Cast", [node("Gather", [integers, ids])], to=TensorProto.FLOAT)
-        return node("Mul", [rows, node("Gather", [constant("embedding.scales", scales * scale), ids])])
+        integers, scales = columns(weight)
+        rows = node("Cast", [node("Gather", [constant("embedding", integers), ids])], to=TensorProto.FLOAT)
+        scales_name = constant("embedding.scales", scales[:, None] * scale)
+        return node("Mul", [rows, node("Gather", [scales_name, ids])])
 
     def product(self, x: str, *names: str) -> str:
         """See `Lowering.product`."""
@@ -110,10 +128,14 @@ class OrtLowering(Lowering):
             return super().product(x, *names)
         weight, bias = self.linear(*names)
         if self.block:
-            bits = 8 if self.recipe.precision == "int8" else 4
-            return block_product(self.graph, x, names[0], weight, bias, (bits, self.block))
+            return block_product(self.graph, x, names[0], weight, bias, (self.bits, self.block))
         least, largest = self.ranges[names[0]]
         return column_product(self.graph, x, names[0], weight, bias, (least, largest))
+
+    @property
+    def bits(self) -> int:
+        """Of a weight in blocks."""
+        return 8 if self.recipe.precision == "int8" else 4
 
     def activate(self, x: str, reader: str) -> str:
         """See `Lowering.activate`. Rounding the next product's input does it where no negative number is in range."""

@@ -14,7 +14,7 @@ from ..model import Transformer
 from ..recipe import Recipe
 from .products import Array, Graph, float_product
 
-_DTYPES = {"int32": TensorProto.INT32, "float32": TensorProto.FLOAT}
+_DTYPES = {"int32": TensorProto.INT32, "float32": TensorProto.FLOAT, "int8": TensorProto.INT8}
 
 
 class Lowering(ABC):
@@ -30,7 +30,7 @@ class Lowering(ABC):
         self.graph = Graph()
 
     def build(self, name: str) -> onnx.ModelProto:
-        """The graph `name` of `contract.GRAPHS`."""
+        """The graph `name` of `contract.graphs_of`."""
         self.encoder() if name == "encoder" else self.step()
         return self.finish(name, signature(name, self.config, self.recipe))
 
@@ -65,8 +65,13 @@ class Lowering(ABC):
             x = self.after(x, self.product(mixed, f"{name}.cross.out"), f"{name}.cross_residual")
             x = self.feed_forward(x, name, f"decoder_layer_{i}")
         hidden = self.norm(x, "decoder_norm", "hidden") if config.final_norm else x
-        logits = node("Reshape", [self.product(hidden, "output"), self.ints("vocabulary", [-1, config.tgt_vocab])])
-        self.best(node("LogSoftmax", [logits], "log_probs", axis=-1))
+        self.best(self.log_probs(hidden))
+
+    def log_probs(self, hidden: str) -> str:
+        """(R, V), named `log_probs`."""
+        shape = self.ints("vocabulary", [-1, self.config.tgt_vocab])
+        logits = self.graph.node("Reshape", [self.product(hidden, "output"), shape])
+        return self.graph.node("LogSoftmax", [logits], "log_probs", axis=-1)
 
     @abstractmethod
     def rows(self) -> str:

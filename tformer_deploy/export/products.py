@@ -48,24 +48,45 @@ def column_product(
 
     The sums are exact, so that a row's result does not depend on the rows beside it.
     """
+    integers, scales = columns(weight)
+    names = graph.constant(name, integers.T), graph.constant(f"{name}.scales", scales)
+    bias_name = "" if bias is None else graph.constant(f"{name}.bias", bias)
+    return integer_product(graph, x, input_range, names, bias_name)
+
+
+def integer_product(
+    graph: Graph, x: str, input_range: tuple[float, float], weight: tuple[str, str], bias: str = ""
+) -> str:
+    """The same where the weights, int8 (in, out), and their scales (out) are in the graph already."""
+    rounded, step, zero = round_input(graph, x, input_range)
+    inputs = [rounded, weight[0], step, weight[1], zero]
+    return graph.node("MatMulIntegerToFloat", [*inputs, "", bias] if bias else inputs, domain=MICROSOFT)
+
+
+def table_product(graph: Graph, x: str, name: str, weight: Array, input_range: tuple[float, float]) -> str:
+    """The same for x (rows, in), with the weights as they lie in a table of embeddings: (out, in)."""
+    rounded, step, zero = round_input(graph, x, input_range)
+    integers, scales = columns(weight)
+    constants = {name: integers, f"{name}.scales": scales, f"{name}.zeros": np.zeros(len(scales), np.int8)}
+    table = [graph.constant(*item) for item in constants.items()]
+    return graph.node("QGemm", [rounded, step, zero, *table], domain=MICROSOFT, transB=1)
+
+
+def round_input(graph: Graph, x: str, input_range: tuple[float, float]) -> tuple[str, str, str]:
+    """x in 8 bits over its range, the step between two integers, and the integer that stands for 0."""
     least, largest = input_range
     step = np.float32(max(largest - least, 1e-6) / 255)
     zero = np.uint8(np.clip(np.rint(-least / step), 0, 255))
-    scales = np.maximum(np.abs(weight).max(1), 1e-9).astype(np.float32) / np.float32(127)
-    integers = np.rint(weight / scales[:, None]).astype(np.int8)
-    x_step, x_zero = graph.constant(f"{x}.step", step), graph.constant(f"{x}.zero", zero)
+    names = graph.constant(f"{x}.step", step), graph.constant(f"{x}.zero", zero)
     if f"{x}.rounded" not in graph.rounded:  # one for all products that read x, whose range is the same
-        graph.rounded.add(graph.node("QuantizeLinear", [x, x_step, x_zero], f"{x}.rounded"))
-    inputs = [
-        f"{x}.rounded",
-        graph.constant(name, integers.T),
-        x_step,
-        graph.constant(f"{name}.scales", scales),
-        x_zero,
-    ]
-    if bias is not None:
-        inputs += ["", graph.constant(f"{name}.bias", bias)]
-    return graph.node("MatMulIntegerToFloat", inputs, domain=MICROSOFT)
+        graph.rounded.add(graph.node("QuantizeLinear", [x, *names], f"{x}.rounded"))
+    return f"{x}.rounded", *names
+
+
+def columns(weight: Array) -> tuple[Array, Array]:
+    """weight (out, in) in 8 bits, and a scale per output."""
+    scales = np.maximum(np.abs(weight).max(1), 1e-9).astype(np.float32) / np.float32(127)
+    return np.rint(weight / scales[:, None]).astype(np.int8), scales
 
 
 def block_product(
@@ -74,14 +95,24 @@ def block_product(
     """The same with weights in 8 or 4 bits and a scale per block of inputs; the kernel rounds each row of x itself."""
     bits, largest_block = bits_block
     outputs, inputs = weight.shape
-    block = min(largest_block, max(16, 1 << (inputs.bit_length() - 1)))
-    integers, scales = blocks(weight, bits, block)
-    packed = integers if bits == 8 else integers[..., 0::2] | integers[..., 1::2] << 4
+    block = block_size(largest_block, inputs)
+    packed, scales = packed_blocks(weight, bits, block)
     names = [x, graph.constant(name, packed), graph.constant(f"{name}.scales", scales)]
     if bias is not None:
         names += ["", "", graph.constant(f"{name}.bias", bias)]
     how = {"K": inputs, "N": outputs, "bits": bits, "block_size": block, "accuracy_level": 4}
     return graph.node("MatMulNBits", names, domain=MICROSOFT, **how)
+
+
+def block_size(largest: int, inputs: int) -> int:
+    """A block that is no longer than needed."""
+    return min(largest, max(16, 1 << (inputs.bit_length() - 1)))
+
+
+def packed_blocks(weight: Array, bits: int, block: int) -> tuple[Array, Array]:
+    """The integers of `blocks` as bytes, two of 4 bits in one, and their scales."""
+    integers, scales = blocks(weight, bits, block)
+    return integers if bits == 8 else integers[..., 0::2] | integers[..., 1::2] << 4, scales
 
 
 def blocks(weight: Array, bits: int, block: int) -> tuple[Array, Array]:

@@ -7,7 +7,11 @@ import onnx
 from ..contract import Signature, TensorSpec
 from ..errors import ArtifactError
 
-_DTYPES: dict[int, str] = {onnx.TensorProto.INT32: "int32", onnx.TensorProto.FLOAT: "float32"}
+_DTYPES: dict[int, str] = {
+    onnx.TensorProto.INT32: "int32",
+    onnx.TensorProto.FLOAT: "float32",
+    onnx.TensorProto.INT8: "int8",
+}
 
 
 def read_signature(model: onnx.ModelProto) -> Signature:

@@ -15,12 +15,13 @@ from torch.export import Dim
 
 from .. import __version__
 from ..config import ModelConfig
-from ..contract import GRAPHS, layer_names, signature
+from ..contract import SHORT_GRAPHS, graphs_of, layer_names, signature
 from ..model import Transformer
 from ..recipe import Recipe
 from .calibrate import Ranges
 from .graphs import EncoderGraph, StepGraph, example_inputs
 from .lower_ort import OrtLowering
+from .lower_short import ShortLowering
 from .lower_trt import TrtLowering
 from .save import save_graphs
 from .signature import compare_signature, read_signature
@@ -32,12 +33,12 @@ IR_VERSION = 10
 def export_graphs(
     model: Transformer, recipe: Recipe, directory: Path, weights_sha256: str, ranges: Ranges | None = None
 ) -> None:
-    """Write both graphs and their weights, lowered ones with what `calibrate` found.
+    """Write the graphs of a recipe and their weights, lowered ones with what `calibrate` found.
 
     Raises ArtifactError where a graph does not keep the contract.
     """
     models = {}
-    for name in GRAPHS:
+    for name in graphs_of(recipe):
         if recipe.target == "onnx":
             module = EncoderGraph(model) if name == "encoder" else StepGraph(model, recipe)
             exported = trace(name, module.eval(), recipe)
@@ -63,7 +64,8 @@ def lower(name: str, model: Transformer, recipe: Recipe, ranges: Ranges) -> onnx
     """A graph of a recipe whose target is one runtime, built from the weights."""
     if recipe.target == "trt":
         return TrtLowering(model, recipe).build(name)
-    return OrtLowering(model, recipe, ranges, block=recipe.block if name == "decoder_step" else 0).build(name)
+    kind = ShortLowering if name in SHORT_GRAPHS else OrtLowering
+    return kind(model, recipe, ranges, block=0 if name == "encoder" else recipe.block).build(name)
 
 
 def trace(name: str, module: EncoderGraph | StepGraph, recipe: Recipe) -> onnx.ModelProto:

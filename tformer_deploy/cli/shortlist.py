@@ -1,0 +1,33 @@
+"""tformer shortlist"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import app, emit
+from .options import Json
+
+
+@app.command(epilog="Example: tformer shortlist bundles/numbers --src train.en --tgt train.de --best 30")
+def shortlist(
+    bundle: Annotated[Path, typer.Argument(help="Bundle.")],
+    src: Annotated[Path, typer.Option(help="Text, one sentence a line.")],
+    tgt: Annotated[Path, typer.Option(help="Its translation, a line for a line.")],
+    best: Annotated[int, typer.Option(min=1, help="Target tokens for each source token.")] = 50,
+    frequent: Annotated[int, typer.Option(min=1, help="Most frequent tokens that are in every list.")] = 100,
+    json: Json = False,
+) -> None:
+    """Learn from parallel text which target tokens are likely for a source, for `translate --shortlist`; replaces what
+    the bundle has. What it costs in quality is in docs/shortlist.md.
+    """
+    from ..bundle import open_bundle
+    from ..data import read_parallel
+    from ..shortlist import Settings, add_shortlist
+
+    settings, text = Settings(best, frequent), read_parallel(src, tgt)
+    found = add_shortlist(open_bundle(bundle), text.src, text.tgt, settings)
+    emit({"bundle": str(bundle), **asdict(found)}, json, f"{bundle}: {found}")
