@@ -18,6 +18,7 @@ import pytest
 from tformer_deploy import build as building
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.engines import Name, engine_name, expand, parse_name
+from tformer_deploy.engines.base import Limits
 from tformer_deploy.engines.trt_api import TensorRt
 from tformer_deploy.engines.trt_build import BuildOptions, Plan
 from tformer_deploy.errors import ConfigError
@@ -99,6 +100,22 @@ def test_translates_as_onnx_runtime_does(bundle: Path, options: list[str]) -> No
     ours = run_simulated(*words, "--backend", "trt:fp32", stdin=as_input())
     theirs = run_simulated(*words, "--backend", "ort", "--variant", "fp32", stdin=as_input())
     assert printed(ours) == printed(theirs)
+
+
+def test_scores_are_those_of_onnx_runtime(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(as_input())
+    words = ["score", bundle, "--src", tmp_path / "text", "--tgt", tmp_path / "text"]
+    ours, theirs = (
+        printed(run_simulated(*words, "--backend", backend, *variant))
+        for backend, variant in (("trt:fp32", []), ("ort", ["--variant", "fp32"]))
+    )
+    assert [float(line) for line in ours] == pytest.approx([float(line) for line in theirs], abs=1e-3)
+
+
+def test_how_many_sentences_depends_on_the_beams() -> None:
+    limits = Limits(8, 24, 24, 5, ((1, 8), (3, 6), (5, 2)))
+    assert [limits.sentences(beams) for beams in (1, 2, 3, 4, 5)] == [8, 6, 6, 2, 2]
+    assert Limits(8, 24, 24, 5).sentences(5) == 8
 
 
 def test_a_machine_that_only_translates_needs_little(bundle: Path, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ class Memory:
     def __init__(self, size: int) -> None:
         self.size, self.address = size, int(call(runtime.cudaMalloc, size))
         call(runtime.cudaMemset, self.address, 0, size)
+        call(runtime.cudaDeviceSynchronize)  # streams of our own do not wait for it
 
     def free(self) -> None:
         """Give it back."""

@@ -236,7 +236,8 @@ class TrtDevice:
             raise EngineError(f"{self.engine.tensorrt.title} has no room for {self.profile}: build a smaller profile")
         for i in range(plan.num_io_tensors):
             name = plan.get_tensor_name(i)
-            context.set_tensor_address(name, addresses[name])
+            if not context.set_tensor_address(name, addresses[name]):
+                raise EngineError(f"{self.engine.tensorrt.title} does not take {name}: {self.engine.reasons()}")
 
         def run() -> None:
             if not context.execute_async_v3(int(self._stream.handle)):

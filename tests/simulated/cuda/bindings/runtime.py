@@ -99,6 +99,10 @@ def cudaStreamSynchronize(stream: Handle) -> tuple[Any]:
     return (OK,)
 
 
+def cudaDeviceSynchronize() -> tuple[Any]:
+    return (OK,)
+
+
 def cudaStreamDestroy(stream: Handle) -> tuple[Any]:
     return (OK,)
 
