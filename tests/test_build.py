@@ -22,7 +22,7 @@ from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.engines import cuda, trt_api
 from tformer_deploy.engines.ort_ranges import RangeEngine
 from tformer_deploy.engines.trt_api import TensorRt, installed, load_builder, load_tensorrt
-from tformer_deploy.engines.trt_build import BuildOptions, check_precision, compile_plan, weight_types
+from tformer_deploy.engines.trt_build import BuildOptions, check_precision, compile_plan, tensor_types, weight_types
 from tformer_deploy.errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.plans import Profile, Stamp, find_plans, parse_profile
@@ -381,6 +381,14 @@ def test_every_option_reaches_the_builder(trt_bundle: Path, tmp_path: Path) -> N
     options = ["--fast", "--hardware-compatible", "--timing-cache", tmp_path / "timings"]
     lines = printed(run_here("build", copy, "--precision", "fp32", "--profile", "1x1x8x16", *options))
     assert lines[-1].endswith("plans written")
+
+
+def test_types_of_a_plans_layers_are_counted() -> None:
+    """In the words of 8.6, and of later versions."""
+    old = '{"Inputs": [{"Format/Datatype": "Row major linear FP16 format"}, {"Format/Datatype": "Int32"}]}'
+    new = '[{"Format/Datatype": "Half"}, {"Format/Datatype": "BFloat16"}, {"Format/Datatype":"Float"}]'
+    assert tensor_types(old) == {"fp16": 1} and tensor_types(new) == {"fp16": 1, "bf16": 1, "fp32": 1}
+    assert tensor_types('{"Layers": ["a", "b"]}') == {}
 
 
 def test_values_that_are_not_finite_stop_the_build(

@@ -50,6 +50,7 @@ VALUES = {
     "_runtime": "Runtime",
     "plan": "ICudaEngine",
     "context": "IExecutionContext",
+    "inspector": "EngineInspector",
 }
 """Variable or attribute of our code -> class of what it holds, one or a list of them; the empty name is TensorRT."""
 MEMBERS = {
@@ -71,6 +72,7 @@ OPTIONS = {
     "version_compatible": "BuilderFlag.VERSION_COMPATIBLE",
     "hardware_compatibility_level": "IBuilderConfig.hardware_compatibility_level",
     "load_timing_cache": "IBuilderConfig.set_timing_cache",
+    "profiling_verbosity": "IBuilderConfig.profiling_verbosity",
 }
 """Option -> what Polygraphy sets for it."""
 TEXTS = {

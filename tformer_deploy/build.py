@@ -44,6 +44,8 @@ class Built:
     """Kind -> type -> how many."""
     weights: dict[str, int]
     """Type -> how many, of those that the finished plan names."""
+    tensors: dict[str, int]
+    """Type -> how many, of what the finished plan's layers read and write, where TensorRT tells."""
 
 
 @dataclass
@@ -231,4 +233,4 @@ def type_graph(
 
 def describe(graph: str, profile: Profile, plan: Plan) -> Built:
     """A plan as it stands in a report."""
-    return Built(graph, str(profile), len(plan.data) / 1e6, plan.seconds, plan.layers, plan.weights)
+    return Built(graph, str(profile), len(plan.data) / 1e6, plan.seconds, plan.layers, plan.weights, plan.tensors)

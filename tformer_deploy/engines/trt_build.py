@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,6 +45,8 @@ class Plan:
     """Of the network that was built: kind of layer -> type -> how many."""
     weights: dict[str, int]
     """Matrices in the plan itself: type -> how many."""
+    tensors: dict[str, int] = field(default_factory=dict)
+    """What the finished plan's layers read and write: type -> how many; needs the GPU, so not of TensorRT for RTX."""
 
 
 def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: int = 0) -> Plan:
@@ -68,15 +70,23 @@ def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: 
             )
         except PolygraphyException as error:
             raise EngineError(f"{tensorrt.title} cannot build {graph.name}: {errors.reason() or error}") from None
+        seconds = time.perf_counter() - start
+        tensors = {} if tensorrt.flavor == "rtx" else tensor_types(inspect_plan(tensorrt.module, data))
     weights = weight_types(data)
     check_precision(graph, options.precision, weights, layers, exact)
-    return Plan(data, time.perf_counter() - start, layers, dict(Counter(weights.values())))
+    if tensors and options.precision not in tensors:
+        raise EngineError(f"the plan of {graph.name} is not {options.precision}: its layers are {json.dumps(tensors)}")
+    return Plan(data, seconds, layers, dict(Counter(weights.values())), tensors)
 
 
 def make_config(tensorrt: TensorRt, options: BuildOptions) -> Any:
     """Polygraphy's builder configuration."""
     trt = tensorrt.module
-    how: dict[str, Any] = {"max_aux_streams": 0, **tensorrt.precision_options(options.precision)}
+    how: dict[str, Any] = {
+        "max_aux_streams": 0,
+        "profiling_verbosity": trt.ProfilingVerbosity.DETAILED,
+        **tensorrt.precision_options(options.precision),
+    }
     if options.fast:
         how["builder_optimization_level"] = 0
     if options.version_compatible:
@@ -116,6 +126,27 @@ def count_layers(network: Any) -> dict[str, dict[str, int]]:
         kind, made = layer.type.name.lower(), layer.get_output(0).dtype.name.lower()
         counts.setdefault(kind, Counter())[made] += 1
     return {kind: dict(counts[kind]) for kind in sorted(counts)}
+
+
+def inspect_plan(trt: Any, data: bytes) -> str:
+    """What TensorRT tells of the layers of a plan, as JSON; needs the GPU. Raises EngineError."""
+    logger, messages = make_logger(trt)
+    _runtime = trt.Runtime(logger)
+    plan = _runtime.deserialize_cuda_engine(data)
+    if plan is None:
+        raise EngineError(f"the plan does not load where it was built: {'; '.join(messages) or 'no reason given'}")
+    inspector = plan.create_engine_inspector()
+    return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+
+
+def tensor_types(layers: str) -> dict[str, int]:
+    """Precision -> how many of the tensors that layers read and write, of an inspector's JSON."""
+    called = {"fp16": ("half", "fp16"), "bf16": ("bfloat16", "bf16"), "fp32": ("float", "fp32")}
+    found: Counter[str] = Counter()
+    for text in re.findall(r'"Format/Datatype":\s*"([^"]*)"', layers):
+        words = re.findall(r"[a-z]+\d*", text.lower())
+        found.update(name for name, names in called.items() if any(word in names for word in words))
+    return dict(found)
 
 
 def weight_types(plan: bytes) -> dict[str, str]:
