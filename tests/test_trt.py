@@ -191,7 +191,7 @@ def test_names_of_engines(bundle: Path) -> None:
     opened = open_bundle(bundle)
     assert expand(["trt", "ort", "eager"], [], opened) == ["trt", "ort", "ort:trt", "eager"]
     assert expand(["trt", "ort", "eager"], [], opened, "cuda") == ["trt", "ort:trt@cuda", "eager@cuda"]
-    assert parse_name("ort:trt@cuda") == Name("ort", "trt", "cuda") and parse_name("trt") == Name("trt")
+    assert parse_name("ort:trt@cuda") == Name("ort", "trt", "cuda") and parse_name("trt") == Name("trt", "", "cuda")
     assert engine_name("trt", "fp32", opened) == "trt:fp32"
     for call, message in (
         (lambda: engine_name("trt", "int8", opened), "unknown variant 'int8': .*valid: bf16, fp16, fp32"),

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from ..bundle import Bundle
 from ..check.gate import machine
-from ..engines import recipe_of
+from ..engines import parse_name, recipe_of
 from ..errors import MissingExtra
 from .measure import CorpusSample, Sample
 from .plan import Plan, Point, has_profile
@@ -118,8 +118,7 @@ class Limits:
             encoder, step = self.costs(found.engine, found.point)
             if device := devices[found.engine]:
                 found.step_bound = device_bound(step[0], device["read_bytes_per_s"], found.step_ms.min)
-                continue
-            if not report.ceiling:
+            if parse_name(found.engine).device == "cuda" or not report.ceiling:
                 continue
             precision = self.storages[found.engine].precision
             found.encoder_bound = bound(*encoder, report.ceiling, precision, found.encoder_ms.min)

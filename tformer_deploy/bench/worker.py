@@ -78,9 +78,12 @@ class Worker:
 
     def device(self) -> dict[str, Any] | None:
         """The GPU that the engine runs on, if it does."""
-        if parse_name(self.name).device == "cpu" and parse_name(self.name).backend != "trt":
+        if parse_name(self.name).device == "cpu":
             return None
-        from ..engines.cuda import measure_gpu
+        try:
+            from ..engines.cuda import measure_gpu
+        except ModuleNotFoundError:  # eager and ort do without cuda-python
+            return None
 
         return {**measure_gpu(), "not_captured": getattr(self.bench.engine, "not_captured", "")}
 

@@ -85,7 +85,7 @@ def translate(
     from ..config import from_dict
     from ..data import read_lines
     from ..decoding import DecodeOptions
-    from ..engines import engine_name, make_engine, threads_each
+    from ..engines import engine_name, make_engine, parse_name, threads_each
     from ..translate import Translator
 
     opened = open_bundle(bundle, graphs=False)
@@ -100,7 +100,7 @@ def translate(
     requests = _requests(1 if stream else batch_tokens * WINDOW_BYTES, prefix, read_lines(prefix) if prefix else [])
     name = engine_name(backend, variant, opened, device)
     begin = list(islice(requests, 1))
-    on_gpu = device == "cuda" or backend.startswith("trt")
+    on_gpu = parse_name(name).device == "cuda"
     workers = workers or (1 if on_gpu else suitable_workers(sum(len(lines) for _, lines, _ in begin)))
     engine = make_engine(name, opened, checkpoint, threads_each(threads, workers), shortlist)
     requests = chain(begin, requests)

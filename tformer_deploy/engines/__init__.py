@@ -28,14 +28,14 @@ class Name:
     variant: str = ""
     """Graphs of ort, precision of trt's plans; empty: the standard graphs, or what there is."""
     device: str = "cpu"
-    """Of eager and ort; `trt` has the GPU."""
+    """`cpu` or `cuda`, where `trt` always is."""
 
 
 def parse_name(name: str) -> Name:
     """Take a name apart."""
     front, _, device = name.partition("@")
     backend, _, variant = front.partition(":")
-    return Name(backend, variant, device or "cpu")
+    return Name(backend, variant, "cuda" if backend == "trt" else device or "cpu")
 
 
 def engine_names(bundle: Bundle) -> list[str]:
