@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -64,9 +65,24 @@ def test_a_plain_search_never_makes_the_device_do_a_step_again(engine: Any, step
     """And what it did too much at the end are at most the steps that it is ahead."""
     outputs = decode(engine, batch_of(6, 3), DecodeOptions(max_tokens=POSITIONS, beams=beams))
     longest = max(len(output.ids) + output.finished for found in outputs for output in found)
-    assert steps == list(range(len(steps))) and longest <= len(steps)
+    assert steps == list(range(len(steps))) and longest <= len(steps) <= longest + engine.ahead
     decode(engine, batch_of(6, 3), DecodeOptions(max_tokens=7, beams=beams, endless=True))
     assert steps[-7:] == list(range(7)), "not a step beyond the last that was announced"
+
+
+@pytest.mark.parametrize("beams", [1, 2, 3])
+def test_a_wider_profile_makes_no_difference(
+    engine: Any, steps: list[int], beams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many rows go on as the search has."""
+    options = DecodeOptions(max_tokens=40, beams=beams, n_best=beams)
+    exact = decode(engine, batch_of(6, 3), options)
+    count, choose = len(steps), type(engine).choose
+    wide = lambda self, *request: dataclasses.replace(choose(self, *request), beams=5)  # noqa: E731
+    monkeypatch.setattr(type(engine), "choose", wide)
+    found = decode(engine, batch_of(6, 3), options)
+    assert [[h.ids for h in each] for each in found] == [[h.ids for h in each] for each in exact]
+    assert steps[count:] == steps[:count] == list(range(count))
 
 
 def test_where_the_search_decides_otherwise_steps_are_done_again(engine: Any, eager: EagerEngine, steps: Any) -> None:
@@ -124,12 +140,12 @@ def test_limits_are_kept(engine: Any) -> None:
     state = engine.encode(src_ids, lengths, Outlook(2, 5))
     engine.step(np.full((2, 1), 2, np.int32), state)
     engine.reorder(state, np.array([[0] * 3, [1] * 3], np.int32))
-    with pytest.raises(LimitError, match="3 beams exceed the 2 of the profile 2x2x4x5"):
+    with pytest.raises(LimitError, match="3 beams exceed the 2 that were announced: 2x2x4x5"):
         engine.step(np.full((2, 3), 5, np.int32), state)
     engine.reorder(state, np.array([[0], [1]], np.int32))
     for _ in range(4):
         engine.step(np.full((2, 1), 5, np.int32), state)
-    with pytest.raises(LimitError, match="step 6 exceeds the profile 2x2x4x5"):
+    with pytest.raises(LimitError, match="step 6 is beyond what was announced: 2x2x4x5"):
         engine.step(np.full((2, 1), 5, np.int32), state)
     with pytest.raises(LimitError, match="do not return attention"):
         engine.step(np.full((2, 1), 5, np.int32), engine.encode(src_ids, lengths), attention=True)

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,25 @@ def test_translates_as_onnx_runtime_does(bundle: Path, options: list[str]) -> No
     assert printed(ours) == printed(theirs)
 
 
+def test_a_sentence_that_overflows_leaves_nothing_behind(bundle: Path) -> None:
+    """Caches that are not finite do not reach the next batch on the same memory."""
+    code = f"""
+import numpy as np
+from pathlib import Path
+from cuda.bindings import runtime
+from tformer_deploy import load
+with load({str(bundle)!r}, "trt", variant="fp32", max_tokens=24, beams=5) as translator:
+    before = translator.translate({lines()[:6]!r})
+    for device in translator.engine._devices:
+        for memory in [memory for past in device._pasts for memory in past.values()]:
+            runtime.DEVICE[memory.address][:] = 0xFF
+    assert translator.translate({lines()[:6]!r}) == before
+"""
+    env = {**os.environ, "PYTHONPATH": str(SIMULATED)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_scores_are_those_of_onnx_runtime(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(as_input())
     words = ["score", bundle, "--src", tmp_path / "text", "--tgt", tmp_path / "text"]
@@ -112,10 +132,12 @@ def test_scores_are_those_of_onnx_runtime(bundle: Path, tmp_path: Path) -> None:
     assert [float(line) for line in ours] == pytest.approx([float(line) for line in theirs], abs=1e-3)
 
 
-def test_how_many_sentences_depends_on_the_beams() -> None:
-    limits = Limits(8, 24, 24, 5, ((1, 8), (3, 6), (5, 2)))
-    assert [limits.sentences(beams) for beams in (1, 2, 3, 4, 5)] == [8, 6, 6, 2, 2]
-    assert Limits(8, 24, 24, 5).sentences(5) == 8
+def test_how_many_sentences_depends_on_the_request() -> None:
+    profiles = Profile(8, 1, 24, 24), Profile(6, 3, 24, 24), Profile(2, 5, 50, 24)
+    limits = Limits(8, 50, 24, 5, profiles)
+    assert [limits.sentences(beams, 20, 20) for beams in (1, 2, 3, 4, 5)] == [8, 6, 6, 2, 2]
+    assert limits.sentences(1, 30, 20) == 2 and limits.sentences(1, 20, 30) == 1
+    assert Limits(8, 24, 24, 5).sentences(5, 99, 99) == 8
 
 
 def test_a_machine_that_only_translates_needs_little(bundle: Path, tmp_path: Path) -> None:
@@ -141,7 +163,8 @@ def test_bench_tells_what_the_gpu_did(bundle: Path) -> None:
 
 def test_requests_beyond_the_plans_are_refused(bundle: Path) -> None:
     done = run_simulated("translate", bundle, "--backend", "trt", "--beams", 6, stdin=b"w5\n")
-    assert "6 beams exceed the engine's limit of 5" in failed_line(done)
+    line = failed_line(done)
+    assert "6 beams exceed the engine's limit of 5" in line and "--profile 6x5x24x24 --profile 8x1x24x24" in line
     done = run_simulated("translate", bundle, "--backend", "trt:bf16", stdin=b"w5\n")
     line = failed_line(done)
     assert "no plans for this host (sm90, TensorRT 11.4.0, bf16)" in line and "it has sm90" in line
@@ -192,10 +215,12 @@ def test_names_of_engines(bundle: Path) -> None:
     assert expand(["trt", "ort", "eager"], [], opened) == ["trt", "ort", "ort:trt", "eager"]
     assert expand(["trt", "ort", "eager"], [], opened, "cuda") == ["trt", "ort:trt@cuda", "eager@cuda"]
     assert parse_name("ort:trt@cuda") == Name("ort", "trt", "cuda") and parse_name("trt") == Name("trt", "", "cuda")
+    assert expand(["ort:trt"], [], opened, "cuda") == ["ort:trt@cuda"]
+    assert expand(["trt", "ort"], ["trt"], opened, "cuda") == ["trt", "ort:trt@cuda"]
     assert engine_name("trt", "fp32", opened) == "trt:fp32"
     for call, message in (
         (lambda: engine_name("trt", "int8", opened), "unknown variant 'int8': .*valid: bf16, fp16, fp32"),
-        (lambda: engine_name("ort", "fp32", opened, "cuda"), "ONNX Runtime runs only --variant trt on a GPU"),
+        (lambda: engine_name("ort", "fp32", opened, "cuda"), "ONNX Runtime runs --variant trt on a GPU, not fp32"),
         (lambda: engine_name("ort", None, opened, "gpu"), "unknown device 'gpu': .*valid: cpu, cuda"),
         (lambda: engine_name("eager", "trt", opened), "eager has no variants"),
     ):

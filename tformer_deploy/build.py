@@ -202,7 +202,7 @@ def measure(
 
     lengths = [len(source) for source in sources[:CALIBRATED]]
     with RangeEngine(bundle, 0, variant) as engine:
-        for batch in length_batches(lengths, BATCH_TOKENS, engine.limits.batch):
+        for batch in length_batches(lengths, BATCH_TOKENS, lambda longest: engine.limits.batch):
             options = DecodeOptions(max_tokens=min(steps, engine.limits.tgt_tokens))
             decode(engine, make_batch([sources[i] for i in batch], bundle.config.pad_id), options)
             if progress:

@@ -60,6 +60,13 @@ class Signature:
         }
 
 
+CHOOSING = (
+    TensorSpec("values", "float32", ("batch", "beams")),
+    TensorSpec("end_id", "int32", (1,)),
+    TensorSpec("live_beams", "int32", (1,)),
+)
+"""What a step of target `trt` chooses by: each row's sum so far, the token that ends an output, or -1, and how many
+rows of a sentence go on, the best ones."""
 CHOICE = (
     TensorSpec("next_tokens", "int32", ("batch", "beams")),
     TensorSpec("next_parents", "int32", ("batch", "beams")),
@@ -127,15 +134,13 @@ def _static_step(config: ModelConfig, recipe: Recipe) -> Signature:
         else TensorSpec("parents", "int32", ("batch", "beams"))
     )
     past = buffer if in_place else ("past_rows", *buffer[1:])
-    per_row = ("batch", "beams")
     return Signature(
         (
-            TensorSpec("tokens", "int32", per_row),
+            TensorSpec("tokens", "int32", ("batch", "beams")),
             # The index of `tokens` in the target.
             TensorSpec("position", "int32", (1,)),
             history,
-            # Each row's sum so far, and the token that ends an output, or -1: what the choice of the next needs.
-            *(() if in_place else (TensorSpec("values", "float32", per_row), TensorSpec("end_id", "int32", (1,)))),
+            *(() if in_place else CHOOSING),
             TensorSpec("src_lengths", "int32", ("batch",)),
             *caches("cross", config, ("batch", config.heads, "src_len", config.head_dim)),
             *caches("past", config, past),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .bundle import Bundle
-from .contract import GRAPHS
+from .contract import GRAPHS, signature
 from .errors import ArtifactError, ConfigError, LimitError
 from .files import read_header, sha256, verify
 from .recipe import Axes
@@ -123,9 +123,15 @@ class Plans:
 
 
 def trt_variant(bundle: Bundle) -> str:
-    """The variant with graphs for TensorRT. Raises ConfigError."""
+    """The variant with graphs for TensorRT. Raises ConfigError, and ArtifactError for graphs of an older version."""
     for name, recipe in bundle.variants.items():
         if recipe.target == "trt":
+            made = bundle.manifest.get("variants", {}).get(name, {}).get("graphs")
+            ours = {graph: signature(graph, bundle.config, recipe).to_json() for graph in GRAPHS}
+            if made not in (None, ours):
+                raise ArtifactError(
+                    f"{bundle.directory / name} has graphs of an older version: export the bundle again"
+                )
             return name
     raise ConfigError(f"{bundle.directory} has no graphs for TensorRT: export it again and add --recipe trt")
 

@@ -145,14 +145,15 @@ class Translator:
         ]
         found: list[list[float]] = [[] for _ in pairs]
         self._check([source for source, _ in pairs], first)
-        limit = self.engine.limits.tgt_tokens
+        limits = self.engine.limits
+        limit = limits.tgt_tokens
         for number, (_, target) in enumerate(pairs, first + 1):
             if len(target) > limit:
                 raise LimitError(
                     f"line {number}: a target of {len(target)} tokens exceeds the limit of {limit}: split the line"
                 )
         sizes = [max(len(source), len(target)) for source, target in pairs]
-        for indices in length_batches(sizes, self.batch_tokens, self.engine.limits.batch):
+        for indices in length_batches(sizes, self.batch_tokens, lambda size: limits.sentences(1, size, size)):
             batch = make_batch([pairs[i][0] for i in indices], self.engine.config.pad_id)
             for i, values in zip(indices, score(self.engine, batch, [pairs[i][1] for i in indices]), strict=True):
                 found[i] = values.tolist()
@@ -178,7 +179,9 @@ class Translator:
         known = {i: Result("", [], 0.0) for i, ids in enumerate(requests) if not ids}
         sent = 0
         budget = self.batch_tokens // self.options.rows
-        limit = min(self.engine.limits.sentences(self.options.rows), max(1, -(-len(requests) // self.workers)))
+        share = max(1, -(-len(requests) // self.workers))
+        limits, rows = self.engine.limits, self.options.rows
+        tokens = min(self.options.max_tokens, limits.tgt_tokens)
 
         def run(indices: list[int]) -> dict[int, Result]:
             batch = make_batch(
@@ -190,7 +193,9 @@ class Translator:
             found = decode(self.engine, batch, self.options, self.allowed, on_step)
             return dict(zip(indices, map(self._result, found), strict=True))
 
-        batches = length_batches([len(ids) for ids in requests], budget, limit)
+        batches = length_batches(
+            [len(ids) for ids in requests], budget, lambda longest: min(limits.sentences(rows, longest, tokens), share)
+        )
         for results in chain([{}], side_by_side(run, batches, self.workers)):
             known.update(results)
             while sent in known:
@@ -214,7 +219,7 @@ class Translator:
             if len(ids) > limit:
                 return good, LimitError(
                     f"line {number}: a source of {len(ids)} tokens exceeds the limit of {limit}: split the line, "
-                    f"or export a model with a larger src_len axis and max_positions"
+                    f"or {self.engine.limits.hint or 'export a model with a larger src_len axis and max_positions'}"
                 )
             if bad := next((i for i in ids if not 0 <= i < vocab), None):
                 return good, LimitError(f"source {number}: token id {bad} is outside the source vocabulary of {vocab}")
@@ -252,11 +257,15 @@ def make_batch(
     return Batch(pad([np.array(source, np.int32) for source in sources], pad_id), lengths, numbers, prefixes)
 
 
-def length_batches(lengths: Sequence[int], batch_tokens: int, max_batch: int) -> Iterator[list[int]]:
-    """Indices of requests of similar length, longest first; empty requests are left out."""
+def length_batches(lengths: Sequence[int], batch_tokens: int, max_batch: Callable[[int], int]) -> Iterator[list[int]]:
+    """Indices of requests of similar length, longest first; empty requests are left out.
+
+    `max_batch`: most requests of a batch whose longest has so many tokens.
+    """
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
     start = 0
     while start < len(order):
-        rows = max(1, min(max_batch, batch_tokens // lengths[order[start]]))
+        longest = lengths[order[start]]
+        rows = max(1, min(max_batch(longest), batch_tokens // longest))
         yield order[start : start + rows]
         start += rows

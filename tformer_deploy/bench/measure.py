@@ -125,12 +125,11 @@ class Bench:
         if not hasattr(engine, "device_ms") or self.workers > 1:
             return None
         options, found = DecodeOptions(max_tokens=point.new_tokens, beams=point.beams, endless=True), []
-        engine.timed = True
+        engine.timings = []
         for _ in range(TIMED):
-            engine.device_ms = 0.0
             self._decode(random_sources(engine.config, point), options)
-            found.append(float(engine.device_ms))
-        engine.timed = False
+            found.append(float(engine.device_ms()))
+        engine.timings = None
         return median(found)
 
     def corpus(self, lines: list[str], beams: int) -> CorpusSample:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ..bundle import Bundle
 from ..check import make_corpus
-from ..engines import parse_name, recipe_of
+from ..engines import limits_of, parse_name
+from ..engines.base import Limits
 from ..errors import LimitError
 
 
@@ -66,10 +67,10 @@ class Plan:
 
     def check(self, bundle: Bundle) -> None:
         """Raises LimitError for a point, DataError for a text that an engine does not take."""
-        for engine, point in product(self.engines, self.points):
-            for option, asked, most in _sizes(engine, bundle, point):
-                if asked > most:
-                    raise LimitError(f"--{option} {asked}: {engine} takes at most {most} in this bundle: ask for less")
+        for engine in self.engines:
+            limits = limits_of(engine, bundle)
+            for point in self.points:
+                check_point(engine, limits, point.split(min(self.workers, point.batch)))
         if self.src:
             make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), self.src)
 
@@ -84,15 +85,17 @@ def make_points(*sizes: Sequence[int]) -> tuple[Point, ...]:
     return tuple(Point(*each) for each in product(*sizes))
 
 
-def _sizes(engine: str, bundle: Bundle, point: Point) -> list[tuple[str, int, int]]:
-    """Option, what is asked, the most that the engine takes."""
-    positions = bundle.config.max_positions
-    if parse_name(engine).backend == "eager":
-        return [("src-len", point.src_len, positions), ("new-tokens", point.new_tokens, positions)]
-    axes = recipe_of(engine, bundle).axes
-    return [
-        ("batch", point.batch, axes.batch.max),
-        ("beam", point.beams, axes.beams.max),
-        ("src-len", point.src_len, axes.src_len.max),
-        ("new-tokens", point.new_tokens, axes.past_len.max + 1),
-    ]
+def check_point(engine: str, limits: Limits, point: Point) -> None:
+    """Raise LimitError where an engine does not take one worker's part of a point."""
+    asked = {
+        "batch": (point.batch, limits.batch),
+        "beam": (point.beams, limits.beams),
+        "src-len": (point.src_len, limits.src_tokens),
+        "new-tokens": (point.new_tokens, limits.tgt_tokens),
+    }
+    for option, (size, most) in asked.items():
+        if size > most:
+            fix = limits.hint or "ask for less"
+            raise LimitError(f"--{option} {size}: {engine} takes at most {most} in this bundle: {fix}")
+    if point.batch > limits.sentences(point.beams, point.src_len, point.new_tokens):
+        raise LimitError(f"{point}: {engine} has no plan of that size in this bundle: {limits.hint or 'ask for less'}")

@@ -1,6 +1,6 @@
 """Parity: engines against eager PyTorch, sentence by sentence and step by step."""
 
-from .gate import GENERATED, Corpus, Gate, make_corpus
+from .gate import GENERATED, Corpus, Gate, allowed_by, make_corpus
 from .observe import CheckOptions
 from .reference import Reference, load_reference
 from .report import EngineReport, Report
@@ -13,6 +13,7 @@ __all__ = [
     "Gate",
     "Reference",
     "Report",
+    "allowed_by",
     "load_reference",
     "make_corpus",
 ]

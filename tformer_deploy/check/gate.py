@@ -14,10 +14,10 @@ from .. import __version__
 from ..bundle import Bundle
 from ..config import ModelConfig
 from ..data import read_lines
-from ..engines import make_engine, recipe_of
+from ..engines import limits_of, make_engine, parse_name, recipe_of
 from ..engines.base import Engine, Limits
-from ..errors import ArtifactError, ConfigError, DataError, EngineError, MissingExtra
-from ..recipe import TOLERANCES, Recipe, Tolerance, narrowest
+from ..errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, MissingExtra
+from ..recipe import TOLERANCES, Axes, Recipe, Tolerance, narrowest
 from ..text import Tokenizers
 from .observe import CheckOptions, Run, tokens_of
 from .parity import check, eager_invariance, find_layer, generated_sources
@@ -66,6 +66,23 @@ def make_corpus(
     return Corpus(src.name, found, options or CheckOptions())
 
 
+def allowed_by(names: Sequence[str], bundle: Bundle) -> Recipe:
+    """The bundle's recipe, with axes that every variant and the plans of every `trt` among the engines allow."""
+    allowed = narrowest([bundle.recipe, *bundle.variants.values()])
+    for name in names:
+        if parse_name(name).backend == "trt":
+            limits, axes = limits_of(name, bundle), allowed.axes
+            sizes = {
+                "batch": limits.batch,
+                "beams": limits.beams,
+                "src_len": limits.src_tokens,
+                "past_len": limits.tgt_tokens - 1,
+            }
+            within = {axis: getattr(axes, axis).within(size) for axis, size in sizes.items()}
+            allowed = dataclasses.replace(allowed, axes=Axes(**within))
+    return allowed
+
+
 class Gate:
     """Checks engines of a bundle. Eager PyTorch is only loaded where it is needed."""
 
@@ -85,10 +102,10 @@ class Gate:
             self._eager = make_engine("eager", self.bundle, self.checkpoint, self.threads)
         return self._eager
 
-    def reference(self, corpus: Corpus) -> Reference:
-        """Eager's side of the check."""
+    def reference(self, corpus: Corpus, allowed: Recipe | None = None) -> Reference:
+        """Eager's side of the check, as far as `allowed` goes, or every variant of the bundle."""
         about = {"corpus": corpus.name, "weights_sha256": self.bundle.weights_sha256, "machine": machine()}
-        axes = narrowest([self.bundle.recipe, *self.bundle.variants.values()]).axes
+        axes = (allowed or narrowest([self.bundle.recipe, *self.bundle.variants.values()])).axes
         limits = Limits(axes.batch.max, axes.src_len.max, axes.past_len.max + 1, axes.beams.max)
         options = corpus.options.within(limits)
         with self.eager() as eager:
@@ -122,7 +139,7 @@ class Gate:
                 tolerance = recipe.tolerance if engine.precision == recipe.precision else TOLERANCES[engine.precision]
                 try:
                     found, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
-                except EngineError as error:
+                except (EngineError, LimitError) as error:
                     report.engines.append(EngineReport(backend, engine.precision, tolerance, failures=[str(error)]))
                     continue
                 found.precision, found.loosened = engine.precision, loosened(recipe)

@@ -28,6 +28,8 @@ PADDING = 16
 """Columns of padding that the invariance check adds."""
 VARIANTS = ("alone", "neighbours", "shuffled", "padded")
 """Batches of the invariance check: one sentence; short ones beside long ones; in random order; padded too wide."""
+FORCED = DecodeOptions(max_tokens=1 << 30)
+"""A target that is fed may be as long as an engine takes."""
 Progress = Callable[[int], None]
 Number = TypeVar("Number", bound=np.generic)
 
@@ -137,7 +139,7 @@ def observe(
     found = Observation()
     for mode, decoding in options.modes().items():
         run = Run()
-        for batch, indices in by_length(engine, sources, range(len(sources)), options, decoding.rows):
+        for batch, indices in by_length(engine, sources, range(len(sources)), options, decoding):
             record(engine, batch, indices, decoding, run)
             if progress:
                 progress(len(indices))
@@ -239,13 +241,23 @@ def _score(
 
 
 def by_length(
-    engine: Engine, sources: Sequence[Sequence[int]], picked: Sequence[int], options: CheckOptions, rows: int = 1
+    engine: Engine,
+    sources: Sequence[Sequence[int]],
+    picked: Sequence[int],
+    options: CheckOptions,
+    decoding: DecodeOptions = FORCED,
 ) -> Iterator[tuple[Batch, list[int]]]:
-    """Batches of sentences of similar length, as a translator makes them, to be decoded with so many rows each."""
+    """Batches of sentences of similar length, as a translator makes them."""
     lengths = [len(sources[i]) for i in picked]
-    for places in length_batches(lengths, options.batch_tokens, engine.limits.sentences(rows)):
+    for places in length_batches(lengths, options.batch_tokens, lambda longest: room(engine, decoding, longest)):
         indices = [picked[place] for place in places]
         yield make_batch([sources[i] for i in indices], engine.config.pad_id, indices), indices
+
+
+def room(engine: Engine, decoding: DecodeOptions, src_tokens: int) -> int:
+    """Most sentences of a batch, of sources of that length at most."""
+    tokens = min(decoding.max_tokens, engine.limits.tgt_tokens)
+    return engine.limits.sentences(decoding.rows, src_tokens, tokens)
 
 
 def other_batches(
@@ -254,12 +266,14 @@ def other_batches(
     sources: Sequence[Sequence[int]],
     picked: Sequence[int],
     options: CheckOptions,
-    rows: int = 1,
+    decoding: DecodeOptions,
 ) -> Iterator[tuple[Batch, list[int]]]:
     """The same sentences in other company; see VARIANTS."""
     if variant == "padded":
-        for batch, indices in by_length(engine, sources, picked, options, rows):
+        for batch, indices in by_length(engine, sources, picked, options, decoding):
             width = min(batch.src_ids.shape[1] + PADDING, engine.limits.src_tokens)
+            if room(engine, decoding, width) < len(indices):
+                width = batch.src_ids.shape[1]
             wide = np.full((len(indices), width), engine.config.pad_id, np.int32)
             wide[:, : batch.src_ids.shape[1]] = batch.src_ids
             yield dataclasses.replace(batch, src_ids=wide), indices
@@ -271,7 +285,7 @@ def other_batches(
         order, size = [i for pair in ends for i in pair][: len(order)], 8
     elif variant == "shuffled":
         order, size = np.random.default_rng(options.seed).permutation(order).tolist(), 16
-    size = min(size, engine.limits.sentences(rows))
+    size = min(size, room(engine, decoding, max(len(sources[i]) for i in order)))
     for start in range(0, len(order), size):
         indices = order[start : start + size]
         yield make_batch([sources[i] for i in indices], engine.config.pad_id, indices), indices

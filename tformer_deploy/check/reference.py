@@ -104,7 +104,7 @@ def run_variants(
         found[variant] = {}
         for mode, decoding in options.modes().items():
             run = found[variant][mode] = Run()
-            for batch, indices in other_batches(variant, engine, sources, picked, options, decoding.rows):
+            for batch, indices in other_batches(variant, engine, sources, picked, options, decoding):
                 record(engine, batch, indices, decoding, run)
                 if progress:
                     progress(len(indices))

@@ -45,9 +45,8 @@ def check(
     With --save-reference and no --backend only the reference is made.
     """
     from ..bundle import open_bundle
-    from ..check import GENERATED, CheckOptions, Gate, load_reference, make_corpus
+    from ..check import GENERATED, CheckOptions, Gate, allowed_by, load_reference, make_corpus
     from ..engines import expand
-    from ..recipe import narrowest
 
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens, "invariance": invariance}
     given = {name: value for name, value in flags.items() if value is not None}
@@ -60,7 +59,6 @@ def check(
     _check_names(backend or [], [path for path in (html, save_reference) if path])
     targets = translations(src, tgt) if tgt else []
     opened = open_bundle(bundle)
-    allowed = narrowest([opened.recipe, *opened.variants.values()])
     names = expand(backend or ["ort"], variant or [], opened, device)
     with progress("check") as advance:
         gate = Gate(opened, checkpoint, threads, advance)
@@ -68,7 +66,8 @@ def check(
             expected = load_reference(reference)
         else:
             options = dataclasses.replace(CheckOptions() if src else GENERATED, **given)
-            expected = gate.reference(make_corpus(opened.config, allowed, opened.tokenizers(), src, options))
+            allowed = allowed_by(names, opened)
+            expected = gate.reference(make_corpus(opened.config, allowed, opened.tokenizers(), src, options), allowed)
         if save_reference:
             expected.save(save_reference)
             if not backend:

@@ -107,7 +107,7 @@ def _check(engine: Engine, batch: Batch, options: DecodeOptions) -> None:
     if options.rows > engine.limits.beams:
         raise LimitError(
             f"{options.rows} {'samples' if options.sampling else 'beams'} exceed the engine's limit of "
-            f"{engine.limits.beams}: use fewer, or export with a larger beams axis"
+            f"{engine.limits.beams}: use fewer, or {engine.limits.hint or 'export with a larger beams axis'}"
         )
 
 

@@ -6,13 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..bundle import Bundle
 from ..errors import ConfigError, EngineError, missing_extra, unknown
 from ..plans import PRECISIONS, trt_variant
 from ..recipe import Recipe
 from ..shortlist import open_shortlist
-from .base import Engine
+from .base import Engine, Limits
 
 BACKENDS = ("eager", "ort", "trt")
 DEVICES = ("cpu", "cuda")
@@ -52,7 +53,7 @@ def engine_names(bundle: Bundle) -> list[str]:
 
 def check_name(name: str, bundle: Bundle) -> None:
     """Raise ConfigError for an engine that a bundle does not have."""
-    if name == "trt":
+    if parse_name(name).backend == "trt":
         trt_variant(bundle)
     if name not in engine_names(bundle):
         raise unknown("backend", name, engine_names(bundle))
@@ -70,10 +71,8 @@ def engine_name(backend: str, variant: str | None, bundle: Bundle, device: str =
     """The engine of a backend and a variant; none: the bundle's default. Raises ConfigError for a wrong variant."""
     if device not in DEVICES:
         raise unknown("device", device, DEVICES)
-    if device == "cuda" and backend in ("eager", "ort"):
-        if backend == "ort" and variant not in (None, own := trt_variant(bundle)):
-            raise ConfigError(f"--variant {variant} --device cuda: ONNX Runtime runs only --variant {own} on a GPU")
-        return "eager@cuda" if backend == "eager" else f"ort:{trt_variant(bundle)}@cuda"
+    if device == "cuda" and parse_name(backend).backend in ("eager", "ort"):
+        return _on_gpu(parse_name(backend), variant, bundle)
     if variant is None and backend == "ort" and bundle.default:
         return f"ort:{bundle.default}"
     if variant is None or (variant == STANDARD and backend == "ort"):
@@ -86,6 +85,18 @@ def engine_name(backend: str, variant: str | None, bundle: Bundle, device: str =
     return f"{backend}:{variant}"
 
 
+def _on_gpu(parts: Name, variant: str | None, bundle: Bundle) -> str:
+    asked = variant or parts.variant
+    if parts.backend == "eager":
+        if asked:
+            raise ConfigError(f"--variant {asked}: eager has no variants")
+        return "eager@cuda"
+    own = trt_variant(bundle)
+    if asked not in ("", own):
+        raise ConfigError(f"--device cuda: ONNX Runtime runs --variant {own} on a GPU, not {asked}")
+    return f"ort:{own}@cuda"
+
+
 def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, device: str = "cpu") -> list[str]:
     """The engines of some backends; `ort` stands for those of `variants`, or for all that the bundle has.
 
@@ -94,16 +105,25 @@ def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, dev
     if variants and "ort" not in backends:
         raise ConfigError(f"--variant {variants[0]}: variants are graphs of ort: add --backend ort")
     found: list[str] = []
-    chosen: list[str | None] = [*variants]
     for backend in backends:
         check_name(backend, bundle)
-        if device != "cpu":
-            found += [engine_name(backend, variant, bundle, device) for variant in chosen or [None]]
-        elif backend == "ort":
-            found += [engine_name("ort", variant, bundle) for variant in variants or [STANDARD, *bundle.variants]]
-        else:
-            found.append(backend)
+        chosen: list[str | None] = [*variants] if backend == "ort" else []
+        if not chosen and backend == "ort" and device == "cpu":
+            chosen += [STANDARD, *bundle.variants]
+        found += [engine_name(backend, variant, bundle, device) for variant in chosen or [None]]
     return list(dict.fromkeys(found))
+
+
+def limits_of(name: str, bundle: Bundle) -> Limits:
+    """What an engine takes, without entering it. Raises what entering it would where that needs a look at plans."""
+    parts, positions = parse_name(name), bundle.config.max_positions
+    if parts.backend == "trt":
+        engine: Any = make_engine(name, bundle)
+        return engine.look().limits  # type: ignore[no-any-return]
+    if parts.backend == "eager":
+        return Limits(1 << 16, positions, positions, 1 << 16)
+    axes = recipe_of(name, bundle).axes
+    return Limits(axes.batch.max, axes.src_len.max, axes.past_len.max + 1, axes.beams.max)
 
 
 def threads_each(threads: int, workers: int) -> int:
@@ -138,6 +158,7 @@ def make_engine(
             return OrtEngine(bundle, threads)
         if parts.backend == "ort":
             if bundle.variants[parts.variant].target == "trt":
+                trt_variant(bundle)
                 from .ort_static import OrtStaticEngine
 
                 return OrtStaticEngine(bundle, threads, parts.variant, parts.device)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..config import ModelConfig
 from ..errors import LimitError
+from ..plans import Profile
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -31,12 +32,20 @@ class Limits:
     """Decoding steps."""
     beams: int
     """Rows per sentence."""
-    batches: tuple[tuple[int, int], ...] = ()
-    """Beams, and the sentences that there may be with at most so many, where it depends on them; ascending."""
+    profiles: tuple[Profile, ...] = ()
+    """The only combinations of sizes, where not every one within these limits is possible."""
+    hint: str = ""
+    """How to get a larger limit, where that is not by another export."""
 
-    def sentences(self, beams: int) -> int:
-        """Most sentences of a batch with that many rows each."""
-        return next((count for width, count in self.batches if width >= beams), self.batch)
+    def sentences(self, beams: int, src_tokens: int, tgt_tokens: int) -> int:
+        """Most sentences of a batch with that many rows each, that long; 1 where there are no such sizes at all."""
+        wanted = beams, src_tokens, tgt_tokens
+        fits = [p.batch for p in self.profiles if all(a >= b for a, b in zip(_row(p), wanted, strict=True))]
+        return max(fits, default=1) if self.profiles else self.batch
+
+
+def _row(profile: Profile) -> tuple[int, int, int]:
+    return profile.beams, profile.src_len, profile.capacity
 
 
 @dataclass(frozen=True)
@@ -129,8 +138,8 @@ def check_request(src_ids: Ints, src_lengths: Ints, config: ModelConfig, limits:
         raise LimitError(f"a batch of {batch} sentences exceeds the limit of {limits.batch}: send fewer at once")
     if src_tokens > limits.src_tokens:
         raise LimitError(
-            f"a source of {src_tokens} tokens exceeds the limit of {limits.src_tokens}: split it, or export a model "
-            f"with a larger src_len axis and max_positions"
+            f"a source of {src_tokens} tokens exceeds the limit of {limits.src_tokens}: split it, or "
+            f"{limits.hint or 'export a model with a larger src_len axis and max_positions'}"
         )
     if src_ids.size == 0 or src_lengths.min() < 1 or src_lengths.max() > src_tokens:
         raise LimitError(f"source lengths must be between 1 and the width {src_tokens} of the ids")
@@ -143,8 +152,8 @@ def check_step(beams: int, position: int, limits: Limits) -> None:
     """Refuse a step of too many beams or beyond the last position. Raises LimitError."""
     if beams > limits.beams:
         raise LimitError(
-            f"{beams} beams exceed the limit of {limits.beams}: use fewer, or export with a larger beams axis "
-            f"(at most half the vocabulary unless top_k is set)"
+            f"{beams} beams exceed the limit of {limits.beams}: use fewer, or "
+            f"{limits.hint or 'export with a larger beams axis (at most half the vocabulary unless top_k is set)'}"
         )
     if position >= limits.tgt_tokens:
         raise LimitError(f"decoding step {position + 1} exceeds the limit of {limits.tgt_tokens} target tokens")

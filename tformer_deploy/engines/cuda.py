@@ -34,7 +34,10 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
     """A function's result, or a tuple of several. Raises EngineError."""
     error, *found = function(*arguments)
     if error != runtime.cudaError_t.cudaSuccess:
-        raise EngineError(f"CUDA stopped in {function.__name__}: {runtime.cudaGetErrorString(error)[1].decode()}")
+        full = error == runtime.cudaError_t.cudaErrorMemoryAllocation
+        fix = ": use fewer --workers, or plans of smaller profiles" if full else ""
+        why = runtime.cudaGetErrorString(error)[1].decode()
+        raise EngineError(f"CUDA stopped in {function.__name__}: {why}{fix}")
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -51,7 +54,7 @@ def find_gpu(wanted_by: str) -> Gpu:
         _, own = runtime.cudaRuntimeGetVersion()
         raise EngineError(
             f"the NVIDIA driver knows CUDA up to {_dotted(driver)}, and cuda-python here is of {_dotted(own)}: "
-            f"update the driver, or pip install 'cuda-python<={_dotted(driver)}'"
+            f"update the driver, or take cuda-python and TensorRT of CUDA {driver // 1000}"
         )
     if error != runtime.cudaError_t.cudaSuccess or not count:
         raise EngineError(f"{wanted_by} needs a GPU, and there is none here ({error.name})")
@@ -105,6 +108,10 @@ class Stream:
         kind = runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
         call(runtime.cudaMemcpyAsync, address, source.address, size, kind, self.handle)
 
+    def clear(self, memory: Memory) -> None:
+        """Fill with zeros."""
+        call(runtime.cudaMemsetAsync, memory.address, 0, memory.size, self.handle)
+
     def to_host(self, target: Pinned, address: int, size: int) -> None:
         """Copy `size` bytes."""
         kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
@@ -117,12 +124,17 @@ class Stream:
         )
         try:
             work()
-        finally:
-            graph = call(runtime.cudaStreamEndCapture, self.handle)
-        return Graph(self, call(runtime.cudaGraphInstantiate, graph, 0))
+        except EngineError:
+            runtime.cudaStreamEndCapture(self.handle)
+            raise
+        graph = call(runtime.cudaStreamEndCapture, self.handle)
+        executable = call(runtime.cudaGraphInstantiate, graph, 0)
+        call(runtime.cudaGraphDestroy, graph)
+        return Graph(self, executable)
 
     def free(self) -> None:
-        """Give it back."""
+        """Give it back, when all is done."""
+        self.wait()
         call(runtime.cudaStreamDestroy, self.handle)
 
 

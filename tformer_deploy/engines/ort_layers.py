@@ -43,6 +43,7 @@ def layer_values(engine: OrtGraphs, src_ids: Ints, src_lengths: Ints, tgt_ids: I
         else:
             if static:
                 feed |= {"values": np.zeros((batch, 1), np.float32), "end_id": np.full(1, -1, np.int32)}
+                feed["live_beams"] = np.ones(1, np.int32)
             found = run(step, {**feed, "parents": np.arange(batch, dtype=np.int32)[:, None], **past})
             past = {name: found[name.replace("past", "present")] for name in past}
         steps.append(found)

@@ -49,14 +49,15 @@ class OrtDevice:
         """Input of a step -> the output of the step before it."""
         found = [spec.name for spec in step.outputs if spec.name not in self._carried.values()]
         self._given = self._buffers(spec.name for spec in step.inputs if spec.name not in self._carried)
-        self._states = [self._buffers(self._carried) for _ in range(2)]
+        self._states = [self._buffers(self._carried, zeros=turn == 0) for turn in range(2)]
         self._found = [self._buffers(found) for _ in range(2)]
         self._bindings = [self._bind(turn) for turn in range(2)]
 
-    def encode(self, src_ids: Ints, src_lengths: Ints, end_id: int) -> None:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
         """See `Device.encode`."""
         self._given["src_lengths"].update_inplace(src_lengths)
-        self._given["end_id"].update_inplace(np.array([end_id], np.int32))
+        self._given["end_id"].update_inplace(np.array([outlook.end_id], np.int32))
+        self._given["live_beams"].update_inplace(np.array([outlook.beams or self.profile.beams], np.int32))
         binding = self._encoder.io_binding()
         binding.bind_cpu_input("src_ids", src_ids)
         binding.bind_ortvalue_input("src_lengths", self._given["src_lengths"])
@@ -91,11 +92,13 @@ class OrtDevice:
         """See `Device.cross`."""
         return [view(value) for name, value in self._given.items() if name.startswith("cross_")]
 
-    def _buffers(self, names: Iterable[str]) -> dict[str, OrtValue]:
-        """Zeros in the shapes of inputs or outputs."""
-        sizes = {**self.profile.sizes, "capacity": self._capacity}
-        arrays = {name: np.zeros(self._specs[name].sized(sizes), self._types[name]) for name in names}
-        return {name: OrtValue.ortvalue_from_numpy(array, self.engine.device) for name, array in arrays.items()}
+    def _buffers(self, names: Iterable[str], zeros: bool = False) -> dict[str, OrtValue]:
+        """Room for inputs or outputs; what the first step reads must be finite, where it is masked too."""
+        sizes, device = {**self.profile.sizes, "capacity": self._capacity}, self.engine.device
+        shapes = {name: (self._specs[name].sized(sizes), self._types[name]) for name in names}
+        if zeros:
+            return {name: OrtValue.ortvalue_from_numpy(np.zeros(*each), device) for name, each in shapes.items()}
+        return {name: OrtValue.ortvalue_from_shape_and_type(*each, device) for name, each in shapes.items()}
 
     def _bind(self, turn: int) -> Any:
         """What even steps (0) or odd steps (1) read and write."""
@@ -113,7 +116,7 @@ class OrtDevice:
         filled, self._capacity = self._capacity, min(2 * self._capacity, self.profile.capacity)
         names = [name for name in self._carried if name.startswith("past_")]
         for state in self._states:
-            larger = self._buffers(names)
+            larger = self._buffers(names, zeros=True)
             for name, value in larger.items():
                 view(value)[:, :, :filled] = view(state[name])
             state.update(larger)

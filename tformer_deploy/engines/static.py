@@ -54,7 +54,7 @@ class Device(Protocol):
     best: int
     """Tokens that a step returns per row."""
 
-    def encode(self, src_ids: Ints, src_lengths: Ints, end_id: int) -> None:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
         """Begin with these sources, (B', S') and (B'), where B' and S' are at most the profile's."""
         ...
 
@@ -128,7 +128,7 @@ class StaticEngine(ABC):
         batch, src_tokens = src_ids.shape
         profile = self.choose(batch, src_tokens, outlook)
         device = self.take(profile)
-        device.encode(np.ascontiguousarray(src_ids, np.int32), lengths, outlook.end_id)
+        device.encode(np.ascontiguousarray(src_ids, np.int32), lengths, outlook)
         first = np.arange(batch, dtype=np.int32)[:, None] * profile.beams
         last = min(outlook.tokens or profile.capacity, profile.capacity)
         state = StaticState(device, src_tokens, last, first, first)
@@ -143,10 +143,10 @@ class StaticEngine(ABC):
         """See `Engine.step`. Of tokens with equal scores any may come first."""
         device, width = state.device, tokens.shape[1]
         if width > device.profile.beams:
-            raise LimitError(f"{width} beams exceed the {device.profile.beams} of the profile {device.profile}")
+            raise LimitError(f"{width} beams exceed the {device.profile.beams} that were announced: {device.profile}")
         check_step(width, state.position, self.limits)
         if state.position >= device.profile.capacity:
-            raise LimitError(f"decoding step {state.position + 1} exceeds the profile {device.profile}")
+            raise LimitError(f"decoding step {state.position + 1} is beyond what was announced: {device.profile}")
         if attention:
             raise LimitError("graphs of target trt do not return attention: use the standard graphs of fp32-attention")
         places = self._chosen(tokens, state)

@@ -110,6 +110,14 @@ def find_gpu(wanted_by: str) -> Gpu:
     return find(wanted_by)
 
 
+def make_runtime(trt: Any) -> tuple[Any, list[str]]:
+    """What loads plans, and the list of what it reports as errors."""
+    logger, messages = make_logger(trt)
+    _runtime = trt.Runtime(logger)
+    _runtime.engine_host_code_allowed = True  # version-compatible plans hold code
+    return _runtime, messages
+
+
 def make_logger(trt: Any) -> tuple[Any, list[str]]:
     """A logger for TensorRT, and the list of what it reports as errors."""
     messages: list[str] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import EngineError
-from .trt_api import TensorRt, make_logger
+from .trt_api import TensorRt, make_logger, make_runtime
 
 TYPES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}
 """What a plan calls the types of its weights."""
@@ -99,7 +99,13 @@ def make_config(tensorrt: TensorRt, options: BuildOptions) -> Any:
         from polygraphy.backend.tensorrt_rtx.config import CreateConfigRTX as CreateConfig
     else:
         from polygraphy.backend.trt import CreateConfig
-    return CreateConfig(**how)
+
+    def create(builder: Any, network: Any) -> Any:
+        config = CreateConfig(**how)(builder, network)
+        config.clear_flag(trt.BuilderFlag.TF32)  # which Polygraphy leaves on for TensorRT for RTX
+        return config
+
+    return create
 
 
 def cache_file(options: BuildOptions) -> str | None:
@@ -130,8 +136,7 @@ def count_layers(network: Any) -> dict[str, dict[str, int]]:
 
 def inspect_plan(trt: Any, data: bytes) -> str:
     """What TensorRT tells of the layers of a plan, as JSON; needs the GPU. Raises EngineError."""
-    logger, messages = make_logger(trt)
-    _runtime = trt.Runtime(logger)
+    _runtime, messages = make_runtime(trt)
     plan = _runtime.deserialize_cuda_engine(data)
     if plan is None:
         raise EngineError(f"the plan does not load where it was built: {'; '.join(messages) or 'no reason given'}")

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 cudaHostAllocDefault, cudaStreamNonBlocking = 0, 1
-cudaError_t = Enum("cudaError_t", "cudaSuccess cudaErrorInsufficientDriver cudaErrorInvalidValue")
+cudaError_t = Enum(
+    "cudaError_t", "cudaSuccess cudaErrorInsufficientDriver cudaErrorInvalidValue cudaErrorMemoryAllocation"
+)
 cudaMemcpyKind = Enum("cudaMemcpyKind", "cudaMemcpyHostToDevice cudaMemcpyDeviceToHost cudaMemcpyDeviceToDevice")
 cudaStreamCaptureMode = Enum("cudaStreamCaptureMode", "cudaStreamCaptureModeThreadLocal")
 OK = cudaError_t.cudaSuccess
@@ -52,7 +54,7 @@ def allocated(kind: dict[int, Any], address: int, size: int) -> None:
 
 
 def _allocate(kind: dict[int, Any], size: int) -> tuple[Any, int]:
-    array = np.full(size + 256, 0xEE, np.uint8)
+    array = np.full(size + 256, 0xFF, np.uint8)  # not a number in any type
     shift = -array.ctypes.data % 256
     kind[array.ctypes.data + shift] = array[shift : shift + size]
     return OK, array.ctypes.data + shift
@@ -79,6 +81,12 @@ def cudaFreeHost(address: int) -> tuple[Any]:
 def cudaMemset(address: int, value: int, size: int) -> tuple[Any]:
     allocated(DEVICE, address, size)
     ctypes.memset(address, value, size)
+    return (OK,)
+
+
+def cudaMemsetAsync(address: int, value: int, size: int, stream: Handle) -> tuple[Any]:
+    allocated(DEVICE, address, size)
+    stream.add(lambda: ctypes.memset(address, value, size) and None)
     return (OK,)
 
 

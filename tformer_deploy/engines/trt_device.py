@@ -1,0 +1,215 @@
+"""The memory, stream and CUDA graphs of one batch on TensorRT."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..contract import caches
+from ..errors import EngineError
+from ..plans import Profile
+from .base import Floats, Ints, Outlook
+from .cuda import Event, Graph, Memory, Pinned, Stream, lay_out
+from .static import Choice, Record
+
+if TYPE_CHECKING:
+    from .trt import TrtEngine
+
+AHEAD = 4
+"""Steps in flight."""
+GIVEN = ("src_lengths", "end_id", "live_beams", "src_ids")
+FED = ("tokens", "parents", "values", "position")
+FOUND = ("top_ids", "top_scores")
+TYPES = {"FLOAT": np.float32, "HALF": np.float16, "BF16": np.uint16, "INT32": np.int32}
+"""numpy has no bf16: its bits."""
+
+Part = TypeVar("Part", bound=Any)
+
+
+class TrtDevice:
+    """See `static.Device`. Even steps read what odd ones write, and the other way round."""
+
+    def __init__(self, engine: TrtEngine, profile: Profile, encoder: Any, step: Any) -> None:
+        self.engine, self.profile, self.freed, self.not_captured = engine, profile, False, ""
+        self._parts: list[Any] = []
+        self._contexts: list[Any] = []
+        try:
+            self._make(encoder, step)
+        except EngineError:
+            self.free()
+            raise
+
+    def _make(self, encoder: Any, step: Any) -> None:
+        """Take memory, and prepare the encoder and both kinds of step."""
+        self._shapes = shapes = {**tensors_of(encoder), **tensors_of(step)}
+        if missing := {*GIVEN, *FED, *FOUND} - shapes.keys():
+            raise EngineError(f"the plans for {self.profile} have no {min(missing)}: export and build again")
+        self.best = shapes["top_ids"][0][-1]
+        self._stream = self._own(Stream())
+        given, given_size = lay_out({name: shapes[name] for name in GIVEN})
+        turn, turn_size = lay_out({name: shapes[name] for name in (*FED, *FOUND)})
+        self._fed_size = turn[FOUND[0]].offset
+        self._memory = {
+            name: self._own(Memory(size_of(shapes[name]))) for name in shapes if name.startswith(("cross_", "log_"))
+        }
+        past = [name for name in shapes if name.startswith("past_")]
+        self._pasts = [{name: self._own(Memory(size_of(shapes[name]))) for name in past} for _ in range(2)]
+        self._given = self._own(Memory(given_size))
+        self._turns = [self._own(Memory(turn_size)) for _ in range(2)]
+        self._requests, self._choices = self._own(Pinned(given_size)), self._own(Pinned(self._fed_size))
+        self._slots = [self._own(Pinned(turn_size)) for _ in range(AHEAD + 2)]
+        self._ends = [self._own(Event()) for _ in self._slots]
+        self._fetched: dict[str, Pinned] = {}
+        # Made once, as a step has no time for it.
+        self._request = {name: place.view(self._requests.bytes) for name, place in given.items()}
+        self._choice = {name: turn[name].view(self._choices.bytes) for name in FED}
+        read = (*FOUND, *FED[:3])
+        self._records = [[turn[name].view(slot.bytes) for name in read] for slot in self._slots]
+        places = {name: self._given.address + place.offset for name, place in given.items()}
+        fixed = {**{name: memory.address for name, memory in self._memory.items()}, **places}
+        self._encoder = self._prepare(encoder, fixed)
+        self._steps = []
+        for now, other in ((0, 1), (1, 0)):
+            addresses = dict(fixed)
+            for name, place in turn.items():
+                here, there = (self._turns[each].address + place.offset for each in (now, other))
+                addresses |= {name: here, f"next_{name}": there} if name in FED else {name: there}
+            for name in past:
+                addresses[name] = self._pasts[now][name].address
+                addresses[name.replace("past", "present")] = self._pasts[other][name].address
+            self._steps.append(self._prepare(step, addresses))
+
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
+        """See `Device.encode`. Sentences that there is room for beside the request's have one token."""
+        self._stream.wait()
+        (batch, width), request = src_ids.shape, self._request
+        request["src_ids"][:] = self.engine.config.pad_id
+        request["src_ids"][:batch, :width] = src_ids
+        request["src_lengths"][:] = 1
+        request["src_lengths"][:batch] = src_lengths
+        request["end_id"][:] = outlook.end_id
+        request["live_beams"][:] = outlook.beams or self.profile.beams
+        self._stream.to_device(self._given.address, self._requests, self._given.size)
+        self._timed(self._encoder.launch)
+
+    def feed(self, choice: Choice, step: int) -> None:
+        """See `Device.feed`."""
+        if step:  # what was fed before may not have left the host; the encoder feeds nothing
+            self._stream.wait()
+        else:
+            # A masked value must be finite, and one sentence that overflowed would leave others what is not.
+            for memory in self._pasts[0].values():
+                self._stream.clear(memory)
+        self._choice["tokens"][:], self._choice["parents"][:] = choice.tokens, choice.parents
+        self._choice["values"][:], self._choice["position"][:] = choice.values, step
+        self._stream.to_device(self._turns[step % 2].address, self._choices, self._fed_size)
+
+    def issue(self, step: int) -> None:
+        """See `Device.issue`."""
+        slot, written = step % len(self._slots), self._turns[1 - step % 2]
+        self._timed(self._steps[step % 2].launch)
+        self._stream.to_host(self._slots[slot], written.address, written.size)
+        self._ends[slot].record(self._stream)
+
+    def read(self, step: int) -> Record:
+        """See `Device.read`."""
+        slot = step % len(self._slots)
+        self._ends[slot].wait()
+        ids, scores, *choice = (view.copy() for view in self._records[slot])
+        return Record(ids, scores, Choice(*choice))
+
+    def log_probs(self, step: int) -> Floats:
+        """See `Device.log_probs`."""
+        return self._fetch("log_probs")
+
+    def cross(self) -> list[Floats]:
+        """See `Device.cross`."""
+        return [self._fetch(spec.name) for spec in caches("cross", self.engine.config, ())]
+
+    def free(self) -> None:
+        """Give everything back to the device."""
+        self.freed = True
+        for part in reversed(self._parts):  # the stream, which comes first, last
+            part.free()
+        self._parts.clear()
+        self._contexts.clear()
+
+    def _own(self, part: Part) -> Part:
+        """Remember what is to be freed."""
+        self._parts.append(part)
+        return part
+
+    def _timed(self, launch: Callable[[], None]) -> None:
+        """Launch, and note when the device began and ended if somebody asks."""
+        if self.engine.timings is None:
+            launch()
+            return
+        begin, end = Event(), Event()
+        begin.record(self._stream)
+        launch()
+        end.record(self._stream)
+        self.engine.timings.append((begin, end))
+
+    def _fetch(self, name: str) -> Floats:
+        """A tensor of the device's, in fp32."""
+        memory, (shape, dtype) = self._memory[name], self._shapes[name]
+        if name not in self._fetched:
+            self._fetched[name] = self._own(Pinned(memory.size))
+        self._stream.to_host(self._fetched[name], memory.address, memory.size)
+        self._stream.wait()
+        return as_floats(self._fetched[name].bytes, dtype).reshape(shape)
+
+    def _prepare(self, plan: Any, addresses: dict[str, int]) -> Graph | Calls:
+        """A plan's work as a CUDA graph, after a run that loads what it needs; as calls where it cannot be captured."""
+        title, reasons = self.engine.tensorrt.title, self.engine.reasons
+        context = plan.create_execution_context()
+        if context is None:
+            raise EngineError(f"{title} has no room for {self.profile}: {reasons()}: build a smaller profile")
+        self._contexts.append(context)  # a graph uses its memory
+        for i in range(plan.num_io_tensors):
+            name = plan.get_tensor_name(i)
+            if not context.set_tensor_address(name, addresses[name]):
+                raise EngineError(f"{title} does not take {name}: {reasons()}")
+
+        def run() -> None:
+            if not context.execute_async_v3(int(self._stream.handle)):
+                raise EngineError(f"{title} stopped: {reasons()}")
+
+        run()
+        self._stream.wait()
+        try:
+            return self._own(self._stream.capture(run))
+        except EngineError as error:
+            self.not_captured = str(error)
+            return Calls(run)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Work that TensorRT gives to its stream anew each time."""
+
+    launch: Callable[[], None]
+
+
+def tensors_of(plan: Any) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape and type of every input and output."""
+    names = [plan.get_tensor_name(i) for i in range(plan.num_io_tensors)]
+    types = {name: np.dtype(TYPES[plan.get_tensor_dtype(name).name]) for name in names}
+    return {name: (tuple(plan.get_tensor_shape(name)), types[name]) for name in names}
+
+
+def size_of(tensor: tuple[tuple[int, ...], np.dtype[Any]]) -> int:
+    """Bytes."""
+    return math.prod(tensor[0]) * tensor[1].itemsize
+
+
+def as_floats(raw: NDArray[np.uint8], dtype: np.dtype[Any]) -> Floats:
+    """A copy in fp32 of the bytes of fp32, fp16 or, as uint16, bf16."""
+    if dtype == np.uint16:
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return raw.view(dtype).astype(np.float32)
