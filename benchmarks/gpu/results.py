@@ -159,12 +159,13 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
         f"torch {host['torch']}; "
         f"{host['date']}, commit {kit['commit']}. The `{random['preset']}` preset with random weights, vocabulary "
         f"{random['vocabulary']:,}, 20 source tokens, 32 generated; target tokens a second, in brackets how "
-        "many times as fast as eager PyTorch's faster precision. Only engines whose check on the trained model passed have figures.",
+        "many times as fast as eager PyTorch's faster precision. Only engines whose check on the trained model passed "
+        "have figures.",
         "",
         *table(["", *map(point_name, keys)], [[side.name, *(speed(side, key, best) for key in keys)] for side in rows]),
         "",
-        f"The trained model, {kit['checked']:,} sentences of {kit['text']}: how many are equal to eager PyTorch token by "
-        "token, and target tokens a second of the whole text:",
+        f"The trained model, {kit['checked']:,} sentences of {kit['text']}: how many are equal to eager PyTorch token "
+        "by token, and target tokens a second of the whole text:",
         "",
         *table(
             ["", *MODES, *(f"tokens/s, {point_name((0, beams))}" for beams in text_beams(rows))], trained_rows(rows)
