@@ -11,23 +11,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from benchmarks.gpu import __main__ as kit_maker
 from benchmarks.gpu import bundles
+from benchmarks.gpu.eager import Decoder
 from benchmarks.gpu.host import collect
 from benchmarks.gpu.pieces import pack, write_sums
 from benchmarks.gpu.results import BEGIN, END, load, main, markdown, sides
 from benchmarks.gpu.seeded import LISTED, fill, restore
 from tformer_deploy import build as building
 from tformer_deploy.bundle import open_bundle
+from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.engines.trt_api import TensorRt
 from tformer_deploy.engines.trt_build import BuildOptions
 from tformer_deploy.errors import ArtifactError
 from tformer_deploy.plans import Stamp, parse_profile
 from tformer_deploy.ship import ship
 
-from .conftest import small_config
+from .conftest import random_model, small_config
 from .test_trt import SIMULATED, keep_graph, lines
 
 PIECE_MIB = 0.25
@@ -246,6 +250,22 @@ def test_results_that_are_none_are_refused(used: Path, tmp_path: Path) -> None:
     collect(used / "work/out", used / "work/core/kit.json", tmp_path / "results.json")
     with pytest.raises(ArtifactError, match="showed no GPU"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_the_yardstick_decodes_as_the_engine_does(beams: int) -> None:
+    """Greedy: token by token; of a beam the device's part, which knows no ends, so its sums only fall."""
+    decoder = Decoder(random_model(small_config()).eval(), 3, beams, (6, 7))
+    with torch.inference_mode():
+        found = decoder().numpy()
+    assert found.shape == (3, beams)
+    if beams == 1:
+        with EagerEngine(decoder.model) as engine:
+            state = engine.encode(decoder.ids.numpy(), decoder.lengths.numpy())
+            tokens = decoder.first.numpy()
+            for _ in range(7):
+                tokens = engine.step(tokens, state).ids[:, :, 0]
+        assert np.array_equal(found, tokens)
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
