@@ -18,7 +18,7 @@ from .bundles import add_random, add_trained
 from .pieces import SUMS, pack, write_sums
 from .trt86 import PYTHON as TRT86_PYTHON
 from .trt86 import add_python, add_tensorrt
-from .wheels import CORE, ORT_GPU, ROOT, RTX, build_own, download
+from .wheels import CORE, ORT_GPU, ROOT, RTX, RTX_PACKAGE, build_own, build_source, download
 
 HERE = Path(__file__).parent
 STAGES = ("rtx", "ort-gpu", "trt86")
@@ -97,6 +97,7 @@ def add_stages(folder: Path, options: argparse.Namespace) -> list[Path]:
     stages = [folder / name for name in options.stages]
     if "rtx" in options.stages:
         download(RTX, options.python, folder / "rtx/wheels")
+        build_source(RTX_PACKAGE, folder / "rtx/wheels")
     if "ort-gpu" in options.stages:
         download(ORT_GPU, options.python, folder / "ort-gpu/wheels", dependencies=False)
     if "trt86" in options.stages:

@@ -144,7 +144,7 @@ make_environment() {
   local name=$1 env=$WORK/env/$1 pip
   local packages=(tformer-deploy onnx polygraphy cuda-python) links=(--find-links "$CORE/own" --find-links "$CORE/wheels")
   case $name in
-    rtx) packages+=(onnxruntime tensorrt_rtx_cu13_bindings tensorrt_rtx_cu13_libs) ;;
+    rtx) packages+=(onnxruntime tensorrt_rtx_cu13) ;;
     ort-gpu) packages+=(onnxruntime-gpu) ;;
     *) packages+=(onnxruntime) ;;
   esac

@@ -12,6 +12,8 @@ from tformer_deploy.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 CORE = ("numpy", "typer", "rich", "sentencepiece", "polygraphy", "onnx", "onnxruntime", "cuda-python", "pip")
 RTX = ("tensorrt_rtx_cu13_bindings", "tensorrt_rtx_cu13_libs")
+RTX_PACKAGE = "tensorrt_rtx_cu13"
+"""What is imported; it needs those two."""
 ORT_GPU = ("onnxruntime-gpu",)
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_24_x86_64", "manylinux_2_17_x86_64")
 """Newest first: glibc 2.28 and above."""
@@ -24,6 +26,12 @@ def download(names: Sequence[str], python: str, out: Path, dependencies: bool = 
     wanted = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms]
     options = [*([] if dependencies else ["--no-deps"]), "-c", str(ROOT / "constraints.txt"), "-d", str(out)]
     pip("download", *wanted, *options, *names)
+
+
+def build_source(name: str, out: Path) -> None:
+    """A package that its index has as source alone, all of it Python."""
+    out.mkdir(parents=True, exist_ok=True)
+    pip("wheel", "--no-deps", "-c", str(ROOT / "constraints.txt"), "-w", str(out), name)
 
 
 def build_own(out: Path) -> None:
