@@ -314,7 +314,11 @@ main() {
   done
   unpack
   find_python
-  (($#)) || set -- host install build check bench ort-cuda eager
+  if (($# == 0)); then
+    set -- host install build check bench
+    if [[ $INSTALLED || -e $WORK/ort-gpu ]]; then set -- "$@" ort-cuda; fi
+    set -- "$@" eager
+  fi
   for stage in "$@"; do
     if [[ $stage != unpack ]]; then "stage_${stage//-/_}"; fi
   done
