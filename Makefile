@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test lint bench-peers
+.PHONY: demo test lint bench-peers gpu-kit gpu-results
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
@@ -35,6 +35,13 @@ lint: $(READY)
 # Options: make bench-peers BENCH='--quick', or BENCH='--multi30k BUNDLE --data FOLDER'.
 bench-peers: $(READY) .venv-peers/.installed bundles/base/manifest.json
 	$(BIN)/python -m benchmarks.peers $(BENCH)
+
+# What a GPU host without a network needs, and what it brings back: docs/gpu.md.
+gpu-kit: $(READY)
+	$(BIN)/python -m benchmarks.gpu $(KIT)
+
+gpu-results: $(READY)
+	$(BIN)/python -m benchmarks.gpu.results $(RESULTS)
 
 .venv-peers/.installed: benchmarks/peers/requirements.txt
 	$(PYTHON) -m venv .venv-peers

@@ -6,13 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_BRANDS = {"intel", "amd", "processor", "cpu", "r", "tm"}
+_BRANDS = {"intel", "amd", "nvidia", "processor", "cpu", "r", "tm"}
 
 
 def machine_name(processor: str, cores: str) -> str:
     """Short, for the name of a file: `Intel(R) Xeon(R) Processor` with 2 cores is `xeon-2core`."""
-    words = [word for word in re.findall("[a-z0-9]+", processor.lower()) if word not in _BRANDS]
-    return "-".join([*words, f"{cores}core"])
+    return f"{short_name(processor)}-{cores}core"
+
+
+def short_name(device: str) -> str:
+    """A processor or GPU without its brand: `NVIDIA H200` is `h200`."""
+    return "-".join(word for word in re.findall("[a-z0-9]+", device.lower()) if word not in _BRANDS)
 
 
 def markdown(results: Mapping[str, Any]) -> str:

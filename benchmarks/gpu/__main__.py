@@ -1,0 +1,114 @@
+"""Make the GPU kit: a folder of pieces, and run.sh that puts them together on the host. See docs/gpu.md."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tformer_deploy import __version__
+from tformer_deploy.errors import ArtifactError, TformerError
+from tformer_deploy.files import write_json
+
+from .bundles import add_random, add_trained
+from .pieces import SUMS, pack, write_sums
+from .trt86 import PYTHON as TRT86_PYTHON
+from .trt86 import add_python, add_tensorrt
+from .wheels import CORE, ORT_GPU, ROOT, RTX, RTX_PACKAGE, build_own, build_source, download
+
+HERE = Path(__file__).parent
+STAGES = ("rtx", "ort-gpu", "trt86")
+HOST_FILES = ("eager.py", "host.py", "seeded.py")
+MIB = 1 << 20
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__)
+    parser.add_argument("--bundle", type=Path, required=True, help="trained bundle, exported with --recipe trt too")
+    parser.add_argument("--text", type=Path, required=True, help="its sentences, one a line")
+    parser.add_argument("--sentences", type=int, default=1000, help="so many of them are checked")
+    parser.add_argument("--checkpoint", type=Path, help="its run folder, if not where it was at export")
+    parser.add_argument("--preset", default="base", help="of the model with random weights that speed is measured on")
+    parser.add_argument("--vocab-size", type=int, default=32000)
+    parser.add_argument("--seed", type=int, default=1, help="of those weights")
+    parser.add_argument("--with", nargs="*", dest="stages", choices=STAGES, default=["rtx", "ort-gpu"],
+                        help="what runs the plans: TensorRT for RTX, ONNX Runtime for CUDA, TensorRT 8.6")  # fmt: skip
+    parser.add_argument("--python", default="", help="of the host; default 3.12, with trt86 3.11 (which is brought)")
+    parser.add_argument("--no-wheels", action="store_true", help="the host has all packages already")
+    parser.add_argument("--piece-mib", type=float, default=60, help="largest piece")
+    parser.add_argument("--out", type=Path, default=Path("gpu-kit"))
+    options = parser.parse_args(arguments)
+    if "trt86" in options.stages and options.python not in ("", TRT86_PYTHON):
+        parser.error(f"trt86 has bindings for Python {TRT86_PYTHON} alone: leave out --python")
+    options.python = options.python or (TRT86_PYTHON if "trt86" in options.stages else "3.12")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Make a kit in an empty folder."""
+    options = parse(arguments)
+    out: Path = options.out
+    if out.exists() and not (out / SUMS).exists() and any(out.iterdir()):
+        raise ArtifactError(f"{out} is no kit: choose another folder with --out")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    pieces = []
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".gpu-kit.") as folder:
+        core = Path(folder) / "core"
+        fill_core(core, options)
+        stages = [core, *add_stages(Path(folder), options)]
+        for stage in stages:
+            made = pack(stage, out, int(options.piece_mib * MIB), compress=stage.name == "trt86")
+            size = sum(path.stat().st_size for path in made)
+            print(f"{stage.name}: {size / MIB:.1f} MiB in {len(made)} pieces", flush=True)
+            pieces += made
+    shutil.copy(HERE / "run.sh", out / "run.sh")
+    write_sums(out, pieces)
+    print(f"{out}: copy it to the host and run ./run.sh there")
+
+
+def fill_core(core: Path, options: argparse.Namespace) -> None:
+    """What every host needs: our wheel and what it imports, models, scripts."""
+    core.mkdir()
+    for name in HOST_FILES:
+        shutil.copy(HERE / name, core / name)
+    (core / "python").write_text(f"{options.python}\n")
+    build_own(core / "own")
+    if not options.no_wheels:
+        download(CORE, options.python, core / "wheels")
+    checked = add_trained(core / "models", options.bundle, options.checkpoint, options.text, options.sentences)
+    add_random(core / "models", options.preset, options.vocab_size, options.seed)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    write_json(core / "kit.json", {
+        "format": "tformer-gpu-kit", "version": 1, "date": str(datetime.date.today()),
+        "tformer_deploy": __version__, "commit": commit.stdout.strip(), "python": options.python,
+        "stages": options.stages, "checked": checked, "text": options.text.name,
+        "random": {"preset": options.preset, "vocabulary": options.vocab_size, "seed": options.seed},
+    })  # fmt: skip
+
+
+def add_stages(folder: Path, options: argparse.Namespace) -> list[Path]:
+    """The folders beside `core` that were asked for."""
+    stages = [folder / name for name in options.stages]
+    if "rtx" in options.stages:
+        download(RTX, options.python, folder / "rtx/wheels")
+        build_source(RTX_PACKAGE, folder / "rtx/wheels")
+    if "ort-gpu" in options.stages:
+        download(ORT_GPU, options.python, folder / "ort-gpu/wheels", dependencies=False)
+    if "trt86" in options.stages:
+        add_tensorrt(folder / "trt86")
+        add_python(folder / "python")
+        stages.append(folder / "python")
+    return stages
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (TformerError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,158 @@
+"""What the host decodes: a trained bundle with eager's answers, and one of random weights that the host makes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import onnx
+
+from benchmarks.peers.points import random_sources
+from tformer_deploy.bundle import MANIFEST, Bundle, hashes, open_bundle, write_manifest
+from tformer_deploy.check import CheckOptions, Gate, make_corpus
+from tformer_deploy.config import preset
+from tformer_deploy.contract import GRAPHS, WEIGHTS
+from tformer_deploy.data import read_lines
+from tformer_deploy.errors import ArtifactError, DataError
+from tformer_deploy.export.to_onnx import export_graphs
+from tformer_deploy.files import write_json
+from tformer_deploy.model import Transformer
+from tformer_deploy.plans import Profile, trt_variant
+from tformer_deploy.recipe import narrowest
+from tformer_deploy.ship import choose
+from tformer_deploy.text import SPECIALS, Tokenizers, Words
+
+from .seeded import LISTED, fill
+
+BEAMS = 5
+PADDING = 16
+"""Columns that the check of invariance adds."""
+BATCHES = (1, 8, 32, 128)
+BASE_BEAMS = (1, 4)
+BASE_LENGTHS = 32, 64
+"""Source tokens and target positions of the random bundle's plans."""
+CALIBRATED = 16
+"""Lines of the random bundle's text."""
+
+
+class Model:
+    """A model in the kit's folder: `<name>/` is its bundle, `<name>.<what>` what belongs to it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name, self.bundle = folder, name, folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def file(self, what: str) -> Path:
+        """Text, reference or options."""
+        return self.folder / f"{self.name}.{what}"
+
+    def write_text(self, lines: Iterable[str]) -> None:
+        """What half precision is calibrated with."""
+        self.file("text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    def write_options(self, profiles: Iterable[Profile], bench: Iterable[object]) -> None:
+        """Words for `tformer build` and `tformer bench`, one a line."""
+        words = [word for profile in profiles for word in ("--profile", profile)]
+        for what, options in (("build", words), ("bench", bench)):
+            self.file(what).write_text("".join(f"{word}\n" for word in options))
+
+
+def add_trained(folder: Path, source: Path, checkpoint: Path | None, text: Path, sentences: int) -> int:
+    """Copy what TensorRT needs of a bundle, and write down what eager PyTorch makes of the first lines of a text.
+
+    Returns how many lines that are.
+    """
+    model, bundle = Model(folder, "trained"), open_bundle(source)
+    copy_bundle(bundle, model.bundle)
+    lines = list(islice((line for line in read_lines(text) if line), sentences))
+    if not lines:
+        raise DataError(f"{text}: no line with text")
+    model.write_text(lines)
+    copied = open_bundle(model.bundle)
+    recipe = narrowest([copied.recipe, *copied.variants.values()])
+    corpus = make_corpus(copied.config, recipe, copied.tokenizers(), model.file("text"))
+    longest, axes = max(map(len, corpus.sources)), copied.variants[trt_variant(copied)].axes
+    source_size = min(up(longest + PADDING), axes.src_len.max)
+    target_size = min(up(2 * longest), axes.past_len.max + 1)
+    options = CheckOptions(max_tokens=target_size, positions=target_size, beams=min(BEAMS, axes.beams.max))
+    corpus.options = replace(options, n_best=options.beams, invariance=min(options.invariance, len(lines)))
+    Gate(bundle, checkpoint).reference(corpus).save(model.file("reference"))
+    profiles = [Profile(batch, beams, source_size, target_size) for beams in (1, options.beams) for batch in (1, 32)]
+    new_tokens = min(32, target_size)
+    model.write_options(profiles, bench_options((1, 32), (1, options.beams), min(20, source_size), new_tokens))
+    return len(lines)
+
+
+def add_random(folder: Path, preset_name: str, vocabulary: int, seed: int) -> None:
+    """Export a preset, but for its weights: the host makes them from the seed."""
+    model, config = Model(folder, "base"), preset(preset_name, vocabulary, vocabulary)
+    words = Words([*SPECIALS, *(f"w{i}" for i in range(len(SPECIALS), vocabulary))], None)
+    identity = hashlib.sha256(f"{preset_name} {vocabulary} {seed}".encode()).hexdigest()
+    recipes = choose(["fp32", "trt"], config)
+    model.bundle.mkdir()
+    module, description = Transformer(config).init_weights(seed), Tokenizers(words, words).save(model.bundle)
+    for name, recipe in recipes.items():
+        export_graphs(module, recipe, model.bundle / name, identity)
+    drop_weights(model.bundle, recipes, seed)
+    checkpoint = {"path": "none: the weights are random", "weights_sha256": identity}
+    write_manifest(model.bundle, config, recipes, description, checkpoint, {})
+    for name in recipes:
+        (model.bundle / name / WEIGHTS).unlink()
+    source, target = (min(size, config.max_positions) for size in BASE_LENGTHS)
+    lengths = [4 + i % (source - 4) for i in range(CALIBRATED)]
+    ids = random_sources(vocabulary, lengths, seed)
+    model.write_text(" ".join(f"w{i}" for i in each[:-1]) for each in ids)
+    profiles = [Profile(batch, beams, source, target) for beams in BASE_BEAMS for batch in BATCHES]
+    model.write_options(profiles, bench_options(BATCHES, BASE_BEAMS, min(20, source), min(32, target)))
+    write_json(model.file("points"), {
+        "model": {"preset": preset_name, "vocabulary": vocabulary}, "batch": BATCHES, "beams": BASE_BEAMS,
+        "src_len": min(20, source), "new_tokens": min(32, target),
+    })  # fmt: skip
+
+
+def drop_weights(bundle: Path, folders: Iterable[str], seed: int) -> None:
+    """Fill every file of weights from the seed, and list it in the bundle. Raises ArtifactError where it may not be."""
+    listed = {}
+    for number, folder in enumerate(folders):
+        for graph in GRAPHS:
+            check_floats(bundle / folder / f"{graph}.onnx")
+        path = bundle / folder / WEIGHTS
+        size, own = path.stat().st_size, seed + number
+        name = path.relative_to(bundle).as_posix()
+        listed[name] = {"size": size, "seed": own, "sha256": fill(path, size, own)}
+    (bundle / LISTED).write_text(json.dumps(listed, indent=1) + "\n")
+
+
+def check_floats(graph: Path) -> None:
+    """All that a graph keeps in the file of weights must be fp32."""
+    for tensor in onnx.load(graph, load_external_data=False).graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and tensor.data_type != onnx.TensorProto.FLOAT:
+            raise ArtifactError(f"{graph}: {tensor.name} is not fp32: random weights would break it: keep it small")
+
+
+def copy_bundle(bundle: Bundle, out: Path) -> None:
+    """Without plans, and of all variants the one for TensorRT."""
+    variant, manifest = trt_variant(bundle), json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8"))
+    dropped = set(manifest["variants"]) - {variant}
+    for name in manifest["files"]:
+        if Path(name).parts[0] not in dropped and "plans" not in Path(name).parts:
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(bundle.directory / name, out / name)
+    manifest["variants"] = {variant: manifest["variants"][variant]}
+    write_json(out / MANIFEST, {**manifest, "default": "", "files": hashes(out)})
+
+
+def bench_options(batches: Iterable[int], beams: Iterable[int], source: int, new_tokens: int) -> list[object]:
+    """Words for `tformer bench`."""
+    lists = [",".join(map(str, numbers)) for numbers in (batches, beams)]
+    return ["--batch", lists[0], "--beam", lists[1], "--src-len", source, "--new-tokens", new_tokens]
+
+
+def up(size: int) -> int:
+    """The next multiple of 8."""
+    return -(-size // 8) * 8

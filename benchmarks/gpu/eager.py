@@ -1,0 +1,112 @@
+"""Eager PyTorch with cached steps on the host's GPU: the same sizes, random weights, nothing but the device's work.
+
+Needs torch and the `tformer_deploy` package; runs with the host's own Python.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+DEAD = -1e9
+ROUNDS, WARM_UP = 7, 3
+
+
+def why_not() -> str:
+    """Why it cannot run here; empty: it can."""
+    try:
+        import torch
+    except ImportError as error:
+        return f"the host's Python has no torch ({error})"
+    return "" if torch.cuda.is_available() else "the host's torch sees no GPU"
+
+
+class Decoder:
+    """Greedy decoding, or the device's part of a beam search: no answer is waited for between steps."""
+
+    def __init__(self, model: Any, batch: int, beams: int, sizes: tuple[int, int]) -> None:
+        import torch
+
+        self.model, self.beams, self.new_tokens = model, beams, sizes[1]
+        device = model.output.weight.device
+        self.ids = torch.randint(4, model.config.src_vocab, (batch, sizes[0]), device=device, dtype=torch.int32)
+        self.lengths = torch.full((batch,), sizes[0], device=device, dtype=torch.int32)
+        self.positions = torch.arange(self.new_tokens, device=device)[:, None]
+        self.first = torch.full((batch, beams), model.config.bos_id, device=device, dtype=torch.int32)
+        self.sums = torch.full((batch, beams), DEAD, device=device)
+        self.sums[:, 0] = 0
+        self.offsets = torch.arange(batch, device=device)[:, None] * beams
+
+    def __call__(self) -> Any:
+        """Tokens of the last step (B, K)."""
+        model, rows = self.model, self.first.numel()
+        cross = model.cross_keys_values(model.encode(self.ids, self.lengths))
+        empty = cross[0][0].new_empty(rows, model.config.heads, 0, model.config.head_dim)
+        past, tokens, sums = [(empty, empty)] * len(cross), self.first, self.sums
+        for position in self.positions:
+            log_probs, past = model.step(tokens, position, self.lengths, cross, past)
+            if self.beams == 1:
+                tokens = log_probs.argmax(-1).int()
+                continue
+            vocab = log_probs.shape[-1]
+            sums, best = (sums[..., None] + log_probs).flatten(1).topk(self.beams)
+            tokens = (best % vocab).int()
+            parents = (best // vocab + self.offsets).flatten()
+            past = [(k[parents], v[parents]) for k, v in past]
+        return tokens
+
+
+def measure(decoder: Decoder) -> list[float]:
+    """Milliseconds from the first to the last work of a batch, by the device's clock."""
+    import torch
+
+    found = []
+    for number in range(WARM_UP + ROUNDS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        decoder()
+        end.record()
+        end.synchronize()
+        if number >= WARM_UP:
+            found.append(start.elapsed_time(end))
+    return found
+
+
+def run(points: dict[str, Any]) -> dict[str, Any]:
+    """Every point in fp32 and fp16."""
+    import torch
+
+    from tformer_deploy.config import preset
+    from tformer_deploy.model import Transformer
+
+    sizes = points["src_len"], points["new_tokens"]
+    vocabulary = points["model"]["vocabulary"]
+    found = []
+    with torch.inference_mode():
+        for dtype in ("float32", "float16"):
+            model = Transformer(preset(points["model"]["preset"], vocabulary, vocabulary)).init_weights(1).eval()
+            model = model.to("cuda", getattr(torch, dtype))
+            model.output.register_forward_hook(lambda module, arguments, logits: logits.float())
+            for beams, batch in product(points["beams"], points["batch"]):
+                times = measure(Decoder(model, batch, beams, sizes))
+                median = statistics.median(times)
+                point = {"batch": batch, "beams": beams, "src_len": sizes[0], "new_tokens": sizes[1]}
+                rate = 1e3 * batch * sizes[1] / median
+                found.append({"dtype": dtype, "point": point, "ms": times, "median_ms": median, "tokens_per_s": rate})
+    torch_about = {"torch": torch.__version__, "cuda": torch.version.cuda, "device": torch.cuda.get_device_name()}
+    return {**torch_about, "tf32": torch.backends.cuda.matmul.allow_tf32, "points": found}
+
+
+def main() -> None:
+    """`eager.py POINTS` or `eager.py --why-not`."""
+    if sys.argv[1] == "--why-not":
+        sys.exit(why_not() or None)
+    print(json.dumps(run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""A results folder of the GPU kit to JSON in benchmarks/results and the README's table, without what is not proven."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.report import short_name, table
+from tformer_deploy.errors import ArtifactError, TformerError
+from tformer_deploy.files import atomic_file
+
+ROOT = Path(__file__).parents[2]
+BEGIN, END = "<!-- GPU: made by `make gpu-results` -->", "<!-- GPU: end -->"
+PRECISIONS = ("fp16", "fp32")
+FLAVORS = {"rtx": "TensorRT for RTX", "tensorrt": "TensorRT"}
+ORT_ENGINE = "ort:trt@cuda"
+NOT_MEASURED = "not measured"
+MODES = ("greedy", "beam", "sampling")
+Steps = Mapping[str, dict[str, Any]]
+PointKey = tuple[int, int]
+"""Sentences, beams."""
+
+
+@dataclass
+class Side:
+    """A row of the tables."""
+
+    name: str
+    refused: str = ""
+    """Why its figures are not shown."""
+    speeds: dict[PointKey, float] = field(default_factory=dict)
+    """Tokens a second of the random model."""
+    equal: dict[str, str] = field(default_factory=dict)
+    """Of the trained model, by mode: sentences equal to eager PyTorch."""
+    text: dict[int, float] = field(default_factory=dict)
+    """Beams -> tokens a second on the trained model's text."""
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """What run.sh brought back. Raises ArtifactError."""
+    path = folder / "results.json"
+    try:
+        results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        known = results["format"] == "tformer-gpu-results" and results["version"] == 1
+        _ = results["kit"]["checked"], results["steps"], results["host"]
+    except FileNotFoundError:
+        raise ArtifactError(
+            f"{folder} has no results.json: it is what the kit's run.sh writes: copy it again"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path} is damaged ({error}): copy it again") from None
+    if not known:
+        raise ArtifactError(f"{path} is of another format: take the kit and this script from one commit")
+    if not results["host"].get("gpus"):
+        raise ArtifactError(f"{path} is of a host where nvidia-smi showed no GPU: run the kit on one that has one")
+    return results
+
+
+def problem(steps: Steps, name: str) -> str:
+    """Why a step's report cannot be used; empty: it can."""
+    step = steps.get(name)
+    if step is None:
+        return f"{name} did not run"
+    if "skipped" in step:
+        return f"{name} did not run: {step['skipped']}"
+    if step["code"] and not (step["code"] == 3 and "report" in step):
+        lines = step.get("error", "").splitlines() or [f"exit code {step['code']}"]
+        return f"{name} failed: {lines[-1]}"
+    return "" if "report" in step else f"{name} wrote no report"
+
+
+def check_problem(steps: Steps, name: str, engine: str, sentences: int) -> str:
+    """Why a check does not prove an engine; empty: it passed, for that engine, on all sentences."""
+    if found := problem(steps, name):
+        return found
+    report = steps[name]["report"]
+    engines = {each["engine"]: each for each in report["engines"]}
+    if engine not in engines:
+        return f"{name} is of {', '.join(engines) or 'no engine'}, not of {engine}"
+    if not report["passed"] or steps[name]["code"]:
+        failures = [failure for each in report["engines"] for failure in each["failures"]]
+        return f"{name} FAILED: {failures[0] if failures else 'see results.json'}"
+    if report["sentences"] != sentences or {found["mode"] for found in engines[engine]["outputs"]} != set(MODES):
+        return f"{name} is of {report['sentences']} sentences, not of {sentences} in every mode"
+    wanted = engine.partition(":")[2]
+    if wanted in PRECISIONS and engines[engine]["precision"] != wanted:
+        return f"{name} ran {engines[engine]['precision']}, not {wanted}"
+    return ""
+
+
+def sides(results: Mapping[str, Any]) -> list[Side]:
+    """Eager PyTorch, then every engine that the kit had something to run it with."""
+    steps, kit = results["steps"], results["kit"]
+    found = eager_sides(steps)
+    stages = {"rtx": "rtx", "trt86": "tensorrt"}
+    for stage in kit["stages"]:
+        if stage == "ort-gpu":
+            side = Side("`ort`, CUDA, fp32")
+            found.append(fill(side, results, "check-ort-cuda", "bench-ort-cuda", ORT_ENGINE))
+        elif flavor := stages.get(stage):
+            for precision in PRECISIONS:
+                name = f"`trt`, {title(steps, flavor, precision)}, {precision}"
+                check, bench = f"check-{flavor}-{precision}", f"bench-{flavor}"
+                found.append(fill(Side(name), results, check, bench, f"trt:{precision}"))
+    return found
+
+
+def title(steps: Steps, flavor: str, precision: str) -> str:
+    """The library and its version, from the stamp of the plans."""
+    report = steps.get(f"build-{flavor}-trained-{precision}", {}).get("report")
+    return report["stamp"].split(", ")[1] if report else FLAVORS[flavor]
+
+
+def eager_sides(steps: Steps) -> list[Side]:
+    """PyTorch, the yardstick: it needs no check."""
+    refused = problem(steps, "eager")
+    found = {kind: Side(f"eager PyTorch, cached steps, {kind}", refused) for kind in PRECISIONS}
+    for point in () if refused else steps["eager"]["report"]["points"]:
+        kind = {"float16": "fp16", "float32": "fp32"}[point["dtype"]]
+        found[kind].speeds[point["point"]["batch"], point["point"]["beams"]] = point["tokens_per_s"]
+    return [found["fp32"], found["fp16"]]
+
+
+def fill(side: Side, results: Mapping[str, Any], check: str, bench: str, engine: str) -> Side:
+    """Figures of an engine, if its check passed."""
+    steps = results["steps"]
+    side.refused = check_problem(steps, check, engine, results["kit"]["checked"])
+    if side.refused:
+        return side
+    (checked,) = (each for each in steps[check]["report"]["engines"] if each["engine"] == engine)
+    for outputs in checked["outputs"]:
+        side.equal[outputs["mode"]] = f"{outputs['equal']:,} of {outputs['sentences']:,}"
+    side.refused = problem(steps, f"{bench}-base")
+    for point in [] if side.refused else steps[f"{bench}-base"]["report"]["points"]:
+        if point["engine"] == engine:
+            side.speeds[point["point"]["batch"], point["point"]["beams"]] = point["tokens_per_s"]
+    if not problem(steps, f"{bench}-trained"):
+        for text in steps[f"{bench}-trained"]["report"]["corpus"]:
+            if text["engine"] == engine:
+                side.text[text["beams"]] = text["tokens_per_s"]
+    return side
+
+
+def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
+    """Both tables, what was refused, and what they were measured on."""
+    host, kit, rows = results["host"], results["kit"], list(found)
+    gpu = host["gpus"][0]
+    keys = sorted({key for side in rows for key in side.speeds}, key=lambda key: (key[1], key[0]))
+    eager = [side for side in rows if side.name.startswith("eager")]
+    best = {key: max((side.speeds.get(key, 0.0) for side in eager), default=0.0) for key in keys}
+    random = kit["random"]
+    lines = [
+        f"{gpu['name']}, driver {gpu['driver_version']}, {host['cores']} cores of {host['processor']}, "
+        f"torch {host['torch']}; "
+        f"{host['date']}, commit {kit['commit']}. The `{random['preset']}` preset with random weights, vocabulary "
+        f"{random['vocabulary']:,}, 20 source tokens, 32 generated; target tokens a second, in brackets how "
+        "many times as fast as eager PyTorch's faster precision. Only engines whose check on the trained model passed "
+        "have figures.",
+        "",
+        *table(["", *map(point_name, keys)], [[side.name, *(speed(side, key, best) for key in keys)] for side in rows]),
+        "",
+        f"The trained model, {kit['checked']:,} sentences of {kit['text']}: how many are equal to eager PyTorch token "
+        "by token, and target tokens a second of the whole text:",
+        "",
+        *table(
+            ["", *MODES, *(f"tokens/s, {point_name((0, beams))}" for beams in text_beams(rows))], trained_rows(rows)
+        ),
+    ]
+    refused = dict.fromkeys(f"- {side.name}: {side.refused}" for side in rows if side.refused)
+    return "\n".join([*lines, *(["", "Refused:", "", *refused] if refused else [])])
+
+
+def trained_rows(rows: Iterable[Side]) -> list[list[str]]:
+    """Cells of the second table."""
+    kept = [side for side in rows if not side.name.startswith("eager")]
+    return [
+        [side.name, *(side.equal.get(mode, "refused") for mode in MODES)]
+        + [f"{side.text[beams]:,.0f}" if beams in side.text else NOT_MEASURED for beams in text_beams(kept)]
+        for side in kept
+    ]
+
+
+def text_beams(rows: Iterable[Side]) -> list[int]:
+    """Widths with which somebody translated the text."""
+    return sorted({beams for side in rows for beams in side.text})
+
+
+def point_name(key: PointKey) -> str:
+    """The head of a column."""
+    batch = f"batch {key[0]}, " if key[0] else ""
+    return f"{batch}{'greedy' if key[1] == 1 else f'beam {key[1]}'}"
+
+
+def speed(side: Side, key: PointKey, best: Mapping[PointKey, float]) -> str:
+    """A cell of the first table."""
+    if key not in side.speeds:
+        return "refused" if side.refused else NOT_MEASURED
+    ratio = f" ({side.speeds[key] / best[key]:.2f})" if best[key] and not side.name.startswith("eager") else ""
+    return f"{side.speeds[key]:,.0f}{ratio}"
+
+
+def put_table(page: Path, text: str) -> None:
+    """Replace what stands between the markers of a page. Raises ArtifactError."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ArtifactError(f"{page} has no place for the table: add the lines {BEGIN} and {END}")
+    with atomic_file(page) as temporary:
+        temporary.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write both; 3 where something was refused."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu.results", description=__doc__)
+    parser.add_argument("folder", type=Path, help="what run.sh wrote")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results")
+    parser.add_argument("--page", type=Path, default=ROOT / "README.md")
+    options = parser.parse_args(arguments)
+    results = load(options.folder)
+    found = sides(results)
+    name = f"{results['host']['date']}-{short_name(results['host']['gpus'][0]['name'])}.json"
+    put_table(options.page, markdown(results, found))
+    with atomic_file(options.out / name) as temporary:
+        temporary.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(f"{options.out / name} and the table of {options.page} written")
+    for side in found:
+        if side.refused:
+            print(f"refused: {side.name}: {side.refused}", file=sys.stderr)
+    return 3 if any(side.refused for side in found) else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (TformerError, OSError) as error:
+        sys.exit(f"error: {error}")

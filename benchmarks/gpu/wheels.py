@@ -1,0 +1,49 @@
+"""Wheels for the host's Python, whatever Python this is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tformer_deploy.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+CORE = ("numpy", "typer", "rich", "sentencepiece", "polygraphy", "onnx", "onnxruntime", "cuda-python", "pip")
+RTX = ("tensorrt_rtx_cu13_bindings", "tensorrt_rtx_cu13_libs")
+RTX_PACKAGE = "tensorrt_rtx_cu13"
+"""What is imported; it needs those two."""
+ORT_GPU = ("onnxruntime-gpu",)
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_24_x86_64", "manylinux_2_17_x86_64")
+"""Newest first: glibc 2.28 and above."""
+
+
+def download(names: Sequence[str], python: str, out: Path, dependencies: bool = True) -> None:
+    """Fetch wheels and, unless told otherwise, what they need, in the versions of constraints.txt."""
+    out.mkdir(parents=True, exist_ok=True)
+    platforms = [word for platform in (*PLATFORMS, "manylinux2014_x86_64") for word in ("--platform", platform)]
+    wanted = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms]
+    options = [*([] if dependencies else ["--no-deps"]), "-c", str(ROOT / "constraints.txt"), "-d", str(out)]
+    pip("download", *wanted, *options, *names)
+
+
+def build_source(name: str, out: Path) -> None:
+    """A package that its index has as source alone, all of it Python."""
+    out.mkdir(parents=True, exist_ok=True)
+    pip("wheel", "--no-deps", "-c", str(ROOT / "constraints.txt"), "-w", str(out), name)
+
+
+def build_own(out: Path) -> None:
+    """This checkout as a wheel."""
+    out.mkdir(parents=True, exist_ok=True)
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", str(out), str(ROOT))
+
+
+def pip(*arguments: str) -> None:
+    """Run pip. Raises ConfigError with its own last line."""
+    command = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        raise ConfigError(f"pip {arguments[0]} failed: {lines[-1] if lines else done.returncode}: try it by hand")

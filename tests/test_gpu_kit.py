@@ -1,0 +1,273 @@
+"""The kit for a GPU host: pieces, hashes, stages on a simulated GPU, and what comes of the results."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as kit_maker
+from benchmarks.gpu import bundles
+from benchmarks.gpu.eager import Decoder
+from benchmarks.gpu.host import collect
+from benchmarks.gpu.pieces import pack, write_sums
+from benchmarks.gpu.results import BEGIN, END, load, main, markdown, sides
+from benchmarks.gpu.seeded import LISTED, fill, restore
+from tformer_deploy import build as building
+from tformer_deploy.bundle import open_bundle
+from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy.engines.trt_api import TensorRt
+from tformer_deploy.engines.trt_build import BuildOptions
+from tformer_deploy.errors import ArtifactError
+from tformer_deploy.plans import Stamp, parse_profile
+from tformer_deploy.ship import ship
+
+from .conftest import random_model, small_config
+from .test_trt import SIMULATED, keep_graph, lines
+
+PIECE_MIB = 0.25
+
+
+@pytest.fixture(scope="module")
+def kit(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kit of small models without wheels. Read only."""
+    folder = tmp_path_factory.mktemp("gpu")
+    ship(run, folder / "bundle", ["fp32", "trt"])
+    (folder / "lines.txt").write_text("".join(f"{line}\n" for line in lines()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundles, "BATCHES", (1, 2))
+        patch.setattr(bundles, "preset", lambda name, source, target: small_config(src_vocab=source, tgt_vocab=target))
+        patch.setattr(kit_maker, "build_own", lambda out: out.mkdir())
+        kit_maker.main(
+            [
+                *("--bundle", str(folder / "bundle"), "--text", str(folder / "lines.txt"), "--sentences", "12"),
+                *("--preset", "tiny", "--vocab-size", "90", "--piece-mib", str(PIECE_MIB), "--with", "--no-wheels"),
+                *("--out", str(folder / "kit")),
+            ]
+        )
+    return folder / "kit"
+
+
+@pytest.fixture(scope="module")
+def used(kit: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy that was unpacked, and whose plans the simulated GPU runs."""
+    folder = tmp_path_factory.mktemp("used") / "kit"
+    shutil.copytree(kit, folder)
+    done = run_kit(folder, "host", "install")
+    assert done.returncode == 0, done.stdout + done.stderr
+    models = folder / "work/core/models"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "load_builder", lambda flavor: TensorRt("tensorrt", None, "11.4.0"))
+        patch.setattr(building, "compile_plan", keep_graph)
+        patch.setattr(building, "make_stamp", lambda rt, options: Stamp("sm90", rt.title, options.precision))
+        for name in ("trained", "base"):
+            with (models / f"{name}.bench").open("a") as file:
+                file.write("--rounds\n1\n--seconds\n0\n")
+            profiles = [parse_profile(word) for word in (models / f"{name}.build").read_text().split()[1::2]]
+            options = BuildOptions("fp32")
+            building.build(models / name, options, profiles, models / f"{name}.text")
+    return folder
+
+
+def run_kit(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
+    """run.sh with this Python and a simulated GPU."""
+    environment = {
+        **os.environ,
+        "KIT_INSTALLED": sys.executable,
+        "KIT_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(SIMULATED), str(SIMULATED.parents[1])]),
+    }
+    command = [str(folder / "run.sh"), *stages]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+
+
+def test_pieces_are_small_and_make_the_folder_again(tmp_path: Path) -> None:
+    folder, out = tmp_path / "stage", tmp_path / "out"
+    (folder / "deep").mkdir(parents=True)
+    out.mkdir()
+    (folder / "deep/large").write_bytes(os.urandom(100_000))
+    (folder / "link").symlink_to("deep/large")
+    for compress in (False, True):
+        pieces = pack(folder, out, 30_000, compress)
+        assert [path.suffix for path in pieces] == [".00", ".01", ".02", ".03"]
+        assert all(path.stat().st_size <= 30_000 for path in pieces)
+        assert [path.read_bytes() for path in pieces] == [p.read_bytes() for p in pack(folder, out, 30_000, compress)]
+        tar = b"".join(path.read_bytes() for path in pieces)
+        there = tmp_path / f"there-{compress}"
+        there.mkdir()
+        subprocess.run(["tar", "-x", "-J" if compress else "-v", "-C", there], input=tar, check=True)
+        assert (there / "stage/link").read_bytes() == (folder / "deep/large").read_bytes()
+    write_sums(out, pieces)
+    subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=out, check=True, capture_output=True)
+
+
+def test_seeded_weights_are_the_same_bytes_everywhere(kit: Path, used: Path, tmp_path: Path) -> None:
+    assert fill(tmp_path / "one", 4000, 7) == fill(tmp_path / "two", 4000, 7) != fill(tmp_path / "three", 4000, 8)
+    # What numpy 2.4 makes on x86; any other result would refuse every kit.
+    assert fill(tmp_path / "one", 64, 1) == "3b7f37e7679a70916abe895f3d550725e4ed36fba40e0c5d97a3e8e9a8edc795"
+    bundle = used / "work/core/models/base"
+    names = list(json.loads((bundle / LISTED).read_text()))
+    assert names == ["weights.data", "trt/weights.data"]
+    opened = open_bundle(bundle)  # every hash is right
+    assert not restore(bundle) and set(names) < set(opened.manifest["files"])
+    changed = json.loads((bundle / LISTED).read_text())
+    changed["weights.data"]["seed"] += 1
+    (tmp_path / LISTED).write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match="makes other bytes of seed"):
+        restore(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda path: path.unlink(), "core: core.tar.01 missing: copy to"),
+        (lambda path: path.write_bytes(b"x" + path.read_bytes()[1:]), "core.tar.01 does not match SHA256SUMS: copy"),
+    ],
+)
+def test_harmed_pieces_are_refused(kit: Path, tmp_path: Path, harm: Callable[[Path], object], message: str) -> None:
+    shutil.copytree(kit, tmp_path / "kit")
+    assert all(path.stat().st_size <= PIECE_MIB * 2**20 for path in kit.glob("core.tar.*"))
+    harm(tmp_path / "kit/core.tar.01")
+    done = run_kit(tmp_path / "kit")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith("error: core: ") and message in line
+
+
+def test_a_stage_that_does_not_exist_is_refused(used: Path) -> None:
+    done = run_kit(used, "tune")
+    assert done.returncode == 1 and "there is no stage 'tune'" in done.stderr
+
+
+def test_stages_on_a_simulated_gpu(used: Path, tmp_path: Path) -> None:
+    done = run_kit(used, "check", "bench", "eager")
+    results = json.loads((used / "results/results.json").read_text())
+    steps = results["steps"]
+    assert done.returncode == 1  # there are no plans in fp16, and no torch with CUDA
+    assert "check-tensorrt-fp16: FAILED, not run: there are no plans" in done.stdout
+    assert "eager: FAILED, not run: the host's torch sees no GPU" in done.stdout
+    assert steps["check-tensorrt-fp32"]["report"]["passed"] and steps["weights"]["code"] == 0
+    report = steps["bench-tensorrt-base"]["report"]
+    points = {(each["point"]["batch"], each["point"]["beams"]) for each in report["points"]}
+    assert points == {(1, 1), (2, 1), (1, 4), (2, 4)}
+    assert steps["bench-tensorrt-trained"]["report"]["corpus"][0]["sentences"] == 12
+    again = run_kit(used, "check", "bench")
+    assert "check-tensorrt-fp32: done before" in again.stdout
+    assert sorted(path.name for path in (used / "results").iterdir()) == ["results.json", "run.log"]
+
+
+def results_of(tmp_path: Path, used: Path, **changes: Any) -> dict[str, Any]:
+    """The simulated results as those of a host with a GPU, with other steps in place of some."""
+    out = tmp_path / "results"
+    out.mkdir()
+    collect(used / "work/out", used / "work/core/kit.json", out / "results.json")
+    results = json.loads((out / "results.json").read_text())
+    results["kit"]["stages"] = ["trt86"]
+    results["host"]["gpus"] = [{"name": "NVIDIA H200", "driver_version": "580.1"}]
+    points = [
+        {"dtype": dtype, "point": {"batch": batch, "beams": beams}, "tokens_per_s": 10.0}
+        for dtype in ("float32", "float16")
+        for batch in (1, 2)
+        for beams in (1, 4)
+    ]
+    results["steps"] |= {"eager": {"code": 0, "seconds": 1, "report": {"points": points}}, **changes}
+    (out / "results.json").write_text(json.dumps(results))
+    return results
+
+
+def test_results_become_a_table(used: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_kit(used, "check", "bench")
+    results = results_of(tmp_path, used)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    arguments = [str(tmp_path / "results"), "--out", str(tmp_path), "--page", str(page)]
+    assert main(arguments) == 3
+    assert "refused: `trt`, TensorRT, fp16: check-tensorrt-fp16 did not run" in capsys.readouterr().err
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith(f"{END}\nafter\n") and "old" not in text
+    assert "| `trt`, TensorRT, fp16 | refused | refused | refused | refused |" in text
+    assert "| batch 1, greedy | batch 2, greedy | batch 1, beam 4 | batch 2, beam 4 |" in text
+    assert "12 of 12 | 12 of 12 | 12 of 12" in text
+    written = json.loads((tmp_path / f"{results['host']['date']}-h200.json").read_text())
+    assert written == results
+    page.write_text("no place")
+    with pytest.raises(ArtifactError, match="has no place for the table"):
+        main(arguments)
+
+
+def failing(step: dict[str, Any]) -> None:
+    step["code"], step["report"]["passed"] = 3, False
+    step["report"]["engines"][0]["failures"] = ["greedy: sentence 3 differs"]
+
+
+def other_precision(step: dict[str, Any]) -> None:
+    step["report"]["engines"][0]["precision"] = "fp16"
+
+
+def fewer_sentences(step: dict[str, Any]) -> None:
+    step["report"]["sentences"] = 2
+
+
+def broken(step: dict[str, Any]) -> None:
+    step.clear()
+    step.update(code=1, seconds=2, error="error: no room")
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (failing, "check-tensorrt-fp32 FAILED: greedy: sentence 3 differs"),
+        (other_precision, "ran fp16, not fp32"),
+        (fewer_sentences, "is of 2 sentences, not of 12"),
+        (broken, "check-tensorrt-fp32 failed: error: no room"),
+    ],
+)
+def test_what_is_not_proven_has_no_figures(
+    used: Path, tmp_path: Path, harm: Callable[[dict[str, Any]], None], reason: str
+) -> None:
+    run_kit(used, "check", "bench")
+    results = results_of(tmp_path, used)
+    harm(results["steps"]["check-tensorrt-fp32"])
+    found = {side.name: side for side in sides(results)}["`trt`, TensorRT, fp32"]
+    assert reason in found.refused and not found.speeds and not found.text
+    assert reason in markdown(results, sides(results))
+
+
+def test_results_that_are_none_are_refused(used: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="has no results"):
+        load(tmp_path)
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="is damaged"):
+        load(tmp_path)
+    collect(used / "work/out", used / "work/core/kit.json", tmp_path / "results.json")
+    with pytest.raises(ArtifactError, match="showed no GPU"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_the_yardstick_decodes_as_the_engine_does(beams: int) -> None:
+    """Greedy: token by token; of a beam the device's part, which knows no ends, so its sums only fall."""
+    decoder = Decoder(random_model(small_config()).eval(), 3, beams, (6, 7))
+    with torch.inference_mode():
+        found = decoder().numpy()
+    assert found.shape == (3, beams)
+    if beams == 1:
+        with EagerEngine(decoder.model) as engine:
+            state = engine.encode(decoder.ids.numpy(), decoder.lengths.numpy())
+            tokens = decoder.first.numpy()
+            for _ in range(7):
+                tokens = engine.step(tokens, state).ids[:, :, 0]
+        assert np.array_equal(found, tokens)
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+def test_the_script_is_clean() -> None:
+    subprocess.run(["shellcheck", Path(kit_maker.__file__).with_name("run.sh")], check=True)
