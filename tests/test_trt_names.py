@@ -73,6 +73,7 @@ OPTIONS = {
     "hardware_compatibility_level": "IBuilderConfig.hardware_compatibility_level",
     "load_timing_cache": "IBuilderConfig.set_timing_cache",
     "profiling_verbosity": "IBuilderConfig.profiling_verbosity",
+    "tactic_sources": "IBuilderConfig.set_tactic_sources",
 }
 """Option -> what Polygraphy sets for it."""
 TEXTS = {

@@ -132,10 +132,10 @@ class Bench:
         engine.timings = None
         return median(found)
 
-    def corpus(self, lines: list[str], beams: int) -> CorpusSample:
+    def corpus(self, lines: list[str], options: DecodeOptions) -> CorpusSample:
         """Translate a text as a whole, then some of its lines one at a time, after a part that does not count."""
         translator = self.translator
-        translator.options = DecodeOptions(beams=beams)
+        translator.options = options
         translator.translate(lines[:WARM_UP_LINES])
         start = time.perf_counter()
         results = translator.translate(lines)

@@ -52,6 +52,8 @@ class Plan:
     checkpoint: Path | None = None
     src: Path | None = None
     """Text to translate as well."""
+    max_tokens: int = 256
+    """Of its outputs."""
     profile: bool = False
 
     @property

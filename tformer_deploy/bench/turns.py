@@ -73,7 +73,9 @@ def _round(plan: Plan, engines: dict[str, Process], samples: Samples, texts: Cor
             progress(1)
     for beams in plan.beams if plan.src else ():
         for name, process in engines.items():
-            texts[beams, name].append(CorpusSample(**process.ask("corpus", src=str(plan.src), beams=beams)))
+            texts[beams, name].append(
+                CorpusSample(**process.ask("corpus", src=str(plan.src), beams=beams, max_tokens=plan.max_tokens))
+            )
             progress(1)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..bundle import MANIFEST, Bundle, open_bundle
 from ..data import read_lines
+from ..decoding import DecodeOptions
 from ..engines import make_engine, parse_name
 from ..engines.base import Engine
 from ..errors import TformerError, missing_extra
@@ -56,9 +57,9 @@ class Worker:
         """See `Bench.point`."""
         return self.bench.point(Point(**point), seconds)
 
-    def corpus(self, src: str, beams: int) -> CorpusSample:
+    def corpus(self, src: str, beams: int, max_tokens: int) -> CorpusSample:
         """See `Bench.corpus`."""
-        return self.bench.corpus(read_lines(Path(src)), beams)
+        return self.bench.corpus(read_lines(Path(src)), DecodeOptions(max_tokens, beams=beams))
 
     def peak_mib(self) -> float:
         """The most memory that this process had."""

@@ -27,6 +27,7 @@ def bench(
     src_len: Annotated[str, typer.Option(help="Tokens of a source.")] = "20",
     new_tokens: Annotated[str, typer.Option(help="Tokens of an output.")] = "32",
     src: Annotated[Path | None, typer.Option(help="Text to translate as well, one sentence a line.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest output of the text.")] = 256,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every engine.")] = 5,
     seconds: Annotated[float, typer.Option(min=0, help="Least time at a point in a round.")] = 0.2,
     threads: Annotated[int, typer.Option(min=0, help="Threads of each worker; 0: the cores divided.")] = 0,
@@ -57,6 +58,7 @@ def bench(
         seconds=seconds,
         checkpoint=checkpoint,
         src=src,
+        max_tokens=max_tokens,
         profile=profile,
     )
     try:

@@ -133,8 +133,7 @@ class Stream:
         return Graph(self, executable)
 
     def free(self) -> None:
-        """Give it back, when all is done."""
-        self.wait()
+        """Give it back."""
         call(runtime.cudaStreamDestroy, self.handle)
 
 

@@ -87,6 +87,8 @@ def make_config(tensorrt: TensorRt, options: BuildOptions) -> Any:
         "profiling_verbosity": trt.ProfilingVerbosity.DETAILED,
         **tensorrt.precision_options(options.precision),
     }
+    if tensorrt.major < 10:  # cuBLAS and cuDNN, which later versions do without, may not be there
+        how["tactic_sources"] = [trt.TacticSource.EDGE_MASK_CONVOLUTIONS, trt.TacticSource.JIT_CONVOLUTIONS]
     if options.fast:
         how["builder_optimization_level"] = 0
     if options.version_compatible:

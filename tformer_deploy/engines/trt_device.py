@@ -134,10 +134,12 @@ class TrtDevice:
     def free(self) -> None:
         """Give everything back to the device."""
         self.freed = True
-        for part in reversed(self._parts):  # the stream, which comes first, last
+        for part in self._parts[:1]:  # the stream
+            part.wait()
+        self._contexts.clear()
+        for part in reversed(self._parts):
             part.free()
         self._parts.clear()
-        self._contexts.clear()
 
     def _own(self, part: Part) -> Part:
         """Remember what is to be freed."""
