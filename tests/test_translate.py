@@ -195,7 +195,7 @@ def test_results_come_as_soon_as_all_before_them_are_known(model: Transformer, l
     with translator_of(model, max_tokens=3) as translator:
         translator.batch_tokens = 30
         sizes = [len(line.split()) + 1 if line else 0 for line in lines]
-        batch_of = {i: n for n, batch in enumerate(length_batches(sizes, 30, 1024), 1) for i in batch}
+        batch_of = {i: n for n, batch in enumerate(length_batches(sizes, 30, lambda longest: 1024), 1) for i in batch}
         needed = [max([0, *(batch_of.get(before, 0) for before in range(i + 1))]) for i in range(len(lines))]
         assert isinstance(translator.engine, Counting)
         decoded = []
@@ -207,7 +207,7 @@ def test_results_come_as_soon_as_all_before_them_are_known(model: Transformer, l
 
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 200), st.integers(1, 9))
 def test_length_batches_cover_every_request_once(lengths: list[int], tokens: int, rows: int) -> None:
-    batches = list(length_batches(lengths, tokens, rows))
+    batches = list(length_batches(lengths, tokens, lambda longest: rows))
     assert sorted(i for batch in batches for i in batch) == [i for i, length in enumerate(lengths) if length]
     for batch in batches:
         assert len(batch) <= rows
