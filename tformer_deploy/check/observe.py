@@ -24,6 +24,8 @@ BEST, OTHERS = 16, 48
 """Log-probabilities compared at a step: of the best tokens, and of others that rotate through the vocabulary."""
 ENCODER_SENTENCES = 32
 """Sentences whose encoder outputs, and attention if the graph returns it, are compared."""
+NOISE_SENTENCES = 8
+"""Sentences by which the noise between an engine's own batches is measured."""
 PADDING = 16
 """Columns of padding that the invariance check adds."""
 VARIANTS = ("alone", "neighbours", "shuffled", "padded")
@@ -238,6 +240,21 @@ def _score(
                     looked[step] = scores.attention[row, 0, : len(sources[i])]
         if progress:
             progress(len(indices))
+
+
+def own_noise(engine: Engine, sources: Sequence[Sequence[int]], reference: Observation, found: Observation) -> float:
+    """How far an engine's log-probabilities of a few sentences alone are from its own in `found`, tokens fed."""
+    worst = 0.0
+    for i in spread(sources, NOISE_SENTENCES):
+        target, batch = (
+            tokens_of(reference.runs["greedy"].outputs[i][0]),
+            make_batch([sources[i]], engine.config.pad_id),
+        )
+        for step, _, scores in forced_steps(engine, batch, [target]):
+            assert scores.log_probs is not None
+            alone = scores.log_probs[0, 0, found.probe_ids[i][step]]
+            worst = max(worst, float(np.abs(alone - found.probes[i][step]).max()))
+    return worst
 
 
 def by_length(

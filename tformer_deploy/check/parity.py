@@ -15,13 +15,13 @@ from ..errors import MissingExtra
 from ..recipe import Tolerance
 from ..translate import make_batch
 from .compare import Judge, by_layer, by_step, differences, relative, worse
-from .observe import Observation, Run, end_ids, far_target, layers_of, middle, observe, tokens_of
+from .observe import Observation, Run, end_ids, far_target, layers_of, middle, observe, own_noise, tokens_of
 from .reference import Reference, run_variants
 from .report import EngineReport, Outputs, describe_divergence
 
 ABOVE_NOISE = 10
 """By how much a layer's difference must exceed those of the layers before it, to be the one at fault."""
-OWN_NOISE = 0.02
+OWN_NOISE = 0.05
 """Between its batches a lossy engine's scores may differ by this share of what it may differ from eager."""
 Cases = set[tuple[str, str, int]]
 """Variant, mode and sentence of the invariance check."""
@@ -68,7 +68,8 @@ def check(
             report.divergences += failures
     again = run_variants(engine, reference.sources, reference.options, progress)
     if not tolerance.tokens:  # what separates such an engine from eager does not excuse it towards itself
-        judge = dataclasses.replace(judge, error=0.0, tolerance=tolerance.scores * OWN_NOISE)
+        report.own_noise = own_noise(engine, reference.sources, expected, found)
+        judge = dataclasses.replace(judge, error=report.own_noise, tolerance=tolerance.scores * OWN_NOISE)
     report.invariance, _ = _invariance(judge, found, again, not_blamed, report)
     report.failures = _failures(report, len(reference.sources), tolerance)
     report.seconds = time.perf_counter() - start

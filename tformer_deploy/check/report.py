@@ -89,6 +89,8 @@ class EngineReport:
     """Largest absolute difference of a log-probability, teacher-forced with eager's greedy tokens."""
     scores_mean: float = 0.0
     scores_p999: float = 0.0
+    own_noise: float = 0.0
+    """Of an engine that may decide otherwise: how far its own log-probabilities are apart between batches."""
     """99.9th percentile."""
     scores_count: int = 0
     steps: list[StepDifference] = field(default_factory=list)
@@ -171,6 +173,8 @@ def _describe(report: EngineReport) -> list[str]:
         f"  scores per step   max difference {report.scores_max:.2e}   mean {report.scores_mean:.1e}"
         f"   99.9 % {report.scores_p999:.1e}   {report.scores_count:,} values of {len(report.steps)} positions",
     ]
+    if not report.tolerance.tokens:
+        lines.append(f"  own scores        alone and in a batch within {report.own_noise:.2e}")
     if report.attention_max is not None:
         lines.append(f"  attention         max difference {report.attention_max:.2e}")
     for found in report.outputs:
