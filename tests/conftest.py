@@ -53,6 +53,13 @@ def random_model(config: ModelConfig, seed: int = 1) -> Transformer:
     return model
 
 
+def ending_model(positions: int) -> Transformer:
+    """Long outputs; likelier to stop than most, so that sentences end at different steps."""
+    model = random_model(small_config(max_positions=positions, share_embeddings="none"), seed=8).eval()
+    model.output.weight.data[3] *= 2
+    return model
+
+
 def write_checkpoint(directory: Path, config: ModelConfig, seed: int = 1) -> Path:
     """A checkpoint of random weights whose words are w4, w5 and so on."""
     model = random_model(config, seed)

@@ -22,7 +22,7 @@ from tformer_deploy.errors import ArtifactError, LimitError
 from tformer_deploy.model import Transformer
 from tformer_deploy.translate import make_batch
 
-from .conftest import VOCAB, lowered_engine, random_model, random_sources, small_config
+from .conftest import VOCAB, ending_model, lowered_engine, random_sources
 
 TOLERANCE = 2e-5
 POSITIONS = 100
@@ -30,10 +30,7 @@ POSITIONS = 100
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    """Long outputs; likelier to stop than most, so that sentences end at different steps."""
-    model = random_model(small_config(max_positions=POSITIONS, share_embeddings="none"), seed=8).eval()
-    model.output.weight.data[3] *= 2
-    return model
+    return ending_model(POSITIONS)
 
 
 @pytest.fixture(scope="module")

@@ -19,16 +19,13 @@ from tformer_deploy.engines.ort_static import CAPACITY, OrtDevice, OrtStaticEngi
 from tformer_deploy.errors import LimitError
 from tformer_deploy.model import Transformer
 
-from .conftest import VOCAB, lowered_engine, random_model, random_sources, small_config
+from .conftest import VOCAB, ending_model, lowered_engine, random_sources
 from .test_lowered_engine import MODES, POSITIONS, TOLERANCE, batch_of
 
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    """Sentences end at different steps."""
-    model = random_model(small_config(max_positions=POSITIONS, share_embeddings="none"), seed=8).eval()
-    model.output.weight.data[3] *= 2
-    return model
+    return ending_model(POSITIONS)
 
 
 @pytest.fixture(scope="module")

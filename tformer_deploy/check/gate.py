@@ -105,9 +105,8 @@ class Gate:
     def reference(self, corpus: Corpus, allowed: Recipe | None = None) -> Reference:
         """Eager's side of the check, as far as `allowed` goes, or every variant of the bundle."""
         about = {"corpus": corpus.name, "weights_sha256": self.bundle.weights_sha256, "machine": machine()}
-        axes = (allowed or narrowest([self.bundle.recipe, *self.bundle.variants.values()])).axes
-        limits = Limits(axes.batch.max, axes.src_len.max, axes.past_len.max + 1, axes.beams.max)
-        options = corpus.options.within(limits)
+        allowed = allowed or narrowest([self.bundle.recipe, *self.bundle.variants.values()])
+        options = corpus.options.within(Limits.of(allowed.axes))
         with self.eager() as eager:
             return make_reference(eager, corpus.sources, options, about, self.progress)
 

@@ -246,10 +246,8 @@ def own_noise(engine: Engine, sources: Sequence[Sequence[int]], reference: Obser
     """How far an engine's log-probabilities of a few sentences alone are from its own in `found`, tokens fed."""
     worst = 0.0
     for i in spread(sources, NOISE_SENTENCES):
-        target, batch = (
-            tokens_of(reference.runs["greedy"].outputs[i][0]),
-            make_batch([sources[i]], engine.config.pad_id),
-        )
+        target = tokens_of(reference.runs["greedy"].outputs[i][0])
+        batch = make_batch([sources[i]], engine.config.pad_id)
         for step, _, scores in forced_steps(engine, batch, [target]):
             assert scores.log_probs is not None
             alone = scores.log_probs[0, 0, found.probe_ids[i][step]]

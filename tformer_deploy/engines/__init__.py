@@ -116,14 +116,11 @@ def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, dev
 
 def limits_of(name: str, bundle: Bundle) -> Limits:
     """What an engine takes, without entering it. Raises what entering it would where that needs a look at plans."""
-    parts, positions = parse_name(name), bundle.config.max_positions
-    if parts.backend == "trt":
+    backend = parse_name(name).backend
+    if backend == "trt":
         engine: Any = make_engine(name, bundle)
         return engine.look().limits  # type: ignore[no-any-return]
-    if parts.backend == "eager":
-        return Limits(1 << 16, positions, positions, 1 << 16)
-    axes = recipe_of(name, bundle).axes
-    return Limits(axes.batch.max, axes.src_len.max, axes.past_len.max + 1, axes.beams.max)
+    return Limits.eager(bundle.config) if backend == "eager" else Limits.of(recipe_of(name, bundle).axes)
 
 
 def threads_each(threads: int, workers: int) -> int:
@@ -158,7 +155,7 @@ def make_engine(
             return OrtEngine(bundle, threads)
         if parts.backend == "ort":
             if bundle.variants[parts.variant].target == "trt":
-                trt_variant(bundle)
+                trt_variant(bundle)  # refuses graphs of an older version
                 from .ort_static import OrtStaticEngine
 
                 return OrtStaticEngine(bundle, threads, parts.variant, parts.device)

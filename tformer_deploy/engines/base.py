@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..config import ModelConfig
 from ..errors import LimitError
 from ..plans import Profile
+from ..recipe import Axes
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -36,6 +37,16 @@ class Limits:
     """The only combinations of sizes, where not every one within these limits is possible."""
     hint: str = ""
     """How to get a larger limit, where that is not by another export."""
+
+    @classmethod
+    def of(cls, axes: Axes) -> Self:
+        """What the axes of a recipe allow, filled in from a model."""
+        return cls(axes.batch.max, axes.src_len.max, axes.past_len.max + 1, axes.beams.max)
+
+    @classmethod
+    def eager(cls, config: ModelConfig) -> Self:
+        """What PyTorch takes: as many positions as the model has, and whatever fits into memory."""
+        return cls(1 << 16, config.max_positions, config.max_positions, 1 << 16)
 
     def sentences(self, beams: int, src_tokens: int, tgt_tokens: int) -> int:
         """Most sentences of a batch with that many rows each, that long; 1 where there are no such sizes at all."""

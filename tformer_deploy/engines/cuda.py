@@ -27,7 +27,6 @@ class Gpu:
     name: str
     capability: str
     """Compute capability, such as `sm90`."""
-    memory_mib: int
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -60,7 +59,7 @@ def find_gpu(wanted_by: str) -> Gpu:
         raise EngineError(f"{wanted_by} needs a GPU, and there is none here ({error.name})")
     properties = call(runtime.cudaGetDeviceProperties, 0)
     name = properties.name.decode().rstrip("\0")
-    return Gpu(name, f"sm{properties.major}{properties.minor}", properties.totalGlobalMem >> 20)
+    return Gpu(name, f"sm{properties.major}{properties.minor}")
 
 
 def _dotted(version: int) -> str:

@@ -33,8 +33,7 @@ class EagerEngine:
 
     def __init__(self, model: Transformer, top_k: int = 0) -> None:
         self.config, self.model, self.top_k = model.config, model, top_k
-        positions = model.config.max_positions
-        self.limits = Limits(batch=1 << 16, src_tokens=positions, tgt_tokens=positions, beams=1 << 16)
+        self.limits = Limits.eager(model.config)
 
     def __enter__(self) -> Self:
         self._was_training = self.model.training

@@ -49,8 +49,7 @@ class OrtGraphs:
         self.recipe = bundle.variants[variant] if variant else bundle.recipe
         self.device = device
         self.threads = threads or len(os.sched_getaffinity(0))
-        axes = self.recipe.axes
-        self.limits = Limits(axes.batch.max, axes.src_len.max, axes.past_len.max + 1, axes.beams.max)
+        self.limits = Limits.of(self.recipe.axes)
         self.attention, self.precision = self.recipe.attention, str(self.recipe.precision)
         self.step_graph = "decoder_step"
         self.profile = ""
