@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from tformer_deploy.build import build, make_stamp, usual_profile
+from tformer_deploy.build import build, make_stamp, usual_profiles
 from tformer_deploy.bundle import open_bundle, write_manifest
 from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.engines import cuda, trt_api
@@ -203,6 +203,7 @@ def test_damaged_and_stale_plans_are_refused(built: Path, tmp_path: Path) -> Non
         (["--precision", "fp32", "--profile", "1x1x900x16"], "src_len 900 is outside 1..24 of the recipe's axis"),
         (["--precision", "fp32", "--profile", "1x1x8x99"], "capacity 99 is outside 1..24"),
         (["--precision", "fp32", "--version-compatible"], "--version-compatible: TensorRT for RTX"),
+        (["--precision", "fp32", "--timing-cache", "no-such"], "--timing-cache: TensorRT for RTX"),
         (["--precision", "fp32", "--trt-flavor", "rxt"], "unknown TensorRT flavor 'rxt': did you mean 'rtx'"),
         (
             ["--precision", "fp32", "--trt-flavor", "tensorrt"],
@@ -329,11 +330,14 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_profiles_the_text_decides() -> None:
     axes = load_recipe("trt").for_model(small_config(max_positions=100)).axes
-    assert usual_profile(axes, []) == Profile(8, 1, 64, 64)
-    assert usual_profile(axes, [[5] * 20] * 99 + [[5] * 90]) == Profile(8, 1, 24, 48)
-    assert usual_profile(axes, [[5] * 20] * 50 + [[5] * 90]) == Profile(8, 1, 96, 100)
     short = load_recipe("trt").for_model(small_config(max_positions=1)).axes
-    assert usual_profile(short, [[5]]) == Profile(8, 1, 1, 1)
+    for given, text, wanted in (
+        (axes, [], ["1x1x64x64", "8x1x64x64", "1x1x100x100"]),
+        (axes, [[5] * 20] * 99 + [[5] * 90], ["1x1x24x48", "8x1x24x48", "1x1x96x100"]),
+        (axes, [[5] * 20] * 50 + [[5] * 90], ["1x1x96x100", "8x1x96x100"]),
+        (short, [[5]], ["1x1x1x1", "8x1x1x1"]),
+    ):
+        assert usual_profiles(given, text) == set(map(parse_profile, wanted))
 
 
 def test_inspect_lists_plans(built: Path) -> None:
@@ -378,7 +382,7 @@ def test_every_option_reaches_the_builder(trt_bundle: Path, tmp_path: Path) -> N
     """What they do to a plan shows on a GPU only."""
     copy = tmp_path / "bundle"
     shutil.copytree(trt_bundle, copy)
-    options = ["--fast", "--hardware-compatible", "--timing-cache", tmp_path / "timings"]
+    options = ["--fast", "--hardware-compatible"]
     lines = printed(run_here("build", copy, "--precision", "fp32", "--profile", "1x1x8x16", *options))
     assert lines[-1].endswith("plans written")
 

@@ -5,6 +5,7 @@ What a real GPU computes, and how fast, no test here can tell.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -120,6 +121,38 @@ with load({str(bundle)!r}, "trt", variant="fp32", max_tokens=24, beams=5) as tra
     env = {**os.environ, "PYTHONPATH": str(SIMULATED)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_compiled_kernels_are_kept(bundle: Path, tmp_path: Path) -> None:
+    """Of TensorRT for RTX; a file that does not fit, or cannot be written, costs time alone."""
+    copy, kept = tmp_path / "bundle", tmp_path / "cache"
+    shutil.copytree(bundle, copy)
+    for header in (copy / "trt/plans").glob("*/plans.json"):
+        stamp = Stamp("sm80+", "TensorRT for RTX 1.7.1", json.loads(header.read_text())["precision"])
+        header.write_text(json.dumps({**json.loads(header.read_text()), **dataclasses.asdict(stamp)}))
+        header.parent.rename(header.parent.with_name(stamp.folder))
+    code = f"""
+from tformer_deploy import load
+import tensorrt_rtx
+with load({str(copy)!r}, "trt", max_tokens=24) as translator:
+    print([result.text for result in translator.translate({lines()[:3]!r})])
+print(len(tensorrt_rtx.COMPILED))
+"""
+
+    def run(cache: Path) -> Done:
+        env = {**os.environ, "PYTHONPATH": str(SIMULATED), "XDG_CACHE_HOME": str(cache)}
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, env=env)
+
+    text, compiled = printed(run(kept))
+    assert compiled == "2"
+    assert printed(run(kept)) == [text, "0"]
+    (file,) = (kept / "tformer").iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(b"of another driver")
+    assert printed(run(kept)) == [text, "2"] and file.read_bytes() == whole
+    (tmp_path / "file").touch()
+    done = run(tmp_path / "file")
+    assert printed(done) == [text, "2"] and b"compiled kernels are not kept" in done.stderr
 
 
 def test_scores_are_those_of_onnx_runtime(bundle: Path, tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ VALUES = {
     "plan": "ICudaEngine",
     "context": "IExecutionContext",
     "inspector": "EngineInspector",
+    "runtime_config": "IRuntimeConfig",
+    "_kernels": "IRuntimeCache",
 }
 """Variable or attribute of our code -> class of what it holds, one or a list of them; the empty name is TensorRT."""
 MEMBERS = {
@@ -91,6 +93,13 @@ ONLY = {
     "BuilderFlag.OBEY_PRECISION_CONSTRAINTS": {"8.6"},
     # TensorRt.network_options
     "NetworkDefinitionCreationFlag.STRONGLY_TYPED": {"10.0"},
+    # TensorRt.scratch
+    "ICudaEngine.device_memory_size": {"8.6", "10.0"},
+    "ICudaEngine.device_memory_size_v2": {"11.4", "rtx"},
+    # trt_api.Kernels
+    "ICudaEngine.create_runtime_config": {"rtx"},
+    **{f"IRuntimeConfig.{name}": {"rtx"} for name in ("create_runtime_cache", "set_runtime_cache")},
+    **{f"IRuntimeCache.{name}": {"rtx"} for name in ("serialize", "deserialize")},
     # 8.6 builds nothing in bf16.
     "DataType.BF16": {"10.0", "11.4", "rtx"},
 }

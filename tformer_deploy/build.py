@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx import helper
 
 from .bundle import Bundle, open_bundle
 from .contract import GRAPHS, caches
@@ -46,6 +47,8 @@ class Built:
     """Type -> how many, of those that the finished plan names."""
     tensors: dict[str, int]
     """Type -> how many, of what the finished plan's layers read and write, where TensorRT tells."""
+    scratch_megabytes: float | None
+    """What it computes in on the device, where TensorRT tells."""
 
 
 @dataclass
@@ -61,6 +64,8 @@ class BuildReport:
     islands: list[Island] = field(default_factory=list)
     coverage: dict[str, float] = field(default_factory=dict)
     """Profile -> share of the calibration text's sources that it takes."""
+    buffers: dict[str, float] = field(default_factory=dict)
+    """Profile -> megabytes on the device of a batch's inputs, outputs and both sets of caches."""
     plans: list[Built] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -80,9 +85,12 @@ class BuildReport:
         for plan in self.plans:
             types = plan.layers.get("matrix_multiply", {})
             products = ", ".join(f"{count} {kind}" for kind, count in types.items())
+            scratch = "" if plan.scratch_megabytes is None else f", computes in {plan.scratch_megabytes:.1f} MB"
             lines.append(
-                f"{plan.graph} {plan.profile}: {plan.megabytes:.1f} MB in {plan.seconds:.1f} s; products: {products}"
+                f"{plan.graph} {plan.profile}: {plan.megabytes:.1f} MB in {plan.seconds:.1f} s{scratch}; "
+                f"products: {products}"
             )
+        lines += [f"a batch of {profile} holds {size:.1f} MB on the device" for profile, size in self.buffers.items()]
         return "\n".join([*lines, f"{self.directory}: plans written"])
 
 
@@ -96,9 +104,8 @@ def build(
 ) -> BuildReport:
     """Compile both graphs of a bundle for every profile, in place of the plans with the same stamp.
 
-    Half precision needs `calibrate`, text whose values decide what must stay fp32. Without profiles there is one: the
-    recipe's usual sizes, with lengths that take 99 % of that text. Raises TformerError, and leaves what was there,
-    where a plan cannot be built as asked.
+    Half precision needs `calibrate`, text whose values decide what must stay fp32. Without profiles there are
+    `usual_profiles`. Raises TformerError, and leaves what was there, where a plan cannot be built as asked.
     """
     bundle, precision = open_bundle(directory), options.precision
     variant = trt_variant(bundle)
@@ -106,14 +113,20 @@ def build(
         raise ConfigError(f"--precision {precision}: add --calibrate FILE, text to see how large values get")
     axes = bundle.variants[variant].axes
     sources = read_sources(bundle, calibrate, axes.src_len.max) if calibrate else []
-    chosen = sorted(set(profiles or [usual_profile(axes, sources)]))
+    chosen = sorted(set(profiles or usual_profiles(axes, sources)))
     for profile in chosen:
         profile.check(axes)
     tensorrt = load_builder(flavor)
     if precision == "bf16" and tensorrt.major < 10:
         raise ConfigError(f"--precision bf16: {tensorrt.title} does not have it: take fp16 or fp32")
-    if options.version_compatible and tensorrt.flavor == "rtx":
-        raise ConfigError(f"--version-compatible: {tensorrt.title} comes without the lean runtime that it needs")
+    if tensorrt.flavor == "rtx":
+        refused = {
+            "--version-compatible": (options.version_compatible, "comes without the lean runtime that it needs"),
+            "--timing-cache": (options.timing_cache, "times nothing here, it compiles kernels where plans run"),
+        }
+        for name, (asked, why) in refused.items():
+            if asked:
+                raise ConfigError(f"{name}: {tensorrt.title} {why}: leave it out")
     stamp = make_stamp(tensorrt, options)
     place = directory / variant / FOLDER / stamp.folder
     report = BuildReport(str(place), str(stamp))
@@ -123,6 +136,7 @@ def build(
         describe_text(report, calibrate, sources, ranges, chosen)
     with atomic_directory(place, force=True) as folder:
         for profile in chosen:
+            sizes: dict[str, int] = {}
             for graph in GRAPHS:
                 with tempfile.TemporaryDirectory() as scratch:
                     typed = Path(scratch) / f"{graph}-{profile}.onnx"
@@ -130,10 +144,12 @@ def build(
                     report.islands += [island for island in found if island not in report.islands]
                     exact = sum(island.kind == "MatMul" for island in found)
                     plan = compile_plan(tensorrt, typed, options, exact)
+                    sizes |= buffer_sizes(typed)
                 (folder / plan_file(graph, profile)).write_bytes(plan.data)
                 report.plans.append(describe(graph, profile, plan))
                 if progress:
                     progress(1)
+            report.buffers[str(profile)] = sum(sizes.values()) / 1e6
         header = plans_header(bundle, variant, stamp, chosen)
         write_json(folder / HEADER, {**header, "files": file_hashes(folder), "report": report.to_json()})
     return report
@@ -149,17 +165,22 @@ def make_stamp(tensorrt: TensorRt, options: BuildOptions) -> Stamp:
     )
 
 
-def usual_profile(axes: Axes, sources: Sequence[Sequence[int]]) -> Profile:
-    """The recipe's usual sizes; of a text's, the source length that takes 99 %, and twice as many target positions."""
-    source, target = axes.src_len.opt, axes.past_len.opt
+def usual_profiles(axes: Axes, sources: Sequence[Sequence[int]]) -> set[Profile]:
+    """One sentence and the recipe's usual batch, at usual lengths, and one sentence of the longest.
+
+    Lengths are the recipe's; of a text's sources, that which 99 % do not exceed and the longest, each with twice as
+    many target positions.
+    """
+    lengths = (axes.src_len.opt, axes.past_len.opt), (axes.src_len.max, axes.past_len.max + 1)
     if sources:
-        lengths = sorted(map(len, sources))
-        covering = lengths[math.ceil(0.99 * len(lengths)) - 1]
-        source = -(-covering // 8) * 8
-        target = 2 * source
-    return Profile(
-        axes.batch.opt, axes.beams.opt, min(source, axes.src_len.max), min(max(target, 1), axes.past_len.max + 1)
+        found = sorted(map(len, sources))
+        upper = [-(-length // 8) * 8 for length in (found[math.ceil(0.99 * len(found)) - 1], found[-1])]
+        lengths = (upper[0], 2 * upper[0]), (upper[1], 2 * upper[1])
+    usual, longest = (
+        (min(source, axes.src_len.max), min(max(target, 1), axes.past_len.max + 1)) for source, target in lengths
     )
+    beams = axes.beams.opt
+    return {Profile(1, beams, *usual), Profile(axes.batch.opt, beams, *usual), Profile(1, beams, *longest)}
 
 
 def describe_text(
@@ -231,6 +252,19 @@ def type_graph(
     return islands
 
 
+def buffer_sizes(graph: Path) -> dict[str, int]:
+    """Bytes of every input and output of a graph with fixed sizes."""
+    found = {}
+    model = onnx.load(graph, load_external_data=False)
+    for value in (*model.graph.input, *model.graph.output):
+        tensor = value.type.tensor_type
+        count = math.prod(dim.dim_value for dim in tensor.shape.dim)
+        found[value.name] = count * helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize
+    return found
+
+
 def describe(graph: str, profile: Profile, plan: Plan) -> Built:
     """A plan as it stands in a report."""
-    return Built(graph, str(profile), len(plan.data) / 1e6, plan.seconds, plan.layers, plan.weights, plan.tensors)
+    scratch = None if plan.scratch is None else plan.scratch / 1e6
+    size = len(plan.data) / 1e6
+    return Built(graph, str(profile), size, plan.seconds, plan.layers, plan.weights, plan.tensors, scratch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -97,6 +99,11 @@ class Plans:
     def profiles(self) -> list[Profile]:
         """Smallest first."""
         return sorted(parse_profile(name) for name in self.header["profiles"])
+
+    @property
+    def identity(self) -> str:
+        """The same for the same plans, wherever they lie."""
+        return hashlib.sha256(json.dumps(self.header["files"], sort_keys=True).encode()).hexdigest()[:16]
 
     def plan(self, graph: str, profile: Profile) -> Path:
         """The file of one plan."""

@@ -122,14 +122,19 @@ class Stream:
             runtime.cudaStreamBeginCapture, self.handle, runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         )
         try:
-            work()
+            try:
+                work()
+            except EngineError:
+                runtime.cudaStreamEndCapture(self.handle)
+                raise
+            graph = call(runtime.cudaStreamEndCapture, self.handle)
+            try:
+                return Graph(self, call(runtime.cudaGraphInstantiate, graph, 0))
+            finally:
+                runtime.cudaGraphDestroy(graph)
         except EngineError:
-            runtime.cudaStreamEndCapture(self.handle)
+            runtime.cudaGetLastError()  # or whoever asks next takes it for an error of his own
             raise
-        graph = call(runtime.cudaStreamEndCapture, self.handle)
-        executable = call(runtime.cudaGraphInstantiate, graph, 0)
-        call(runtime.cudaGraphDestroy, graph)
-        return Graph(self, executable)
 
     def free(self) -> None:
         """Give it back."""

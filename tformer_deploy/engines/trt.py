@@ -20,7 +20,7 @@ from ..plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_v
 from .base import Floats, Ints, Limits, Outlook
 from .cuda import Event
 from .static import StaticEngine
-from .trt_api import TensorRt, find_gpu, installed, load_tensorrt, make_runtime
+from .trt_api import Kernels, TensorRt, find_gpu, installed, load_tensorrt, make_runtime
 from .trt_device import AHEAD, TrtDevice
 
 
@@ -54,6 +54,7 @@ class TrtEngine(StaticEngine):
     def __enter__(self) -> Self:
         self.look()
         self._runtime, self._reasons = make_runtime(self.tensorrt.module)
+        self.kernels = Kernels(self.tensorrt, f"{self.plans.identity}.kernels")
         self._loaded: dict[Path, Any] = {}
         self._devices: list[TrtDevice] = []
         self._idle: dict[Profile, list[TrtDevice]] = defaultdict(list)
@@ -93,6 +94,7 @@ class TrtEngine(StaticEngine):
                 return self._idle[profile].pop()
             encoder, step = (self._load(self.plans.plan(graph, profile)) for graph in GRAPHS)
             self._devices.append(TrtDevice(self, profile, encoder, step))
+            self.kernels.keep()
             if self._devices[-1].not_captured and not self.not_captured:
                 self.not_captured = self._devices[-1].not_captured
                 warnings.warn(f"steps are not replayed as CUDA graphs: {self.not_captured}", stacklevel=2)

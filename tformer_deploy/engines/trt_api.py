@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, EngineError, MissingExtra, unknown
+from ..files import atomic_file
 from ..plans import Stamp
 
 if TYPE_CHECKING:
@@ -57,6 +60,11 @@ class TensorRt:
     def capability(self) -> str:
         """What plans that are built here run on, such as `sm90`. Raises EngineError where that takes a GPU."""
         return PORTABLE if self.flavor == "rtx" else find_gpu(self.title).capability
+
+    def scratch(self, plan: Any) -> int:
+        """Bytes on the device that a plan computes in, beside its weights, inputs and outputs."""
+        old = self.flavor == "tensorrt" and tuple(map(int, self.version.split(".")[:2])) < (10, 1)
+        return int(plan.device_memory_size if old else plan.device_memory_size_v2)
 
     def stamps(self, capability: str, precision: str) -> list[Stamp]:
         """What plans may be of that a GPU of that capability runs, those that were made for it first."""
@@ -108,6 +116,53 @@ def find_gpu(wanted_by: str) -> Gpu:
     except ModuleNotFoundError:
         raise MissingExtra("cuda-python is not installed: pip install 'tformer-deploy[trt]'") from None
     return find(wanted_by)
+
+
+class Kernels:
+    """What TensorRT for RTX compiles on the GPU when a plan is first used there, kept from process to process.
+
+    TensorRT's own plans hold their kernels: there is nothing to keep for them.
+    """
+
+    def __init__(self, tensorrt: TensorRt, name: str) -> None:
+        """`name`: of the file, in $XDG_CACHE_HOME/tformer; it should tell the plans."""
+        self._rtx, self._name = tensorrt.flavor == "rtx", name
+        self._kernels: Any = None
+        self._kept = 0
+
+    def make_context(self, plan: Any) -> Any:
+        """What runs a plan, or None, as TensorRT says it; needs a CUDA context."""
+        if not self._rtx:
+            return plan.create_execution_context()
+        runtime_config = plan.create_runtime_config()
+        if self._kernels is None:
+            self._kernels = runtime_config.create_runtime_cache()
+            try:
+                kept = self._path().read_bytes()
+            except (OSError, RuntimeError):
+                kept = b""
+            if kept and self._kernels.deserialize(kept):  # which refuses those of another GPU, driver or version
+                self._kept = len(kept)
+        runtime_config.set_runtime_cache(self._kernels)
+        return plan.create_execution_context(runtime_config=runtime_config)
+
+    def keep(self) -> None:
+        """Write down what has been compiled since."""
+        if self._kernels is None:
+            return
+        data = bytes(self._kernels.serialize())
+        if len(data) == self._kept:
+            return
+        try:
+            with atomic_file(self._path()) as file:
+                file.write_bytes(data)
+        except (OSError, RuntimeError) as error:
+            warnings.warn(f"compiled kernels are not kept ({error}): set XDG_CACHE_HOME", stacklevel=2)
+        self._kept = len(data)
+
+    def _path(self) -> Path:
+        """Raises RuntimeError where there is no home."""
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tformer" / self._name
 
 
 def make_runtime(trt: Any) -> tuple[Any, list[str]]:

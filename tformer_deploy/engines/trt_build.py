@@ -47,6 +47,8 @@ class Plan:
     """Matrices in the plan itself: type -> how many."""
     tensors: dict[str, int] = field(default_factory=dict)
     """What the finished plan's layers read and write: type -> how many; needs the GPU, so not of TensorRT for RTX."""
+    scratch: int | None = None
+    """Bytes that it computes in on the device; needs the GPU as well."""
 
 
 def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: int = 0) -> Plan:
@@ -71,12 +73,13 @@ def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: 
         except PolygraphyException as error:
             raise EngineError(f"{tensorrt.title} cannot build {graph.name}: {errors.reason() or error}") from None
         seconds = time.perf_counter() - start
-        tensors = {} if tensorrt.flavor == "rtx" else tensor_types(inspect_plan(tensorrt.module, data))
+        information, scratch = ("", None) if tensorrt.flavor == "rtx" else inspect_plan(tensorrt, data)
+        tensors = tensor_types(information)
     weights = weight_types(data)
     check_precision(graph, options.precision, weights, layers, exact)
     if tensors and options.precision not in tensors:
         raise EngineError(f"the plan of {graph.name} is not {options.precision}: its layers are {json.dumps(tensors)}")
-    return Plan(data, seconds, layers, dict(Counter(weights.values())), tensors)
+    return Plan(data, seconds, layers, dict(Counter(weights.values())), tensors, scratch)
 
 
 def make_config(tensorrt: TensorRt, options: BuildOptions) -> Any:
@@ -136,14 +139,15 @@ def count_layers(network: Any) -> dict[str, dict[str, int]]:
     return {kind: dict(counts[kind]) for kind in sorted(counts)}
 
 
-def inspect_plan(trt: Any, data: bytes) -> str:
-    """What TensorRT tells of the layers of a plan, as JSON; needs the GPU. Raises EngineError."""
+def inspect_plan(tensorrt: TensorRt, data: bytes) -> tuple[str, int]:
+    """What TensorRT tells of a plan's layers, as JSON, and its scratch memory; needs the GPU. Raises EngineError."""
+    trt = tensorrt.module
     _runtime, messages = make_runtime(trt)
     plan = _runtime.deserialize_cuda_engine(data)
     if plan is None:
         raise EngineError(f"the plan does not load where it was built: {'; '.join(messages) or 'no reason given'}")
     inspector = plan.create_engine_inspector()
-    return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+    return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON)), tensorrt.scratch(plan)
 
 
 def tensor_types(layers: str) -> dict[str, int]:

@@ -169,7 +169,7 @@ class TrtDevice:
     def _prepare(self, plan: Any, addresses: dict[str, int]) -> Graph | Calls:
         """A plan's work as a CUDA graph, after a run that loads what it needs; as calls where it cannot be captured."""
         title, reasons = self.engine.tensorrt.title, self.engine.reasons
-        context = plan.create_execution_context()
+        context = self.engine.kernels.make_context(plan)
         if context is None:
             raise EngineError(f"{title} has no room for {self.profile}: {reasons()}: build a smaller profile")
         self._contexts.append(context)  # a graph uses its memory

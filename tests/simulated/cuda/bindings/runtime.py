@@ -146,6 +146,10 @@ def cudaGraphExecDestroy(graph: list[Any]) -> tuple[Any]:
     return (OK,)
 
 
+def cudaGetLastError() -> tuple[Any]:
+    return (OK,)
+
+
 def cudaEventCreate() -> tuple[Any, Handle]:
     return OK, Handle()
 
