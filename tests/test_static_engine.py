@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines import static
-from tformer_deploy.engines.base import Outlook
+from tformer_deploy.engines.base import Limits, Outlook
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.engines.ort_static import CAPACITY, OrtDevice, OrtStaticEngine
+from tformer_deploy.engines.ort_static import CAPACITY, OrtDevice, OrtStaticEngine, rounded
 from tformer_deploy.errors import LimitError
 from tformer_deploy.model import Transformer
+from tformer_deploy.plans import Profile
 
 from .conftest import VOCAB, ending_model, lowered_engine, random_sources
 from .test_lowered_engine import MODES, POSITIONS, TOLERANCE, batch_of
@@ -130,6 +131,47 @@ def test_any_course_gives_eagers_numbers(
         for side, each in zip((engine, eager), states, strict=True):
             side.reorder(each, parents.astype(np.int32), kept.astype(np.int32))
         assert state.position == position + 1
+
+
+@pytest.fixture
+def keeping(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The engine as it works on a GPU: sizes that requests share, buffers that stay."""
+    monkeypatch.setattr(engine, "kept", 2)
+    yield engine
+    engine._idle.clear()
+
+
+def test_kept_devices_give_the_same_and_keep_their_addresses(
+    keeping: Any, eager: EagerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a graph was captured with must not change: one number, one set of sizes and addresses."""
+    seen: dict[str, int] = {}
+    replay = type(keeping).replay
+
+    def note(self: Any, session: Any, binding: Any, options: Any) -> None:
+        number = options.get_run_config_entry("gpu_graph_id")
+        assert seen.setdefault(number, id(binding)) == id(binding)
+        replay(self, session, binding, options)
+
+    monkeypatch.setattr(type(keeping), "replay", note)
+    for seed, sentences in enumerate((5, 8, 3, 6, 7)):
+        for beams in (1, 3):
+            options = DecodeOptions(max_tokens=POSITIONS, beams=beams, n_best=beams)
+            for device in keeping._idle:  # a batch that overflowed
+                for state in device._states:
+                    for name, value in state.items():
+                        if name.startswith("past_"):
+                            value.numpy()[:] = np.nan
+            ours, theirs = (decode(side, batch_of(sentences, seed), options) for side in (keeping, eager))
+            assert [[h.ids for h in each] for each in ours] == [[h.ids for h in each] for each in theirs]
+    assert len(keeping._idle) <= 3 and len(seen) < 3 * 10, "devices were used again"
+
+
+def test_sizes_that_requests_share() -> None:
+    limits = Limits(100, 200, 40, 5)
+    assert rounded(Profile(1, 5, 3, 7), limits) == Profile(1, 5, 32, 32)
+    assert rounded(Profile(5, 1, 33, 33), limits) == Profile(8, 1, 64, 40)
+    assert rounded(Profile(65, 1, 193, 40), limits) == Profile(100, 1, 200, 40)
 
 
 def test_limits_are_kept(engine: Any) -> None:

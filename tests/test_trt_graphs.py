@@ -103,6 +103,22 @@ def test_the_rules_find_what_they_are_for() -> None:
     assert "BF16" in " ".join(problems(half, "8.6")) and not list(problems(half, "10.0"))
 
 
+def test_what_is_computed_from_shapes_stays_on_the_processor() -> None:
+    """ONNX Runtime's CUDA provider reads these inputs there; any other would be a copy, and no step a CUDA graph."""
+    read_on_host = {"Reshape": {1}, "Slice": {1, 2, 3}, "TopK": {1}, "Expand": {1}}
+    for changes in CONFIGS.values():
+        for model in graphs(random_model(small_config(**changes))).values():
+            sizes = {node.output[0] for node in model.graph.node if node.op_type == "Shape"}
+            constants = {tensor.name for tensor in model.graph.initializer}
+            for node in model.graph.node:
+                own = [i for i, name in enumerate(node.input) if name in sizes]
+                if own and set(node.input) <= sizes | constants and node.op_type in ("Gather", "Concat", "Mul"):
+                    sizes.add(node.output[0])
+                else:
+                    assert set(own) <= read_on_host.get(node.op_type, set()), f"{node.op_type} {node.output[0]}"
+            assert len(sizes) > 1
+
+
 def test_fixed_sizes_leave_no_shape_to_compute() -> None:
     for model in graphs(random_model(small_config())).values():
         before = len(model.graph.node)

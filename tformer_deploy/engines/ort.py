@@ -21,9 +21,9 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 import onnxruntime as ort
 from onnxruntime import OrtValue
 
-PROVIDERS: dict[str, list[Any]] = {
-    "cpu": ["CPUExecutionProvider"],
-    "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"}), "CPUExecutionProvider"],
+PROVIDERS: dict[str, list[tuple[str, dict[str, str]]]] = {
+    "cpu": [("CPUExecutionProvider", {})],
+    "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"}), ("CPUExecutionProvider", {})],
 }
 """Where nodes run; shapes are computed on the processor in any case."""
 SHORT_SPIN_US = 100
@@ -74,10 +74,10 @@ class OrtGraphs:
     ) -> None:
         del self._encoder, self._step
 
-    def run(self, session: ort.InferenceSession, binding: Any) -> None:
+    def run(self, session: ort.InferenceSession, binding: Any, options: ort.RunOptions | None = None) -> None:
         """Run a session. Raises EngineError."""
         try:
-            session.run_with_iobinding(binding)
+            session.run_with_iobinding(binding, options)
         except Exception as error:  # the library's exceptions share no base class
             raise EngineError(f"onnxruntime {ort.__version__} stopped in {self.bundle.directory}: {error}") from None
 
@@ -109,12 +109,16 @@ class OrtGraphs:
         """Of the encoder and of the step."""
         return [self._encoder, self._step]
 
-    def _session(self, graph: str, spin_us: int) -> ort.InferenceSession:
+    def _session(self, graph: str, spin_us: int, **cuda: str) -> ort.InferenceSession:
+        """`cuda`: more options of the provider for GPUs. Raises ArtifactError, and EngineError where there is none."""
         path, options = self.bundle.graph(graph, self.variant), self.options(spin_us)
         if self.profile:  # the library adds the time to the name, which may be the same for both
             options.profile_file_prefix = f"{self.profile}_{graph}"
+        providers = [
+            (name, {**how, **cuda} if name.startswith("CUDA") else how) for name, how in PROVIDERS[self.device]
+        ]
         try:
-            session = ort.InferenceSession(path, options, providers=PROVIDERS[self.device])
+            session = ort.InferenceSession(path, options, providers=providers)
         except Exception as error:  # the library's exceptions share no base class
             raise ArtifactError(f"onnxruntime {ort.__version__} cannot load {path}: {error}; update it") from None
         if self.device == "cuda" and "CUDAExecutionProvider" not in session.get_providers():

@@ -24,7 +24,7 @@ class RangeEngine(OrtStaticEngine):
         """By graph and tensor; infinite where a value was NaN."""
         self._watched: dict[Any, tuple[str, list[str]]] = {}
 
-    def _session(self, graph: str, spin_us: int) -> ort.InferenceSession:
+    def _session(self, graph: str, spin_us: int, **cuda: str) -> ort.InferenceSession:
         path = self.bundle.graph(graph, self.variant)
         model = onnx.load(path, load_external_data=False)
         inferred = onnx.shape_inference.infer_shapes(model).graph
@@ -48,12 +48,12 @@ class RangeEngine(OrtStaticEngine):
         self._watched[session] = graph, names
         return session
 
-    def run(self, session: ort.InferenceSession, binding: Any) -> None:
+    def run(self, session: ort.InferenceSession, binding: Any, options: ort.RunOptions | None = None) -> None:
         """See `OrtGraphs.run`."""
         graph, names = self._watched[session]
         largest = self.largest[graph]
         for name in names:
             binding.bind_output(f"{name}{SUFFIX}")
-        super().run(session, binding)
+        super().run(session, binding, options)
         for name, value in zip(names, binding.get_outputs()[-len(names) :], strict=True):
             largest[name] = max(float(value.numpy()), largest.get(name, 0.0))

@@ -6,10 +6,11 @@ did, the steps from there on are done again. What it gets never depends on wheth
 
 from __future__ import annotations
 
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,7 @@ class Device(Protocol):
     """Tokens that a step returns per row."""
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
-        """Begin with these sources, (B', S') and (B'), where B' and S' are at most the profile's."""
+        """Begin with these sources, (B, S) and (B) of the profile's sizes."""
         ...
 
     def feed(self, choice: Choice, step: int) -> None:
@@ -109,17 +110,36 @@ class StaticEngine(ABC):
     attention = False
     ahead = 1
     """Steps that a device does before the search has seen those before them."""
+    kept = 0
+    """So many devices that a batch has done with wait for another one."""
+
+    def __enter__(self) -> Self:
+        self._idle: list[Device] = []
+        self._lock = threading.Lock()
+        return self
 
     @abstractmethod
     def choose(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
         """The sizes for a request. Raises LimitError."""
 
     @abstractmethod
-    def take(self, profile: Profile) -> Device:
-        """A device for one batch."""
+    def make(self, profile: Profile) -> Device:
+        """A device for one batch at a time."""
 
-    def give_back(self, device: Device) -> None:  # noqa: B027
-        """A batch has ended."""
+    def take(self, profile: Profile) -> Device:
+        """One that no batch has."""
+        with self._lock:
+            del self._idle[: max(0, len(self._idle) - self.kept)]
+            for device in self._idle:
+                if device.profile == profile:
+                    self._idle.remove(device)
+                    return device
+            return self.make(profile)
+
+    def give_back(self, device: Device) -> None:
+        """A batch has ended; without the lock, as any thread may come by here at any time, collecting garbage."""
+        if self.kept:
+            self._idle.append(device)
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> StaticState:
         """See `Engine.encode`."""
@@ -128,7 +148,11 @@ class StaticEngine(ABC):
         batch, src_tokens = src_ids.shape
         profile = self.choose(batch, src_tokens, outlook)
         device = self.take(profile)
-        device.encode(np.ascontiguousarray(src_ids, np.int32), lengths, outlook)
+        # Sentences that there is room for beside the request's have one token.
+        every = np.full((profile.batch, profile.src_len), self.config.pad_id, np.int32)
+        sizes = np.ones(profile.batch, np.int32)
+        every[:batch, :src_tokens], sizes[:batch] = src_ids, lengths
+        device.encode(every, sizes, outlook)
         first = np.arange(batch, dtype=np.int32)[:, None] * profile.beams
         last = min(outlook.tokens or profile.capacity, profile.capacity)
         state = StaticState(device, src_tokens, last, first, first)

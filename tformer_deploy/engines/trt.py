@@ -6,9 +6,8 @@ host behind the step; `static.py` says how the search follows.
 
 from __future__ import annotations
 
-import threading
+import sys
 import warnings
-from collections import defaultdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +26,7 @@ from .trt_device import AHEAD, TrtDevice
 class TrtEngine(StaticEngine):
     """Runs the plans of a bundle that fit this host."""
 
-    ahead = AHEAD
+    ahead, kept = AHEAD, sys.maxsize
 
     def __init__(self, bundle: Bundle, precision: str = "") -> None:
         self.bundle, self.config, self.precision = bundle, bundle.config, precision
@@ -57,16 +56,14 @@ class TrtEngine(StaticEngine):
         self.kernels = Kernels(self.tensorrt, f"{self.plans.identity}.kernels")
         self._loaded: dict[Path, Any] = {}
         self._devices: list[TrtDevice] = []
-        self._idle: dict[Profile, list[TrtDevice]] = defaultdict(list)
-        self._lock = threading.Lock()
-        return self
+        return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for device in self._devices:
             device.free()
-        del self._devices, self._idle, self._loaded, self._runtime
+        del self._devices, self._loaded, self._runtime
 
     def _find(self) -> tuple[Plans, TensorRt]:
         """The plans for this host, and what runs them."""
@@ -87,23 +84,20 @@ class TrtEngine(StaticEngine):
         tokens = min(outlook.tokens or limits.tgt_tokens, limits.tgt_tokens)
         return self.plans.fitting(batch, outlook.beams or limits.beams, src_tokens, tokens)
 
-    def take(self, profile: Profile) -> TrtDevice:
-        """See `StaticEngine.take`."""
-        with self._lock:
-            if self._idle[profile]:
-                return self._idle[profile].pop()
-            encoder, step = (self._load(self.plans.plan(graph, profile)) for graph in GRAPHS)
-            self._devices.append(TrtDevice(self, profile, encoder, step))
-            self.kernels.keep()
-            if self._devices[-1].not_captured and not self.not_captured:
-                self.not_captured = self._devices[-1].not_captured
-                warnings.warn(f"steps are not replayed as CUDA graphs: {self.not_captured}", stacklevel=2)
-            return self._devices[-1]
+    def make(self, profile: Profile) -> TrtDevice:
+        """See `StaticEngine.make`."""
+        encoder, step = (self._load(self.plans.plan(graph, profile)) for graph in GRAPHS)
+        self._devices.append(TrtDevice(self, profile, encoder, step))
+        self.kernels.keep()
+        if self._devices[-1].not_captured and not self.not_captured:
+            self.not_captured = self._devices[-1].not_captured
+            warnings.warn(f"steps are not replayed as CUDA graphs: {self.not_captured}", stacklevel=2)
+        return self._devices[-1]
 
     def give_back(self, device: Any) -> None:
         """See `StaticEngine.give_back`."""
         if not device.freed:
-            self._idle[device.profile].append(device)
+            super().give_back(device)
 
     def device_ms(self) -> float:
         """How long the device has worked since `timings` was emptied; empties it again."""

@@ -85,13 +85,10 @@ class TrtDevice:
             self._steps.append(self._prepare(step, addresses))
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
-        """See `Device.encode`. Sentences that there is room for beside the request's have one token."""
+        """See `Device.encode`."""
         self._stream.wait()
-        (batch, width), request = src_ids.shape, self._request
-        request["src_ids"][:] = self.engine.config.pad_id
-        request["src_ids"][:batch, :width] = src_ids
-        request["src_lengths"][:] = 1
-        request["src_lengths"][:batch] = src_lengths
+        request = self._request
+        request["src_ids"][:], request["src_lengths"][:] = src_ids, src_lengths
         request["end_id"][:] = outlook.end_id
         request["live_beams"][:] = outlook.beams or self.profile.beams
         self._stream.to_device(self._given.address, self._requests, self._given.size)

@@ -121,21 +121,21 @@ class TrtLowering(Lowering):
 
     def choose(self, count: str) -> None:
         """The next step's inputs, of the `count` best tokens of every row: `contract.CHOICE`."""
-        node, number = self.graph.node, self.graph.constant
+        node, number, axes = self.graph.node, self.graph.constant, self.recipe.axes
         sums = node("Add", [node("Reshape", ["values", self.ints("column", [-1, 1])]), "top_scores"])
         going = node("Where", [node("Equal", ["top_ids", "end_id"]), self.hidden, sums])  # (R, k)
         beams = self.size("tokens", 1)
         by_sentence = node("Concat", [self.size("tokens", 0), self.ints("all", [-1])], axis=0)
         node("TopK", [node("Reshape", [going, by_sentence]), beams], ["best_sums", "chosen"])  # (B, K)
-        ranks = number("ranks", np.arange(self.recipe.axes.beams.max, dtype=np.int32))
+        ranks = number("ranks", np.arange(axes.beams.max, dtype=np.int32))
         lives = node("Less", [node("Slice", [ranks, self.ints("zero", [0]), beams]), "live_beams"])
         node("Where", [lives, "best_sums", self.hidden], "next_values")
         node("GatherElements", [node("Reshape", ["top_ids", by_sentence]), "chosen"], "next_tokens", axis=1)
-        chosen, width, rows = (node("Cast", [x], to=TensorProto.INT32) for x in ("chosen", count, beams))
-        every = number("sentences", np.arange(self.recipe.axes.batch.max, dtype=np.int32))
-        firsts = node("Mul", [node("Slice", [every, self.ints("zero", [0]), self.size("tokens", 0)]), rows])
-        firsts = node("Unsqueeze", [firsts, self.ints("one", [1])])  # (B, 1)
-        node("Add", [node("Div", [chosen, width]), firsts], "next_parents")
+        every = number("rows_at_most", np.arange(axes.batch.max * axes.beams.max, dtype=np.int32))
+        rows = self.size("past_k_0", 0)
+        own = node("Unsqueeze", [node("Slice", [every, self.ints("zero", [0]), rows]), self.ints("one", [1])])  # (R, 1)
+        owners = node("Expand", [own, node("Concat", [rows, count], axis=0)])
+        node("GatherElements", [node("Reshape", [owners, by_sentence]), "chosen"], "next_parents", axis=1)
         node("Add", ["position", number("next", np.ones(1, np.int32))], "next_position")
 
     def gelu(self, x: str) -> str:
