@@ -95,6 +95,8 @@ def fill_core(core: Path, options: argparse.Namespace) -> None:
 def add_stages(folder: Path, options: argparse.Namespace) -> list[Path]:
     """The folders beside `core` that were asked for."""
     stages = [folder / name for name in options.stages]
+    if "trt86" in options.stages:  # first: it can unpack what is compressed
+        stages.insert(0, folder / "python")
     if "rtx" in options.stages:
         download(RTX, options.python, folder / "rtx/wheels")
         build_source(RTX_PACKAGE, folder / "rtx/wheels")
@@ -103,7 +105,6 @@ def add_stages(folder: Path, options: argparse.Namespace) -> list[Path]:
     if "trt86" in options.stages:
         add_tensorrt(folder / "trt86")
         add_python(folder / "python")
-        stages.append(folder / "python")
     return stages
 
 

@@ -15,6 +15,7 @@ OUT=$WORK/out
 PRECISIONS=(fp16 fp32)
 FAILED=()
 GPU='' NO_GPU=''
+export XDG_CACHE_HOME=$WORK/cache       # of compiled kernels
 
 say() { printf '%s\n' "$*" | tee -a "$OUT/run.log"; }
 
@@ -95,18 +96,31 @@ unpack() {
       continue
     fi
     rm -rf "$part" && mkdir "$part"
-    cat "$HERE/$stage".tar* | plain "$stage" | tar -x -C "$part"
-    mv "$part/$stage" "$WORK/$stage"
-    say "unpack-$stage: ok"
+    if cat "$HERE/$stage".tar* | plain "$stage" | tar -x -C "$part"; then
+      mv "$part/$stage" "$WORK/$stage"
+      say "unpack-$stage: ok"
+    else
+      [[ $stage == core ]] && die "core: tar cannot unpack it to $part"
+      failed "unpack-$stage" "tar cannot unpack it to $part"
+    fi
   done
 }
 
 # plain STAGE: what is compressed on the way in is not on the way out.
 plain() {
-  if compgen -G "$HERE/$1.tar.xz.*" > /dev/null; then
-    xz -dc 2> /dev/null || python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer)'
-  else
+  local each code='import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer)'
+  if ! compgen -G "$HERE/$1.tar.xz.*" > /dev/null; then
     cat
+  elif command -v xz > /dev/null; then
+    xz -dc
+  else
+    for each in "${PYTHON:-python3}" "$WORK"/python/usr/bin/python3*; do
+      if command -v "$each" > /dev/null; then
+        "$each" -c "$code"
+        return
+      fi
+    done
+    printf 'neither xz nor a Python is here\n' >&2
   fi
 }
 

@@ -18,8 +18,10 @@ STUB = "int initLibNvInferPlugins(void* logger, const char* name) { (void)logger
 """In place of the plugins, which nothing here uses and which want the cuBLAS and cuDNN of CUDA 12."""
 PACKAGES = ("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib")
 """Of Debian 12; they run from any folder, with glibc 2.36 and above."""
-LINKED = ("libexpat1", "libssl3", "libffi8", "libsqlite3-0", "zlib1g", "libbz2-1.0", "liblzma5", "libuuid1")
-"""What those link to and a host may lack."""
+LINKED = ("libexpat1", "libssl3", "libffi8", "libsqlite3-0", "zlib1g", "libbz2-1.0", "liblzma5", "libuuid1", "libstdc++6", "libgcc-s1")
+"""What those and wheels link to and a host may lack."""
+WHERE = ("$ORIGIN/../lib/x86_64-linux-gnu", "$ORIGIN/../../lib/x86_64-linux-gnu")
+"""Folders of libraries, as the interpreter sees them."""
 
 
 def add_tensorrt(out: Path) -> None:
@@ -50,12 +52,16 @@ def extract(wheel: Path, package: str, names: tuple[str, ...], out: Path) -> Non
 
 
 def add_python(out: Path) -> None:
-    """Debian's packages, unpacked."""
+    """Debian's packages, unpacked; the interpreter finds the libraries that came with it."""
     out.mkdir(parents=True)
     with tempfile.TemporaryDirectory(dir=out) as folder:
-        run(["apt-get", "download", "-q", *PACKAGES, *LINKED], folder)
+        run(["apt-get", "download", "-q", *PACKAGES, *LINKED, "patchelf"], folder)
         for package in sorted(Path(folder).glob("*.deb")):
-            run(["dpkg", "-x", package.name, str(out.resolve())], folder)
+            target = "tools" if package.name.startswith("patchelf_") else str(out.resolve())
+            run(["dpkg", "-x", package.name, target], folder)
+        interpreter = str((out / f"usr/bin/python{PYTHON}").resolve())
+        # Not a "runpath", which the modules' own libraries would not be looked for in.
+        run(["tools/usr/bin/patchelf", "--force-rpath", "--set-rpath", ":".join(WHERE), interpreter], folder)
 
 
 def run(command: list[str], folder: str) -> None:

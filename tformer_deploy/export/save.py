@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
+from onnx import TensorProto
 from onnx.external_data_helper import set_external_data
 
 from ..contract import WEIGHTS
 
 PAGE = 4096
 """Bytes. Smaller arrays stay in the graph; the others begin at one, so that a runtime can map them into memory."""
+INDICES = (TensorProto.INT32, TensorProto.INT64)
+"""No weights: they stay in the graph as well."""
 
 
 def save_graphs(models: Mapping[str, onnx.ModelProto], directory: Path) -> None:
@@ -21,7 +24,7 @@ def save_graphs(models: Mapping[str, onnx.ModelProto], directory: Path) -> None:
     with (directory / WEIGHTS).open("wb") as file:
         for model in models.values():
             for tensor in model.graph.initializer:
-                if len(tensor.raw_data) < PAGE:
+                if len(tensor.raw_data) < PAGE or tensor.data_type in INDICES:
                     continue
                 digest = hashlib.sha256(tensor.raw_data).digest()
                 if digest not in offsets:
