@@ -18,7 +18,7 @@ from tformer_deploy import load
 from tformer_deploy import ship as ship_module
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.contract import GRAPHS, layer_names, signature
-from tformer_deploy.errors import ArtifactError, LimitError, ParityError
+from tformer_deploy.errors import ArtifactError, ConfigError, LimitError, ParityError
 from tformer_deploy.export.save import save_graphs
 from tformer_deploy.export.signature import compare_signature, read_signature
 from tformer_deploy.export.to_onnx import export_graphs
@@ -213,6 +213,16 @@ def test_recipe_narrows_the_source(run: Path, tmp_path: Path) -> None:
         assert len(translator.translate(["w5 " * 5])[0].ids) <= 10
         with pytest.raises(LimitError, match="line 1: a source of 7 tokens exceeds the limit of 6"):
             translator.translate(["w5 " * 6])
+
+
+def test_load_takes_what_the_command_takes(bundle: Path) -> None:
+    with load(bundle, allowed=["w5 w6", "w7"], batch_tokens=8, device="cpu") as translator:
+        texts = [result.text for result in translator.translate(["w5 w6 w7"] * 5)]
+    assert len(set(texts)) == 1 and texts[0] in ("w5 w6", "w7")
+    with pytest.raises(ConfigError, match="unknown device 'gpu'"):
+        load(bundle, device="gpu")
+    with pytest.raises(ConfigError, match="export it again and add --recipe trt"):
+        load(bundle, device="cuda")
 
 
 def test_bundles_of_every_version_load() -> None:

@@ -216,6 +216,10 @@ def test_a_machine_without_a_gpu_is_told_what_is_missing(bundle: Path, tmp_path:
     for backend in ("ort", "eager"):
         done = run_process("translate", bundle, "--backend", backend, "--device", "cuda", stdin=b"w5\n")
         assert "without CUDA" in failed_line(done) or "finds no GPU" in failed_line(done)
+    (tmp_path / "text").write_text("w5\n")
+    parallel = ["--src", tmp_path / "text", "--tgt", tmp_path / "text"]
+    done = run_process("score", bundle, *parallel, "--backend", "eager", "--device", "cuda")
+    assert "finds no GPU" in failed_line(done)
 
 
 def test_a_plan_that_does_not_load_is_named(bundle: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +18,23 @@ def load(
     backend: str = "ort",
     *,
     variant: str | None = None,
+    device: str = "cpu",
     checkpoint: str | Path | None = None,
     threads: int = 0,
     workers: int = 1,
     shortlist: bool = False,
+    batch_tokens: int = 4096,
+    allowed: Sequence[str] = (),
     **options: Any,
 ) -> Translator:
     """Open a bundle for translation: `load("bundle", beams=5).translate(["A dog runs."])[0].text`.
 
-    `variant` names graphs of the bundle other than its default, `checkpoint` is the run folder for `backend="eager"`,
-    `threads` 0 means that the workers share the cores, `workers` are the batches decoded at a time, `shortlist` scores
-    only the tokens that the bundle's lists have for a source, `options` are fields of `decoding.DecodeOptions`. Close
-    the translator, or use it in a `with` statement. Raises TformerError.
+    `variant` names graphs of the bundle other than its default, `device` is `cpu` or `cuda` (`trt` is always on a GPU),
+    `checkpoint` is the run folder for `backend="eager"`, `threads` 0 means that the workers share the cores, `workers`
+    are the batches decoded at a time, `shortlist` scores only the tokens that the bundle's lists have for a source,
+    `batch_tokens` are the padded source tokens of a batch, per beam, `allowed` are the only outputs that may come,
+    `options` are fields of `decoding.DecodeOptions`. Close the translator, or use it in a `with` statement. Raises
+    TformerError.
     """
     from .bundle import open_bundle
     from .config import from_dict
@@ -37,8 +43,8 @@ def load(
     from .translate import Translator
 
     opened = open_bundle(Path(bundle), graphs=False)
-    name = engine_name(backend, variant, opened)
+    name = engine_name(backend, variant, opened, device)
     run, each = Path(checkpoint) if checkpoint else None, threads_each(threads, workers)
     engine = make_engine(name, opened, run, each, shortlist)
     decoding = from_dict(DecodeOptions, options, "decoding")
-    return Translator(engine, opened.tokenizers(), decoding, workers=workers).open()
+    return Translator(engine, opened.tokenizers(), decoding, batch_tokens, allowed, workers).open()

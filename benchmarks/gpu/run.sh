@@ -313,6 +313,10 @@ stage_ort_cuda() {
 
 stage_eager() {
   local code=0 reason
+  if ! command -v "$PYTHON" > /dev/null; then
+    skip eager "there is no $PYTHON here: name one with torch in KIT_PYTHON"
+    return
+  fi
   reason=$("$PYTHON" "$CORE/eager.py" --why-not 2>&1) || code=$?
   if ((code)); then
     skip eager "$(tail -n 1 <<< "$reason")"

@@ -18,7 +18,18 @@ STUB = "int initLibNvInferPlugins(void* logger, const char* name) { (void)logger
 """In place of the plugins, which nothing here uses and which want the cuBLAS and cuDNN of CUDA 12."""
 PACKAGES = ("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib")
 """Of Debian 12; they run from any folder, with glibc 2.36 and above."""
-LINKED = ("libexpat1", "libssl3", "libffi8", "libsqlite3-0", "zlib1g", "libbz2-1.0", "liblzma5", "libuuid1", "libstdc++6", "libgcc-s1")
+LINKED = (
+    "libexpat1",
+    "libssl3",
+    "libffi8",
+    "libsqlite3-0",
+    "zlib1g",
+    "libbz2-1.0",
+    "liblzma5",
+    "libuuid1",
+    "libstdc++6",
+    "libgcc-s1",
+)
 """What those and wheels link to and a host may lack."""
 WHERE = ("$ORIGIN/../lib/x86_64-linux-gnu", "$ORIGIN/../../lib/x86_64-linux-gnu")
 """Folders of libraries, as the interpreter sees them."""

@@ -11,7 +11,7 @@ import typer
 from ..errors import DataError
 from . import app, progress
 from .lines import utf8_output
-from .options import Backend, Checkpoint, Json, Threads, Variant
+from .options import Backend, Checkpoint, Device, Json, Threads, Variant
 
 WINDOW = 4000
 """Pairs that are scored together."""
@@ -24,6 +24,7 @@ def score(
     tgt: Annotated[Path, typer.Option(help="Their translations, line by line.")],
     backend: Backend = "ort",
     variant: Variant = None,
+    device: Device = "cpu",
     checkpoint: Checkpoint = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Add every token and its log-probability.")] = False,
     threads: Threads = 0,
@@ -38,7 +39,7 @@ def score(
         raise DataError(f"{src} has {len(sources)} lines, {tgt} {len(targets)}: they must be parallel")
     out = utf8_output()
     with (
-        load(bundle, backend, variant=variant, checkpoint=checkpoint, threads=threads) as translator,
+        load(bundle, backend, variant=variant, device=device, checkpoint=checkpoint, threads=threads) as translator,
         progress("lines") as advance,
     ):
         for first in range(0, len(sources), WINDOW):
