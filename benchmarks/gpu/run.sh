@@ -293,7 +293,7 @@ stage_ort_cuda() {
   local model libraries name
   local -a there
   find_gpu
-  libraries=$("$PYTHON" "$CORE/host.py" libraries)
+  libraries=$("$PYTHON" "$CORE/host.py" libraries 2> /dev/null || true)  # without torch there are none
   there=(env "LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$(environment_python ort-gpu)" -m tformer_deploy)
   for name in check-ort-cuda bench-ort-cuda-base bench-ort-cuda-trained; do
     model=${name##*-}
