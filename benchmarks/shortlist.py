@@ -20,7 +20,7 @@ from tformer_deploy import load
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.data import read_parallel
 from tformer_deploy.engines.ort_lowered import LoweredEngine
-from tformer_deploy.report import corpus_bleu
+from tformer_deploy.metrics import corpus_bleu
 from tformer_deploy.shortlist import Shortlist, coverage, open_shortlist
 
 SOURCE, STEPS, DECODES, WARM_UP = 20, 32, 10, 2

@@ -17,7 +17,7 @@ LEVELS = [
     ["ship", "runs", "build"],
     ["check", "train", "bench"],
     ["translate", "__init__"],
-    ["decoding", "report"],
+    ["decoding", "metrics"],
     ["export", "engines", "data"],
     ["checkpoint"],
     ["model", "engines.base"],
@@ -64,8 +64,8 @@ HEAVY = {
     "safetensors": {"checkpoint", "train"},
     "spacy": {"text"},
     "sentencepiece": {"text"},
-    "matplotlib": {"report"},
-    "sacrebleu": {"report"},
+    "matplotlib": {"metrics"},
+    "sacrebleu": {"metrics"},
     "num2words": {"data"},
 }
 

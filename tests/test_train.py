@@ -24,7 +24,7 @@ from tformer_deploy.cli import main
 from tformer_deploy.config import TrainConfig
 from tformer_deploy.data import DataConfig
 from tformer_deploy.errors import ArtifactError, ConfigError, DataError
-from tformer_deploy.report import read_metrics
+from tformer_deploy.metrics import read_metrics
 from tformer_deploy.runs import resume_run, start_run
 from tformer_deploy.train import METRICS, STATE, Trainer, learning_rate
 
@@ -36,7 +36,7 @@ QUICK = {"batch_tokens": 128, "lr": 0.01, "warmup": 10, "bleu_sentences": 0}
 
 @pytest.fixture(autouse=True)
 def one_thread_and_no_plots(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("tformer_deploy.report.plot", lambda metrics, image: None)
+    monkeypatch.setattr("tformer_deploy.metrics.plot", lambda metrics, image: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

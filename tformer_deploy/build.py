@@ -55,7 +55,9 @@ class Built:
 class BuildReport:
     """What was built, and from what."""
 
+    bundle: str
     directory: str
+    """Of the plans."""
     stamp: str
     calibration: str = ""
     """The text, and how many of its sentences."""
@@ -91,6 +93,8 @@ class BuildReport:
                 f"products: {products}"
             )
         lines += [f"a batch of {profile} holds {size:.1f} MB on the device" for profile, size in self.buffers.items()]
+        check = f"tformer check {self.bundle} --backend trt:{self.stamp.rsplit(', ')[-1]} --src FILE"
+        lines.append(f"that they compute what eager PyTorch does is for their GPU to show: {check}")
         return "\n".join([*lines, f"{self.directory}: plans written"])
 
 
@@ -129,7 +133,7 @@ def build(
                 raise ConfigError(f"{name}: {tensorrt.title} {why}: leave it out")
     stamp = make_stamp(tensorrt, options)
     place = directory / variant / FOLDER / stamp.folder
-    report = BuildReport(str(place), str(stamp))
+    report = BuildReport(str(directory), str(place), str(stamp))
     ranges: Ranges = {}
     if calibrate:
         ranges = measure(bundle, variant, sources, max(profile.capacity for profile in chosen), progress)

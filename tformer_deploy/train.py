@@ -30,8 +30,8 @@ from .config import ModelConfig, TrainConfig
 from .data import Batch, BatchStream, Corpus, DataConfig, Parallel
 from .engines.eager import EagerEngine
 from .errors import ArtifactError, Interrupted, TrainingError
+from .metrics import Metrics, corpus_bleu, corpus_chrf
 from .model import Transformer
-from .report import Metrics, corpus_bleu, corpus_chrf
 from .text import Tokenizers
 from .translate import Translator
 

@@ -181,7 +181,7 @@ def _add_quality(
 
     Samples of engines that may decide otherwise are other texts: their BLEU differs by more than their quality does.
     """
-    from ..report import corpus_bleu, corpus_chrf
+    from ..metrics import corpus_bleu, corpus_chrf
 
     for mode in eager:
         sides = {}

@@ -100,7 +100,7 @@ def _check_names(backends: list[str], files: list[Path]) -> None:
 def translations(src: Path | None, tgt: Path) -> list[str]:
     """Reference translations, without those of empty source lines. Needs what will measure them."""
     from ..data import read_lines
-    from ..report import corpus_bleu  # noqa: F401
+    from ..metrics import corpus_bleu  # noqa: F401
 
     lines = read_lines(tgt)
     sources = read_lines(src) if src else lines
