@@ -80,10 +80,16 @@ def problems(model: ModelProto, version: str) -> Iterator[str]:
 @pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
 def test_graphs_keep_the_rules_of_every_parser(changes: dict[str, object]) -> None:
     every = ["8.6", "10.0", "11.1"]
-    for precision, versions in (("fp32", every), ("fp16", every), ("bf16", every[1:])):
+    one = {**SIZES, "beams": 1, "past_rows": SIZES["batch"]}
+    for precision, versions, sizes in (
+        ("fp32", every, SIZES),
+        ("fp16", every, SIZES),
+        ("fp16", every, one),
+        ("bf16", every[1:], SIZES),
+    ):
         for model in graphs(random_model(small_config(**changes))).values():
             assert not [problem for version in every for problem in problems(model, version)]
-            fix_sizes(model, SIZES)
+            fix_sizes(model, sizes)
             if precision != "fp32":
                 assert to_half(model, precision, {}) == []  # type: ignore[arg-type]
             onnx.checker.check_model(model, full_check=True)
@@ -127,6 +133,11 @@ def test_fixed_sizes_leave_no_shape_to_compute() -> None:
         assert len(model.graph.node) < before
         dims = [d for v in (*model.graph.input, *model.graph.output) for d in v.type.tensor_type.shape.dim]
         assert all(d.dim_value and not d.dim_param for d in dims)
+    alone = graphs(random_model(small_config()))["decoder_step"]
+    fix_sizes(alone, {**SIZES, "beams": 1, "past_rows": SIZES["batch"]})
+    caches = {value.name for value in alone.graph.input if value.name.startswith("past_")}
+    readers = {node.op_type for node in alone.graph.node if caches & set(node.input)}
+    assert readers == {"Where"}, "with one beam no cache is reordered"
     step = graphs(random_model(small_config()))["decoder_step"]
     fix_sizes(step, SIZES)
     top = next(node for node in step.graph.node if node.op_type == "TopK")

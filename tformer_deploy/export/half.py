@@ -29,6 +29,8 @@ EXACT = {"LayerNormalization", "Softmax", "LogSoftmax", "TopK"}
 """Sums over many elements and what decides: always fp32."""
 TABLE = "embedding"
 """Tables that are stored in half and read into the fp32 stream."""
+PARENTS, PARENT_ROWS, NEXT_PARENTS = "parents", "parent_rows", "next_parents"
+"""The row that each row of a step continues: as the input has it, as an index of rows, and for the next step."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Island:
 def fix_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
     """Give every symbolic size of inputs and outputs its number, and compute what follows from them.
 
-    Raises ArtifactError where a size is not given.
+    With one beam a row continues itself, so that no cache is reordered. Raises ArtifactError where a size is not given.
     """
     graph = model.graph
     for value in (*graph.input, *graph.output):
@@ -55,6 +57,8 @@ def fix_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
             if dim.dim_param:
                 dim.dim_value = number(dim.dim_param, sizes)
     del graph.value_info[:]
+    if sizes.get("beams") == 1:
+        _keep_rows(graph)
     shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in graph.input}
     known = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if _is_integer(tensor)}
     left = []
@@ -70,6 +74,20 @@ def fix_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
         for name, array in zip(node.output, found, strict=True):
             known[name] = array
             graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    _replace(graph, left)
+
+
+def _keep_rows(graph: onnx.GraphProto) -> None:
+    same: dict[str, str] = {}
+    left = []
+    for node in graph.node:
+        if PARENT_ROWS in node.input:
+            same[node.output[0]] = node.input[0]
+        elif PARENT_ROWS not in node.output:
+            if NEXT_PARENTS in node.output:
+                node = helper.make_node("Identity", [PARENTS], [NEXT_PARENTS], NEXT_PARENTS)
+            node.input[:] = [same.get(name, name) for name in node.input]
+            left.append(node)
     _replace(graph, left)
 
 
