@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +18,7 @@ from tformer_deploy.engines import static
 from tformer_deploy.engines.base import Limits, Outlook
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.engines.ort_static import CAPACITY, OrtDevice, OrtStaticEngine, rounded
-from tformer_deploy.errors import LimitError
+from tformer_deploy.errors import EngineError, LimitError
 from tformer_deploy.model import Transformer
 from tformer_deploy.plans import Profile
 
@@ -83,6 +85,17 @@ def test_a_wider_profile_makes_no_difference(
     assert steps[count:] == steps[:count] == list(range(count))
 
 
+def test_with_one_beam_what_led_there_is_not_done_again(engine: Any, eager: EagerEngine, steps: Any) -> None:
+    favourite = int(
+        np.bincount([t for found in decode(eager, batch_of(6, 3), DecodeOptions(30)) for t in found[0].ids]).argmax()
+    )
+    options = DecodeOptions(max_tokens=30, suppress=(favourite,))
+    ours, theirs = (decode(side, batch_of(6, 3), options) for side in (engine, eager))
+    assert [[h.ids for h in found] for found in ours] == [[h.ids for h in found] for found in theirs]
+    again = [(a, b) for a, b in pairwise(steps) if b <= a]
+    assert again and all(a - b <= engine.ahead for a, b in again)
+
+
 def test_where_the_search_decides_otherwise_steps_are_done_again(engine: Any, eager: EagerEngine, steps: Any) -> None:
     """A few times; then the device waits for the search."""
     favourite = int(
@@ -94,13 +107,13 @@ def test_where_the_search_decides_otherwise_steps_are_done_again(engine: Any, ea
     assert 1 <= sum(b < a for a, b in pairwise(steps)) <= static.MISSES
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("seed", "beams"), [*((seed, 3) for seed in range(6)), (6, 1), (7, 1)])
 def test_any_course_gives_eagers_numbers(
-    engine: Any, eager: EagerEngine, seed: int, monkeypatch: pytest.MonkeyPatch
+    engine: Any, eager: EagerEngine, seed: int, beams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device's own choice shuffled, other tokens and parents, sentences that leave, all scores or not."""
     monkeypatch.setattr(static, "MISSES", 1000)
-    rng, sentences, beams = np.random.default_rng(seed), 5, 3
+    rng, sentences = np.random.default_rng(seed), 5
     src_ids, lengths = random_sources(sentences, 6, seed)
     states = [side.encode(src_ids, lengths, Outlook(beams, 60)) for side in (engine, eager)]
     tokens: NDArray[np.int32] = np.full((sentences, 1), 2, np.int32)
@@ -136,24 +149,28 @@ def test_any_course_gives_eagers_numbers(
 @pytest.fixture
 def keeping(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The engine as it works on a GPU: sizes that requests share, buffers that stay."""
-    monkeypatch.setattr(engine, "kept", 2)
-    yield engine
-    engine._idle.clear()
+    with ThreadPoolExecutor(1) as thread:
+        monkeypatch.setattr(engine, "keeps", True)
+        monkeypatch.setattr(engine, "_thread", thread)
+        engine._try()
+        yield engine
+        engine._idle.clear()
 
 
 def test_kept_devices_give_the_same_and_keep_their_addresses(
     keeping: Any, eager: EagerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a graph was captured with must not change: one number, one set of sizes and addresses."""
-    seen: dict[str, int] = {}
-    replay = type(keeping).replay
+    seen: dict[str, tuple[int, int]] = {}
+    run = type(keeping).run
 
-    def note(self: Any, session: Any, binding: Any, options: Any) -> None:
-        number = options.get_run_config_entry("gpu_graph_id")
-        assert seen.setdefault(number, id(binding)) == id(binding)
-        replay(self, session, binding, options)
+    def note(self: Any, session: Any, binding: Any, options: Any = None) -> None:
+        if options:
+            known = id(binding), threading.get_ident()
+            assert seen.setdefault(options.get_run_config_entry("gpu_graph_id"), known) == known
+        run(self, session, binding, options)
 
-    monkeypatch.setattr(type(keeping), "replay", note)
+    monkeypatch.setattr(type(keeping), "run", note)
     for seed, sentences in enumerate((5, 8, 3, 6, 7)):
         for beams in (1, 3):
             options = DecodeOptions(max_tokens=POSITIONS, beams=beams, n_best=beams)
@@ -164,13 +181,53 @@ def test_kept_devices_give_the_same_and_keep_their_addresses(
                             value.numpy()[:] = np.nan
             ours, theirs = (decode(side, batch_of(sentences, seed), options) for side in (keeping, eager))
             assert [[h.ids for h in each] for each in ours] == [[h.ids for h in each] for each in theirs]
-    assert len(keeping._idle) <= 3 and len(seen) < 3 * 10, "devices were used again"
+    with ThreadPoolExecutor(4) as workers:
+        same = list(workers.map(lambda _: decode(keeping, batch_of(6, 3), DecodeOptions(POSITIONS)), range(8)))
+    assert all([h.ids for found in each for h in found] == [h.ids for found in same[0] for h in found] for each in same)
+    assert len(keeping._idle) <= 4 + 3 and len(seen) <= 3 * len(keeping._idle), "devices were used again"
+
+
+def test_steps_that_cannot_be_captured_run_all_the_same(
+    keeping: Any, eager: EagerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, failing = type(keeping).run, keeping._step
+
+    def fail(self: Any, session: Any, binding: Any, options: Any = None) -> None:
+        if session is failing:
+            raise EngineError("operation not permitted when the stream is capturing")
+        run(self, session, binding, options)
+
+    monkeypatch.setattr(type(keeping), "run", fail)
+    with pytest.warns(UserWarning, match="not replayed as CUDA graphs: operation not permitted"):
+        keeping._try()
+    ours, theirs = (decode(side, batch_of(6, 3), DecodeOptions(POSITIONS)) for side in (keeping, eager))
+    assert [[h.ids for h in each] for each in ours] == [[h.ids for h in each] for each in theirs]
+    assert keeping.not_captured
+    with pytest.raises(EngineError, match="capturing"):
+        failing = keeping._step
+        keeping._try()
+
+
+def test_devices_that_wait_make_room(keeping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode(keeping, batch_of(6, 3), DecodeOptions(POSITIONS))
+    assert keeping._idle
+    make = type(keeping).make
+
+    def full(self: Any, profile: Profile) -> Any:
+        if self._idle:
+            raise EngineError("no room")
+        return make(self, profile)
+
+    monkeypatch.setattr(type(keeping), "make", full)
+    decode(keeping, batch_of(3, 3), DecodeOptions(POSITIONS, beams=4))
+    assert [device.profile.beams for device in keeping._idle] == [4]
 
 
 def test_sizes_that_requests_share() -> None:
     limits = Limits(100, 200, 40, 5)
     assert rounded(Profile(1, 5, 3, 7), limits) == Profile(1, 5, 32, 32)
     assert rounded(Profile(5, 1, 33, 33), limits) == Profile(8, 1, 64, 40)
+    assert rounded(Profile(8, 1, 65, 32), limits) == Profile(8, 1, 128, 32)
     assert rounded(Profile(65, 1, 193, 40), limits) == Profile(100, 1, 200, 40)
 
 

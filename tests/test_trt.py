@@ -114,7 +114,7 @@ from tformer_deploy import load
 with load({str(bundle)!r}, "trt", variant="fp32", max_tokens=24, beams=5) as translator:
     before = translator.translate({lines()[:6]!r})
     for device in translator.engine._devices:
-        for memory in [memory for past in device._pasts for memory in past.values()]:
+        for memory in device._pasts:
             runtime.DEVICE[memory.address][:] = 0xFF
     assert translator.translate({lines()[:6]!r}) == before
 """

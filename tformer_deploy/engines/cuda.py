@@ -67,12 +67,10 @@ def _dotted(version: int) -> str:
 
 
 class Memory:
-    """A block on the device, of zeros at first."""
+    """A block on the device, of whatever was there."""
 
     def __init__(self, size: int) -> None:
         self.size, self.address = size, int(call(runtime.cudaMalloc, size))
-        call(runtime.cudaMemset, self.address, 0, size)
-        call(runtime.cudaDeviceSynchronize)  # streams of our own do not wait for it
 
     def free(self) -> None:
         """Give it back."""

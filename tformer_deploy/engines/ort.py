@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -118,11 +120,14 @@ class OrtGraphs:
             (name, {**how, **cuda} if name.startswith("CUDA") else how) for name, how in PROVIDERS[self.device]
         ]
         try:
-            session = ort.InferenceSession(path, options, providers=providers)
+            session = ort.InferenceSession(path, options, providers=providers, enable_fallback=0)
         except Exception as error:  # the library's exceptions share no base class
             raise ArtifactError(f"onnxruntime {ort.__version__} cannot load {path}: {error}; update it") from None
         if self.device == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
-            raise EngineError(f"onnxruntime {ort.__version__} finds no GPU that it can use: look at nvidia-smi")
+            raise EngineError(
+                f"onnxruntime {ort.__version__} finds no GPU that it can use, or not its libraries, which "
+                "pip install 'onnxruntime-gpu[cuda,cudnn]' and a PyTorch with CUDA bring: look at nvidia-smi"
+            )
         self.bundle.check_metadata(graph, session.get_modelmeta().custom_metadata_map, self.recipe)
         return session
 
@@ -218,7 +223,8 @@ def prepare_cuda() -> None:
             f"onnxruntime {ort.__version__} here is without CUDA: "
             "pip uninstall onnxruntime, then install 'tformer-deploy[gpu]'"
         )
-    ort.preload_dlls()
+    with redirect_stdout(sys.stderr):  # where it says what it does not find
+        ort.preload_dlls()
 
 
 def check_one_onnxruntime() -> None:

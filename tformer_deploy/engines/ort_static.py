@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import Any, Self
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from onnxruntime import OrtValue, RunOptions
 
 from ..bundle import Bundle
 from ..contract import signature
-from ..errors import ArtifactError
+from ..errors import ArtifactError, EngineError
 from ..plans import Profile
-from .base import Floats, Ints, Limits, Outlook
+from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores
 from .ort import OrtGraphs, view
-from .static import Choice, Record, StaticEngine
+from .static import Choice, Record, StaticEngine, StaticState
 
 CAPACITY = 32
 """Positions that a new cache has room for; it doubles when they are full."""
-KEPT = 8
-"""Devices that wait for a batch of their sizes."""
+Out = TypeVar("Out")
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int32)": np.int32}
 
 
@@ -30,42 +30,84 @@ class OrtStaticEngine(StaticEngine, OrtGraphs):
     """Runs a variant of target `trt`, on a processor or on a GPU, where steps are replayed as CUDA graphs.
 
     ONNX Runtime captures a graph in the first run under a number, which it repeats three times for that: a step can be
-    repeated, as it does not write what it reads. Later runs under the number must have the same sizes and addresses.
+    repeated, as it does not write what it reads. Later runs under the number must have the same sizes and addresses,
+    and come from the same thread; while a graph is captured, no other may touch the GPU. So one thread does all.
     """
 
     def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "", device: str = "cpu") -> None:
         super().__init__(bundle, threads, variant, device)
-        self.kept = 0 if device == "cpu" else KEPT
+        self.keeps = device != "cpu"
         self.not_captured = ""
         """Why steps are not replayed as CUDA graphs, if they should be and are not."""
         self._numbers = count(1)
-        self._running = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Self:
         OrtGraphs.__enter__(self)
-        return super().__enter__()
+        super().__enter__()
+        if self.keeps:
+            self._thread = ThreadPoolExecutor(1, "gpu")
+            self._try()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread:
+            self._thread.shutdown()
+        super().__exit__(kind, error, trace)
+        OrtGraphs.__exit__(self, kind, error, trace)
+
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> StaticState:
+        """See `Engine.encode`."""
+        return self._alone(super().encode, src_ids, src_lengths, outlook)
+
+    def step(self, tokens: Ints, state: StaticState, full: bool = False, attention: bool = False) -> Scores:
+        """See `Engine.step`."""
+        return self._alone(super().step, tokens, state, full, attention)
+
+    def cross_keys_values(self, state: StaticState) -> list[Floats]:
+        """See `Engine.cross_keys_values`."""
+        return self._alone(super().cross_keys_values, state)
+
+    def _alone(self, call: Callable[..., Out], *arguments: Any) -> Out:
+        """Call in the one thread that has the GPU."""
+        return self._thread.submit(call, *arguments).result() if self._thread else call(*arguments)
+
+    def _try(self) -> None:
+        """Take a step, as what cannot be captured shows no sooner; then steps are not captured."""
+        try:
+            self._alone(self._take_step)
+        except EngineError as error:
+            if self.not_captured:
+                raise
+            self._step = self._alone(super()._session, self.step_graph, 0)
+            self._say_not_captured(error)
+
+    def _take_step(self) -> None:
+        device, one = self.make(Profile(1, 1, 1, 1)), np.zeros((1, 1), np.int32)
+        device.encode(one, np.ones(1, np.int32), ANYTHING)
+        device.feed(Choice(one, one, np.zeros((1, 1), np.float32)), 0)
+        device.issue(0)
+
+    def _say_not_captured(self, error: Exception) -> None:
+        self.not_captured = str(error)
+        warnings.warn(f"steps are not replayed as CUDA graphs: {error}", stacklevel=2)
 
     def choose(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
         """See `StaticEngine.choose`: what is asked for, or sizes that many requests share where devices are kept."""
         limits = self.limits
         tokens = min(outlook.tokens or limits.tgt_tokens, limits.tgt_tokens)
         exact = Profile(batch, outlook.beams or limits.beams, src_tokens, tokens)
-        return rounded(exact, limits) if self.kept else exact
+        return rounded(exact, limits) if self.keeps else exact
 
     def make(self, profile: Profile) -> OrtDevice:
         """See `StaticEngine.make`."""
         return OrtDevice(self, profile)
 
-    def replay(self, session: Any, binding: Any, options: RunOptions | None) -> None:
-        """Run a step; with options that number it, one at a time, as ONNX Runtime asks for captured ones."""
-        if options is None:
-            return self.run(session, binding)
-        with self._running:
-            self.run(session, binding, options)
-
     def numbered(self) -> RunOptions | None:
         """Options for all runs of one kind of step with the same buffers, where they are kept."""
-        if not self.kept:
+        if not self.keeps:
             return None
         options = RunOptions()
         options.add_run_config_entry("gpu_graph_id", str(next(self._numbers)))
@@ -79,8 +121,7 @@ class OrtStaticEngine(StaticEngine, OrtGraphs):
             return super()._session(graph, spin_us, enable_cuda_graph="1", **cuda)
         except ArtifactError as error:
             session = super()._session(graph, spin_us, **cuda)  # fails as well if it is not for that option
-            self.not_captured = str(error)
-            warnings.warn(f"steps are not replayed as CUDA graphs: {error}", stacklevel=2)
+            self._say_not_captured(error)
             return session
 
 
@@ -91,7 +132,7 @@ class OrtDevice:
         self.engine, self.profile = engine, profile
         self.best = engine.recipe.top_k or 2 * profile.beams
         # What is captured stays where it is, and caches on a GPU are not looked into from here.
-        self._capacity = profile.capacity if engine.kept else min(CAPACITY, profile.capacity)
+        self._capacity = profile.capacity if engine.keeps else min(CAPACITY, profile.capacity)
         self._encoder, self._step = engine.sessions()
         step = signature("decoder_step", engine.config, engine.recipe)
         self._specs = {spec.name: spec for spec in (*step.inputs, *step.outputs)}
@@ -130,7 +171,7 @@ class OrtDevice:
         if step == self._capacity:
             self._grow()
         kind = step % 2 if step else 2
-        self.engine.replay(self._step, self._bindings[kind], self._options[kind])
+        self.engine.run(self._step, self._bindings[kind], self._options[kind])
 
     def read(self, step: int) -> Record:
         """See `Device.read`."""
@@ -146,13 +187,22 @@ class OrtDevice:
         """See `Device.cross`."""
         return [view(value) for name, value in self._given.items() if name.startswith("cross_")]
 
+    def free(self) -> None:
+        """See `Device.free`."""
+        self._bindings.clear()
+        for part in (self._given, *self._states, *self._found):
+            part.clear()
+
     def _buffers(self, names: Iterable[str], zeros: bool = False) -> dict[str, OrtValue]:
-        """Room for inputs or outputs."""
+        """Room for inputs or outputs. Raises EngineError."""
         sizes, device = {**self.profile.sizes, "capacity": self._capacity}, self.engine.device
         shapes = {name: (self._specs[name].sized(sizes), self._types[name]) for name in names}
-        if zeros:
-            return {name: OrtValue.ortvalue_from_numpy(np.zeros(*each), device) for name, each in shapes.items()}
-        return {name: OrtValue.ortvalue_from_shape_and_type(*each, device) for name, each in shapes.items()}
+        try:
+            if zeros:
+                return {name: OrtValue.ortvalue_from_numpy(np.zeros(*each), device) for name, each in shapes.items()}
+            return {name: OrtValue.ortvalue_from_shape_and_type(*each, device) for name, each in shapes.items()}
+        except Exception as error:  # the library's exceptions share no base class
+            raise EngineError(f"onnxruntime has no room for {self.profile}: {error}: use smaller batches") from None
 
     def _bind(self) -> list[Any]:
         """What even steps, odd steps and the first one read and write."""
@@ -185,10 +235,13 @@ class OrtDevice:
 
 
 def rounded(profile: Profile, limits: Limits) -> Profile:
-    """Batches by powers of 2, lengths by multiples of 32, within the limits."""
-    batch = min(1 << (profile.batch - 1).bit_length(), limits.batch)
-    source, target = (-(-size // 32) * 32 for size in (profile.src_len, profile.capacity))
-    return Profile(batch, profile.beams, min(source, limits.src_tokens), min(target, limits.tgt_tokens))
+    """The next powers of 2, of lengths from 32 on, within the limits."""
+    batch, source, target = (
+        1 << (size - 1).bit_length() for size in (profile.batch, max(profile.src_len, 32), max(profile.capacity, 32))
+    )
+    most = limits.batch, limits.src_tokens, limits.tgt_tokens
+    batch, source, target = map(min, (batch, source, target), most)
+    return Profile(batch, profile.beams, source, target)
 
 
 def next_name(name: str) -> str:

@@ -10,13 +10,14 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config import ModelConfig
-from ..errors import LimitError
+from ..errors import EngineError, LimitError
 from ..plans import Profile
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores, check_request, check_step
 
@@ -79,6 +80,10 @@ class Device(Protocol):
         """The encoder's outputs."""
         ...
 
+    def free(self) -> None:
+        """Give the memory back."""
+        ...
+
 
 @dataclass
 class StaticState:
@@ -110,13 +115,19 @@ class StaticEngine(ABC):
     attention = False
     ahead = 1
     """Steps that a device does before the search has seen those before them."""
-    kept = 0
-    """So many devices that a batch has done with wait for another one."""
+    keeps = False
+    """Whether a device that a batch has done with waits for another one of its sizes."""
 
     def __enter__(self) -> Self:
         self._idle: list[Device] = []
-        self._lock = threading.Lock()
+        self._lock, self._open = threading.Lock(), True
         return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        self._idle.clear()
 
     @abstractmethod
     def choose(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
@@ -127,18 +138,24 @@ class StaticEngine(ABC):
         """A device for one batch at a time."""
 
     def take(self, profile: Profile) -> Device:
-        """One that no batch has."""
+        """One that no batch has; where there is no room, those that wait are given up for it."""
         with self._lock:
-            del self._idle[: max(0, len(self._idle) - self.kept)]
             for device in self._idle:
                 if device.profile == profile:
                     self._idle.remove(device)
                     return device
+            try:
+                return self.make(profile)
+            except EngineError:
+                if not self._idle:
+                    raise
+            while self._idle:
+                self._idle.pop().free()
             return self.make(profile)
 
     def give_back(self, device: Device) -> None:
         """A batch has ended; without the lock, as any thread may come by here at any time, collecting garbage."""
-        if self.kept:
+        if self.keeps and self._open:
             self._idle.append(device)
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> StaticState:
@@ -215,7 +232,8 @@ class StaticEngine(ABC):
         device, step, width = state.device, state.position, state.device.profile.beams
         if state.issued > step:
             state.misses += 1
-            for i, choice in enumerate(state.fed[:step]):
+            # With one row a sentence nothing was moved, and what was written too much is masked or written again.
+            for i, choice in enumerate(state.fed[:step] if width > 1 else []):
                 device.feed(choice, i)
                 device.issue(i)
         sums = self._sums(tokens, state)

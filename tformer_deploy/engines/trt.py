@@ -6,7 +6,6 @@ host behind the step; `static.py` says how the search follows.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +25,7 @@ from .trt_device import AHEAD, TrtDevice
 class TrtEngine(StaticEngine):
     """Runs the plans of a bundle that fit this host."""
 
-    ahead, kept = AHEAD, sys.maxsize
+    ahead, keeps = AHEAD, True
 
     def __init__(self, bundle: Bundle, precision: str = "") -> None:
         self.bundle, self.config, self.precision = bundle, bundle.config, precision
@@ -61,9 +60,16 @@ class TrtEngine(StaticEngine):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        super().__exit__(kind, error, trace)
+        failures = []
         for device in self._devices:
-            device.free()
-        del self._devices, self._loaded, self._runtime
+            try:
+                device.free()
+            except EngineError as failure:  # of an error before it, and others still have memory
+                failures.append(failure)
+        del self._devices, self.kernels, self._loaded, self._runtime
+        if failures and not error:
+            raise failures[0]
 
     def _find(self) -> tuple[Plans, TensorRt]:
         """The plans for this host, and what runs them."""
@@ -89,6 +95,7 @@ class TrtEngine(StaticEngine):
         encoder, step = (self._load(self.plans.plan(graph, profile)) for graph in GRAPHS)
         self._devices.append(TrtDevice(self, profile, encoder, step))
         self.kernels.keep()
+        self._reasons.clear()  # what did not stop it
         if self._devices[-1].not_captured and not self.not_captured:
             self.not_captured = self._devices[-1].not_captured
             warnings.warn(f"steps are not replayed as CUDA graphs: {self.not_captured}", stacklevel=2)

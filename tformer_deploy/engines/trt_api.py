@@ -150,8 +150,9 @@ class Kernels:
         """Write down what has been compiled since."""
         if self._kernels is None:
             return
-        data = bytes(self._kernels.serialize())
-        if len(data) == self._kept:
+        found = self._kernels.serialize()
+        data = b"" if found is None else bytes(found)  # None: it cannot tell which GPU they are for
+        if len(data) in (0, self._kept):
             return
         try:
             with atomic_file(self._path()) as file:

@@ -20,8 +20,8 @@ from .static import Choice, Record
 if TYPE_CHECKING:
     from .trt import TrtEngine
 
-AHEAD = 4
-"""Steps in flight."""
+AHEAD = 2
+"""Steps in flight beside the one that is read; more would only be waited for where a batch ends."""
 GIVEN = ("src_lengths", "end_id", "live_beams", "src_ids")
 FED = ("tokens", "parents", "values", "position")
 FOUND = ("top_ids", "top_scores")
@@ -38,6 +38,8 @@ class TrtDevice:
         self.engine, self.profile, self.freed, self.not_captured = engine, profile, False, ""
         self._parts: list[Any] = []
         self._contexts: list[Any] = []
+        self._launches: list[Graph | Calls] = []
+        """Of even steps, odd steps and the encoder."""
         try:
             self._make(encoder, step)
         except EngineError:
@@ -57,8 +59,8 @@ class TrtDevice:
         self._memory = {
             name: self._own(Memory(size_of(shapes[name]))) for name in shapes if name.startswith(("cross_", "log_"))
         }
-        past = [name for name in shapes if name.startswith("past_")]
-        self._pasts = [{name: self._own(Memory(size_of(shapes[name]))) for name in past} for _ in range(2)]
+        past, past_size = lay_out({name: shapes[name] for name in shapes if name.startswith("past_")})
+        self._pasts = [self._own(Memory(past_size)) for _ in range(2)]
         self._given = self._own(Memory(given_size))
         self._turns = [self._own(Memory(turn_size)) for _ in range(2)]
         self._requests, self._choices = self._own(Pinned(given_size)), self._own(Pinned(self._fed_size))
@@ -72,17 +74,18 @@ class TrtDevice:
         self._records = [[turn[name].view(slot.bytes) for name in read] for slot in self._slots]
         places = {name: self._given.address + place.offset for name, place in given.items()}
         fixed = {**{name: memory.address for name, memory in self._memory.items()}, **places}
-        self._encoder = self._prepare(encoder, fixed)
-        self._steps = []
+        for memory in (*self._memory.values(), *self._pasts, self._given, *self._turns):
+            self._stream.clear(memory)
         for now, other in ((0, 1), (1, 0)):
             addresses = dict(fixed)
             for name, place in turn.items():
                 here, there = (self._turns[each].address + place.offset for each in (now, other))
                 addresses |= {name: here, f"next_{name}": there} if name in FED else {name: there}
-            for name in past:
-                addresses[name] = self._pasts[now][name].address
-                addresses[name.replace("past", "present")] = self._pasts[other][name].address
-            self._steps.append(self._prepare(step, addresses))
+            for name, place in past.items():
+                addresses[name] = self._pasts[now].address + place.offset
+                addresses[name.replace("past", "present")] = self._pasts[other].address + place.offset
+            self._launches.append(self._prepare(step, addresses))
+        self._launches.append(self._prepare(encoder, fixed))
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
         """See `Device.encode`."""
@@ -92,7 +95,7 @@ class TrtDevice:
         request["end_id"][:] = outlook.end_id
         request["live_beams"][:] = outlook.beams or self.profile.beams
         self._stream.to_device(self._given.address, self._requests, self._given.size)
-        self._timed(self._encoder.launch)
+        self._timed(self._launches[2].launch)
 
     def feed(self, choice: Choice, step: int) -> None:
         """See `Device.feed`."""
@@ -100,8 +103,7 @@ class TrtDevice:
             self._stream.wait()
         else:
             # A masked value must be finite, and one sentence that overflowed would leave others what is not.
-            for memory in self._pasts[0].values():
-                self._stream.clear(memory)
+            self._stream.clear(self._pasts[0])
         self._choice["tokens"][:], self._choice["parents"][:] = choice.tokens, choice.parents
         self._choice["values"][:], self._choice["position"][:] = choice.values, step
         self._stream.to_device(self._turns[step % 2].address, self._choices, self._fed_size)
@@ -109,7 +111,7 @@ class TrtDevice:
     def issue(self, step: int) -> None:
         """See `Device.issue`."""
         slot, written = step % len(self._slots), self._turns[1 - step % 2]
-        self._timed(self._steps[step % 2].launch)
+        self._timed(self._launches[step % 2].launch)
         self._stream.to_host(self._slots[slot], written.address, written.size)
         self._ends[slot].record(self._stream)
 
@@ -130,13 +132,14 @@ class TrtDevice:
 
     def free(self) -> None:
         """Give everything back to the device."""
-        self.freed = True
-        for part in self._parts[:1]:  # the stream
-            part.wait()
-        self._contexts.clear()
-        for part in reversed(self._parts):
-            part.free()
+        self.freed, parts = True, self._parts[::-1]
         self._parts.clear()
+        for part in parts[-1:]:  # the stream
+            part.wait()
+        self._launches.clear()
+        self._contexts.clear()
+        for part in parts:
+            part.free()
 
     def _own(self, part: Part) -> Part:
         """Remember what is to be freed."""
@@ -182,7 +185,10 @@ class TrtDevice:
         run()
         self._stream.wait()
         try:
-            return self._own(self._stream.capture(run))
+            graph = self._own(self._stream.capture(run))
+            graph.launch()  # which takes it to the device
+            self._stream.wait()
+            return graph
         except EngineError as error:
             self.not_captured = str(error)
             return Calls(run)

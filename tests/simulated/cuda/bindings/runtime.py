@@ -78,12 +78,6 @@ def cudaFreeHost(address: int) -> tuple[Any]:
     return (OK,)
 
 
-def cudaMemset(address: int, value: int, size: int) -> tuple[Any]:
-    allocated(DEVICE, address, size)
-    ctypes.memset(address, value, size)
-    return (OK,)
-
-
 def cudaMemsetAsync(address: int, value: int, size: int, stream: Handle) -> tuple[Any]:
     allocated(DEVICE, address, size)
     stream.add(lambda: ctypes.memset(address, value, size) and None)
@@ -104,10 +98,6 @@ def cudaStreamCreateWithFlags(flags: int) -> tuple[Any, Handle]:
 
 def cudaStreamSynchronize(stream: Handle) -> tuple[Any]:
     stream.run()
-    return (OK,)
-
-
-def cudaDeviceSynchronize() -> tuple[Any]:
     return (OK,)
 
 
