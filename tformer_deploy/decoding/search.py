@@ -212,6 +212,8 @@ class _Beam(_Search):
         self.enough = int(options.patience * options.beams + 0.5)
         self.soonest = int(self.rules.longest.min())
         """The first length at which a sentence is cut off."""
+        self.may_stop = not self.enough
+        """Whether a sentence may end without an output that ends."""
         self.ranks = options.beams * (1 if options.greedy else 1 + len(self.end_ids))
 
     def advance(self, scores: Scores) -> Step:
@@ -219,6 +221,13 @@ class _Beam(_Search):
         self.look(scores)
         candidates = self.candidates(scores)
         beams, length = self.options.beams, self.written.shape[2] + 1
+        if length < self.soonest and not self.may_stop:
+            tokens, values = candidates.tokens[:, :beams], candidates.values[:, :beams]
+            if values.min() > -np.inf and not self.are_ends(tokens).any():
+                parents, sums = candidates.parents[:, :beams], candidates.scores[:, :beams]
+                live = Step(self.sentences, parents, tokens, values, sums)
+                self.keep(live, np.ones(len(live.tokens), np.bool_), tokens)
+                return candidates
         possible, ends = candidates.values > -np.inf, self.are_ends(candidates.tokens)
         last = self.rules.longest[self.sentences] <= length
         top = np.arange(ends.shape[1]) < beams
@@ -265,6 +274,7 @@ class _Beam(_Search):
         kept.append(output)
         kept.sort(key=lambda hypothesis: -hypothesis.value)
         del kept[self.options.beams :]
+        self.may_stop |= len(kept) == self.options.beams
 
     def done(self, live: Doubles, length: int) -> NDArray[np.bool_]:
         """Which sentences the stop rule ends, after a step that left live values (B, N) and outputs of `length`."""
