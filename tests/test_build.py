@@ -139,6 +139,7 @@ def test_plans_lie_in_the_bundle_with_their_stamp(built: Path, text: Path) -> No
         data = plans.plan("decoder_step", Profile(4, 3, 8, 16)).read_bytes()
         assert set(weight_types(data).values()) >= {precision}
         report = plans.header["report"]
+        assert report["directory"] == plans.directory.name
         assert report["calibration"] == f"3 sentences of {text.name}" and report["coverage"] == {
             "1x1x8x16": 1,
             "4x3x8x16": 1,
@@ -338,6 +339,25 @@ def test_without_profiles_the_text_decides() -> None:
         (short, [[5]], ["1x1x1x1", "8x1x1x1"]),
     ):
         assert usual_profiles(given, text) == set(map(parse_profile, wanted))
+
+
+def test_the_report_tells_what_a_batch_takes(trt_bundle: Path, text: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(trt_bundle, copy)
+    words = ["--profile", "4x3x8x16"]
+    lines = printed(run_here("build", copy, "--calibrate", text, *words))
+    model = small_config()
+    rows, heads = 4 * 3, 2 * model.decoder_layers * model.heads * model.head_dim
+    half = 2 * (2 * rows * heads * 16 + 4 * heads * 8)  # both sets of caches, the encoder's outputs
+    choices = 4 * (rows * model.tgt_vocab + 2 * (3 * rows + 1) + 2 * rows * 6)  # all scores, what is fed, the best
+    given = 4 * (4 * 8 + 4 + 1 + 1)
+    wanted = f"a batch of 4x3x8x16 holds {(half + choices + given) / 1e6:.1f} MB on the device"
+    assert (
+        wanted in lines and f"not checked yet: on their GPU, run tformer check {copy} --backend trt:fp16" in lines[-2]
+    )
+    header = json.loads(next((copy / "trt/plans").glob("*/plans.json")).read_text())
+    assert header["report"]["buffers"] == {"4x3x8x16": (half + choices + given) / 1e6}
+    assert str(tmp_path) not in json.dumps(header)
 
 
 def test_inspect_lists_plans(built: Path) -> None:

@@ -17,8 +17,9 @@ from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines import static
 from tformer_deploy.engines.base import Limits, Outlook
 from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy.engines.ort import OrtGraphs
 from tformer_deploy.engines.ort_static import CAPACITY, OrtDevice, OrtStaticEngine, rounded
-from tformer_deploy.errors import EngineError, LimitError
+from tformer_deploy.errors import EngineError, LimitError, NoRoom
 from tformer_deploy.model import Transformer
 from tformer_deploy.plans import Profile
 
@@ -150,7 +151,7 @@ def test_any_course_gives_eagers_numbers(
 def keeping(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The engine as it works on a GPU: sizes that requests share, buffers that stay."""
     with ThreadPoolExecutor(1) as thread:
-        monkeypatch.setattr(engine, "keeps", True)
+        monkeypatch.setattr(engine, "keeps", 16)
         monkeypatch.setattr(engine, "_thread", thread)
         engine._try()
         yield engine
@@ -160,13 +161,13 @@ def keeping(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_kept_devices_give_the_same_and_keep_their_addresses(
     keeping: Any, eager: EagerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a graph was captured with must not change: one number, one set of sizes and addresses."""
-    seen: dict[str, tuple[int, int]] = {}
+    """What a graph was captured with must not change: one number, one binding of buffers, one thread."""
+    seen: dict[str, tuple[Any, int]] = {}
     run = type(keeping).run
 
     def note(self: Any, session: Any, binding: Any, options: Any = None) -> None:
         if options:
-            known = id(binding), threading.get_ident()
+            known = binding, threading.get_ident()
             assert seen.setdefault(options.get_run_config_entry("gpu_graph_id"), known) == known
         run(self, session, binding, options)
 
@@ -213,14 +214,50 @@ def test_devices_that_wait_make_room(keeping: Any, monkeypatch: pytest.MonkeyPat
     assert keeping._idle
     make = type(keeping).make
 
+    waiting = list(keeping._idle)
+
     def full(self: Any, profile: Profile) -> Any:
-        if self._idle:
-            raise EngineError("no room")
+        if any(device._given for device in waiting):
+            raise NoRoom("no room")
         return make(self, profile)
 
     monkeypatch.setattr(type(keeping), "make", full)
     decode(keeping, batch_of(3, 3), DecodeOptions(POSITIONS, beams=4))
     assert [device.profile.beams for device in keeping._idle] == [4]
+    monkeypatch.setattr(keeping, "keeps", 1)
+    for beams in (2, 3):
+        decode(keeping, batch_of(3, 3), DecodeOptions(POSITIONS, beams=beams))
+    assert [device.profile.beams for device in keeping._idle] == [2, 3], "before one is made, the oldest go"
+
+
+def test_on_a_gpu_the_step_alone_is_captured(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, dict[str, str]]] = []
+
+    def session(self: Any, graph: str, spin_us: int, **cuda: str) -> str:
+        asked.append((graph, cuda))
+        if cuda and len(asked) > 2:
+            raise EngineError("no capture")
+        return graph
+
+    monkeypatch.setattr(OrtGraphs, "_session", session)
+    gpu = OrtStaticEngine(engine.bundle, 1, "variant", "cuda")
+    assert [gpu._session(graph, 0) for graph in ("encoder", "decoder_step")] == ["encoder", "decoder_step"]
+    assert asked == [("encoder", {}), ("decoder_step", {"enable_cuda_graph": "1"})] and not gpu.not_captured
+    with pytest.warns(UserWarning, match="not replayed as CUDA graphs: no capture"):
+        assert gpu._session("decoder_step", 0) == "decoder_step"
+    assert asked[-1] == ("decoder_step", {})
+
+
+def test_a_device_that_cannot_begin_is_freed(keeping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: OrtDevice, *rest: Any) -> None:
+        raise EngineError("out of memory")
+
+    decode(keeping, batch_of(6, 3), DecodeOptions(POSITIONS))
+    (device,) = (each for each in keeping._idle if each.profile.batch == 8)
+    monkeypatch.setattr(OrtDevice, "encode", fail)
+    with pytest.raises(EngineError, match="out of memory"):
+        decode(keeping, batch_of(6, 3), DecodeOptions(POSITIONS))
+    assert device not in keeping._idle and not device._given
 
 
 def test_sizes_that_requests_share() -> None:

@@ -239,7 +239,10 @@ def test_steps_that_cannot_be_captured_are_called(bundle: Path, tmp_path: Path) 
     """And the benchmark says so."""
     (tmp_path / "sitecustomize.py").write_text(
         "from cuda.bindings import runtime\n"
-        "runtime.cudaGraphInstantiate = lambda graph, flags: (runtime.cudaError_t.cudaErrorInvalidValue, None)\n"
+        "def fail(graph, flags):\n"
+        "    runtime.LAST.append(runtime.cudaError_t.cudaErrorInvalidValue)\n"
+        "    return runtime.LAST[-1], None\n"
+        "runtime.cudaGraphInstantiate = fail\n"
     )
     words = ["bench", bundle, "--backend", "trt", "--batch", 2, "--beam", 1, "--src-len", 5, "--new-tokens", 6]
     path = os.pathsep.join([str(tmp_path), str(SIMULATED)])

@@ -55,10 +55,9 @@ class Built:
 class BuildReport:
     """What was built, and from what."""
 
-    bundle: str
-    directory: str
+    directory: Path
     """Of the plans."""
-    stamp: str
+    stamp: Stamp
     calibration: str = ""
     """The text, and how many of its sentences."""
     largest: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -71,8 +70,8 @@ class BuildReport:
     plans: list[Built] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
+        """As plain values; the same wherever it was built."""
+        return {**asdict(self), "directory": self.directory.name, "stamp": str(self.stamp)}
 
     def __str__(self) -> str:
         lines = [f"{self.stamp}"]
@@ -93,8 +92,8 @@ class BuildReport:
                 f"products: {products}"
             )
         lines += [f"a batch of {profile} holds {size:.1f} MB on the device" for profile, size in self.buffers.items()]
-        check = f"tformer check {self.bundle} --backend trt:{self.stamp.rsplit(', ')[-1]} --src FILE"
-        lines.append(f"that they compute what eager PyTorch does is for their GPU to show: {check}")
+        bundle, backend = self.directory.parents[2], f"trt:{self.stamp.precision}"
+        lines.append(f"not checked yet: on their GPU, run tformer check {bundle} --backend {backend} --src FILE")
         return "\n".join([*lines, f"{self.directory}: plans written"])
 
 
@@ -133,7 +132,7 @@ def build(
                 raise ConfigError(f"{name}: {tensorrt.title} {why}: leave it out")
     stamp = make_stamp(tensorrt, options)
     place = directory / variant / FOLDER / stamp.folder
-    report = BuildReport(str(directory), str(place), str(stamp))
+    report = BuildReport(place, stamp)
     ranges: Ranges = {}
     if calibrate:
         ranges = measure(bundle, variant, sources, max(profile.capacity for profile in chosen), progress)

@@ -34,6 +34,10 @@ class EngineError(TformerError):
     """A runtime that stopped with an error of its own."""
 
 
+class NoRoom(EngineError):
+    """The device's memory is full."""
+
+
 class MissingExtra(TformerError):
     """A package is not installed that an optional part of tformer needs."""
 

@@ -50,7 +50,7 @@ def build(
         bool, typer.Option("--hardware-compatible", help="Plans run on every GPU from Ampere on.")
     ] = False,
     timing_cache: Annotated[
-        Path | None, typer.Option(help="File that keeps kernel timings from build to build; not of TensorRT for RTX.")
+        Path | None, typer.Option(help="File that keeps kernel timings from build to build; not with TensorRT for RTX.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -212,8 +212,8 @@ class _Beam(_Search):
         self.enough = int(options.patience * options.beams + 0.5)
         self.soonest = int(self.rules.longest.min())
         """The first length at which a sentence is cut off."""
-        self.may_stop = not self.enough
-        """Whether a sentence may end without an output that ends."""
+        self.may_stop = False
+        """Whether a sentence has had an output for every beam, so that a step at which none ends may end it."""
         self.ranks = options.beams * (1 if options.greedy else 1 + len(self.end_ids))
 
     def advance(self, scores: Scores) -> Step:

@@ -12,7 +12,7 @@ import numpy as np
 from cuda.bindings import runtime
 from numpy.typing import NDArray
 
-from ..errors import EngineError
+from ..errors import EngineError, NoRoom
 
 COPIED, COPIES = 512 << 20, 10
 """Bytes, and how often, to see how fast memory is; a copy reads and writes."""
@@ -30,13 +30,14 @@ class Gpu:
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """A function's result, or a tuple of several. Raises EngineError."""
+    """A function's result, or a tuple of several. Raises EngineError, NoRoom where memory is full."""
     error, *found = function(*arguments)
     if error != runtime.cudaError_t.cudaSuccess:
-        full = error == runtime.cudaError_t.cudaErrorMemoryAllocation
-        fix = ": use fewer --workers, or plans of smaller profiles" if full else ""
-        why = runtime.cudaGetErrorString(error)[1].decode()
-        raise EngineError(f"CUDA stopped in {function.__name__}: {why}{fix}")
+        runtime.cudaGetLastError()  # or whoever asks next takes it for an error of his own
+        reason = f"CUDA stopped in {function.__name__}: {runtime.cudaGetErrorString(error)[1].decode()}"
+        if error == runtime.cudaError_t.cudaErrorMemoryAllocation:
+            raise NoRoom(f"{reason}: use fewer --workers, or plans of smaller profiles")
+        raise EngineError(reason)
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -131,7 +132,7 @@ class Stream:
             finally:
                 runtime.cudaGraphDestroy(graph)
         except EngineError:
-            runtime.cudaGetLastError()  # or whoever asks next takes it for an error of his own
+            runtime.cudaGetLastError()  # of what `work` did without `call`
             raise
 
     def free(self) -> None:

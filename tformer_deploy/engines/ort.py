@@ -112,7 +112,7 @@ class OrtGraphs:
         return [self._encoder, self._step]
 
     def _session(self, graph: str, spin_us: int, **cuda: str) -> ort.InferenceSession:
-        """`cuda`: more options of the provider for GPUs. Raises ArtifactError, and EngineError where there is none."""
+        """`cuda`: more options of the provider for GPUs. Raises ArtifactError, on a GPU EngineError."""
         path, options = self.bundle.graph(graph, self.variant), self.options(spin_us)
         if self.profile:  # the library adds the time to the name, which may be the same for both
             options.profile_file_prefix = f"{self.profile}_{graph}"
@@ -122,11 +122,13 @@ class OrtGraphs:
         try:
             session = ort.InferenceSession(path, options, providers=providers, enable_fallback=0)
         except Exception as error:  # the library's exceptions share no base class
+            if self.device == "cuda":
+                raise EngineError(f"onnxruntime {ort.__version__} cannot run {path} on a GPU: {error}") from None
             raise ArtifactError(f"onnxruntime {ort.__version__} cannot load {path}: {error}; update it") from None
         if self.device == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
             raise EngineError(
-                f"onnxruntime {ort.__version__} finds no GPU that it can use, or not its libraries, which "
-                "pip install 'onnxruntime-gpu[cuda,cudnn]' and a PyTorch with CUDA bring: look at nvidia-smi"
+                f"onnxruntime {ort.__version__} finds no GPU that it can use, or not the libraries of CUDA and cuDNN: "
+                "look at nvidia-smi, then pip install 'onnxruntime-gpu[cuda,cudnn]'"
             )
         self.bundle.check_metadata(graph, session.get_modelmeta().custom_metadata_map, self.recipe)
         return session

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -14,7 +13,7 @@ from onnxruntime import OrtValue, RunOptions
 
 from ..bundle import Bundle
 from ..contract import signature
-from ..errors import ArtifactError, EngineError
+from ..errors import EngineError, NoRoom
 from ..plans import Profile
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores
 from .ort import OrtGraphs, view
@@ -22,6 +21,8 @@ from .static import Choice, Record, StaticEngine, StaticState
 
 CAPACITY = 32
 """Positions that a new cache has room for; it doubles when they are full."""
+KEPT = 16
+"""Devices that wait for a batch of their sizes on a GPU; of those given up, ONNX Runtime keeps what it captured."""
 Out = TypeVar("Out")
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int32)": np.int32}
 
@@ -36,9 +37,7 @@ class OrtStaticEngine(StaticEngine, OrtGraphs):
 
     def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "", device: str = "cpu") -> None:
         super().__init__(bundle, threads, variant, device)
-        self.keeps = device != "cpu"
-        self.not_captured = ""
-        """Why steps are not replayed as CUDA graphs, if they should be and are not."""
+        self.keeps = 0 if device == "cpu" else KEPT
         self._numbers = count(1)
         self._thread: ThreadPoolExecutor | None = None
 
@@ -82,17 +81,13 @@ class OrtStaticEngine(StaticEngine, OrtGraphs):
             if self.not_captured:
                 raise
             self._step = self._alone(super()._session, self.step_graph, 0)
-            self._say_not_captured(error)
+            self.call_steps(str(error))
 
     def _take_step(self) -> None:
         device, one = self.make(Profile(1, 1, 1, 1)), np.zeros((1, 1), np.int32)
         device.encode(one, np.ones(1, np.int32), ANYTHING)
         device.feed(Choice(one, one, np.zeros((1, 1), np.float32)), 0)
         device.issue(0)
-
-    def _say_not_captured(self, error: Exception) -> None:
-        self.not_captured = str(error)
-        warnings.warn(f"steps are not replayed as CUDA graphs: {error}", stacklevel=2)
 
     def choose(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
         """See `StaticEngine.choose`: what is asked for, or sizes that many requests share where devices are kept."""
@@ -119,9 +114,9 @@ class OrtStaticEngine(StaticEngine, OrtGraphs):
             return super()._session(graph, spin_us, **cuda)
         try:
             return super()._session(graph, spin_us, enable_cuda_graph="1", **cuda)
-        except ArtifactError as error:
+        except EngineError as error:
             session = super()._session(graph, spin_us, **cuda)  # fails as well if it is not for that option
-            self._say_not_captured(error)
+            self.call_steps(str(error))
             return session
 
 
@@ -194,7 +189,7 @@ class OrtDevice:
             part.clear()
 
     def _buffers(self, names: Iterable[str], zeros: bool = False) -> dict[str, OrtValue]:
-        """Room for inputs or outputs. Raises EngineError."""
+        """Room for inputs or outputs. Raises NoRoom."""
         sizes, device = {**self.profile.sizes, "capacity": self._capacity}, self.engine.device
         shapes = {name: (self._specs[name].sized(sizes), self._types[name]) for name in names}
         try:
@@ -202,7 +197,7 @@ class OrtDevice:
                 return {name: OrtValue.ortvalue_from_numpy(np.zeros(*each), device) for name, each in shapes.items()}
             return {name: OrtValue.ortvalue_from_shape_and_type(*each, device) for name, each in shapes.items()}
         except Exception as error:  # the library's exceptions share no base class
-            raise EngineError(f"onnxruntime has no room for {self.profile}: {error}: use smaller batches") from None
+            raise NoRoom(f"onnxruntime has no room for {self.profile}: {error}: use smaller batches") from None
 
     def _bind(self) -> list[Any]:
         """What even steps, odd steps and the first one read and write."""

@@ -7,6 +7,7 @@ did, the steps from there on are done again. What it gets never depends on wheth
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import ModelConfig
-from ..errors import EngineError, LimitError
+from ..errors import EngineError, LimitError, NoRoom
 from ..plans import Profile
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores, check_request, check_step
 
@@ -115,8 +116,10 @@ class StaticEngine(ABC):
     attention = False
     ahead = 1
     """Steps that a device does before the search has seen those before them."""
-    keeps = False
-    """Whether a device that a batch has done with waits for another one of its sizes."""
+    keeps = 0
+    """So many devices that a batch has done with wait for another one of their sizes."""
+    not_captured = ""
+    """Why steps are not replayed as CUDA graphs, if they should be and are not."""
 
     def __enter__(self) -> Self:
         self._idle: list[Device] = []
@@ -144,19 +147,29 @@ class StaticEngine(ABC):
                 if device.profile == profile:
                     self._idle.remove(device)
                     return device
+            self._free_idle(self.keeps)
             try:
                 return self.make(profile)
-            except EngineError:
+            except NoRoom:
                 if not self._idle:
                     raise
-            while self._idle:
-                self._idle.pop().free()
+            self._free_idle(0)
             return self.make(profile)
+
+    def _free_idle(self, most: int) -> None:
+        while len(self._idle) > most:
+            self._idle.pop(0).free()
 
     def give_back(self, device: Device) -> None:
         """A batch has ended; without the lock, as any thread may come by here at any time, collecting garbage."""
         if self.keeps and self._open:
             self._idle.append(device)
+
+    def call_steps(self, reason: str) -> None:
+        """Say, once, that steps are not replayed as CUDA graphs."""
+        if not self.not_captured:
+            warnings.warn(f"steps are not replayed as CUDA graphs: {reason}", stacklevel=2)
+        self.not_captured = self.not_captured or reason
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> StaticState:
         """See `Engine.encode`."""
@@ -169,7 +182,11 @@ class StaticEngine(ABC):
         every = np.full((profile.batch, profile.src_len), self.config.pad_id, np.int32)
         sizes = np.ones(profile.batch, np.int32)
         every[:batch, :src_tokens], sizes[:batch] = src_ids, lengths
-        device.encode(every, sizes, outlook)
+        try:
+            device.encode(every, sizes, outlook)
+        except EngineError:
+            device.free()
+            raise
         first = np.arange(batch, dtype=np.int32)[:, None] * profile.beams
         last = min(outlook.tokens or profile.capacity, profile.capacity)
         state = StaticState(device, src_tokens, last, first, first)

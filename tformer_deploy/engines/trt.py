@@ -6,7 +6,7 @@ host behind the step; `static.py` says how the search follows.
 
 from __future__ import annotations
 
-import warnings
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,20 +19,18 @@ from .base import Floats, Ints, Limits, Outlook
 from .cuda import Event
 from .static import StaticEngine
 from .trt_api import Kernels, TensorRt, find_gpu, installed, load_tensorrt, make_runtime
-from .trt_device import AHEAD, TrtDevice
+from .trt_device import AHEAD, TrtDevice, free_all
 
 
 class TrtEngine(StaticEngine):
     """Runs the plans of a bundle that fit this host."""
 
-    ahead, keeps = AHEAD, True
+    ahead, keeps = AHEAD, sys.maxsize
 
     def __init__(self, bundle: Bundle, precision: str = "") -> None:
         self.bundle, self.config, self.precision = bundle, bundle.config, precision
         self.timings: list[tuple[Event, Event]] | None = None
         """Where the device's work began and ended, if that is noted."""
-        self.not_captured = ""
-        """Why steps are not replayed as CUDA graphs, if they are not."""
 
     def look(self) -> Self:
         """Find the plans and what they take, without the device. Raises ArtifactError, EngineError, MissingExtra."""
@@ -52,7 +50,7 @@ class TrtEngine(StaticEngine):
     def __enter__(self) -> Self:
         self.look()
         self._runtime, self._reasons = make_runtime(self.tensorrt.module)
-        self.kernels = Kernels(self.tensorrt, f"{self.plans.identity}.kernels")
+        self.kernels = Kernels(self.tensorrt, f"{self.plans.identity}-{self.gpu.capability}.kernels")
         self._loaded: dict[Path, Any] = {}
         self._devices: list[TrtDevice] = []
         return super().__enter__()
@@ -61,28 +59,25 @@ class TrtEngine(StaticEngine):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        failures = []
-        for device in self._devices:
-            try:
-                device.free()
-            except EngineError as failure:  # of an error before it, and others still have memory
-                failures.append(failure)
-        del self._devices, self.kernels, self._loaded, self._runtime
-        if failures and not error:
-            raise failures[0]
+        try:
+            free_all([device.free for device in self._devices], quiet=error is not None)
+        finally:
+            del self._devices, self.kernels, self._loaded, self._runtime
 
     def _find(self) -> tuple[Plans, TensorRt]:
         """The plans for this host, and what runs them."""
         found = [load_tensorrt(flavor) for flavor in installed()]
-        capability = find_gpu(found[0].title).capability
+        self.gpu = find_gpu(found[0].title)
         precisions = [self.precision] if self.precision else list(PRECISIONS)
-        owners = {stamp: each for name in precisions for each in found for stamp in each.stamps(capability, name)}
+        owners = {
+            stamp: each for name in precisions for each in found for stamp in each.stamps(self.gpu.capability, name)
+        }
         plans = find_plans(self.bundle, trt_variant(self.bundle), list(owners))
         return plans, owners[plans.stamp]
 
     def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
         """See `Engine.layers`: a plan shows none. Raises EngineError."""
-        raise EngineError("a plan does not show its layers: check ort:trt, which runs the same graphs")
+        raise EngineError("a plan does not show its layers: check ort:trt, which runs the graphs that it was made of")
 
     def choose(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
         """See `StaticEngine.choose`: the smallest that takes the request."""
@@ -93,13 +88,13 @@ class TrtEngine(StaticEngine):
     def make(self, profile: Profile) -> TrtDevice:
         """See `StaticEngine.make`."""
         encoder, step = (self._load(self.plans.plan(graph, profile)) for graph in GRAPHS)
-        self._devices.append(TrtDevice(self, profile, encoder, step))
+        device = TrtDevice(self, profile, encoder, step)
+        self._devices = [device, *(each for each in self._devices if not each.freed)]
         self.kernels.keep()
         self._reasons.clear()  # what did not stop it
-        if self._devices[-1].not_captured and not self.not_captured:
-            self.not_captured = self._devices[-1].not_captured
-            warnings.warn(f"steps are not replayed as CUDA graphs: {self.not_captured}", stacklevel=2)
-        return self._devices[-1]
+        if device.not_captured:
+            self.call_steps(device.not_captured)
+        return device
 
     def give_back(self, device: Any) -> None:
         """See `StaticEngine.give_back`."""

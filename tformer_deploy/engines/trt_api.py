@@ -125,10 +125,10 @@ class Kernels:
     """
 
     def __init__(self, tensorrt: TensorRt, name: str) -> None:
-        """`name`: of the file, in $XDG_CACHE_HOME/tformer; it should tell the plans."""
+        """`name`: of the file, in $XDG_CACHE_HOME/tformer; it should tell the plans and the kind of GPU."""
         self._rtx, self._name = tensorrt.flavor == "rtx", name
         self._kernels: Any = None
-        self._kept = 0
+        self._kept = b""
 
     def make_context(self, plan: Any) -> Any:
         """What runs a plan, or None, as TensorRT says it; needs a CUDA context."""
@@ -141,8 +141,8 @@ class Kernels:
                 kept = self._path().read_bytes()
             except (OSError, RuntimeError):
                 kept = b""
-            if kept and self._kernels.deserialize(kept):  # which refuses those of another GPU, driver or version
-                self._kept = len(kept)
+            if kept and self._kernels.deserialize(kept):  # which refuses those of another GPU, version or older driver
+                self._kept = kept
         runtime_config.set_runtime_cache(self._kernels)
         return plan.create_execution_context(runtime_config=runtime_config)
 
@@ -152,14 +152,14 @@ class Kernels:
             return
         found = self._kernels.serialize()
         data = b"" if found is None else bytes(found)  # None: it cannot tell which GPU they are for
-        if len(data) in (0, self._kept):
+        if data in (b"", self._kept):
             return
         try:
             with atomic_file(self._path()) as file:
                 file.write_bytes(data)
         except (OSError, RuntimeError) as error:
             warnings.warn(f"compiled kernels are not kept ({error}): set XDG_CACHE_HOME", stacklevel=2)
-        self._kept = len(data)
+        self._kept = data
 
     def _path(self) -> Path:
         """Raises RuntimeError where there is no home."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..contract import caches
-from ..errors import EngineError
+from ..errors import EngineError, NoRoom
 from ..plans import Profile
 from .base import Floats, Ints, Outlook
 from .cuda import Event, Graph, Memory, Pinned, Stream, lay_out
@@ -134,12 +134,8 @@ class TrtDevice:
         """Give everything back to the device."""
         self.freed, parts = True, self._parts[::-1]
         self._parts.clear()
-        for part in parts[-1:]:  # the stream
-            part.wait()
-        self._launches.clear()
-        self._contexts.clear()
-        for part in parts:
-            part.free()
+        waits = [part.wait for part in parts[-1:]]  # the stream, which is the first of all
+        free_all([*waits, self._launches.clear, self._contexts.clear, *(part.free for part in parts)])
 
     def _own(self, part: Part) -> Part:
         """Remember what is to be freed."""
@@ -171,7 +167,7 @@ class TrtDevice:
         title, reasons = self.engine.tensorrt.title, self.engine.reasons
         context = self.engine.kernels.make_context(plan)
         if context is None:
-            raise EngineError(f"{title} has no room for {self.profile}: {reasons()}: build a smaller profile")
+            raise NoRoom(f"{title} has no room for {self.profile}: {reasons()}: build a smaller profile")
         self._contexts.append(context)  # a graph uses its memory
         for i in range(plan.num_io_tensors):
             name = plan.get_tensor_name(i)
@@ -192,6 +188,18 @@ class TrtDevice:
         except EngineError as error:
             self.not_captured = str(error)
             return Calls(run)
+
+
+def free_all(frees: Iterable[Callable[[], None]], quiet: bool = False) -> None:
+    """Do all, whatever fails; raise the first EngineError, unless there has been another one before."""
+    failures = []
+    for free in frees:
+        try:
+            free()
+        except EngineError as failure:
+            failures.append(failure)
+    if failures and not quiet:
+        raise failures[0]
 
 
 @dataclass(frozen=True)

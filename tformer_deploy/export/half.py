@@ -78,6 +78,7 @@ def fix_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
 
 
 def _keep_rows(graph: onnx.GraphProto) -> None:
+    """Read the caches as they are, where a step would gather the rows of the parents."""
     same: dict[str, str] = {}
     left = []
     for node in graph.node:

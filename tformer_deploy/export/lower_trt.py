@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from ..model import Transformer
 from ..recipe import Recipe
+from .half import NEXT_PARENTS, PARENT_ROWS, PARENTS
 from .lowering import Lowering
 
 HIDDEN = np.float32(-1e9)
@@ -53,7 +54,7 @@ class TrtLowering(Lowering):
         later = node("Where", [node("Greater", [slots, "position"]), self.hidden, self.shown])
         node("Unsqueeze", [later, self.ints("to_scores", [0, 1, 2])], "target_mask")  # (1, 1, 1, M)
         node("Unsqueeze", [node("Equal", [slots, "position"]), self.ints("to_cache", [0, 1, 3])], "is_here")
-        node("Reshape", ["parents", self.ints("flat", [-1])], "parent_rows")
+        node("Reshape", [PARENTS, self.ints("flat", [-1])], PARENT_ROWS)
         heads, size = self.config.heads, self.config.head_dim
         node("Concat", [node("Shape", ["tokens"]), self.ints("head", [heads, size])], "beams_of_sentences", axis=0)
         super().step()
@@ -84,7 +85,7 @@ class TrtLowering(Lowering):
         q, *new = (node("Reshape", [part, shape]) for part in self.query_key_value(y, f"decoder.{layer}.attention"))
         present = []
         for part, value in zip("kv", new, strict=True):
-            past = node("Gather", [f"past_{part}_{layer}", "parent_rows"])
+            past = node("Gather", [f"past_{part}_{layer}", PARENT_ROWS])
             present.append(node("Where", ["is_here", value, past], f"present_{part}_{layer}"))
         return node("Reshape", [self.attention([q, *present], "target_mask"), self.rows()])
 
@@ -135,7 +136,7 @@ class TrtLowering(Lowering):
         rows = self.size("past_k_0", 0)
         own = node("Unsqueeze", [node("Slice", [every, self.ints("zero", [0]), rows]), self.ints("one", [1])])  # (R, 1)
         owners = node("Expand", [own, node("Concat", [rows, count], axis=0)])
-        node("GatherElements", [node("Reshape", [owners, by_sentence]), "chosen"], "next_parents", axis=1)
+        node("GatherElements", [node("Reshape", [owners, by_sentence]), "chosen"], NEXT_PARENTS, axis=1)
         node("Add", ["position", number("next", np.ones(1, np.int32))], "next_position")
 
     def gelu(self, x: str) -> str:

@@ -15,7 +15,7 @@ from ..contract import WEIGHTS
 PAGE = 4096
 """Bytes. Smaller arrays stay in the graph; the others begin at one, so that a runtime can map them into memory."""
 INDICES = (TensorProto.INT32, TensorProto.INT64)
-"""No weights: they stay in the graph as well."""
+"""Sizes and places, which stay in the graph in any case: it can then be understood without its weights."""
 
 
 def save_graphs(models: Mapping[str, onnx.ModelProto], directory: Path) -> None:

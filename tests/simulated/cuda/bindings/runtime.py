@@ -21,6 +21,8 @@ cudaStreamCaptureMode = Enum("cudaStreamCaptureMode", "cudaStreamCaptureModeThre
 OK = cudaError_t.cudaSuccess
 DEVICE: dict[int, Any] = {}
 PINNED: dict[int, Any] = {}
+LAST: list[Any] = []
+"""Errors that nobody has asked for."""
 HANDLES: dict[int, Any] = {}
 """By what they are as a number."""
 
@@ -137,7 +139,9 @@ def cudaGraphExecDestroy(graph: list[Any]) -> tuple[Any]:
 
 
 def cudaGetLastError() -> tuple[Any]:
-    return (OK,)
+    found = LAST.pop() if LAST else OK
+    LAST.clear()
+    return (found,)
 
 
 def cudaEventCreate() -> tuple[Any, Handle]:
