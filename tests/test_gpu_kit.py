@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -155,10 +156,10 @@ def test_stages_on_a_simulated_gpu(used: Path, tmp_path: Path) -> None:
     assert "check-tensorrt-fp16: FAILED, not run: there are no plans" in done.stdout
     assert "eager: FAILED, not run: the host's torch sees no GPU" in done.stdout
     assert steps["check-tensorrt-fp32"]["report"]["passed"] and steps["weights"]["code"] == 0
-    report = steps["bench-tensorrt-base"]["report"]
+    report = steps["bench-tensorrt-base-fp32"]["report"]
     points = {(each["point"]["batch"], each["point"]["beams"]) for each in report["points"]}
     assert points == {(1, 1), (2, 1), (1, 4), (2, 4)}
-    assert steps["bench-tensorrt-trained"]["report"]["corpus"][0]["sentences"] == 12
+    assert steps["bench-tensorrt-trained-fp32"]["report"]["corpus"][0]["sentences"] == 12
     again = run_kit(used, "check", "bench")
     assert "check-tensorrt-fp32: done before" in again.stdout
     assert sorted(path.name for path in (used / "results").iterdir()) == ["results.json", "run.log"]
@@ -190,7 +191,7 @@ def test_results_become_a_table(used: Path, tmp_path: Path, capsys: pytest.Captu
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     arguments = [str(tmp_path / "results"), "--out", str(tmp_path), "--page", str(page)]
     assert main(arguments) == 3
-    assert "refused: `trt`, TensorRT, fp16: check-tensorrt-fp16 did not run" in capsys.readouterr().err
+    assert "`trt`, TensorRT, fp16: refused: check-tensorrt-fp16 did not run" in capsys.readouterr().err
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith(f"{END}\nafter\n") and "old" not in text
     assert "| `trt`, TensorRT, fp16 | refused | refused | refused | refused |" in text
@@ -201,6 +202,57 @@ def test_results_become_a_table(used: Path, tmp_path: Path, capsys: pytest.Captu
     page.write_text("no place")
     with pytest.raises(ArtifactError, match="has no place for the table"):
         main(arguments)
+
+
+def test_what_is_missing_is_said(used: Path, tmp_path: Path) -> None:
+    run_kit(used, "check", "bench")
+    results = results_of(tmp_path, used)
+    results["steps"]["bench-tensorrt-trained-fp32"] = {"code": 124, "seconds": 9, "error": "stopped after 9 s"}
+    results["steps"]["check-tensorrt-fp32"]["report"]["engines"][0]["outputs"][1] |= {"equal": 10, "ties": 2}
+    report = results["steps"]["bench-tensorrt-base-fp32"]["report"]
+    report["engines"][0]["device"]["not_captured"] = "no room"
+    text = markdown(results, sides(results))
+    assert "10 of 12, 2 ties" in text
+    assert "- `trt`, TensorRT, fp32: bench-tensorrt-trained-fp32 failed: stopped after 9 s" in text
+    assert "steps were not replayed as CUDA graphs: no room" in text
+
+
+def test_a_probe_that_fails_spares_the_rest(used: Path, tmp_path: Path) -> None:
+    """The simulated TensorRT builds nothing."""
+    folder = tmp_path / "kit"
+    shutil.copytree(used, folder)
+    shutil.rmtree(folder / "work/out")
+    done = run_kit(folder, "host", "install", "probe", "build-trained", "check", "bench")
+    assert "probe-tensorrt: FAILED, code 1" in done.stdout
+    for name in ("build-tensorrt-trained-fp16", "check-tensorrt-fp32", "bench-tensorrt-base-fp32"):
+        assert f"{name}: FAILED, not run: probe-tensorrt failed: " in done.stdout
+    steps = json.loads((folder / "results/results.json").read_text())["steps"]
+    assert steps["probe-tensorrt"]["code"] == 1 and "probe" in steps["check-tensorrt-fp32"]["skipped"]
+
+
+def test_what_takes_too_long_is_stopped_and_said(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "kit"
+    shutil.copytree(used, folder)
+    shutil.rmtree(folder / "results", ignore_errors=True)
+    for step in (folder / "work/out").glob("check-*"):
+        step.unlink()
+    monkeypatch.setenv("KIT_LIMIT_SECONDS", "1")
+    assert "check-tensorrt-fp32: FAILED, code 124 after 1 s: stopped after 1 s" in run_kit(folder, "check").stdout
+    steps = json.loads((folder / "results/results.json").read_text())["steps"]
+    assert steps["check-tensorrt-fp32"]["error"].endswith("stopped after 1 s")
+    monkeypatch.setenv("KIT_TOTAL_SECONDS", "1")
+    (folder / "work/out/weights.done").unlink()
+    (folder / "work/core/seeded.py").write_text("import time\ntime.sleep(5)\n")
+    done = run_kit(folder, "install", "check")
+    assert "weights: FAILED, code 124" in done.stdout
+    assert "check-tensorrt-fp32: FAILED, not run: no time was left of 1 s" in done.stdout
+
+
+def test_two_runs_at_a_time_are_refused(used: Path) -> None:
+    with (used / "work/.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = run_kit(used, "host")
+    assert done.returncode == 1 and "another run.sh, or what one has left, works in" in done.stderr
 
 
 def failing(step: dict[str, Any]) -> None:
@@ -268,6 +320,6 @@ def test_the_yardstick_decodes_as_the_engine_does(beams: int) -> None:
         assert np.array_equal(found, tokens)
 
 
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
 def test_the_script_is_clean() -> None:
-    subprocess.run(["shellcheck", Path(kit_maker.__file__).with_name("run.sh")], check=True)
+    script, checker = Path(kit_maker.__file__).with_name("run.sh"), Path(sys.executable).with_name("shellcheck")
+    subprocess.run([checker, "-x", "-P", script.parent, script], check=True)

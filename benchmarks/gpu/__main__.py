@@ -14,7 +14,7 @@ from tformer_deploy import __version__
 from tformer_deploy.errors import ArtifactError, TformerError
 from tformer_deploy.files import write_json
 
-from .bundles import add_random, add_trained
+from .bundles import BASE_LENGTHS, add_random, add_trained
 from .pieces import SUMS, pack, write_sums
 from .trt86 import PYTHON as TRT86_PYTHON
 from .trt86 import add_python, add_tensorrt
@@ -22,7 +22,7 @@ from .wheels import CORE, ORT_GPU, ROOT, RTX, RTX_PACKAGE, build_own, build_sour
 
 HERE = Path(__file__).parent
 STAGES = ("rtx", "ort-gpu", "trt86")
-HOST_FILES = ("eager.py", "host.py", "seeded.py")
+HOST_FILES = ("eager.py", "host.py", "seeded.py", "stages.sh")
 MIB = 1 << 20
 
 
@@ -88,7 +88,8 @@ def fill_core(core: Path, options: argparse.Namespace) -> None:
         "format": "tformer-gpu-kit", "version": 1, "date": str(datetime.date.today()),
         "tformer_deploy": __version__, "commit": commit.stdout.strip(), "python": options.python,
         "stages": options.stages, "checked": checked, "text": options.text.name,
-        "random": {"preset": options.preset, "vocabulary": options.vocab_size, "seed": options.seed},
+        "random": {"preset": options.preset, "vocabulary": options.vocab_size, "seed": options.seed,
+                   "lengths": BASE_LENGTHS},
     })  # fmt: skip
 
 

@@ -34,8 +34,8 @@ PADDING = 16
 """Columns that the check of invariance adds."""
 BATCHES = (1, 8, 32, 128)
 BASE_BEAMS = (1, 4)
-BASE_LENGTHS = 32, 64
-"""Source tokens and target positions of the random bundle's plans."""
+BASE_LENGTHS = 20, 32
+"""Source and new tokens of what is measured on the random bundle, and of its plans."""
 CALIBRATED = 16
 """Lines of the random bundle's text."""
 
@@ -108,10 +108,10 @@ def add_random(folder: Path, preset_name: str, vocabulary: int, seed: int) -> No
     ids = random_sources(vocabulary, lengths, seed)
     model.write_text(" ".join(f"w{i}" for i in each[:-1]) for each in ids)
     profiles = [Profile(batch, beams, source, target) for beams in BASE_BEAMS for batch in BATCHES]
-    model.write_options(profiles, bench_options(BATCHES, BASE_BEAMS, min(20, source), min(32, target)))
+    model.write_options(profiles, bench_options(BATCHES, BASE_BEAMS, source, target))
     write_json(model.file("points"), {
         "model": {"preset": preset_name, "vocabulary": vocabulary}, "batch": BATCHES, "beams": BASE_BEAMS,
-        "src_len": min(20, source), "new_tokens": min(32, target),
+        "src_len": source, "new_tokens": target,
     })  # fmt: skip
 
 

@@ -39,6 +39,8 @@ class Side:
     """Of the trained model, by mode: sentences equal to eager PyTorch."""
     text: dict[int, float] = field(default_factory=dict)
     """Beams -> tokens a second on the trained model's text."""
+    remarks: list[str] = field(default_factory=list)
+    """What is missing, and what the figures do not say."""
 
 
 def load(folder: Path) -> dict[str, Any]:
@@ -101,11 +103,11 @@ def sides(results: Mapping[str, Any]) -> list[Side]:
     for stage in kit["stages"]:
         if stage == "ort-gpu":
             side = Side("`ort`, CUDA, fp32")
-            found.append(fill(side, results, "check-ort-cuda", "bench-ort-cuda", ORT_ENGINE))
+            found.append(fill(side, results, "check-ort-cuda", "bench-ort-cuda-{}", ORT_ENGINE))
         elif flavor := stages.get(stage):
             for precision in PRECISIONS:
                 name = f"`trt`, {title(steps, flavor, precision)}, {precision}"
-                check, bench = f"check-{flavor}-{precision}", f"bench-{flavor}"
+                check, bench = f"check-{flavor}-{precision}", f"bench-{flavor}-{{}}-{precision}"
                 found.append(fill(Side(name), results, check, bench, f"trt:{precision}"))
     return found
 
@@ -127,22 +129,30 @@ def eager_sides(steps: Steps) -> list[Side]:
 
 
 def fill(side: Side, results: Mapping[str, Any], check: str, bench: str, engine: str) -> Side:
-    """Figures of an engine, if its check passed."""
+    """Figures of an engine, if its check passed; `bench` names a step for each model."""
     steps = results["steps"]
     side.refused = check_problem(steps, check, engine, results["kit"]["checked"])
     if side.refused:
         return side
     (checked,) = (each for each in steps[check]["report"]["engines"] if each["engine"] == engine)
     for outputs in checked["outputs"]:
-        side.equal[outputs["mode"]] = f"{outputs['equal']:,} of {outputs['sentences']:,}"
-    side.refused = problem(steps, f"{bench}-base")
-    for point in [] if side.refused else steps[f"{bench}-base"]["report"]["points"]:
-        if point["engine"] == engine:
-            side.speeds[point["point"]["batch"], point["point"]["beams"]] = point["tokens_per_s"]
-    if not problem(steps, f"{bench}-trained"):
-        for text in steps[f"{bench}-trained"]["report"]["corpus"]:
+        ties = f", {outputs['ties']} ties" if outputs["ties"] else ""
+        side.equal[outputs["mode"]] = f"{outputs['equal']:,} of {outputs['sentences']:,}{ties}"
+    for model in ("base", "trained"):
+        name = bench.format(model)
+        if found := problem(steps, name):
+            side.remarks.append(found)
+            continue
+        report = steps[name]["report"]
+        for point in report["points"] if model == "base" else []:
+            if point["engine"] == engine:
+                side.speeds[point["point"]["batch"], point["point"]["beams"]] = point["tokens_per_s"]
+        for text in report["corpus"]:
             if text["engine"] == engine:
                 side.text[text["beams"]] = text["tokens_per_s"]
+        devices = [each["device"] or {} for each in report["engines"] if each["engine"] == engine]
+        for reason in filter(None, (device.get("not_captured") for device in devices)):
+            side.remarks.append(f"{name}: steps were not replayed as CUDA graphs: {reason}")
     return side
 
 
@@ -158,9 +168,10 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
         f"{gpu['name']}, driver {gpu['driver_version']}, {host['cores']} cores of {host['processor']}, "
         f"torch {host['torch']}; "
         f"{host['date']}, commit {kit['commit']}. The `{random['preset']}` preset with random weights, vocabulary "
-        f"{random['vocabulary']:,}, 20 source tokens, 32 generated; target tokens a second, in brackets how "
-        "many times as fast as eager PyTorch's faster precision. Only engines whose check on the trained model passed "
-        "have figures.",
+        f"{random['vocabulary']:,}, {random['lengths'][0]} source tokens, {random['lengths'][1]} generated; target "
+        "tokens a second, in brackets how many times as fast as eager PyTorch's faster precision, which is timed by "
+        "the GPU's clock without a search on the host, the others by the wall's with it. Only engines whose check on "
+        "the trained model passed have figures; no check is of the random model's own plans.",
         "",
         *table(["", *map(point_name, keys)], [[side.name, *(speed(side, key, best) for key in keys)] for side in rows]),
         "",
@@ -172,7 +183,9 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
         ),
     ]
     refused = dict.fromkeys(f"- {side.name}: {side.refused}" for side in rows if side.refused)
-    return "\n".join([*lines, *(["", "Refused:", "", *refused] if refused else [])])
+    remarks = [f"- {side.name}: {remark}" for side in rows for remark in side.remarks]
+    lines += ["", "Refused:", "", *refused] if refused else []
+    return "\n".join([*lines, *(["", "Remarks:", "", *remarks] if remarks else [])])
 
 
 def trained_rows(rows: Iterable[Side]) -> list[list[str]]:
@@ -215,7 +228,7 @@ def put_table(page: Path, text: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write both; 3 where something was refused."""
+    """Write both; 3 where something was refused or is missing."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu.results", description=__doc__)
     parser.add_argument("folder", type=Path, help="what run.sh wrote")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results")
@@ -229,9 +242,9 @@ def main(arguments: list[str] | None = None) -> int:
         temporary.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{options.out / name} and the table of {options.page} written")
     for side in found:
-        if side.refused:
-            print(f"refused: {side.name}: {side.refused}", file=sys.stderr)
-    return 3 if any(side.refused for side in found) else 0
+        for remark in [f"refused: {side.refused}"] if side.refused else side.remarks:
+            print(f"{side.name}: {remark}", file=sys.stderr)
+    return 3 if any(side.refused or side.remarks for side in found) else 0
 
 
 if __name__ == "__main__":

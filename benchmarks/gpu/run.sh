@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds, checks and measures on a GPU host without a network; docs/gpu.md says how.
 # ./run.sh            everything that has not worked yet
-# ./run.sh STAGE...   of: host install build check bench ort-cuda eager
+# ./run.sh STAGE...   of: unpack host install eager probe build-trained check build-base build bench ort-cuda
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -10,9 +10,11 @@ RESULTS=${KIT_RESULTS:-$HERE/results}   # what is brought back
 PYTHON=${KIT_PYTHON:-}                  # of the host, with torch if it has that
 INSTALLED=${KIT_INSTALLED:-}            # a Python that has all packages: nothing is installed
 LIMIT=${KIT_LIMIT_SECONDS:-1200}        # of one step
+TOTAL=${KIT_TOTAL_SECONDS:-0}           # of the whole run; 0: as long as it takes
 CORE=$WORK/core
 OUT=$WORK/out
-PRECISIONS=(fp16 fp32)
+read -ra PRECISIONS <<< "${KIT_PRECISIONS:-fp16 fp32}"
+HOST_PATH=${PYTHONPATH:-}
 FAILED=()
 GPU='' NO_GPU=''
 export XDG_CACHE_HOME=$WORK/cache       # of compiled kernels
@@ -24,22 +26,36 @@ die() {
   exit 1
 }
 
-# step NAME COMMAND...: run it, unless it has worked before; its output goes into the results.
+# step NAME COMMAND...: run it, unless it has worked before; its output goes into the results, at once.
 step() {
-  local name=$1 code=0 start=$SECONDS
+  local name=$1 code=0 start=$SECONDS limit=$LIMIT
   shift
   if worked "$name"; then
     say "$name: done before"
     return
   fi
+  if ((TOTAL && TOTAL - SECONDS < limit)); then limit=$((TOTAL - SECONDS)); fi
+  if ((limit <= 0)); then
+    skip "$name" "no time was left of $TOTAL s"
+    return
+  fi
   rm -f "$OUT/$name".*
-  timeout "$LIMIT" "$@" > "$OUT/$name.out" 2> "$OUT/$name.err" || code=$?
+  timeout --foreground -k 10 "$limit" "$@" > "$OUT/$name.out" 2> "$OUT/$name.err" || code=$?
+  if ((code == 124 || code == 137)); then printf 'stopped after %s s\n' "$((SECONDS - start))" >> "$OUT/$name.err"; fi
   printf '%s %s\n' "$code" "$((SECONDS - start))" > "$OUT/$name.done"
   if ((code == 0)); then
     say "$name: ok, $((SECONDS - start)) s"
   else
     failed "$name" "code $code after $((SECONDS - start)) s: $(tail -n 1 "$OUT/$name.err")"
   fi
+  collect
+}
+
+# What there is so far, to bring back.
+collect() {
+  mkdir -p "$RESULTS"
+  "$BASE" "$CORE/host.py" collect "$OUT" "$CORE/kit.json" "$RESULTS/results.json"
+  cp "$OUT/run.log" "$RESULTS/run.log"
 }
 
 failed() {
@@ -82,7 +98,12 @@ unpack() {
   local stage found part=$WORK/.part
   [[ -f $HERE/SHA256SUMS ]] || die "$HERE/SHA256SUMS is missing: copy it there"
   mkdir -p "$WORK"
+  if command -v flock > /dev/null; then  # what a run that was killed left behind has it too
+    exec 9> "$WORK/.lock"
+    flock -n 9 || die "another run.sh, or what one has left, works in $WORK: wait for it or end it"
+  fi
   if [[ -e $WORK/SHA256SUMS ]] && ! cmp -s "$HERE/SHA256SUMS" "$WORK/SHA256SUMS"; then
+    echo "another kit: what was unpacked, installed and built in $WORK before goes"
     rm -rf "$WORK"/{core,rtx,trt86,ort-gpu,python,env,out,.part}
   fi
   cp "$HERE/SHA256SUMS" "$WORK/SHA256SUMS"
@@ -135,7 +156,7 @@ find_python() {
     return
   fi
   unset PYTHONPATH PYTHONHOME
-  export PYTHONNOUSERSITE=1
+  export PYTHONNOUSERSITE=1  # but for the host's own, which may have its torch there
   for each in "$PYTHON" "python$wanted" "$WORK/python/usr/bin/python$wanted"; do
     if [[ $("$each" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null) == "$wanted" ]]; then
       BASE=$each
@@ -174,6 +195,18 @@ make_environment() {
   "$env/bin/python" "$pip" list --format json
 }
 
+# The first whose installation has worked.
+any_python() {
+  local name
+  for name in $(environments); do
+    if [[ $INSTALLED ]] || worked "install-$name"; then
+      environment_python "$name"
+      return
+    fi
+  done
+  printf 'python-that-is-not-installed'
+}
+
 environment_python() {
   if [[ $INSTALLED ]]; then
     printf '%s' "$INSTALLED"
@@ -195,7 +228,7 @@ flavors() {
 find_gpu() {
   local code='from tformer_deploy.engines.trt_api import find_gpu; print(find_gpu("this stage").name)' found python
   [[ $GPU || $NO_GPU ]] && return
-  python=$(environment_python "$(environments | head -n 1)")
+  python=$(any_python)
   if found=$("$python" -c "$code" 2>&1); then
     GPU=$found
   else
@@ -204,145 +237,24 @@ find_gpu() {
   fi
 }
 
-# --- the stages -----------------------------------------------------------------------------------------------------
-
-stage_host() { step host "$BASE" "$CORE/host.py" describe "$(command -v "$PYTHON" || printf '%s' "$PYTHON")"; }
-
-stage_install() {
-  local name
-  export -f make_environment
-  export CORE WORK BASE
-  if [[ $INSTALLED ]]; then
-    say "install: nothing, $INSTALLED has all"
-  else
-    for name in $(environments); do
-      # shellcheck disable=SC2016
-      step "install-$name" bash -euo pipefail -c 'make_environment "$1"' - "$name"
-    done
-  fi
-  step weights "$(environment_python "$(environments | head -n 1)")" "$CORE/seeded.py" "$CORE/models/base"
-}
-
-# options FILE: its lines as words, into WORDS.
-options() { mapfile -t WORDS < "$CORE/models/$1"; }
-
-stage_build() {
-  local env flavor model precision python
-  while read -r env flavor; do
-    python=$(environment_python "$env")
-    for precision in "${PRECISIONS[@]}"; do
-      for model in trained base; do
-        options "$model.build"
-        step "build-$flavor-$model-$precision" "$python" -m tformer_deploy build "$CORE/models/$model" \
-          --precision "$precision" --calibrate "$CORE/models/$model.text" --trt-flavor "$flavor" "${WORDS[@]}" --json
-      done
-    done
-  done < <(flavors)
-}
-
-# has_plans MODEL FLAVOR PRECISION
-has_plans() {
-  local version='[0-9]'
-  if [[ $2 == rtx ]]; then version=for-rtx; fi
-  compgen -G "$CORE/models/$1/trt/plans/*-tensorrt-$version*-$3/plans.json" > /dev/null
-}
-
-stage_check() {
-  local env flavor precision name
-  find_gpu
-  while read -r env flavor; do
-    for precision in "${PRECISIONS[@]}"; do
-      name=check-$flavor-$precision
-      if ! has_plans trained "$flavor" "$precision"; then
-        skip "$name" 'there are no plans: run the stage build'
-      elif [[ $NO_GPU ]]; then
-        skip "$name" "$NO_GPU"
-      else
-        step "$name" "$(environment_python "$env")" -m tformer_deploy check "$CORE/models/trained" \
-          --backend "trt:$precision" --reference "$CORE/models/trained.reference" --json
-      fi
-    done
-  done < <(flavors)
-}
-
-stage_bench() {
-  local env flavor model precision backends text
-  find_gpu
-  while read -r env flavor; do
-    for model in base trained; do
-      backends=() text=()
-      for precision in "${PRECISIONS[@]}"; do
-        if has_plans "$model" "$flavor" "$precision"; then backends+=(--backend "trt:$precision"); fi
-      done
-      [[ $model == trained ]] && text=(--src "$CORE/models/trained.text")
-      options "$model.bench"
-      if ((${#backends[@]} == 0)); then
-        skip "bench-$flavor-$model" 'there are no plans: run the stage build'
-      elif [[ $NO_GPU ]]; then
-        skip "bench-$flavor-$model" "$NO_GPU"
-      else
-        step "bench-$flavor-$model" "$(environment_python "$env")" -m tformer_deploy bench "$CORE/models/$model" \
-          "${backends[@]}" "${WORDS[@]}" "${text[@]}" --json
-      fi
-    done
-  done < <(flavors)
-}
-
-# ONNX Runtime's CUDA provider on the graphs for TensorRT; its CUDA libraries are those of the host's torch.
-stage_ort_cuda() {
-  local model libraries name
-  local -a there
-  find_gpu
-  libraries=$("$PYTHON" "$CORE/host.py" libraries 2> /dev/null || true)  # without torch there are none
-  there=(env "LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$(environment_python ort-gpu)" -m tformer_deploy)
-  for name in check-ort-cuda bench-ort-cuda-base bench-ort-cuda-trained; do
-    model=${name##*-}
-    if [[ ! $INSTALLED ]] && ! worked install-ort-gpu; then
-      skip "$name" 'onnxruntime-gpu is not installed: make the kit --with ort-gpu'
-    elif [[ $NO_GPU ]]; then
-      skip "$name" "$NO_GPU"
-    elif [[ $name == check-* ]]; then
-      step "$name" "${there[@]}" check "$CORE/models/trained" --backend ort --variant trt --device cuda \
-        --reference "$CORE/models/trained.reference" --json
-    else
-      options "$model.bench"
-      step "$name" "${there[@]}" bench "$CORE/models/$model" --backend ort --variant trt --device cuda "${WORDS[@]}" --json
-    fi
-  done
-}
-
-stage_eager() {
-  local code=0 reason
-  if ! command -v "$PYTHON" > /dev/null; then
-    skip eager "there is no $PYTHON here: name one with torch in KIT_PYTHON"
-    return
-  fi
-  reason=$("$PYTHON" "$CORE/eager.py" --why-not 2>&1) || code=$?
-  if ((code)); then
-    skip eager "$(tail -n 1 <<< "$reason")"
-  else
-    step eager env "PYTHONPATH=$(compgen -G "$CORE/own/*.whl")" "$PYTHON" "$CORE/eager.py" "$CORE/models/base.points"
-  fi
-}
-
 main() {
-  local stage known=' host install build check bench ort-cuda eager '
+  local stage
+  local known=' host install eager probe build-trained check build-base build bench ort-cuda '
   for stage in "$@"; do
     [[ $known == *" $stage "* || $stage == unpack ]] || die "there is no stage '$stage': take of unpack$known"
   done
   unpack
+  # shellcheck source=stages.sh
+  source "$CORE/stages.sh"
   find_python
   if (($# == 0)); then
-    set -- host install build check bench
+    set -- host install eager probe build-trained check build-base bench
     if [[ $INSTALLED || -e $WORK/ort-gpu ]]; then set -- "$@" ort-cuda; fi
-    set -- "$@" eager
   fi
   for stage in "$@"; do
     if [[ $stage != unpack ]]; then "stage_${stage//-/_}"; fi
   done
-  mkdir -p "$RESULTS"
-  "$BASE" "$CORE/host.py" collect "$OUT" "$CORE/kit.json" "$RESULTS/results.json"
-  cp "$OUT/run.log" "$RESULTS/run.log"
+  collect
   say "results: $RESULTS"
   if ((${#FAILED[@]})); then
     say "${#FAILED[@]} not done: ${FAILED[*]}"
