@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -73,6 +74,14 @@ def divergence(sentence: int, margin: float = 0.1) -> Divergence:
 
 def svgs(page: str) -> list[ET.Element]:
     return [ET.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+
+
+def test_the_text_lists_some_ties_of_each_kind() -> None:
+    ties = [divergence(i) for i in range(7)] + [dataclasses.replace(divergence(9), mode="greedy")]
+    lines = str(report(engine(ties=ties))).splitlines()
+    assert sum("tie: beam" in line for line in lines) == 5 and sum("tie: greedy: sentence 10" in line for line in lines)
+    assert "  2 further ties: --json and --html list all" in lines
+    assert "further" not in str(report(engine(ties=ties[2:])))
 
 
 def test_a_passing_report() -> None:

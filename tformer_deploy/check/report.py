@@ -10,6 +10,9 @@ from typing import Any
 
 from ..recipe import Tolerance
 
+TIES_SHOWN = 5
+"""Of each kind, in the text."""
+
 
 @dataclass
 class Divergence:
@@ -192,11 +195,20 @@ def _describe(report: EngineReport) -> list[str]:
             lines.append(
                 f"  {mode} {measure}: eager {eager:.2f}, engine {engine:.2f}, difference {engine - eager:+.2f}"
             )
-    lines += [f"  tie: {describe_divergence(tie)}" for tie in report.ties]
+    lines += _ties(report.ties)
     lines += [f"  FAILED: {failure}" for failure in report.failures]
     if report.blame:
         lines.append(f"  FIRST DIFFERENCE: {report.blame}")
     return [*lines, "passed" if report.passed else "failed"]
+
+
+def _ties(ties: list[Divergence]) -> list[str]:
+    groups: dict[tuple[str, str], list[Divergence]] = {}
+    for tie in ties:
+        groups.setdefault((tie.mode, tie.variant), []).append(tie)
+    lines = [f"  tie: {describe_divergence(tie)}" for group in groups.values() for tie in group[:TIES_SHOWN]]
+    hidden = sum(max(0, len(group) - TIES_SHOWN) for group in groups.values())
+    return [*lines, *([f"  {hidden} further ties: --json and --html list all"] if hidden else [])]
 
 
 def _limits(report: EngineReport) -> str:
