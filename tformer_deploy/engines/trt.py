@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from ..bundle import Bundle
 from ..contract import GRAPHS
-from ..errors import EngineError
+from ..errors import EngineError, NoRoom
 from ..plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_variant
 from .base import Floats, Ints, Limits, Outlook
 from .cuda import Event
@@ -123,6 +123,8 @@ class TrtEngine(StaticEngine):
         if path not in self._loaded:
             plan = self._runtime.deserialize_cuda_engine(path.read_bytes())
             if plan is None:
-                raise EngineError(f"{self.tensorrt.title} cannot load {path}: {self.reasons()}")
+                reasons = self.reasons()
+                error = NoRoom if "out of memory" in reasons.lower() else EngineError
+                raise error(f"{self.tensorrt.title} cannot load {path}: {reasons}")
             self._loaded[path] = plan
         return self._loaded[path]
