@@ -197,7 +197,8 @@ def test_bench_tells_what_the_gpu_did(bundle: Path) -> None:
 def test_requests_beyond_the_plans_are_refused(bundle: Path) -> None:
     done = run_simulated("translate", bundle, "--backend", "trt", "--beams", 6, stdin=b"w5\n")
     line = failed_line(done)
-    assert "6 beams exceed the engine's limit of 5" in line and "--profile 6x5x24x24 --profile 8x1x24x24" in line
+    assert "6 beams exceed the engine's limit of 5" in line
+    assert "--profile 6x5x24x24 --profile 8x1x24x24 --profile BATCHxBEAMSxSOURCExTARGET" in line
     done = run_simulated("translate", bundle, "--backend", "trt:bf16", stdin=b"w5\n")
     line = failed_line(done)
     assert "no plans for this host (sm90, TensorRT 11.4.0, bf16)" in line and "it has sm90" in line

@@ -43,7 +43,8 @@ class TrtEngine(StaticEngine):
             max(each.capacity for each in profiles),
             max(each.beams for each in profiles),
             tuple(profiles),
-            f"build plans with a larger --profile: {build_command(self.bundle.directory, self.precision, profiles)}",
+            f"build a larger profile too: {build_command(self.bundle.directory, self.precision, profiles)} "
+            "--profile BATCHxBEAMSxSOURCExTARGET",
         )
         return self
 
