@@ -40,7 +40,7 @@ step() {
     return
   fi
   rm -f "$OUT/$name".*
-  timeout --foreground -k 10 "$limit" "$@" > "$OUT/$name.out" 2> "$OUT/$name.err" || code=$?
+  timeout --foreground -k 10 "$limit" "$@" < /dev/null > "$OUT/$name.out" 2> "$OUT/$name.err" || code=$?
   if ((code == 124 || code == 137)); then printf 'stopped after %s s\n' "$((SECONDS - start))" >> "$OUT/$name.err"; fi
   printf '%s %s\n' "$code" "$((SECONDS - start))" > "$OUT/$name.done"
   if ((code == 0)); then
@@ -48,7 +48,7 @@ step() {
   else
     failed "$name" "code $code after $((SECONDS - start)) s: $(tail -n 1 "$OUT/$name.err")"
   fi
-  collect
+  collect || true
 }
 
 # What there is so far, to bring back.
@@ -63,8 +63,12 @@ failed() {
   FAILED+=("$1")
 }
 
-# What this host cannot do is no failure of the kit, but it is not done either.
+# What this host cannot do now is no failure of the kit, but it is not done either, unless it was before.
 skip() {
+  if worked "$1"; then
+    say "$1: done before"
+    return
+  fi
   rm -f "$OUT/$1".*
   printf '%s\n' "$2" > "$OUT/$1.skipped"
   failed "$1" "not run: $2"
@@ -254,7 +258,7 @@ main() {
   for stage in "$@"; do
     if [[ $stage != unpack ]]; then "stage_${stage//-/_}"; fi
   done
-  collect
+  collect || FAILED+=(results)
   say "results: $RESULTS"
   if ((${#FAILED[@]})); then
     say "${#FAILED[@]} not done: ${FAILED[*]}"
