@@ -54,8 +54,8 @@ step() {
 # What there is so far, to bring back.
 collect() {
   mkdir -p "$RESULTS"
-  "$BASE" "$CORE/host.py" collect "$OUT" "$CORE/kit.json" "$RESULTS/results.json"
   cp "$OUT/run.log" "$RESULTS/run.log"
+  "$BASE" "$CORE/host.py" collect "$OUT" "$CORE/kit.json" "$RESULTS/results.json"
 }
 
 failed() {
