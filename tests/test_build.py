@@ -72,7 +72,7 @@ def built(trt_bundle: Path, text: Path, tmp_path_factory: pytest.TempPathFactory
         report = json.loads(printed(done)[0])
         assert report["stamp"].startswith(RTX) and report["stamp"].endswith(precision)
         kind = {"fp32": "float", "fp16": "half", "bf16": "bf16"}[precision]
-        assert len(report["plans"]) == 4
+        assert len(report["plans"]) == 4 and Path(report["directory"]).is_dir()
         assert all(set(plan["layers"]["matrix_multiply"]) == {kind} for plan in report["plans"])
     return out
 

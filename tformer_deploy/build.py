@@ -70,8 +70,8 @@ class BuildReport:
     plans: list[Built] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; the same wherever it was built."""
-        return {**asdict(self), "directory": self.directory.name, "stamp": str(self.stamp)}
+        """As plain values."""
+        return {**asdict(self), "directory": str(self.directory), "stamp": str(self.stamp)}
 
     def __str__(self) -> str:
         lines = [f"{self.stamp}"]
@@ -154,7 +154,8 @@ def build(
                     progress(1)
             report.buffers[str(profile)] = sum(sizes.values()) / 1e6
         header = plans_header(bundle, variant, stamp, chosen)
-        write_json(folder / HEADER, {**header, "files": file_hashes(folder), "report": report.to_json()})
+        kept = {**report.to_json(), "directory": place.name}  # the same wherever it was built
+        write_json(folder / HEADER, {**header, "files": file_hashes(folder), "report": kept})
     return report
 
 

@@ -81,7 +81,7 @@ class OrtStaticEngine(StaticEngine, OrtGraphs):
             if self.not_captured:
                 raise
             self._step = self._alone(super()._session, self.step_graph, 0)
-            self.call_steps(str(error))
+            self.note_not_captured(str(error))
 
     def _take_step(self) -> None:
         device, one = self.make(Profile(1, 1, 1, 1)), np.zeros((1, 1), np.int32)
@@ -116,7 +116,7 @@ class OrtStaticEngine(StaticEngine, OrtGraphs):
             return super()._session(graph, spin_us, enable_cuda_graph="1", **cuda)
         except EngineError as error:
             session = super()._session(graph, spin_us, **cuda)  # fails as well if it is not for that option
-            self.call_steps(str(error))
+            self.note_not_captured(str(error))
             return session
 
 

@@ -165,7 +165,7 @@ class StaticEngine(ABC):
         if self.keeps and self._open:
             self._idle.append(device)
 
-    def call_steps(self, reason: str) -> None:
+    def note_not_captured(self, reason: str) -> None:
         """Say, once, that steps are not replayed as CUDA graphs."""
         if not self.not_captured:
             warnings.warn(f"steps are not replayed as CUDA graphs: {reason}", stacklevel=2)

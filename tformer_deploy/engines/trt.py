@@ -94,7 +94,7 @@ class TrtEngine(StaticEngine):
         self.kernels.keep()
         self._reasons.clear()  # what did not stop it
         if device.not_captured:
-            self.call_steps(device.not_captured)
+            self.note_not_captured(device.not_captured)
         return device
 
     def give_back(self, device: Any) -> None:
