@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,11 +27,14 @@ from benchmarks.gpu.results import BEGIN, END, load, main, markdown, sides
 from benchmarks.gpu.seeded import LISTED, fill, restore
 from tformer_deploy import build as building
 from tformer_deploy.bundle import open_bundle
+from tformer_deploy.check.observe import VARIANTS, by_length, other_batches, spread
+from tformer_deploy.check.reference import load_reference
+from tformer_deploy.engines.base import Limits
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.engines.trt_api import TensorRt
 from tformer_deploy.engines.trt_build import BuildOptions
 from tformer_deploy.errors import ArtifactError
-from tformer_deploy.plans import Stamp, parse_profile
+from tformer_deploy.plans import Plans, Profile, Stamp, parse_profile
 from tformer_deploy.ship import ship
 
 from .conftest import random_model, small_config
@@ -153,15 +158,15 @@ def test_stages_on_a_simulated_gpu(used: Path, tmp_path: Path) -> None:
     results = json.loads((used / "results/results.json").read_text())
     steps = results["steps"]
     assert done.returncode == 1  # there are no plans in fp16, and no torch with CUDA
-    assert "check-tensorrt-fp16: FAILED, not run: there are no plans" in done.stdout
+    assert "check-tensorrt-trained-fp16: FAILED, not run: there are no plans" in done.stdout
     assert "eager: FAILED, not run: the host's torch sees no GPU" in done.stdout
-    assert steps["check-tensorrt-fp32"]["report"]["passed"] and steps["weights"]["code"] == 0
+    assert steps["check-tensorrt-trained-fp32"]["report"]["passed"] and steps["weights"]["code"] == 0
     report = steps["bench-tensorrt-base-fp32"]["report"]
     points = {(each["point"]["batch"], each["point"]["beams"]) for each in report["points"]}
     assert points == {(1, 1), (2, 1), (1, 4), (2, 4)}
     assert steps["bench-tensorrt-trained-fp32"]["report"]["corpus"][0]["sentences"] == 12
     again = run_kit(used, "check", "bench")
-    assert "check-tensorrt-fp32: done before" in again.stdout
+    assert "check-tensorrt-trained-fp32: done before" in again.stdout
     assert sorted(path.name for path in (used / "results").iterdir()) == ["results.json", "run.log"]
 
 
@@ -191,12 +196,12 @@ def test_results_become_a_table(used: Path, tmp_path: Path, capsys: pytest.Captu
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     arguments = [str(tmp_path / "results"), "--out", str(tmp_path), "--page", str(page)]
     assert main(arguments) == 3
-    assert "`trt`, TensorRT, fp16: refused: check-tensorrt-fp16 did not run" in capsys.readouterr().err
+    assert "`trt`, TensorRT, fp16: refused: check-tensorrt-trained-fp16 did not run" in capsys.readouterr().err
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith(f"{END}\nafter\n") and "old" not in text
     assert "| `trt`, TensorRT, fp16 | refused | refused | refused | refused |" in text
     assert "| batch 1, greedy | batch 2, greedy | batch 1, beam 4 | batch 2, beam 4 |" in text
-    assert "12 of 12 | 12 of 12 | 12 of 12" in text
+    assert "72 of 72 | 72 of 72 | 72 of 72 | 12 of 12 | 12 of 12 | 12 of 12" in text
     written = json.loads((tmp_path / f"{results['host']['date']}-h200.json").read_text())
     assert written == results
     page.write_text("no place")
@@ -208,7 +213,7 @@ def test_what_is_missing_is_said(used: Path, tmp_path: Path) -> None:
     run_kit(used, "check", "bench")
     results = results_of(tmp_path, used)
     results["steps"]["bench-tensorrt-trained-fp32"] = {"code": 124, "seconds": 9, "error": "stopped after 9 s"}
-    results["steps"]["check-tensorrt-fp32"]["report"]["engines"][0]["outputs"][1] |= {"equal": 10, "ties": 2}
+    results["steps"]["check-tensorrt-trained-fp32"]["report"]["engines"][0]["outputs"][1] |= {"equal": 10, "ties": 2}
     report = results["steps"]["bench-tensorrt-base-fp32"]["report"]
     report["engines"][0]["device"]["not_captured"] = "no room"
     text = markdown(results, sides(results))
@@ -224,10 +229,10 @@ def test_a_probe_that_fails_spares_the_rest(used: Path, tmp_path: Path) -> None:
     shutil.rmtree(folder / "work/out")
     done = run_kit(folder, "host", "install", "probe", "build-trained", "check", "bench")
     assert "probe-tensorrt: FAILED, code 1" in done.stdout
-    for name in ("build-tensorrt-trained-fp16", "check-tensorrt-fp32", "bench-tensorrt-base-fp32"):
+    for name in ("build-tensorrt-trained-fp16", "check-tensorrt-trained-fp32", "bench-tensorrt-base-fp32"):
         assert f"{name}: FAILED, not run: probe-tensorrt failed: " in done.stdout
     steps = json.loads((folder / "results/results.json").read_text())["steps"]
-    assert steps["probe-tensorrt"]["code"] == 1 and "probe" in steps["check-tensorrt-fp32"]["skipped"]
+    assert steps["probe-tensorrt"]["code"] == 1 and "probe" in steps["check-tensorrt-trained-fp32"]["skipped"]
 
 
 def test_what_takes_too_long_is_stopped_and_said(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,15 +242,17 @@ def test_what_takes_too_long_is_stopped_and_said(used: Path, tmp_path: Path, mon
     for step in (folder / "work/out").glob("check-*"):
         step.unlink()
     monkeypatch.setenv("KIT_LIMIT_SECONDS", "1")
-    assert "check-tensorrt-fp32: FAILED, code 124 after 1 s: stopped after 1 s" in run_kit(folder, "check").stdout
+    assert (
+        "check-tensorrt-trained-fp32: FAILED, code 124 after 1 s: stopped after 1 s" in run_kit(folder, "check").stdout
+    )
     steps = json.loads((folder / "results/results.json").read_text())["steps"]
-    assert steps["check-tensorrt-fp32"]["error"].endswith("stopped after 1 s")
+    assert steps["check-tensorrt-trained-fp32"]["error"].endswith("stopped after 1 s")
     monkeypatch.setenv("KIT_TOTAL_SECONDS", "1")
     (folder / "work/out/weights.done").unlink()
     (folder / "work/core/seeded.py").write_text("import time\ntime.sleep(5)\n")
     done = run_kit(folder, "install", "check")
     assert "weights: FAILED, code 124" in done.stdout
-    assert "check-tensorrt-fp32: FAILED, not run: no time was left of 1 s" in done.stdout
+    assert "check-tensorrt-trained-fp32: FAILED, not run: no time was left of 1 s" in done.stdout
 
 
 def test_two_runs_at_a_time_are_refused(used: Path) -> None:
@@ -253,6 +260,26 @@ def test_two_runs_at_a_time_are_refused(used: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = run_kit(used, "host")
     assert done.returncode == 1 and "another run.sh, or what one has left, works in" in done.stderr
+
+
+def test_every_plan_of_the_random_model_is_checked(kit: Path, used: Path) -> None:
+    model = used / "work/core/models"
+    reference = load_reference(model / "base.reference")
+    options = replace(reference.options, invariance=bundles.BATCHES[1])  # the test's own kit has other batches
+    profiles = [
+        Profile(batch, beams, *bundles.BASE_LENGTHS) for beams in bundles.BASE_BEAMS for batch in bundles.BATCHES
+    ]
+    limits = Limits(128, *bundles.BASE_LENGTHS, 4, tuple(profiles))
+    engine: Any = SimpleNamespace(limits=limits, config=SimpleNamespace(pad_id=0))
+    plans, taken = Plans(model, model, {"profiles": list(map(str, profiles))}), set()
+    picked = spread(reference.sources, options.invariance)
+    for decoding in options.modes().values():
+        batches = list(by_length(engine, reference.sources, range(len(reference.sources)), options, decoding))
+        for variant in VARIANTS:
+            batches += other_batches(variant, engine, reference.sources, picked, options, decoding)
+        for batch, _ in batches:
+            taken.add(plans.fitting(len(batch.src_ids), decoding.rows, batch.src_ids.shape[1], decoding.max_tokens))
+    assert taken == set(profiles)
 
 
 def failing(step: dict[str, Any]) -> None:
@@ -276,10 +303,10 @@ def broken(step: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (failing, "check-tensorrt-fp32 FAILED: greedy: sentence 3 differs"),
+        (failing, "check-tensorrt-trained-fp32 FAILED: greedy: sentence 3 differs"),
         (other_precision, "ran fp16, not fp32"),
         (fewer_sentences, "is of 2 sentences, not of 12"),
-        (broken, "check-tensorrt-fp32 failed: error: no room"),
+        (broken, "check-tensorrt-trained-fp32 failed: error: no room"),
     ],
 )
 def test_what_is_not_proven_has_no_figures(
@@ -287,7 +314,7 @@ def test_what_is_not_proven_has_no_figures(
 ) -> None:
     run_kit(used, "check", "bench")
     results = results_of(tmp_path, used)
-    harm(results["steps"]["check-tensorrt-fp32"])
+    harm(results["steps"]["check-tensorrt-trained-fp32"])
     found = {side.name: side for side in sides(results)}["`trt`, TensorRT, fp32"]
     assert reason in found.refused and not found.speeds and not found.text
     assert reason in markdown(results, sides(results))

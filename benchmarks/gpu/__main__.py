@@ -81,8 +81,10 @@ def fill_core(core: Path, options: argparse.Namespace) -> None:
     build_own(core / "own")
     if not options.no_wheels:
         download(CORE, options.python, core / "wheels")
-    checked = add_trained(core / "models", options.bundle, options.checkpoint, options.text, options.sentences)
-    add_random(core / "models", options.preset, options.vocab_size, options.seed)
+    checked = {
+        "trained": add_trained(core / "models", options.bundle, options.checkpoint, options.text, options.sentences),
+        "base": add_random(core / "models", options.preset, options.vocab_size, options.seed),
+    }
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     write_json(core / "kit.json", {
         "format": "tformer-gpu-kit", "version": 1, "date": str(datetime.date.today()),

@@ -1,4 +1,4 @@
-"""What the host decodes: a trained bundle with eager's answers, and one of random weights that the host makes."""
+"""What the host decodes: a trained bundle, and one of random weights that the host makes; each with eager's answers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ import onnx
 from benchmarks.peers.points import random_sources
 from tformer_deploy.bundle import MANIFEST, Bundle, hashes, open_bundle, write_manifest
 from tformer_deploy.check import CheckOptions, Gate, make_corpus
+from tformer_deploy.check.gate import machine
+from tformer_deploy.check.reference import make_reference
 from tformer_deploy.config import preset
 from tformer_deploy.contract import GRAPHS, WEIGHTS
 from tformer_deploy.data import read_lines
+from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.errors import ArtifactError, DataError
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.files import write_json
@@ -28,6 +31,7 @@ from tformer_deploy.ship import choose
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
 
 from .seeded import LISTED, fill
+from .twin import eager_twin
 
 BEAMS = 5
 PADDING = 16
@@ -36,8 +40,8 @@ BATCHES = (1, 8, 32, 128)
 BASE_BEAMS = (1, 4)
 BASE_LENGTHS = 20, 32
 """Source and new tokens of what is measured on the random bundle, and of its plans."""
-CALIBRATED = 16
-"""Lines of the random bundle's text."""
+LINES = 72
+"""Of the random bundle's text: the check, whose batches they fill as they do, takes plans of every size."""
 
 
 class Model:
@@ -88,8 +92,8 @@ def add_trained(folder: Path, source: Path, checkpoint: Path | None, text: Path,
     return len(lines)
 
 
-def add_random(folder: Path, preset_name: str, vocabulary: int, seed: int) -> None:
-    """Export a preset, but for its weights: the host makes them from the seed."""
+def add_random(folder: Path, preset_name: str, vocabulary: int, seed: int) -> int:
+    """Export a preset, but for its weights: the host makes them from the seed. Returns how many lines are checked."""
     model, config = Model(folder, "base"), preset(preset_name, vocabulary, vocabulary)
     words = Words([*SPECIALS, *(f"w{i}" for i in range(len(SPECIALS), vocabulary))], None)
     identity = hashlib.sha256(f"{preset_name} {vocabulary} {seed}".encode()).hexdigest()
@@ -101,18 +105,23 @@ def add_random(folder: Path, preset_name: str, vocabulary: int, seed: int) -> No
     drop_weights(model.bundle, recipes, seed)
     checkpoint = {"path": "none: the weights are random", "weights_sha256": identity}
     write_manifest(model.bundle, config, recipes, description, checkpoint, {})
-    for name in recipes:
-        (model.bundle / name / WEIGHTS).unlink()
     source, target = (min(size, config.max_positions) for size in BASE_LENGTHS)
-    lengths = [4 + i % (source - 4) for i in range(CALIBRATED)]
+    lengths = [4 + i % (source - 3) for i in range(LINES)]
     ids = random_sources(vocabulary, lengths, seed)
     model.write_text(" ".join(f"w{i}" for i in each[:-1]) for each in ids)
+    options = CheckOptions(target, max(BASE_BEAMS), max(BASE_BEAMS), invariance=BATCHES[1], positions=target)
+    about = {"corpus": model.file("text").name, "weights_sha256": identity, "machine": machine()}
+    with EagerEngine(eager_twin(model.bundle / trt_variant(open_bundle(model.bundle)), config)) as eager:
+        make_reference(eager, ids, options, about).save(model.file("reference"))
+    for name in recipes:
+        (model.bundle / name / WEIGHTS).unlink()
     profiles = [Profile(batch, beams, source, target) for beams in BASE_BEAMS for batch in BATCHES]
     model.write_options(profiles, bench_options(BATCHES, BASE_BEAMS, source, target))
     write_json(model.file("points"), {
         "model": {"preset": preset_name, "vocabulary": vocabulary}, "batch": BATCHES, "beams": BASE_BEAMS,
         "src_len": source, "new_tokens": target,
     })  # fmt: skip
+    return LINES
 
 
 def drop_weights(bundle: Path, folders: Iterable[str], seed: int) -> None:

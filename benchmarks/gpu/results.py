@@ -21,6 +21,7 @@ FLAVORS = {"rtx": "TensorRT for RTX", "tensorrt": "TensorRT"}
 ORT_ENGINE = "ort:trt@cuda"
 NOT_MEASURED = "not measured"
 MODES = ("greedy", "beam", "sampling")
+COMPARED = [(model, mode) for model in ("base", "trained") for mode in MODES]
 Steps = Mapping[str, dict[str, Any]]
 PointKey = tuple[int, int]
 """Sentences, beams."""
@@ -35,8 +36,8 @@ class Side:
     """Why its figures are not shown."""
     speeds: dict[PointKey, float] = field(default_factory=dict)
     """Tokens a second of the random model."""
-    equal: dict[str, str] = field(default_factory=dict)
-    """Of the trained model, by mode: sentences equal to eager PyTorch."""
+    equal: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Model, mode -> sentences equal to eager PyTorch."""
     text: dict[int, float] = field(default_factory=dict)
     """Beams -> tokens a second on the trained model's text."""
     remarks: list[str] = field(default_factory=list)
@@ -103,12 +104,11 @@ def sides(results: Mapping[str, Any]) -> list[Side]:
     for stage in kit["stages"]:
         if stage == "ort-gpu":
             side = Side("`ort`, CUDA, fp32")
-            found.append(fill(side, results, "check-ort-cuda", "bench-ort-cuda-{}", ORT_ENGINE))
+            found.append(fill(side, results, "{}-ort-cuda-{}", ORT_ENGINE))
         elif flavor := stages.get(stage):
             for precision in PRECISIONS:
                 name = f"`trt`, {title(steps, flavor, precision)}, {precision}"
-                check, bench = f"check-{flavor}-{precision}", f"bench-{flavor}-{{}}-{precision}"
-                found.append(fill(Side(name), results, check, bench, f"trt:{precision}"))
+                found.append(fill(Side(name), results, f"{{}}-{flavor}-{{}}-{precision}", f"trt:{precision}"))
     return found
 
 
@@ -128,18 +128,20 @@ def eager_sides(steps: Steps) -> list[Side]:
     return [found["fp32"], found["fp16"]]
 
 
-def fill(side: Side, results: Mapping[str, Any], check: str, bench: str, engine: str) -> Side:
-    """Figures of an engine, if its check passed; `bench` names a step for each model."""
+def fill(side: Side, results: Mapping[str, Any], step: str, engine: str) -> Side:
+    """Figures of an engine, if the checks of both models passed; `step` is named by what it does and the model."""
     steps = results["steps"]
-    side.refused = check_problem(steps, check, engine, results["kit"]["checked"])
+    for model, sentences in results["kit"]["checked"].items():
+        side.refused = side.refused or check_problem(steps, step.format("check", model), engine, sentences)
     if side.refused:
         return side
-    (checked,) = (each for each in steps[check]["report"]["engines"] if each["engine"] == engine)
-    for outputs in checked["outputs"]:
-        ties = f", {outputs['ties']} ties" if outputs["ties"] else ""
-        side.equal[outputs["mode"]] = f"{outputs['equal']:,} of {outputs['sentences']:,}{ties}"
-    for model in ("base", "trained"):
-        name = bench.format(model)
+    for model in results["kit"]["checked"]:
+        report = steps[step.format("check", model)]["report"]
+        (checked,) = (each for each in report["engines"] if each["engine"] == engine)
+        for outputs in checked["outputs"]:
+            ties = f", {outputs['ties']} ties" if outputs["ties"] else ""
+            side.equal[model, outputs["mode"]] = f"{outputs['equal']:,} of {outputs['sentences']:,}{ties}"
+        name = step.format("bench", model)
         if found := problem(steps, name):
             side.remarks.append(found)
             continue
@@ -170,16 +172,18 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
         f"{host['date']}, commit {kit['commit']}. The `{random['preset']}` preset with random weights, vocabulary "
         f"{random['vocabulary']:,}, {random['lengths'][0]} source tokens, {random['lengths'][1]} generated; target "
         "tokens a second, in brackets how many times as fast as eager PyTorch's faster precision, which is timed by "
-        "the GPU's clock without a search on the host, the others by the wall's with it. Only engines whose check on "
-        "the trained model passed have figures; no check is of the random model's own plans.",
+        "the GPU's clock without a search on the host, the others by the wall's with it. Only engines whose checks of "
+        "both models passed have figures.",
         "",
         *table(["", *map(point_name, keys)], [[side.name, *(speed(side, key, best) for key in keys)] for side in rows]),
         "",
-        f"The trained model, {kit['checked']:,} sentences of {kit['text']}: how many are equal to eager PyTorch token "
-        "by token, and target tokens a second of the whole text:",
+        f"Sentences equal to eager PyTorch token by token, of the random model and of the trained one, which gets "
+        f"{kit['text']}, and target tokens a second of that whole text:",
         "",
         *table(
-            ["", *MODES, *(f"tokens/s, {point_name((0, beams))}" for beams in text_beams(rows))], trained_rows(rows)
+            ["", *(f"{model}, {mode}" for model, mode in COMPARED)]
+            + [f"tokens/s, {point_name((0, beams))}" for beams in text_beams(rows)],
+            checked_rows(rows),
         ),
     ]
     refused = dict.fromkeys(f"- {side.name}: {side.refused}" for side in rows if side.refused)
@@ -188,11 +192,11 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
     return "\n".join([*lines, *(["", "Remarks:", "", *remarks] if remarks else [])])
 
 
-def trained_rows(rows: Iterable[Side]) -> list[list[str]]:
+def checked_rows(rows: Iterable[Side]) -> list[list[str]]:
     """Cells of the second table."""
     kept = [side for side in rows if not side.name.startswith("eager")]
     return [
-        [side.name, *(side.equal.get(mode, "refused") for mode in MODES)]
+        [side.name, *(side.equal.get(compared, "refused") for compared in COMPARED)]
         + [f"{side.text[beams]:,.0f}" if beams in side.text else NOT_MEASURED for beams in text_beams(kept)]
         for side in kept
     ]

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds, checks and measures on a GPU host without a network; docs/gpu.md says how.
 # ./run.sh            everything that has not worked yet
-# ./run.sh STAGE...   of: unpack host install eager probe build-trained check build-base build bench ort-cuda
+# ./run.sh STAGE...   of: unpack host install eager probe build-trained check-trained build-base check-base
+#                     bench ort-cuda; build and check do both models
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -243,7 +244,7 @@ find_gpu() {
 
 main() {
   local stage
-  local known=' host install eager probe build-trained check build-base build bench ort-cuda '
+  local known=' host install eager probe build-trained check-trained build-base check-base build check bench ort-cuda '
   for stage in "$@"; do
     [[ $known == *" $stage "* || $stage == unpack ]] || die "there is no stage '$stage': take of unpack$known"
   done
@@ -252,7 +253,7 @@ main() {
   source "$CORE/stages.sh"
   find_python
   if (($# == 0)); then
-    set -- host install eager probe build-trained check build-base bench
+    set -- host install eager probe build-trained check-trained build-base check-base bench
     if [[ $INSTALLED || -e $WORK/ort-gpu ]]; then set -- "$@" ort-cuda; fi
   fi
   for stage in "$@"; do

@@ -103,13 +103,23 @@ on_plans() {
   fi
 }
 
+stage_check_trained() { check_plans trained; }
+
+stage_check_base() { check_plans base; }
+
 stage_check() {
-  local env flavor precision
+  stage_check_trained
+  stage_check_base
+}
+
+check_plans() {
+  local env flavor precision model=$1
   find_gpu
   while read -r env flavor; do
     for precision in "${PRECISIONS[@]}"; do
-      on_plans "check-$flavor-$precision" "$flavor" trained "$precision" "$(environment_python "$env")" -m tformer_deploy \
-        check "$CORE/models/trained" --backend "trt:$precision" --reference "$CORE/models/trained.reference" --json
+      on_plans "check-$flavor-$model-$precision" "$flavor" "$model" "$precision" "$(environment_python "$env")" \
+        -m tformer_deploy check "$CORE/models/$model" --backend "trt:$precision" \
+        --reference "$CORE/models/$model.reference" --json
     done
   done < <(flavors)
 }
@@ -141,7 +151,7 @@ stage_ort_cuda() {
   find_gpu
   libraries=$(on_host "$CORE/host.py" libraries 2> /dev/null || true)  # without torch there are none
   there=(env "LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$(environment_python ort-gpu)" -m tformer_deploy)
-  for name in check-ort-cuda bench-ort-cuda-base bench-ort-cuda-trained; do
+  for name in {check,bench}-ort-cuda-{trained,base}; do
     model=${name##*-}
     if [[ ! $INSTALLED && ! -e $WORK/ort-gpu ]]; then
       skip "$name" 'onnxruntime-gpu is not in the kit, or not here: make the kit --with ort-gpu'
@@ -150,8 +160,8 @@ stage_ort_cuda() {
     elif [[ $NO_GPU ]]; then
       skip "$name" "$NO_GPU"
     elif [[ $name == check-* ]]; then
-      step "$name" "${there[@]}" check "$CORE/models/trained" --backend ort --variant trt --device cuda \
-        --reference "$CORE/models/trained.reference" --json
+      step "$name" "${there[@]}" check "$CORE/models/$model" --backend ort --variant trt --device cuda \
+        --reference "$CORE/models/$model.reference" --json
     else
       bench_options "$model"
       step "$name" "${there[@]}" bench "$CORE/models/$model" --backend ort --variant trt --device cuda "${WORDS[@]}" --json
