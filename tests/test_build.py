@@ -418,7 +418,7 @@ def test_types_of_a_plans_layers_are_counted() -> None:
 def test_values_that_are_not_finite_stop_the_build(
     trt_bundle: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(engine: RangeEngine, *rest: Any) -> list[Any]:
+    def broken(engine: RangeEngine, *rest: Any, **how: Any) -> list[Any]:
         engine.largest["encoder"]["memory"] = float("inf")
         return []
 

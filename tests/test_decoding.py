@@ -7,6 +7,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,8 +18,11 @@ from hypothesis import strategies as st
 
 from tformer_deploy.decoding import Batch, DecodeOptions, Hypothesis, Step, Trie, decode, sampling
 from tformer_deploy.decoding.sampling import draw, uniforms
-from tformer_deploy.errors import ConfigError, LimitError
+from tformer_deploy.decoding.scoring import score as score_targets
+from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy.errors import ConfigError, EngineError, LimitError
 
+from .conftest import lowered_engine, random_model, small_config
 from .plain_decoding import (
     EOS,
     VOCAB,
@@ -43,7 +47,7 @@ def make_trie(allowed: Sequence[Tokens] | None) -> Trie | None:
 
 def decode_all(engine: TableEngine, sentences: Sequence[Sentence]) -> list[list[Hypothesis]]:
     batch = make_batch([s.source for s in sentences], [s.number for s in sentences], [s.prefix for s in sentences])
-    return decode(engine, batch, sentences[0].options, make_trie(sentences[0].allowed))
+    return decode(engine, batch, sentences[0].options, make_trie(sentences[0].allowed), strict=False)
 
 
 def same(found: Sequence[Hypothesis], expected: Sequence[Output]) -> bool:
@@ -304,10 +308,31 @@ def broken(rng: np.random.Generator, vocab: int) -> Any:
 
 
 @pytest.mark.parametrize("changes", [{}, {"beams": 3}, {"sampling": True}, {"sampling": True, "top_p": 0.9}], ids=str)
-def test_log_probabilities_that_are_no_numbers_end_an_output(changes: dict[str, Any]) -> None:
+def test_log_probabilities_that_are_no_numbers_are_never_chosen(changes: dict[str, Any]) -> None:
     for seed, lists in itertools.product(range(8), (True, False)):
-        found = decode(TableEngine(seed, broken, lists=lists), make_batch([(4,), (5, 6)]), DecodeOptions(**changes))
+        engine, batch = TableEngine(seed, broken, lists=lists), make_batch([(4,), (5, 6)])
+        found = decode(engine, batch, DecodeOptions(**changes), strict=False)
         assert all(len(h.ids) <= 7 and math.isfinite(h.score) for hypotheses in found for h in hypotheses)
+
+
+@pytest.mark.parametrize("recipe", ["eager", "fp32-cpu", "trt"])
+@pytest.mark.parametrize("changes", [{}, {"beams": 3}, {"sampling": True}], ids=str)
+def test_log_probabilities_that_are_no_numbers_are_refused(
+    recipe: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of one sentence of a batch, on whatever engine."""
+    model = random_model(small_config(share_embeddings="none")).eval()
+    model.src_embedding.weight.data[7] = float("nan")
+    engine = EagerEngine(model) if recipe == "eager" else lowered_engine(model, tmp_path, recipe)
+    with engine:
+        fine, bad = (make_batch([(5, 6, 3), (word, 6, 3), (6, 3)], [40, 41, 42]) for word in (8, 7))
+        options = DecodeOptions(max_tokens=4, **changes)
+        assert len(decode(engine, fine, options)) == 3
+        with pytest.raises(EngineError, match="request 42: the log-probabilities of token 1 are not numbers: the prec"):
+            decode(engine, bad, options)
+        assert decode(engine, bad, options, strict=False)[1][0].ids == []
+        with pytest.raises(EngineError, match="request 42: the log-probabilities of token 1 are not numbers"):
+            score_targets(engine, bad, [[5, 6], [5], [9]])
 
 
 # Steps

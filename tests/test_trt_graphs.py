@@ -148,6 +148,34 @@ def test_fixed_sizes_leave_no_shape_to_compute() -> None:
         fix_sizes(graphs(random_model(small_config()))["decoder_step"], without)
 
 
+@pytest.mark.parametrize("wrong", [-7, 10**6])
+def test_no_step_leaves_the_tables(wrong: int) -> None:
+    """Whatever TopK may make of log-probabilities that are not numbers."""
+    model = random_model(small_config())
+    step = graphs(model)["decoder_step"]
+    top = next(node for node in step.graph.node if node.op_type == "TopK")
+    top.output[1] = "right"
+    step.graph.initializer.append(numpy_helper.from_array(np.int64(wrong), "wrong"))
+    step.graph.node.insert(list(step.graph.node).index(top) + 1, helper.make_node("Add", ["right", "wrong"], ["best"]))
+    fix_sizes(step, SIZES)
+    rng, feed = np.random.default_rng(0), {}
+    for value in step.graph.input:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        whole = value.type.tensor_type.elem_type == TensorProto.INT32
+        feed[value.name] = np.zeros(shape, np.int32) if whole else np.full(shape, np.nan, np.float32)
+    feed["src_lengths"][:], feed["live_beams"][:] = rng.integers(1, 9, 3), 2
+    names = [value.name for value in step.graph.output]
+    with np.errstate(all="ignore"):
+        found = dict(zip(names, ReferenceEvaluator(step).run(None, feed), strict=True))
+    assert np.isnan(found["top_scores"]).all() and np.isfinite(found["next_values"]).all()
+    for name, end in (
+        ("top_ids", model.config.tgt_vocab),
+        ("next_tokens", model.config.tgt_vocab),
+        ("next_parents", 6),
+    ):
+        assert 0 <= found[name].min() <= found[name].max() < end
+
+
 def half_engine(model: Transformer, folder: Path, largest: dict[str, dict[str, float]]) -> Any:
     """The graphs of a model in fp16, on a processor."""
     engine = lowered_engine(model, folder, "trt")
@@ -180,7 +208,7 @@ def measured(engine: Any, model: Transformer) -> dict[str, dict[str, float]]:
     ranges = RangeEngine(engine.bundle, 1, engine.variant)
     with ranges:
         batch = make_batch([row[:n].tolist() for row, n in zip(src_ids, lengths, strict=True)], model.config.pad_id)
-        decode(ranges, batch, DecodeOptions(max_tokens=12))
+        decode(ranges, batch, DecodeOptions(max_tokens=12), strict=False)
     return ranges.largest
 
 

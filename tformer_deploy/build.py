@@ -229,7 +229,7 @@ def measure(
     with RangeEngine(bundle, 0, variant) as engine:
         for batch in length_batches(lengths, BATCH_TOKENS, lambda longest: engine.limits.batch):
             options = DecodeOptions(max_tokens=min(steps, engine.limits.tgt_tokens))
-            decode(engine, make_batch([sources[i] for i in batch], bundle.config.pad_id), options)
+            decode(engine, make_batch([sources[i] for i in batch], bundle.config.pad_id), options, strict=False)
             if progress:
                 progress(0)
         ranges = engine.largest

@@ -154,7 +154,8 @@ class Translator:
                 )
         sizes = [max(len(source), len(target)) for source, target in pairs]
         for indices in length_batches(sizes, self.batch_tokens, lambda size: limits.sentences(1, size, size)):
-            batch = make_batch([pairs[i][0] for i in indices], self.engine.config.pad_id)
+            numbers = [first + i for i in indices]
+            batch = make_batch([pairs[i][0] for i in indices], self.engine.config.pad_id, numbers)
             for i, values in zip(indices, score(self.engine, batch, [pairs[i][1] for i in indices]), strict=True):
                 found[i] = values.tolist()
         return found

@@ -168,7 +168,7 @@ def record(engine: Engine, batch: Batch, indices: Sequence[int], options: Decode
         for row, sentence in enumerate(step.sentences.tolist()):
             rows[sentence].append((step.parents[row], step.tokens[row], step.values[row], margins[row]))
 
-    outputs = decode(engine, batch, options, on_step=on_step)
+    outputs = decode(engine, batch, options, on_step=on_step, strict=False)
     for i, output, steps in zip(indices, outputs, rows, strict=True):
         run.outputs[i] = output
         parents, tokens, values, margins = zip(*steps, strict=True)

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engines.base import Floats, Ints
-from ..errors import LimitError
+from ..engines.base import Floats, Ints, Scores
+from ..errors import EngineError, LimitError
 from .options import DecodeOptions
 
 _END = -1
+_LEAST = -1e4
+"""No row's best log-probability is below: it is at least minus the logarithm of the vocabulary's size."""
 
 
 class Trie:
@@ -127,6 +129,19 @@ class Rules:
             values = row[kept]
             row[:] = -np.inf
             row[kept] = values
+
+
+def require_numbers(scores: Scores, sentences: Ints, numbers: Sequence[int], step: int) -> None:
+    """Raise EngineError where a row's best log-probability is no number; `numbers` of the requests as in `Batch`."""
+    best = scores.scores[:, :, 0] if scores.log_probs is None else scores.log_probs.max(2)
+    if best.min() > _LEAST:  # not so with NaN
+        return
+    sentence = int(sentences[(~(best > _LEAST)).any(1).argmax()])
+    request = (numbers[sentence] if len(numbers) else sentence) + 1
+    raise EngineError(
+        f"request {request}: the log-probabilities of token {step + 1} are not numbers: "
+        "the precision overflows there, or weights are no numbers: take fp32, and tformer check"
+    )
 
 
 def are_among(ids: Ints, few: Ints) -> NDArray[np.bool_]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..engines.base import Engine, Ints, Outlook, Scores
 from ..errors import LimitError
+from .rules import require_numbers
 from .sampling import Doubles
 from .search import Batch
 
@@ -40,9 +41,13 @@ def forced_steps(
 
 
 def score(engine: Engine, batch: Batch, targets: Sequence[Sequence[int]]) -> list[Doubles]:
-    """Of each target, end token included, the log-probability of every token behind those before it."""
+    """Of each target, end token included, the log-probability of every token behind those before it.
+
+    Raises EngineError for log-probabilities that are no numbers.
+    """
     found = [np.empty(len(target)) for target in targets]
     for step, live, scores in forced_steps(engine, batch, targets):
+        require_numbers(scores, live, batch.numbers, step)
         assert scores.log_probs is not None
         for row, i in enumerate(live.tolist()):
             found[i][step] = scores.log_probs[row, 0, targets[i][step]]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..engines.base import Engine, Ints, Outlook, Scores, State
 from ..errors import LimitError
 from .options import DecodeOptions
-from .rules import Rules, Trie, are_among, best_tokens
+from .rules import Rules, Trie, are_among, best_tokens, require_numbers
 from .sampling import Doubles, draw, uniforms
 
 Number = TypeVar("Number", bound=np.generic)
@@ -78,10 +78,12 @@ def decode(
     options: DecodeOptions,
     allowed: Trie | None = None,
     on_step: Callable[[Step], None] | None = None,
+    strict: bool = True,
 ) -> list[list[Hypothesis]]:
     """The outputs of each source, best first, or its samples. `docs/decoding.md` has the rules.
 
-    Raises LimitError where the options ask for what the engine or its graphs cannot do.
+    Raises LimitError where the options ask for what the engine or its graphs cannot do, and EngineError for
+    log-probabilities that are no numbers; without `strict` those are never chosen.
     """
     _check(engine, batch, options)
     kind = _Sampling if options.sampling else _Greedy if options.greedy else _Beam
@@ -90,6 +92,8 @@ def decode(
     state = engine.encode(batch.src_ids, batch.src_lengths, search.outlook())
     while True:
         scores = engine.step(search.tokens, state, search.needs_all(state), options.attention)
+        if strict:
+            require_numbers(scores, search.sentences, batch.numbers, search.written.shape[2])
         step = search.advance(scores)
         if on_step:
             on_step(step)

@@ -117,7 +117,11 @@ class TrtLowering(Lowering):
         else:
             count = self.graph.node("Mul", [self.size("tokens", 1), self.ints("two", [2])])
         self.graph.node("TopK", [log_probs, count], ["top_scores", "best"])
-        self.graph.node("Cast", ["best"], "top_ids", to=TensorProto.INT32)
+        ids = self.graph.node("Cast", ["best"], to=TensorProto.INT32)
+        # What TopK makes of NaN is nowhere written, and a place outside of a table would end the process.
+        least, last = np.int32(0), np.int32(self.config.tgt_vocab - 1)
+        ids = self.graph.node("Max", [ids, self.graph.constant("first_id", least)])
+        self.graph.node("Min", [ids, self.graph.constant("last_id", last)], "top_ids")
         self.choose(count)
 
     def choose(self, count: str) -> None:
@@ -125,6 +129,7 @@ class TrtLowering(Lowering):
         node, number, axes = self.graph.node, self.graph.constant, self.recipe.axes
         sums = node("Add", [node("Reshape", ["values", self.ints("column", [-1, 1])]), "top_scores"])
         going = node("Where", [node("Equal", ["top_ids", "end_id"]), self.hidden, sums])  # (R, k)
+        going = node("Where", [node("Greater", [going, number("lowest", 3 * HIDDEN)]), going, self.hidden])  # no NaN
         beams = self.size("tokens", 1)
         by_sentence = node("Concat", [self.size("tokens", 0), self.ints("all", [-1])], axis=0)
         node("TopK", [node("Reshape", [going, by_sentence]), beams], ["best_sums", "chosen"])  # (B, K)
