@@ -6,7 +6,8 @@ import dataclasses
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tformer_deploy.engines.ort_static import CAPACITY, OrtDevice, OrtStaticEngi
 from tformer_deploy.errors import EngineError, LimitError, NoRoom
 from tformer_deploy.model import Transformer
 from tformer_deploy.plans import Profile
+from tformer_deploy.recipe import load_recipe
 
 from .conftest import VOCAB, ending_model, lowered_engine, random_sources
 from .test_lowered_engine import MODES, POSITIONS, TOLERANCE, batch_of
@@ -95,6 +97,28 @@ def test_with_one_beam_what_led_there_is_not_done_again(engine: Any, eager: Eage
     assert [[h.ids for h in found] for found in ours] == [[h.ids for h in found] for found in theirs]
     again = [(a, b) for a, b in pairwise(steps) if b <= a]
     assert again and all(a - b <= engine.ahead for a, b in again)
+
+
+@pytest.mark.parametrize("recipe", ["trt", "fp32-cpu"])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_draws_from_the_best_need_the_best_alone(
+    model: Transformer, eager: EagerEngine, steps: list[int], tmp_path: Path, recipe: str, samples: int
+) -> None:
+    """And what is drawn no device can do ahead."""
+    asked: list[bool] = []
+    wide = dataclasses.replace(load_recipe(recipe), top_k=8)
+    options = DecodeOptions(max_tokens=20, sampling=True, n_best=samples, top_k=5, top_p=0.9, suppress=(7, 9), seed=3)
+    with lowered_engine(model, tmp_path, wide) as engine:
+        step = engine.step
+        engine.step = lambda tokens, state, full, *rest: asked.append(full) or step(tokens, state, full, *rest)  # type: ignore[method-assign]
+        theirs, ours = (decode(side, batch_of(6, 3), options) for side in (eager, engine))
+        assert [[h.ids for h in found] for found in ours] == [[h.ids for h in found] for found in theirs]
+        scores = [[h.score for h in chain(*found)] for found in (ours, theirs)]
+        assert np.allclose(*scores, rtol=0, atol=1e-4)
+        assert asked and not any(asked) and steps == list(range(len(asked)) if recipe == "trt" else [])
+        asked.clear()
+        decode(engine, batch_of(6, 3), dataclasses.replace(options, top_k=6))
+        assert all(asked), "6, 2 that may be suppressed and one to measure the margin by are more than 8"
 
 
 def test_where_the_search_decides_otherwise_steps_are_done_again(engine: Any, eager: EagerEngine, steps: Any) -> None:

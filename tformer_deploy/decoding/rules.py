@@ -76,7 +76,8 @@ class Rules:
         options = self.options
         ngrams = 0 < options.no_repeat_ngram <= step + 1
         forced = step < self._forced_steps
-        return options.sampling or options.repetition_penalty != 1 or ngrams or forced or self.allowed is not None
+        drawn_from_all = options.sampling and not options.top_k
+        return drawn_from_all or options.repetition_penalty != 1 or ngrams or forced or self.allowed is not None
 
     def named(self) -> list[list[int]]:
         """The tokens that the options name for each sentence: ends, forced tokens, those of the allowed outputs."""

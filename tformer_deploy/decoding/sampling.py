@@ -41,29 +41,41 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def draw(scores: Floats, uniform: Doubles, options: DecodeOptions, with_margins: bool = True) -> tuple[Ints, Doubles]:
+def draw(
+    scores: Floats, uniform: Doubles, options: DecodeOptions, with_margins: bool = True, ids: Ints | None = None
+) -> tuple[Ints, Doubles]:
     """Tokens (B, K) drawn from scores (B, K, V) with uniform (B, K); -1 where no token is allowed.
+
+    With `ids` (B, K, N) the scores (B, K, N) are of these tokens, of which more than `top_k` are allowed, or all that
+    are: the others do not matter then.
 
     Also the margin (B, K) of each draw: it stays the same as long as no two scores of its row change by amounts that
     differ by the margin or more. Without `with_margins` they are NaN, which saves time.
     """
     rows, numbers = scores.reshape(-1, scores.shape[-1]), uniform.reshape(-1, 1)
+    listed = None if ids is None else ids.reshape(rows.shape)
     tokens, margins = np.empty(len(rows), np.int32), np.empty(len(rows))
     for start in range(0, len(rows), _SLICE):
         part = slice(start, start + _SLICE)
-        tokens[part], margins[part] = _draw(rows[part], numbers[part], options, with_margins)
+        own = None if listed is None else listed[part]
+        tokens[part], margins[part] = _draw(rows[part], own, numbers[part], options, with_margins)
     return tokens.reshape(uniform.shape), margins.reshape(uniform.shape)
 
 
-def _draw(scores: Floats, uniform: Doubles, options: DecodeOptions, with_margins: bool) -> tuple[Ints, Doubles]:
-    """`draw` for scores (N, V) and uniform (N, 1)."""
+def _draw(
+    scores: Floats, ids: Ints | None, uniform: Doubles, options: DecodeOptions, with_margins: bool
+) -> tuple[Ints, Doubles]:
+    """`draw` for scores (N, V) and uniform (N, 1); no ids: the vocabulary."""
     margins = np.full(len(scores), np.inf)
-    ids = None  # the vocabulary
+    if ids is not None:
+        order = np.argsort(ids, 1)
+        ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
     if 0 < options.top_k < scores.shape[1]:
         best = best_tokens(scores, options.top_k + 1)
         margins = _gap(*np.take_along_axis(scores, best[:, -2:], 1).T)
-        ids = np.sort(best[:, :-1], 1)
-        scores = np.take_along_axis(scores, ids, 1)
+        kept = np.sort(best[:, :-1], 1)
+        scores = np.take_along_axis(scores, kept, 1)
+        ids = kept if ids is None else np.take_along_axis(ids, kept, 1)
     x = scores.astype(np.float64) / options.temperature
     highest = x.max(1, keepdims=True)
     usable = np.isfinite(highest[:, 0])

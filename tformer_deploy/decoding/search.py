@@ -144,12 +144,15 @@ class _Search:
     def outlook(self) -> Outlook:
         """What the engine may expect."""
         end_id = int(self.end_ids[0]) if len(self.end_ids) else -1
-        return Outlook(self.options.rows, int(self.rules.longest.max()), end_id, self.rules.named())
+        tokens, named = int(self.rules.longest.max()), self.rules.named()
+        return Outlook(self.options.rows, tokens, end_id, named, drawn=self.options.sampling)
 
     def needs_all(self, state: State) -> bool:
         """Whether the next step must return every log-probability."""
         step = self.written.shape[2]
-        wanted = 1 if self.options.greedy else self.options.rows + len(self.end_ids)
+        options = self.options
+        # Behind the last one that may be drawn, one more: a draw's margin is measured to it.
+        wanted = options.top_k + 1 if options.sampling else 1 if options.greedy else options.beams + len(self.end_ids)
         wanted = min(wanted + self.rules.spare(step), self.engine.config.tgt_vocab)
         return self.rules.needs_all(step) or wanted > self.engine.best(self.tokens.shape[1], state)
 
@@ -335,19 +338,25 @@ class _Sampling(_Search):
     def advance(self, scores: Scores) -> Step:
         """Draw a token for every row."""
         self.look(scores)
-        assert scores.log_probs is not None
-        samples, step, rows = self.samples, self.written.shape[2], scores.log_probs.shape[1]
+        samples, step = self.samples, self.written.shape[2]
+        ids, plain = None, scores.log_probs
+        if plain is None:
+            ids, plain = scores.ids, scores.scores
+            ruled = self.rules.mask(ids, plain, self.sentences, step)
+        else:
+            ruled = self.rules.apply(plain, self.written, self.sentences)
         # At the first step all samples continue the one row.
-        parents = np.broadcast_to(np.arange(samples.shape[1], dtype=np.int32) % rows, samples.shape)
-        ruled = self.rules.apply(scores.log_probs, self.written, self.sentences)
-        if rows < samples.shape[1]:
+        parents = np.broadcast_to(np.arange(samples.shape[1], dtype=np.int32) % plain.shape[1], samples.shape)
+        if plain.shape[1] < samples.shape[1]:
             ruled = np.repeat(ruled, samples.shape[1], 1)
+            ids = None if ids is None else np.repeat(ids, samples.shape[1], 1)
         uniform = uniforms(self.options.seed, self.numbers[self.sentences], samples, step)
-        tokens, margins = draw(ruled, uniform, self.options, self.watched)
+        tokens, margins = draw(ruled, uniform, self.options, self.watched, ids)
         for b, n in np.argwhere((tokens < 0) & (samples >= 0)).tolist():
             self.found[self.sentences[b]][samples[b, n]] = self.stuck(b, int(parents[b, n]))
         tokens = np.where(samples < 0, np.int32(-1), tokens)
-        drawn = scores.log_probs[np.arange(len(tokens))[:, None], parents, np.maximum(tokens, 0)]
+        places = np.maximum(tokens, 0) if ids is None else (ids == tokens[:, :, None]).argmax(2)
+        drawn = plain[np.arange(len(tokens))[:, None], parents, places]
         summed = np.take_along_axis(self.scores, parents, 1) + np.where(tokens < 0, 0, drawn)
         margins = np.where(tokens < 0, np.inf, margins)
         chosen = Step(self.sentences, parents, tokens, summed, summed, margins, samples)

@@ -71,6 +71,8 @@ class Outlook:
     """The token that ends an output; -1: none does."""
     required: Sequence[Sequence[int]] = ()
     """Of each source, tokens that must be scored by an engine that scores likely ones only; none: no others."""
+    drawn: bool = False
+    """What steps are fed is drawn, so that nobody can tell it before."""
 
 
 ANYTHING = Outlook()

@@ -188,7 +188,7 @@ class StaticEngine(ABC):
             device.free()
             raise
         first = np.arange(batch, dtype=np.int32)[:, None] * profile.beams
-        last = min(outlook.tokens or profile.capacity, profile.capacity)
+        last = 0 if outlook.drawn else min(outlook.tokens or profile.capacity, profile.capacity)
         state = StaticState(device, src_tokens, last, first, first)
         weakref.finalize(state, self.give_back, device)
         return state
