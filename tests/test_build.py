@@ -155,7 +155,7 @@ def test_a_request_gets_the_smallest_plan_that_takes_it(built: Path) -> None:
     for request, message in (
         (
             (5, 1, 8, 16),
-            rf"batch 5 exceeds the plans' largest, 4: tformer build {built} --precision fp16 --calibrate FILE "
+            rf"batch 5 exceeds the plans' largest, 4: tformer build {built} --precision fp16 --src FILE "
             "--profile 1x1x8x16 --profile 4x3x8x16 --profile 5x1x8x16",
         ),
         ((1, 1, 9, 16), r"src_len 9 exceeds"),
@@ -174,7 +174,7 @@ def test_plans_of_another_host_are_named(built: Path) -> None:
         find_plans(open_bundle(built), "trt", [wanted])
     message = str(error.value)
     assert "no plans for this host (sm90, TensorRT 11.4.0, fp16)" in message and RTX in message
-    assert f"tformer build {built} --precision fp16 --calibrate FILE" in message
+    assert f"tformer build {built} --precision fp16 --src FILE" in message
 
 
 def test_damaged_and_stale_plans_are_refused(built: Path, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_damaged_and_stale_plans_are_refused(built: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--precision", "fp16"], "--precision fp16: add --calibrate FILE"),
+        (["--precision", "fp16"], "--precision fp16: add --src FILE"),
         (["--calibrate", "no-such"], "no-such: no such file"),
         (["--precision", "fp32", "--profile", "8x4x64"], "profile '8x4x64': write BATCHxBEAMSxSOURCExTARGET"),
         (["--precision", "fp32", "--profile", "1x1x900x16"], "src_len 900 is outside 1..24 of the recipe's axis"),
@@ -332,13 +332,32 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_profiles_the_text_decides() -> None:
     axes = load_recipe("trt").for_model(small_config(max_positions=100)).axes
     short = load_recipe("trt").for_model(small_config(max_positions=1)).axes
-    for given, text, wanted in (
+    for given, lengths, wanted in (
         (axes, [], ["1x1x64x64", "8x1x64x64", "1x1x100x100"]),
-        (axes, [[5] * 20] * 99 + [[5] * 90], ["1x1x24x48", "8x1x24x48", "1x1x96x100"]),
-        (axes, [[5] * 20] * 50 + [[5] * 90], ["1x1x96x100", "8x1x96x100"]),
-        (short, [[5]], ["1x1x1x1", "8x1x1x1"]),
+        (axes, [20] * 99 + [90], ["1x1x24x48", "8x1x24x48", "1x1x96x100"]),
+        (axes, [20] * 50 + [90], ["1x1x96x100", "8x1x96x100"]),
+        (short, [1], ["1x1x1x1", "8x1x1x1"]),
     ):
-        assert usual_profiles(given, text) == set(map(parse_profile, wanted))
+        assert usual_profiles(given, lengths) == set(map(parse_profile, wanted))
+
+
+def test_one_text_has_the_lengths_and_another_the_values(trt_bundle: Path, text: Path, tmp_path: Path) -> None:
+    """Either stands for both; fp32 needs no values."""
+    copy, short = tmp_path / "bundle", tmp_path / "short.txt"
+    shutil.copytree(trt_bundle, copy)
+    short.write_text("w5 w6\nw7\n")
+    profile, takes_all = Profile(1, 1, 4, 4), {"1x1x4x4": 1.0}
+    sources = [line.split() for line in text.read_text().splitlines() if line]
+    known = f"{len(sources)} sentences of {text.name}"
+    share = sum(len(words) < 4 for words in sources) / len(sources)
+    for precision, texts, calibration, coverage in (
+        ("fp32", {"src": short}, "", takes_all),
+        ("fp16", {"src": short}, "2 sentences of short.txt", takes_all),
+        ("fp16", {"src": short, "calibrate": text}, known, takes_all),
+        ("fp16", {"calibrate": text}, known, {"1x1x4x4": share}),
+    ):
+        report = build(copy, BuildOptions(precision), [profile], **texts)  # type: ignore[arg-type]
+        assert (report.calibration, report.coverage) == (calibration, coverage)
 
 
 def test_the_report_tells_what_a_batch_takes(trt_bundle: Path, text: Path, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class BuildReport:
     """Of each graph: the tensor that got largest, and how large."""
     islands: list[Island] = field(default_factory=list)
     coverage: dict[str, float] = field(default_factory=dict)
-    """Profile -> share of the calibration text's sources that it takes."""
+    """Profile -> share of the text's sources that it takes."""
     buffers: dict[str, float] = field(default_factory=dict)
     """Profile -> megabytes on the device of a batch's inputs, outputs and both sets of caches."""
     plans: list[Built] = field(default_factory=list)
@@ -102,41 +102,41 @@ def build(
     options: BuildOptions,
     profiles: Sequence[Profile] = (),
     calibrate: Path | None = None,
-    flavor: str = "",
+    src: Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> BuildReport:
     """Compile both graphs of a bundle for every profile, in place of the plans with the same stamp.
 
     Half precision needs `calibrate`, text whose values decide what must stay fp32. Without profiles there are
-    `usual_profiles`. Raises TformerError, and leaves what was there, where a plan cannot be built as asked.
+    `usual_profiles`, for sources as long as those of `src`. Either text may stand for both. Raises TformerError, and
+    leaves what was there, where a plan cannot be built as asked.
     """
     bundle, precision = open_bundle(directory), options.precision
     variant = trt_variant(bundle)
+    calibrate = calibrate or (None if precision == "fp32" else src)
     if precision != "fp32" and calibrate is None:
-        raise ConfigError(f"--precision {precision}: add --calibrate FILE, text to see how large values get")
+        raise ConfigError(f"--precision {precision}: add --src FILE, text to see how large values get")
     axes = bundle.variants[variant].axes
-    sources = read_sources(bundle, calibrate, axes.src_len.max) if calibrate else []
-    chosen = sorted(set(profiles or usual_profiles(axes, sources)))
+    texts: dict[Path | None, list[list[int]]] = {
+        path: read_sources(bundle, path, axes.src_len.max) for path in {src, calibrate} if path
+    }
+    lengths = [len(source) for source in texts.get(src or calibrate, [])]
+    chosen = sorted(set(profiles or usual_profiles(axes, lengths)))
     for profile in chosen:
         profile.check(axes)
-    tensorrt = load_builder(flavor)
-    if precision == "bf16" and tensorrt.major < 10:
-        raise ConfigError(f"--precision bf16: {tensorrt.title} does not have it: take fp16 or fp32")
-    if tensorrt.flavor == "rtx":
-        refused = {
-            "--version-compatible": (options.version_compatible, "comes without the lean runtime that it needs"),
-            "--timing-cache": (options.timing_cache, "times nothing here, it compiles kernels where plans run"),
-        }
-        for name, (asked, why) in refused.items():
-            if asked:
-                raise ConfigError(f"{name}: {tensorrt.title} {why}: leave it out")
+    tensorrt = load_builder(options.flavor)
+    check_options(options, tensorrt)
     stamp = make_stamp(tensorrt, options)
     place = directory / variant / FOLDER / stamp.folder
     report = BuildReport(place, stamp)
     ranges: Ranges = {}
     if calibrate:
+        sources = texts[calibrate]
         ranges = measure(bundle, variant, sources, max(profile.capacity for profile in chosen), progress)
-        describe_text(report, calibrate, sources, ranges, chosen)
+        report.calibration = f"{min(len(sources), CALIBRATED)} sentences of {calibrate.name}"
+        report.largest = largest_values(ranges)
+    for profile in chosen if lengths else []:
+        report.coverage[str(profile)] = sum(length <= profile.src_len for length in lengths) / len(lengths)
     with atomic_directory(place, force=True) as folder:
         for profile in chosen:
             sizes: dict[str, int] = {}
@@ -159,6 +159,20 @@ def build(
     return report
 
 
+def check_options(options: BuildOptions, tensorrt: TensorRt) -> None:
+    """Raise ConfigError for what a TensorRT does not have."""
+    if options.precision == "bf16" and tensorrt.major < 10:
+        raise ConfigError(f"--precision bf16: {tensorrt.title} does not have it: take fp16 or fp32")
+    if tensorrt.flavor == "rtx":
+        refused = {
+            "--version-compatible": (options.version_compatible, "comes without the lean runtime that it needs"),
+            "--timing-cache": (options.timing_cache, "times nothing here, it compiles kernels where plans run"),
+        }
+        for name, (asked, why) in refused.items():
+            if asked:
+                raise ConfigError(f"{name}: {tensorrt.title} {why}: leave it out")
+
+
 def make_stamp(tensorrt: TensorRt, options: BuildOptions) -> Stamp:
     """What plans with these options run on."""
     capability = tensorrt.capability()
@@ -169,15 +183,15 @@ def make_stamp(tensorrt: TensorRt, options: BuildOptions) -> Stamp:
     )
 
 
-def usual_profiles(axes: Axes, sources: Sequence[Sequence[int]]) -> set[Profile]:
+def usual_profiles(axes: Axes, found: Sequence[int]) -> set[Profile]:
     """One sentence and the recipe's usual batch, at usual lengths, and one sentence of the longest.
 
-    Lengths are the recipe's; of a text's sources, that which 99 % do not exceed and the longest, each with twice as
-    many target positions.
+    Lengths are the recipe's; of sources of the lengths `found`, that which 99 % do not exceed and the longest, each
+    with twice as many target positions.
     """
     lengths = (axes.src_len.opt, axes.past_len.opt), (axes.src_len.max, axes.past_len.max + 1)
-    if sources:
-        found = sorted(map(len, sources))
+    if found:
+        found = sorted(found)
         upper = [-(-length // 8) * 8 for length in (found[math.ceil(0.99 * len(found)) - 1], found[-1])]
         lengths = (upper[0], 2 * upper[0]), (upper[1], 2 * upper[1])
     usual, longest = (
@@ -187,18 +201,11 @@ def usual_profiles(axes: Axes, sources: Sequence[Sequence[int]]) -> set[Profile]
     return {Profile(1, beams, *usual), Profile(axes.batch.opt, beams, *usual), Profile(1, beams, *longest)}
 
 
-def describe_text(
-    report: BuildReport, path: Path, sources: Sequence[Sequence[int]], ranges: Ranges, profiles: Sequence[Profile]
-) -> None:
-    """Write into the report what the calibration text showed."""
-    report.calibration = f"{min(len(sources), CALIBRATED)} sentences of {path.name}"
-    for graph, found in ranges.items():
-        # Without the scores of what must not be looked at, which are meant to be huge and stay fp32.
-        shown = {name: value for name, value in found.items() if value < HUGE}
-        report.largest[graph] = max(shown.items(), key=lambda item: item[1])
-    for profile in profiles:
-        taken = sum(len(source) <= profile.src_len for source in sources)
-        report.coverage[str(profile)] = taken / len(sources)
+def largest_values(ranges: Ranges) -> dict[str, tuple[str, float]]:
+    """Of each graph: the tensor that got largest, and how large."""
+    # Without the scores of what must not be looked at, which are meant to be huge and stay fp32.
+    shown = {graph: {name: x for name, x in found.items() if x < HUGE} for graph, found in ranges.items()}
+    return {graph: max(found.items(), key=lambda item: item[1]) for graph, found in shown.items()}
 
 
 def read_sources(bundle: Bundle, path: Path, longest: int) -> list[list[int]]:

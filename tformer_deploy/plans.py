@@ -145,7 +145,7 @@ def trt_variant(bundle: Bundle) -> str:
 
 def build_command(bundle: Path, precision: str, profiles: Iterable[Profile] = ()) -> str:
     """What to type to make plans; it replaces those of its stamp, so it names all."""
-    text = "" if precision == "fp32" else " --calibrate FILE"
+    text = "" if precision == "fp32" else " --src FILE"
     return f"tformer build {bundle} --precision {precision}{text}" + "".join(f" --profile {each}" for each in profiles)
 
 

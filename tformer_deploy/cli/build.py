@@ -20,9 +20,7 @@ class Precisions(StrEnum):
     fp32 = "fp32"
 
 
-@app.command(
-    epilog="Example: tformer build bundles/numbers --calibrate lines.en --profile 1x1x64x64 --profile 8x4x64x64"
-)
+@app.command(epilog="Example: tformer build bundles/numbers --src lines.en --profile 1x1x64x64 --profile 8x4x64x64")
 def build(
     bundle: Annotated[Path, typer.Argument(help="Bundle with graphs for TensorRT: export --recipe trt.")],
     precision: Annotated[
@@ -35,8 +33,12 @@ def build(
             help="Sentences, beams, source tokens, target positions of a plan; repeatable. Without it: usual ones.",
         ),
     ] = None,
+    src: Annotated[
+        Path | None, typer.Option(help="Text of the kind to translate: its lengths choose the usual profiles.")
+    ] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(help="Text that shows how large values get; half precision needs it.")
+        Path | None,
+        typer.Option(help="Text that shows how large values get, which half precision needs. Without it: --src."),
     ] = None,
     trt_flavor: Annotated[
         str,
@@ -60,7 +62,7 @@ def build(
     from ..plans import parse_profile
 
     profiles = [parse_profile(text) for text in profile or []]
-    options = BuildOptions(precision.value, fast, version_compatible, hardware_compatible, timing_cache)
+    options = BuildOptions(precision.value, fast, version_compatible, hardware_compatible, timing_cache, trt_flavor)
     with progress("build") as advance:
-        report = build_plans(bundle, options, profiles, calibrate, trt_flavor, advance)
+        report = build_plans(bundle, options, profiles, calibrate, src, advance)
     emit(report.to_json(), json, str(report))

@@ -33,6 +33,8 @@ class BuildOptions:
     hardware_compatible: bool = False
     """The plan also runs on later GPUs than the one that it is built on, from Ampere on."""
     timing_cache: Path | None = None
+    flavor: str = ""
+    """`tensorrt` or `rtx`; empty: what is installed."""
 
 
 @dataclass(frozen=True)
