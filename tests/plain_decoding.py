@@ -52,7 +52,7 @@ class TableEngine:
     def __init__(
         self, seed: int = 0, table: Table = smooth, positions: int = 7, lists: bool = True, vocab: int = VOCAB
     ) -> None:
-        """Without `lists` it returns no best tokens, so that every step must ask for all."""
+        """Without `lists` it announces no best tokens, so that every step must ask for all."""
         self.config = ModelConfig(
             src_vocab=60, tgt_vocab=vocab, share_embeddings="none", pad_id=1, bos_id=0, eos_id=EOS, max_positions=64
         )
@@ -106,7 +106,7 @@ class TableEngine:
         self.asked.append(full)
         rows = [(state.sources[i // state.rows], output) for i, output in enumerate(state.outputs)]
         log_probs = np.array([self.log_probs(*row) for row in rows]).reshape(*tokens.shape, -1)
-        ids = np.argsort(-log_probs, axis=2, kind="stable")[:, :, : self.best(state.rows)].astype(np.int32)
+        ids = np.argsort(-log_probs, axis=2, kind="stable")[:, :, : max(1, self.best(state.rows))].astype(np.int32)
         looked = np.zeros((len(rows), state.width), np.float32)
         if attention:
             for row, (source, output) in zip(looked, rows, strict=True):

@@ -134,7 +134,7 @@ class Rules:
 
 def require_numbers(scores: Scores, sentences: Ints, numbers: Sequence[int], step: int) -> None:
     """Raise EngineError where a row's best log-probability is no number; `numbers` of the requests as in `Batch`."""
-    best = scores.scores[:, :, 0] if scores.log_probs is None else scores.log_probs.max(2)
+    best = scores.scores[:, :, 0]
     if best.min() > _LEAST:  # not so with NaN
         return
     sentence = int(sentences[(~(best > _LEAST)).any(1).argmax()])
