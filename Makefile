@@ -38,9 +38,11 @@ bench-peers: $(READY) .venv-peers/.installed bundles/base/manifest.json
 
 # What a GPU host without a network needs, and what it brings back: docs/gpu.md.
 gpu-kit: $(READY)
+	$(if $(KIT),,$(error say what goes in: make gpu-kit KIT='--bundle BUNDLE --text lines.en'; docs/gpu.md))
 	$(BIN)/python -m benchmarks.gpu $(KIT)
 
 gpu-results: $(READY)
+	$(if $(RESULTS),,$(error say where the kit's results are: make gpu-results RESULTS=results; docs/gpu.md))
 	$(BIN)/python -m benchmarks.gpu.results $(RESULTS)
 
 .venv-peers/.installed: benchmarks/peers/requirements.txt

@@ -6,8 +6,11 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +25,14 @@ from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.engines import cuda, trt_api
 from tformer_deploy.engines.ort_ranges import RangeEngine
 from tformer_deploy.engines.trt_api import TensorRt, installed, load_builder, load_tensorrt
-from tformer_deploy.engines.trt_build import BuildOptions, check_precision, compile_plan, tensor_types, weight_types
+from tformer_deploy.engines.trt_build import (
+    BuildOptions,
+    check_precision,
+    compile_plan,
+    interrupted_behind,
+    tensor_types,
+    weight_types,
+)
 from tformer_deploy.errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.plans import Profile, Stamp, find_plans, parse_profile
@@ -185,7 +195,8 @@ def test_damaged_and_stale_plans_are_refused(built: Path, tmp_path: Path) -> Non
     plan = folder / "encoder-1x1x8x16.plan"
     whole = plan.read_bytes()
     plan.write_bytes(whole[:-1])
-    with pytest.raises(ArtifactError, match=r"encoder-1x1x8x16\.plan"):
+    command = f"tformer build {copy} --precision fp32 --profile 1x1x8x16 --profile 4x3x8x16"
+    with pytest.raises(ArtifactError, match=rf"encoder-1x1x8x16\.plan does not match.*: {command}"):
         find_plans(open_bundle(copy), "trt", [stamp])
     plan.write_bytes(whole)
     header = json.loads((folder / "plans.json").read_text())
@@ -202,7 +213,7 @@ def test_damaged_and_stale_plans_are_refused(built: Path, tmp_path: Path) -> Non
         (["--calibrate", "no-such"], "no-such: no such file"),
         (["--precision", "fp32", "--profile", "8x4x64"], "profile '8x4x64': write BATCHxBEAMSxSOURCExTARGET"),
         (["--precision", "fp32", "--profile", "1x1x900x16"], "src_len 900 is outside 1..24 of the recipe's axis"),
-        (["--precision", "fp32", "--profile", "1x1x8x99"], "capacity 99 is outside 1..24"),
+        (["--precision", "fp32", "--profile", "1x1x8x99"], "99 target positions are outside 1..24"),
         (["--precision", "fp32", "--version-compatible"], "--version-compatible: TensorRT for RTX"),
         (["--precision", "fp32", "--timing-cache", "no-such"], "--timing-cache: TensorRT for RTX"),
         (["--precision", "fp32", "--trt-flavor", "rxt"], "unknown TensorRT flavor 'rxt': did you mean 'rtx'"),
@@ -312,7 +323,7 @@ def test_without_gpu_or_driver_it_says_which(
 def test_the_stamps_that_a_gpu_runs() -> None:
     rtx, other = TensorRt("rtx", None, "1.7.1"), TensorRt("tensorrt", None, "10.3.0")
     assert [str(stamp) for stamp in rtx.stamps("sm90", "fp16")] == ["sm80+, TensorRT for RTX 1.7.1, fp16"]
-    assert [stamp.capability for stamp in rtx.stamps("sm75", "fp16")] == ["sm75"], "a portable plan is not for it"
+    assert not rtx.stamps("sm75", "fp16"), "a portable plan is not for it"
     found = [(stamp.capability, stamp.tensorrt) for stamp in other.stamps("sm90", "fp32")]
     assert found == [(c, v) for v in ("TensorRT 10.3.0", "TensorRT 10") for c in ("sm90", "sm80+")]
 
@@ -424,6 +435,31 @@ def test_every_option_reaches_the_builder(trt_bundle: Path, tmp_path: Path) -> N
     options = ["--fast", "--hardware-compatible"]
     lines = printed(run_here("build", copy, "--precision", "fp32", "--profile", "1x1x8x16", *options))
     assert lines[-1].endswith("plans written")
+
+
+def test_plans_that_go_are_named(trt_bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(trt_bundle, copy)
+    build(copy, BuildOptions("fp32"), [Profile(1, 1, 4, 4), Profile(1, 1, 8, 8)])
+    report = build(copy, BuildOptions("fp32", fast=True), [Profile(1, 1, 8, 8)])
+    assert report.replaced == ["1x1x4x4"] and "plans of 1x1x4x4 were there before and are gone" in str(report)
+    assert str(report).startswith(f"{report.stamp}, built fast\n")
+    header = json.loads((report.directory / "plans.json").read_text())
+    assert header["report"]["fast"] and not header["report"]["replaced"]
+
+
+def test_ctrl_c_ends_a_build_behind_the_plan_that_it_meets() -> None:
+    before, done = signal.getsignal(signal.SIGINT), []
+    with pytest.raises(KeyboardInterrupt), interrupted_behind():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)  # nothing is raised here, where the library would lose it
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL, "a second one ends the process"
+        done.append(1)
+    assert done and signal.getsignal(signal.SIGINT) == before
+    with interrupted_behind():
+        pass
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: interrupted_behind().__enter__()).result()
 
 
 def test_types_of_a_plans_layers_are_counted() -> None:

@@ -328,11 +328,24 @@ def test_log_probabilities_that_are_no_numbers_are_refused(
         fine, bad = (make_batch([(5, 6, 3), (word, 6, 3), (6, 3)], [40, 41, 42]) for word in (8, 7))
         options = DecodeOptions(max_tokens=4, **changes)
         assert len(decode(engine, fine, options)) == 3
-        with pytest.raises(EngineError, match="request 42: the log-probabilities of token 1 are not numbers: the prec"):
+        with pytest.raises(EngineError, match="request 42: the log-probabilities of token 1 are not numbers: its val"):
             decode(engine, bad, options)
         assert decode(engine, bad, options, strict=False)[1][0].ids == []
         with pytest.raises(EngineError, match="request 42: the log-probabilities of token 1 are not numbers"):
             score_targets(engine, bad, [[5, 6], [5], [9]])
+
+
+@pytest.mark.parametrize("changes", [{"sampling": True, "n_best": 3}, {"beams": 3}], ids=str)
+def test_rows_that_only_fill_up_may_be_no_numbers(changes: dict[str, Any]) -> None:
+    """They are fed padding beside others that go on."""
+    model = random_model(small_config(share_embeddings="none", eos_id=3)).eval()
+    model.tgt_embedding.weight.data[model.config.pad_id] = float("nan")
+    batch = make_batch([(5, 6, 3), (8, 6, 3), (6, 3)], (), [(5,), (), (6, 7)])
+    with EagerEngine(model) as engine:
+        for seed in range(4):
+            own = {**changes, "seed": seed} if "sampling" in changes else changes
+            options = DecodeOptions(20, end_ids=tuple(range(8, 30)), suppress=(model.config.pad_id,), **own)
+            assert decode(engine, batch, options) == decode(engine, batch, options, strict=False)
 
 
 # Steps

@@ -18,7 +18,7 @@ from tformer_deploy import load
 from tformer_deploy.decoding import Batch, DecodeOptions, decode, score
 from tformer_deploy.engines.base import Ints, Scores
 from tformer_deploy.engines.eager import EagerEngine, EagerState
-from tformer_deploy.errors import ConfigError, LimitError, TformerError
+from tformer_deploy.errors import ConfigError, LimitError, NotNumbers, TformerError
 from tformer_deploy.model import Transformer
 from tformer_deploy.text import SPECIALS, SentencePiece, Tokenizers, Words
 from tformer_deploy.translate import Result, Translator, length_batches, make_batch
@@ -487,6 +487,24 @@ def test_results_before_a_bad_line_are_kept(exact: Transformer) -> None:
         with pytest.raises(LimitError, match="line 11: a source of 101 tokens"):
             translator.translate(lines)
         assert translator.engine.encoded == encoded, "nothing is translated for a list that cannot be returned"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_before_a_line_without_numbers_are_kept(model: Transformer, workers: int) -> None:
+    """However the lines were put together."""
+    spoiled = Transformer(model.config).eval()
+    spoiled.load_state_dict(model.state_dict())
+    spoiled.src_embedding.weight.data[9] = float("nan")
+    lines = [*make_lines(4), "w5 w6 w7", "w9", "w5", "w6 w9 w6 w5 w7 w8", "w6"]
+    options = DecodeOptions(max_tokens=9)
+    with Translator(EagerEngine(spoiled), Tokenizers(WORDS, WORDS), options, 4096, (), workers) as translator:
+        found = []
+        with pytest.raises(NotNumbers, match=r"^request 9: the log-probabilities of token 1 are not numbers"):
+            for result in translator.results(lines, first=3):
+                found.append(result)
+        assert [result.text for result in found] == [result.text for result in translator.translate(lines[:5])]
+        with pytest.raises(NotNumbers, match=r"^request 1: "):
+            translator.score(["w9"], ["w5"])
 
 
 def test_bad_ids_name_their_source(translator: Translator) -> None:

@@ -194,10 +194,25 @@ def test_bench_tells_what_the_gpu_did(bundle: Path) -> None:
     assert all(point["step_bound"]["share"] > 0 for point in report["points"])
 
 
+def test_what_no_plan_has_is_refused_if_somebody_asks_for_it(bundle: Path) -> None:
+    """And is done as far as plans go if it is merely usual."""
+    line = failed_line(run_simulated("translate", bundle, "--backend", "trt", "--max-tokens", 25, stdin=b"w5\n"))
+    wanted = "max_tokens 25 exceeds the plans' largest, 24: use less, or build a larger profile too: tformer build"
+    assert wanted in line
+    line = failed_line(run_simulated("check", bundle, "--backend", "trt", "--beams", 6))
+    assert "beams 6 exceeds the plans' largest, 5: use less" in line
+    code = f"import tformer_deploy; tformer_deploy.load({str(bundle)!r}, 'trt', max_tokens=25)"
+    env = {**os.environ, "PYTHONPATH": str(SIMULATED)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert "LimitError: max_tokens 25 exceeds the plans' largest, 24" in done.stderr
+    done = run_simulated("translate", bundle, "--backend", "trt:fp32", stdin=b"w5\n")
+    assert done.returncode == 0 and b"cut off at 24 tokens" in done.stderr
+
+
 def test_requests_beyond_the_plans_are_refused(bundle: Path) -> None:
     done = run_simulated("translate", bundle, "--backend", "trt", "--beams", 6, stdin=b"w5\n")
     line = failed_line(done)
-    assert "6 beams exceed the engine's limit of 5" in line
+    assert "beams 6 exceeds the plans' largest, 5: use less, or build a larger profile too" in line
     assert "--profile 6x5x24x24 --profile 8x1x24x24 --profile BATCHxBEAMSxSOURCExTARGET" in line
     done = run_simulated("translate", bundle, "--backend", "trt:bf16", stdin=b"w5\n")
     line = failed_line(done)

@@ -40,6 +40,7 @@ def load(
     from .config import from_dict
     from .decoding import DecodeOptions
     from .engines import engine_name, make_engine, threads_each
+    from .errors import TformerError
     from .translate import Translator
 
     opened = open_bundle(Path(bundle), graphs=False)
@@ -47,4 +48,10 @@ def load(
     run, each = Path(checkpoint) if checkpoint else None, threads_each(threads, workers)
     engine = make_engine(name, opened, run, each, shortlist)
     decoding = from_dict(DecodeOptions, options, "decoding")
-    return Translator(engine, opened.tokenizers(), decoding, batch_tokens, allowed, workers).open()
+    translator = Translator(engine, opened.tokenizers(), decoding, batch_tokens, allowed, workers).open()
+    try:
+        engine.limits.check_asked(options)
+    except TformerError:
+        translator.close()
+        raise
+    return translator

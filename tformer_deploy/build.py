@@ -68,15 +68,19 @@ class BuildReport:
     buffers: dict[str, float] = field(default_factory=dict)
     """Profile -> megabytes on the device of a batch's inputs, outputs and both sets of caches."""
     plans: list[Built] = field(default_factory=list)
+    fast: bool = False
+    """Built with the least search for kernels."""
+    replaced: list[str] = field(default_factory=list)
+    """Profiles whose plans were there before and are not any more."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return {**asdict(self), "directory": str(self.directory), "stamp": str(self.stamp)}
 
     def __str__(self) -> str:
-        lines = [f"{self.stamp}"]
+        lines = [f"{self.stamp}{', built fast' if self.fast else ''}"]
         if self.calibration:
-            lines.append(f"calibrated with {self.calibration}")
+            lines.append(f"calibrated with {self.calibration}" + ("" if self.islands else ": nothing overflows"))
             lines += [f"  {graph}: largest {value:.4g}, {name}" for graph, (name, value) in self.largest.items()]
             lines += [
                 f"  {i.graph}: {i.node} ({i.kind}) stays fp32, {i.tensor} reaches {i.largest:.4g}" for i in self.islands
@@ -92,6 +96,7 @@ class BuildReport:
                 f"products: {products}"
             )
         lines += [f"a batch of {profile} holds {size:.1f} MB on the device" for profile, size in self.buffers.items()]
+        lines += [f"plans of {profile} were there before and are gone: name it too" for profile in self.replaced]
         bundle, backend = self.directory.parents[2], f"trt:{self.stamp.precision}"
         lines.append(f"not checked yet: on their GPU, run tformer check {bundle} --backend {backend} --src FILE")
         return "\n".join([*lines, f"{self.directory}: plans written"])
@@ -128,7 +133,9 @@ def build(
     check_options(options, tensorrt)
     stamp = make_stamp(tensorrt, options)
     place = directory / variant / FOLDER / stamp.folder
-    report = BuildReport(place, stamp)
+    report = BuildReport(place, stamp, fast=options.fast)
+    before = {path.stem.partition("-")[2] for path in place.glob(f"{GRAPHS[1]}-*.plan")}
+    report.replaced = sorted(before - set(map(str, chosen)))
     ranges: Ranges = {}
     if calibrate:
         sources = texts[calibrate]
@@ -154,7 +161,7 @@ def build(
                     progress(1)
             report.buffers[str(profile)] = sum(sizes.values()) / 1e6
         header = plans_header(bundle, variant, stamp, chosen)
-        kept = {**report.to_json(), "directory": place.name}  # the same wherever it was built
+        kept = {**report.to_json(), "directory": place.name, "replaced": []}  # the same wherever it was built
         write_json(folder / HEADER, {**header, "files": file_hashes(folder), "report": kept})
     return report
 

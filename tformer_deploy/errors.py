@@ -31,7 +31,15 @@ class LimitError(TformerError):
 
 
 class EngineError(TformerError):
-    """A runtime that stopped with an error of its own."""
+    """A runtime that stopped with an error of its own, or gave what is no result."""
+
+
+class NotNumbers(EngineError):
+    """Log-probabilities that are no numbers, of one `request`, counted from 0."""
+
+    def __init__(self, message: str, request: int = 0) -> None:
+        super().__init__(message)
+        self.request = request
 
 
 class NoRoom(EngineError):

@@ -52,7 +52,10 @@ class Profile:
                     f"choose another or export with another recipe"
                 )
         if not 1 <= self.capacity <= axes.past_len.max + 1:
-            raise LimitError(f"profile {self}: capacity {self.capacity} is outside 1..{axes.past_len.max + 1}")
+            raise LimitError(
+                f"profile {self}: {self.capacity} target positions are outside 1..{axes.past_len.max + 1}: "
+                "choose another or export with another recipe"
+            )
 
 
 def parse_profile(text: str) -> Profile:
@@ -200,7 +203,11 @@ def open_plans(bundle: Bundle, variant: str, directory: Path) -> Plans:
                 f"{build_command(bundle.directory, plans.stamp.precision, plans.profiles)}"
             )
         names = [plan_file(graph, profile) for profile in plans.profiles for graph in GRAPHS]
-        verify(directory, {name: header["files"][name] for name in names}, "plans")
+        try:
+            verify(directory, {name: header["files"][name] for name in names}, "plans")
+        except ArtifactError as error:
+            command = build_command(bundle.directory, plans.stamp.precision, plans.profiles)
+            raise ArtifactError(f"{error}: {command}") from None
     except KeyError as error:
         raise ArtifactError(f"{directory / HEADER} is damaged: it has no {error}") from None
     except (TypeError, ConfigError) as error:

@@ -14,7 +14,7 @@ import numpy as np
 from .data import pad
 from .decoding import Batch, DecodeOptions, Hypothesis, Step, Trie, decode, score
 from .engines.base import Engine
-from .errors import ConfigError, LimitError, TformerError
+from .errors import ConfigError, LimitError, NotNumbers, TformerError
 from .text import Tokenizers
 
 Item = TypeVar("Item")
@@ -86,7 +86,8 @@ class Translator:
     def translate(self, lines: Iterable[str], prefixes: Sequence[str] = ()) -> list[Result]:
         """Translate each line; an empty one gives an empty one. `prefixes`: how each output begins, if given.
 
-        Raises LimitError, which names the line, for a source longer than the model or recipe allows.
+        Raises LimitError, which names the line, for a source longer than the model or recipe allows, and NotNumbers
+        where log-probabilities are not numbers.
         """
         requests, begins = self._requests(lines, prefixes)
         self._check(requests, 0)
@@ -95,7 +96,8 @@ class Translator:
     def results(self, lines: Iterable[str], prefixes: Sequence[str] = (), first: int = 0) -> Iterator[Result]:
         """Like `translate`, each result as soon as it and all before it are known. Lines count from `first`.
 
-        A line that is too long raises LimitError after the results of all before it.
+        A line that is too long raises LimitError after the results of all before it, one whose log-probabilities are
+        not numbers NotNumbers.
         """
         return self._in_order(*self._requests(lines, prefixes), first)
 
@@ -151,6 +153,7 @@ class Translator:
             if len(target) > limit:
                 raise LimitError(
                     f"line {number}: a target of {len(target)} tokens exceeds the limit of {limit}: split the line"
+                    + (f", or {limits.hint}" if limits.hint else "")
                 )
         sizes = [max(len(source), len(target)) for source, target in pairs]
         for indices in length_batches(sizes, self.batch_tokens, lambda size: limits.sentences(1, size, size)):
@@ -177,22 +180,30 @@ class Translator:
         """Results of all requests before the first bad one; then its error, if there is one."""
         good, error = self._good(requests, first)
         requests = requests[:good]
-        known = {i: Result("", [], 0.0) for i, ids in enumerate(requests) if not ids}
+        known: dict[int, Result | NotNumbers] = {i: Result("", [], 0.0) for i, ids in enumerate(requests) if not ids}
         sent = 0
         budget = self.batch_tokens // self.options.rows
         share = max(1, -(-len(requests) // self.workers))
         limits, rows = self.engine.limits, self.options.rows
         tokens = min(self.options.max_tokens, limits.tgt_tokens)
 
-        def run(indices: list[int]) -> dict[int, Result]:
-            batch = make_batch(
-                [requests[i] for i in indices],
-                self.engine.config.pad_id,
-                [first + i for i in indices],
-                [prefixes[i] for i in indices] if prefixes else (),
-            )
-            found = decode(self.engine, batch, self.options, self.allowed, on_step)
-            return dict(zip(indices, map(self._result, found), strict=True))
+        def run(indices: list[int]) -> dict[int, Result | NotNumbers]:
+            failed: dict[int, Result | NotNumbers] = {}
+            while indices:
+                batch = make_batch(
+                    [requests[i] for i in indices],
+                    self.engine.config.pad_id,
+                    [first + i for i in indices],
+                    [prefixes[i] for i in indices] if prefixes else (),
+                )
+                try:
+                    found = decode(self.engine, batch, self.options, self.allowed, on_step)
+                    return {**failed, **dict(zip(indices, map(self._result, found), strict=True))}
+                except NotNumbers as error:
+                    bad = error.request - first
+                    failed[bad] = error
+                    indices = [i for i in indices if i < bad]  # nobody gets to see those behind it
+            return failed
 
         batches = length_batches(
             [len(ids) for ids in requests], budget, lambda longest: min(limits.sentences(rows, longest, tokens), share)
@@ -200,7 +211,10 @@ class Translator:
         for results in chain([{}], side_by_side(run, batches, self.workers)):
             known.update(results)
             while sent in known:
-                yield known.pop(sent)
+                result = known.pop(sent)
+                if isinstance(result, NotNumbers):
+                    raise result
+                yield result
                 sent += 1
         if error:
             raise error

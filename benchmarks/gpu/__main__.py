@@ -87,7 +87,7 @@ def fill_core(core: Path, options: argparse.Namespace) -> None:
     }
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     write_json(core / "kit.json", {
-        "format": "tformer-gpu-kit", "version": 1, "date": str(datetime.date.today()),
+        "format": "tformer-gpu-kit", "version": 2, "date": str(datetime.date.today()),
         "tformer_deploy": __version__, "commit": commit.stdout.strip(), "python": options.python,
         "stages": options.stages, "checked": checked, "text": options.text.name,
         "random": {"preset": options.preset, "vocabulary": options.vocab_size, "seed": options.seed,

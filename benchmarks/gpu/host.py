@@ -69,7 +69,7 @@ def collect(out: Path, kit: Path, target: Path) -> None:
     names = sorted({path.stem for path in out.iterdir() if path.suffix in (".done", ".skipped")} - {"host"})
     results = {
         "format": "tformer-gpu-results",
-        "version": 1,
+        "version": 2,
         "kit": json.loads(kit.read_text(encoding="utf-8")),
         "host": host.get("report", {}),
         "steps": {name: step(out, name) for name in names},

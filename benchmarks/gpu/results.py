@@ -36,6 +36,8 @@ class Side:
     """Why its figures are not shown."""
     speeds: dict[PointKey, float] = field(default_factory=dict)
     """Tokens a second of the random model."""
+    steps: dict[PointKey, str] = field(default_factory=dict)
+    """Its milliseconds a step, and the host's share of the whole."""
     equal: dict[tuple[str, str], str] = field(default_factory=dict)
     """Model, mode -> sentences equal to eager PyTorch."""
     text: dict[int, float] = field(default_factory=dict)
@@ -49,7 +51,7 @@ def load(folder: Path) -> dict[str, Any]:
     path = folder / "results.json"
     try:
         results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        known = results["format"] == "tformer-gpu-results" and results["version"] == 1
+        known = results["format"] == "tformer-gpu-results" and results["version"] == 2
         _ = results["kit"]["checked"], results["steps"], results["host"]
     except FileNotFoundError:
         raise ArtifactError(
@@ -148,7 +150,11 @@ def fill(side: Side, results: Mapping[str, Any], step: str, engine: str) -> Side
         report = steps[name]["report"]
         for point in report["points"] if model == "base" else []:
             if point["engine"] == engine:
-                side.speeds[point["point"]["batch"], point["point"]["beams"]] = point["tokens_per_s"]
+                key = point["point"]["batch"], point["point"]["beams"]
+                side.speeds[key] = point["tokens_per_s"]
+                device, whole = point["device_ms"], point["latency_ms"]["p50"]
+                share = "" if device is None else f" ({1 - device / whole:.0%})"
+                side.steps[key] = f"{point['step_ms']['median']:.3f}{share}"
         for text in report["corpus"]:
             if text["engine"] == engine:
                 side.text[text["beams"]] = text["tokens_per_s"]
@@ -176,6 +182,17 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
         "both models passed have figures.",
         "",
         *table(["", *map(point_name, keys)], [[side.name, *(speed(side, key, best) for key in keys)] for side in rows]),
+        "",
+        "Milliseconds a step as the host sees it, in brackets the share of a batch's time in which the GPU is idle:",
+        "",
+        *table(
+            ["", *map(point_name, keys)],
+            [
+                [side.name, *(side.steps.get(key, "refused" if side.refused else NOT_MEASURED) for key in keys)]
+                for side in rows
+                if side not in eager
+            ],
+        ),
         "",
         f"Sentences equal to eager PyTorch token by token, of the random model and of the trained one, which gets "
         f"{kit['text']}, and target tokens a second of that whole text:",

@@ -245,6 +245,10 @@ find_gpu() {
 main() {
   local stage
   local known=' host install eager probe build-trained check-trained build-base check-base build check bench ort-cuda '
+  if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^set /s/^# //p' "${BASH_SOURCE[0]}"
+    exit
+  fi
   for stage in "$@"; do
     [[ $known == *" $stage "* || $stage == unpack ]] || die "there is no stage '$stage': take of unpack$known"
   done

@@ -20,7 +20,7 @@ Arrays = dict[str, NDArray[np.float32]]
 
 
 def eager_twin(folder: Path, config: ModelConfig) -> Transformer:
-    """The model of both graphs in `folder`, whose layer norms are standard ones. Nothing that it trained as is tied."""
+    """The model of both graphs in `folder`; what was tied in it is not, and an annotated norm is a standard one."""
     encoder, step = (floats(folder / f"{graph}.onnx") for graph in GRAPHS)
     scale = math.sqrt(config.d_model) if config.scale_embeddings else 1
     state: Arrays = {}
@@ -29,7 +29,7 @@ def eager_twin(folder: Path, config: ModelConfig) -> Transformer:
         state[f"{side}_positions"] = arrays.pop("positions")
     for name, array in {**encoder, **step}.items():
         state |= parameters(name, array, math.sqrt(config.head_dim))
-    model = Transformer(replace(config, share_embeddings="none", positions="learned"))
+    model = Transformer(replace(config, norm="standard", share_embeddings="none", positions="learned"))
     model.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in state.items()})
     return model
 

@@ -63,6 +63,6 @@ def build(
 
     profiles = [parse_profile(text) for text in profile or []]
     options = BuildOptions(precision.value, fast, version_compatible, hardware_compatible, timing_cache, trt_flavor)
-    with progress("build") as advance:
+    with progress("plans", 2 * len(profiles) or None) as advance:
         report = build_plans(bundle, options, profiles, calibrate, src, advance)
     emit(report.to_json(), json, str(report))

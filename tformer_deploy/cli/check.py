@@ -46,7 +46,7 @@ def check(
     """
     from ..bundle import open_bundle
     from ..check import GENERATED, CheckOptions, Gate, allowed_by, load_reference, make_corpus
-    from ..engines import expand
+    from ..engines import expand, limits_of
 
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens, "invariance": invariance}
     given = {name: value for name, value in flags.items() if value is not None}
@@ -60,6 +60,8 @@ def check(
     targets = translations(src, tgt) if tgt else []
     opened = open_bundle(bundle)
     names = expand(backend or ["ort"], variant or [], opened, device)
+    for name in names if given else []:
+        limits_of(name, opened).check_asked(given)
     with progress("check") as advance:
         gate = Gate(opened, checkpoint, threads, advance)
         if reference:

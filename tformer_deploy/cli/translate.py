@@ -105,6 +105,7 @@ def translate(
     engine = make_engine(name, opened, checkpoint, threads_each(threads, workers), shortlist)
     requests = chain(begin, requests)
     with Translator(engine, tokenizers, options, batch_tokens, outputs, workers) as translator:
+        engine.limits.check_asked(values)
         _print_all(translator, requests, stream, json, out)
 
 
@@ -141,7 +142,7 @@ def _print_all(translator: Translator, requests: Iterator[Window], stream: bool,
                 advance(1, len(result.ids))
             out.flush()
     if cut:
-        limit = translator.options.max_tokens
+        limit = min(translator.options.max_tokens, translator.engine.limits.tgt_tokens)
         print(f"{cut} outputs were cut off at {limit} tokens or another limit", file=sys.stderr)
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..engines.base import Floats, Ints, Scores
-from ..errors import EngineError, LimitError
+from ..errors import LimitError, NotNumbers
 from .options import DecodeOptions
 
+if TYPE_CHECKING:
+    from .search import Batch
+
 _END = -1
-_LEAST = -1e4
+LEAST = -1e4
 """No row's best log-probability is below: it is at least minus the logarithm of the vocabulary's size."""
 
 
@@ -132,17 +135,17 @@ class Rules:
             row[kept] = values
 
 
-def require_numbers(scores: Scores, sentences: Ints, numbers: Sequence[int], step: int) -> None:
-    """Raise EngineError where a row's best log-probability is no number; `numbers` of the requests as in `Batch`."""
-    best = scores.scores[:, :, 0]
-    if best.min() > _LEAST:  # not so with NaN
-        return
-    sentence = int(sentences[(~(best > _LEAST)).any(1).argmax()])
-    request = (numbers[sentence] if len(numbers) else sentence) + 1
-    raise EngineError(
-        f"request {request}: the log-probabilities of token {step + 1} are not numbers: "
-        "the precision overflows there, or weights are no numbers: take fp32, and tformer check"
-    )
+def require_numbers(scores: Scores, batch: Batch, sentences: Ints, alive: NDArray[np.bool_], step: int) -> None:
+    """Raise NotNumbers where the best log-probability of a row that is alive is no number."""
+    broken = (~(scores.scores[:, :, 0] > LEAST) & alive).any(1)
+    if broken.any():
+        sentence = int(sentences[broken.argmax()])
+        request = batch.numbers[sentence] if len(batch.numbers) else sentence
+        raise NotNumbers(
+            f"request {request + 1}: the log-probabilities of token {step + 1} are not numbers: "
+            "its values overflow there, or the weights are no numbers: tformer check names the layer",
+            request,
+        )
 
 
 def are_among(ids: Ints, few: Ints) -> NDArray[np.bool_]:

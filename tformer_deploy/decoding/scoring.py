@@ -43,11 +43,11 @@ def forced_steps(
 def score(engine: Engine, batch: Batch, targets: Sequence[Sequence[int]]) -> list[Doubles]:
     """Of each target, end token included, the log-probability of every token behind those before it.
 
-    Raises EngineError for log-probabilities that are no numbers.
+    Raises NotNumbers for log-probabilities that are no numbers.
     """
     found = [np.empty(len(target)) for target in targets]
     for step, live, scores in forced_steps(engine, batch, targets):
-        require_numbers(scores, live, batch.numbers, step)
+        require_numbers(scores, batch, live, np.ones((len(live), 1), np.bool_), step)
         assert scores.log_probs is not None
         for row, i in enumerate(live.tolist()):
             found[i][step] = scores.log_probs[row, 0, targets[i][step]]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..engines.base import Engine, Ints, Outlook, Scores, State
 from ..errors import LimitError
 from .options import DecodeOptions
-from .rules import Rules, Trie, are_among, best_tokens, require_numbers
+from .rules import LEAST, Rules, Trie, are_among, best_tokens, require_numbers
 from .sampling import Doubles, draw, uniforms
 
 Number = TypeVar("Number", bound=np.generic)
@@ -82,7 +82,7 @@ def decode(
 ) -> list[list[Hypothesis]]:
     """The outputs of each source, best first, or its samples. `docs/decoding.md` has the rules.
 
-    Raises LimitError where the options ask for what the engine or its graphs cannot do, and EngineError for
+    Raises LimitError where the options ask for what the engine or its graphs cannot do, and NotNumbers for
     log-probabilities that are no numbers; without `strict` those are never chosen.
     """
     _check(engine, batch, options)
@@ -92,8 +92,8 @@ def decode(
     state = engine.encode(batch.src_ids, batch.src_lengths, search.outlook())
     while True:
         scores = engine.step(search.tokens, state, search.needs_all(state), options.attention)
-        if strict:
-            require_numbers(scores, search.sentences, batch.numbers, search.written.shape[2])
+        if strict and not scores.scores[:, :, 0].min() > LEAST:
+            require_numbers(scores, batch, search.sentences, search.alive(), search.written.shape[2])
         step = search.advance(scores)
         if on_step:
             on_step(step)
@@ -155,6 +155,10 @@ class _Search:
         wanted = options.top_k + 1 if options.sampling else 1 if options.greedy else options.beams + len(self.end_ids)
         wanted = min(wanted + self.rules.spare(step), self.engine.config.tgt_vocab)
         return self.rules.needs_all(step) or wanted > self.engine.best(self.tokens.shape[1], state)
+
+    def alive(self) -> NDArray[np.bool_]:
+        """Which rows (B, K) of the next step anybody reads; the others fill up beside them."""
+        return self.values > -np.inf
 
     def are_ends(self, tokens: Ints) -> NDArray[np.bool_]:
         """Which tokens end an output."""
@@ -334,6 +338,10 @@ class _Sampling(_Search):
         self.found = [[Hypothesis() for _ in range(options.n_best)] for _ in self.sentences]
         self.samples = np.tile(np.arange(options.n_best, dtype=np.int32), (len(self.sentences), 1))
         """(B, K) Number of each row's sample; -1: the row has ended and fills up beside sentences that have more."""
+
+    def alive(self) -> NDArray[np.bool_]:
+        """See `_Search.alive`."""
+        return self.samples[:, : self.tokens.shape[1]] >= 0
 
     def advance(self, scores: Scores) -> Step:
         """Draw a token for every row."""

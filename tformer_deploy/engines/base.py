@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -47,6 +47,12 @@ class Limits:
     def eager(cls, config: ModelConfig) -> Self:
         """What PyTorch takes: as many positions as the model has, and whatever fits into memory."""
         return cls(1 << 16, config.max_positions, config.max_positions, 1 << 16)
+
+    def check_asked(self, asked: Mapping[str, Any]) -> None:
+        """Refuse what somebody asked for and no plan has room for, not what is usual. Raises LimitError."""
+        for name, most in {"max_tokens": self.tgt_tokens, "beams": self.beams}.items():
+            if self.profiles and (asked.get(name) or 0) > most:
+                raise LimitError(f"{name} {asked[name]} exceeds the plans' largest, {most}: use less, or {self.hint}")
 
     def sentences(self, beams: int, src_tokens: int, tgt_tokens: int) -> int:
         """Most sentences of a batch with that many rows each, that long; 1 where there are no such sizes at all."""

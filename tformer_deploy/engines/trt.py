@@ -73,6 +73,11 @@ class TrtEngine(StaticEngine):
         owners = {
             stamp: each for name in precisions for each in found for stamp in each.stamps(self.gpu.capability, name)
         }
+        if not owners:
+            raise EngineError(
+                f"{found[0].title} needs a GPU of compute capability 8.0 or later, this one has {self.gpu.capability}: "
+                "pip install 'tformer-deploy[trt]' and build again"
+            )
         plans = find_plans(self.bundle, trt_variant(self.bundle), list(owners))
         return plans, owners[plans.stamp]
 

@@ -67,12 +67,10 @@ class TensorRt:
         return int(plan.device_memory_size if old else plan.device_memory_size_v2)
 
     def stamps(self, capability: str, precision: str) -> list[Stamp]:
-        """What plans may be of that a GPU of that capability runs, those that were made for it first."""
-        capabilities, versions = [capability], [self.title]
-        if int(capability.removeprefix("sm")) >= 80:
-            capabilities = [PORTABLE] if self.flavor == "rtx" else [capability, PORTABLE]
-        if self.flavor == "tensorrt":
-            versions.append(f"TensorRT {self.major}")
+        """What plans may be of that a GPU of that capability runs, those that were made for it first; or nothing."""
+        portable = [PORTABLE] if int(capability.removeprefix("sm")) >= 80 else []
+        capabilities = portable if self.flavor == "rtx" else [capability, *portable]
+        versions = [self.title] if self.flavor == "rtx" else [self.title, f"TensorRT {self.major}"]
         return [Stamp(each, version, precision) for version in versions for each in capabilities]
 
 
@@ -114,7 +112,8 @@ def find_gpu(wanted_by: str) -> Gpu:
     try:
         from .cuda import find_gpu as find
     except ModuleNotFoundError:
-        raise MissingExtra("cuda-python is not installed: pip install 'tformer-deploy[trt]'") from None
+        extra = EXTRAS[installed()[0]]
+        raise MissingExtra(f"cuda-python is not installed: pip install 'tformer-deploy[{extra}]'") from None
     return find(wanted_by)
 
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -62,7 +67,7 @@ def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: 
     from polygraphy.exception import PolygraphyException
 
     start = time.perf_counter()
-    with Errors(tensorrt.module) as errors:
+    with interrupted_behind(), Errors(tensorrt.module) as errors:
         try:
             loaded = network_from_onnx_path(str(graph), **tensorrt.network_options())
             network = loaded[1]
@@ -186,6 +191,28 @@ def check_precision(
         raise EngineError(
             f"the plan of {graph.name} is not {precision}: its matrix products are {json.dumps(products)}"
         )
+
+
+@contextmanager
+def interrupted_behind() -> Iterator[None]:
+    """Have Ctrl-C end what is behind this: TensorRT, which calls Python in between, loses it. A second one kills."""
+    came: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        came.append(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        print("stopping behind this plan; once more to stop at once", file=sys.stderr)
+
+    if threading.current_thread() is not threading.main_thread():  # it gets no signals
+        yield
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 class Errors:
