@@ -1,4 +1,4 @@
-"""A second, real environment without torch and onnx: our wheel, ONNX Runtime, a bundle."""
+"""Other, real environments without torch: our wheel and ONNX Runtime, or what builds plans, and a bundle."""
 
 from __future__ import annotations
 
@@ -9,21 +9,30 @@ from pathlib import Path
 
 import pytest
 
+from tformer_deploy.ship import ship
+
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of a fresh virtual environment with `tformer-deploy[cpu]` installed from a built wheel."""
-    folder = tmp_path_factory.mktemp("machine")
+    return make_machine(tmp_path_factory.mktemp("machine"), "cpu")
+
+
+def make_machine(folder: Path, extra: str) -> Path:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
     subprocess.run(build, check=True, capture_output=True, timeout=300)
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=300)
     python = folder / "venv/bin/python"
-    (wheel,) = folder.glob("*.whl")
-    install = [python, "-m", "pip", "install", "-q", f"{wheel}[cpu]", "-c", ROOT / "constraints.txt"]
-    subprocess.run(install, check=True, timeout=600)
+    install_there(python, extra)
     return python
+
+
+def install_there(machine: Path, extra: str) -> None:
+    (wheel,) = machine.parents[2].glob("*.whl")
+    install = [machine, "-m", "pip", "install", "-q", f"{wheel}[{extra}]", "-c", ROOT / "constraints.txt"]
+    subprocess.run(install, check=True, timeout=600)
 
 
 def run_there(machine: Path, *arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -125,3 +134,21 @@ def test_missing_extras_are_named(machine: Path, bundle: Path, tmp_path: Path) -
         assert done.returncode == 1
         assert done.stderr.startswith("error: the package '") and "tformer-deploy[train]" in done.stderr, done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_builds_plans_from_a_fresh_install(run: Path, tmp_path: Path) -> None:
+    """Of the extra trt-rtx; half precision is calibrated with ONNX Runtime as well."""
+    there, bundle, text = make_machine(tmp_path, "trt-rtx"), tmp_path / "bundle", tmp_path / "text"
+    ship(run, bundle, ["fp32", "trt"])
+    text.write_text("w5 w6\nw7\n")
+    command = ("build", bundle, "--src", text, "--profile", "2x2x8x8")
+    done = run_there(there, *command, "--precision", "fp32")
+    assert done.returncode == 0 and "products: " in done.stdout and done.stdout.endswith("plans written\n"), done.stderr
+    done = run_there(there, *command)
+    assert done.returncode == 1
+    assert done.stderr == "error: the package 'onnxruntime' is not installed: pip install 'tformer-deploy[cpu]'\n"
+    install_there(there, "cpu")
+    done = run_there(there, *command)
+    assert done.returncode == 0 and "calibrated with 2 sentences of text" in done.stdout, done.stderr
+    assert len(list((bundle / "trt/plans").glob("*/*.plan"))) == 4
+    assert "every hash verified" in run_there(there, "inspect", bundle).stdout
