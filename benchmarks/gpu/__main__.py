@@ -31,6 +31,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True, help="trained bundle, exported with --recipe trt too")
     parser.add_argument("--text", type=Path, required=True, help="its sentences, one a line")
+    parser.add_argument("--tgt", type=Path, help="their translations, for BLEU")
     parser.add_argument("--sentences", type=int, default=1000, help="so many of them are checked")
     parser.add_argument("--checkpoint", type=Path, help="its run folder, if not where it was at export")
     parser.add_argument("--preset", default="base", help="of the model with random weights that speed is measured on")
@@ -82,7 +83,9 @@ def fill_core(core: Path, options: argparse.Namespace) -> None:
     if not options.no_wheels:
         download(CORE, options.python, core / "wheels")
     checked = {
-        "trained": add_trained(core / "models", options.bundle, options.checkpoint, options.text, options.sentences),
+        "trained": add_trained(
+            core / "models", options.bundle, options.checkpoint, (options.text, options.tgt), options.sentences
+        ),
         "base": add_random(core / "models", options.preset, options.vocab_size, options.seed),
     }
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)

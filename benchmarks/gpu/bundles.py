@@ -17,6 +17,7 @@ from tformer_deploy.bundle import MANIFEST, Bundle, hashes, open_bundle, write_m
 from tformer_deploy.check import CheckOptions, Gate, make_corpus
 from tformer_deploy.check.gate import machine
 from tformer_deploy.check.reference import make_reference
+from tformer_deploy.cli.check import translations
 from tformer_deploy.config import preset
 from tformer_deploy.contract import GRAPHS, WEIGHTS
 from tformer_deploy.data import read_lines
@@ -55,9 +56,9 @@ class Model:
         """Text, reference or options."""
         return self.folder / f"{self.name}.{what}"
 
-    def write_text(self, lines: Iterable[str]) -> None:
-        """What half precision is calibrated with."""
-        self.file("text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    def write_text(self, what: str, lines: Iterable[str]) -> None:
+        """`text` is checked, and half precision calibrated with it; `tgt` is its translation."""
+        self.file(what).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def write_options(self, profiles: Iterable[Profile], bench: Iterable[object]) -> None:
         """Words for `tformer build` and `tformer bench`, one a line."""
@@ -66,17 +67,21 @@ class Model:
             self.file(what).write_text("".join(f"{word}\n" for word in options))
 
 
-def add_trained(folder: Path, source: Path, checkpoint: Path | None, text: Path, sentences: int) -> int:
+def add_trained(
+    folder: Path, source: Path, checkpoint: Path | None, texts: tuple[Path, Path | None], sentences: int
+) -> int:
     """Copy what TensorRT needs of a bundle, and write down what eager PyTorch makes of the first lines of a text.
 
-    Returns how many lines that are.
+    The second text, if there is one, is its translation. Returns how many lines that are.
     """
     model, bundle = Model(folder, "trained"), open_bundle(source)
     copy_bundle(bundle, model.bundle)
-    lines = list(islice((line for line in read_lines(text) if line), sentences))
+    lines = list(islice((line for line in read_lines(texts[0]) if line), sentences))
     if not lines:
-        raise DataError(f"{text}: no line with text")
-    model.write_text(lines)
+        raise DataError(f"{texts[0]}: no line with text")
+    model.write_text("text", lines)
+    if texts[1]:
+        model.write_text("tgt", translations(*texts)[: len(lines)])
     copied = open_bundle(model.bundle)
     recipe = narrowest([copied.recipe, *copied.variants.values()])
     corpus = make_corpus(copied.config, recipe, copied.tokenizers(), model.file("text"))
@@ -108,7 +113,7 @@ def add_random(folder: Path, preset_name: str, vocabulary: int, seed: int) -> in
     source, target = (min(size, config.max_positions) for size in BASE_LENGTHS)
     lengths = [4 + i % (source - 3) for i in range(LINES)]
     ids = random_sources(vocabulary, lengths, seed)
-    model.write_text(" ".join(f"w{i}" for i in each[:-1]) for each in ids)
+    model.write_text("text", (" ".join(f"w{i}" for i in each[:-1]) for each in ids))
     options = CheckOptions(target, max(BASE_BEAMS), max(BASE_BEAMS), invariance=BATCHES[1], positions=target)
     about = {"corpus": model.file("text").name, "weights_sha256": identity, "machine": machine()}
     with EagerEngine(eager_twin(model.bundle / trt_variant(open_bundle(model.bundle)), config)) as eager:

@@ -40,6 +40,8 @@ class Side:
     """Its milliseconds a step, and the host's share of the whole."""
     equal: dict[tuple[str, str], str] = field(default_factory=dict)
     """Model, mode -> sentences equal to eager PyTorch."""
+    bleu: str = ""
+    """Lower-cased, greedy and of a beam, of the trained model; of eager PyTorch in brackets."""
     text: dict[int, float] = field(default_factory=dict)
     """Beams -> tokens a second on the trained model's text."""
     remarks: list[str] = field(default_factory=list)
@@ -143,6 +145,9 @@ def fill(side: Side, results: Mapping[str, Any], step: str, engine: str) -> Side
         for outputs in checked["outputs"]:
             ties = f", {outputs['ties']} ties" if outputs["ties"] else ""
             side.equal[model, outputs["mode"]] = f"{outputs['equal']:,} of {outputs['sentences']:,}{ties}"
+        quality = [checked["quality"][mode] for mode in MODES[:2] if mode in checked["quality"]]
+        both = [" / ".join(f"{each[who]['BLEU lower-cased']:.2f}" for each in quality) for who in ("engine", "eager")]
+        side.bleu = f"{both[0]} ({both[1]})" if quality else side.bleu
         name = step.format("bench", model)
         if found := problem(steps, name):
             side.remarks.append(found)
@@ -199,6 +204,7 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
         "",
         *table(
             ["", *(f"{model}, {mode}" for model, mode in COMPARED)]
+            + ["BLEU (eager)"]
             + [f"tokens/s, {point_name((0, beams))}" for beams in text_beams(rows)],
             checked_rows(rows),
         ),
@@ -214,6 +220,7 @@ def checked_rows(rows: Iterable[Side]) -> list[list[str]]:
     kept = [side for side in rows if not side.name.startswith("eager")]
     return [
         [side.name, *(side.equal.get(compared, "refused") for compared in COMPARED)]
+        + [side.bleu or NOT_MEASURED]
         + [f"{side.text[beams]:,.0f}" if beams in side.text else NOT_MEASURED for beams in text_beams(kept)]
         for side in kept
     ]

@@ -72,7 +72,8 @@ skip() {
   fi
   rm -f "$OUT/$1".*
   printf '%s\n' "$2" > "$OUT/$1.skipped"
-  failed "$1" "not run: $2"
+  say "$1: not run: $2"
+  FAILED+=("$1")
 }
 
 worked() { [[ -e $OUT/$1.done && $(< "$OUT/$1.done") == '0 '* ]]; }
@@ -182,7 +183,7 @@ environments() {
 
 make_environment() {
   local name=$1 env=$WORK/env/$1 pip
-  local packages=(tformer-deploy onnx polygraphy cuda-python) links=(--find-links "$CORE/own" --find-links "$CORE/wheels")
+  local packages=(tformer-deploy onnx polygraphy cuda-python sacrebleu) links=(--find-links "$CORE/own" --find-links "$CORE/wheels")
   case $name in
     rtx) packages+=(onnxruntime tensorrt_rtx_cu13) ;;
     ort-gpu) packages+=(onnxruntime-gpu) ;;

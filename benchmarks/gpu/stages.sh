@@ -115,13 +115,19 @@ stage_check() {
 check_plans() {
   local env flavor precision model=$1
   find_gpu
+  reference "$model"
   while read -r env flavor; do
     for precision in "${PRECISIONS[@]}"; do
       on_plans "check-$flavor-$model-$precision" "$flavor" "$model" "$precision" "$(environment_python "$env")" \
-        -m tformer_deploy check "$CORE/models/$model" --backend "trt:$precision" \
-        --reference "$CORE/models/$model.reference" --json
+        -m tformer_deploy check "$CORE/models/$model" --backend "trt:$precision" "${WORDS[@]}" --json
     done
   done < <(flavors)
+}
+
+# reference MODEL: what its check compares with, into WORDS.
+reference() {
+  WORDS=(--reference "$CORE/models/$1.reference")
+  if [[ -e $CORE/models/$1.tgt ]]; then WORDS+=(--tgt "$CORE/models/$1.tgt"); fi
 }
 
 stage_bench() {
@@ -160,8 +166,9 @@ stage_ort_cuda() {
     elif [[ $NO_GPU ]]; then
       skip "$name" "$NO_GPU"
     elif [[ $name == check-* ]]; then
+      reference "$model"
       step "$name" "${there[@]}" check "$CORE/models/$model" --backend ort --variant trt --device cuda \
-        --reference "$CORE/models/$model.reference" --json
+        "${WORDS[@]}" --json
     else
       bench_options "$model"
       step "$name" "${there[@]}" bench "$CORE/models/$model" --backend ort --variant trt --device cuda "${WORDS[@]}" --json

@@ -10,7 +10,18 @@ from pathlib import Path
 from tformer_deploy.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-CORE = ("numpy", "typer", "rich", "sentencepiece", "polygraphy", "onnx", "onnxruntime", "cuda-python", "pip")
+CORE = (
+    "numpy",
+    "typer",
+    "rich",
+    "sentencepiece",
+    "polygraphy",
+    "onnx",
+    "onnxruntime",
+    "cuda-python",
+    "sacrebleu",
+    "pip",
+)
 RTX = ("tensorrt_rtx_cu13_bindings", "tensorrt_rtx_cu13_libs")
 RTX_PACKAGE = "tensorrt_rtx_cu13"
 """What is imported; it needs those two."""
