@@ -96,7 +96,8 @@ class BuildReport:
                 f"products: {products}"
             )
         lines += [f"a batch of {profile} holds {size:.1f} MB on the device" for profile, size in self.buffers.items()]
-        lines += [f"plans of {profile} were there before and are gone: name that profile too to keep it" for profile in self.replaced]
+        gone = "were there before and are gone: name that profile too to keep it"
+        lines += [f"plans of {profile} {gone}" for profile in self.replaced]
         bundle, backend = self.directory.parents[2], f"trt:{self.stamp.precision}"
         lines.append(f"not checked yet: on their GPU, run tformer check {bundle} --backend {backend} --src FILE")
         return "\n".join([*lines, f"{self.directory}: plans written"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 
 class TformerError(Exception):
@@ -76,6 +77,8 @@ def missing_extra(error: ModuleNotFoundError) -> MissingExtra:
     """Turn a failed import into a message that names the pip extra to install."""
     module = (error.name or str(error)).split(".")[0]
     extra = _EXTRA_OF_MODULE.get(module)
+    if module == "cuda" and find_spec("tensorrt_rtx") and not find_spec("tensorrt"):
+        extra = "trt-rtx"
     if extra is None:
         return MissingExtra(f"the Python package '{module}' is not installed: pip install {module}")
     return MissingExtra(f"the package '{module}' is not installed: pip install 'tformer-deploy[{extra}]'")
