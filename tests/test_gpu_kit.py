@@ -205,7 +205,7 @@ def test_results_become_a_table(used: Path, tmp_path: Path, capsys: pytest.Captu
     assert text.startswith("before\n") and text.endswith(f"{END}\nafter\n") and "old" not in text
     assert "| `trt`, TensorRT, fp16 | refused | refused | refused | refused |" in text
     assert text.count("| batch 1, greedy | batch 2, greedy | batch 1, beam 4 | batch 2, beam 4 |") == 2
-    assert re.search(r"\| `trt`, TensorRT, fp32 \| \d+\.\d{3} \(-?\d+%\) \|", text)
+    assert re.search(r"\| `trt`, TensorRT, fp32 \| \d+\.\d{3} \(\d+%\) \|", text)
     assert "72 of 72 | 72 of 72 | 72 of 72 | 12 of 12 | 12 of 12 | 12 of 12 | 0." in text
     written = json.loads((tmp_path / f"{results['host']['date']}-h200.json").read_text())
     assert written == results

@@ -158,7 +158,7 @@ def fill(side: Side, results: Mapping[str, Any], step: str, engine: str) -> Side
                 key = point["point"]["batch"], point["point"]["beams"]
                 side.speeds[key] = point["tokens_per_s"]
                 device, whole = point["device_ms"], point["latency_ms"]["p50"]
-                share = "" if device is None else f" ({1 - device / whole:.0%})"
+                share = "" if device is None else f" ({max(0.0, 1 - device / whole):.0%})"
                 side.steps[key] = f"{point['step_ms']['median']:.3f}{share}"
         for text in report["corpus"]:
             if text["engine"] == engine:

@@ -158,6 +158,7 @@ find_python() {
   wanted=$(< "$CORE/python")
   PYTHON=${PYTHON:-python3}
   if [[ $INSTALLED ]]; then
+    command -v "$INSTALLED" > /dev/null || die "KIT_INSTALLED: there is no $INSTALLED"
     BASE=$INSTALLED
     return
   fi

@@ -94,7 +94,8 @@ class PointReport:
     @property
     def host_share(self) -> float | None:
         """The share of the median latency in which the GPU does not work."""
-        return None if self.device_ms is None else 1 - self.device_ms / self.latency_ms.p50
+        # At least 0: both are of decodes of their own.
+        return None if self.device_ms is None else max(0.0, 1 - self.device_ms / self.latency_ms.p50)
 
     @classmethod
     def of(cls, engine: str, point: Point, samples: Sequence[Sample]) -> Self:
