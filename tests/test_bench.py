@@ -300,7 +300,9 @@ def test_engines_by_name(lowered: Path) -> None:
     assert expand(["ort"], [], opened) == ["ort", "ort:fp32-cpu", "ort:int8"]
     assert expand(["ort"], ["int8", "fp32"], opened) == ["ort:int8", "ort"]
     assert expand(["eager", "ort:int8", "ort"], ["int8"], opened) == ["eager", "ort:int8"]
-    assert len(make_points([1, 2], [1], [5, 6], [7])) == 4
+    assert make_points({"src-len": [5, 6], "batch": [2]}) == tuple(
+        Point(2, beams, src_len, 32) for beams in (1, 4) for src_len in (5, 6)
+    )
     assert numbers("batch", "8,1,8") == [8, 1]
 
 
@@ -333,7 +335,7 @@ def test_a_workers_error_is_one_line_and_ends_all(bundle: Path, started: list[in
 
 
 def small_plan(bundle: Path) -> tuple[Plan, Bundle]:
-    return Plan(bundle, ("ort",), make_points([1], [1], [3], [2]), threads=1, rounds=1, seconds=0), open_bundle(bundle)
+    return Plan(bundle, ("ort",), (Point(1, 1, 3, 2),), threads=1, rounds=1, seconds=0), open_bundle(bundle)
 
 
 def test_a_worker_that_dies_is_told_of(bundle: Path, started: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,15 @@ def test_a_machine_that_only_translates_needs_little(bundle: Path, tmp_path: Pat
     assert len(printed(run_simulated(*words, stdin=as_input(), path=path))) == 40
 
 
+def test_bench_takes_the_sizes_of_the_plans(bundle: Path) -> None:
+    """Where none is given."""
+    words = ("bench", bundle, "--backend", "trt:fp32", "--backend", "ort", "--rounds", 1, "--seconds", 0, "--json")
+    report = json.loads(printed(run_simulated(*words))[0])
+    found = {tuple(each["point"].values()) for each in report["points"]}
+    assert found == {(each.batch, each.beams, each.src_len, each.capacity) for each in PROFILES}
+    assert len(report["points"]) == 3 * len(PROFILES)
+
+
 def test_bench_tells_what_the_gpu_did(bundle: Path) -> None:
     done = run_simulated(
         *("bench", bundle, "--backend", "trt", "--batch", "1,3", "--beam", "1,4", "--src-len", 5, "--new-tokens", 9),

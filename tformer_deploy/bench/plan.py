@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -12,6 +12,9 @@ from ..check import make_corpus
 from ..engines import limits_of, parse_name
 from ..engines.base import Limits
 from ..errors import LimitError
+
+USUAL = {"batch": (1, 8, 32), "beam": (1, 4), "src-len": (20,), "new-tokens": (32,)}
+"""By the options of `tformer bench`, in the order of a point's fields."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,18 @@ def has_profile(engine: str) -> bool:
     return parse_name(engine).backend == "ort"
 
 
-def make_points(*sizes: Sequence[int]) -> tuple[Point, ...]:
-    """Every combination of values of a point's fields."""
-    return tuple(Point(*each) for each in product(*sizes))
+def make_points(given: Mapping[str, Sequence[int]]) -> tuple[Point, ...]:
+    """Every combination of the sizes that are given, by their options, and of usual ones for others."""
+    return tuple(Point(*each) for each in product(*{**USUAL, **given}.values()))
+
+
+def usual_points(engines: Sequence[str], bundle: Bundle) -> tuple[Point, ...]:
+    """The sizes of the plans, if an engine runs plans."""
+    for engine in engines:
+        if parse_name(engine).backend == "trt":
+            profiles = limits_of(engine, bundle).profiles
+            return tuple(Point(each.batch, each.beams, each.src_len, each.capacity) for each in profiles)
+    return make_points({})
 
 
 def check_point(engine: str, limits: Limits, point: Point) -> None:

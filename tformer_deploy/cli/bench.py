@@ -22,10 +22,10 @@ def bench(
     variant: Annotated[list[str] | None, typer.Option(help="Graphs of ort; repeatable. Without it: all.")] = None,
     device: Device = "cpu",
     checkpoint: Checkpoint = None,
-    batch: Annotated[str, typer.Option(help="Sentences at once, as in 1,8,32.")] = "1,8,32",
-    beam: Annotated[str, typer.Option(help="Widths of the beam.")] = "1,4",
-    src_len: Annotated[str, typer.Option(help="Tokens of a source.")] = "20",
-    new_tokens: Annotated[str, typer.Option(help="Tokens of an output.")] = "32",
+    batch: Annotated[str | None, typer.Option(help="Sentences at once. Without it: 1,8,32.")] = None,
+    beam: Annotated[str | None, typer.Option(help="Widths of the beam. Without it: 1,4.")] = None,
+    src_len: Annotated[str | None, typer.Option(help="Tokens of a source. Without it: 20.")] = None,
+    new_tokens: Annotated[str | None, typer.Option(help="Tokens of an output. Without it: 32.")] = None,
     src: Annotated[Path | None, typer.Option(help="Text to translate as well, one sentence a line.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest output of the text.")] = 256,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every engine.")] = 5,
@@ -38,20 +38,23 @@ def bench(
 ) -> None:
     """Measure engines in turns, each in a process of its own: time, memory, disk, and their share of what this machine
     could do at most. What each figure is stands in docs/bench.md.
+
+    With --backend trt and without --batch, --beam, --src-len and --new-tokens: the sizes of its plans.
     """
-    from ..bench import Plan, make_points, run
+    from ..bench import Plan, make_points, run, usual_points
     from ..bundle import open_bundle
     from ..engines import expand
 
     lists = {"batch": batch, "beam": beam, "src-len": src_len, "new-tokens": new_tokens}
-    points = make_points(*(numbers(option, text) for option, text in lists.items()))
+    given = {option: numbers(option, text) for option, text in lists.items() if text is not None}
     if html and (html.is_dir() or not (html.parent.is_dir() and os.access(html.parent, os.W_OK))):
         raise ConfigError(f"{html} cannot be written: name a file in a folder that exists and is writable")
     opened = open_bundle(bundle)
+    engines = tuple(expand(backend or ["ort"], variant or [], opened, device))
     plan = Plan(
         bundle=bundle,
-        engines=tuple(expand(backend or ["ort"], variant or [], opened, device)),
-        points=points,
+        engines=engines,
+        points=make_points(given) if given else usual_points(engines, opened),
         threads=threads or max(1, len(os.sched_getaffinity(0)) // workers),
         workers=workers,
         rounds=rounds,
