@@ -744,7 +744,9 @@ def test_loosened_tolerances_are_shown(bundle: Path, run: Path, reference: Refer
     assert report.passed and report.engines[0].loosened == ["scores", "bleu", "tokens"]
     limits = "encoder 1e-04, scores 5e-01 (LOOSENED), bleu 3e+00 (LOOSENED), tokens may differ (LOOSENED)"
     assert f"  limits            {limits}" in str(report)
-    assert "options: max_tokens 8, beams 3, n_best 3, " in str(report)
+    assert "options: max_tokens 8, beams 3, n_best 3, " in str(report) and "NOTE: with a beam" not in str(report)
+    narrow = dataclasses.replace(report, options={**report.options, "beams": 1})
+    assert "NOTE: with a beam of 1, beam search is not compared" in str(narrow)
     (found,) = report.to_json()["engines"]
     assert found["loosened"] == ["scores", "bleu", "tokens"] and found["tolerance"]["scores"] == 0.5
 

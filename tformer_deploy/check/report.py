@@ -157,6 +157,8 @@ class Report:
             f"{self.corpus}: {self.sentences} sentences, {self.tokens} tokens of eager PyTorch",
             "options: " + ", ".join(f"{name} {value}" for name, value in self.options.items()),
         ]
+        if self.options.get("beams") == 1:
+            lines.append("NOTE: with a beam of 1, beam search is not compared")
         if differs := [found for found in self.eager_invariance if found.failed]:
             worst = max(differs, key=lambda found: found.failed)
             lines.append(
