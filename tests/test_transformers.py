@@ -83,9 +83,9 @@ class ModelEngine:
             attention_mask=state.mask.repeat_interleave(tokens.shape[1], 0),
             decoder_input_ids=state.tokens,
         ).logits[:, -1]
-        nothing = np.empty((*tokens.shape, 0))
         log_probs = logits.log_softmax(-1).numpy().reshape(*tokens.shape, -1)
-        return Scores(nothing.astype(np.int32), nothing.astype(np.float32), log_probs)
+        best = log_probs.argmax(2)[:, :, None].astype(np.int32)
+        return Scores(best, np.take_along_axis(log_probs, best, 2), log_probs)
 
     def reorder(self, state: ModelState, parents: Ints, sentences: Ints | None = None) -> None:
         state.tokens = state.tokens[torch.from_numpy(parents).long().ravel()]

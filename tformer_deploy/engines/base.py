@@ -86,7 +86,7 @@ ANYTHING = Outlook()
 
 @dataclass(frozen=True)
 class Scores:
-    """What a step says of the next token of every row; k best, best first, equal scores by the lower id."""
+    """What a step says of the next token of every row; k > 0 best, best first, equal scores by the lower id."""
 
     ids: Ints
     """(B, K, k)"""
