@@ -39,7 +39,7 @@ from tformer_deploy.plans import Profile, Stamp, find_plans, parse_profile
 from tformer_deploy.recipe import load_recipe
 from tformer_deploy.ship import choose, ship
 
-from .command import failed_line, printed, run_here
+from .command import COMMAND, failed_line, printed, run_here
 from .conftest import small_config, write_checkpoint
 
 RTX = "sm80+, TensorRT for RTX"
@@ -449,17 +449,43 @@ def test_plans_that_go_are_named(trt_bundle: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_a_build_behind_the_plan_that_it_meets() -> None:
-    before, done = signal.getsignal(signal.SIGINT), []
-    with pytest.raises(KeyboardInterrupt), interrupted_behind():
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.05)  # nothing is raised here, where the library would lose it
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL, "a second one ends the process"
-        done.append(1)
-    assert done and signal.getsignal(signal.SIGINT) == before
-    with interrupted_behind():
-        pass
+    original, done = signal.signal(signal.SIGINT, signal.default_int_handler), []
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupted_behind():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)  # nothing is raised here, where the library would lose it
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL, "a second one ends the process"
+            done.append(1)
+        assert done and signal.getsignal(signal.SIGINT) == signal.default_int_handler
+        with interrupted_behind():
+            pass
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with interrupted_behind():
+            os.kill(os.getpid(), signal.SIGINT)  # as to a background job
+    finally:
+        signal.signal(signal.SIGINT, original)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: interrupted_behind().__enter__()).result()
+
+
+def test_ctrl_c_leaves_no_plans(trt_bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(trt_bundle, copy)
+    profiles = [word for size in range(1, 25) for word in ("--profile", f"1x1x{size}x{size}")]
+    with subprocess.Popen(
+        [*COMMAND, "build", str(copy), "--precision", "fp32", *profiles],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        end = time.monotonic() + 60
+        while not list(copy.glob("trt/plans/.*/*.plan")):
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and not out and b"Traceback" not in err, err
+    assert not list(copy.glob("trt/plans/*")) and not list(copy.glob("trt/plans/.*/*.plan"))
 
 
 def test_types_of_a_plans_layers_are_counted() -> None:

@@ -203,10 +203,12 @@ def interrupted_behind() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         print("stopping behind this plan; once more to stop at once", file=sys.stderr)
 
-    if threading.current_thread() is not threading.main_thread():  # it gets no signals
+    before = signal.getsignal(signal.SIGINT)
+    # Other threads get no signals; a background job ignores this one, and somebody else's way with it is his.
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
         yield
         return
-    before = signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
