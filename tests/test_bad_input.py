@@ -18,7 +18,7 @@ import pytest
 
 from tformer_deploy.checkpoint import load_tensors, open_checkpoint, save_tensors
 from tformer_deploy.cli import main
-from tformer_deploy.files import sha256
+from tformer_deploy.files import digest, sha256
 
 from .conftest import small_config, write_checkpoint
 
@@ -29,10 +29,11 @@ TRAIN = f"train --out out {FILES} --vocab-size 30 --updates 1 {SMALL}"
 
 
 def edit_header(run: Path, **changes: Any) -> None:
-    """Replace keys of checkpoint.json; None removes one."""
+    """Replace keys of checkpoint.json, and its own hash; None removes one."""
     path = run / "checkpoint.json"
     header = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: value for key, value in header.items() if value is not None}))
+    header = {key: value for key, value in header.items() if value is not None}
+    path.write_text(json.dumps({**header, "sha256": digest(header)}))
 
 
 def edit_weights(run: Path, edit: Callable[[Path], object], rehash: bool = False) -> None:
@@ -72,7 +73,11 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "rehashed": lambda run: edit_weights(run, cut, rehash=True),
     "incomplete": lambda run: edit_weights(run, drop_tensor, rehash=True),
     "words": lambda run: (run / "tokenizer.words").write_text("one\ntwo\n"),
-    "state": lambda run: ((run / "train").mkdir(), (run / "train/state.safetensors").write_bytes(b"no tensors")),
+    "older": lambda run: ((run / "train").mkdir(), (run / "train/state.safetensors").write_bytes(b"tensors")),
+    "state": lambda run: ((run / "train").mkdir(), (run / "train/state.json").write_text('{"format": "tformer-tr')),
+    "retouched": lambda run: (run / "checkpoint.json").write_text(
+        (run / "checkpoint.json").read_text().replace('"heads": 4', '"heads": 8')
+    ),
 }
 
 
@@ -209,10 +214,12 @@ BAD_SETTINGS = [
 
 BAD_FOLDERS = [
     ("init --out good --preset tiny", "good holds a checkpoint already + --force"),
-    (f"train --out good {FILES}", "good holds a run already + --resume + --force"),
-    ("train --out good --resume", "good has no saved training state + without --resume"),
-    ("train --out missing --resume", "missing has no saved training state + without --resume"),
-    ("train --out state --resume", "state.safetensors cannot be read"),
+    (f"train --out good {FILES}", "good holds checkpoint.json, but nothing to continue from: add --force"),
+    (f"train --out state {FILES}", "state holds a run already + --resume + --force"),
+    ("train --out good --resume", "good has nothing saved to continue from: use --force in place of --resume"),
+    ("train --out missing --resume", "missing has nothing saved to continue from: leave out --resume"),
+    ("train --out older --resume", "older was saved by an older tformer + start over with --force"),
+    ("train --out state --resume", "state/train/state.json is damaged"),
     ("export good --out folder", "folder exists already + --force"),
     ("export good --out folder --force", "folder is not a bundle"),
     ("export good --out src.txt --force", "src.txt is not a bundle"),
@@ -240,9 +247,10 @@ BAD_CHECKPOINTS = [
     ("nonsense", "nonsense/checkpoint.json is damaged"),
     ("list", "list/checkpoint.json is damaged"),
     ("foreign", "foreign/checkpoint.json describes a 'other-checkpoint'"),
-    ("newer", "newer/checkpoint.json has format version 99 + reads up to 1"),
+    ("newer", "newer/checkpoint.json has format version 99 + reads up to 2"),
     ("hashless", "hashless/checkpoint.json is damaged + 'files'"),
     ("modelless", "modelless/checkpoint.json is damaged + 'model'"),
+    ("retouched", "retouched/checkpoint.json was edited or damaged: it does not match its own SHA-256"),
     ("lost", f"lost is incomplete: {WEIGHTS} is missing"),
     ("truncated", f"truncated is damaged: {WEIGHTS} does not match its SHA-256"),
     ("edited", f"edited is damaged: {WEIGHTS} does not match its SHA-256"),

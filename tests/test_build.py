@@ -128,8 +128,8 @@ def test_a_model_with_an_island_builds(tmp_path: Path, text: Path) -> None:
     out.mkdir()
     description = open_checkpoint(run).tokenizers.save(out)
     for name, recipe in chosen.items():
-        export_graphs(model.eval(), recipe, out / name, "0")
-    write_manifest(out, config, chosen, description, {"path": "run", "weights_sha256": "0"}, {})
+        export_graphs(model.eval(), recipe, out / name, "0" * 64)
+    write_manifest(out, config, chosen, description, {"path": "run", "weights_sha256": "0" * 64}, {})
     report = build(out, BuildOptions("fp16"), [Profile(1, 1, 8, 16)], text)
     assert [(island.graph, island.node) for island in report.islands] == [
         ("decoder_step", "decoder.1.ff.up"),

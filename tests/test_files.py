@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from tformer_deploy import files
 from tformer_deploy.checkpoint import (
     HEADER,
     load_tensors,
@@ -23,7 +26,18 @@ from tformer_deploy.checkpoint import (
 )
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.errors import ArtifactError, TformerError
-from tformer_deploy.files import atomic_directory, atomic_file, read_header, sha256, verify, write_json
+from tformer_deploy.files import (
+    atomic_directory,
+    atomic_file,
+    digest,
+    hold,
+    member,
+    read_bytes,
+    read_header,
+    sha256,
+    verify,
+    write_json,
+)
 from tformer_deploy.model import Transformer
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
 
@@ -113,24 +127,22 @@ def test_atomic_directory_leaves_nothing_behind_on_failure(before: bool, tmp_pat
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from tformer_deploy.files import atomic_directory
+from tformer_deploy import files
 
-moment = sys.argv[2]
-replace, moves = Path.replace, []
+moment, move = sys.argv[2], files.rename
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def counted_replace(self, target):
-    moves.append(target)
-    if moment == f"before move {len(moves)}":
+def deadly_rename(*arguments):
+    if moment == "before the move":
         die()
-    replace(self, target)
-    if moment == f"after move {len(moves)}":
+    move(*arguments)
+    if moment == "after the move":
         die()
 
-Path.replace = counted_replace
-with atomic_directory(Path(sys.argv[1]), force=True) as temporary:
+files.rename = deadly_rename
+with files.atomic_directory(Path(sys.argv[1]), force=True) as temporary:
     (temporary / "file").write_text("ne")
     if moment == "while writing":
         die()
@@ -138,35 +150,156 @@ with atomic_directory(Path(sys.argv[1]), force=True) as temporary:
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "moment", "expected"),
-    [
-        (False, "while writing", None),
-        (False, "before move 1", None),
-        (False, "after move 1", "new"),
-        (True, "while writing", "old"),
-        (True, "before move 1", "old"),
-        (True, "after move 1", None),
-        (True, "after move 2", "new"),
-    ],
-)
-def test_a_killed_process_leaves_a_whole_directory_or_none(
-    before: bool, moment: str, expected: str | None, tmp_path: Path
+@pytest.mark.parametrize("before", [None, "old"])
+@pytest.mark.parametrize("moment", ["while writing", "before the move", "after the move"])
+def test_a_killed_process_leaves_the_old_directory_or_the_new_one(
+    before: str | None, moment: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "bundle"
     if before:
         make_old(path)
     child = subprocess.run([sys.executable, "-c", KILLED, str(path), moment], timeout=60, check=False)
     assert child.returncode == -signal.SIGKILL
-    if expected is None:
-        assert not path.exists()
-    else:
-        assert names(path) == ["file"] and (path / "file").read_text() == expected
-    if before and expected is None:  # the old one can still be found by hand
-        assert "old" in [file.read_text() for file in tmp_path.rglob("file")]
-    with atomic_directory(path, force=True) as temporary:  # and the leftovers are in nobody's way
+    expected = "new" if moment == "after the move" else before
+    assert path.exists() == bool(expected)
+    assert not expected or (names(path) == ["file"] and (path / "file").read_text() == expected)
+    with atomic_directory(path, force=True) as temporary:  # the next one removes what is left, and says so
         (temporary / "file").write_text("again")
-    assert (path / "file").read_text() == "again"
+    assert names(tmp_path) == ["bundle"] and (path / "file").read_text() == "again"
+    left = before or moment != "after the move"
+    assert [record.message.split(" removed: ")[-1] for record in caplog.records] == [
+        "a process that was killed left it"
+    ] * bool(left)
+
+
+def test_what_others_work_on_or_own_is_no_leftover(tmp_path: Path) -> None:
+    mine = [tmp_path / ".bundle.tmp", tmp_path / ".bundle.12345678.tm", tmp_path / ".other.12345678.tmp"]
+    for path in mine:
+        path.write_text("mine")
+    with atomic_directory(tmp_path / "bundle", force=False) as first:
+        with pytest.raises(ArtifactError, match=r"another process is making .*bundle: wait until it has ended"):
+            atomic_directory(tmp_path / "bundle", force=False).__enter__()
+        assert first.is_dir()
+    with atomic_file(tmp_path / "page.html") as first, atomic_file(tmp_path / "page.html") as second:
+        assert first.is_file() and second.is_file() and first != second
+    assert all(path.read_text() == "mine" for path in mine)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_appears_meanwhile_is_not_replaced(force: bool, tmp_path: Path) -> None:
+    path = tmp_path / "bundle"
+    with (
+        pytest.raises(ArtifactError, match="is not a bundle" if force else "exists already"),
+        atomic_directory(path, force, "bundle", lambda folder: (folder / "manifest.json").is_file()),
+    ):
+        make_old(path)
+    assert names(tmp_path) == ["bundle"] and (path / "file").read_text() == "old"
+
+
+def test_what_appears_in_the_last_moment_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, move = tmp_path / "bundle", files.rename
+
+    def late(*arguments: Any) -> None:
+        path.mkdir()  # an empty folder, which an ordinary rename would replace
+        move(*arguments)
+
+    monkeypatch.setattr(files, "rename", late)
+    with pytest.raises(ArtifactError, match="appeared meanwhile and stays"), atomic_directory(path, force=False):
+        pass
+    assert names(tmp_path) == ["bundle"] and names(path) == []
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_file_systems_that_cannot_exchange(exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(files, "rename", refuse)
+    path = tmp_path / "bundle"
+    if exists:
+        make_old(path)
+        with pytest.raises(ArtifactError, match="on this file system: remove it first"), atomic_directory(path, True):
+            pass
+        assert (path / "file").read_text() == "old"
+    else:
+        with atomic_directory(path, force=True) as temporary:
+            (temporary / "file").write_text("new")
+        assert (path / "file").read_text() == "new"
+    assert names(tmp_path) == ["bundle"]
+
+
+def test_a_folder_is_changed_by_one_at_a_time(tmp_path: Path) -> None:
+    with hold(tmp_path), pytest.raises(ArtifactError, match="is being changed by another process: wait"):
+        hold(tmp_path).__enter__()
+    with hold(tmp_path):
+        pass
+    make_old(tmp_path / "bundle")
+    with hold(tmp_path / "bundle"), pytest.raises(ArtifactError, match="is being changed by another process"):
+        atomic_directory(tmp_path / "bundle", force=True).__enter__()
+    assert names(tmp_path) == ["bundle"]
+
+
+# Links, devices and pipes
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    for name, target in (("link", "real/file"), ("dangling", "real/new")):
+        (tmp_path / name).symlink_to(target)
+        with atomic_file(tmp_path / name) as temporary:
+            temporary.write_text(name)
+        assert (tmp_path / name).is_symlink() and (tmp_path / target).read_text() == name
+    make_old(tmp_path / "bundle")
+    (tmp_path / "current").symlink_to("bundle")
+    with atomic_directory(tmp_path / "current", force=True) as temporary:
+        (temporary / "file").write_text("new")
+    assert (tmp_path / "current").is_symlink() and (tmp_path / "bundle/file").read_text() == "new"
+    assert names(tmp_path) == ["bundle", "current", "dangling", "link", "real"]
+
+
+def test_a_device_and_a_pipe_are_written_to(tmp_path: Path) -> None:
+    with atomic_file(Path("/dev/null")) as temporary:
+        temporary.write_text("nothing")
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(OSError, match="No space left"), atomic_file(Path("/dev/full")) as temporary:
+        temporary.write_text("too much")
+    assert Path("/dev/full").is_char_device()
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with atomic_file(tmp_path / "pipe") as temporary:
+        temporary.write_text("through the pipe")
+    assert os.read(reader, 100) == b"through the pipe" and names(tmp_path) == ["pipe"]
+    os.close(reader)
+    with pytest.raises(IsADirectoryError), atomic_file(tmp_path):
+        pass
+
+
+# What a header may name
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "link", "folder/link"])
+def test_files_outside_the_folder_are_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("mine")
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "link").symlink_to("../outside")
+    (inside / "folder").symlink_to(tmp_path)
+    (tmp_path / "link").write_text("mine")
+    with pytest.raises(ArtifactError, match=r"lies outside .*inside"):
+        member(inside, name)
+
+
+def test_only_regular_files_of_a_sane_size_are_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("12345")
+    (tmp_path / "link").symlink_to("file")
+    assert read_bytes(tmp_path, "link", 5) == b"12345"
+    with pytest.raises(ArtifactError, match="has 5 bytes, more than 4"):
+        read_bytes(tmp_path, "file", 4)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(ArtifactError, match="is no regular file"):
+            read_bytes(tmp_path, name, 5)
 
 
 # Headers and hashes
@@ -206,9 +339,9 @@ def test_headers_that_are_refused(content: bytes, message: str, tmp_path: Path) 
 
 def test_older_and_equal_versions_are_read(tmp_path: Path) -> None:
     for version in (1, 2):
-        header = {"format": "tformer-bundle", "version": version, "more": [1]}
-        write_json(tmp_path / "manifest.json", header)
-        assert read_header(tmp_path, "manifest.json", "bundle", 2) == header
+        header = {"format": "tformer-thing", "version": version, "more": [1]}
+        write_json(tmp_path / "thing.json", header)
+        assert read_header(tmp_path, "thing.json", "thing", 2) == header
 
 
 # Checkpoints
@@ -227,6 +360,7 @@ def saved(tmp_path: Path) -> Path:
 def edit_header(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
     header = json.loads((run / HEADER).read_text(encoding="utf-8"))
     change(header)
+    header["sha256"] = digest(header)
     (run / HEADER).write_text(json.dumps(header), encoding="utf-8")
 
 
@@ -270,8 +404,8 @@ def test_not_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_newer_version(saved: Path) -> None:
-    edit_header(saved, lambda header: header.update(version=2))
-    with pytest.raises(ArtifactError, match="format version 2, this tformer reads up to 1: update it"):
+    edit_header(saved, lambda header: header.update(version=3))
+    with pytest.raises(ArtifactError, match="format version 3, this tformer reads up to 2: update it"):
         open_checkpoint(saved)
 
 

@@ -342,7 +342,7 @@ def test_resume_cannot_undo_updates(data: DataConfig, tmp_path: Path) -> None:
 
 
 def test_resume_needs_a_run(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="no saved training state: start without --resume"):
+    with pytest.raises(ArtifactError, match="nothing saved to continue from: leave out --resume"):
         resume(tmp_path)
 
 

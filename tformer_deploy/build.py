@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from .bundle import Bundle, open_bundle
+from .bundle import Bundle, changing
 from .contract import GRAPHS, caches
 from .data import read_lines
 from .decoding import DecodeOptions, decode
@@ -20,7 +19,7 @@ from .engines.trt_api import PORTABLE, TensorRt, load_builder
 from .engines.trt_build import BuildOptions, Plan, Precision, compile_plan
 from .errors import ConfigError, DataError, LimitError
 from .export.half import Island, fix_sizes, to_half
-from .files import atomic_directory, write_json
+from .files import atomic_directory, scratch, within, write_json
 from .plans import FOLDER, HEADER, Profile, Stamp, file_hashes, plan_file, plans_header, trt_variant
 from .recipe import Axes
 from .translate import length_batches, make_batch
@@ -117,8 +116,20 @@ def build(
     `usual_profiles`, for sources as long as those of `src`. Either text may stand for both. Raises TformerError, and
     leaves what was there, where a plan cannot be built as asked.
     """
-    bundle, precision = open_bundle(directory), options.precision
-    variant = trt_variant(bundle)
+    with changing(directory) as bundle:
+        return build_plans(bundle, options, profiles, calibrate, src, progress)
+
+
+def build_plans(
+    bundle: Bundle,
+    options: BuildOptions,
+    profiles: Sequence[Profile],
+    calibrate: Path | None,
+    src: Path | None,
+    progress: Callable[[int], None] | None,
+) -> BuildReport:
+    """See `build`."""
+    precision, variant = options.precision, trt_variant(bundle)
     calibrate = calibrate or (None if precision == "fp32" else src)
     if precision != "fp32" and calibrate is None:
         raise ConfigError(f"--precision {precision}: add --src FILE, text to see how large values get")
@@ -133,7 +144,7 @@ def build(
     tensorrt = load_builder(options.flavor)
     check_options(options, tensorrt)
     stamp = make_stamp(tensorrt, options)
-    place = directory / variant / FOLDER / stamp.folder
+    place = within(bundle.directory, Path(variant) / FOLDER / stamp.folder)
     report = BuildReport(place, stamp, fast=options.fast)
     before = {path.stem.partition("-")[2] for path in place.glob(f"{GRAPHS[1]}-*.plan")}
     report.replaced = sorted(before - set(map(str, chosen)))
@@ -145,12 +156,13 @@ def build(
         report.largest = largest_values(ranges)
     for profile in chosen if lengths else []:
         report.coverage[str(profile)] = sum(length <= profile.src_len for length in lengths) / len(lengths)
-    with atomic_directory(place, force=True) as folder:
+    plans = atomic_directory(place, True, "folder of plans", lambda old: (old / HEADER).is_file())
+    with plans as folder:
         for profile in chosen:
             sizes: dict[str, int] = {}
             for graph in GRAPHS:
-                with tempfile.TemporaryDirectory() as scratch:
-                    typed = Path(scratch) / f"{graph}-{profile}.onnx"
+                with scratch("tformer-build") as beside:
+                    typed = beside / f"{graph}-{profile}.onnx"
                     found = type_graph(bundle.graph(graph, variant), typed, profile, precision, ranges.get(graph, {}))
                     report.islands += [island for island in found if island not in report.islands]
                     exact = sum(island.kind == "MatMul" for island in found)

@@ -6,8 +6,8 @@ The standard graphs lie in the bundle itself, those of each variant in a folder 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 from . import __version__
 from .config import ModelConfig, from_dict
 from .contract import GRAPHS, SHORT_GRAPHS, WEIGHTS, graphs_of, signature
-from .errors import ArtifactError
-from .files import read_header, sha256, verify, write_json
+from .errors import ArtifactError, ConfigError
+from .files import hold, member, parse_json, read_header, remove_leftovers, sha256, verify, write_json
 from .recipe import Recipe, recipe_from_dict
 from .text import Tokenizers, load_tokenizers, tokenizer_files
 
@@ -59,13 +59,25 @@ class Bundle:
             fits = (
                 metadata["tformer.graph"] == name
                 and metadata["tformer.weights_sha256"] == self.weights_sha256
-                and from_dict(ModelConfig, json.loads(metadata["tformer.model"]), "model") == self.config
-                and recipe_from_dict(json.loads(metadata["tformer.recipe"])) == recipe
+                and from_dict(ModelConfig, parse_json(metadata["tformer.model"]), "model") == self.config
+                and recipe_from_dict(parse_json(metadata["tformer.recipe"])) == recipe
+                # Older graphs do not say which tokenizers belong to them.
+                and (
+                    "tformer.tokenizers" not in metadata
+                    or parse_json(metadata["tformer.tokenizers"]) == self.tokenizer_hashes
+                )
             )
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, ConfigError):
             fits = False
         if not fits:
-            raise ArtifactError(f"{self.directory / MANIFEST} was edited: {name}.onnx is of another model or recipe")
+            raise ArtifactError(
+                f"{self.directory / MANIFEST} was edited: {name}.onnx is of another model, recipe or tokenizer"
+            )
+
+    @property
+    def tokenizer_hashes(self) -> dict[str, str]:
+        """SHA-256 of each tokenizer's file, by its name."""
+        return tokenizer_hashes(self.manifest)
 
     def tokenizers(self) -> Tokenizers:
         """The tokenizers of both sides."""
@@ -114,6 +126,11 @@ def write_manifest(
     )
 
 
+def tokenizer_hashes(header: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of the tokenizers' files of a bundle's or a checkpoint's header, by their names."""
+    return {name: header["files"][name] for name in tokenizer_files(header["tokenizer"])}
+
+
 def _of_graphs(file: str) -> bool:
     return ".onnx" in file or Path(file).name == WEIGHTS
 
@@ -143,25 +160,36 @@ def open_bundle(directory: Path, graphs: bool = True) -> Bundle:
     manifest = read_header(directory, MANIFEST, "bundle", VERSION)
     try:
         variants = {name: recipe_from_dict(variant["recipe"]) for name, variant in manifest.get("variants", {}).items()}
-        names = {(Path(variant) / f"{name}.onnx").as_posix() for name in GRAPHS for variant in ("", *variants)}
-        added = WEIGHTS, *(f"{name}.onnx" for name in SHORT_GRAPHS)
-        newer = {(Path(variant) / name).as_posix() for name in added for variant in ("", *variants)}
-        needed = {*tokenizer_files(manifest["tokenizer"]), *names}
-        needed |= {name for name in newer if (directory / name).exists()}  # older bundles have none
-        if "shortlist" in manifest:
-            needed.add(manifest["shortlist"]["file"])
-        if missing := needed - set(manifest["files"]):
-            raise ArtifactError(f"{directory / MANIFEST} is damaged: no hash of {min(missing)}")
-        later = set() if graphs else {name for name in manifest["files"] if _of_graphs(name)}
-        verify(directory, {name: sha for name, sha in manifest["files"].items() if name not in later}, "bundle")
         config = from_dict(ModelConfig, manifest["model"], "model")
         recipe, default = recipe_from_dict(manifest["recipe"]), manifest.get("default", "")
-        bundle = Bundle(directory, config, recipe, manifest, variants, default, later)
-        if bundle.default not in ("", *variants):
-            raise ArtifactError(f"{directory / MANIFEST} is damaged: it has no variant '{bundle.default}'")
-        _ = bundle.checkpoint, bundle.weights_sha256, manifest["versions"]  # a missing one is found here
-        return bundle
-    except KeyError as error:
-        raise ArtifactError(f"{directory / MANIFEST} is damaged: it has no {error}") from None
-    except (TypeError, AttributeError) as error:
+    except ConfigError as error:
         raise ArtifactError(f"{directory / MANIFEST} is damaged: {error}") from None
+    if default not in ("", *variants):
+        raise ArtifactError(f"{directory / MANIFEST} is damaged: it has no variant '{default}'")
+    if missing := files_in_use(directory, manifest) - set(manifest["files"]):
+        raise ArtifactError(f"{directory / MANIFEST} is damaged: no hash of {min(missing)}")
+    later = set() if graphs else {name for name in manifest["files"] if _of_graphs(name)}
+    for name in later:
+        member(directory, name)
+    verify(directory, {name: sha for name, sha in manifest["files"].items() if name not in later}, "bundle")
+    return Bundle(directory, config, recipe, manifest, variants, default, later)
+
+
+def files_in_use(directory: Path, manifest: Mapping[str, Any]) -> set[str]:
+    """Names of the files that a manifest must have hashes of."""
+    variants = ("", *manifest.get("variants", {}))
+    needed = {(Path(variant) / f"{name}.onnx").as_posix() for name in GRAPHS for variant in variants}
+    added = WEIGHTS, *(f"{name}.onnx" for name in SHORT_GRAPHS)
+    newer = {(Path(variant) / name).as_posix() for name in added for variant in variants}
+    needed |= {name for name in newer if (directory / name).exists()}  # older bundles have none
+    needed |= {*tokenizer_files(manifest["tokenizer"])}
+    return needed | ({manifest["shortlist"]["file"]} if "shortlist" in manifest else set())
+
+
+@contextmanager
+def changing(directory: Path) -> Iterator[Bundle]:
+    """Open a bundle to change it: nobody else does meanwhile. Raises ArtifactError."""
+    read_header(directory, MANIFEST, "bundle", VERSION)
+    with hold(directory):
+        remove_leftovers(directory)
+        yield open_bundle(directory)

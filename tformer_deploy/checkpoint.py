@@ -13,14 +13,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from . import __version__
-from .bundle import Bundle
+from .bundle import Bundle, tokenizer_hashes
 from .config import ModelConfig, from_dict
-from .errors import ArtifactError
-from .files import atomic_file, read_header, sha256, verify, write_json
+from .errors import ArtifactError, ConfigError
+from .files import atomic_file, digest, read_header, sha256, verify, write_json
 from .model import Transformer
 from .text import Tokenizers, load_tokenizers, tokenizer_files
 
-HEADER, VERSION = "checkpoint.json", 1
+HEADER, VERSION = "checkpoint.json", 2
+"""Version 1 has no SHA-256 of the header itself."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Checkpoint:
     def weights_sha256(self) -> str:
         """What identifies the trained model."""
         return str(self.header["files"][self.header["weights"]])
+
+    @property
+    def tokenizer_hashes(self) -> dict[str, str]:
+        """SHA-256 of each tokenizer's file, by its name."""
+        return tokenizer_hashes(self.header)
 
     def load_model(self) -> Transformer:
         """The model with its weights, in eval mode."""
@@ -92,19 +98,17 @@ def save_checkpoint(
     """Make the weights file inside `directory` the checkpoint's. The header is written last, atomically."""
     description = tokenizers.save(directory)
     name = weights.relative_to(directory).as_posix()
-    write_json(
-        directory / HEADER,
-        {
-            "format": "tformer-checkpoint",
-            "version": VERSION,
-            "tformer_deploy": __version__,
-            "model": dataclasses.asdict(config),
-            "tokenizer": description,
-            "weights": name,
-            "training": dict(training),
-            "files": {file: sha256(directory / file) for file in [*tokenizer_files(description), name]},
-        },
-    )
+    header = {
+        "format": "tformer-checkpoint",
+        "version": VERSION,
+        "tformer_deploy": __version__,
+        "model": dataclasses.asdict(config),
+        "tokenizer": description,
+        "weights": name,
+        "training": dict(training),
+        "files": {file: sha256(directory / file) for file in [*tokenizer_files(description), name]},
+    }
+    write_json(directory / HEADER, {**header, "sha256": digest(header)})
 
 
 def open_reference(bundle: Bundle, directory: Path | None = None) -> Checkpoint:
@@ -116,22 +120,24 @@ def open_reference(bundle: Bundle, directory: Path | None = None) -> Checkpoint:
     if not where.is_dir():
         raise ArtifactError(f"eager PyTorch needs the checkpoint, which is not at {where}: name it with --checkpoint")
     checkpoint = open_checkpoint(where)
-    if checkpoint.weights_sha256 != bundle.weights_sha256:
+    if checkpoint.weights_sha256 != bundle.weights_sha256 or checkpoint.config != bundle.config:
         raise ArtifactError(f"{bundle.directory} was not exported from the weights in {where}: export it again")
+    if checkpoint.tokenizer_hashes != bundle.tokenizer_hashes:
+        raise ArtifactError(f"{bundle.directory} has other tokenizers than {where}: export it again")
     return checkpoint
 
 
 def open_checkpoint(directory: Path, weights: bool = True) -> Checkpoint:
     """Open a checkpoint and verify its hashes, of the weights only where they are wanted. Raises ArtifactError."""
     header = read_header(directory, HEADER, "checkpoint", VERSION)
+    if header["version"] > 1 and "sha256" not in header:
+        raise ArtifactError(f"{directory / HEADER} is damaged: it has no sha256; make the checkpoint again")
+    if missing := {header["weights"], *tokenizer_files(header["tokenizer"])} - set(header["files"]):
+        raise ArtifactError(f"{directory / HEADER} is damaged: no hash of {min(missing)}")
+    hashes = {name: sha for name, sha in header["files"].items() if weights or name != header["weights"]}
+    verify(directory, hashes, "checkpoint")
     try:
-        if missing := {header["weights"], *tokenizer_files(header["tokenizer"])} - set(header["files"]):
-            raise ArtifactError(f"{directory / HEADER} is damaged: no hash of {min(missing)}")
-        hashes = {name: sha for name, sha in header["files"].items() if weights or name != header["weights"]}
-        verify(directory, hashes, "checkpoint")
         config = from_dict(ModelConfig, header["model"], "model")
-        return Checkpoint(directory, config, load_tokenizers(directory, header["tokenizer"]), header)
-    except KeyError as error:
-        raise ArtifactError(f"{directory / HEADER} is damaged: it has no {error}") from None
-    except (TypeError, AttributeError) as error:
+    except ConfigError as error:
         raise ArtifactError(f"{directory / HEADER} is damaged: {error}") from None
+    return Checkpoint(directory, config, load_tokenizers(directory, header["tokenizer"]), header)

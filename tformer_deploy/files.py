@@ -1,18 +1,40 @@
-"""Files that are whole or absent: atomic writes, hashes, versioned JSON headers."""
+"""Files that are whole or absent: atomic writes, locks, hashes, headers that are checked before they are used."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import functools
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
+import stat
+import struct
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from .errors import ArtifactError
+
+JSON_BYTES, TOKENIZER_BYTES = 64 << 20, 256 << 20
+"""Larger headers and reports, and larger tokenizers, are refused before they are read."""
+DAMAGED = (
+    *(OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, MemoryError, OverflowError),
+    *(NotImplementedError, struct.error, zipfile.BadZipFile, zlib.error),
+)
+"""What zipfile, numpy and json raise over a file that is not as it was written."""
+RATIO = 1000
+"""Nothing that tformer packs gets smaller by so much."""
+_TEMPORARY = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}\.tmp", re.DOTALL)
+_RENAME_NOREPLACE, _RENAME_EXCHANGE, _AT_FDCWD = 1, 2, -100  # linux/fs.h, linux/fcntl.h
+_log = logging.getLogger(__name__)
 
 
 def sha256(path: Path) -> str:
@@ -21,20 +43,36 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+# Writing
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; move it there if the block succeeds, delete it if not."""
+    """Yield a temporary path; what it holds takes the place of the file at `path` if the block succeeds.
+
+    Links are followed. Only a regular file is replaced; a device or a pipe is written to. What killed writers of the
+    same file have left is removed.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        with scratch("tformer-output") as folder:
+            content = folder / "content"
+            yield content
+            with content.open("rb") as source, path.open("wb") as device:
+                shutil.copyfileobj(source, device)
+        return
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o644)
-        _sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    remove_leftovers(path.parent, path.name)
+    with _temporary(path, directory=False) as temporary:
+        try:
+            yield temporary
+            temporary.chmod(0o644)
+            _sync(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -44,61 +82,273 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def atomic_directory(path: Path, force: bool) -> Iterator[Path]:
+def atomic_directory(
+    path: Path, force: bool, kind: str = "folder", is_one: Callable[[Path], bool] = Path.is_dir
+) -> Iterator[Path]:
     """Yield an empty directory beside `path`; it takes that name if the block succeeds.
 
-    A kill at any moment leaves the old directory or none under the name. Raises ArtifactError where something
-    stands at `path` and `force` is off.
+    A kill at any moment leaves the old directory or the new one under the name. What killed writers of the same
+    directory have left is removed. Links are followed. Raises ArtifactError where something stands at `path`, or
+    appears there meanwhile, and `force` is off or it is not a `kind`; where another process changes or makes it.
     """
-    if path.exists() and not force:
-        raise ArtifactError(f"{path} exists already: choose another folder or add --force")
+    path = Path(os.path.realpath(path))
+
+    def refuse_existing() -> None:
+        if os.path.lexists(path) and not force:
+            raise ArtifactError(f"{path} exists already: choose another folder or add --force")
+        if os.path.lexists(path) and not is_one(path):
+            raise ArtifactError(f"{path} is not a {kind}, so --force does not replace it: choose another folder")
+
+    refuse_existing()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    if remove_leftovers(path.parent, path.name):
+        raise ArtifactError(f"another process is making {path}: wait until it has ended, or choose another folder")
+    with hold(path) if path.is_dir() else nullcontext(), _temporary(path, directory=True) as temporary:
+        try:
+            yield temporary
+            temporary.chmod(0o755)
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    _sync(file)
+            refuse_existing()
+            _move(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _move(new: Path, path: Path) -> None:
+    """Give a directory its name; it changes places with what has that name, if anything has."""
+    exchange = path.is_dir()
+    flag = _RENAME_EXCHANGE if exchange else _RENAME_NOREPLACE
+    try:
+        rename(new, path, flag)
+    except FileExistsError:
+        raise ArtifactError(f"{path} appeared meanwhile and stays: choose another folder or add --force") from None
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EXDEV):
+            raise
+        if exchange:
+            raise ArtifactError(f"{path} cannot be replaced on this file system: remove it first") from None
+        new.rename(path)  # which replaces nothing but an empty folder
+
+
+def rename(old: Path, new: Path, flag: int) -> None:
+    """Linux's renameat2, which Python does not have. Raises OSError."""
+    call = ctypes.CDLL(None, use_errno=True).renameat2
+    if call(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flag):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(new))
+
+
+# Locks, and what killed processes leave
+
+
+@contextmanager
+def hold(directory: Path) -> Iterator[None]:
+    """Be the only process that changes a folder. Raises ArtifactError where another one does.
+
+    On a network file system, processes of other machines are not seen.
+    """
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if not _lock(handle):
+            raise ArtifactError(f"{directory} is being changed by another process: wait until it has ended")
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def scratch(name: str) -> Iterator[Path]:
+    """A folder for files that are needed now only; what killed processes have left of that name is removed."""
+    place = Path(tempfile.gettempdir()) / name
+    remove_leftovers(place.parent, name)
+    with _temporary(place, directory=True) as folder:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _temporary(path: Path, directory: bool) -> Iterator[Path]:
+    """A new file or folder beside `path`, locked as long as this process works on it."""
+    place = ".tmp", f".{path.name}.", path.parent
+    while True:
+        if directory:
+            temporary = Path(tempfile.mkdtemp(*place))
+            handle = os.open(temporary, os.O_RDONLY)
+        else:
+            handle, name = tempfile.mkstemp(*place)
+            temporary = Path(name)
+        _lock(handle, wait=True)
+        if os.path.lexists(temporary):
+            break
+        os.close(handle)  # somebody took it for a leftover before it was locked
     try:
         yield temporary
-        temporary.chmod(0o755)
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                _sync(file)
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-            path.replace(old / "replaced")
-            try:
-                temporary.replace(path)
-            except OSError:
-                (old / "replaced").replace(path)
-                raise
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            temporary.replace(path)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        os.close(handle)
+
+
+def remove_leftovers(folder: Path, target: str = "") -> bool:
+    """Remove what killed writers of `target`, or of any file, have left in a folder, and say so.
+
+    Returns whether something is left, because a process works on it at this moment.
+    """
+    busy = False
+    for path in sorted(folder.glob(".*.tmp")):
+        found = _TEMPORARY.fullmatch(path.name)
+        if not found or target not in ("", found["target"]):
+            continue
+        with suppress(OSError):  # not ours to open, or gone by now
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if _lock(handle):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    _log.warning("%s removed: a process that was killed left it", path)
+                else:
+                    busy = True
+            finally:
+                os.close(handle)
+    return busy
+
+
+def _lock(handle: int, wait: bool = False) -> bool:
+    """Lock an open file or folder until it is closed; False where another process has it locked."""
+    from filelock import lock_descriptor
+
+    return lock_descriptor(handle, blocking=wait)
+
+
+# Reading
+
+
+def within(directory: Path, name: str | Path) -> Path:
+    """A path below a directory, by its relative name. Raises ArtifactError where links lead elsewhere."""
+    path = directory / name
+    real, root = os.path.realpath(path), os.path.realpath(directory)
+    if os.path.commonpath((real, root)) != root:
+        raise ArtifactError(f"{path} lies outside {directory}: copy it into the folder, or make the folder again")
+    return path
+
+
+def member(directory: Path, name: str) -> Path:
+    """A regular file of a directory, by its relative name. Raises ArtifactError for one that lies elsewhere."""
+    path = within(directory, name)
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        raise ArtifactError(f"{directory} is incomplete: {name} is missing; copy or make it again") from None
+    if not stat.S_ISREG(mode):
+        raise ArtifactError(f"{path} is no regular file: copy or make it again")
+    return path
+
+
+def read_bytes(directory: Path, name: str, limit: int) -> bytes:
+    """What a file of a directory holds. Raises ArtifactError beyond `limit` bytes, and as `member` does."""
+    path = member(directory, name)
+    if path.stat().st_size > limit:
+        raise ArtifactError(f"{path} has {path.stat().st_size} bytes, more than {limit}: make it again")
+    return path.read_bytes()
+
+
+def read_json(directory: Path, name: str, limit: int = JSON_BYTES) -> Any:
+    """A JSON file of a directory. Raises ArtifactError."""
+    content = read_bytes(directory, name, limit)
+    try:
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{directory / name} is damaged ({error}): make it again") from None
+
+
+def parse_json(text: str) -> Any:
+    """JSON from a place that others write to. Raises ValueError, also for what is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def read_arrays(path: Path) -> dict[str, Any]:
+    """The arrays of an .npz file, whose parts must not claim to be larger than the file lets them.
+
+    Raises one of `DAMAGED`.
+    """
+    import numpy as np
+
+    with zipfile.ZipFile(path) as archive:
+        for part in archive.infolist():
+            if part.file_size > max(1 << 20, RATIO * part.compress_size):
+                raise ValueError(f"{part.filename} unpacks to {part.file_size} bytes")
+        if damaged := archive.testzip():
+            raise ValueError(f"{damaged} does not match its checksum")
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
 
 
 def read_header(directory: Path, name: str, kind: str, version: int) -> dict[str, Any]:
-    """Read the JSON file that makes a directory a `kind` of at most format `version`. Raises ArtifactError."""
+    """Read the JSON file that makes a directory a `kind` of at most format `version`; check it against its schema.
+
+    Raises ArtifactError.
+    """
     path = directory / name
-    if not path.is_file():
+    if not path.exists():
         raise ArtifactError(f"{directory} is not a {kind}: it has no {name}")
+    header = read_json(directory, name)
     try:
-        header = json.loads(path.read_text(encoding="utf-8"))
         found = header["format"], header["version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError, IndexError) as error:
         raise ArtifactError(f"{path} is damaged ({error}): make the {kind} again") from None
     if found[0] != f"tformer-{kind}":
         raise ArtifactError(f"{path} describes a '{found[0]}', not a {kind}")
-    if not isinstance(found[1], int) or found[1] > version:
+    if type(found[1]) is not int or found[1] < 1:
+        raise ArtifactError(f"{path} has format version {found[1]}, which never was: make the {kind} again")
+    if found[1] > version:
         raise ArtifactError(f"{path} has format version {found[1]}, this tformer reads up to {version}: update it")
+    if "sha256" in header and header["sha256"] != digest(header):
+        raise ArtifactError(f"{path} was edited or damaged: it does not match its own SHA-256; make the {kind} again")
+    if wrong := schema_error(header, kind):
+        raise ArtifactError(f"{path} is damaged: {wrong}; make the {kind} again")
     return dict(header)
 
 
-def verify(directory: Path, hashes: dict[str, str], kind: str) -> None:
+def digest(header: Mapping[str, Any]) -> str:
+    """Hex SHA-256 of a header's values but for `sha256` itself."""
+    kept = {name: value for name, value in header.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def schema_error(value: Any, kind: str) -> str:
+    """What is wrong with a value of a kind that `schemas` has, or nothing."""
+    from fastjsonschema import JsonSchemaValueException
+
+    try:
+        _schema(kind)(value)
+    except JsonSchemaValueException as error:
+        where = ".".join(error.path[1:])
+        if error.rule == "propertyNames":
+            bad = next(name for name in error.value if not re.search(error.rule_definition["pattern"], name))
+            return f"{where} has the name {bad!r}, which no file or part of it can have"
+        return str(error.message).removeprefix("data ").removeprefix("data.")
+    return ""
+
+
+@functools.cache
+def _schema(kind: str) -> Callable[[Any], Any]:
+    import fastjsonschema
+
+    path = Path(__file__).parent / "schemas" / f"{kind}.json"
+    if not path.is_file():
+        return lambda value: value
+    made: Callable[[Any], Any] = fastjsonschema.compile(json.loads(path.read_text(encoding="utf-8")))
+    return made
+
+
+def verify(directory: Path, hashes: Mapping[str, str], kind: str) -> None:
     """Compare every listed file with its SHA-256. Raises ArtifactError for the first that is missing or differs."""
     for name, expected in hashes.items():
-        path = directory / name
-        if not path.is_file():
-            raise ArtifactError(f"{kind} {directory} is incomplete: {name} is missing; copy or make it again")
-        if sha256(path) != expected:
+        if sha256(member(directory, name)) != expected:
             raise ArtifactError(
                 f"{kind} {directory} is damaged: {name} does not match its SHA-256 in the header; copy or make it again"
             )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import sacrebleu
 
-from .files import atomic_file
+from .files import atomic_file, parse_json
 
 
 def corpus_bleu(made: Sequence[str], reference: Sequence[str], lowercase: bool = False) -> float:
@@ -93,13 +94,13 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of a metrics.jsonl; a last line cut short by a kill is left out."""
+    """Rows of a metrics.jsonl; what is none, such as a line cut short by a kill, is left out."""
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValueError):
+            row = parse_json(line)
+            if isinstance(row, dict) and type(row.get("update")) is int:
+                rows.append(row)
     return rows
 
 
@@ -116,7 +117,7 @@ def plot(metrics: Path, image: Path) -> None:
         (bleu_axes, "bleu", None),
         (lr_axes, "lr", None),
     ):
-        points = [(row["update"], row[name]) for row in rows if name in row]
+        points = [(row["update"], row[name]) for row in rows if isinstance(row.get(name), float)]
         if points:
             axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=label)
     loss_axes.legend()

@@ -13,7 +13,7 @@ from typing import Any
 from .bundle import Bundle
 from .contract import GRAPHS, signature
 from .errors import ArtifactError, ConfigError, LimitError
-from .files import read_header, sha256, verify
+from .files import read_header, sha256, verify, within
 from .recipe import Axes
 
 FOLDER, HEADER, VERSION = "plans", "plans.json", 1
@@ -193,25 +193,18 @@ def all_plans(bundle: Bundle, variant: str) -> list[Plans]:
 
 def open_plans(bundle: Bundle, variant: str, directory: Path) -> Plans:
     """Plans whose hashes are right and whose graphs are the bundle's. Raises ArtifactError."""
-    header = read_header(directory, HEADER, "plans", VERSION)
+    header = read_header(within(bundle.directory, directory.relative_to(bundle.directory)), HEADER, "plans", VERSION)
+    plans = Plans(bundle.directory, directory, header)
+    command = build_command(bundle.directory, plans.stamp.precision, plans.profiles)
+    if header["graphs"] != {name: bundle.manifest["files"][name] for name in bundle.graph_files(variant)}:
+        raise ArtifactError(f"{directory} was compiled from other graphs than the bundle's: {command}")
+    names = {plan_file(graph, profile) for profile in plans.profiles for graph in GRAPHS}
+    if missing := names - set(header["files"]):
+        raise ArtifactError(f"{directory / HEADER} is damaged: no hash of {min(missing)}: {command}")
     try:
-        plans = Plans(bundle.directory, directory, header)
-        _ = plans.stamp  # a missing key is found here
-        if header["graphs"] != {name: bundle.manifest["files"][name] for name in bundle.graph_files(variant)}:
-            raise ArtifactError(
-                f"{directory} was compiled from other graphs than the bundle's: "
-                f"{build_command(bundle.directory, plans.stamp.precision, plans.profiles)}"
-            )
-        names = [plan_file(graph, profile) for profile in plans.profiles for graph in GRAPHS]
-        try:
-            verify(directory, {name: header["files"][name] for name in names}, "plans")
-        except ArtifactError as error:
-            command = build_command(bundle.directory, plans.stamp.precision, plans.profiles)
-            raise ArtifactError(f"{error}: {command}") from None
-    except KeyError as error:
-        raise ArtifactError(f"{directory / HEADER} is damaged: it has no {error}") from None
-    except (TypeError, ConfigError) as error:
-        raise ArtifactError(f"{directory / HEADER} is damaged: {error}") from None
+        verify(directory, {name: header["files"][name] for name in sorted(names)}, "plans")
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}: {command}") from None
     return plans
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from .checkpoint import HEADER, model_tensors, open_checkpoint, save_checkpoint,
 from .config import BOS_ID, EOS_ID, MAX_SEED, PAD_ID, ModelConfig, TrainConfig, from_dict, preset
 from .data import DataConfig, load_data, split_pair
 from .errors import ArtifactError, ConfigError
+from .files import hold, remove_leftovers
 from .model import Transformer
 from .text import SPECIALS, Tokenizers, Words, train_tokenizers
-from .train import METRICS, STATE, Trainer, read_state_header
+from .train import METRICS, OWN_FILES, STATE, Trainer, read_state
 
 
 def start_run(
@@ -37,7 +39,9 @@ def start_run(
     preset(preset_name, 4, 4, model_values)  # reports a wrong setting before the long work
     taken = [name for name in (HEADER, STATE, METRICS) if (folder / name).exists()]
     if taken and not force:
-        raise ArtifactError(f"{folder} holds a run already: add --resume to continue it or --force to start over")
+        if STATE in taken:
+            raise ArtifactError(f"{folder} holds a run already: add --resume to continue it or --force to start over")
+        raise ArtifactError(f"{folder} holds {taken[0]}, but nothing to continue from: add --force to start over")
     text = load_data(data)
     kind = tokenizer or ("words" if data.task == "copy" else "bpe")
     languages = (None, None) if data.task == "copy" else split_pair(data.pair)
@@ -48,17 +52,39 @@ def start_run(
     trainer = Trainer(folder, config, settings, data, tokenizers, text)
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        # Only a run's own files: without one, a folder `train` or `weights` is somebody's data.
-        for path in [*(folder / "weights").glob("*.safetensors"), *(folder / name for name in taken)] if taken else []:
+        # Only a run's own files: without one, a folder `train` or `weights` is somebody's data. The headers first, so
+        # that a kill leaves no run that cannot be read; what tells that there was one last.
+        own = [path for pattern in OWN_FILES for path in folder.glob(pattern)] if taken else []
+        for path in (folder / HEADER, folder / STATE, *own, folder / METRICS) if taken else ():
             path.unlink(missing_ok=True)
     return trainer
+
+
+@contextmanager
+def only_process(folder: Path) -> Iterator[None]:
+    """Be the only one who writes a run folder, and remove what killed runs have left there. Raises ArtifactError."""
+    join_processes()
+    if rank():  # process 0 of the group holds it for all
+        yield
+        return
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with hold(folder):
+            for each in (folder, folder / "weights", folder / "train"):
+                remove_leftovers(each)
+            yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # where nothing came of it
 
 
 def resume_run(folder: Path, updates: int | None = None) -> Trainer:
     """The run in a folder, where it was saved last, with its own settings; only `updates` may be raised."""
     join_processes()
-    header = read_state_header(folder)
-    stored, done = json.loads(header["run"]), json.loads(header["progress"])["update"]
+    stored = read_state(folder)
+    done = stored["progress"]["update"]
     settings = from_dict(TrainConfig, stored["settings"], "train")
     if updates is not None:
         if updates < done:
@@ -66,7 +92,7 @@ def resume_run(folder: Path, updates: int | None = None) -> Trainer:
         settings = dataclasses.replace(settings, updates=updates)
     # A kill between two saves may have left the header behind its weights; the state has its own.
     checkpoint = open_checkpoint(folder, weights=False)
-    data = DataConfig(**stored["data"])
+    data = from_dict(DataConfig, stored["data"], "data")
     trainer = Trainer(folder, checkpoint.config, settings, data, checkpoint.tokenizers, load_data(data))
     trainer.resume()
     return trainer
@@ -95,8 +121,10 @@ def init_checkpoint(
     check_ids(config, Tokenizers(words, words))
     model = Transformer(config).init_weights(seed)
     weights = folder / "weights/random.safetensors"
-    save_tensors(weights, model_tensors(model))
-    save_checkpoint(folder, config, Tokenizers(words, words), weights, {"seed": seed, "updates": 0})
+    with only_process(folder):
+        (folder / HEADER).unlink(missing_ok=True)  # a kill leaves no checkpoint whose parts do not fit
+        save_tensors(weights, model_tensors(model))
+        save_checkpoint(folder, config, Tokenizers(words, words), weights, {"seed": seed, "updates": 0})
     return sum(parameter.numel() for parameter in model.parameters())
 
 

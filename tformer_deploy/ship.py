@@ -13,7 +13,7 @@ from .check import Gate, Report, make_corpus
 from .checkpoint import open_checkpoint
 from .config import ModelConfig
 from .engines import STANDARD, expand
-from .errors import ArtifactError, ConfigError, ParityError
+from .errors import ConfigError, ParityError
 from .export.calibrate import input_ranges
 from .export.to_onnx import export_graphs
 from .files import atomic_directory
@@ -36,23 +36,21 @@ def ship(
     """
     checkpoint = open_checkpoint(run)
     chosen = choose(recipes, checkpoint.config)
-    if out.exists() and not force:
-        raise ArtifactError(f"{out} exists already: choose another folder or add --force")
-    if out.exists() and not (out / MANIFEST).is_file():
-        raise ArtifactError(f"{out} is not a bundle, so --force does not replace it: choose another folder")
     corpus = make_corpus(checkpoint.config, narrowest(chosen.values()), checkpoint.tokenizers, src)
-    with atomic_directory(out, force) as directory:
+    with atomic_directory(out, force, "bundle", lambda folder: (folder / MANIFEST).is_file()) as directory:
         description = checkpoint.tokenizers.save(directory)
         model = checkpoint.load_model()
         ranges = input_ranges(model, corpus.sources) if len(chosen) > 1 else {}
         for name, recipe in chosen.items():
-            export_graphs(model, recipe, directory / name, checkpoint.weights_sha256, ranges)
+            identity = checkpoint.weights_sha256, ranges, checkpoint.tokenizer_hashes
+            export_graphs(model, recipe, directory / name, *identity)
+        place = os.path.relpath(os.path.realpath(run), os.path.realpath(out))
         write_manifest(
             directory,
             checkpoint.config,
             chosen,
             description,
-            {"path": os.path.relpath(run, out), "weights_sha256": checkpoint.weights_sha256},
+            {"path": place, "weights_sha256": checkpoint.weights_sha256},
             {name: version(name) for name in ("torch", "onnx", "onnxscript")},
         )
         bundle = open_bundle(directory)

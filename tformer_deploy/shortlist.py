@@ -7,7 +7,6 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +14,8 @@ from numpy.typing import NDArray
 from .bundle import MANIFEST, Bundle
 from .contract import SHORT_GRAPHS
 from .errors import ArtifactError, ConfigError, DataError
-from .files import atomic_file, write_json
-from .text import SPECIALS, tokenizer_files
+from .files import DAMAGED, atomic_file, read_arrays, write_json
+from .text import SPECIALS
 
 Ids = NDArray[np.int32]
 Keys = NDArray[np.int64]
@@ -25,6 +24,8 @@ Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Sentences: ids of the source and of its translation, without special tokens."""
 ITERATIONS, CHUNK = 5, 10_000
 """Of expectation maximization; sentences that are looked at together."""
+MOST = 1 << 28
+"""Entries of the table of all lists, filled up: 1 GiB."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,15 @@ class Shortlist:
         """Tokens of every list; size of the vocabulary."""
         self.offsets, self.targets = offsets, targets
         """Where each source token's own begin and end; those, token by token."""
+        if any(part.ndim != 1 or part.dtype.kind != "i" for part in (always, offsets, targets)):
+            raise ValueError("its lists are not lists of whole numbers")
         if len(targets) != offsets[-1]:
             raise ValueError(f"it has {len(targets)} tokens, not {offsets[-1]}")
         if not 0 <= min(always.min(), targets.min(initial=0)) <= max(always.max(), targets.max(initial=0)) < vocab:
             raise ValueError(f"a token is outside the vocabulary of {vocab}")
         counts = np.diff(offsets)
+        if offsets[0] or counts.min(initial=0) < 0 or (len(counts) + 1) * counts.max(initial=1) > MOST:
+            raise ValueError("its lists overlap or are too long")
         places = np.arange(int(counts.max(initial=1)))
         # Filled up with what every list has, and a row of that for padding, so that one look-up does for a batch.
         self._table = np.full((len(counts) + 1, len(places)), always[0], np.int32)
@@ -171,7 +176,7 @@ def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], 
 def store(bundle: Bundle, shortlist: Shortlist, description: dict[str, Any]) -> None:
     """Write lists to a file named after its content: until the manifest is replaced, the old one counts."""
     buffer = io.BytesIO()
-    tokenizers = np.array([bundle.manifest["files"][name] for name in tokenizer_files(bundle.manifest["tokenizer"])])
+    tokenizers = np.array(list(bundle.tokenizer_hashes.values()))
     np.savez(
         buffer,
         tokenizers=tokenizers,
@@ -187,14 +192,14 @@ def store(bundle: Bundle, shortlist: Shortlist, description: dict[str, Any]) -> 
     with atomic_file(path) as temporary:
         temporary.write_bytes(buffer.getvalue())
     files = {**{name: sha for name, sha in manifest["files"].items() if name != old}, path.name: digest}
+    kept = old
     try:
         write_json(directory / MANIFEST, {**manifest, "shortlist": {"file": path.name, **description}, "files": files})
-    except BaseException:
-        if path.name != old:
-            path.unlink()
-        raise
-    if old not in ("", path.name):
-        (directory / old).unlink(missing_ok=True)
+        kept = path.name
+    finally:  # also what a killed run has left
+        for other in directory.glob(f"shortlist-{'[0-9a-f]' * 12}.npz"):
+            if other.name != kept:
+                other.unlink()
 
 
 def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
@@ -206,15 +211,15 @@ def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
     if not _has_graphs(bundle, variant):
         raise ConfigError(f"variant {variant} of {bundle.directory} has no graphs for shortlists: export it again")
     path = bundle.directory / bundle.manifest["shortlist"]["file"]
-    files, config = bundle.manifest["files"], bundle.config
+    config = bundle.config
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            always, offsets, targets = (arrays[name] for name in ("always", "offsets", "targets"))
-            tokenizers, vocab = arrays["tokenizers"].tolist(), int(arrays["vocab"])
-            shortlist = Shortlist(always, offsets, targets, vocab)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, BadZipFile) as error:
+        arrays = read_arrays(path)
+        always, offsets, targets = (arrays[name] for name in ("always", "offsets", "targets"))
+        tokenizers, vocab = arrays["tokenizers"].tolist(), int(arrays["vocab"])
+        shortlist = Shortlist(always, offsets, targets, vocab)
+    except DAMAGED as error:
         raise ArtifactError(f"{path} is damaged ({error}): make it again with tformer shortlist") from None
-    ours = [files[name] for name in tokenizer_files(bundle.manifest["tokenizer"])]
+    ours = list(bundle.tokenizer_hashes.values())
     if tokenizers != ours or vocab != config.tgt_vocab or len(offsets) != config.src_vocab + 1:
         raise ArtifactError(f"{path} is of another bundle's tokenizers: make it again with tformer shortlist")
     return shortlist

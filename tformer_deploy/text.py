@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from .config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from .errors import ArtifactError, ConfigError, missing_extra, unknown
-from .files import atomic_file
+from .files import TOKENIZER_BYTES, atomic_file, read_bytes
 
 SPECIALS = ("<unk>", "<pad>", "<bos>", "<eos>")
 """The first entries of every vocabulary, at ids 0 to 3; sentencepiece calls the last two `<s>` and `</s>`."""
@@ -215,19 +215,16 @@ def tokenizer_files(description: dict[str, Any]) -> list[str]:
 
 
 def _load(directory: Path, description: dict[str, Any]) -> Tokenizer:
-    path = directory / description["file"]
-    if not path.is_file():
-        raise ArtifactError(f"{directory} is incomplete: {path.name} is missing")
-    kind = description.get("kind")
+    name = description["file"]
+    content, kind = read_bytes(directory, name, TOKENIZER_BYTES), description.get("kind")
     if kind == "sentencepiece":
-        return SentencePiece(path.read_bytes())
+        return SentencePiece(content)
     if kind == "words":
         try:
-            words = path.read_text(encoding="utf-8").split("\n")[:-1]
+            return Words(content.decode("utf-8").split("\n")[:-1], description.get("language"))
         except UnicodeDecodeError as error:
-            raise ArtifactError(f"{path} is damaged: {error}") from None
-        return Words(words, description.get("language"))
-    raise ArtifactError(f"{path}: unknown tokenizer kind '{kind}'")
+            raise ArtifactError(f"{directory / name} is damaged: {error}") from None
+    raise ArtifactError(f"{directory / name}: unknown tokenizer kind '{kind}'")
 
 
 def train_tokenizers(

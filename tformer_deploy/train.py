@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import hashlib
 import json
 import math
 import signal
@@ -20,22 +21,30 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from .checkpoint import load_tensors, load_weights, model_tensors, save_checkpoint, save_tensors
+from .checkpoint import HEADER, load_tensors, load_weights, model_tensors, save_checkpoint, save_tensors
+from .checkpoint import VERSION as CHECKPOINT_VERSION
 from .config import ModelConfig, TrainConfig
 from .data import Batch, BatchStream, Corpus, DataConfig, Parallel
 from .engines.eager import EagerEngine
 from .errors import ArtifactError, Interrupted, TrainingError
+from .files import digest, read_header, sha256, verify, write_json
 from .metrics import Metrics, corpus_bleu, corpus_chrf
 from .model import Transformer
 from .text import Tokenizers
 from .translate import Translator
 
-STATE, METRICS, INTERRUPTED = "train/state.safetensors", "metrics.jsonl", "weights/interrupted.safetensors"
+STATE, VERSION, METRICS = "train/state.json", 1, "metrics.jsonl"
+AVERAGE = "weights/average.safetensors"
+OWN_FILES = (
+    AVERAGE,
+    "train/state*.safetensors",
+    *(f"weights/{name}*.safetensors" for name in ("step-", "interrupted", "random")),
+)
+"""Patterns of the weights and states that a run writes."""
 LOG_EVERY = 50
 
 
@@ -75,6 +84,9 @@ class Trainer:
         self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
         self.progress = Progress()
         self.metrics = Metrics(folder / METRICS if self.rank == 0 else None)
+        self.data_sha256 = fingerprint(text)
+        self.hashes: dict[str, str] = {}
+        """Of the saved steps that will be averaged, by their names, oldest first."""
         if left_out := self.train_set.left_out + self.valid_set.left_out:
             self.metrics.say(f"{left_out} pairs longer than {longest} tokens are left out")
 
@@ -196,83 +208,89 @@ class Trainer:
             self.progress.best_loss, self.progress.worse = shared[0].item(), int(shared[1].item())
         if self.rank:
             return
-        path = self.folder / f"weights/step-{self.progress.update:07d}.safetensors"
-        save_tensors(path, model_tensors(self.model))
-        self.save_header(path)
-        for old in self.step_weights()[: -self.settings.average]:
-            old.unlink()
+        name = f"weights/step-{self.progress.update:07d}.safetensors"
+        save_tensors(self.folder / name, model_tensors(self.model))
+        self.hashes = dict([*self.hashes.items(), (name, sha256(self.folder / name))][-self.settings.average :])
+        self.save_header(name)
         self.save_state()
 
     def save_interrupted(self) -> None:
         """Save between two validations: the weights stay out of the final average, as in an uninterrupted run."""
-        if self.rank == 0:
-            path = self.folder / INTERRUPTED
-            save_tensors(path, model_tensors(self.model))
-            self.save_header(path)
+        last = f"weights/step-{self.progress.update:07d}.safetensors"
+        if self.rank == 0 and last not in self.hashes:
+            name = f"weights/interrupted-{self.progress.update:07d}.safetensors"
+            save_tensors(self.folder / name, model_tensors(self.model))
+            self.save_header(name)
             self.save_state()
 
     def save_state(self) -> None:
-        """Everything that a resumed run needs, in one file."""
+        """Everything that a resumed run needs: a file of tensors, then the header that makes it count."""
         tensors = {f"model.{name}": tensor for name, tensor in model_tensors(self.model).items()}
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for parameter, slots in self.optimizer.state.items():
             for slot, value in slots.items():
                 tensors[f"{slot}.{names[id(parameter)]}"] = value
+        state = f"train/state-{self.progress.update:07d}.safetensors"
+        save_tensors(self.folder / state, tensors)
         header = {
-            "progress": json.dumps(dataclasses.asdict(self.progress)),
-            "metrics": json.dumps(self.metrics.sums),
-            "run": json.dumps(self.description()),
+            "format": "tformer-training",
+            "version": VERSION,
+            **self.description(),
+            "data_sha256": self.data_sha256,
+            "progress": dataclasses.asdict(self.progress),
+            "metrics": self.metrics.sums,
+            "state": state,
+            "files": {**self.hashes, state: sha256(self.folder / state)},
         }
-        save_tensors(self.folder / STATE, tensors, header)
+        write_json(self.folder / STATE, {**header, "sha256": digest(header)})
+        remove_superseded(self.folder)
 
     def resume(self) -> None:
-        """Continue from the folder's saved state."""
-        tensors = load_tensors(self.folder / STATE)
-        load_weights(
-            self.model,
-            {name[len("model.") :]: t for name, t in tensors.items() if name.startswith("model.")},
-            self.folder / STATE,
-        )
+        """Continue from the folder's saved state. Raises ArtifactError."""
+        header = read_state(self.folder)
+        if header["data_sha256"] != self.data_sha256:
+            raise ArtifactError(
+                f"the text that {self.folder} was trained on has changed: bring it back, or start over with --force"
+            )
+        verify(self.folder, header["files"], "run")
+        state = self.folder / header["state"]
+        tensors = load_tensors(state)
+        weights = {name[len("model.") :]: t for name, t in tensors.items() if name.startswith("model.")}
+        load_weights(self.model, weights, state)
         for name, parameter in self.model.named_parameters():
             slots = {slot: tensors.get(f"{slot}.{name}") for slot in ("step", "exp_avg", "exp_avg_sq")}
             self.optimizer.state[parameter] = {
                 slot: tensor.to(parameter.device) for slot, tensor in slots.items() if tensor is not None
             }
-        header = read_state_header(self.folder)
-        self.progress = Progress(**json.loads(header["progress"]))
+        self.progress = Progress(**header["progress"])
+        self.hashes = {name: sha for name, sha in header["files"].items() if name != header["state"]}
         self.metrics.cut(self.progress.update)
-        self.metrics.sums = json.loads(header["metrics"])
+        self.metrics.sums = header["metrics"]
         if self.rank == 0:
-            newer = [path for path in self.step_weights() if int(path.stem.split("-")[1]) > self.progress.update]
-            if older := [path for path in self.step_weights() if path not in newer]:
-                self.save_header(older[-1])
-            for path in newer:
-                path.unlink()
+            if self.hashes:
+                self.save_header([*self.hashes][-1])
+            remove_superseded(self.folder)
 
     def finish(self) -> dict[str, Any]:
         """Average the last saved steps, make the result the checkpoint's weights, and validate it."""
         if self.rank:
             return {}
-        paths = self.step_weights()
+        verify(self.folder, self.hashes, "run")
         mean: dict[str, Tensor] = {}
-        for step in paths:
-            for name, tensor in load_tensors(step).items():
-                mean[name] = mean[name] + tensor / len(paths) if name in mean else tensor / len(paths)
-        load_weights(self.model, mean, paths[-1])
-        path = self.folder / "weights/average.safetensors"
-        save_tensors(path, mean)
-        self.save_header(path)
-        (self.folder / INTERRUPTED).unlink(missing_ok=True)
-        return self.validate(len(self.valid_text.src), averaged=len(paths))
+        for step in self.hashes:
+            for name, tensor in load_tensors(self.folder / step).items():
+                share = tensor / len(self.hashes)
+                mean[name] = mean[name] + share if name in mean else share
+        load_weights(self.model, mean, self.folder)
+        save_tensors(self.folder / AVERAGE, mean)
+        self.save_header(AVERAGE)
+        remove_superseded(self.folder)
+        return self.validate(len(self.valid_text.src), averaged=len(self.hashes))
 
-    def step_weights(self) -> list[Path]:
-        """Weights kept for averaging, oldest first."""
-        return sorted((self.folder / "weights").glob("step-*.safetensors"))
-
-    def save_header(self, weights: Path) -> None:
+    def save_header(self, weights: str) -> None:
         """Make some weights the checkpoint's."""
         training = {"update": self.progress.update, **self.description()}
-        save_checkpoint(self.folder, self.model.config, self.tokenizers, weights, training)
+        save_checkpoint(self.folder, self.model.config, self.tokenizers, self.folder / weights, training)
 
     def description(self) -> dict[str, Any]:
         """The settings of this run, as they are stored."""
@@ -287,16 +305,36 @@ class Trainer:
         return bool(flag.item())
 
 
-def read_state_header(folder: Path) -> dict[str, str]:
-    """The metadata of a saved training state. Raises ArtifactError."""
-    path = folder / STATE
-    if not path.is_file():
-        raise ArtifactError(f"{folder} has no saved training state: start without --resume")
-    try:
-        with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
-            return dict(file.metadata())
-    except Exception as error:  # the library raises its own untyped error
-        raise ArtifactError(f"{path} cannot be read: {error}") from None
+def read_state(folder: Path) -> dict[str, Any]:
+    """The header of a saved training state. Raises ArtifactError."""
+    if not (folder / STATE).exists():
+        if (folder / "train/state.safetensors").exists():
+            raise ArtifactError(f"{folder} was saved by an older tformer, without hashes: start over with --force")
+        begun = any((folder / name).exists() for name in (HEADER, METRICS))
+        how = "use --force in place of --resume" if begun else "leave out --resume"
+        raise ArtifactError(f"{folder} has nothing saved to continue from: {how}")
+    header = read_header(folder, STATE, "training", VERSION)
+    if header["state"] not in header["files"]:
+        raise ArtifactError(f"{folder / STATE} is damaged: no hash of {header['state']}; start over with --force")
+    return header
+
+
+def remove_superseded(folder: Path) -> None:
+    """Remove the weights and states that neither header of a run names any more."""
+    kept = {*read_state(folder)["files"]} if (folder / STATE).exists() else set()
+    kept.add(read_header(folder, HEADER, "checkpoint", CHECKPOINT_VERSION)["weights"])
+    for path in [path for pattern in OWN_FILES for path in folder.glob(pattern)]:
+        if path.relative_to(folder).as_posix() not in kept:
+            path.unlink()
+
+
+def fingerprint(text: tuple[Parallel, Parallel]) -> str:
+    """Hex SHA-256 of training and validation text."""
+    found = hashlib.sha256()
+    for part in text:
+        for side in (part.src, part.tgt):
+            found.update(json.dumps(side).encode())
+    return found.hexdigest()
 
 
 def learning_rate(update: int, settings: TrainConfig) -> float:

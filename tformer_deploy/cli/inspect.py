@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json as jsonlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..errors import ArtifactError
 from . import app, emit
 from .options import Json
 
@@ -18,22 +19,28 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show what a bundle or checkpoint is, after verifying every hash."""
-    from ..bundle import MANIFEST, open_bundle
+    from ..bundle import MANIFEST, REPORT, open_bundle
+    from ..files import read_json, schema_error
     from ..plans import all_plans
 
     if (path / MANIFEST).is_file():
         bundle = open_bundle(path)
+        header = {**bundle.manifest, "model": asdict(bundle.config), "recipe": asdict(bundle.recipe)}
+        found = bundle.variants.items()
+        variants = {name: {**header["variants"][name], "recipe": asdict(recipe)} for name, recipe in found}
         plans = [each for variant in bundle.variants for each in all_plans(bundle, variant)]
         listed = [{"stamp": str(each.stamp), "profiles": [str(p) for p in each.profiles]} for each in plans]
-        header = {**bundle.manifest, "plans": listed}
-        report = path / "check.json"
-        if report.is_file():
-            header = {**header, "check": jsonlib.loads(report.read_text(encoding="utf-8"))}
+        header |= {"variants": variants, "plans": listed}
+        if (path / REPORT).exists():
+            header["check"] = read_json(path, REPORT)
+            if wrong := schema_error(header["check"], "check"):
+                raise ArtifactError(f"{path / REPORT} is damaged: {wrong}; export the bundle again")
     else:
         from ..checkpoint import open_checkpoint
 
-        header = open_checkpoint(path).header
-    header = {**header, "sizes": {name: (path / name).stat().st_size for name in header["files"]}}
+        checkpoint = open_checkpoint(path)
+        header = {**checkpoint.header, "model": asdict(checkpoint.config)}
+    header["sizes"] = {name: (path / name).stat().st_size for name in header["files"]}
     emit(header, json, describe(path, header))
 
 

@@ -24,10 +24,11 @@ def shortlist(
     """Learn from parallel text which target tokens are likely for a source, for `translate --shortlist`; replaces what
     the bundle has. What it costs in quality is in docs/shortlist.md.
     """
-    from ..bundle import open_bundle
+    from ..bundle import changing
     from ..data import read_parallel
     from ..shortlist import Settings, add_shortlist
 
     settings, text = Settings(best, frequent), read_parallel(src, tgt)
-    found = add_shortlist(open_bundle(bundle), text.src, text.tgt, settings)
+    with changing(bundle) as opened:
+        found = add_shortlist(opened, text.src, text.tgt, settings)
     emit({"bundle": str(bundle), **asdict(found)}, json, f"{bundle}: {found}")

@@ -39,17 +39,19 @@ def train(
 ) -> None:
     """Train a model; Ctrl-C saves, --resume continues to the same weights."""
     from ..data import DataConfig
-    from ..runs import resume_run, start_run
+    from ..runs import only_process, resume_run, start_run
 
     data = DataConfig(src, tgt, valid_src, valid_tgt, multi30k, pair, task)
     flags = {"batch_tokens": batch_tokens, "updates": updates, "seed": seed}
     model_values, train_values = merge_settings(config, settings, {k: v for k, v in flags.items() if v is not None})
     if resume:
         refuse_settings(context)
-        trainer = resume_run(out, updates)
-    else:
-        trainer = start_run(out, data, preset, tokenizer, vocab_size, model_values, train_values, force)
-    figures = trainer.run()
+    with only_process(out):
+        if resume:
+            trainer = resume_run(out, updates)
+        else:
+            trainer = start_run(out, data, preset, tokenizer, vocab_size, model_values, train_values, force)
+        figures = trainer.run()
     if figures:
         emit(figures, json, f"{out}: " + "  ".join(f"{k} {_short(v)}" for k, v in figures.items()))
 

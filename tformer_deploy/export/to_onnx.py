@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,16 @@ IR_VERSION = 10
 
 
 def export_graphs(
-    model: Transformer, recipe: Recipe, directory: Path, weights_sha256: str, ranges: Ranges | None = None
+    model: Transformer,
+    recipe: Recipe,
+    directory: Path,
+    weights_sha256: str,
+    ranges: Ranges | None = None,
+    tokenizers: Mapping[str, str] | None = None,
 ) -> None:
     """Write the graphs of a recipe and their weights, lowered ones with what `calibrate` found.
 
-    Raises ArtifactError where a graph does not keep the contract.
+    `tokenizers`: SHA-256 of the files that belong to the model. Raises ArtifactError where a graph does not keep the contract.
     """
     models = {}
     for name in graphs_of(recipe):
@@ -52,6 +58,7 @@ def export_graphs(
                 "tformer.weights_sha256": weights_sha256,
                 "tformer.model": json.dumps(dataclasses.asdict(model.config)),
                 "tformer.recipe": json.dumps(dataclasses.asdict(recipe)),
+                **({"tformer.tokenizers": json.dumps(tokenizers)} if tokenizers else {}),
             },
         )
         compare_signature(name, read_signature(exported), signature(name, model.config, recipe))
