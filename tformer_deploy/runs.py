@@ -18,6 +18,7 @@ from .config import BOS_ID, EOS_ID, MAX_SEED, PAD_ID, ModelConfig, TrainConfig, 
 from .data import DataConfig, load_data, split_pair
 from .errors import ArtifactError, ConfigError
 from .files import hold, remove_leftovers
+from .memory import TRAINING_COPIES, require_memory
 from .model import Transformer
 from .text import SPECIALS, Tokenizers, Words, train_tokenizers
 from .train import METRICS, OWN_FILES, STATE, Trainer, read_state
@@ -36,7 +37,8 @@ def start_run(
     """A new run. Raises ArtifactError where the folder holds one already and `force` is off."""
     join_processes()
     settings = from_dict(TrainConfig, train_values, "train")
-    preset(preset_name, 4, 4, model_values)  # reports a wrong setting before the long work
+    # Both report what cannot be before the long work.
+    require_room(preset(preset_name, len(SPECIALS), len(SPECIALS), model_values))
     taken = [name for name in (HEADER, STATE, METRICS) if (folder / name).exists()]
     if taken and not force:
         if STATE in taken:
@@ -49,13 +51,14 @@ def start_run(
     sharing = {} if tokenizers.source is tokenizers.target else {"share_embeddings": "decoder"}
     config = preset(preset_name, tokenizers.source.size, tokenizers.target.size, {**sharing, **model_values})
     check_ids(config, tokenizers)
+    require_room(config)
     trainer = Trainer(folder, config, settings, data, tokenizers, text)
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        # Only a run's own files: without one, a folder `train` or `weights` is somebody's data. The headers first, so
-        # that a kill leaves no run that cannot be read; what tells that there was one last.
+        # Only a run's own files: without one, a folder `train` or `weights` is somebody's data. In an order in which
+        # a kill leaves a run that can be read, or none, and what tells that there was one.
         own = [path for pattern in OWN_FILES for path in folder.glob(pattern)] if taken else []
-        for path in (folder / HEADER, folder / STATE, *own, folder / METRICS) if taken else ():
+        for path in (folder / STATE, folder / HEADER, *own, folder / METRICS) if taken else ():
             path.unlink(missing_ok=True)
     return trainer
 
@@ -93,9 +96,15 @@ def resume_run(folder: Path, updates: int | None = None) -> Trainer:
     # A kill between two saves may have left the header behind its weights; the state has its own.
     checkpoint = open_checkpoint(folder, weights=False)
     data = from_dict(DataConfig, stored["data"], "data")
+    require_room(checkpoint.config)
     trainer = Trainer(folder, checkpoint.config, settings, data, checkpoint.tokenizers, load_data(data))
     trainer.resume()
     return trainer
+
+
+def require_room(config: ModelConfig) -> None:
+    """Raise ConfigError where a model cannot be trained in the memory that there is; a GPU has its own."""
+    require_memory(config, "training", 1 if torch.cuda.is_available() else TRAINING_COPIES)
 
 
 def check_ids(config: ModelConfig, tokenizers: Tokenizers) -> None:
@@ -117,6 +126,7 @@ def init_checkpoint(
     if not 0 <= seed < MAX_SEED:
         raise ConfigError(f"--seed {seed}: must be at least 0 and less than 2^63")
     config = preset(preset_name, vocab_size, vocab_size, model_values)
+    require_memory(config, "the model")
     words = Words([*SPECIALS, *(f"w{i}" for i in range(len(SPECIALS), vocab_size))], None)
     check_ids(config, Tokenizers(words, words))
     model = Transformer(config).init_weights(seed)

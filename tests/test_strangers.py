@@ -1,0 +1,227 @@
+"""A bundle from a stranger: it may not write, delete or read outside itself, nor hang the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tformer_deploy.bundle import changing
+from tformer_deploy.files import sha256
+from tformer_deploy.shortlist import Settings, add_shortlist
+
+from .command import failed_line, run_here
+
+Manifest = dict[str, Any]
+Change = Callable[[Manifest, Path], object]
+VERBS = ("inspect", "translate", "check", "shortlist", "build")
+
+
+@pytest.fixture(scope="module")
+def with_lists(variants_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with everything that a manifest can name. Read only."""
+    out = tmp_path_factory.mktemp("lists") / "bundle"
+    shutil.copytree(variants_bundle, out)
+    text = [f"w{i} w{i + 1}" for i in range(4, 50)]
+    with changing(out) as opened:
+        add_shortlist(opened, text, text, Settings())
+    return out
+
+
+@pytest.fixture
+def place(with_lists: Path, tmp_path: Path) -> Iterator[Path]:
+    """A folder with a bundle to harm, and files of somebody else, which stay as they are."""
+    shutil.copytree(with_lists, tmp_path / "bundle")
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "lines").write_text("w5 w6\n")
+    before = {path for path in tmp_path.rglob("*") if "bundle" not in path.parts}
+    yield tmp_path
+    assert (tmp_path / "victim").read_text() == "mine"
+    after = {path for path in tmp_path.rglob("*") if path.relative_to(tmp_path).parts[0] != "bundle"}
+    assert after == {path for path in before if path.relative_to(tmp_path).parts[0] != "bundle"}
+
+
+def harm(place: Path, change: Change) -> None:
+    path = place / "bundle/manifest.json"
+    manifest = json.loads(path.read_text())
+    before = json.dumps(manifest)
+    change(manifest, place)
+    if json.dumps(manifest) != before:
+        path.write_text(json.dumps(manifest))
+
+
+def run(verb: str, place: Path) -> str:
+    bundle, lines = place / "bundle", place / "lines"
+    options: dict[str, list[object]] = {
+        "shortlist": ["--src", lines, "--tgt", lines],
+        "build": ["--src", lines, "--profile", "1x1x8x8"],
+        "translate": ["--shortlist", "--variant", "int8-latency"],
+    }
+    return failed_line(run_here(verb, bundle, *options.get(verb, []), stdin=b"w5 w6\n"))
+
+
+def name_file(name: str) -> Change:
+    """A file of that name with the right hash."""
+
+    def change(manifest: Manifest, place: Path) -> None:
+        manifest["files"][name.format(place)] = sha256(place / "victim")
+
+    return change
+
+
+def name_shortlist(name: str) -> Change:
+    def change(manifest: Manifest, place: Path) -> None:
+        manifest["shortlist"]["file"] = name.format(place)
+        manifest["files"].setdefault(name.format(place), sha256(place / "victim"))
+
+    return change
+
+
+def name_tokenizer(name: str) -> Change:
+    def change(manifest: Manifest, place: Path) -> None:
+        for side in manifest["tokenizer"].values():
+            side["file"] = name.format(place)
+        manifest["files"][name.format(place)] = sha256(place / "victim")
+
+    return change
+
+
+def name_variant(name: str) -> Change:
+    def change(manifest: Manifest, place: Path) -> None:
+        manifest["variants"][name.format(place)] = manifest["variants"]["int8"]
+
+    return change
+
+
+def replace_file(make: Callable[[Path, Path], object]) -> Change:
+    """Something else in the place of a graph."""
+
+    def change(manifest: Manifest, place: Path) -> None:
+        path = place / "bundle/int8-latency/encoder.onnx"
+        path.unlink()
+        make(path, place)
+
+    return change
+
+
+NAMES: dict[str, Change] = {
+    **{
+        f"file {name}": name_file(name) for name in ("../victim", "{0}/victim", "int8/../../victim", "a.onnx/../b.onnx")
+    },
+    "file hidden": name_file(".victim.onnx"),
+    "file deep": name_file("a/b/c.onnx"),
+    "file of another kind": name_file("setup.py"),
+    **{
+        f"lists {name}": name_shortlist(name) for name in ("../victim", "{0}/victim", "tokenizer.words", "encoder.onnx")
+    },
+    **{f"tokenizer {name}": name_tokenizer(name) for name in ("../victim", "{0}/victim", "../victim.words")},
+    **{f"variant {name}": name_variant(name) for name in ("../outside", "{0}/outside", "a@cuda", ".", "", "a/b")},
+    "link that leaves": replace_file(lambda path, place: path.symlink_to(place / "victim")),
+    "link to a device": replace_file(lambda path, place: path.symlink_to("/dev/zero")),
+    "link to /proc": replace_file(lambda path, place: path.symlink_to("/proc/kmsg")),
+    "pipe": replace_file(lambda path, place: os.mkfifo(path)),
+    "folder": replace_file(lambda path, place: path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("change", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize("verb", VERBS)
+def test_names_of_files_that_are_no_own_ones(verb: str, change: Change, place: Path) -> None:
+    harm(place, change)
+    line = run(verb, place)
+    assert "bundle" in line and any(
+        word in line for word in ("is damaged: ", "lies outside", "is no regular file", "has the name")
+    )
+
+
+def test_plans_are_not_built_through_a_link(place: Path) -> None:
+    shutil.rmtree(place / "bundle")
+    outside = place / "victim.d"
+    bundle = place / "bundle"
+    bundle.mkdir()
+    outside.mkdir()
+    (bundle / "plans").symlink_to(outside)
+    from tformer_deploy.errors import ArtifactError
+    from tformer_deploy.files import within
+
+    with pytest.raises(ArtifactError, match="lies outside"):
+        within(bundle, "plans/stamp")
+    (bundle / "plans").unlink()
+    outside.rmdir()
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def set_to(path: str, value: Any) -> Change:
+    """Another value at a place such as `model.heads`; None takes it away."""
+
+    def change(manifest: Manifest, place: Path) -> None:
+        *parents, last = path.split(".")
+        for name in parents:
+            manifest = manifest[name]
+        if value is None:
+            del manifest[last]
+        else:
+            manifest[last] = value
+
+    return change
+
+
+WRONG = {
+    "recipe": ["x", {}, 3, [], None],
+    "recipe.axes": ["x", {"batch": 3}, {"batch": {"min": 5, "opt": 1, "max": 2}}, None],
+    "recipe.opset": [99, "23", 1e400],
+    "versions": [[], "x", {"torch": 3}, None],
+    "model": [[], "x", None],
+    "model.d_model": ["32", 0, -1, 10**30, None],
+    "model.heads": [5, True],
+    "files": [[], {}, {"encoder.onnx": "short"}, None],
+    "graphs": [3, None],
+    "default": ["a@cuda", "nowhere", 3],
+    "variants": [[], {"int8": {}}, {"int8": {"recipe": 3}}],
+    "tokenizer": [{}, {"source": 3, "target": 3}, None],
+    "tokenizer.source.kind": ["magic", 3, None],
+    "tokenizer.source.language": [["en"], 3, "../x", "english"],
+    "shortlist": [{}, "x", {"file": "encoder.onnx"}],
+    "shortlist.tokens": ["many", None],
+    "checkpoint": [{}, [], None],
+    "checkpoint.path": [3, None],
+    "checkpoint.weights_sha256": ["0", None],
+    "version": [0, -1, True, 1.0, "1", 2, None],
+    "format": ["other", None],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [(path, value) for path, values in WRONG.items() for value in values], ids=str
+)
+def test_values_of_another_kind(path: str, value: Any, place: Path) -> None:
+    harm(place, set_to(path, value))
+    line = run("inspect", place)
+    assert "manifest.json" in line
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "check.json"])
+@pytest.mark.parametrize(
+    "content",
+    [DEEP, '{"a":' * 100_000, "\ud800", "nonsense", "[]", "{}", '{"passed": 3, "sentences": 1}'],
+    ids=lambda x: x[:9],
+)
+def test_reports_and_manifests_that_are_none(file: str, content: str, place: Path) -> None:
+    path = place / "bundle" / file
+    path.write_bytes(content.encode("utf-8", "surrogatepass"))
+    if file != "manifest.json":
+        harm(place, lambda manifest, place: manifest["files"].update({file: sha256(path)}))
+    assert file in run("inspect", place)
+
+
+def test_a_file_that_is_too_large_is_not_read(place: Path) -> None:
+    with (place / "bundle/manifest.json").open("r+b") as file:
+        file.truncate(1 << 40)  # a hole: it takes no room
+    assert "bytes, more than" in run("inspect", place)
