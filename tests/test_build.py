@@ -234,6 +234,15 @@ def test_a_bundle_without_the_graphs_says_how_to_get_them(bundle: Path) -> None:
         build(bundle, BuildOptions("fp32"))
 
 
+def test_a_build_does_not_write_through_a_link(trt_bundle: Path, tmp_path: Path) -> None:
+    copy, outside = tmp_path / "bundle", tmp_path / "outside"
+    shutil.copytree(trt_bundle, copy)
+    outside.mkdir()
+    (copy / "trt/plans").symlink_to(outside)
+    line = failed_line(run_here("build", copy, "--precision", "fp32", "--profile", "1x1x8x8"))
+    assert "lies outside" in line and list(outside.iterdir()) == []
+
+
 def test_a_build_that_fails_keeps_what_was_there(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "bundle"
     shutil.copytree(built, copy)

@@ -49,7 +49,12 @@ class Checkpoint:
         return tokenizer_hashes(self.header)
 
     def load_model(self) -> Transformer:
-        """The model with its weights, in eval mode."""
+        """The model with its weights, in eval mode. Raises ArtifactError where they do not fit the config."""
+        size = self.weights.stat().st_size
+        if self.config.parameters > size:  # of at least two bytes each; before such a model takes memory
+            raise ArtifactError(
+                f"{self.weights} does not fit its config: {size} bytes cannot hold {self.config.parameters} parameters"
+            )
         model = Transformer(self.config)
         load_weights(model, load_tensors(self.weights), self.weights)
         return model.eval()

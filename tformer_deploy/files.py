@@ -14,6 +14,8 @@ import shutil
 import stat
 import struct
 import tempfile
+import tokenize
+import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -21,13 +23,13 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from .errors import ArtifactError
+from .errors import ArtifactError, ConfigError
 
 JSON_BYTES, TOKENIZER_BYTES = 64 << 20, 256 << 20
 """Larger headers and reports, and larger tokenizers, are refused before they are read."""
 DAMAGED = (
     *(OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, MemoryError, OverflowError),
-    *(NotImplementedError, struct.error, zipfile.BadZipFile, zlib.error),
+    *(NotImplementedError, SyntaxError, tokenize.TokenError, struct.error, zipfile.BadZipFile, zlib.error),
 )
 """What zipfile, numpy and json raise over a file that is not as it was written."""
 RATIO = 1000
@@ -75,10 +77,22 @@ def atomic_file(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def check_writable(path: Path) -> None:
+    """Find out before the work whether `atomic_file` can write its result. Raises ConfigError."""
+    place = path if path.exists() and not path.is_file() else Path(os.path.realpath(path)).parent
+    if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: name a file in a folder that exists and is writable")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically, readable by people."""
-    with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 @contextmanager
@@ -268,6 +282,16 @@ def parse_json(text: str) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError(str(error)) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file. Raises ConfigError."""
+    try:
+        if path.stat().st_size > JSON_BYTES:
+            raise ConfigError(f"{path} has more than {JSON_BYTES} bytes: name a TOML file")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def read_arrays(path: Path) -> dict[str, Any]:

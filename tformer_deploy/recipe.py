@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from .config import ModelConfig, check_types, from_dict
 from .errors import ConfigError, unknown
+from .files import read_toml
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,7 @@ def load_recipe(name_or_file: str) -> Recipe:
         if name_or_file not in named:
             raise unknown("recipe", name_or_file, [*named, "a FILE.toml"])
         path = named[name_or_file]
-    try:
-        return recipe_from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"recipe {path}: {error}") from None
+    return recipe_from_dict(read_toml(path))
 
 
 def recipe_folder() -> Path:

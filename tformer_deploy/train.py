@@ -39,10 +39,10 @@ from .translate import Translator
 
 STATE, VERSION, METRICS = "train/state.json", 1, "metrics.jsonl"
 AVERAGE = "weights/average.safetensors"
+NUMBER = "[0-9]" * 7
 OWN_FILES = (
-    AVERAGE,
-    "train/state*.safetensors",
-    *(f"weights/{name}*.safetensors" for name in ("step-", "interrupted", "random")),
+    *(AVERAGE, "weights/random.safetensors", f"weights/step-{NUMBER}*.safetensors"),
+    *(f"weights/interrupted-{NUMBER}*.safetensors", f"train/state-{NUMBER}*.safetensors", "train/state.safetensors"),
 )
 """Patterns of the weights and states that a run writes."""
 LOG_EVERY = 50

@@ -41,7 +41,8 @@ def export_graphs(
 ) -> None:
     """Write the graphs of a recipe and their weights, lowered ones with what `calibrate` found.
 
-    `tokenizers`: SHA-256 of the files that belong to the model. Raises ArtifactError where a graph does not keep the contract.
+    `tokenizers`: SHA-256 of the files that belong to the model. Raises ArtifactError where a graph does not keep the
+    contract.
     """
     models = {}
     for name in graphs_of(recipe):
