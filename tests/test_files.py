@@ -25,7 +25,7 @@ from tformer_deploy.checkpoint import (
     save_tensors,
 )
 from tformer_deploy.config import ModelConfig
-from tformer_deploy.errors import ArtifactError, TformerError
+from tformer_deploy.errors import ArtifactError, ConfigError, TformerError
 from tformer_deploy.files import (
     atomic_directory,
     atomic_file,
@@ -272,6 +272,16 @@ def test_a_device_and_a_pipe_are_written_to(tmp_path: Path) -> None:
     os.close(reader)
     with pytest.raises(IsADirectoryError), atomic_file(tmp_path):
         pass
+
+
+def test_paths_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    for use in (hold, lambda path: atomic_directory(path, force=True)):
+        with pytest.raises(ConfigError, match=r"caf\\xe9' is not UTF-8, .* rename the folder"), use(folder):
+            pass
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        read_header(folder, "thing.json", "thing", 1)
 
 
 # What a header may name

@@ -77,6 +77,14 @@ def atomic_file(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def check_utf8(path: Path) -> None:
+    """Raise ConfigError for a path that ONNX, its runtimes and safetensors do not take."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{os.fsencode(path)!r} is not UTF-8, which the runtimes need: rename the folder") from None
+
+
 def check_writable(path: Path) -> None:
     """Find out before the work whether `atomic_file` can write its result. Raises ConfigError."""
     place = path if path.exists() and not path.is_file() else Path(os.path.realpath(path)).parent
@@ -106,6 +114,7 @@ def atomic_directory(
     appears there meanwhile, and `force` is off or it is not a `kind`; where another process changes or makes it.
     """
     path = Path(os.path.realpath(path))
+    check_utf8(path)
 
     def refuse_existing() -> None:
         if os.path.lexists(path) and not force:
@@ -163,6 +172,7 @@ def hold(directory: Path) -> Iterator[None]:
 
     On a network file system, processes of other machines are not seen.
     """
+    check_utf8(directory)
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if not _lock(handle):
@@ -317,6 +327,7 @@ def read_header(directory: Path, name: str, kind: str, version: int) -> dict[str
     Raises ArtifactError.
     """
     path = directory / name
+    check_utf8(directory)
     if not path.exists():
         raise ArtifactError(f"{directory} is not a {kind}: it has no {name}")
     header = read_json(directory, name)
