@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -305,7 +303,8 @@ def test_eager_refuses_other_weights(bundle: Path, tmp_path: Path) -> None:
 
 def test_missing_package_names_the_extra(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.delitem(sys.modules, "tformer_deploy.engines.ort")
+    for module in [name for name in sys.modules if name.startswith("tformer_deploy.engines.ort")]:
+        monkeypatch.delitem(sys.modules, module)
     with pytest.raises(MissingExtra, match=r"pip install 'tformer-deploy\[cpu\]'"):
         make_engine("ort", open_bundle(bundle))
 
@@ -318,21 +317,3 @@ def test_both_onnxruntime_wheels_are_refused(bundle: Path, tmp_path: Path, monke
     (tmp_path / "onnxruntime_gpu-1.31.1.dist-info").mkdir()
     with pytest.raises(ConfigError, match="both installed"), OrtEngine(open_bundle(bundle)):
         pass
-
-
-def test_telemetry_is_off(bundle: Path, tmp_path: Path) -> None:
-    """The library starts no thread of its own and leaves nothing in the home folder."""
-    code = (
-        "import os, sys, time, tformer_deploy\n"
-        "t = tformer_deploy.load(sys.argv[1], threads=1)\n"
-        "t.translate(['w5 w6'])\n"
-        "end = time.monotonic() + 20\n"  # those that loaded the graphs may still be ending
-        "while len(os.listdir('/proc/self/task')) > 1 and time.monotonic() < end: time.sleep(0.01)\n"
-        "print(os.environ['ORT_DISABLE_TELEMETRY'], len(os.listdir('/proc/self/task')))\n"
-    )
-    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, bundle], env=env, capture_output=True, text=True, check=True, timeout=120
-    )
-    assert done.stdout.split() == ["1", "1"]
-    assert list(tmp_path.iterdir()) == []

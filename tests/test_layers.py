@@ -39,6 +39,7 @@ HEAVY = {
     },
     "onnx": {
         "build",
+        "check.constants",
         "export.half",
         "export.lowering",
         "export.lower_ort",
@@ -51,14 +52,7 @@ HEAVY = {
         "engines.ort_layers",
         "engines.ort_ranges",
     },
-    "onnxruntime": {
-        "engines.ort",
-        "engines.ort_layers",
-        "engines.ort_lowered",
-        "engines.ort_ranges",
-        "engines.ort_static",
-        "bench.ceiling",
-    },
+    "onnxruntime": {"engines.ort_library"},  # which turns its telemetry off first
     "polygraphy": {"engines.trt_api", "engines.trt_build"},
     "cuda": {"engines.cuda"},
     "safetensors": {"checkpoint", "train"},

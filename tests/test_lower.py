@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,6 +21,7 @@ from tformer_deploy.contract import GRAPHS, layer_names, signature
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.base import Scores
 from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy.engines.ort_library import InferenceSession, SessionOptions
 from tformer_deploy.export.calibrate import input_ranges
 from tformer_deploy.export.lower_ort import OrtLowering, block_width
 from tformer_deploy.export.products import MICROSOFT, Graph, block_product, blocks, column_product, float_product
@@ -121,7 +121,7 @@ def test_lowered_graphs_keep_the_contract(recipe: str, variants_bundle: Path) ->
 # Best tokens
 
 
-def best_graph(vocab: int, beams: int, top_k: int = 0) -> tuple[onnxruntime.InferenceSession, list[str]]:
+def best_graph(vocab: int, beams: int, top_k: int = 0) -> tuple[InferenceSession, list[str]]:
     """What finds the best of log_probs, alone, and the kinds of its nodes."""
     config = small_config(src_vocab=vocab, tgt_vocab=vocab, d_model=2, d_ff=1, heads=1)
     recipe = dataclasses.replace(load_recipe("fp32-cpu"), top_k=top_k, axes=Axes(beams=Axis(1, 1, beams)))
@@ -133,14 +133,14 @@ def best_graph(vocab: int, beams: int, top_k: int = 0) -> tuple[onnxruntime.Infe
     return session(builder.graph, infos[:2], infos[2:]), [node.op_type for node in builder.graph.nodes]
 
 
-def session(graph: Graph, inputs: list[Any], outputs: list[Any]) -> onnxruntime.InferenceSession:
+def session(graph: Graph, inputs: list[Any], outputs: list[Any]) -> InferenceSession:
     made = helper.make_graph(graph.nodes, "part", inputs, outputs, list(graph.constants.values()))
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
-    options = onnxruntime.SessionOptions()
+    options = SessionOptions()
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.x64quantprecision", "1")
     model = helper.make_model(made, opset_imports=opsets, ir_version=10)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.parametrize(

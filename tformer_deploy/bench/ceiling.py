@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from importlib.resources import files
+from importlib.resources import as_file, files
 from typing import Any
 
 import numpy as np
@@ -57,23 +57,20 @@ def _seconds(parts: list[Any], repetitions: int) -> float:
 def matrix_rates(threads: int) -> dict[str, float]:
     """Operations per second (a multiplication and an addition are two) of ONNX Runtime's matrix product by type.
 
-    Raises ModuleNotFoundError where ONNX Runtime is not installed.
+    Raises ModuleNotFoundError where ONNX Runtime is not installed, ArtifactError where it does not work.
     """
-    from ..engines.ort import check_one_onnxruntime  # isort: skip - it sets the library up before it loads
-    import onnxruntime as ort
+    from ..engines.ort_library import check_library, loading, open_session, session_options
 
-    check_one_onnxruntime()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    check_library()
     rates = {}
     for name, dtypes in DTYPES.items():
-        graph = (files(__package__) / f"matmul_{name}.onnx").read_bytes()
-        session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         a, b = (np.ones((MATRIX, MATRIX), dtype) for dtype in dtypes)
-        best, end = np.inf, time.perf_counter() + TRIES * TRY_SECONDS
-        while best == np.inf or time.perf_counter() < end:
-            start = time.perf_counter()
-            session.run(None, {"a": a, "b": b})
-            best = min(best, time.perf_counter() - start)
+        with as_file(files(__package__) / f"matmul_{name}.onnx") as graph, loading(graph):
+            session = open_session(graph, session_options(threads))
+            best, end = np.inf, time.perf_counter() + TRIES * TRY_SECONDS
+            while best == np.inf or time.perf_counter() < end:
+                start = time.perf_counter()
+                session.run(None, {"a": a, "b": b})
+                best = min(best, time.perf_counter() - start)
         rates[name] = 2 * MATRIX**3 / float(best)
     return rates

@@ -17,6 +17,7 @@ from ..contract import GRAPHS
 from ..decoding import DecodeOptions
 from ..engines import make_engine
 from ..engines.ort import OrtGraphs
+from ..errors import EngineError
 from .measure import decode_part, random_sources
 from .plan import Point
 from .report import NodeKind
@@ -76,9 +77,15 @@ def read_trace(graph: str, trace: Path, skipped: int) -> list[NodeKind]:
 
 
 def _events(trace: Path) -> Iterator[dict[str, Any]]:
-    """One at a time: a trace of long outputs has hundreds of megabytes. ONNX Runtime writes one a line."""
+    """One at a time: a trace of long outputs has hundreds of megabytes. ONNX Runtime writes one a line.
+
+    Raises EngineError for one that is damaged.
+    """
     with trace.open(encoding="utf-8") as lines:
         for line in lines:
             text = line.strip().rstrip(",")
             if text.startswith("{") and '"cat"' in text:
-                yield json.loads(text)
+                try:
+                    yield json.loads(text)
+                except ValueError:
+                    raise EngineError(f"{trace} is damaged: make room for temporary files, or set TMPDIR") from None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,22 +13,32 @@ from typing import Any, Self
 import numpy as np
 
 from ..bundle import Bundle
-from ..contract import caches, signature
-from ..errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra, missing_extra
+from ..contract import Signature, caches, signature
+from ..errors import ArtifactError, EngineError, LimitError, missing_extra
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores, check_request, check_step
+from .ort_library import (
+    CPU,
+    InferenceSession,
+    OrtValue,
+    Providers,
+    RunOptions,
+    SessionOptions,
+    check_library,
+    has_vnni,
+    loading,
+    open_session,
+    ort,
+    prepare_cuda,
+    reason,
+    session_options,
+)
 
-# The wheels report usage to their vendor unless this is set before the library loads.
-os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-import onnxruntime as ort
-from onnxruntime import OrtValue
-
-PROVIDERS: dict[str, list[tuple[str, dict[str, str]]]] = {
-    "cpu": [("CPUExecutionProvider", {})],
-    "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"}), ("CPUExecutionProvider", {})],
-}
+PROVIDERS: dict[str, Providers] = {"cpu": CPU, "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"}), *CPU]}
 """Where nodes run; shapes are computed on the processor in any case."""
 SHORT_SPIN_US = 100
 """Long enough to the next operator of the encoder, short enough not to take a core from the step that follows."""
+TYPES = {"int32": ("tensor(int32)",), "int8": ("tensor(int8)",), "float32": ("tensor(float)", "tensor(float16)")}
+"""What the contract's types are called; half precision is for graphs of plans."""
 
 
 @dataclass
@@ -58,7 +67,7 @@ class OrtGraphs:
         """Where the sessions write their traces, if anywhere: the beginning of a file name."""
 
     def __enter__(self) -> Self:
-        check_one_onnxruntime()
+        check_library()
         if self.device == "cuda":
             prepare_cuda()
         with ThreadPoolExecutor() as pool:  # the three take about as long as each other
@@ -76,12 +85,14 @@ class OrtGraphs:
     ) -> None:
         del self._encoder, self._step
 
-    def run(self, session: ort.InferenceSession, binding: Any, options: ort.RunOptions | None = None) -> None:
+    def run(self, session: InferenceSession, binding: Any, options: RunOptions | None = None) -> None:
         """Run a session. Raises EngineError."""
         try:
             session.run_with_iobinding(binding, options)
         except Exception as error:  # the library's exceptions share no base class
-            raise EngineError(f"onnxruntime {ort.__version__} stopped in {self.bundle.directory}: {error}") from None
+            where, said = self.bundle.directory / self.variant, reason(error)
+            remedy = "use smaller batches" if "alloc" in said else "export the bundle again if tformer check fails too"
+            raise EngineError(f"onnxruntime {ort.__version__} stopped in {where}: {said}: {remedy}") from None
 
     def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
         """See `Engine.layers`. Raises MissingExtra where onnx is not installed."""
@@ -91,12 +102,9 @@ class OrtGraphs:
             raise missing_extra(error) from None
         return layer_values(self, src_ids, src_lengths, tgt_ids)
 
-    def options(self, spin_us: int) -> ort.SessionOptions:
+    def options(self, spin_us: int) -> SessionOptions:
         """The settings of a session; its threads stay awake so long after an operator, with 0 as long as is usual."""
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = self.threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
+        options = session_options(self.threads)
         if spin_us:
             options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin_us))
         # Without VNNI, products of unsigned and signed bytes overflow, unless the weights are made unsigned as well.
@@ -107,11 +115,11 @@ class OrtGraphs:
             options.enable_profiling = True
         return options
 
-    def sessions(self) -> list[ort.InferenceSession]:
+    def sessions(self) -> list[InferenceSession]:
         """Of the encoder and of the step."""
         return [self._encoder, self._step]
 
-    def _session(self, graph: str, spin_us: int, **cuda: str) -> ort.InferenceSession:
+    def _session(self, graph: str, spin_us: int, **cuda: str) -> InferenceSession:
         """`cuda`: more options of the provider for GPUs. Raises ArtifactError, on a GPU EngineError."""
         path, options = self.bundle.graph(graph, self.variant), self.options(spin_us)
         if self.profile:  # the library adds the time to the name, which may be the same for both
@@ -119,19 +127,22 @@ class OrtGraphs:
         providers = [
             (name, {**how, **cuda} if name.startswith("CUDA") else how) for name, how in PROVIDERS[self.device]
         ]
-        try:
-            session = ort.InferenceSession(path, options, providers=providers, enable_fallback=0)
-        except Exception as error:  # the library's exceptions share no base class
-            if self.device == "cuda":
-                raise EngineError(f"onnxruntime {ort.__version__} cannot run {path} on a GPU: {error}") from None
-            raise ArtifactError(f"onnxruntime {ort.__version__} cannot load {path}: {error}; update it") from None
+        with loading(path, on_gpu=self.device == "cuda"):
+            session = open_session(path, options, providers, self._changed(graph, path))
+            metadata = dict(session.get_modelmeta().custom_metadata_map)
+            found = {value.name: value for value in (*session.get_inputs(), *session.get_outputs())}
         if self.device == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
             raise EngineError(
                 f"onnxruntime {ort.__version__} finds no GPU that it can use, or not the libraries of CUDA and cuDNN: "
                 "look at nvidia-smi, then pip install 'onnxruntime-gpu[cuda,cudnn]'"
             )
-        self.bundle.check_metadata(graph, session.get_modelmeta().custom_metadata_map, self.recipe)
+        self.bundle.check_metadata(graph, metadata, self.recipe)
+        check_tensors(path, found, signature(graph, self.config, self.recipe))
         return session
+
+    def _changed(self, graph: str, path: Path) -> bytes:
+        """A copy of the graph to run instead of its file, if any."""
+        return b""
 
 
 class OrtEngine(OrtGraphs):
@@ -191,9 +202,18 @@ class OrtEngine(OrtGraphs):
         outputs = binding.get_outputs()[: len(names)]
         state.past = outputs[-len(self._past) :]
         found = {name: view(value).copy() for name, value in zip(names, outputs[: -len(self._past)], strict=False)}
+        self._check(found, tokens.shape)
         state.position += 1
         state.parents = np.arange(tokens.size, dtype=np.int32).reshape(tokens.shape)
         return Scores(found["top_ids"], found["top_scores"], found.get("log_probs"), found.get("attention"))
+
+    def _check(self, found: Mapping[str, Any], rows: tuple[int, ...]) -> None:
+        """Raise EngineError where a step does not return what belongs to `rows`, (B, K)."""
+        best = (self.best(rows[1]),)
+        for name, array in found.items():
+            if array.shape[:2] != rows or (name.startswith("top_") and array.shape[2:] != best):
+                path = self.bundle.graph(self.step_graph, self.variant)
+                raise EngineError(f"{path} returns '{name}' of {list(array.shape)}: export the bundle again")
 
     def reorder(self, state: OrtState, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
@@ -212,29 +232,16 @@ def view(value: OrtValue) -> Any:
     return value.numpy()
 
 
-def has_vnni() -> bool:
-    """Whether the processor sums products of bytes in 32 bits."""
-    info = Path("/proc/cpuinfo")
-    return info.is_file() and "_vnni" in info.read_text()
-
-
-def prepare_cuda() -> None:
-    """Load the libraries that the provider needs, where pip has installed them. Raises MissingExtra."""
-    if "CUDAExecutionProvider" not in ort.get_available_providers():
-        raise MissingExtra(
-            f"onnxruntime {ort.__version__} here is without CUDA: "
-            "pip uninstall onnxruntime, then install 'tformer-deploy[gpu]'"
-        )
-    with redirect_stdout(sys.stderr):  # where it says what it does not find
-        ort.preload_dlls()
-
-
-def check_one_onnxruntime() -> None:
-    """Both wheels own the module `onnxruntime`; with both installed, which files won is chance. Raises ConfigError."""
-    # Where the module lies; asking for the distributions by name would be a tenth of a command's start.
-    site = Path(ort.__file__).parent.parent
-    if all(any(site.glob(f"{wheel}-*.dist-info")) for wheel in ("onnxruntime", "onnxruntime_gpu")):
-        raise ConfigError(
-            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
-            "pip uninstall both, then install 'tformer-deploy[cpu]' or 'tformer-deploy[gpu]'"
-        )
+def check_tensors(path: Path, found: Mapping[str, Any], wanted: Signature) -> None:
+    """Raise ArtifactError for a graph without an input or output of the contract, or with one of another kind."""
+    for spec in (*wanted.inputs, *wanted.outputs):
+        value = found.get(spec.name)
+        if value is None:
+            raise ArtifactError(f"{path} has no '{spec.name}': it is not a graph of tformer, export the bundle again")
+        sizes = zip(value.shape, spec.shape, strict=False)
+        fits = value.type in TYPES[spec.dtype] and len(value.shape) == len(spec.shape)
+        if not fits or any(size != other for size, other in sizes if isinstance(size, int) and isinstance(other, int)):
+            raise ArtifactError(
+                f"{path}: '{spec.name}' is {value.type} of {value.shape}, not {spec.dtype} of {list(spec.shape)}: "
+                "export the bundle again"
+            )

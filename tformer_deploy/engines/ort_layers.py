@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
-from onnxruntime import OrtValue
 
 from ..contract import GRAPHS, caches, layer_names
 from ..errors import EngineError
 from .base import Floats, Ints, check_request, check_step
 from .ort import SHORT_SPIN_US
+from .ort_library import InferenceSession, OrtValue, loading, open_session, ort, reason
 
 if TYPE_CHECKING:
     from .ort import OrtGraphs
@@ -53,24 +52,20 @@ def layer_values(engine: OrtGraphs, src_ids: Ints, src_lengths: Ints, tgt_ids: I
     return values
 
 
-def open_copy(engine: OrtGraphs, graph: str) -> ort.InferenceSession:
+def open_copy(engine: OrtGraphs, graph: str) -> InferenceSession:
     """A session whose first outputs are the layer values that the graph has."""
     path = engine.bundle.graph(graph, engine.variant)
-    model = onnx.load(path, load_external_data=False)
-    present = {name for node in model.graph.node for name in node.output}
-    outputs = list(model.graph.output)
-    del model.graph.output[:]
-    names = [name for name in layer_names(graph, engine.config) if name in present]
-    model.graph.output.extend([*(onnx.ValueInfoProto(name=name) for name in names), *outputs])
-    options = engine.options(spin_us=SHORT_SPIN_US)
-    # A model from memory has no folder of its own in which weights beside the graph could lie.
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    with loading(path):
+        model = onnx.load(path, load_external_data=False)
+        present = {name for node in model.graph.node for name in node.output}
+        outputs = list(model.graph.output)
+        del model.graph.output[:]
+        names = [name for name in layer_names(graph, engine.config) if name in present]
+        model.graph.output.extend([*(onnx.ValueInfoProto(name=name) for name in names), *outputs])
+        return open_session(path, engine.options(spin_us=SHORT_SPIN_US), copy=model.SerializeToString())
 
 
-def run(
-    session: ort.InferenceSession, feed: dict[str, Any], buffers: dict[str, Floats] | None = None
-) -> dict[str, Floats]:
+def run(session: InferenceSession, feed: dict[str, Any], buffers: dict[str, Floats] | None = None) -> dict[str, Floats]:
     """All outputs by name, in order; caches in `buffers`, by their `past` names, are read and written in place."""
     binding = session.io_binding()
     for name, array in feed.items():
@@ -88,5 +83,6 @@ def run(
     try:
         session.run_with_iobinding(binding)
     except Exception as error:  # the library's exceptions share no base class
-        raise EngineError(f"onnxruntime {ort.__version__} stopped in a copy that shows its layers: {error}") from None
+        said = reason(error)
+        raise EngineError(f"onnxruntime {ort.__version__} stopped in a copy that shows its layers: {said}") from None
     return dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))

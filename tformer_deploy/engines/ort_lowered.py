@@ -7,14 +7,14 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from onnxruntime import OrtValue
 
 from ..bundle import Bundle
 from ..contract import LISTED, caches, signature
 from ..errors import ConfigError, LimitError
 from ..shortlist import Shortlist
 from .base import ANYTHING, Floats, Ints, Outlook, Scores, check_step
-from .ort import SHORT_SPIN_US, OrtEngine, has_vnni, view
+from .ort import SHORT_SPIN_US, OrtEngine, view
+from .ort_library import OrtValue, has_vnni
 
 CAPACITY = 32
 """Positions that a new cache has room for; it doubles when they are full."""

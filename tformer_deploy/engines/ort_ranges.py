@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from ..contract import GRAPHS
+from .ort_library import InferenceSession, RunOptions
 from .ort_static import OrtStaticEngine
 
 SUFFIX = ".largest"
@@ -22,10 +23,15 @@ class RangeEngine(OrtStaticEngine):
         super().__init__(*args)
         self.largest: dict[str, dict[str, float]] = {name: {} for name in GRAPHS}
         """By graph and tensor; infinite where a value was NaN."""
+        self._names: dict[str, list[str]] = {}
         self._watched: dict[Any, tuple[str, list[str]]] = {}
 
-    def _session(self, graph: str, spin_us: int, **cuda: str) -> ort.InferenceSession:
-        path = self.bundle.graph(graph, self.variant)
+    def _session(self, graph: str, spin_us: int, **cuda: str) -> InferenceSession:
+        session = super()._session(graph, spin_us, **cuda)
+        self._watched[session] = graph, self._names[graph]
+        return session
+
+    def _changed(self, graph: str, path: Path) -> bytes:
         model = onnx.load(path, load_external_data=False)
         inferred = onnx.shape_inference.infer_shapes(model).graph
         values = (*inferred.value_info, *inferred.output)
@@ -42,13 +48,10 @@ class RangeEngine(OrtStaticEngine):
                 ]
             )
             model.graph.output.append(helper.make_tensor_value_info(f"{name}{SUFFIX}", TensorProto.FLOAT, []))
-        options = self.options(spin_us)
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        self._watched[session] = graph, names
-        return session
+        self._names[graph] = names
+        return bytes(model.SerializeToString())
 
-    def run(self, session: ort.InferenceSession, binding: Any, options: ort.RunOptions | None = None) -> None:
+    def run(self, session: InferenceSession, binding: Any, options: RunOptions | None = None) -> None:
         """See `OrtGraphs.run`."""
         graph, names = self._watched[session]
         largest = self.largest[graph]

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
-from onnxruntime import OrtValue, RunOptions
 
 from ..bundle import Bundle
 from ..contract import signature
@@ -17,6 +16,7 @@ from ..errors import EngineError, NoRoom
 from ..plans import Profile
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores
 from .ort import OrtGraphs, view
+from .ort_library import OrtValue, RunOptions, reason
 from .static import Choice, Record, StaticEngine, StaticState
 
 CAPACITY = 32
@@ -197,7 +197,7 @@ class OrtDevice:
                 return {name: OrtValue.ortvalue_from_numpy(np.zeros(*each), device) for name, each in shapes.items()}
             return {name: OrtValue.ortvalue_from_shape_and_type(*each, device) for name, each in shapes.items()}
         except Exception as error:  # the library's exceptions share no base class
-            raise NoRoom(f"onnxruntime has no room for {self.profile}: {error}: use smaller batches") from None
+            raise NoRoom(f"onnxruntime has no room for {self.profile}: {reason(error)}: use smaller batches") from None
 
     def _bind(self) -> list[Any]:
         """What even steps, odd steps and the first one read and write."""

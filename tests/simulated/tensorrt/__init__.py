@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from cuda.bindings import runtime
+
+from tformer_deploy.engines.ort_library import InferenceSession, SessionOptions
 
 __version__ = "11.4.0"
 TYPES = {
@@ -38,9 +39,9 @@ class Runtime:
 
 class Plan:
     def __init__(self, graph: bytes) -> None:
-        options = onnxruntime.SessionOptions()
+        options = SessionOptions()
         options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self.session = InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         self.inputs, self.outputs = self.session.get_inputs(), self.session.get_outputs()
         self.tensors = {value.name: value for value in (*self.inputs, *self.outputs)}
         self.num_io_tensors = len(self.tensors)

@@ -1,0 +1,122 @@
+"""ONNX Runtime, set up: the only module that imports it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+from ..errors import ArtifactError, ConfigError, EngineError, MissingExtra, TformerError
+
+# The wheels report usage to their vendor unless this is set before the library loads.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+import onnxruntime as ort
+from onnxruntime import InferenceSession, OrtValue, RunOptions, SessionOptions
+
+__all__ = ["InferenceSession", "OrtValue", "RunOptions", "SessionOptions", "ort"]
+
+OLDEST = (1, 24, 1)
+"""Versions before let a graph read any file of the machine, and memory that is not its own."""
+FATAL = 4
+"""The only messages of its log that are shown: what else goes wrong stands in its exceptions."""
+Providers = list[tuple[str, dict[str, str]]]
+CPU: Providers = [("CPUExecutionProvider", {})]
+LONGEST = 300
+"""Characters of a message."""
+_PLACES = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .+? failed:"
+    r"|/\S+\.(?:cc|h|cu):\d+ [^()]*\([^()]*\)(?: const)? |\w+\.(?:cc|h|cu):\d+ \w+ "
+)
+"""What stands before its words: codes, the file, and the function of its source with or without parameters."""
+NEWER = "IR version|onnx opset versions|No Op registered|not a registered function"
+"""What it says of a graph that a later version may know."""
+
+
+def check_library() -> None:
+    """Raise ConfigError for a library that is too old, or two that overwrite each other."""
+    if tuple(int(number) for number in re.findall(r"\d+", ort.__version__)[:3]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ConfigError(
+            f"onnxruntime {ort.__version__} lets a bundle read files outside it: update it to {oldest} or later"
+        )
+    # Both wheels own the module `onnxruntime`; with both installed, which files won is chance. Where the module lies:
+    # asking for the distributions by name would be a tenth of a command's start.
+    site = Path(ort.__file__).parent.parent
+    if all(any(site.glob(f"{wheel}-*.dist-info")) for wheel in ("onnxruntime", "onnxruntime_gpu")):
+        raise ConfigError(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
+            "pip uninstall both, then install 'tformer-deploy[cpu]' or 'tformer-deploy[gpu]'"
+        )
+
+
+def session_options(threads: int) -> SessionOptions:
+    """The settings that every session has."""
+    options = SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = FATAL
+    return options
+
+
+def open_session(
+    graph: Path, options: SessionOptions, providers: Providers = CPU, copy: bytes = b""
+) -> InferenceSession:
+    """A session of a graph's file, or of a changed `copy` in memory, whose weights lie beside the file as well."""
+    if copy:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(graph.parent))
+    return InferenceSession(copy or graph, options, providers=providers, enable_fallback=0)
+
+
+@contextmanager
+def loading(graph: Path, on_gpu: bool = False) -> Iterator[None]:
+    """Say on one line what the library, whose exceptions share no base class, has against a graph's file.
+
+    Raises ArtifactError, with `on_gpu` EngineError.
+    """
+    try:
+        yield
+    except TformerError:
+        raise
+    except Exception as error:
+        version, said = ort.__version__, reason(error)
+        if on_gpu:
+            raise EngineError(f"onnxruntime {version} cannot run {graph} on a GPU: {said}") from None
+        if "alloc" in said:
+            said = f"{said}: free some memory"
+        elif re.search(NEWER, said):
+            said = f"{said}: update onnxruntime, or export with a lower opset"
+        else:
+            said = f"it is damaged, or tformer did not make it ({said}): copy or export the bundle again"
+        raise ArtifactError(f"onnxruntime {version} cannot load {graph}: {said}") from None
+
+
+def reason(error: Exception) -> str:
+    """What an exception of the library says, on one line of at most `LONGEST` characters that can be printed."""
+    said = _PLACES.sub(" ", _ends(str(error), 10 * LONGEST))
+    said = "".join(letter if letter.isprintable() else "?" for letter in " ".join(said.split()))
+    return _ends(said.rstrip("."), LONGEST)
+
+
+def _ends(text: str, most: int) -> str:
+    """The beginning and the end of a text that is too long."""
+    half = most // 2 - 1
+    return text if len(text) <= most else f"{text[:half]}… {text[-half:]}"
+
+
+def has_vnni() -> bool:
+    """Whether the processor sums products of bytes in 32 bits."""
+    info = Path("/proc/cpuinfo")
+    return info.is_file() and "_vnni" in info.read_text()
+
+
+def prepare_cuda() -> None:
+    """Load the libraries that the provider needs, where pip has installed them. Raises MissingExtra."""
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        raise MissingExtra(
+            f"onnxruntime {ort.__version__} here is without CUDA: "
+            "pip uninstall onnxruntime, then install 'tformer-deploy[gpu]'"
+        )
+    with redirect_stdout(sys.stderr):  # where it says what it does not find
+        ort.preload_dlls()
