@@ -19,6 +19,7 @@ from .engines.trt_api import PORTABLE, TensorRt, load_builder
 from .engines.trt_build import BuildOptions, Plan, Precision, compile_plan
 from .errors import ConfigError, DataError, LimitError
 from .export.half import Island, fix_sizes, to_half
+from .export.save import load_graph
 from .files import atomic_directory, scratch, within, write_json
 from .plans import FOLDER, HEADER, Profile, Stamp, file_hashes, plan_file, plans_header, trt_variant
 from .recipe import Axes
@@ -275,7 +276,7 @@ def type_graph(
     source: Path, out: Path, profile: Profile, precision: Precision, largest: dict[str, float]
 ) -> list[Island]:
     """Write a graph with fixed sizes and the types of the precision."""
-    model = onnx.load(source)
+    model = load_graph(source)
     fix_sizes(model, profile.sizes)
     islands = [] if precision == "fp32" else to_half(model, precision, largest)
     onnx.save_model(model, out, save_as_external_data=True, location=f"{out.name}.data")

@@ -67,7 +67,7 @@ class Bundle:
                     or parse_json(metadata["tformer.tokenizers"]) == self.tokenizer_hashes
                 )
             )
-        except (KeyError, ValueError, ConfigError):
+        except (KeyError, ValueError, TypeError, ConfigError):
             fits = False
         if not fits:
             raise ArtifactError(

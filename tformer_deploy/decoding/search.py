@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..engines.base import Engine, Ints, Outlook, Scores, State
-from ..errors import LimitError
+from ..errors import EngineError, LimitError
 from .options import DecodeOptions
 from .rules import LEAST, Rules, Trie, are_among, best_tokens, require_numbers
 from .sampling import Doubles, draw, uniforms
@@ -82,8 +83,9 @@ def decode(
 ) -> list[list[Hypothesis]]:
     """The outputs of each source, best first, or its samples. `docs/decoding.md` has the rules.
 
-    Raises LimitError where the options ask for what the engine or its graphs cannot do, and NotNumbers for
-    log-probabilities that are no numbers; without `strict` those are never chosen.
+    Raises LimitError where the options ask for what the engine or its graphs cannot do, NotNumbers for
+    log-probabilities that are no numbers (without `strict` those are never chosen), and EngineError for tokens that do
+    not exist.
     """
     _check(engine, batch, options)
     kind = _Sampling if options.sampling else _Greedy if options.greedy else _Beam
@@ -98,9 +100,17 @@ def decode(
         if on_step:
             on_step(step)
         if not len(search.sentences):
-            return search.outputs()
+            return require_tokens(search.outputs(), engine.config.tgt_vocab)
         if search.rows_moved:
             engine.reorder(state, search.parents, search.kept if search.sentences_left else None)
+
+
+def require_tokens(outputs: list[list[Hypothesis]], vocab: int) -> list[list[Hypothesis]]:
+    """The same outputs. Raises EngineError where a graph has named a token that does not exist."""
+    for hypothesis in chain.from_iterable(outputs):
+        if hypothesis.ids and not 0 <= min(hypothesis.ids) <= max(hypothesis.ids) < vocab:
+            raise EngineError(f"the engine gave a token outside the vocabulary of {vocab}: export the bundle again")
+    return outputs
 
 
 def _check(engine: Engine, batch: Batch, options: DecodeOptions) -> None:

@@ -7,15 +7,30 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import TensorProto
 from onnx.external_data_helper import set_external_data
 
 from ..contract import WEIGHTS
+from ..errors import ArtifactError
 
 PAGE = 4096
 """Bytes. Smaller arrays stay in the graph; the others begin at one, so that a runtime can map them into memory."""
+MESSAGE = 300
+"""Characters that are shown of what onnx says."""
 INDICES = (TensorProto.INT32, TensorProto.INT64)
 """Sizes and places, which stay in the graph in any case: it can then be understood without its weights."""
+
+
+def load_graph(path: Path, weights: bool = True) -> onnx.ModelProto:
+    """Read a graph, with the weights beside it. Raises ArtifactError, also for weights outside its folder."""
+    try:
+        return onnx.load(path, load_external_data=weights)
+    except (ValueError, DecodeError, onnx.checker.ValidationError) as error:
+        said = " ".join(str(error).split())[:MESSAGE]
+        raise ArtifactError(
+            f"{path} is damaged, or tformer did not make it ({said}): copy or export the bundle again"
+        ) from None
 
 
 def save_graphs(models: Mapping[str, onnx.ModelProto], directory: Path) -> None:
