@@ -18,7 +18,8 @@ import pytest
 
 from tformer_deploy.checkpoint import load_tensors, open_checkpoint, save_tensors
 from tformer_deploy.cli import main
-from tformer_deploy.files import digest, sha256
+from tformer_deploy.files import sha256
+from tformer_deploy.headers import digest
 
 from .conftest import small_config, write_checkpoint
 

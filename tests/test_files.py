@@ -26,18 +26,8 @@ from tformer_deploy.checkpoint import (
 )
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.errors import ArtifactError, ConfigError, TformerError
-from tformer_deploy.files import (
-    atomic_directory,
-    atomic_file,
-    digest,
-    hold,
-    member,
-    read_bytes,
-    read_header,
-    sha256,
-    verify,
-    write_json,
-)
+from tformer_deploy.files import atomic_directory, atomic_file, hold, sha256, write_json
+from tformer_deploy.headers import digest, member, read_bytes, read_header, verify
 from tformer_deploy.model import Transformer
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
 

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tformer_deploy.files import digest
+from tformer_deploy.headers import digest
 
 from .command import Done, run_here
 

@@ -12,7 +12,8 @@ import pytest
 from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.data import DataConfig
 from tformer_deploy.errors import ArtifactError
-from tformer_deploy.files import digest, write_json
+from tformer_deploy.files import write_json
+from tformer_deploy.headers import digest
 from tformer_deploy.runs import start_run
 from tformer_deploy.train import STATE, Trainer
 

@@ -21,7 +21,8 @@ from tformer_deploy.engines.ort import OrtEngine
 from tformer_deploy.engines.ort_layers import open_copy
 from tformer_deploy.engines.ort_library import LONGEST, check_library, reason
 from tformer_deploy.errors import ArtifactError, ConfigError, EngineError
-from tformer_deploy.files import digest, sha256
+from tformer_deploy.files import sha256
+from tformer_deploy.headers import digest
 from tformer_deploy.ship import ship
 
 from .command import failed_line, run_process

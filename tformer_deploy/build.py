@@ -20,7 +20,8 @@ from .engines.trt_build import BuildOptions, Plan, Precision, compile_plan
 from .errors import ConfigError, DataError, LimitError
 from .export.half import Island, fix_sizes, to_half
 from .export.save import load_graph
-from .files import atomic_directory, scratch, within, write_json
+from .files import atomic_directory, scratch, write_json
+from .headers import within
 from .plans import FOLDER, HEADER, Profile, Stamp, file_hashes, plan_file, plans_header, trt_variant
 from .recipe import Axes
 from .translate import length_batches, make_batch

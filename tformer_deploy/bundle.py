@@ -16,7 +16,8 @@ from . import __version__
 from .config import ModelConfig, from_dict
 from .contract import GRAPHS, SHORT_GRAPHS, WEIGHTS, graphs_of, signature
 from .errors import ArtifactError, ConfigError
-from .files import hold, member, parse_json, read_header, remove_leftovers, sha256, verify, write_json
+from .files import hold, remove_leftovers, sha256, write_json
+from .headers import member, parse_json, read_header, verify
 from .recipe import Recipe, recipe_from_dict
 from .text import Tokenizers, load_tokenizers, tokenizer_files
 

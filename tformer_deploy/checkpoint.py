@@ -16,7 +16,8 @@ from . import __version__
 from .bundle import Bundle, tokenizer_hashes
 from .config import ModelConfig, from_dict
 from .errors import ArtifactError, ConfigError
-from .files import atomic_file, digest, read_header, sha256, verify, write_json
+from .files import atomic_file, sha256, write_json
+from .headers import digest, read_header, verify
 from .model import Transformer
 from .text import Tokenizers, load_tokenizers, tokenizer_files
 

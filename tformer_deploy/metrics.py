@@ -12,7 +12,8 @@ from typing import Any
 
 import sacrebleu
 
-from .files import atomic_file, parse_json, scratch
+from .files import atomic_file, scratch
+from .headers import parse_json
 
 
 def corpus_bleu(made: Sequence[str], reference: Sequence[str], lowercase: bool = False) -> float:

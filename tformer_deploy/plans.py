@@ -13,7 +13,8 @@ from typing import Any
 from .bundle import Bundle
 from .contract import GRAPHS, signature
 from .errors import ArtifactError, ConfigError, LimitError
-from .files import read_header, sha256, verify, within
+from .files import sha256
+from .headers import read_header, verify, within
 from .recipe import Axes
 
 FOLDER, HEADER, VERSION = "plans", "plans.json", 1

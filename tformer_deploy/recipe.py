@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from .config import ModelConfig, check_types, from_dict
 from .errors import ConfigError, unknown
-from .files import read_toml
+from .headers import read_toml
 
 
 @dataclass(frozen=True)

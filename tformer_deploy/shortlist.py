@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from .bundle import MANIFEST, Bundle
 from .contract import SHORT_GRAPHS
 from .errors import ArtifactError, ConfigError, DataError
-from .files import DAMAGED, atomic_file, read_arrays, write_json
+from .files import atomic_file, write_json
+from .headers import DAMAGED, read_arrays
 from .text import SPECIALS
 
 Ids = NDArray[np.int32]

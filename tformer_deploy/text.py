@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from .config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from .errors import ArtifactError, ConfigError, missing_extra, unknown
-from .files import TOKENIZER_BYTES, atomic_file, read_bytes
+from .files import atomic_file
+from .headers import TOKENIZER_BYTES, read_bytes
 
 SPECIALS = ("<unk>", "<pad>", "<bos>", "<eos>")
 """The first entries of every vocabulary, at ids 0 to 3; sentencepiece calls the last two `<s>` and `</s>`."""

@@ -31,7 +31,8 @@ from .config import ModelConfig, TrainConfig
 from .data import Batch, BatchStream, Corpus, DataConfig, Parallel
 from .engines.eager import EagerEngine
 from .errors import ArtifactError, Interrupted, TrainingError
-from .files import digest, read_header, sha256, verify, write_json
+from .files import sha256, write_json
+from .headers import digest, read_header, verify
 from .metrics import Metrics, corpus_bleu, corpus_chrf
 from .model import Transformer
 from .text import Tokenizers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from ..decoding import DecodeOptions
 from ..engines import make_engine
 from ..engines.ort import OrtGraphs
 from ..errors import EngineError
+from ..files import scratch
 from .measure import decode_part, random_sources
 from .plan import Point
 from .report import NodeKind
@@ -35,8 +35,8 @@ def node_kinds(bundle: Bundle, name: str, threads: int, point: Point) -> list[No
     src_ids = random_sources(bundle.config, point)
     repetitions = max(1, STEPS // point.new_tokens)
     warm_up = min(2, point.new_tokens)
-    with tempfile.TemporaryDirectory() as folder:
-        engine.profile = str(Path(folder) / "trace")
+    with scratch("tformer-profile") as folder:
+        engine.profile = str(folder / "trace")
         with engine:
             decode_part(engine, src_ids, DecodeOptions(max_tokens=warm_up, beams=point.beams, endless=True))
             for _ in range(repetitions):

@@ -20,7 +20,7 @@ def inspect(
 ) -> None:
     """Show what a bundle or checkpoint is, after verifying every hash."""
     from ..bundle import MANIFEST, REPORT, open_bundle
-    from ..files import read_json, schema_error
+    from ..headers import read_json, schema_error
     from ..plans import all_plans
 
     if (path / MANIFEST).is_file():

@@ -1,0 +1,172 @@
+"""Reading what others may have written: headers against their schema, files within their folder, hashes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import stat
+import struct
+import tokenize
+import tomllib
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import ArtifactError, ConfigError
+from .files import check_utf8, sha256
+
+JSON_BYTES, TOKENIZER_BYTES = 64 << 20, 256 << 20
+"""Larger headers and reports, and larger tokenizers, are refused before they are read."""
+DAMAGED = (
+    *(OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, MemoryError, OverflowError),
+    *(NotImplementedError, SyntaxError, tokenize.TokenError, struct.error, zipfile.BadZipFile, zlib.error),
+)
+"""What zipfile, numpy and json raise over a file that is not as it was written."""
+RATIO = 1000
+"""Nothing that tformer packs gets smaller by so much."""
+
+
+def within(directory: Path, name: str | Path) -> Path:
+    """A path below a directory, by its relative name. Raises ArtifactError where links lead elsewhere."""
+    path = directory / name
+    real, root = os.path.realpath(path), os.path.realpath(directory)
+    if os.path.commonpath((real, root)) != root:
+        raise ArtifactError(f"{path} lies outside {directory}: copy it into the folder, or make the folder again")
+    return path
+
+
+def member(directory: Path, name: str) -> Path:
+    """A regular file of a directory, by its relative name. Raises ArtifactError for one that lies elsewhere."""
+    path = within(directory, name)
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        raise ArtifactError(f"{directory} is incomplete: {name} is missing; copy or make it again") from None
+    if not stat.S_ISREG(mode):
+        raise ArtifactError(f"{path} is no regular file: copy or make it again")
+    return path
+
+
+def read_bytes(directory: Path, name: str, limit: int) -> bytes:
+    """What a file of a directory holds. Raises ArtifactError beyond `limit` bytes, and as `member` does."""
+    path = member(directory, name)
+    if path.stat().st_size > limit:
+        raise ArtifactError(f"{path} has {path.stat().st_size} bytes, more than {limit}: make it again")
+    return path.read_bytes()
+
+
+def read_json(directory: Path, name: str, limit: int = JSON_BYTES) -> Any:
+    """A JSON file of a directory. Raises ArtifactError."""
+    content = read_bytes(directory, name, limit)
+    try:
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{directory / name} is damaged ({error}): make it again") from None
+
+
+def parse_json(text: str) -> Any:
+    """JSON from a place that others write to. Raises ValueError, also for what is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file. Raises ConfigError."""
+    try:
+        if path.stat().st_size > JSON_BYTES:
+            raise ConfigError(f"{path} has more than {JSON_BYTES} bytes: name a TOML file")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def read_arrays(path: Path) -> dict[str, Any]:
+    """The arrays of an .npz file, whose parts must not claim to be larger than the file lets them.
+
+    Raises one of `DAMAGED`.
+    """
+    import numpy as np
+
+    with zipfile.ZipFile(path) as archive:
+        for part in archive.infolist():
+            if part.file_size > max(1 << 20, RATIO * part.compress_size):
+                raise ValueError(f"{part.filename} unpacks to {part.file_size} bytes")
+        if damaged := archive.testzip():
+            raise ValueError(f"{damaged} does not match its checksum")
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def read_header(directory: Path, name: str, kind: str, version: int) -> dict[str, Any]:
+    """Read the JSON file that makes a directory a `kind` of at most format `version`; check it against its schema.
+
+    Raises ArtifactError.
+    """
+    path = directory / name
+    check_utf8(directory)
+    if not path.exists():
+        raise ArtifactError(f"{directory} is not a {kind}: it has no {name}")
+    header = read_json(directory, name)
+    try:
+        found = header["format"], header["version"]
+    except (KeyError, TypeError, IndexError) as error:
+        raise ArtifactError(f"{path} is damaged ({error}): make the {kind} again") from None
+    if found[0] != f"tformer-{kind}":
+        raise ArtifactError(f"{path} describes a '{found[0]}', not a {kind}")
+    if type(found[1]) is not int or found[1] < 1:
+        raise ArtifactError(f"{path} has format version {found[1]}, which never was: make the {kind} again")
+    if found[1] > version:
+        raise ArtifactError(f"{path} has format version {found[1]}, this tformer reads up to {version}: update it")
+    if "sha256" in header and header["sha256"] != digest(header):
+        raise ArtifactError(f"{path} was edited or damaged: it does not match its own SHA-256; make the {kind} again")
+    if wrong := schema_error(header, kind):
+        raise ArtifactError(f"{path} is damaged: {wrong}; make the {kind} again")
+    return dict(header)
+
+
+def digest(header: Mapping[str, Any]) -> str:
+    """Hex SHA-256 of a header's values but for `sha256` itself."""
+    kept = {name: value for name, value in header.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def schema_error(value: Any, kind: str) -> str:
+    """What is wrong with a value of a kind that `schemas` has, or nothing."""
+    from fastjsonschema import JsonSchemaValueException
+
+    try:
+        _schema(kind)(value)
+    except JsonSchemaValueException as error:
+        where = ".".join(error.path[1:])
+        if error.rule == "propertyNames":
+            bad = next(name for name in error.value if not re.search(error.rule_definition["pattern"], name))
+            return f"{where} has the name {bad!r}, which no file or part of it can have"
+        return str(error.message).removeprefix("data ").removeprefix("data.")
+    return ""
+
+
+@functools.cache
+def _schema(kind: str) -> Callable[[Any], Any]:
+    import fastjsonschema
+
+    path = Path(__file__).parent / "schemas" / f"{kind}.json"
+    if not path.is_file():
+        return lambda value: value
+    made: Callable[[Any], Any] = fastjsonschema.compile(json.loads(path.read_text(encoding="utf-8")))
+    return made
+
+
+def verify(directory: Path, hashes: Mapping[str, str], kind: str) -> None:
+    """Compare every listed file with its SHA-256. Raises ArtifactError for the first that is missing or differs."""
+    for name, expected in hashes.items():
+        if sha256(member(directory, name)) != expected:
+            raise ArtifactError(
+                f"{kind} {directory} is damaged: {name} does not match its SHA-256 in the header; copy or make it again"
+            )
