@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_deploy.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-CORE = (
-    "numpy",
-    "typer",
-    "rich",
-    "sentencepiece",
-    "polygraphy",
-    "onnx",
-    "onnxruntime",
-    "cuda-python",
-    "sacrebleu",
-    "pip",
-)
+OWN = tuple(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"])
+"""What every installation of tformer-deploy needs."""
+CORE = (*OWN, "polygraphy", "onnx", "onnxruntime", "cuda-python", "sacrebleu", "pip")
 RTX = ("tensorrt_rtx_cu13_bindings", "tensorrt_rtx_cu13_libs")
 RTX_PACKAGE = "tensorrt_rtx_cu13"
 """What is imported; it needs those two."""
