@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -67,7 +68,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "newer": lambda run: edit_header(run, version=99),
     "hashless": lambda run: edit_header(run, files=None),
     "modelless": lambda run: edit_header(run, model=None),
-    "heads": lambda run: edit_header(run, model={"src_vocab": 60, "tgt_vocab": 60, "d_model": 32, "heads": 5}),
+    "heads": lambda run: edit_header(run, model=dataclasses.asdict(small_config()) | {"heads": 5}),
     "lost": lambda run: (run / WEIGHTS).unlink(),
     "truncated": lambda run: edit_weights(run, cut),
     "edited": lambda run: edit_weights(run, flip),

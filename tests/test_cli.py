@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .command import failed_line, printed, run_here, run_process
+from .command import COMMAND, Done, failed_line, printed, run_here, run_process
 from .mutations import break_graph, scale_one_weight
 
 VERBS = ["init", "train", "export", "translate", "score", "check", "bench", "inspect"]
@@ -180,3 +186,162 @@ def test_moved_bundle_still_translates(bundle: Path, tmp_path: Path) -> None:
     done = run_here("translate", tmp_path / "elsewhere/bundle", "--max-tokens", 3, stdin=b"w5\n")
     assert done.returncode == 0 and done.stdout.strip()
     assert "--checkpoint" in failed_line(run_here("check", tmp_path / "elsewhere/bundle"))
+
+
+# Streams and errors of the system
+
+
+def shell(command: str, **options: Any) -> Done:
+    """Run a line of the shell, in which `tformer` is the command."""
+    text = command.replace("tformer", shlex.join(COMMAND))
+    return subprocess.run(["bash", "-c", text], capture_output=True, timeout=120, **options)
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "0</dev/null 2>&-", "2>/dev/full"])
+def test_nothing_depends_on_standard_error(bundle: Path, closed: str) -> None:
+    expected = run_here("inspect", bundle)
+    done = shell(f"tformer inspect {bundle} {closed}")
+    assert (done.returncode, done.stdout) == (0, expected.stdout)
+    for command, code in (("inspect nowhere", 1), ("inspect", 2), ("--nonsense", 2), ("translate nowhere", 1)):
+        done = shell(f"tformer {command} {closed}")
+        assert (done.stdout, done.stderr) == (b"", b"")
+        assert done.returncode == code or (code == 2 and "full" in closed)  # there the library's own message fails
+
+
+@pytest.mark.parametrize("backend", ["ort", "eager"])
+def test_a_translation_does_without_standard_error(bundle: Path, backend: str) -> None:
+    command = f"printf 'w5\\nw6\\n' | tformer translate {bundle} --max-tokens 4 --backend {backend}"
+    expected = shell(command)
+    assert expected.returncode == 0 and expected.stdout.count(b"\n") == 2 and expected.stderr
+    for closed in ("2>&-", "2>/dev/full"):
+        done = shell(f"{command} {closed}")
+        assert (done.returncode, done.stdout) == (0, expected.stdout)
+
+
+def test_closed_descriptors_are_not_taken(bundle: Path) -> None:
+    """By the bundle's files, which would get what is printed."""
+    script = (
+        "import os, sys; from tformer_deploy.cli.lines import open_streams; open_streams(); "
+        "places = [os.readlink(f'/proc/self/fd/{n}') for n in range(3)]; "
+        "print(places, file=open(sys.argv[1], 'w')); "
+        "print('lost', file=sys.stderr); os.system('cat; echo lost; echo lost >&2')"
+    )
+    with tempfile.NamedTemporaryFile() as file:
+        command = f"{sys.executable} -c {shlex.quote(script)} {file.name} 0<&- 1>&- 2>&-"
+        done = subprocess.run(["bash", "-c", command], timeout=60)
+        assert done.returncode == 0 and file.read() == b"['/dev/null', '/dev/null', '/dev/null']\n"
+    done = shell(f"tformer translate {bundle} 0<&-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert shell(f"tformer translate {bundle} 0<&- 1>&- 2>&-").returncode == 1, "standard output is wanted"
+
+
+def test_an_output_that_is_full_or_gone(bundle: Path) -> None:
+    for command in (f"translate {bundle} --max-tokens 2", f"inspect {bundle} --json", "--help"):
+        done = shell(f"echo w5 | tformer {command} >/dev/full")
+        line = failed_line_at_the_end(done)
+        assert line.removeprefix("error: ").removeprefix("standard output: ") == (
+            "No space left on device: make room or choose another folder"
+        )
+        done = shell(f"echo w5 | tformer {command} | true; exit ${{PIPESTATUS[1]}}")
+        assert done.returncode in (0, 1) and b"error" not in done.stderr and b"Exception" not in done.stderr
+
+
+def failed_line_at_the_end(done: Done) -> str:
+    """The error line of a command that may have had something else to say before."""
+    lines = done.stderr.decode().splitlines()
+    assert done.returncode == 1 and sum(line.startswith("error: ") for line in lines) == 1 and len(lines) <= 2, lines
+    return lines[-1]
+
+
+@pytest.mark.parametrize("blocking", ["stdin", "stdout"])
+def test_streams_need_not_block(bundle: Path, blocking: str) -> None:
+    """The caller, such as Node, sets O_NONBLOCK; what is late is waited for, on either side."""
+    command = [*COMMAND, "translate", str(bundle), "--max-tokens", "24", "--threads", "1", "--json"]
+    expected = subprocess.run(command, input=b"w5 w6\n" * 400, capture_output=True, timeout=60).stdout
+    (read_in, write_in), (read_out, write_out) = os.pipe(), os.pipe()
+    os.set_blocking(read_in if blocking == "stdin" else write_out, False)
+    with subprocess.Popen(command, stdin=read_in, stdout=write_out, stderr=subprocess.PIPE) as process:
+        os.close(read_in)
+        os.close(write_out)
+        for part in (b"w5 ", b"w6\n" + b"w5 w6\n" * 399):
+            time.sleep(1.5)
+            os.write(write_in, part)
+        os.close(write_in)
+        time.sleep(2)  # longer than the pipe has room
+        with os.fdopen(read_out, "rb") as output:
+            assert len(expected) > 1 << 16 and output.read() == expected
+        assert process.stderr is not None and b"error" not in process.stderr.read()
+    assert process.returncode == 0
+
+
+def test_ctrl_c_while_waiting_is_quiet(bundle: Path) -> None:
+    command = [*COMMAND, "translate", str(bundle), "--max-tokens", "1", "--threads", "1"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(
+        command, bufsize=0, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler), **pipes
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(b"w5\n")
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130 and process.stdout.read() == process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "x.en"), "x.en: Permission denied: get permission for it"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x"), "x: No such file or directory: check the "),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), "x: Is a directory: name a file"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "x"), "x: Not a directory: choose another folder"),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), "x: No space left on device: make room or choose "),
+        (OSError(errno.EROFS, "Read-only file system", "x"), "x: Read-only file system: choose another folder"),
+        (OSError(errno.EIO, "Input/output error", "x"), "x: Input/output error: check the file and its disk"),
+        (OSError(errno.EMFILE, "Too many open files", "x"), "x: Too many open files: raise the limit, ulimit -n"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x"), "x: File name too long: use a shorter name"),
+        (OSError(errno.EXDEV, "Invalid link", "a", None, "b"), "a: b: Invalid link: check the file"),
+        (OSError("odd"), "odd: check the file and its disk"),
+        (MemoryError(), "out of memory: ask for less at a time"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory: ask for less at a time"),
+        (
+            ValueError("embedded\nnull byte"),
+            "a bug in tformer, ValueError: embedded null byte: run it with tformer",
+        ),
+        (RecursionError("too deep"), "a bug in tformer, RecursionError: too deep: "),
+        (
+            UnicodeEncodeError("utf-8", "x\udcff", 1, 2, "surrogates not allowed"),
+            "a bug in tformer, UnicodeEncodeError",
+        ),
+        (AssertionError(), "a bug in tformer, AssertionError: "),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_every_error_is_one_line(error: Exception, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("tformer_deploy.bundle.open_bundle", fail)
+    assert failed_line(run_here("translate", "x")).startswith(f"error: {words}")
+    with pytest.raises(type(error)):
+        run_here("--debug", "translate", "x")
+
+
+def test_paths_that_are_not_utf8_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the escapes of JSON, whoever refuses them or not."""
+    out = tmp_path / os.fsdecode(b"r\xff")
+    assert f"{tmp_path}/r\\" in failed_line(run_here("inspect", out))
+    assert run_here("inspect", out, "--nonsense").returncode == 2
+    monkeypatch.setattr("tformer_deploy.runs.init_checkpoint", lambda *_: 5)
+    small = ("init", "--preset", "tiny", "--vocab-size", 60, "--out", out)
+    assert printed(run_here(*small)) == [f"{tmp_path}/r\\udcff: 5 parameters"]
+    for encoding in ("utf-8", "ascii"):
+        (line,) = printed(run_here(*small, "--json", encoding=encoding))
+        assert json.loads(line) == {"out": str(out), "parameters": 5}
+
+
+def test_arguments_need_not_be_utf8(bundle: Path) -> None:
+    bad = os.fsdecode(b"w\xff")
+    for option in ("--first-token", "--suppress", "--end-token"):
+        assert "'w\\udcff' is not in the vocabulary" in failed_line(run_here("translate", bundle, option, bad))
+    for option in ("--prefix", "--allowed", "--backend", "--variant", "--device", "--set"):
+        assert "w\\udcff" in failed_line(run_here("translate", bundle, option, bad))

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
+import os
 import re
 import select
-import shutil
+import shlex
 import socket
 import struct
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tformer_deploy.bundle import hashes
+from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tensors
 from tformer_deploy.cli.lines import windows
 from tformer_deploy.errors import DataError
-from tformer_deploy.text import SPECIALS
+from tformer_deploy.ship import ship
+from tformer_deploy.text import SPECIALS, Tokenizers, Words
 
 from .command import COMMAND, Done, failed_line, printed, run_here, run_process
-from .conftest import VOCAB
+from .conftest import VOCAB, random_model, small_config
 
 LINES = ["w5 w6", "", "w7 w8 w9", "w10", "w5 w6"]
 TEXT = "\n".join([*LINES, ""]).encode()
@@ -150,13 +154,13 @@ def test_settings_act(translate: Any) -> None:
 
 
 def test_prefixes_begin_their_lines(translate: Any, tmp_path: Path) -> None:
-    begins = ["w20 w21", "", "", "w22", "w23 zebra"]
+    begins = ["w20 w21", "", "", "w22", "w23"]
     file = write(tmp_path / "prefixes.txt", *begins)
     free = printed(translate())
     for more in ((), ("--batch-tokens", 1), ("--beams", 2), ("--stream",)):  # one token: windows of two lines
         found = printed(translate("--prefix", file, *more))
         for line, begin, plain in zip(found, begins, free, strict=True):
-            assert line.startswith(begin.replace("zebra", "<unk>"))
+            assert line.startswith(begin)
             assert begin or line == plain or "--beams" in more
     (tmp_path / "prefixes.txt.gz").write_bytes(gzip.compress(file.read_bytes()))
     assert printed(translate("--prefix", tmp_path / "prefixes.txt.gz")) == printed(translate("--prefix", file))
@@ -164,7 +168,7 @@ def test_prefixes_begin_their_lines(translate: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [(), ("--stream",), ("--batch-tokens", "1")], ids=str)
 def test_prefixes_must_be_as_many_as_lines(translate: Any, more: tuple[str, ...], tmp_path: Path) -> None:
-    few, many = write(tmp_path / "few", *"abcd"), write(tmp_path / "many", *"abcdef")
+    few, many = write(tmp_path / "few", *["w20"] * 4), write(tmp_path / "many", *["w20"] * 6)
     assert f"{few} has 4 lines, the input more: give one a line" in failed_line(translate("--prefix", few, *more))
     done = translate("--prefix", many, *more)
     last = done.stderr.decode().splitlines()[-1]
@@ -189,6 +193,19 @@ def test_allowed_outputs_are_the_only_ones(translate: Any, bundle: Path, tmp_pat
     assert f"{empty} has no line" in failed_line(translate("--allowed", empty))
     (tmp_path / "latin.txt").write_bytes(b"w20\nw\xff\n")
     assert "latin.txt:2: not UTF-8" in failed_line(translate("--allowed", tmp_path / "latin.txt"))
+
+
+def test_what_the_vocabulary_lacks_cannot_be_asked_for(translate: Any, tmp_path: Path) -> None:
+    allowed = write(tmp_path / "allowed.txt", "w20 w21", "w20 日本 w22")
+    done = translate("--allowed", allowed)
+    assert f"{allowed}: allowed, line 2: '日本' is not in the vocabulary" in failed_line(done) and done.stdout == b""
+    prefixes = write(tmp_path / "prefixes.txt", "w20", "", "", "w22 zebra", "w22")
+    before = printed(translate("--prefix", write(tmp_path / "good.txt", "w20", "", "", "", "")))[:3]
+    for more in ((), ("--stream",), ("--batch-tokens", 1)):
+        done = translate("--prefix", prefixes, *more)
+        assert "line 4, prefix: 'zebra' is not in the vocabulary" in failed_line(done)
+        assert done.stdout.decode().splitlines() == before
+    assert failed_line(translate("--allowed", write(tmp_path / "special.txt", "<unk>"))).count("'<unk>'") == 1
 
 
 def test_tokens_by_their_names(translate: Any) -> None:
@@ -287,13 +304,13 @@ def test_a_closed_output_is_one_clear_line(bundle: Path, tmp_path: Path, verb: s
     assert "standard output is closed" in failed_line(done)
 
 
-def test_text_is_utf8_whatever_the_locale(bundle: Path, tmp_path: Path) -> None:
+def test_text_is_utf8_whatever_the_locale(tmp_path: Path) -> None:
     """The words of this bundle are ü4, ü5 and so on."""
-    shutil.copytree(bundle, tmp_path / "bundle")
-    words = tmp_path / "bundle/tokenizer.words"
-    words.write_text(words.read_text().replace("w", "ü"), encoding="utf-8")
-    manifest = json.loads((tmp_path / "bundle/manifest.json").read_text())
-    (tmp_path / "bundle/manifest.json").write_text(json.dumps({**manifest, "files": hashes(tmp_path / "bundle")}))
+    words = Words([*SPECIALS, *(f"ü{i}" for i in range(4, VOCAB))], None)
+    weights = tmp_path / "run/weights/random.safetensors"
+    save_tensors(weights, model_tensors(random_model(small_config())))
+    save_checkpoint(tmp_path / "run", small_config(), Tokenizers(words, words), weights, {})
+    ship(tmp_path / "run", tmp_path / "bundle")
     file = write(tmp_path / "lines.txt", "ü5 ü6")
     for command in (
         ("translate", tmp_path / "bundle", "--max-tokens", 4),
@@ -357,6 +374,74 @@ def test_a_bad_line_is_named_in_any_window(client: socket.socket) -> None:
         for window in windows(100):
             found += window
     assert found == ["a"] * 710
+
+
+def test_lines_have_a_longest(client: socket.socket) -> None:
+    """What comes after the longest is not waited for: the line is refused while its sender goes on."""
+    client.sendall(b"12345678\n12345\n\n" + b"1" * 9)
+    found: list[str] = []
+    with pytest.raises(DataError, match=r"^standard input, line 4: longer than 8 bytes: split it, or raise"):
+        for window in windows(100, 8):
+            found += window
+    assert found == ["12345678", "12345", ""]
+    client.sendall(b"1\n12345678")
+    client.shutdown(socket.SHUT_WR)
+    assert list(windows(100, 8)) == [["1", "12345678"]]
+
+
+def test_lines_of_many_pieces_have_a_longest(client: socket.socket) -> None:
+    def send() -> None:
+        with suppress(OSError):  # nobody reads to the end
+            for _ in range(20):
+                client.sendall(b"x" * 70_001)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with pytest.raises(DataError, match="line 1: longer than 1000000 bytes"):
+        list(windows(100, 1_000_000))
+    client.shutdown(socket.SHUT_RDWR)
+    sender.join()
+
+
+def test_an_endless_line_is_an_error_at_once(bundle: Path) -> None:
+    """Behind the results of the lines before it; neither kept nor split into tokens."""
+    command = [*COMMAND, "translate", str(bundle), "--max-tokens", "1", "--threads", "1"]
+    expected = subprocess.run(command, input=b"w5\nw6\n", capture_output=True, timeout=60).stdout
+    text = f"(printf 'w5\\nw6\\n'; cat /dev/zero) | {shlex.join(command)}; ulimit -v"
+    limited = f"ulimit -v 4000000; {text}"
+    done = subprocess.run(["bash", "-c", limited], capture_output=True, timeout=60)
+    assert done.stderr == b"error: standard input, line 3: longer than 1048576 bytes: split it, or raise " + (
+        b"--max-line-bytes\n"
+    )
+    assert done.stdout == expected + b"4000000\n"
+
+
+def test_the_longest_line_can_be_chosen(translate: Any) -> None:
+    done = translate("--max-line-bytes", 6, stdin=b"w5 w6\nw5 w7\nw5 w6 w7\n")
+    assert "line 3: longer than 6 bytes" in failed_line(done) and done.stdout.count(b"\n") == 2
+    wide = b"w5" + b" " * (2 << 20) + b"w6\n"
+    assert "line 1: longer than 1048576 bytes" in failed_line(translate(stdin=wide))
+    assert printed(translate("--max-line-bytes", 3 << 20, stdin=wide)) == printed(translate(stdin=b"w5 w6\n"))
+    assert translate("--max-line-bytes", 0).returncode == 2
+
+
+def test_input_that_breaks_off_is_named_after_all_before_it(
+    client: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = os.read
+
+    def broken(source: int, size: int) -> bytes:
+        if not select.select([source], [], [], 0)[0]:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(source, size)
+
+    client.sendall(b"one\ntwo\nthr")
+    monkeypatch.setattr("os.read", broken)
+    found: list[str] = []
+    with pytest.raises(DataError, match=r"^standard input, line 3: cannot be read: Input/output error: give a file or"):
+        for window in windows(100):
+            found += window
+    assert found == ["one", "two"]
 
 
 def read_line(process: subprocess.Popen[bytes]) -> bytes:

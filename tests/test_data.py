@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import itertools
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,23 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere.en", tmp_path):
         with pytest.raises(DataError, match="no such file"):
             read_lines(path)
+
+
+@pytest.mark.parametrize("name", ["lines.en", "lines.en.gz"])
+def test_an_endless_line_is_not_read_whole(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that a small .gz unpacks to."""
+    path = write(tmp_path / name, b"one\ntwo\n" + bytes(100 << 20))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=rf"{name}:3: longer than 1048576 bytes: split it$"):
+        read_lines(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    monkeypatch.setattr("tformer_deploy.data.LINE_BYTES", 5)
+    assert read_lines(write(path, "12345\nüü1\n\n12345".encode())) == ["12345", "üü1", "", "12345"]
+    for content, line in (("123456", 1), ("1\nüüü\n", 2), ("123456\n", 1), ("1\n\n\n      ", 4)):
+        with pytest.raises(DataError, match=f":{line}: longer than 5 bytes"):
+            read_lines(write(path, content.encode()))
 
 
 GZIPPED = gzip.compress(bytes(np.random.default_rng(0).integers(97, 122, 5000, np.uint8)))

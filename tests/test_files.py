@@ -26,7 +26,7 @@ from tformer_deploy.checkpoint import (
 )
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.errors import ArtifactError, ConfigError, TformerError
-from tformer_deploy.files import atomic_directory, atomic_file, hold, sha256, write_json
+from tformer_deploy.files import atomic_directory, atomic_file, check_writable, hold, sha256, write_json
 from tformer_deploy.headers import digest, member, read_bytes, read_header, verify
 from tformer_deploy.model import Transformer
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
@@ -268,10 +268,21 @@ def test_paths_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     for use in (hold, lambda path: atomic_directory(path, force=True)):
-        with pytest.raises(ConfigError, match=r"caf\\xe9' is not UTF-8, .* rename the folder"), use(folder):
+        with pytest.raises(ConfigError, match=r"caf\\xe9 is not UTF-8, .* rename the folder"), use(folder):
             pass
     with pytest.raises(ConfigError, match="is not UTF-8"):
         read_header(folder, "thing.json", "thing", 1)
+
+
+def test_results_that_cannot_be_written_are_known_before(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "dangling").symlink_to("nowhere/file")
+    (tmp_path / "link").symlink_to("new")
+    for path in (tmp_path / "file", tmp_path / "new", tmp_path / "link", Path("/dev/null")):
+        check_writable(path)
+    for path in (tmp_path, tmp_path / "file/below", tmp_path / "nowhere/file", tmp_path / "dangling"):
+        with pytest.raises(ConfigError, match="cannot be written: name a file in a folder that exists"):
+            check_writable(path)
 
 
 # What a header may name

@@ -18,7 +18,7 @@ from tformer_deploy import load
 from tformer_deploy.decoding import Batch, DecodeOptions, decode, score
 from tformer_deploy.engines.base import Ints, Scores
 from tformer_deploy.engines.eager import EagerEngine, EagerState
-from tformer_deploy.errors import ConfigError, LimitError, NotNumbers, TformerError
+from tformer_deploy.errors import ConfigError, DataError, LimitError, NotNumbers, TformerError
 from tformer_deploy.model import Transformer
 from tformer_deploy.text import SPECIALS, SentencePiece, Tokenizers, Words
 from tformer_deploy.translate import Result, Translator, length_batches, make_batch
@@ -252,7 +252,7 @@ def test_other_seeds_give_other_samples(exact: Transformer) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_outputs_begin_with_their_prefixes(exact: Transformer, mode: str) -> None:
-    lines, prefixes = make_lines(8), ["w9", "", "w10 w11", "", "w12", "w9 w9 w9", "", "w13 zebra"]
+    lines, prefixes = make_lines(8), ["w9", "", "w10 w11", "", "w12", "w9 w9 w9", "", "w13"]
     with translator_of(exact, min_tokens=9, **MODES[mode]) as translator:
         free = translator.translate(lines)
         for i, result in enumerate(translator.translate(lines, prefixes)):
@@ -519,13 +519,143 @@ def test_closed_translator_says_so(bundle: Path) -> None:
     translator.close()
     for use in (
         lambda: translator.translate(["w5"]),
+        lambda: translator.translate([]),
+        lambda: list(translator.results(["w5"])),
+        lambda: translator.generate([[5, EOS]]),
         lambda: translator.stream("w5", print),
         lambda: translator.score(["w5"], ["w5"]),
+        lambda: translator.score([], []),
     ):
-        with pytest.raises(TformerError, match="closed"):
+        with pytest.raises(TformerError, match="the translator was closed: open it again"):
             use()
     with translator:
         assert translator.translate(["w5"])
+
+
+def test_one_text_is_not_several(translator: Translator) -> None:
+    for name, use in {
+        "lines": lambda text: translator.translate(text),
+        "lines ": lambda text: list(translator.results(text)),
+        "prefixes": lambda text: translator.translate(["w5"] * 9, text),
+        "sources": lambda text: translator.score(text, ["w5"] * 9),
+        "targets": lambda text: translator.score(["w5"] * 9, text),
+        "sources ": lambda text: translator.generate(text),
+        "allowed": lambda text: translator_of(Transformer(small_config()), text),
+    }.items():
+        for bad, kind in (("forty-two", "str"), (b"forty-two", "bytes")):
+            with pytest.raises(DataError, match=f"^{name.strip()}: a single {kind}, not several: put it into a list"):
+                use(bad)
+    with pytest.raises(DataError, match="lines: a single NoneType"):
+        translator.translate(None)  # type: ignore[arg-type]
+    assert translator.translate(line for line in ["w5"]) == translator.translate(("w5",)), "any iterable will do"
+    assert translator.score(iter(["w5"]), iter(["w6"])) == translator.score(["w5"], ["w6"])
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (None, "NoneType is no text: give a str"),
+        (b"w5", "bytes is no text: give a str"),
+        (5, "int is no text: give a str"),
+        (["w5"], "list is no text: give a str"),
+        ("w5 \udcff", "character 4 is half of a pair: give valid Unicode"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_text_is_named(translator: Translator, bad: Any, words: str) -> None:
+    for use in (
+        lambda: translator.translate(["w5", bad]),
+        lambda: list(translator.results(["w5", bad])),
+        lambda: translator.score(["w5", bad], ["w5", "w5"]),
+        lambda: translator.score(["w5", "w5"], ["w5", bad]),
+        lambda: translator.stream(bad, print, number=1),
+    ):
+        with pytest.raises(DataError, match=f"^line 2: {words}$"):
+            use()
+    for use in (
+        lambda: translator.translate(["w5", "w5"], ["", bad]),
+        lambda: translator.stream("w5", print, bad, number=1),
+    ):
+        with pytest.raises(DataError, match=f"^line 2, prefix: {words}$"):
+            use()
+    with pytest.raises(DataError, match=f"^allowed, line 2: {words}$"):
+        translator_of(Transformer(small_config()), ["w5", bad])
+
+
+def test_what_the_vocabulary_lacks_is_refused_where_it_would_be_an_output(exact: Transformer) -> None:
+    with pytest.raises(DataError, match=r"^allowed, line 2: 'zebra' is not in the vocabulary"):
+        translator_of(exact, ["w5", "w5 zebra", "lion"])
+    with translator_of(exact) as translator:
+        found = []
+        with pytest.raises(DataError, match=r"^line 5, prefix: 'zebra' is not in the vocabulary"):
+            for result in translator.results(["w5", "w6", "w7", "w8"], ["", "w9", "w9 zebra", ""], first=2):
+                found.append(result)
+        assert [result.ids[:1] for result in found][1] == [9] and len(found) == 2
+        with pytest.raises(DataError, match=r"^line 4, prefix: 'lion' is not"):
+            translator.stream("w5", print, "lion", number=3)
+        assert translator.score(["zebra"], ["zebra"])[0], "what exists can be scored"
+
+
+@pytest.mark.parametrize(
+    "source", [[5.7, EOS], [5.0, EOS], [True, EOS], [None], "ab", 5, None, [[5]], [np.float32(5)]], ids=repr
+)
+def test_token_ids_are_whole_numbers(translator: Translator, source: Any) -> None:
+    with pytest.raises(DataError, match=r"^source 2: .* is no list of token ids: give whole numbers$"):
+        translator.generate([[5, EOS], source])
+    sources = [[5, 6, EOS]]
+    assert translator.generate(np.array(sources, np.int32)) == translator.generate(sources)
+    assert translator.generate([(token for token in sources[0])]) == translator.generate(sources)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "2", None, 10**6, 10**30], ids=repr)
+def test_counts_have_bounds(bundle: Path, value: Any) -> None:
+    for name in ("threads", "workers", "batch_tokens", "max_line_bytes"):
+        if (name, value) in {("batch_tokens", 10**6), ("max_line_bytes", 10**6), ("max_line_bytes", None)}:
+            continue
+        with pytest.raises(ConfigError, match=rf"^{name}=.*: must be a whole number from [01] to \d+$"):
+            load(bundle, **{name: value})
+    with pytest.raises(ConfigError, match="first="):
+        load(bundle, threads=1).results(["w5"], first=value if value not in (10**6,) else -1)
+
+
+def test_counts_from_none_up(bundle: Path) -> None:
+    for name in ("workers", "batch_tokens", "max_line_bytes"):
+        with pytest.raises(ConfigError, match=f"^{name}=0: must be a whole number from 1 to"):
+            load(bundle, **{name: 0})  # type: ignore[arg-type]
+    for options in ({"backend": None}, {"variant": 3}, {"device": 1}, {"checkpoint": 5}):
+        with pytest.raises(ConfigError, match="must be a"):
+            load(bundle, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="bundle=None: must be a folder's path"):
+        load(None)  # type: ignore[arg-type]
+
+
+def test_endless_lines_are_not_split_into_tokens(exact: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bytes count, not their characters."""
+    seen: list[str] = []
+    encode = Words.encode
+    monkeypatch.setattr(Words, "encode", lambda self, text: seen.append(text) or encode(self, text))  # type: ignore[func-returns-value]
+    with translator_of(exact) as translator:
+        translator.max_line_bytes = 10
+        for line in ("w" * 11, "ü" * 6, " " * 11):
+            words = r"^line 3: longer than 10 bytes: split it, or raise max_line_bytes$"
+            results = translator.results(["w5", line, "w7"], first=1)
+            assert next(results).ids
+            with pytest.raises(DataError, match=words):
+                next(results)
+            for use in (
+                lambda line=line: translator.translate(["w5", "w5", line]),
+                lambda line=line: translator.score(["w5", "w5", line], ["w5"] * 3),
+                lambda line=line: translator.score(["w5"] * 3, ["w5", "w5", line]),
+                lambda line=line: translator.stream(line, print, number=2),
+            ):
+                with pytest.raises(DataError, match=words):
+                    use()
+            with pytest.raises(DataError, match="line 1, prefix: longer than 10 bytes"):
+                translator.translate(["w5"], [line])
+        assert translator.translate(["ü" * 5, "w5 w6 w7 8"]) and not [text for text in seen if len(text) > 10]
+        assert "w7" not in seen, "nor what stands behind one"
+    with pytest.raises(DataError, match="line 1: longer than 1048576 bytes"), translator_of(exact) as translator:
+        translator.translate(["w" * (1 << 20) + "w"])
 
 
 # Backends

@@ -13,7 +13,7 @@ import pytest
 from tformer_deploy import load
 from tformer_deploy.engines.base import Ints, Scores
 from tformer_deploy.engines.eager import EagerEngine, EagerState
-from tformer_deploy.errors import EngineError, LimitError
+from tformer_deploy.errors import EngineError, LimitError, TformerError
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
 from tformer_deploy.translate import Result, Translator, side_by_side
 
@@ -139,6 +139,60 @@ def test_after_an_error_no_other_batch_begins() -> None:
         translator.batch_tokens = 1
         translator.translate(LINES)
     assert len(begun) < 10
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_who_closes_waits_for_nobody_and_takes_nothing_away(workers: int) -> None:
+    """The engine stays until the batches in it have ended; no other begins."""
+    closing = threading.Event()
+
+    class Leaving(Watched):
+        left_with = -1
+
+        def __exit__(self, *why: Any) -> None:
+            self.left_with = self.here
+            super().__exit__(*why)
+
+    engine = Leaving()
+    translator = translator_of(engine, workers)
+
+    def close(state: EagerState) -> None:
+        if state.position == 2 and not closing.is_set():
+            closing.set()
+            other = threading.Thread(target=translator.close)
+            other.start()
+            other.join(20)
+            assert not other.is_alive()
+
+    engine.hook = close
+    with pytest.raises(TformerError, match="the translator was closed"):
+        translator.translate(LINES)
+    assert closing.is_set() and engine.left_with == 0
+    with translator:
+        assert translator.translate(LINES[1:3])[0].ids
+
+
+def test_who_closes_a_stream_from_within_gets_its_end() -> None:
+    translator = translator_of(Watched(), 1)
+    result = translator.stream("w5 w6", lambda text: translator.close())
+    assert len(result.ids) == 6
+    with pytest.raises(TformerError, match="closed"):
+        translator.stream("w5 w6", print)
+
+
+@pytest.mark.parametrize("backend", ["ort", "eager"])
+def test_a_closed_engine_is_not_used(bundle: Path, backend: str) -> None:
+    """Many times, at any moment."""
+    lines = LINES * 3
+    for _ in range(8):
+        translator = load(bundle, backend, threads=1, workers=2, max_tokens=6, batch_tokens=40)
+        timer = threading.Timer(0.02, translator.close)
+        timer.start()
+        with pytest.raises(TformerError, match="the translator was closed"):
+            while True:
+                translator.translate(lines)
+                translator.score(lines, lines)
+        timer.join()
 
 
 def test_results_that_nobody_waits_for_are_not_made() -> None:

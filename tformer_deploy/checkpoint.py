@@ -18,6 +18,7 @@ from .config import ModelConfig, from_dict
 from .errors import ArtifactError, ConfigError
 from .files import atomic_file, sha256, write_json
 from .headers import digest, read_header, verify
+from .memory import require_memory
 from .model import Transformer
 from .text import Tokenizers, load_tokenizers, tokenizer_files
 
@@ -56,6 +57,7 @@ class Checkpoint:
             raise ArtifactError(
                 f"{self.weights} does not fit its config: {size} bytes cannot hold {self.config.parameters} parameters"
             )
+        require_memory(self.config, f"the model of {self.directory}")
         model = Transformer(self.config)
         load_weights(model, load_tensors(self.weights), self.weights)
         return model.eval()

@@ -16,6 +16,27 @@ PAD_ID, BOS_ID, EOS_ID, UNK_ID = 1, 2, 3, 0
 MAX_SEED = 2**63
 """Seeds are less than this."""
 
+LINE_BYTES, MOST_LINE_BYTES = 1 << 20, 1 << 30
+"""A longer line is no sentence, and is refused before it costs memory; the most that this limit is raised to."""
+
+MOST_OF_MODEL = {
+    "src_vocab": 1 << 24,
+    "tgt_vocab": 1 << 24,
+    "d_model": 1 << 16,
+    "d_ff": 1 << 20,
+    "heads": 1 << 12,
+    "encoder_layers": 1 << 11,
+    "decoder_layers": 1 << 11,
+    "max_positions": 1 << 20,
+}
+"""No model is larger; what is gets a clear answer, not the end of the machine's memory."""
+MOST_OF_TRAINING = {
+    **dict.fromkeys(("updates", "warmup", "cooldown", "valid_every", "average", "patience", "bleu_sentences"), 10**9),
+    "batch_tokens": 1 << 24,
+    "accumulate": 1 << 20,
+    "max_tokens": MOST_OF_MODEL["max_positions"],
+}
+
 NormPosition = Literal["pre", "post"]
 NormKind = Literal["standard", "annotated"]
 PositionKind = Literal["sinusoidal", "learned"]
@@ -77,10 +98,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("src_vocab", "tgt_vocab", "d_model", "d_ff", "heads", "max_positions"):
+        for name, most in MOST_OF_MODEL.items():
             _at_least(self, name, 1)
-        for name in ("encoder_layers", "decoder_layers"):
-            _at_least(self, name, 1)
+            _at_most(self, name, most)
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"model.{name}={getattr(self, name)}: must be at least 0 and less than 1")
@@ -104,6 +124,19 @@ class ModelConfig:
         for name in ("pad_id", "bos_id", "eos_id"):
             if not 0 <= getattr(self, name) < smallest:
                 raise ConfigError(f"model.{name}={getattr(self, name)} is outside the vocabulary of {smallest}")
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained, each shared one once."""
+        d = self.d_model
+        norm, attention, ff = 2 * d, 4 * (d * d + d), 2 * d * self.d_ff + self.d_ff + d
+        encoder = self.encoder_layers * (attention + ff + 2 * norm)
+        decoder = self.decoder_layers * (2 * attention + ff + 3 * norm)
+        tables = {"none": self.src_vocab + 2 * self.tgt_vocab, "decoder": self.src_vocab + self.tgt_vocab}
+        rows = tables.get(self.share_embeddings, self.tgt_vocab)
+        rows += 2 * self.max_positions * (self.positions == "learned")
+        ends = 2 * norm * self.final_norm + self.tgt_vocab * self.output_bias
+        return encoder + decoder + rows * d + ends
 
     @property
     def head_dim(self) -> int:
@@ -150,6 +183,8 @@ class TrainConfig:
             _at_least(self, name, 1)
         for name in ("cooldown", "clip_norm", "patience", "bleu_sentences"):
             _at_least(self, name, 0)
+        for name, most in MOST_OF_TRAINING.items():
+            _at_most(self, name, most)
         if not 0 <= self.seed < MAX_SEED:
             raise ConfigError(f"train.seed={self.seed}: must be at least 0 and less than 2^63")
         if self.lr <= 0:
@@ -203,13 +238,13 @@ def parse_settings(cls: type[Any], where: str, settings: Mapping[str, str]) -> d
 def _parse(name: str, text: str, kind: Any) -> Any:
     if kind is bool:
         if text.lower() not in ("true", "false"):
-            raise ConfigError(f"{name}={text}: must be true or false")
+            raise ConfigError(f"{name}={text:.60}: must be true or false")
         return text.lower() == "true"
     if kind in (int, float):
         try:
             return kind(text)
         except ValueError:
-            raise ConfigError(f"{name}={text}: must be {'a whole number' if kind is int else 'a number'}") from None
+            raise ConfigError(f"{name}={text:.60}: must be {'a whole number' if kind is int else 'a number'}") from None
     if get_origin(kind) is tuple:
         return tuple(_parse(name, part, int) for part in text.split(","))
     return text
@@ -235,9 +270,20 @@ def check_types(config: Any) -> None:
             raise ConfigError(f"{name}={value}: must be a finite number")
 
 
+def check_whole(name: str, value: Any, least: int, most: int) -> None:
+    """Raise ConfigError for what is not a whole number within bounds."""
+    if type(value) is not int or not least <= value <= most:
+        raise ConfigError(f"{name}={value!r}: must be a whole number from {least} to {most}")
+
+
 def _at_least(config: Any, name: str, low: int) -> None:
     if getattr(config, name) < low:
         raise ConfigError(f"{name}={getattr(config, name)}: must be at least {low}")
+
+
+def _at_most(config: Any, name: str, high: int) -> None:
+    if getattr(config, name) > high:
+        raise ConfigError(f"{name}={getattr(config, name)}: must be at most {high}")
 
 
 def _divisors(number: int) -> str:

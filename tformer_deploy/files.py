@@ -63,13 +63,15 @@ def check_utf8(path: Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{os.fsencode(path)!r} is not UTF-8, which the runtimes need: rename the folder") from None
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise ConfigError(f"{shown} is not UTF-8, which the runtimes need: rename the folder") from None
 
 
 def check_writable(path: Path) -> None:
     """Find out before the work whether `atomic_file` can write its result. Raises ConfigError."""
-    place = path if path.exists() and not path.is_file() else Path(os.path.realpath(path)).parent
-    if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
+    special = path.exists() and not path.is_file() and not path.is_dir()
+    place = path if special else Path(os.path.realpath(path)).parent
+    if path.is_dir() or not (special or place.is_dir()) or not os.access(place, os.W_OK):
         raise ConfigError(f"{path} cannot be written: name a file in a folder that exists and is writable")
 
 

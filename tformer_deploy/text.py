@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from .config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from .config import BOS_ID, EOS_ID, MOST_OF_MODEL, PAD_ID, UNK_ID
 from .errors import ArtifactError, ConfigError, missing_extra, unknown
 from .files import atomic_file
 from .headers import TOKENIZER_BYTES, read_bytes
@@ -234,6 +234,8 @@ def train_tokenizers(
     """Learn the tokenizers of a corpus: `bpe`, one for both sides, or `words`, one a language."""
     if vocab_size <= len(SPECIALS):
         raise ConfigError(f"--vocab-size {vocab_size}: must be larger than the {len(SPECIALS)} special tokens")
+    if vocab_size > (most := MOST_OF_MODEL["src_vocab"]):
+        raise ConfigError(f"--vocab-size {vocab_size}: must be at most {most}")
     if kind == "bpe":
         joint: Tokenizer = SentencePiece.train([*src, *tgt], vocab_size)
         return Tokenizers(joint, joint)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import index
+from threading import Lock
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from .data import pad
+from .config import LINE_BYTES, MAX_SEED, UNK_ID, check_whole
+from .data import check_line, pad
 from .decoding import Batch, DecodeOptions, Hypothesis, Step, Trie, decode, score
-from .engines.base import Engine
-from .errors import ConfigError, LimitError, NotNumbers, TformerError
+from .engines import MOST_BATCH_TOKENS, most_parallel
+from .engines.base import Engine, Limits
+from .errors import ConfigError, DataError, LimitError, NotNumbers, TformerError
 from .text import Tokenizers
 
 Item = TypeVar("Item")
@@ -38,6 +43,16 @@ class Result:
     """The other outputs of the n best, or the other samples."""
 
 
+@dataclass
+class Requests:
+    """Ids of all sources before the first bad one, how each output begins, and what is wrong with the bad one."""
+
+    sources: list[list[int]] = field(default_factory=list)
+    prefixes: list[list[int]] = field(default_factory=list)
+    """Empty where none is given."""
+    error: TformerError | None = None
+
+
 class Translator:
     """A model that is ready to translate. Leave it (`with`, or `close`) to free its device."""
 
@@ -47,23 +62,31 @@ class Translator:
         tokenizers: Tokenizers,
         options: DecodeOptions | None = None,
         batch_tokens: int = 4096,
-        allowed: Sequence[str] = (),
+        allowed: Iterable[str] = (),
         workers: int = 1,
     ) -> None:
+        check_whole("batch_tokens", batch_tokens, 1, MOST_BATCH_TOKENS)
+        check_whole("workers", workers, 1, most_parallel())
         self.engine, self.tokenizers, self.options = engine, tokenizers, options or DecodeOptions()
         self.batch_tokens = batch_tokens
         """Padded source tokens of a batch, counted once for every beam or sample."""
         self.workers = workers
         """Batches that are decoded at a time, each in a thread of its own, on the one engine."""
-        self.allowed = Trie(tokenizers.target.encode(text) for text in allowed) if allowed else None
+        self.max_line_bytes = LINE_BYTES
+        """Longer lines are refused before they are split into tokens."""
+        outputs = as_list("allowed", allowed)
+        found = [self._wanted(text, f"allowed, line {number}") for number, text in enumerate(outputs, 1)]
+        self.allowed = Trie(found) if found else None
         """The only outputs that may be produced, if any are given."""
-        self._open = False
+        self._lock, self._users = Lock(), 0
+        self._open = self._entered = False
 
     def open(self) -> Self:
         """Take the engine's device."""
-        if not self._open:
-            self.engine.__enter__()
-            self._open = True
+        with self._lock:
+            if not self._entered:
+                self.engine.__enter__()
+            self._open = self._entered = True
         return self
 
     def __enter__(self) -> Self:
@@ -75,37 +98,58 @@ class Translator:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        if self._open:
+        with self._lock:
             self._open = False
-            self.engine.__exit__(kind, error, trace)
+            self._leave(kind, error, trace)
 
     def close(self) -> None:
-        """Free the engine's device."""
+        """Free the engine's device, at once or as soon as no other thread decodes a batch on it; none begins then."""
         self.__exit__()
 
-    def translate(self, lines: Iterable[str], prefixes: Sequence[str] = ()) -> list[Result]:
+    def _leave(self, *why: Any) -> None:
+        """Free the device of a closed translator that nobody uses; the lock is held."""
+        if self._entered and not self._open and not self._users:
+            self._entered = False
+            self.engine.__exit__(*(why or (None, None, None)))
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Keep the device while the block runs. Raises TformerError where the translator is closed."""
+        with self._lock:
+            self._limits()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                self._leave()
+
+    def _limits(self) -> Limits:
+        """What the engine takes. Raises TformerError where the translator is closed."""
+        if not self._open:
+            raise TformerError("the translator was closed: open it again with open(), or another one with load()")
+        return self.engine.limits
+
+    def translate(self, lines: Iterable[str], prefixes: Iterable[str] = ()) -> list[Result]:
         """Translate each line; an empty one gives an empty one. `prefixes`: how each output begins, if given.
 
-        Raises LimitError, which names the line, for a source longer than the model or recipe allows, and NotNumbers
-        where log-probabilities are not numbers.
+        Raises what names the line: LimitError for a source longer than the model or recipe allows, DataError for what
+        is no text and for a prefix that the vocabulary lacks, NotNumbers where log-probabilities are not numbers.
         """
-        requests, begins = self._requests(lines, prefixes)
-        self._check(requests, 0)
-        return list(self._in_order(requests, begins, 0))
+        return self._all(self._requests(lines, prefixes, 0))
 
-    def results(self, lines: Iterable[str], prefixes: Sequence[str] = (), first: int = 0) -> Iterator[Result]:
+    def results(self, lines: Iterable[str], prefixes: Iterable[str] = (), first: int = 0) -> Iterator[Result]:
         """Like `translate`, each result as soon as it and all before it are known. Lines count from `first`.
 
-        A line that is too long raises LimitError after the results of all before it, one whose log-probabilities are
-        not numbers NotNumbers.
+        What is wrong with a line is raised after the results of all before it.
         """
-        return self._in_order(*self._requests(lines, prefixes), first)
+        return self._in_order(self._requests(lines, prefixes, first), first)
 
-    def generate(self, sources: Sequence[Sequence[int]]) -> list[Result]:
+    def generate(self, sources: Iterable[Sequence[int]]) -> list[Result]:
         """Like `translate`, for sources given as the ids that the encoder sees (eos included)."""
-        requests = [list(ids) for ids in sources]
-        self._check(requests, 0)
-        return list(self._in_order(requests, [], 0))
+        limits, numbered = self._limits(), enumerate(as_list("sources", sources), 1)
+        return self._all(Requests([self._checked(whole_numbers(ids, n), n, limits) for n, ids in numbered]))
 
     def stream(self, line: str, write: Callable[[str], None], prefix: str = "", number: int = 0) -> Result:
         """Translate one line; `write` gets the text piece by piece as it becomes certain. Lines count from 0."""
@@ -129,63 +173,108 @@ class Translator:
                 if not text.endswith("\ufffd"):  # half of a character of several bytes
                     show(text)
 
-        request = self.tokenizers.source_ids(line.strip()) if line.strip() else []
-        result = next(self._in_order([request], [self.tokenizers.target.encode(prefix)], number, on_step))
+        result = next(self._in_order(self._requests([line], [prefix], number), number, on_step))
         show(result.text)
         return result
 
-    def score(self, sources: Sequence[str], targets: Sequence[str], first: int = 0) -> list[list[float]]:
+    def score(self, sources: Iterable[str], targets: Iterable[str], first: int = 0) -> list[list[float]]:
         """The log-probability of every token of each target, eos included, given its source.
 
-        Lines count from `first`. Raises LimitError, which names the line, for a text that is too long.
+        Lines count from `first`. Raises what names the line: LimitError for a text that is too long, DataError for
+        what is no text.
         """
-        if len(sources) != len(targets):
-            raise ConfigError(f"{len(sources)} sources, {len(targets)} targets: give one a line")
+        limits = self._limits()
+        check_whole("first", first, 0, MAX_SEED)
+        both = as_list("sources", sources), as_list("targets", targets)
+        if len(both[0]) != len(both[1]):
+            raise ConfigError(f"{len(both[0])} sources, {len(both[1])} targets: give one a line")
         pairs = [
-            (self.tokenizers.source_ids(source.strip()), self.tokenizers.target_ids(target.strip()))
-            for source, target in zip(sources, targets, strict=True)
+            (self._source(source, number, limits), self._target(target, number, limits))
+            for number, (source, target) in enumerate(zip(*both, strict=True), first + 1)
         ]
         found: list[list[float]] = [[] for _ in pairs]
-        self._check([source for source, _ in pairs], first)
-        limits = self.engine.limits
-        limit = limits.tgt_tokens
-        for number, (_, target) in enumerate(pairs, first + 1):
-            if len(target) > limit:
-                raise LimitError(
-                    f"line {number}: a target of {len(target)} tokens exceeds the limit of {limit}: split the line"
-                    + (f", or {limits.hint}" if limits.hint else "")
-                )
         sizes = [max(len(source), len(target)) for source, target in pairs]
         for indices in length_batches(sizes, self.batch_tokens, lambda size: limits.sentences(1, size, size)):
             numbers = [first + i for i in indices]
             batch = make_batch([pairs[i][0] for i in indices], self.engine.config.pad_id, numbers)
-            for i, values in zip(indices, score(self.engine, batch, [pairs[i][1] for i in indices]), strict=True):
+            with self._in_use():
+                scores = score(self.engine, batch, [pairs[i][1] for i in indices])
+            for i, values in zip(indices, scores, strict=True):
                 found[i] = values.tolist()
         return found
 
-    def _requests(self, lines: Iterable[str], prefixes: Sequence[str]) -> tuple[list[list[int]], list[list[int]]]:
-        """Ids of the sources and of the prefixes."""
-        requests = [self.tokenizers.source_ids(text) if (text := line.strip()) else [] for line in lines]
-        if prefixes and len(prefixes) != len(requests):
-            raise ConfigError(f"{len(requests)} sources, {len(prefixes)} prefixes: give one a line, empty for none")
-        return requests, [self.tokenizers.target.encode(text) for text in prefixes]
+    def _requests(self, lines: Iterable[str], prefixes: Iterable[str], first: int) -> Requests:
+        """What lines and prefixes ask for; nothing behind a bad line is split into tokens."""
+        limits, asked = self._limits(), Requests()
+        check_whole("first", first, 0, MAX_SEED)
+        texts, begins = as_list("lines", lines), as_list("prefixes", prefixes)
+        if begins and len(begins) != len(texts):
+            raise ConfigError(f"{len(texts)} sources, {len(begins)} prefixes: give one a line, empty for none")
+        try:
+            for number, text in enumerate(texts, first + 1):
+                if begins:
+                    asked.prefixes.append(self._wanted(begins[number - first - 1], f"line {number}, prefix"))
+                source = self._source(text, number, limits)
+                asked.sources.append(source if text.strip() else [])
+        except TformerError as error:
+            asked.error = error
+        return asked
 
-    def _in_order(
-        self,
-        requests: list[list[int]],
-        prefixes: list[list[int]],
-        first: int,
-        on_step: Callable[[Step], None] | None = None,
-    ) -> Iterator[Result]:
+    def _source(self, text: str, number: int, limits: Limits) -> list[int]:
+        """Ids of a source. Raises DataError or LimitError, which name its line."""
+        check_line(text, f"line {number}", self.max_line_bytes, "max_line_bytes")
+        return self._checked(self.tokenizers.source_ids(text.strip()), number, limits)
+
+    def _target(self, text: str, number: int, limits: Limits) -> list[int]:
+        """Ids of an output to score. Raises DataError or LimitError, which name its line."""
+        check_line(text, f"line {number}", self.max_line_bytes, "max_line_bytes")
+        ids = self.tokenizers.target_ids(text.strip())
+        if len(ids) > limits.tgt_tokens:
+            raise LimitError(
+                f"line {number}: a target of {len(ids)} tokens exceeds the limit of {limits.tgt_tokens}: "
+                f"split the line{f', or {limits.hint}' if limits.hint else ''}"
+            )
+        return ids
+
+    def _wanted(self, text: str, where: str) -> list[int]:
+        """Ids of what an output must have. Raises DataError for what the vocabulary lacks."""
+        check_line(text, where, self.max_line_bytes, "max_line_bytes")
+        encode = self.tokenizers.target.encode
+        ids = encode(text)
+        if UNK_ID in ids:
+            lacking = next((word for word in text.split() if UNK_ID in encode(word)), text)
+            raise DataError(
+                f"{where}: '{lacking:.40}' is not in the vocabulary, so that no output can have it: write it otherwise"
+            )
+        return ids
+
+    def _checked(self, ids: list[int], number: int, limits: Limits) -> list[int]:
+        """Ids that the model takes as a source. Raises LimitError for others."""
+        limit, vocab = limits.src_tokens, self.engine.config.src_vocab
+        if len(ids) > limit:
+            raise LimitError(
+                f"line {number}: a source of {len(ids)} tokens exceeds the limit of {limit}: split the line, "
+                f"or {limits.hint or 'export a model with a larger src_len axis and max_positions'}"
+            )
+        if ids and not 0 <= min(ids) <= max(ids) < vocab:
+            bad = next(i for i in ids if not 0 <= i < vocab)
+            raise LimitError(f"source {number}: token id {bad} is outside the source vocabulary of {vocab}")
+        return ids
+
+    def _all(self, asked: Requests) -> list[Result]:
+        """The results of all requests; none is decoded where one is bad."""
+        if asked.error:
+            raise asked.error
+        return list(self._in_order(asked, 0))
+
+    def _in_order(self, asked: Requests, first: int, on_step: Callable[[Step], None] | None = None) -> Iterator[Result]:
         """Results of all requests before the first bad one; then its error, if there is one."""
-        good, error = self._good(requests, first)
-        requests = requests[:good]
+        limits, requests, prefixes = self._limits(), asked.sources, asked.prefixes
         known: dict[int, Result | NotNumbers] = {i: Result("", [], 0.0) for i, ids in enumerate(requests) if not ids}
         sent = 0
         budget = self.batch_tokens // self.options.rows
         share = max(1, -(-len(requests) // self.workers))
-        limits, rows = self.engine.limits, self.options.rows
-        tokens = min(self.options.max_tokens, limits.tgt_tokens)
+        rows, tokens = self.options.rows, min(self.options.max_tokens, limits.tgt_tokens)
 
         def run(indices: list[int]) -> dict[int, Result | NotNumbers]:
             failed: dict[int, Result | NotNumbers] = {}
@@ -197,7 +286,8 @@ class Translator:
                     [prefixes[i] for i in indices] if prefixes else (),
                 )
                 try:
-                    found = decode(self.engine, batch, self.options, self.allowed, on_step)
+                    with self._in_use():
+                        found = decode(self.engine, batch, self.options, self.allowed, on_step)
                     return {**failed, **dict(zip(indices, map(self._result, found), strict=True))}
                 except NotNumbers as error:
                     bad = error.request - first
@@ -216,29 +306,8 @@ class Translator:
                     raise result
                 yield result
                 sent += 1
-        if error:
-            raise error
-
-    def _check(self, requests: list[list[int]], first: int) -> None:
-        _, error = self._good(requests, first)
-        if error:
-            raise error
-
-    def _good(self, requests: list[list[int]], first: int) -> tuple[int, LimitError | None]:
-        """How many requests there are before the first bad one, and what is wrong with that."""
-        if not self._open:
-            raise TformerError("the translator is closed: open it again with load()")
-        limit, vocab = self.engine.limits.src_tokens, self.engine.config.src_vocab
-        for good, ids in enumerate(requests):
-            number = first + good + 1
-            if len(ids) > limit:
-                return good, LimitError(
-                    f"line {number}: a source of {len(ids)} tokens exceeds the limit of {limit}: split the line, "
-                    f"or {self.engine.limits.hint or 'export a model with a larger src_len axis and max_positions'}"
-                )
-            if bad := next((i for i in ids if not 0 <= i < vocab), None):
-                return good, LimitError(f"source {number}: token id {bad} is outside the source vocabulary of {vocab}")
-        return len(requests), None
+        if asked.error:
+            raise asked.error
 
     def _result(self, hypotheses: list[Hypothesis]) -> Result:
         best, *others = [
@@ -246,6 +315,24 @@ class Translator:
         ]
         best.alternatives.extend(others)
         return best
+
+
+def as_list(name: str, values: Iterable[Item]) -> list[Item]:
+    """Several values as a list. Raises DataError for one text, whose values would be its characters."""
+    if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Iterable):
+        raise DataError(f"{name}: a single {type(values).__name__}, not several: put it into a list, as in ['A dog.']")
+    return list(values)
+
+
+def whole_numbers(ids: Iterable[Any], number: int) -> list[int]:
+    """Token ids as they are. Raises DataError for what is no list of whole numbers."""
+    try:
+        tokens = list(ids)
+        if any(isinstance(token, bool) for token in tokens):
+            raise TypeError
+        return [index(token) for token in tokens]
+    except TypeError:
+        raise DataError(f"source {number}: {ids!r:.60} is no list of token ids: give whole numbers") from None
 
 
 def side_by_side(call: Callable[[Item], Out], items: Iterable[Item], workers: int) -> Iterator[Out]:

@@ -9,10 +9,13 @@ from pathlib import Path
 
 from ..bundle import Bundle
 from ..check import make_corpus
-from ..engines import limits_of, parse_name
+from ..config import check_whole
+from ..decoding.options import MOST
+from ..engines import limits_of, most_parallel, parse_name
 from ..engines.base import Limits
-from ..errors import LimitError
+from ..errors import ConfigError, LimitError
 
+MOST_ROUNDS, MOST_SECONDS, MOST_ROWS = 10**6, 3600, 1 << 20
 USUAL = {"batch": (1, 8, 32), "beam": (1, 4), "src-len": (20,), "new-tokens": (32,)}
 """By the options of `tformer bench`, in the order of a point's fields."""
 
@@ -58,6 +61,14 @@ class Plan:
     max_tokens: int = 256
     """Of its outputs."""
     profile: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("threads", self.threads, 1, most_parallel())
+        check_whole("workers", self.workers, 1, most_parallel())
+        check_whole("rounds", self.rounds, 1, MOST_ROUNDS)
+        check_whole("max_tokens", self.max_tokens, 1, MOST - 1)
+        if not 0 <= self.seconds <= MOST_SECONDS:
+            raise ConfigError(f"seconds={self.seconds}: must be a number from 0 to {MOST_SECONDS}")
 
     @property
     def beams(self) -> list[int]:
@@ -111,5 +122,7 @@ def check_point(engine: str, limits: Limits, point: Point) -> None:
         if size > most:
             fix = limits.hint or "ask for less"
             raise LimitError(f"--{option} {size}: {engine} takes at most {most} in this bundle: {fix}")
+    if point.batch * point.beams > MOST_ROWS:
+        raise LimitError(f"{point}: at most {MOST_ROWS} rows are measured, sentences times beams: ask for less")
     if point.batch > limits.sentences(point.beams, point.src_len, point.new_tokens):
         raise LimitError(f"{point}: {engine} has no plan of that size in this bundle: {limits.hint or 'ask for less'}")

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import Interrupted, ParityError, TformerError, missing_extra
+from .lines import note, open_streams, output_lost
 
 app = typer.Typer(
     name="tformer",
@@ -31,27 +32,55 @@ def common(debug: Annotated[bool, typer.Option("--debug", help="Show the whole t
 
 def main() -> None:
     """Run the command. Exit codes: 1 a user's mistake, 2 wrong usage, 3 a check that failed, 130 stopped."""
+    open_streams()
     try:
-        app()
-    except (TformerError, OSError, ModuleNotFoundError) as error:
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where an error is still reported
+    except Exception as error:
+        if isinstance(error, OSError) and output_lost() and not error.filename:
+            error.filename = "standard output"
         if "--debug" in sys.argv:
             raise
-        kind = "stopped" if isinstance(error, Interrupted) else "error"
-        print(f"{kind}: {_one_line(error)}", file=sys.stderr)
+        if not isinstance(error, BrokenPipeError):
+            note(f"{'stopped' if isinstance(error, Interrupted) else 'error'}: {_one_line(error)}")
         sys.exit(_exit_code(error))
 
 
-def _one_line(error: BaseException) -> str:
+_FULL = "make room or choose another folder"
+_ADVICE = {
+    errno.ENOENT: "check the path",
+    errno.EACCES: "get permission for it or name another",
+    errno.EPERM: "get permission for it or name another",
+    errno.EISDIR: "name a file",
+    errno.ENOTDIR: "choose another folder",
+    errno.EEXIST: "choose another folder",
+    errno.EROFS: "choose another folder",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.ELOOP: "check the links",
+    errno.EMFILE: "raise the limit, ulimit -n",
+    **dict.fromkeys((errno.ENOSPC, errno.EFBIG, errno.EDQUOT), _FULL),
+}
+"""How to mend what the system refused, by its number."""
+
+
+def _one_line(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return str(missing_extra(error))
-    if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename else ""
-        full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-        return f"{where}{error.strerror}: {'make room or ' if full else ''}choose another folder"
-    return " ".join(str(error).split())
+    if isinstance(error, OSError):
+        where = "".join(f"{name}: " for name in (error.filename, error.filename2) if name)
+        return f"{where}{error.strerror or error}: {_ADVICE.get(error.errno or 0, 'check the file and its disk')}"
+    words = " ".join(str(error).split())
+    if isinstance(error, TformerError):
+        return words
+    if isinstance(error, MemoryError) or "allocate memory" in words or "out of memory" in words:  # PyTorch's
+        return "out of memory: ask for less at a time, or use a machine with more"
+    return f"a bug in tformer, {type(error).__name__}: {words}: run it with tformer --debug and report the trace"
 
 
-def _exit_code(error: BaseException) -> int:
+def _exit_code(error: Exception) -> int:
     if isinstance(error, Interrupted):
         return 130
     return 3 if isinstance(error, ParityError) else 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -43,19 +42,20 @@ def bench(
     """
     from ..bench import Plan, make_points, run, usual_points
     from ..bundle import open_bundle
-    from ..engines import expand
+    from ..engines import expand, threads_each
+    from ..files import check_writable, write_text
 
     lists = {"batch": batch, "beam": beam, "src-len": src_len, "new-tokens": new_tokens}
     given = {option: numbers(option, text) for option, text in lists.items() if text is not None}
-    if html and (html.is_dir() or not (html.parent.is_dir() and os.access(html.parent, os.W_OK))):
-        raise ConfigError(f"{html} cannot be written: name a file in a folder that exists and is writable")
+    if html:
+        check_writable(html)
     opened = open_bundle(bundle)
     engines = tuple(expand(backend or ["ort"], variant or [], opened, device))
     plan = Plan(
         bundle=bundle,
         engines=engines,
         points=make_points(given) if given else usual_points(engines, opened),
-        threads=threads or max(1, len(os.sched_getaffinity(0)) // workers),
+        threads=threads_each(threads, workers),
         workers=workers,
         rounds=rounds,
         seconds=seconds,
@@ -72,10 +72,8 @@ def bench(
     emit(report.to_json(), json, str(report))
     if html:
         from ..bench.html import render
-        from ..files import atomic_file
 
-        with atomic_file(html) as temporary:
-            temporary.write_text(render(report), encoding="utf-8")
+        write_text(html, render(report))
 
 
 def numbers(option: str, text: str) -> list[int]:
@@ -83,7 +81,7 @@ def numbers(option: str, text: str) -> list[int]:
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--{option} {text}: write whole numbers with commas, as in 1,8,32") from None
+        raise ConfigError(f"--{option} {text:.40}: write whole numbers with commas, as in 1,8,32") from None
     if min(found) < 1:
-        raise ConfigError(f"--{option} {text}: every number must be at least 1")
+        raise ConfigError(f"--{option} {text:.40}: every number must be at least 1")
     return list(dict.fromkeys(found))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,9 +46,10 @@ def check(
     from ..bundle import open_bundle
     from ..check import GENERATED, CheckOptions, Gate, allowed_by, load_reference, make_corpus
     from ..engines import expand, limits_of
+    from ..files import write_text
 
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens, "invariance": invariance}
-    given = {name: value for name, value in flags.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     if beams is not None and n_best is None:
         given["n_best"] = beams
     if reference and (src or save_reference or given):
@@ -79,10 +79,8 @@ def check(
     emit(report.to_json(), json, str(report))
     if html:
         from ..check.html import render
-        from ..files import atomic_file
 
-        with atomic_file(html) as temporary:
-            temporary.write_text(render(report), encoding="utf-8")
+        write_text(html, render(report))
     if not report.passed:
         raise typer.Exit(3)
 
@@ -90,13 +88,13 @@ def check(
 def _check_names(backends: list[str], files: list[Path]) -> None:
     """Refuse engines that do not exist and files that could not be written, before anything runs."""
     from ..engines import BACKENDS, parse_name
+    from ..files import check_writable
 
     for name in backends:
         if parse_name(name).backend not in BACKENDS:
             raise unknown("backend", name, BACKENDS)
     for path in files:
-        if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-            raise ConfigError(f"{path} cannot be written: name a file in a folder that exists and is writable")
+        check_writable(path)
 
 
 def translations(src: Path | None, tgt: Path) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..config import MOST_OF_MODEL
 from . import app, emit
 from .options import Json, Settings, merge_settings
 
@@ -15,7 +16,9 @@ from .options import Json, Settings, merge_settings
 def init(
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint.")],
     preset: Annotated[str, typer.Option(help="tiny, small, base or big.")] = "base",
-    vocab_size: Annotated[int, typer.Option(min=5, help="Entries of the vocabulary.")] = 32000,
+    vocab_size: Annotated[
+        int, typer.Option(min=5, max=MOST_OF_MODEL["src_vocab"], help="Entries of the vocabulary.")
+    ] = 32000,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 1,
     config: Annotated[Path | None, typer.Option(help="TOML file with [model].")] = None,
     settings: Settings = None,

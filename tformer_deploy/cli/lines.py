@@ -7,60 +7,128 @@ import os
 import select
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TextIO
 
+from ..config import LINE_BYTES
 from ..errors import DataError
 
 
-def windows(budget: int) -> Iterator[list[str]]:
+def windows(budget: int, max_line_bytes: int = LINE_BYTES) -> Iterator[list[str]]:
     """Lines of standard input in groups of about `budget` bytes; what has come is not held back for what may come.
 
-    Raises DataError with the number of a line that is not UTF-8, after all lines before it.
+    Raises DataError with the number of a line that is too long or not UTF-8, after all lines before it.
     """
     window: list[str] = []
     number = size = 0
-    for lines, more in _chunks():
-        for raw in lines:
-            number += 1
-            try:
+    problem = ""
+    try:
+        for lines, more in _chunks(max_line_bytes):
+            for raw in lines:
+                number += 1
+                if len(raw) > max_line_bytes:
+                    problem = f"longer than {max_line_bytes} bytes: split it, or raise --max-line-bytes"
+                    break
                 window.append(raw.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                if window:
+                size += len(raw) + 1
+                if size >= budget:
                     yield window
-                raise DataError(f"standard input, line {number}: not UTF-8 ({error.reason}): convert it") from None
-            size += len(raw) + 1
-            if size >= budget:
+                    window, size = [], 0
+            if window and not more:
                 yield window
                 window, size = [], 0
-        if window and not more:
-            yield window
-            window, size = [], 0
+    except UnicodeDecodeError as error:
+        problem = f"not UTF-8 ({error.reason}): convert it"
+    except OSError as error:
+        number += 1
+        problem = f"cannot be read: {error.strerror}: give a file or a pipe"
+    if window:
+        yield window
+    if problem:
+        raise DataError(f"standard input, line {number}: {problem}")
+
+
+def open_streams() -> None:
+    """Open standard streams that the caller closed, so that no other file takes their place; print UTF-8.
+
+    What is written to such a stream is lost.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest one that is free
+    if sys.stderr is None:
+        sys.stderr = _nowhere()
+    with suppress(OSError, AttributeError):
+        os.set_blocking(sys.stdout.fileno(), True)  # else a reader that is slow is an error
+    # Half characters, as of paths that are not UTF-8, come as the escapes that JSON has for them.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
+    if hasattr(sys.stderr, "reconfigure"):
+        sys.stderr.reconfigure(errors="backslashreplace")
+
+
+def output_lost() -> bool:
+    """Whether standard output cannot be written; what it still holds is dropped then, not tried again at the exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return False
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+
+
+def note(line: str) -> None:
+    """Print a line on standard error, which nothing depends on: one that cannot be written is lost."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        sys.stderr = _nowhere()
+
+
+def _nowhere() -> TextIO:
+    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", errors="backslashreplace")
 
 
 def utf8_output() -> TextIO:
-    """Standard output as UTF-8, whatever the locale is. Raises DataError where the caller closed it."""
+    """Standard output, which is UTF-8 whatever the locale is. Raises DataError where the caller closed it."""
     if sys.stdout is None:
         raise DataError("standard output is closed: send it to a file, a pipe or /dev/null")
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     return sys.stdout
 
 
-def _chunks() -> Iterator[tuple[list[bytes], bool]]:
-    """The lines that have come, and whether more input is there already."""
+def _chunks(max_line_bytes: int) -> Iterator[tuple[list[bytes], bool]]:
+    """The lines that have come, and whether more input is there already; ends with the beginning of a longer line."""
     if sys.stdin is None:  # closed by the caller
         return
     try:
         source = sys.stdin.fileno()
     except io.UnsupportedOperation:  # not a file of the system
-        yield sys.stdin.buffer.readlines(), False
+        yield [line.rstrip(b"\n") for line in sys.stdin.buffer.readlines()], False
         return
     rest: list[bytes] = []
-    while chunk := os.read(source, 1 << 16):
+    held = 0
+    while chunk := _read(source):
         *full, last = chunk.split(b"\n")
         if full:
             full[0] = b"".join([*rest, full[0]])
-            rest = []
+            rest, held = [], 0
         rest.append(last)
+        held += len(last)
+        if held > max_line_bytes:
+            yield [*full, b"".join(rest)], False
+            return
         yield full, bool(select.select([source], [], [], 0)[0])
     yield [b"".join(rest)] if any(rest) else [], False
+
+
+def _read(source: int) -> bytes:
+    """What has come, at least a byte of it; none at the end."""
+    while True:
+        try:
+            return os.read(source, 1 << 16)
+        except BlockingIOError:  # the caller set O_NONBLOCK
+            select.select([source], [], [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from ..config import ModelConfig, TrainConfig, parse_settings
 from ..errors import ConfigError, unknown
+from ..headers import read_toml
 
 if TYPE_CHECKING:
     from ..text import Tokenizer
@@ -85,16 +85,13 @@ def piece_ids(tokenizer: Tokenizer, pieces: list[str]) -> tuple[int, ...]:
     """Ids of vocabulary entries. Raises ConfigError for one that does not exist."""
     found = []
     for piece in pieces:
-        index = tokenizer.id_of(piece)
+        index = tokenizer.id_of(piece) if is_text(piece) else None
         if index is None:
             raise ConfigError(f"'{piece}' is not in the vocabulary: tformer score --tokens shows how text is split")
         found.append(index)
     return tuple(found)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file. Raises ConfigError."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+def is_text(argument: str) -> bool:
+    """Whether an argument is valid Unicode; bytes that are not UTF-8 come as halves of characters."""
+    return argument.isascii() or not any("\ud800" <= character <= "\udfff" for character in argument)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as jsonlib
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain, islice, zip_longest
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from ..config import LINE_BYTES, MOST_LINE_BYTES
 from ..errors import ConfigError, DataError
 from . import app, progress
-from .lines import utf8_output, windows
+from .lines import note, utf8_output, windows
 from .options import (
     Backend,
     Checkpoint,
@@ -66,6 +66,9 @@ def translate(
     ] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they come, a line at a time.")] = False,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Padded source tokens of a batch, per beam.")] = 4096,
+    max_line_bytes: Annotated[
+        int, typer.Option(min=1, max=MOST_LINE_BYTES, help="A longer line of the input is refused.")
+    ] = LINE_BYTES,
     threads: Threads = 0,
     workers: Annotated[
         int, typer.Option(min=0, help="Batches decoded at a time; 0: one per core if there is text for all.")
@@ -97,14 +100,21 @@ def translate(
     outputs = read_lines(allowed) if allowed else []
     if allowed and not outputs:
         raise DataError(f"{allowed} has no line: give each output that is allowed")
-    requests = _requests(1 if stream else batch_tokens * WINDOW_BYTES, prefix, read_lines(prefix) if prefix else [])
+    groups = windows(1 if stream else batch_tokens * WINDOW_BYTES, max_line_bytes)
+    requests = _requests(groups, prefix, read_lines(prefix) if prefix else [])
     name = engine_name(backend, variant, opened, device)
+    threads_each(threads, workers or 1)  # refuses too many of either before it waits for input
     begin = list(islice(requests, 1))
     on_gpu = parse_name(name).device == "cuda"
     workers = workers or (1 if on_gpu else suitable_workers(sum(len(lines) for _, lines, _ in begin)))
     engine = make_engine(name, opened, checkpoint, threads_each(threads, workers), shortlist)
     requests = chain(begin, requests)
-    with Translator(engine, tokenizers, options, batch_tokens, outputs, workers) as translator:
+    try:
+        translator = Translator(engine, tokenizers, options, batch_tokens, outputs, workers)
+    except DataError as error:
+        raise DataError(f"{allowed}: {error}") from None
+    translator.max_line_bytes = max_line_bytes
+    with translator:
         engine.limits.check_asked(values)
         _print_all(translator, requests, stream, json, out)
 
@@ -115,10 +125,10 @@ def suitable_workers(lines: int) -> int:
     return cores if lines >= LINES_EACH * cores else 1
 
 
-def _requests(budget: int, prefix: Path | None, prefixes: list[str]) -> Iterator[Window]:
-    """Standard input in windows of about `budget` bytes, with the lines of the file `prefix` if there is one."""
+def _requests(groups: Iterator[list[str]], prefix: Path | None, prefixes: list[str]) -> Iterator[Window]:
+    """Groups of lines with those of the file `prefix`, if there is one."""
     first = 0
-    for lines in windows(budget):
+    for lines in groups:
         begins = prefixes[first : first + len(lines)]
         if prefix and len(begins) < len(lines):
             raise ConfigError(f"{prefix} has {len(prefixes)} lines, the input more: give one a line, empty for none")
@@ -143,7 +153,7 @@ def _print_all(translator: Translator, requests: Iterator[Window], stream: bool,
             out.flush()
     if cut:
         limit = min(translator.options.max_tokens, translator.engine.limits.tgt_tokens)
-        print(f"{cut} outputs were cut off at {limit} tokens or another limit", file=sys.stderr)
+        note(f"{cut} outputs were cut off at {limit} tokens or another limit")
 
 
 def _stream(translator: Translator, first: int, lines: list[str], begins: list[str], out: TextIO) -> Iterator[Result]:

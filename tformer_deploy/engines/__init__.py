@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle import Bundle
+from ..config import check_whole
 from ..errors import ConfigError, EngineError, missing_extra, unknown
 from ..plans import PRECISIONS, trt_variant
 from ..recipe import Recipe
@@ -17,6 +18,10 @@ from .base import Engine, Limits
 
 BACKENDS = ("eager", "ort", "trt")
 DEVICES = ("cpu", "cuda")
+MOST_ANYWHERE, MOST_PER_CORE = 64, 4
+"""Threads or workers that are not refused on any machine, and for each core of a large one."""
+MOST_BATCH_TOKENS = 1 << 24
+"""Tokens of a batch; so many are more than any memory holds."""
 STANDARD = "fp32"
 """What the standard graphs are called where variants are named."""
 
@@ -123,8 +128,18 @@ def limits_of(name: str, bundle: Bundle) -> Limits:
     return Limits.eager(bundle.config) if backend == "eager" else Limits.of(recipe_of(name, bundle).axes)
 
 
+def most_parallel() -> int:
+    """The most threads or workers: several for each core of this process, so that waiting ones cost nothing."""
+    return max(MOST_ANYWHERE, MOST_PER_CORE * len(os.sched_getaffinity(0)))
+
+
 def threads_each(threads: int, workers: int) -> int:
-    """Threads of an engine's call where `workers` call it at the same time; 0: they share the cores evenly."""
+    """Threads of an engine's call where `workers` call it at the same time; 0: they share the cores evenly.
+
+    Raises ConfigError for more of either than helps.
+    """
+    check_whole("workers", workers, 1, most_parallel())
+    check_whole("threads", threads, 0, most_parallel())
     return threads or max(1, len(os.sched_getaffinity(0)) // workers)
 
 
@@ -139,6 +154,7 @@ def make_engine(
     graphs for them.
     """
     check_name(name, bundle)
+    check_whole("threads", threads, 0, most_parallel())
     parts = parse_name(name)
     if shortlist and recipe_of(name, bundle).target != "ort-cpu":
         usable = [each for each, recipe in bundle.variants.items() if recipe.target == "ort-cpu"]

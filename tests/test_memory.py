@@ -1,0 +1,140 @@
+"""Memory is looked up before it is taken: counts of parameters, limits of control groups, a line that says both."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tformer_deploy import load
+from tformer_deploy.config import ModelConfig
+from tformer_deploy.errors import ConfigError
+from tformer_deploy.memory import GIB, available_bytes, require_memory
+from tformer_deploy.model import Transformer
+from tformer_deploy.runs import init_checkpoint
+
+from .command import failed_line, run_here
+from .conftest import small_config
+
+UNLIMITED = 9223372036854771712
+
+
+@pytest.mark.parametrize("sharing", ["none", "decoder", "all"])
+def test_parameters_are_counted_without_making_them(sharing: str) -> None:
+    for positions, final_norm, output_bias, norm in product(
+        ("sinusoidal", "learned"), (True, False), (True, False), ("standard", "annotated")
+    ):
+        config = small_config(
+            share_embeddings=sharing,
+            src_vocab=60 if sharing == "all" else 70,
+            positions=positions,
+            final_norm=final_norm,
+            output_bias=output_bias,
+            norm=norm,
+            encoder_layers=3,
+        )
+        with torch.device("meta"):
+            model = Transformer(config)
+        assert config.parameters == sum(each.numel() for each in model.parameters())
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    """The files of a machine's kernel."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MEMINFO = {"proc/meminfo": "MemTotal:  9000 kB\nMemAvailable:   5000 kB\n"}
+GROUP1 = {"proc/self/cgroup": "5:cpu:/\n4:memory:/jobs/7\n0::/\n"}
+GROUP2 = {"proc/self/cgroup": "0::/jobs/7\n"}
+
+
+def usage1(group: str, most: int, used: int) -> dict[str, str]:
+    """A control group of version 1 in which 300 bytes are files."""
+    folder = f"sys/fs/cgroup/memory{group}"
+    stat = "rss 5\ninactive_file 100\nactive_file 200\ntotal_inactive_file 900\n"
+    sizes = {"limit_in_bytes": f"{most}\n", "usage_in_bytes": f"{used}\n", "stat": stat}
+    return {f"{folder}/memory.{name}": text for name, text in sizes.items()}
+
+
+def usage2(group: str, most: object, used: int) -> dict[str, str]:
+    """The same of version 2."""
+    sizes = {"max": f"{most}\n", "current": f"{used}\n", "stat": "anon 5\ninactive_file 100\nactive_file 200\n"}
+    return {f"sys/fs/cgroup{group}/memory.{name}": text for name, text in sizes.items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, None),
+        (MEMINFO, 5000 * 1024),
+        ({"proc/meminfo": "MemTotal:  9000 kB\n"}, None),
+        ({**MEMINFO, **GROUP1}, 5000 * 1024),
+        ({**MEMINFO, **GROUP1, **usage1("/jobs/7", 10_000, 4_000)}, 6_300),
+        ({**MEMINFO, **GROUP1, **usage1("/jobs/7", UNLIMITED, 4_000)}, 5000 * 1024),
+        ({**MEMINFO, **GROUP1, **usage1("/jobs/7", UNLIMITED, 4_000), **usage1("/jobs", 9_000, 8_000)}, 1_300),
+        ({**MEMINFO, **GROUP1, **usage1("", 8_000, 4_000)}, 4_300),
+        ({**MEMINFO, **GROUP2, **usage2("/jobs/7", 10_000, 4_000), **usage2("/jobs", "max", 4_000)}, 6_300),
+        ({**MEMINFO, **GROUP2, **usage2("/jobs/7", "max", 4_000)}, 5000 * 1024),
+        ({**MEMINFO, "proc/self/cgroup": "0::/../..\n", **usage2("", 10_000, 4_000)}, 6_300),
+        ({**GROUP2, **usage2("/jobs/7", 10_000, 4_000)}, 6_300),
+    ],
+)
+def test_the_narrowest_limit_counts(files: dict[str, str], free: int | None, tmp_path: Path) -> None:
+    assert available_bytes(machine(tmp_path, files)) == free
+
+
+def test_this_machine_is_known() -> None:
+    if Path("/proc/meminfo").is_file():
+        free = available_bytes()
+        assert free and free > 1 << 20
+
+
+def test_both_numbers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig(src_vocab=32000, tgt_vocab=32000)
+    need = 4 * (4 * config.parameters + 512 * 512)
+    monkeypatch.setattr("tformer_deploy.memory.available_bytes", lambda: need)
+    require_memory(config, "training", 4)
+    monkeypatch.setattr("tformer_deploy.memory.available_bytes", lambda: need - 1)
+    with pytest.raises(ConfigError, match=r"^training needs 0\.9 GiB of memory at least, for 60,5.*, and 0\.9 GiB are"):
+        require_memory(config, "training", 4)
+    require_memory(config, "the model")
+    monkeypatch.setattr("tformer_deploy.memory.available_bytes", lambda: None)
+    require_memory(ModelConfig(src_vocab=1 << 24, tgt_vocab=1 << 24, d_model=1 << 16), "a giant")
+
+
+TRAIN = ("train", "--task", "copy", "--preset", "tiny", "--updates", 1, "--out")
+
+
+def test_what_does_not_fit_is_refused_before_it_is_made(
+    run: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: Any) -> None:
+        raise AssertionError("a model is made")
+
+    out = tmp_path / "out"
+    monkeypatch.setattr("tformer_deploy.model.Transformer.__init__", forbidden)
+    for arguments in (
+        ("--set", "model.encoder_layers=2048", "--set", "model.d_model=65536"),
+        ("--set", "model.d_ff=1048576", "--set", "model.d_model=65536"),
+    ):
+        line = failed_line(run_here(*TRAIN, out, *arguments))
+        assert "training needs " in line and " GiB of memory at least, for " in line and " GiB are free" in line
+        line = failed_line(run_here("init", "--preset", "tiny", "--vocab-size", 60, "--out", out, *arguments))
+        assert "the model needs " in line and " GiB are free" in line
+    assert "d_ff=1000000000000: must be at most 1048576" in failed_line(
+        run_here("init", "--preset", "tiny", "--out", out, "--set", "model.d_ff=1000000000000")
+    )
+    assert run_here("init", "--preset", "tiny", "--out", out, "--vocab-size", 10**9).returncode == 2
+    with pytest.raises(ConfigError, match="src_vocab=1000000000: must be at most 16777216"):
+        init_checkpoint(out, "tiny", 10**9, 1, {})
+    monkeypatch.setattr("tformer_deploy.memory.available_bytes", lambda: GIB // 10_000)
+    with pytest.raises(ConfigError, match=r"^the model of .*run needs 0\.0 GiB"):
+        load(bundle, "eager")
+    assert "training needs" in failed_line(run_here(*TRAIN, out))
+    assert not out.exists()

@@ -1,0 +1,65 @@
+"""How much memory there is, and whether a model fits into it, before any is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from .config import ModelConfig
+from .errors import ConfigError
+
+FP32_BYTES, GIB = 4, 1 << 30
+TRAINING_COPIES = 4
+"""Weights, gradients, and two moments of Adam."""
+SYSTEM = Path("/")
+
+
+def require_memory(config: ModelConfig, what: str, copies: int = 1) -> None:
+    """Raise ConfigError where not even so many copies of a model's weights fit; where nobody knows, do nothing."""
+    table = config.max_positions * config.d_model
+    needed, free = FP32_BYTES * (copies * config.parameters + table), available_bytes()
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"{what} needs {needed / GIB:.1f} GiB of memory at least, for {config.parameters:,} parameters, and "
+            f"{free / GIB:.1f} GiB are free: choose a smaller model or a machine with more"
+        )
+
+
+def available_bytes(root: Path = SYSTEM) -> int | None:
+    """What a process can still take of the machine and of the control groups that it is in; None: nobody knows."""
+    return min((*_of_machine(root), *_of_groups(root)), default=None)
+
+
+def _of_machine(root: Path) -> Iterator[int]:
+    """What the kernel says."""
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            yield 1024 * int(line.split()[1])
+
+
+def _of_groups(root: Path) -> Iterator[int]:
+    """What the limits of the process's control groups leave, of either version; the cache of files counts as free."""
+    for line in _lines(root / "proc/self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            base, most, used = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        elif number == "0":
+            base, most, used = root / "sys/fs/cgroup", "memory.max", "memory.current"
+        else:
+            continue
+        group = base / path.strip("/")
+        while group != group.parent and group.is_relative_to(base):
+            sizes = [line for name in (most, used) for line in _lines(group / name)]
+            if len(sizes) == 2 and all(map(str.isdecimal, sizes)):  # not the word for no limit
+                cached = [line.split() for line in _lines(group / "memory.stat")]
+                names = ("inactive_file", "active_file")
+                yield int(sizes[0]) - int(sizes[1]) + sum(int(size) for name, size in cached if name in names)
+            group = group.parent
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines of a file of the kernel; none where it has no such file."""
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
