@@ -15,6 +15,8 @@ from tformer_deploy.bundle import hashes
 
 Mutation = Callable[[GraphProto], None]
 Change = Callable[[np.ndarray], np.ndarray]
+RARE = 57
+"""A token that neither text nor outputs of the tests need have."""
 
 
 def break_graph(bundle: Path, out: Path, graph: str, mutate: Mutation) -> Path:
@@ -69,6 +71,26 @@ def scale(linear: str, factor: float = 1.01) -> Mutation:
     return change_weights(linear, lambda matrix: matrix * np.float32(factor))
 
 
+def scale_token(linear: str, token: int, factor: float = 1.001) -> Mutation:
+    """The weights that make the score of one token."""
+
+    def change(matrix: np.ndarray) -> np.ndarray:
+        matrix[:, token] *= np.float32(factor)
+        return matrix
+
+    return change_weights(linear, change)
+
+
+def swap_weights(first: str, second: str) -> Mutation:
+    """The matrices of two layers exchanged, but not their biases."""
+
+    def mutate(graph: GraphProto) -> None:
+        a, b = product(graph, first), product(graph, second)
+        a.input[1], b.input[1] = b.input[1], a.input[1]
+
+    return mutate
+
+
 def spoil(linear: str) -> Mutation:
     """NaN in one weight."""
 
@@ -77,6 +99,21 @@ def spoil(linear: str) -> Mutation:
         return matrix
 
     return change_weights(linear, change)
+
+
+def row(number: int, change: Change) -> Change:
+    """One row of a table, or one element of a vector, changed."""
+
+    def mutate(table: np.ndarray) -> np.ndarray:
+        table[number] = change(table[number])
+        return table
+
+    return mutate
+
+
+def changed(name: str, change: Change) -> Mutation:
+    """A constant, by its name in the graph."""
+    return lambda graph: change_tensor(graph, name, change)
 
 
 def scale_one_weight(graph: GraphProto) -> None:
@@ -170,6 +207,70 @@ def shift_ids(graph: GraphProto) -> None:
     behind(graph, "top_ids", shifted, helper.make_node("Mod", ["top_ids_shifted", "vocab"], ["top_ids"]))
 
 
+def feed_zeros(beyond: int, of: str) -> Mutation:
+    """Token 0 for what is beyond so many `beams` of a sentence, `rows` of a step, or `sentences` of an encoder."""
+
+    def mutate(graph: GraphProto) -> None:
+        ids = graph.input[0].name
+        node, nodes = helper.make_node, []
+        for name, value, dtype in (
+            ("z_first", 0, np.int64),
+            ("z_step", 1, np.int64),
+            ("z_beyond", beyond, np.int64),
+            ("z_axis", 1 if of == "beams" else 0, np.int64),
+            ("z_last", [1], np.int64),
+        ):
+            constant(graph, name, value, dtype)
+        nodes.append(node("Shape", [ids], ["z_shape"]))
+        if of == "rows":
+            nodes.append(node("ReduceProd", ["z_shape"], ["z_size"], keepdims=0))
+        else:
+            nodes.append(node("Gather", ["z_shape", "z_axis"], ["z_size"]))
+        nodes.append(node("Range", ["z_first", "z_size", "z_step"], ["z_places"]))
+        nodes.append(node("Less", ["z_places", "z_beyond"], ["z_kept"]))
+        nodes.append(node("Cast", ["z_kept"], ["z_mask"], to=TensorProto.INT32))
+        shaped = {
+            "beams": node("Identity", ["z_mask"], ["z_shaped"]),
+            "rows": node("Reshape", ["z_mask", "z_shape"], ["z_shaped"]),
+            "sentences": node("Unsqueeze", ["z_mask", "z_last"], ["z_shaped"]),
+        }
+        nodes += [shaped[of], node("Mul", [ids, "z_shaped"], ["z_ids"])]
+        reader = next(each for each in graph.node if each.op_type == "Gather" and list(each.input[1:]) == [ids])
+        reader.input[1] = "z_ids"
+        for each in reversed(nodes):
+            graph.node.insert(0, each)
+
+    return mutate
+
+
+# Only a wide beam, or a batch as large as a translator makes, meets these.
+BEYOND: dict[str, tuple[str, Mutation, str]] = {
+    "beams": ("decoder_step", feed_zeros(5, "beams"), "equal rows of a wide beam|wide beam: "),
+    "rows of a step": ("decoder_step", feed_zeros(64, "rows"), r"(greedy|beam) \(large\): "),
+    "sentences of an encoder": ("encoder", feed_zeros(64, "sentences"), r"(greedy|beam) \(large\): "),
+}
+"""Graph, mutation, and what a failure must begin with."""
+
+
+# Entries that no corpus of the tests need have; seen without a look at the constants.
+ENTRIES: dict[str, tuple[str, Mutation, str]] = {
+    "source row": ("encoder", lambda graph: negate_row(graph, "src_ids"), "source entry 57 of the vocabulary: encoder"),
+    "target row": (
+        "decoder_step",
+        lambda graph: negate_row(graph, "tokens"),
+        "target entry 57 of the vocabulary: scores",
+    ),
+    "output row": ("decoder_step", scale_token("output", 57, -1.0), "target entry .* of the vocabulary: scores"),
+}
+"""Graph, mutation, and what a failure must begin with."""
+
+
+def negate_row(graph: GraphProto, ids: str) -> None:
+    """The other sign for entry 57 where `ids` are looked up."""
+    reader = next(each for each in graph.node if each.op_type == "Gather" and list(each.input[1:]) == [ids])
+    change_tensor(graph, reader.input[0], row(RARE, times(-1)))
+
+
 def raise_scores(graph: GraphProto) -> None:
     """The scores of the best tokens, and they alone, a little too high."""
     constant(graph, "little", 1e-3, np.float32)
@@ -215,3 +316,83 @@ MUTATIONS: dict[str, tuple[str, Mutation, str]] = {
     "scores of the best": ("decoder_step", raise_scores, "top_scores"),
 }
 """Graph, mutation, and what `EngineReport.blame` must name."""
+
+
+def times(factor: float) -> Change:
+    return lambda array: array * np.float32(factor)
+
+
+def plus(amount: float) -> Change:
+    return lambda array: array + np.float32(amount)
+
+
+_NORM, _FF = "encoder.0.ff_residual.norm", "decoder.1.ff.up"
+CONSTANTS: dict[str, tuple[str, str, Mutation, str]] = {
+    "source row": ("", "encoder", changed("model.output.weight", row(RARE, times(-1))), "output.weight"),
+    "target row": ("", "decoder_step", changed("model.output.weight", row(RARE, times(1.01))), "output.weight"),
+    "output of a token": ("", "decoder_step", scale_token("output", RARE), "output.weight"),
+    "position": ("", "encoder", changed("model.tgt_positions", row(20, plus(1e-4))), "tgt_positions"),
+    "norm bias": ("", "encoder", changed(f"model.{_NORM}.bias", plus(1e-4)), f"{_NORM}.bias"),
+    "key and query": ("", "encoder", swap_weights("encoder.0.attention.key", "encoder.0.attention.query"), "attention"),
+    "fp32-cpu, source row": (
+        "fp32-cpu",
+        "encoder",
+        changed("embedding", row(RARE, times(1.01))),
+        "src_embedding.weight",
+    ),
+    "fp32-cpu, target row": (
+        "fp32-cpu",
+        "decoder_step",
+        changed("embedding", row(RARE, times(-1))),
+        "tgt_embedding.weight",
+    ),
+    "fp32-cpu, output row": ("fp32-cpu", "decoder_step", changed("output", row(RARE, times(1.0001))), "output.weight"),
+    "fp32-cpu, shortlists": ("fp32-cpu", "short_rows", changed("output", row(RARE, times(1.0001))), "output.weight"),
+    "int8, source row": ("int8", "encoder", changed("embedding.scales", row(RARE, times(1.1))), "embedding"),
+    "int8, target row": ("int8", "decoder_step", changed("embedding", row(RARE, lambda r: -r)), "tgt_embedding.weight"),
+    "int8, gain": ("int8", "encoder", changed(f"{_NORM}.gain", times(1.05)), f"{_NORM}.weight"),
+    "int8, norm bias": ("int8", "decoder_step", changed("decoder_norm.bias", plus(0.1)), "decoder_norm.bias"),
+    "int8, scale": ("int8", "decoder_step", changed(f"{_FF}.scales", row(7, times(1.1))), f"{_FF}.weight"),
+    "int8, output scale": ("int8", "decoder_step", changed("output.scales", row(RARE, times(1.01))), "output.weight"),
+    "int8, output zero": ("int8", "decoder_step", changed("output.zeros", row(RARE, lambda z: z + 1)), "output.weight"),
+    "int8, weight": (
+        "int8",
+        "encoder",
+        changed("decoder.1.cross.value", row(3, lambda r: r // 2)),
+        "cross.value.weight",
+    ),
+    "int8-latency, gain": (
+        "int8-latency",
+        "decoder_step",
+        changed("decoder_norm.gain", times(1.05)),
+        "decoder_norm.weight",
+    ),
+    "int8-latency, scale": (
+        "int8-latency",
+        "decoder_step",
+        changed(f"{_FF}.scales", row(7, times(1.1))),
+        f"{_FF}.weight",
+    ),
+    "int4, gain": ("int4", "encoder", changed(f"{_NORM}.gain", times(1.05)), f"{_NORM}.weight"),
+    "int4, norm bias": (
+        "int4",
+        "decoder_step",
+        changed("decoder.0.cross_residual.norm.bias", plus(0.1)),
+        "cross_residual.norm.bias",
+    ),
+    "int4, scale": ("int4", "decoder_step", changed(f"{_FF}.scales", row(7, times(1.1))), f"{_FF}.weight"),
+    "int4, nibbles": ("int4", "decoder_step", changed(_FF, lambda w: w << 4 | w >> 4), f"{_FF}.weight"),
+    "int4, shortlists": ("int4", "short_rows", changed("output.scales", row(RARE, times(1.1))), "output.weight"),
+    "int4, a bias": ("int4", "encoder", changed("decoder.0.cross.key.bias", row(5, plus(0.01))), "cross.key.bias"),
+}
+"""Variant, graph, mutation, and the tensor of the checkpoint that the gate must name."""
+
+
+# What no tensor of the checkpoint says: how the inputs of products are rounded.
+ROUNDING: dict[str, tuple[str, str, Mutation, str]] = {
+    "encoder step": ("int8", "encoder", changed("LayerNormalization_7.step", times(0.4)), "encoder_layer_0"),
+    "encoder zero": ("int4", "encoder", changed("LayerNormalization_16.zero", lambda z: z + 80), "encoder_layer_0"),
+    "step": ("int8", "decoder_step", changed("LayerNormalization_26.step", times(0.6)), "decoder_layer_0"),
+    "zero": ("int8", "decoder_step", changed("LayerNormalization_26.zero", lambda z: z * 0), "decoder_layer_0"),
+}
+"""Variant, graph, mutation, and the layer whose limit it is beyond."""

@@ -33,12 +33,14 @@ from tformer_deploy.check.observe import Observation, Run, Trace
 from tformer_deploy.check.parity import check, eager_invariance, generated_sources
 from tformer_deploy.check.reference import make_reference
 from tformer_deploy.check.report import Divergence, Outputs, describe_divergence
+from tformer_deploy.check.sizes import rows_apart, run_large, run_wide
 from tformer_deploy.decoding import Hypothesis
-from tformer_deploy.engines.base import Floats, Ints, Scores
+from tformer_deploy.engines.base import Floats, Ints, Limits, Scores
 from tformer_deploy.errors import ArtifactError, ConfigError, DataError, MissingExtra
+from tformer_deploy.plans import Profile
 from tformer_deploy.recipe import Tolerance, load_recipe
 
-from .mutations import MUTATIONS, Mutation, break_graph, change_tensor, scale, scale_one_weight, spoil
+from .mutations import BEYOND, ENTRIES, MUTATIONS, Mutation, break_graph, change_tensor, scale, scale_one_weight, spoil
 from .plain_decoding import EOS, TableEngine, TableState, Tokens
 
 SMALL = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4)
@@ -140,6 +142,94 @@ def test_a_fault_beyond_the_outputs_is_found(bundle: Path, run: Path, reference:
     assert not report.passed and f"token {SMALL.max_tokens + 1}, decoder_embedding" in found.blame
 
 
+@pytest.mark.parametrize(("graph", "mutate", "line"), ENTRIES.values(), ids=ENTRIES)
+def test_wrong_entries_are_found_without_the_checkpoint(
+    graph: str, mutate: Mutation, line: str, bundle: Path, reference: Reference, tmp_path: Path
+) -> None:
+    broken = break_graph(bundle, tmp_path / "bundle", graph, mutate)
+    (found,) = gate_of(broken, tmp_path / "nowhere").run(["ort"], reference).engines
+    assert not found.passed and found.constants and "not at" in found.constants.skipped
+    assert any(re.match(line, failure) for failure in found.failures), found.failures
+
+
+def test_a_wrong_entry_of_a_text_that_lacks_it_is_found(bundle: Path, run: Path, tmp_path: Path) -> None:
+    """And the layer at fault is looked for where it is."""
+    lines = tmp_path / "lines.txt"
+    lines.write_text("w5 w6 w7\n")
+    gate = gate_of(bundle, run)
+    corpus = make_corpus(gate.bundle.config, gate.bundle.recipe, gate.bundle.tokenizers(), lines, SMALL)
+    reference = gate.reference(corpus)
+    (found,) = gate.run(["ort"], reference).engines
+    assert found.passed and [(each.side, each.count) for each in found.vocabulary] == [("source", 60), ("target", 60)]
+    assert all(0 < each.largest < 1e-5 for each in found.vocabulary)
+    graph, mutate, line = ENTRIES["source row"]
+    (found,) = gate_of(break_graph(bundle, tmp_path / "bundle", graph, mutate), run).run(["ort"], reference).engines
+    assert re.match(line, found.failures[0]) and found.failures[-1].startswith("constant output.weight of encoder.onnx")
+    assert found.blame == "source entry 57, encoder_embedding"
+
+
+@pytest.mark.parametrize(("graph", "mutate", "line"), BEYOND.values(), ids=BEYOND)
+def test_faults_of_large_sizes_alone_are_found(
+    graph: str, mutate: Mutation, line: str, bundle: Path, run: Path, reference: Reference, tmp_path: Path
+) -> None:
+    """Of all that the usual batches and beams show, nothing is wrong."""
+    report = gate_of(break_graph(bundle, tmp_path / "bundle", graph, mutate), run).run(["ort"], reference)
+    (found,) = report.engines
+    assert all(row.equal == row.sentences for row in (*found.outputs, *found.invariance)) and found.scores_max < 1e-5
+    assert not report.passed and found.failures
+    large = f"{line}|equal rows of a wide beam|wide beam: |target entry "
+    assert all(re.match(large, failure) for failure in found.failures), found.failures
+    assert any(re.match(line, failure) for failure in found.failures)
+    assert found.blame
+
+
+def test_a_wide_beam_and_large_batches_are_compared(bundle: Path, run: Path, reference: Reference) -> None:
+    (found,) = gate_of(bundle, run).run(["ort"], reference).engines
+    wide, greedy, beam = found.sizes
+    assert reference.options.wide == 30, "half the vocabulary"
+    assert (wide.mode, wide.variant, wide.sentences) == ("wide beam", "", 3) and found.rows_max is not None
+    assert found.rows_max < 1e-5
+    # The shortest 8 sentences have up to 8 tokens, and 4096 padded ones fit.
+    assert (greedy.mode, greedy.variant, greedy.sentences) == ("greedy", "large", 4096 // 8)
+    assert (beam.mode, beam.variant, beam.sentences) == ("beam", "large", 4096 // 3 // 8)
+    assert all(row.equal == row.sentences for row in found.sizes)
+    text = str(gate_of(bundle, run).run(["ort"], reference))
+    assert "wide beam              3 of 3 equal, 0 ties" in text and "large, greedy          512 of 512 rows" in text
+
+
+def test_sizes_stay_within_an_engine(bundle: Path, run: Path, reference: Reference) -> None:
+    """Also where plans have few combinations of them."""
+    engine = gate_of(bundle, run).eager()
+    for profiles, has_wide, rows in (
+        ((Profile(16, 3, 24, 24),), False, 16),
+        ((Profile(40, 1, 12, 24), Profile(2, 30, 24, 24)), True, 40),
+        ((Profile(4, 30, 4, 4),), False, 0),
+    ):
+        limits = dataclasses.replace(engine.limits, profiles=profiles)
+        narrow = Within(engine, limits)
+        wide = run_wide(narrow, reference.sources, reference.options)
+        assert (wide is not None) == has_wide
+        assert (
+            rows_apart(narrow, reference.sources, reference.observed.runs["greedy"], reference.options) is not None
+        ) == has_wide
+        _, rounds = run_large(narrow, reference.sources, reference.options, "greedy")
+        assert sum(len(each.outputs) for each in rounds) == rows
+
+
+class Within:
+    """An engine that refuses sizes that no profile has."""
+
+    def __init__(self, engine: Any, limits: Limits) -> None:
+        self.engine, self.limits = engine, limits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Any) -> Any:
+        assert self.limits.sentences(outlook.beams, src_ids.shape[1], outlook.tokens) >= len(src_ids)
+        return self.engine.encode(src_ids, src_lengths, outlook)
+
+
 def test_wrong_attention_is_found(attention_bundle: Path, run: Path, tmp_path: Path) -> None:
     gate = gate_of(attention_bundle, run)
     reference = gate.reference(corpus_of(gate.bundle))
@@ -196,7 +286,9 @@ def test_single_large_values_do_not_hide_a_difference() -> None:
 
 LENGTHS = (3, 1, 2, 4, 3, 2, 4, 1)
 SOURCES = [[*np.random.default_rng(n).integers(5, 60, length).tolist(), EOS] for n, length in enumerate(LENGTHS)]
-TABLE = CheckOptions(max_tokens=6, beams=2, n_best=2, invariance=8, batch_tokens=16)
+TABLE = CheckOptions(
+    max_tokens=6, beams=2, n_best=2, invariance=8, batch_tokens=16, wide=0, large_tokens=0, vocabulary=False
+)
 Change = Callable[[Tokens, Tokens, Floats], Floats]
 
 
@@ -634,7 +726,8 @@ def rewrite(stored: Path, path: Path, **changes: Any) -> Path:
     ("changes", "message"),
     [
         ({"format": "tformer-bundle"}, "is not a reference of tformer check"),
-        ({"version": 2}, "has version 2, newer than 1: update"),
+        ({"version": 3}, "has version 3, newer than 2: update"),
+        ({"version": 1}, "has version 1, older than 2: make it again with --save-reference"),
         ({"options": {"beams": 0}}, "beams=0: must be at least 1"),
         ({"options": {"beems": 3}}, "beems"),
         ({"options": []}, "is damaged"),
@@ -644,6 +737,8 @@ def rewrite(stored: Path, path: Path, **changes: Any) -> Path:
         ({"probes.ranks": np.full(17, 3)}, "is damaged"),
         ({"padded.beam.sentences": np.zeros(0, int)}, "padded.beam has other sentences"),
         ({"sources.flat": np.zeros(4, int)}, "is damaged"),
+        ({"wide beam.sentences": np.arange(2)}, "wide beam has other sentences"),
+        ({"vocabulary.source": np.zeros((60, 3), np.float32)}, "its vocabularies have another form"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -821,6 +916,12 @@ def test_a_corpus_is_the_lines_with_text(bundle: Path, tmp_path: Path) -> None:
     lines.write_text("\n\n")
     with pytest.raises(DataError, match="no line with text"):
         read()
+
+
+def test_generated_sources_hold_a_small_vocabulary() -> None:
+    for vocab, longest in ((60, 24), (9, 512), (5, 3), (4000, 512)):
+        seen = {token for source in generated_sources(vocab, 3, longest) for token in source}
+        assert set(range(4, vocab)) <= seen, (vocab, longest)
 
 
 def test_generated_sources_cover_the_lengths() -> None:

@@ -13,7 +13,16 @@ import pytest
 from tformer_deploy.check.html import MAX_ROWS, render
 from tformer_deploy.check.markup import number, tag
 from tformer_deploy.check.plots import LogScale, layer_plot, step_plot
-from tformer_deploy.check.report import Divergence, EngineReport, Layer, Outputs, Report, StepDifference
+from tformer_deploy.check.report import (
+    Constants,
+    Divergence,
+    EngineReport,
+    Entries,
+    Layer,
+    Outputs,
+    Report,
+    StepDifference,
+)
 from tformer_deploy.recipe import Tolerance
 
 NASTY = "<script>alert('x')</script> & \"q\" \x00 \udc80"
@@ -82,6 +91,25 @@ def test_the_text_lists_some_ties_of_each_kind() -> None:
     assert sum("tie: beam" in line for line in lines) == 5 and sum("tie: greedy: sentence 10" in line for line in lines)
     assert "  2 further ties: --json and --html list all" in lines
     assert "further" not in str(report(engine(ties=ties[2:])))
+
+
+def test_constants_entries_and_sizes_are_told() -> None:
+    found = engine(
+        constants=Constants(83, 83, ["encoder: val_44"]),
+        vocabulary=[Entries("source", 32000, 2e-6, 7), Entries("target", 32001, 3e-3, 9)],
+        sizes=[Outputs("wide beam", "", 3, 3), Outputs("greedy", "large", 512, 448, failed=64)],
+        rows_max=1.5e-6,
+    )
+    page = render(report(found))
+    text = Page(page).text
+    assert "83 of 83 equal to the checkpoint's; 1 of other origin (encoder: val_44)" in text
+    assert "Target entries, each once" in text and "32,001 ids" in text and "greedy, as many sentences as fit" in text
+    assert f"Equal rows of a wide beam have scores within {number(1.5e-6)} of each other." in text
+    lines = str(report(found))
+    assert "constants         83 of 83" in lines and "large, greedy          448 of 512 rows the same" in lines
+    assert "target entries    max difference 3.00e-03   32,001, each fed once" in lines
+    skipped = engine(constants=Constants(skipped="no <onnx>"))
+    assert "not compared: no &lt;onnx&gt;" in render(report(skipped))
 
 
 def test_a_passing_report() -> None:

@@ -19,17 +19,19 @@ import pytest
 from tformer_deploy import load
 from tformer_deploy.bundle import open_bundle, write_manifest
 from tformer_deploy.check import CheckOptions, Gate, Reference, make_corpus
+from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.cli.translate import LINES_EACH, suitable_workers
 from tformer_deploy.engines import engine_name, engine_names, expand, make_engine, threads_each
 from tformer_deploy.engines.ort import OrtEngine
 from tformer_deploy.engines.ort_lowered import LoweredEngine
 from tformer_deploy.errors import ArtifactError, ConfigError
+from tformer_deploy.export.calibrate import input_ranges, layer_noise
 from tformer_deploy.recipe import load_recipe
 from tformer_deploy.ship import choose, ship
 
 from .command import failed_line, printed, run_here
 from .conftest import small_config, write_checkpoint, write_lines
-from .mutations import Change, break_graph, change_tensor
+from .mutations import BEYOND, CONSTANTS, ROUNDING, Change, Mutation, break_graph, change_tensor
 
 VARIANTS = ["fp32-cpu", "int8", "int8-latency", "int4"]
 LOWERED = 'target = "ort-cpu"\ncache = "static"\n'
@@ -145,10 +147,10 @@ def edited(bundle: Path, copy: Path, edit: Callable[[dict[str, Any]], object]) -
 
 MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no such default": (lambda m: m.update(default="int9"), "is damaged: it has no variant 'int9'"),
-    "a number": (lambda m: m.update(default=8), "is damaged: it has no variant '8'"),
+    "a number": (lambda m: m.update(default=8), "is damaged: default must be string"),
     "no hash": (lambda m: m["files"].pop("int8/encoder.onnx"), "is damaged: no hash of int8/encoder.onnx"),
     "a variant without files": (lambda m: m["variants"].update(more=m["variants"]["int8"]), "no hash of more/"),
-    "a variant without a recipe": (lambda m: m["variants"]["int8"].pop("recipe"), "is damaged: it has no 'recipe'"),
+    "a variant without a recipe": (lambda m: m["variants"]["int8"].pop("recipe"), "is damaged: variants.int8"),
     "a list": (lambda m: m.update(variants=["int8"]), "is damaged"),
     "nothing": (lambda m: m.update(variants={"int8": None}), "is damaged"),
 }
@@ -272,6 +274,93 @@ def test_broken_variants_fail_with_the_place_of_the_fault(
     found, standard = report.engines
     assert not report.passed and found.failures and standard.passed
     assert re.fullmatch(rf"sentence \d+[,:] (token \d+, )?{blame}\b.*", found.blame), found.blame
+
+
+# What their tolerance would let through; the others are in test_constants.py.
+SLIGHT = ["int8, gain", "int8, norm bias", "int8, scale", "int8-latency, gain", "int4, gain", "int4, scale"]
+
+
+@pytest.mark.parametrize("case", SLIGHT)
+def test_slight_faults_of_lossy_variants_fail_and_are_named(
+    case: str, variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path
+) -> None:
+    variant, graph, mutate, named = CONSTANTS[case]
+    broken = break_graph(variants_bundle, tmp_path / "bundle", f"{variant}/{graph}", mutate)
+    report = Gate(open_bundle(broken), run, threads=1).run([f"ort:{variant}", "ort"], reference)
+    found, standard = report.engines
+    assert not found.passed and standard.passed
+    assert found.constants and found.blame == found.constants.wrong[0]
+    assert f"constant {named}".removesuffix(".weight") in found.blame, found.blame
+    assert f"FAILED: {found.blame}" in str(report)
+
+
+def test_constants_are_compared_where_the_checkpoint_is_at_hand(
+    variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path
+) -> None:
+    names = ["ort", *(f"ort:{name}" for name in VARIANTS)]
+    for engine in Gate(open_bundle(variants_bundle), run, threads=1).run(names, reference).engines:
+        assert engine.passed and engine.constants
+        assert engine.constants.equal == engine.constants.compared > 70 and not engine.constants.skipped
+    report = Gate(open_bundle(variants_bundle), tmp_path / "none", threads=1).run(["ort:int8"], reference)
+    assert report.passed and report.engines[0].constants and report.engines[0].constants.compared == 0
+    assert "constants         not compared: eager PyTorch needs the checkpoint, which is not at" in str(report)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("case", BEYOND)
+def test_faults_of_large_sizes_alone_are_found_in_any_precision(
+    case: str, variant: str, variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path
+) -> None:
+    graph, mutate, line = BEYOND[case]
+    broken = break_graph(variants_bundle, tmp_path / "bundle", f"{variant}/{graph}", mutate)
+    (found,) = Gate(open_bundle(broken), run, threads=1).run([f"ort:{variant}"], reference).engines
+    assert not any(row.failed for row in found.invariance)
+    assert any(re.match(line, failure) for failure in found.failures), found.failures
+
+
+@pytest.fixture(scope="module")
+def limited(variants_bundle: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle with what calibration measured of each layer. Read only."""
+    checkpoint, opened = open_checkpoint(run), open_bundle(variants_bundle)
+    model, lines = checkpoint.load_model(), (run.parent / "lines.txt").read_text().splitlines()
+    sources = [checkpoint.tokenizers.source_ids(line) for line in lines]
+    ranges = input_ranges(model, sources)
+
+    def edit(manifest: dict[str, Any]) -> None:
+        for name in ("int8", "int8-latency", "int4"):
+            manifest["variants"][name]["limits"] = layer_noise(model, opened.variants[name], ranges, sources)
+
+    return edited(variants_bundle, tmp_path_factory.mktemp("limited") / "bundle", edit)
+
+
+def test_layers_of_lossy_variants_are_held_to_calibration(limited: Path, run: Path, reference: Reference) -> None:
+    names = ["ort:int8", "ort:int8-latency", "ort:int4"]
+    report = Gate(open_bundle(limited), run, threads=1).run(names, reference)
+    assert report.passed, report.failures
+    for found in report.engines:
+        layers = [layer for layer in found.layers if layer.limit is not None]
+        assert [layer.name for layer in layers][::4] == ["encoder_embedding", "decoder_embedding"]
+        # The limit is a few times what the engine's own kernels do, not many times.
+        assert all(layer.limit and layer.limit / 40 < layer.noise < layer.limit for layer in layers)
+    assert "8 with a limit from calibration, at most" in str(report)
+    (without,) = Gate(open_bundle(limited), run, threads=1).run(["ort"], reference).engines
+    assert without.passed and all(layer.limit is None for layer in without.layers)
+
+
+@pytest.mark.parametrize(("variant", "graph", "mutate", "layer"), ROUNDING.values(), ids=ROUNDING)
+def test_wrong_rounding_is_beyond_the_limit_of_its_layer(
+    variant: str,
+    graph: str,
+    mutate: Mutation,
+    layer: str,
+    limited: Path,
+    run: Path,
+    reference: Reference,
+    tmp_path: Path,
+) -> None:
+    broken = break_graph(limited, tmp_path / "bundle", f"{variant}/{graph}", mutate)
+    (found,) = Gate(open_bundle(broken), run, threads=1).run([f"ort:{variant}"], reference).engines
+    assert any(re.match(f"layer {layer} differs by .* more than 3 times", line) for line in found.failures), found
 
 
 def test_a_variant_that_mixes_rows_up_fails_in_any_precision(

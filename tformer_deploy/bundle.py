@@ -102,8 +102,13 @@ def write_manifest(
     tokenizer: dict[str, Any],
     checkpoint: dict[str, str],
     versions: dict[str, str],
+    limits: Mapping[str, Mapping[str, float]] | None = None,
 ) -> None:
-    """Describe and hash every file that lies in `directory`; `recipes` of the standard graphs ("") and the variants."""
+    """Describe and hash every file that lies in `directory`; `recipes` of the standard graphs ("") and the variants.
+
+    `limits`: of each variant that rounds, what calibration measured of every layer.
+    """
+    measured = limits or {}
     write_json(
         directory / MANIFEST,
         {
@@ -117,7 +122,11 @@ def write_manifest(
             # Graphs for TensorRT run on ONNX Runtime as a reference only.
             "default": next(name for name, recipe in recipes.items() if recipe.target != "trt"),
             "variants": {
-                name: {"recipe": dataclasses.asdict(recipe), "graphs": _graphs(config, recipe)}
+                name: {
+                    "recipe": dataclasses.asdict(recipe),
+                    "graphs": _graphs(config, recipe),
+                    **({"limits": dict(measured[name])} if name in measured else {}),
+                }
                 for name, recipe in recipes.items()
                 if name
             },

@@ -158,7 +158,8 @@ def hold(directory: Path) -> Iterator[None]:
     check_utf8(directory)
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        if not _lock(handle):
+        # The one before may have removed it, or put another one in its place.
+        if not _lock(handle) or not directory.is_dir() or not os.path.samestat(os.fstat(handle), directory.stat()):
             raise ArtifactError(f"{directory} is being changed by another process: wait until it has ended")
         yield
     finally:

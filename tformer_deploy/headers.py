@@ -27,7 +27,7 @@ DAMAGED = (
     *(NotImplementedError, SyntaxError, tokenize.TokenError, struct.error, zipfile.BadZipFile, zlib.error),
 )
 """What zipfile, numpy and json raise over a file that is not as it was written."""
-RATIO = 1000
+RATIO = 200
 """Nothing that tformer packs gets smaller by so much."""
 
 

@@ -73,14 +73,14 @@ def only_process(folder: Path) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with hold(folder):
+    with hold(folder):
+        try:
             for each in (folder, folder / "weights", folder / "train"):
                 remove_leftovers(each)
             yield
-    finally:
-        with suppress(OSError):
-            folder.rmdir()  # where nothing came of it
+        finally:
+            with suppress(OSError):
+                folder.rmdir()  # where nothing came of it
 
 
 def resume_run(folder: Path, updates: int | None = None) -> Trainer:

@@ -14,7 +14,7 @@ from .checkpoint import open_checkpoint
 from .config import ModelConfig
 from .engines import STANDARD, expand
 from .errors import ConfigError, ParityError
-from .export.calibrate import input_ranges
+from .export.calibrate import input_ranges, layer_noise
 from .export.to_onnx import export_graphs
 from .files import atomic_directory
 from .recipe import Recipe, load_recipe, narrowest
@@ -41,6 +41,8 @@ def ship(
         description = checkpoint.tokenizers.save(directory)
         model = checkpoint.load_model()
         ranges = input_ranges(model, corpus.sources) if len(chosen) > 1 else {}
+        lossy = {name: recipe for name, recipe in chosen.items() if recipe.precision != "fp32"}
+        limits = {name: layer_noise(model, recipe, ranges, corpus.sources) for name, recipe in lossy.items()}
         for name, recipe in chosen.items():
             identity = checkpoint.weights_sha256, ranges, checkpoint.tokenizer_hashes
             export_graphs(model, recipe, directory / name, *identity)
@@ -52,6 +54,7 @@ def ship(
             description,
             {"path": place, "weights_sha256": checkpoint.weights_sha256},
             {name: version(name) for name in ("torch", "onnx", "onnxscript")},
+            limits,
         )
         bundle = open_bundle(directory)
         gate = Gate(bundle, checkpoint.directory, progress=progress)

@@ -12,6 +12,10 @@ from ..decoding.search import length_norm
 from .observe import Observation, Run, Trace, tokens_of
 from .report import Divergence, Layer, Outputs, StepDifference
 
+WIDE = "wide beam"
+BEAMS = ("beam", WIDE)
+"""Modes whose candidates are sums of several steps."""
+
 
 @dataclass(frozen=True)
 class Judge:
@@ -52,7 +56,7 @@ class Judge:
 
     def open_margin(self, found: Divergence, totals: Outputs) -> float:
         """Two numbers can each be off by the measured error, so their order is open within twice that."""
-        if found.mode == "beam":  # sums of several steps
+        if found.mode in BEAMS:  # sums of several steps
             return 2 * min(max(self.error, totals.score_max), self.tolerance * (found.step + 1))
         measured = max(self.error, totals.score_max) if found.variant else self.error
         return 2 * min(measured, self.tolerance)
@@ -64,7 +68,7 @@ class Judge:
         apart = (a.parents[:steps, :width] != b.parents[:steps, :width]) | (
             a.tokens[:steps, :width] != b.tokens[:steps, :width]
         )
-        if totals.mode == "beam":
+        if totals.mode in BEAMS:
             for step, row in enumerate(apart):
                 row[max(self.decisive(a, step), self.decisive(b, step)) :] = False
         places = np.argwhere(apart)[:1].tolist()
@@ -79,7 +83,7 @@ class Judge:
         """The divergence of candidate n at a step."""
         (step, n), a, b = where, ours.traces[i], theirs.traces[i]
         token, chosen = int(a.tokens[step, n]), int(b.tokens[step, n])
-        if totals.mode == "beam":
+        if totals.mode in BEAMS:
             mine, other = float(a.values[step, n]), float(b.values[step, n])
             same = np.flatnonzero((a.parents[step] == b.parents[step, n]) & (a.tokens[step] == chosen))
             below = same[same > n]  # above it, the engine has named a candidate twice
@@ -172,11 +176,12 @@ def by_step(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[St
 
 def by_layer(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> list[Layer]:
     """Differences of the layers that both engines show, in the order of computation."""
-    return [
-        Layer(name, float(differences([ours[name]], [theirs[name]]).max()), float(np.abs(ours[name]).max()))
-        for name in ours
-        if name in theirs
-    ]
+    found = []
+    for name in (name for name in ours if name in theirs):
+        apart = differences([ours[name]], [theirs[name]])
+        noise = float(np.sqrt(np.square(apart).mean()))
+        found.append(Layer(name, float(apart.max()), float(np.abs(ours[name]).max()), noise))
+    return found
 
 
 def worse(a: float, b: float) -> float:

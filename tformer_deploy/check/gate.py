@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, cast
 
 from .. import __version__
 from ..bundle import Bundle
@@ -16,16 +17,19 @@ from ..config import ModelConfig
 from ..data import read_lines
 from ..engines import limits_of, make_engine, parse_name, recipe_of
 from ..engines.base import Engine, Limits
-from ..errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, MissingExtra
+from ..errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, MissingExtra, missing_extra
 from ..recipe import TOLERANCES, Axes, Recipe, Tolerance, narrowest
 from ..text import Tokenizers
+from .blame import find_layer
 from .observe import CheckOptions, Run, tokens_of
-from .parity import check, eager_invariance, find_layer, generated_sources
+from .parity import check, eager_invariance, generated_sources
 from .reference import Reference, make_reference
-from .report import EngineReport, Report
+from .report import Constants, EngineReport, Report
 
 GENERATED = CheckOptions(max_tokens=32, invariance=12)
 """For generated sources: random ones would run to the model's last position."""
+LAYER_NOISE = 3
+"""Times the noise of calibration that a layer may have: what is checked is other text, and may leave its ranges."""
 _PACKAGES = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "sentencepiece", "numpy")
 
 
@@ -142,12 +146,47 @@ class Gate:
                     report.engines.append(EngineReport(backend, engine.precision, tolerance, failures=[str(error)]))
                     continue
                 found.precision, found.loosened = engine.precision, loosened(recipe)
+                behaved = found.passed
+                self.add_constants(found, recipe)
+                self.add_layer_limits(found)
                 if translations:
                     _add_quality(found, reference.observed.runs, runs, translations, bundle.tokenizers(), tolerance)
                 if not found.passed:
-                    found.blame = self.blame(engine, reference, found, tolerance)
+                    found.blame = found.failures[0] if behaved else self.blame(engine, reference, found, tolerance)
             report.engines.append(found)
         return report
+
+    def add_layer_limits(self, report: EngineReport) -> None:
+        """Hold a variant's layers to a multiple of what its rounding did to them when it was calibrated."""
+        variants = self.bundle.manifest.get("variants", {})
+        measured = variants.get(parse_name(report.engine).variant, {}).get("limits", {})
+        for layer in report.layers:
+            if layer.name in measured:
+                layer.limit = LAYER_NOISE * measured[layer.name]
+        beyond = [layer for layer in report.layers if layer.limit is not None and not layer.noise <= layer.limit]
+        if beyond:  # what lies behind it is off as well
+            first = beyond[0]
+            report.failures.append(
+                f"layer {first.name} differs by {first.noise:.2g} (root mean square), "
+                f"more than {LAYER_NOISE} times what rounding did to it in calibration, {first.limit:.2g}"
+            )
+
+    def add_constants(self, report: EngineReport, recipe: Recipe) -> None:
+        """Compare the constants of an engine's graphs with the checkpoint's tensors, where both can be read."""
+        name = parse_name(report.engine)
+        if name.backend == "eager":
+            return
+        variant = next((key for key, each in self.bundle.variants.items() if each is recipe), "")
+        try:
+            from .constants import compare_constants, failures
+
+            found = compare_constants(self.bundle, variant, recipe, cast(Any, self.eager()).model)
+            report.failures += failures(found)
+        except (ArtifactError, MissingExtra) as error:
+            found = Constants(skipped=str(error))
+        except ModuleNotFoundError as error:
+            found = Constants(skipped=str(missing_extra(error)))
+        report.constants = found
 
     def blame(self, engine: Engine, reference: Reference, found: EngineReport, tolerance: Tolerance) -> str:
         """The layer at fault, where eager PyTorch is at hand."""

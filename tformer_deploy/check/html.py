@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from .markup import CSS, Html, join, limit_text, note, number, tag
 from .plots import layer_plot, step_plot
-from .report import Divergence, EngineReport, Outputs, Report
+from .report import Divergence, EngineReport, Outputs, Report, describe_constants
 
 MAX_ROWS = 200
 """Of a table of divergences."""
@@ -186,8 +186,10 @@ def _engine_section(report: Report, engine: EngineReport, n: int) -> Html:
         tag("h2", engine.engine, " ", _badge(engine.passed) if len(report.engines) > 1 else ""),
         tag("h3", "Scores and encoder outputs"),
         _differences(engine),
+        *_constants(engine),
         *_outputs(engine),
         *_invariance(engine, report.eager_invariance),
+        *_sizes(engine),
         *_quality(engine),
         tag("h3", "Layers"),
         layer_plot(engine, engine.tolerance),
@@ -211,6 +213,9 @@ def _differences(engine: EngineReport) -> Html:
         measured.insert(
             1, ("Attention", "encoder", engine.attention_max, ("-", "-"), engine.encoder_sentences, "sentence")
         )
+    for each in engine.vocabulary:
+        name = "encoder" if each.side == "source" else "scores"
+        measured.append((f"{each.side.title()} entries, each once", name, each.largest, ("-", "-"), each.count, "id"))
     rows = []
     for label, name, largest, others, count, noun in measured:
         limit = getattr(engine.tolerance, name)
@@ -218,6 +223,13 @@ def _differences(engine: EngineReport) -> Html:
         share = number(largest / limit) if limit and count else "-"
         rows.append((label, _over(largest, limit, count), *others, allowed, share, _counted(count, noun)))
     return _table(("Absolute difference", "Max", "99.9 %", "Mean", "Limit", "Max / limit", "Over"), rows, "figures")
+
+
+def _constants(engine: EngineReport) -> list[Html]:
+    """The arrays inside the graphs, beside the checkpoint's tensors."""
+    if not engine.constants:
+        return []
+    return [tag("h3", "Constants"), tag("p", describe_constants(engine.constants))]
 
 
 def _outputs(engine: EngineReport) -> list[Html]:
@@ -243,6 +255,19 @@ def _invariance(engine: EngineReport, eager: Sequence[Outputs]) -> list[Html]:
         "Equal to the engine's own outputs in its usual batches. Small: eager PyTorch against itself, likewise."
     )
     return [title, *([told, _table(("Batch", *modes), rows, "figures")] if rows else [note("Not checked.")])]
+
+
+def _sizes(engine: EngineReport) -> list[Html]:
+    """A wide beam and large batches."""
+    rows = []
+    for o in engine.sizes:
+        bad = "bad" if _failed(engine, o) else ""
+        name = f"{o.mode}, as many sentences as fit" if o.variant else f"{o.mode}, beside eager"
+        rows.append((name, f"{o.sentences:,}", f"{o.equal:,}", f"{o.ties:,}", _cell(f"{o.failed:,}", mark=bad)))
+    head = ("", "Compared", "Equal", "Ties", "Differ")
+    equal = f"Equal rows of a wide beam have scores within {number(engine.rows_max or 0.0)} of each other."
+    told = [note(equal)] if engine.rows_max is not None else []
+    return [tag("h3", "Wide beams and large batches"), _table(head, rows, "figures"), *told] if rows else []
 
 
 def _quality(engine: EngineReport) -> list[Html]:

@@ -19,6 +19,7 @@ from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Ints, Limits, Outlook
 from ..errors import ConfigError, EngineError, MissingExtra, ParityError
 from ..translate import length_batches, make_batch
+from .vocabulary import Vocabulary
 
 BEST, OTHERS = 16, 48
 """Log-probabilities compared at a step: of the best tokens, and of others that rotate through the vocabulary."""
@@ -53,6 +54,12 @@ class CheckOptions:
     """Padded source tokens of a batch."""
     positions: int = 0
     """Target positions that are scored at least once, however short the outputs are; 0: all that there are."""
+    wide: int = 64
+    """Width of one more beam of a few sentences, as far as the recipe goes; none where that is not above `beams`."""
+    large_tokens: int = 4096
+    """Padded source tokens of the largest batches, counted once for every beam, as `translate` counts; 0: none."""
+    vocabulary: bool = True
+    """Every entry of both vocabularies is fed once."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -63,6 +70,8 @@ class CheckOptions:
             ("invariance", 0),
             ("batch_tokens", 1),
             ("positions", 0),
+            ("wide", 0),
+            ("large_tokens", 0),
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least {least}")
@@ -76,8 +85,8 @@ class CheckOptions:
         beams = min(self.beams, limits.beams)
         tokens = min(self.max_tokens, limits.tgt_tokens)
         positions = min(self.positions or limits.tgt_tokens, limits.tgt_tokens)
-        n_best = min(self.n_best, beams)
-        return dataclasses.replace(self, max_tokens=tokens, beams=beams, n_best=n_best, positions=positions)
+        n_best, wide = min(self.n_best, beams), min(self.wide, limits.beams)
+        return dataclasses.replace(self, max_tokens=tokens, beams=beams, n_best=n_best, positions=positions, wide=wide)
 
     def modes(self) -> dict[str, DecodeOptions]:
         """The ways of decoding that are compared."""
@@ -128,6 +137,10 @@ class Observation:
     """Of the same sentences (T, S): where each step looks, if the engine returns that."""
     layers: dict[str, Floats] = field(default_factory=dict)
     """What every layer puts out for `probe_sentence`."""
+    wide: Run | None = None
+    """A few sentences with a wide beam, see `sizes.run_wide`."""
+    vocabulary: Vocabulary | None = None
+    """Every entry of both vocabularies."""
 
 
 def observe(

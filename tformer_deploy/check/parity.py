@@ -5,22 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 
-from ..decoding.rules import best_tokens
-from ..engines.base import Engine, Floats, Outlook
-from ..errors import MissingExtra
+from ..engines.base import Engine
+from ..errors import ArtifactError
 from ..recipe import Tolerance
-from ..translate import make_batch
-from .compare import Judge, by_layer, by_step, differences, relative, worse
-from .observe import Observation, Run, end_ids, far_target, layers_of, middle, observe, own_noise, tokens_of
+from .compare import WIDE, Judge, by_layer, by_step, differences, worse
+from .observe import Observation, Run, end_ids, observe, own_noise
 from .reference import Reference, run_variants
-from .report import EngineReport, Outputs, describe_divergence
+from .report import EngineReport, Entries, Outputs, describe_divergence
+from .sizes import compare_large, rows_apart, run_large, run_wide
+from .vocabulary import SIDES, read_vocabulary
 
-ABOVE_NOISE = 10
-"""By how much a layer's difference must exceed those of the layers before it, to be the one at fault."""
 OWN_NOISE = 0.05
 """Between its batches a lossy engine's scores may differ by this share of what it may differ from eager."""
 Cases = set[tuple[str, str, int]]
@@ -71,9 +70,54 @@ def check(
         report.own_noise = own_noise(engine, reference.sources, expected, found)
         judge = dataclasses.replace(judge, error=report.own_noise, tolerance=tolerance.scores * OWN_NOISE)
     report.invariance, _ = _invariance(judge, found, again, not_blamed, report)
+    _compare_sizes(engine, judge, reference, report)
+    report.vocabulary = _compare_vocabulary(engine, reference)
     report.failures = _failures(report, len(reference.sources), tolerance)
     report.seconds = time.perf_counter() - start
     return report, found.runs
+
+
+def _compare_sizes(engine: Engine, judge: Judge, reference: Reference, report: EngineReport) -> None:
+    """A wide beam against eager's, its equal rows with each other, and large batches against the engine's own usual.
+
+    `judge` is that of the invariance check; adds ties and failures to the report.
+    """
+    sources, options, tolerance = reference.sources, reference.options, report.tolerance
+    expected = reference.observed
+    if expected.wide and (run := run_wide(engine, sources, options)):
+        totals = Outputs(WIDE)
+        against_eager = Judge(expected, report.scores_max, tolerance.scores, options.wide, end_ids(engine))
+        ties, failures, _ = against_eager.compare(expected.wide, run, totals)
+        report.sizes.append(totals)
+        report.ties += ties if tolerance.tokens else []
+        report.divergences += failures if tolerance.tokens else []
+        report.rows_max = rows_apart(engine, sources, expected.runs["greedy"], options)
+    for mode in ("greedy", "beam") if options.large_tokens else ():
+        if mode not in expected.runs:
+            continue
+        totals, ties, failures = compare_large(judge, *run_large(engine, sources, options, mode), mode)
+        if totals.sentences:
+            report.sizes.append(totals)
+            report.ties += ties
+            report.divergences += failures
+
+
+def _compare_vocabulary(engine: Engine, reference: Reference) -> list[Entries]:
+    """Every entry of both sides against eager's. Raises ArtifactError for a reference of other vocabularies."""
+    expected, entries = reference.observed.vocabulary, []
+    if expected is None:
+        return []
+    found = read_vocabulary(engine)
+    for side in SIDES:
+        ours, theirs = getattr(expected, side), getattr(found, side)
+        if ours.shape != theirs.shape:
+            raise ArtifactError(
+                f"the reference has {len(ours)} {side} entries, the bundle {len(theirs)}: make it again"
+            )
+        apart = differences([ours], [theirs]).reshape(ours.shape).max(1)
+        worst = int(np.where(np.isnan(apart), np.inf, apart).argmax())
+        entries.append(Entries(side, len(ours), float(apart[worst]), worst))
+    return entries
 
 
 def eager_invariance(reference: Reference, eos_id: int, tolerance: Tolerance) -> tuple[list[Outputs], Cases]:
@@ -111,91 +155,23 @@ def _failures(report: EngineReport, sentences: int, tolerance: Tolerance) -> lis
         found.append(f"attention differs by {report.attention_max:.2e}")
     if not report.scores_max <= tolerance.scores:
         found.append(f"scores differ by {report.scores_max:.2e}")
-    for totals in (*(report.outputs if tolerance.tokens else []), *report.invariance):
+    for entries in report.vocabulary:
+        if not entries.largest <= (tolerance.encoder if entries.side == "source" else tolerance.scores):
+            what = "encoder outputs" if entries.side == "source" else "scores"
+            found.append(
+                f"{entries.side} entry {entries.worst} of the vocabulary: {what} differ by {entries.largest:.2e}"
+            )
+    noise = tolerance.scores * (1 if tolerance.tokens else OWN_NOISE)
+    if report.rows_max is not None and not report.rows_max <= noise:
+        found.append(f"equal rows of a {WIDE} have scores that differ by {report.rows_max:.2e}")
+    sizes = [totals for totals in report.sizes if totals.variant or tolerance.tokens]
+    for totals in (*(report.outputs if tolerance.tokens else []), *report.invariance, *sizes):
         if totals.failed > (math.ceil(tolerance.unstable * totals.sentences) if totals.variant else 0):
             name = f"{totals.mode} ({totals.variant})" if totals.variant else totals.mode
             apart = [d for d in report.divergences if (d.mode, d.variant) == (totals.mode, totals.variant)]
             first = f"the first: {describe_divergence(apart[0])}" if apart else f"scores by {totals.score_max:.2e}"
             found.append(f"{name}: {totals.failed} of {totals.sentences} sentences differ, {first}")
     return found
-
-
-def find_layer(engine: Engine, eager: Engine, reference: Reference, report: EngineReport, tolerance: Tolerance) -> str:
-    """Where an engine that failed first leaves eager: the sentence, the token and the layer. Both must be entered."""
-    if not reference.sources:
-        return ""
-    first = min(report.divergences, key=lambda d: (bool(d.variant), d.sentence), default=None)
-    i, worst = first.sentence if first else report.worst_sentence, report.worst_sentence
-    runs = reference.observed.runs
-    positions = reference.options.positions
-    suspects = [(j, tokens_of(runs["greedy"].outputs[j][0])) for j in dict.fromkeys((i, worst))]
-    if first:  # a token that only a beam or a sample takes is not in the greedy output
-        judge = Judge(reference.observed, 0.0, 0.0, reference.options.beams, end_ids(engine))
-        rows = judge.rows(runs[first.mode].traces[i], first.step, first.mode)
-        suspects += [(i, [*row, first.eager_token]) for row in rows]
-    suspects.append(
-        (middle(reference.sources), far_target(runs["greedy"], engine, min(positions, engine.limits.tgt_tokens)))
-    )
-    for sentence, target in suspects:
-        source = reference.sources[sentence]
-        try:
-            ours, theirs = (layers_of(side, source, target) for side in (eager, engine))
-        except MissingExtra as error:
-            return f"sentence {i + 1}; the layer is not known: {error}"
-        report.layers = by_layer(ours, theirs)
-        where = first_apart(ours, theirs, tolerance)
-        where = where or _step_apart(engine, eager, source, target, reference.options.beams, tolerance)
-        if where:
-            return f"sentence {sentence + 1}, {where}"
-    if report.attention_max is not None and not report.attention_max <= tolerance.encoder:
-        return "the output attention, where no layer differs"
-    return (
-        f"sentence {i + 1}: every layer agrees on it alone with eager's tokens, so rows are mixed up between steps "
-        f"(parents, caches) or between sentences of a batch"
-    )
-
-
-def first_apart(ours: dict[str, Floats], theirs: dict[str, Floats], tolerance: Tolerance) -> str:
-    """The first layer that is far above the noise of those before it, and for the decoder's the token; or nothing."""
-    noise = 0.0
-    for name in [name for name in ours if name in theirs]:
-        apart = relative(ours[name], theirs[name])
-        limit = max(tolerance.encoder / ABOVE_NOISE, ABOVE_NOISE * noise)
-        if not apart.max() <= limit:
-            if name.startswith(("encoder", "memory", "cross_")):
-                return name
-            tokens = [not here.max() <= limit for here in apart]
-            return f"token {tokens.index(True) + 1}, {name}"
-        noise = max(noise, float(apart.max()))
-    return ""
-
-
-def _step_apart(
-    engine: Engine, eager: Engine, source: Sequence[int], target: list[int], beams: int, tolerance: Tolerance
-) -> str:
-    """Which output of the engine's own steps is wrong where no layer is, with several rows alike; or nothing."""
-    batch = make_batch([source], engine.config.pad_id)
-    states = [side.encode(batch.src_ids, batch.src_lengths, Outlook(beams, len(target))) for side in (eager, engine)]
-    tokens = np.full((1, 1), engine.config.bos_id, np.int32)
-    for step, token in enumerate(target):
-        sides = zip((eager, engine), states, strict=True)
-        expected, found = (side.step(tokens, state, full=True) for side, state in sides)
-        assert expected.log_probs is not None and found.log_probs is not None
-        ids = found.ids.clip(0, engine.config.tgt_vocab - 1)
-        best = np.take_along_axis(found.log_probs, best_tokens(found.log_probs, ids.shape[-1]), -1)
-        pairs = {
-            "log_probs": (expected.log_probs, found.log_probs),
-            "top_ids": (best, np.where(ids == found.ids, np.take_along_axis(found.log_probs, ids, -1), np.nan)),
-            "top_scores": (best, found.scores),
-        }
-        for name, (ours, theirs) in pairs.items():
-            if not differences([ours], [theirs]).max() <= tolerance.scores:
-                return f"token {step + 1}, {name} of {tokens.size} rows, where no layer differs"
-        if step == 0:
-            for side, state in zip((eager, engine), states, strict=True):
-                side.reorder(state, np.zeros((1, beams), np.int32))
-        tokens = np.full((1, beams), token, np.int32)
-    return ""
 
 
 def _worst_sentence(found: Observation, expected: Observation) -> int:
@@ -210,9 +186,14 @@ def _worst_sentence(found: Observation, expected: Observation) -> int:
 
 
 def generated_sources(src_vocab: int, eos_id: int, longest: int) -> list[list[int]]:
-    """Random sources of lengths 1 to `longest`, each once up to 16 and then ever farther apart; the same each time."""
+    """Random sources of lengths 1 to `longest`, each once up to 16 and then ever farther apart; the same each time.
+
+    Their tokens are one random order of the vocabulary after another, so that a small one is in them entirely.
+    """
     lengths = [n for n in range(1, longest + 1) if n <= 16 or n % 16 == 0 or n == longest]
     while len(lengths) > 48:
         lengths = lengths[:16] + lengths[16:-1:2] + lengths[-1:]
-    rng = np.random.default_rng(0)
-    return [[*rng.integers(min(4, src_vocab - 1), src_vocab, n - 1).tolist(), eos_id] for n in lengths]
+    rng, words = np.random.default_rng(0), np.arange(min(4, src_vocab - 1), src_vocab)
+    rounds = -(-sum(lengths) // len(words))
+    tokens = iter(np.concatenate([rng.permutation(words) for _ in range(rounds)]).tolist())
+    return [[*islice(tokens, n - 1), eos_id] for n in lengths]

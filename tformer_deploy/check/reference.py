@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,8 @@ from ..decoding import Hypothesis
 from ..engines.base import Engine
 from ..errors import ArtifactError, ConfigError
 from ..files import atomic_file
+from ..headers import DAMAGED, parse_json, read_arrays
+from .compare import WIDE
 from .observe import (
     ENCODER_SENTENCES,
     VARIANTS,
@@ -31,13 +31,10 @@ from .observe import (
     record,
     spread,
 )
+from .sizes import run_wide, wide_beam, wide_sentences
+from .vocabulary import PROBES, SIDES, Vocabulary, read_vocabulary
 
-VERSION = 1
-# What zipfile, numpy and json raise over a file that is not as it was written.
-_DAMAGED = (
-    *(OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, MemoryError),
-    *(zipfile.BadZipFile, zlib.error, ConfigError),
-)
+VERSION = 2
 
 
 @dataclass
@@ -71,6 +68,9 @@ class Reference:
         _pack(arrays, "encoder", [array for arrays_ in self.observed.encoder.values() for array in arrays_])
         arrays["attention.sentences"] = np.array(list(self.observed.attention), np.int32)
         _pack(arrays, "attention", list(self.observed.attention.values()))
+        if self.observed.vocabulary:
+            for side in SIDES:
+                arrays[f"vocabulary.{side}"] = getattr(self.observed.vocabulary, side)
         for name, run in _runs(self).items():
             _pack_run(arrays, name, run)
         with atomic_file(path) as temporary, temporary.open("wb") as file:
@@ -87,6 +87,9 @@ def make_reference(
     """Run eager PyTorch, entered, over a corpus. `about`: corpus, weights_sha256, machine."""
     options = options.within(eager.limits)
     observed = observe(eager, sources, options, None, progress)
+    observed.wide = run_wide(eager, sources, options)
+    if options.vocabulary and sources:
+        observed.vocabulary = read_vocabulary(eager)
     variants = run_variants(eager, sources, options, progress)
     return Reference([list(source) for source in sources], options, observed=observed, variants=variants, **about)
 
@@ -116,14 +119,14 @@ def load_reference(path: Path) -> Reference:
     if not path.is_file():
         raise ArtifactError(f"{path}: no such reference: make one with tformer check --save-reference {path}")
     try:
-        with zipfile.ZipFile(path) as archive:
-            if damaged := archive.testzip():
-                raise ValueError(f"{damaged} does not match its checksum")
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        header = json.loads(bytes(arrays["header"]))
+        arrays = read_arrays(path)
+        header = parse_json(bytes(arrays["header"]).decode())
         if header["format"] != "tformer-reference":
             raise ArtifactError(f"{path} is not a reference of tformer check")
+        if header["version"] < VERSION:
+            raise ArtifactError(
+                f"{path} has version {header['version']}, older than {VERSION}: make it again with --save-reference"
+            )
         if header["version"] > VERSION:
             raise ArtifactError(f"{path} has version {header['version']}, newer than {VERSION}: update tformer-deploy")
         sentences = arrays["encoder.sentences"].tolist()
@@ -157,14 +160,22 @@ def load_reference(path: Path) -> Reference:
             for variant in VARIANTS if picked else ():
                 runs = reference.variants.setdefault(variant, {})
                 runs[mode] = _unpack_run(arrays, f"{variant}.{mode}", picked)
+        if wide_beam(reference.options) and reference.sources:
+            observed.wide = _unpack_run(arrays, WIDE, wide_sentences(reference.sources))
+        if reference.options.vocabulary and reference.sources:
+            sides = [arrays[f"vocabulary.{side}"] for side in SIDES]
+            if any(side.ndim != 2 or side.shape[1] != PROBES or side.dtype != np.float32 for side in sides):
+                raise ValueError("its vocabularies have another form")
+            observed.vocabulary = Vocabulary(*sides)
         return reference
-    except _DAMAGED as error:
+    except (*DAMAGED, ConfigError) as error:
         raise ArtifactError(f"{path} is damaged ({error}): make it again with --save-reference") from None
 
 
 def _runs(reference: Reference) -> dict[str, Run]:
     names = {f"{variant}.{mode}": run for variant, runs in reference.variants.items() for mode, run in runs.items()}
-    return {**reference.observed.runs, **names}
+    wide = {WIDE: reference.observed.wide} if reference.observed.wide else {}
+    return {**reference.observed.runs, **wide, **names}
 
 
 def _pack(arrays: dict[str, Any], name: str, values: Sequence[np.ndarray]) -> None:

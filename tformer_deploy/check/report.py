@@ -12,6 +12,8 @@ from ..recipe import Tolerance
 
 TIES_SHOWN = 5
 """Of each kind, in the text."""
+NAMES_SHOWN = 3
+"""Constants of a kind, in the text and on the page; `--json` has all."""
 
 
 @dataclass
@@ -63,6 +65,39 @@ class Layer:
     """Largest absolute difference at real positions."""
     largest: float
     """Largest absolute value of eager's output."""
+    noise: float = 0.0
+    """Root mean square of the differences."""
+    limit: float | None = None
+    """What `noise` may be, where calibration has measured it."""
+
+
+@dataclass
+class Constants:
+    """The arrays inside an engine's graphs, beside the checkpoint's tensors that they are functions of."""
+
+    compared: int = 0
+    equal: int = 0
+    unknown: list[str] = field(default_factory=list)
+    """Arrays that are no known function of a tensor of the checkpoint, graph and name."""
+    absent: list[str] = field(default_factory=list)
+    """Tensors of the checkpoint that no array is known to be."""
+    wrong: list[str] = field(default_factory=list)
+    """A line for each array that differs."""
+    skipped: str = ""
+    """Why nothing was compared, if nothing was."""
+
+
+@dataclass
+class Entries:
+    """The entries of one side's vocabulary, each fed once."""
+
+    side: str
+    """`source`: elements of the encoder's outputs are compared; `target`: log-probabilities."""
+    count: int
+    largest: float
+    """Largest absolute difference."""
+    worst: int
+    """Id of the entry that has it."""
 
 
 @dataclass
@@ -98,8 +133,15 @@ class EngineReport:
     scores_count: int = 0
     steps: list[StepDifference] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
+    constants: Constants | None = None
+    """Of an engine that runs graphs."""
     outputs: list[Outputs] = field(default_factory=list)
     invariance: list[Outputs] = field(default_factory=list)
+    sizes: list[Outputs] = field(default_factory=list)
+    """A wide beam against eager, and the rows of the largest batches against the engine's own usual ones."""
+    rows_max: float | None = None
+    """How far the log-probabilities of equal rows of a wide beam are apart."""
+    vocabulary: list[Entries] = field(default_factory=list)
     ties: list[Divergence] = field(default_factory=list)
     divergences: list[Divergence] = field(default_factory=list)
     """Without an excuse."""
@@ -180,8 +222,17 @@ def _describe(report: EngineReport) -> list[str]:
     ]
     if not report.tolerance.tokens:
         lines.append(f"  own scores        alone and in a batch within {report.own_noise:.2e}")
+    for entries in report.vocabulary:
+        lines.append(
+            f"  {entries.side} entries    max difference {entries.largest:.2e}   {entries.count:,}, each fed once"
+        )
     if report.attention_max is not None:
         lines.append(f"  attention         max difference {report.attention_max:.2e}")
+    if limited := [layer for layer in report.layers if layer.limit is not None]:
+        share = max((layer.noise / layer.limit for layer in limited if layer.limit), default=0.0)
+        lines.append(f"  layers            {len(limited)} with a limit from calibration, at most {share:.0%} of it")
+    if report.constants:
+        lines.append(f"  constants         {describe_constants(report.constants)}")
     for found in report.outputs:
         lines.append(
             f"  {found.mode:<17} {found.equal} of {found.sentences} sentences equal, {found.ties} ties"
@@ -191,6 +242,13 @@ def _describe(report: EngineReport) -> list[str]:
         name = f"{found.variant}, {found.mode}"
         unblamed = f", {found.not_blamed} where eager differs too" if found.not_blamed else ""
         lines.append(f"  {name:<22} {found.equal} of {found.sentences} the same, {found.ties} ties{unblamed}")
+    for found in report.sizes:
+        name, what = (f"{found.variant}, {found.mode}", "rows the same") if found.variant else (found.mode, "equal")
+        lines.append(
+            f"  {name:<22} {found.equal} of {found.sentences} {what}, {found.ties} ties, {found.failed} differ"
+        )
+    if report.rows_max is not None:
+        lines.append(f"  equal rows of a beam   within {report.rows_max:.1e}")
     for mode, sides in report.quality.items():
         for measure, eager in sides["eager"].items():
             engine = sides["engine"][measure]
@@ -202,6 +260,18 @@ def _describe(report: EngineReport) -> list[str]:
     if report.blame:
         lines.append(f"  FIRST DIFFERENCE: {report.blame}")
     return [*lines, "passed" if report.passed else "failed"]
+
+
+def describe_constants(found: Constants) -> str:
+    """What was compared with the checkpoint and what was not, in one line."""
+    if found.skipped:
+        return f"not compared: {found.skipped}"
+    texts = [f"{found.equal:,} of {found.compared:,} equal to the checkpoint's"]
+    for names, what in ((found.unknown, "of other origin"), (found.absent, "of the checkpoint's not found")):
+        if names:
+            shown = ", ".join(names[:NAMES_SHOWN]) + (" and others" if len(names) > NAMES_SHOWN else "")
+            texts.append(f"{len(names):,} {what} ({shown})")
+    return "; ".join(texts)
 
 
 def _ties(ties: list[Divergence]) -> list[str]:

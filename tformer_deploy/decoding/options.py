@@ -80,8 +80,8 @@ class DecodeOptions:
             self._require(name, getattr(self, name) < MOST, f"less than {MOST}")
         for name in ("min_tokens", "max_ratio", "min_ratio", "top_k", "no_repeat_ngram", "coverage_penalty"):
             self._require(name, getattr(self, name) >= 0, "at least 0")
-        for name in ("max_ratio", "min_ratio", "coverage_penalty"):
-            self._require(name, getattr(self, name) <= 1e6, "at most 1000000")
+        for name, most in {"max_ratio": 1e300, "min_ratio": 1e300, "coverage_penalty": 1e6, "patience": 1e6}.items():
+            self._require(name, getattr(self, name) <= most, f"at most {most:g}")
         for name in ("temperature", "repetition_penalty"):
             self._require(name, 1e-3 <= getattr(self, name) <= 1e3, "between 0.001 and 1000")
         self._require("length_penalty", abs(self.length_penalty) <= 10, "between -10 and 10")
@@ -89,7 +89,6 @@ class DecodeOptions:
         self._require("min_p", 0 <= self.min_p < 1, "at least 0 and less than 1")
         self._require("seed", 0 <= self.seed < MAX_SEED, f"at least 0 and less than {MAX_SEED}")
         self._require("patience", self.patience * self.beams >= 0.5, f"at least {0.5 / self.beams}")
-        self._require("patience", self.patience <= 1e6, "at most 1000000")
         self._require("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens={self.max_tokens}")
         if self.sampling:
             self._require("beams", self.beams == 1, "1 with sampling: n_best is the number of samples")

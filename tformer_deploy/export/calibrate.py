@@ -1,18 +1,29 @@
-"""The ranges of what goes into every matrix product, seen on real sentences: what int8 activations are scaled by."""
+"""What matrix products read on real sentences: ranges for int8 to round by, and what rounding does to every layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..model import Transformer
+from ..contract import layer_names
+from ..model import KeysValues, Layers, Transformer
+from ..recipe import Recipe
+from .products import block_size, blocks, columns
 
 Ranges = dict[str, tuple[float, float]]
 """Name of a linear layer -> least and largest element of its input, 0 among them."""
+Noise = dict[str, float]
+"""Name of a layer's output, see `contract.layer_names` -> the root mean square of its differences."""
 SENTENCES, BATCH, TOKENS = 256, 32, 64
 """At most so many sentences, in batches of so many, each decoded for at most so many steps."""
+NOISE_SENTENCES, NOISE_TOKENS = 64, 32
+"""The same where both the model and its rounded copy decode."""
+Step = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Tokens (B, 1), position (1) and the sentences that go on (B) -> log-probabilities (B, 1, V)."""
 
 
 @torch.inference_mode()
@@ -32,28 +43,124 @@ def input_ranges(model: Transformer, sources: Sequence[Sequence[int]]) -> Ranges
     try:
         chosen = sorted(sources[:SENTENCES], key=len)
         for start in range(0, len(chosen), BATCH):
-            decode(model, chosen[start : start + BATCH])
+            for _ in decode([model], chosen[start : start + BATCH], TOKENS):
+                pass
     finally:
         for hook in hooks:
             hook.remove()
     return found
 
 
-def decode(model: Transformer, sources: Sequence[Sequence[int]]) -> None:
-    """Greedy search, for the sake of the values on the way."""
-    config, batch = model.config, len(sources)
+@torch.inference_mode()
+def layer_noise(model: Transformer, recipe: Recipe, ranges: Ranges, sources: Sequence[Sequence[int]]) -> Noise:
+    """What a recipe's rounding does to the output of every layer: to the sentence to which it does most.
+
+    Both the model and a copy that rounds as the recipe's graphs do are fed what the model itself decodes.
+    """
+    found: Noise = {}
+    models = [model, round_model(model, recipe, ranges)]
+    chosen = sorted(sources[:NOISE_SENTENCES], key=len)
+    for start in range(0, len(chosen), BATCH):
+        sums: dict[str, Tensor] = {}
+        batch = chosen[start : start + BATCH]
+        counts = {"encoder": torch.zeros(len(batch)), "decoder": torch.zeros(len(batch))}
+        for side, sentences, real, (ours, theirs) in decode(models, batch, NOISE_TOKENS):
+            counts[side][sentences] += real.sum(1)
+            for name in layer_names("encoder" if side == "encoder" else "decoder_step", model.config):
+                squares = ((ours[name] - theirs[name]).square().mean(2) * real).sum(1)
+                sums.setdefault(name, torch.zeros(len(batch)))[sentences] += squares
+        for name, total in sums.items():
+            in_encoder = name in layer_names("encoder", model.config)
+            largest = (total / counts["encoder" if in_encoder else "decoder"]).max().sqrt()
+            found[name] = max(found.get(name, 0.0), float(largest))
+    return found
+
+
+Seen = tuple[str, Tensor, Tensor, list[Layers]]
+"""`encoder` or `decoder`, the sentences (n), which positions are real (n, T), and the layers of every model."""
+
+
+def decode(models: Sequence[Transformer], sources: Sequence[Sequence[int]], most: int) -> Iterator[Seen]:
+    """Greedy search of the first model, whose tokens the others are fed, for the sake of the values on the way."""
+    config, batch = models[0].config, len(sources)
     lengths = torch.tensor([len(source) for source in sources])
     src_ids = torch.full((batch, int(lengths.max())), config.pad_id)
     for row, source in zip(src_ids, sources, strict=True):
         row[: len(source)] = torch.tensor(source)
-    cross = model.cross_keys_values(model.encode(src_ids, lengths))
-    empty = cross[0][0].new_empty(batch, config.heads, 0, config.head_dim)
-    past, tokens = [(empty, empty)] * len(cross), torch.full((batch, 1), config.bos_id)
-    for position in range(min(TOKENS, config.max_positions)):
-        log_probs, past = model.step(tokens, torch.tensor([position]), lengths, cross, past)
-        tokens = log_probs.argmax(-1)
-        going = tokens[:, 0] != config.eos_id
+    layers: list[Layers] = [{} for _ in models]
+    cross = [
+        model.cross_keys_values(model.encode(src_ids, lengths, seen))
+        for model, seen in zip(models, layers, strict=True)
+    ]
+    sentences = torch.arange(batch)
+    yield "encoder", sentences, torch.arange(src_ids.shape[1]) < lengths[:, None], layers
+    empty = cross[0][0][0].new_empty(batch, config.heads, 0, config.head_dim)
+    past = [[(empty, empty)] * len(pairs) for pairs in cross]
+    tokens = torch.full((batch, 1), config.bos_id)
+    for position in range(min(most, config.max_positions)):
+        layers, chosen = [{} for _ in models], tokens
+        for n, model in enumerate(models):
+            log_probs, past[n] = model.step(tokens, torch.tensor([position]), lengths, cross[n], past[n], layers[n])
+            chosen = chosen if n else log_probs.argmax(-1)
+        yield "decoder", sentences, torch.ones(len(sentences), 1), layers
+        going = chosen[:, 0] != config.eos_id
         if not going.any():
             return
-        tokens, lengths = tokens[going], lengths[going]
-        cross, past = ([(k[going], v[going]) for k, v in pairs] for pairs in (cross, past))
+        tokens, lengths, sentences = chosen[going], lengths[going], sentences[going]
+        cross, past = ([_kept(pairs, going) for pairs in side] for side in (cross, past))
+
+
+def _kept(pairs: Sequence[KeysValues], going: Tensor) -> list[KeysValues]:
+    return [(k[going], v[going]) for k, v in pairs]
+
+
+def round_model(model: Transformer, recipe: Recipe, ranges: Ranges) -> Transformer:
+    """A copy whose weights are as exact as those of a recipe's graphs, and which rounds what its products read."""
+    copied = copy.deepcopy(model)
+    for name, module in copied.named_modules():
+        if isinstance(module, nn.Embedding):
+            module.weight = _frozen(_by_columns(module.weight))
+        elif isinstance(module, nn.Linear):
+            in_encoder = name.startswith("encoder.") or name.endswith((".cross.key", ".cross.value"))
+            weight = dict(model.named_modules())[name].weight
+            if in_encoder or not recipe.block:
+                module.weight = _frozen(_by_columns(weight))
+                least, largest = ranges[name]
+                module.register_forward_pre_hook(lambda _, x, a=least, b=largest: (_over(x[0], a, b),))
+            else:
+                size = block_size(recipe.block, weight.shape[1])
+                module.weight = _frozen(_by_blocks(weight, 8 if recipe.precision == "int8" else 4, size))
+                module.register_forward_pre_hook(lambda _, x, size=size: (_each_block(x[0], size),))
+    return copied
+
+
+def _frozen(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight, requires_grad=False)
+
+
+def _by_columns(weight: Tensor) -> Tensor:
+    integers, scales = columns(weight.detach().numpy())
+    return torch.from_numpy(integers.astype(np.float32) * scales[:, None])
+
+
+def _by_blocks(weight: Tensor, bits: int, size: int) -> Tensor:
+    integers, scales = blocks(weight.detach().numpy(), bits, size)
+    values = (integers.astype(np.float32) - (1 << (bits - 1))) * scales[:, :, None]
+    return torch.from_numpy(values.reshape(len(values), -1)[:, : weight.shape[1]].copy())
+
+
+def _over(x: Tensor, least: float, largest: float) -> Tensor:
+    """x in 8 bits over a range, as `products.round_input` has it."""
+    step = max(largest - least, 1e-6) / 255
+    zero = round(min(max(-least / step, 0), 255))
+    return ((x / step).round() + zero).clamp(0, 255).sub(zero).mul(step)
+
+
+def _each_block(x: Tensor, size: int) -> Tensor:
+    """x in 8 bits with a scale for every block of a row, as the kernels of `MatMulNBits` have it."""
+    width = x.shape[-1]
+    padded = nn.functional.pad(x, (0, -width % size))
+    parts = padded.view(*x.shape[:-1], -1, size)
+    step = parts.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+    rounded: Tensor = ((parts / step).round() * step).flatten(-2)[..., :width]
+    return rounded

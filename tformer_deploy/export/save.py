@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -22,15 +23,22 @@ INDICES = (TensorProto.INT32, TensorProto.INT64)
 """Sizes and places, which stay in the graph in any case: it can then be understood without its weights."""
 
 
-def load_graph(path: Path, weights: bool = True) -> onnx.ModelProto:
-    """Read a graph, with the weights beside it. Raises ArtifactError, also for weights outside its folder."""
+@contextmanager
+def reading(graph: Path) -> Iterator[None]:
+    """Say on one line what onnx has against a graph's file, or the weights beside it. Raises ArtifactError."""
     try:
-        return onnx.load(path, load_external_data=weights)
+        yield
     except (ValueError, DecodeError, onnx.checker.ValidationError) as error:
         said = " ".join(str(error).split())[:MESSAGE]
         raise ArtifactError(
-            f"{path} is damaged, or tformer did not make it ({said}): copy or export the bundle again"
+            f"{graph} is damaged, or tformer did not make it ({said}): copy or export the bundle again"
         ) from None
+
+
+def load_graph(path: Path, weights: bool = True) -> onnx.ModelProto:
+    """Read a graph, with the weights beside it. Raises ArtifactError, also for weights outside its folder."""
+    with reading(path):
+        return onnx.load(path, load_external_data=weights)
 
 
 def save_graphs(models: Mapping[str, onnx.ModelProto], directory: Path) -> None:

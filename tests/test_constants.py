@@ -1,0 +1,168 @@
+"""The constants of every graph, compared with the checkpoint: right ones pass, wrong ones are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import GraphProto, numpy_helper
+
+from tformer_deploy.bundle import Bundle
+from tformer_deploy.check.constants import compare_constants, failures, tensors_of
+from tformer_deploy.check.report import Constants, describe_constants
+from tformer_deploy.config import ModelConfig
+from tformer_deploy.contract import graphs_of
+from tformer_deploy.export.calibrate import input_ranges
+from tformer_deploy.export.to_onnx import export_graphs
+from tformer_deploy.model import Transformer
+from tformer_deploy.recipe import load_recipe
+
+from .conftest import random_model, small_config
+from .mutations import CONSTANTS, Mutation
+
+RECIPES = ("fp32-cpu", "int8", "int8-latency", "int4", "trt")
+CONFIGS: dict[str, dict[str, Any]] = {
+    "tied": {},
+    "apart, post-norm": {"share_embeddings": "none", "norm_position": "post", "final_norm": False, "output_bias": True},
+    "annotated, learned": {"norm": "annotated", "positions": "learned", "scale_embeddings": False},
+    "odd sizes": {"d_model": 40, "d_ff": 100, "src_vocab": 33, "tgt_vocab": 47, "share_embeddings": "decoder"},
+}
+
+
+def graphs(model: Transformer, recipe: str, folder: Path) -> Bundle:
+    """A bundle of one variant, or of the standard graphs, that is no more than its graphs."""
+    config = model.config
+    chosen = load_recipe(recipe).for_model(config)
+    variant = "" if chosen.target == "onnx" else recipe
+    ranges = input_ranges(model, [[5, 6, 7, 3], [8, 9, 3]]) if chosen.precision != "fp32" else {}
+    export_graphs(model.eval(), chosen, folder / variant, "0", ranges)
+    return Bundle(folder, config, chosen, {}, {variant: chosen} if variant else {}, variant)
+
+
+def compared(model: Transformer, bundle: Bundle) -> Constants:
+    variant = bundle.default
+    return compare_constants(bundle, variant, bundle.variants[variant] if variant else bundle.recipe, model)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
+def test_what_export_makes_is_equal(changes: dict[str, Any], recipe: str, tmp_path: Path) -> None:
+    model = random_model(small_config(**changes))
+    found = compared(model, graphs(model, recipe, tmp_path))
+    assert not found.wrong and not found.absent and found.equal == found.compared > 30
+    # What is left is made of measured ranges, or of nothing that a checkpoint has.
+    made = (".step", ".zero", "_score", ": lowest", ": half", ": unit", ": sqrt_half")
+    assert all(name.endswith(made) for name in found.unknown), found.unknown
+
+
+@pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
+def test_standard_graphs_are_equal(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = random_model(small_config(encoder_layers=1, decoder_layers=1, **changes))
+    bundle = graphs(model, "fp32", tmp_path)
+    found = compared(model, bundle)
+    assert not found.wrong and not found.absent and found.equal == found.compared > 30
+    sizes = {
+        f"{graph}: {t.name}": list(t.dims) for graph in graphs_of(bundle.recipe) for t in initializers(bundle, graph)
+    }
+    assert all(sizes[name] == [] for name in found.unknown), "single numbers alone have no origin"
+
+
+def initializers(bundle: Bundle, graph: str) -> list[Any]:
+    return list(onnx.load(bundle.graph(graph), load_external_data=False).graph.initializer)
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "int8"])
+def test_an_untrained_model_with_equal_tensors_is_equal(recipe: str, tmp_path: Path) -> None:
+    """Of its zero biases an exporter keeps one, so that they name no layer."""
+    model = Transformer(small_config()).init_weights(1)
+    found = compared(model, graphs(model, recipe, tmp_path))
+    assert not found.wrong and not found.absent and found.equal == found.compared
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Transformer, Bundle]]:
+    """The small model's graphs of every recipe of `CONSTANTS`. Read only."""
+    model, folder = random_model(small_config()), tmp_path_factory.mktemp("graphs")
+    names = dict.fromkeys(variant or "fp32" for variant, *_ in CONSTANTS.values())
+    for name in names:
+        (folder / name).mkdir()
+    return {name: (model, graphs(model, name, folder / name)) for name in names}
+
+
+def mutated(bundle: Bundle, graph: str, mutate: Mutation, out: Path) -> Bundle:
+    """The bundle with one graph changed, all of them without files for their weights."""
+    variant, folder = bundle.default, out / bundle.default
+    folder.mkdir(exist_ok=True)
+    for name in graphs_of(bundle.variants[variant] if variant else bundle.recipe):
+        model = onnx.load(bundle.graph(name, variant))
+        if name == graph:
+            mutate(model.graph)
+        onnx.save(model, folder / f"{name}.onnx")
+    return Bundle(out, bundle.config, bundle.recipe, {}, bundle.variants, variant)
+
+
+@pytest.mark.parametrize(("variant", "graph", "mutate", "named"), CONSTANTS.values(), ids=CONSTANTS)
+def test_wrong_constants_are_named(
+    variant: str, graph: str, mutate: Mutation, named: str, exported: dict[str, Any], tmp_path: Path
+) -> None:
+    model, bundle = exported[variant or "fp32"]
+    found = compared(model, mutated(bundle, graph, mutate, tmp_path))
+    lines = failures(found)
+    assert lines and all(line.startswith("constant ") for line in lines)
+    assert any(named in line and f"{graph}.onnx differs from the checkpoint's by " in line for line in lines), lines
+
+
+def test_a_renamed_constant_cannot_hide(exported: dict[str, Any], tmp_path: Path) -> None:
+    """It is missed, and counted among those of unknown origin."""
+
+    def rename(graph: GraphProto) -> None:
+        old = next(t for t in graph.initializer if t.name.endswith("encoder.1.ff.down.bias"))
+        name, old.name = old.name, "mine"
+        for node in graph.node:
+            node.input[:] = ["mine" if each == name else each for each in node.input]
+
+    for recipe in ("fp32", "int8"):
+        model, bundle = exported[recipe]
+        (tmp_path / recipe).mkdir()
+        found = compared(model, mutated(bundle, "encoder", rename, tmp_path / recipe))
+        assert "encoder: mine" in found.unknown
+        missing = found.absent if recipe == "fp32" else failures(found)
+        assert any("encoder.1.ff.down.bias" in line for line in missing)
+        assert "of other origin (" in describe_constants(found)
+
+
+def test_nan_and_other_shapes_are_no_equality(exported: dict[str, Any], tmp_path: Path) -> None:
+    model, bundle = exported["int8"]
+    for number, change in enumerate((lambda a: a * np.nan, lambda a: a[:-1], lambda a: -a, lambda a: a * 0)):
+
+        def mutate(graph: GraphProto, change: Any = change) -> None:
+            for tensor in graph.initializer:
+                if tensor.name in ("encoder_norm.bias", "encoder.0.ff.up.scales"):
+                    values = np.asarray(change(numpy_helper.to_array(tensor)), np.float32)
+                    if tensor.name == "encoder_norm.bias" or values.shape == tuple(tensor.dims):
+                        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+
+        (tmp_path / str(number)).mkdir()
+        found = compared(model, mutated(bundle, "encoder", mutate, tmp_path / str(number)))
+        assert any("encoder_norm.bias" in line for line in found.wrong)
+        assert number == 1 or any("encoder.0.ff.up" in line for line in found.wrong)
+
+
+def test_the_tensors_of_a_checkpoint_have_their_positions() -> None:
+    model = random_model(ModelConfig(**{**vars(small_config()), "encoder_layers": 1, "decoder_layers": 1}))
+    found = tensors_of(model)
+    assert found["src_positions"].shape == (24, 32) and "decoder.0.ff.up.weight" in found
+
+
+def test_many_wrong_constants_are_counted() -> None:
+    found = Constants(compared=9, wrong=[f"constant {n}" for n in range(9)])
+    assert failures(found) == [
+        "constant 0",
+        "constant 1",
+        "constant 2",
+        "6 more constants differ from the checkpoint's",
+    ]
+    assert describe_constants(Constants(skipped="no onnx")) == "not compared: no onnx"
