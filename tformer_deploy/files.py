@@ -103,7 +103,7 @@ def atomic_directory(
         if os.path.lexists(path) and not force:
             raise ArtifactError(f"{path} exists already: choose another folder or add --force")
         if os.path.lexists(path) and not is_one(path):
-            raise ArtifactError(f"{path} is not a {kind}, so --force does not replace it: choose another folder")
+            raise ArtifactError(f"{path} is not a {kind} and stays as it is: remove it, or choose another folder")
 
     refuse_existing()
     path.parent.mkdir(parents=True, exist_ok=True)
