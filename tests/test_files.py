@@ -26,7 +26,7 @@ from tformer_deploy.checkpoint import (
 )
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.errors import ArtifactError, ConfigError, TformerError
-from tformer_deploy.files import atomic_directory, atomic_file, check_writable, hold, sha256, write_json
+from tformer_deploy.files import atomic_directory, atomic_file, check_writable, hold, output_file, sha256, write_json
 from tformer_deploy.headers import digest, member, read_bytes, read_header, verify
 from tformer_deploy.model import Transformer
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
@@ -163,7 +163,7 @@ def test_a_killed_process_leaves_the_old_directory_or_the_new_one(
 
 
 def test_what_others_work_on_or_own_is_no_leftover(tmp_path: Path) -> None:
-    mine = [tmp_path / ".bundle.tmp", tmp_path / ".bundle.12345678.tm", tmp_path / ".other.12345678.tmp"]
+    mine = [tmp_path / name for name in (".bundle.tmp", ".bundle.20240101.tmp", ".other.12345678.tformer.tmp")]
     for path in mine:
         path.write_text("mine")
     with atomic_directory(tmp_path / "bundle", force=False) as first:
@@ -236,7 +236,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     for name, target in (("link", "real/file"), ("dangling", "real/new")):
         (tmp_path / name).symlink_to(target)
-        with atomic_file(tmp_path / name) as temporary:
+        with output_file(tmp_path / name) as temporary:
             temporary.write_text(name)
         assert (tmp_path / name).is_symlink() and (tmp_path / target).read_text() == name
     make_old(tmp_path / "bundle")
@@ -248,19 +248,19 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 
 
 def test_a_device_and_a_pipe_are_written_to(tmp_path: Path) -> None:
-    with atomic_file(Path("/dev/null")) as temporary:
+    with output_file(Path("/dev/null")) as temporary:
         temporary.write_text("nothing")
     assert Path("/dev/null").is_char_device()
-    with pytest.raises(OSError, match="No space left"), atomic_file(Path("/dev/full")) as temporary:
+    with pytest.raises(OSError, match="No space left"), output_file(Path("/dev/full")) as temporary:
         temporary.write_text("too much")
     assert Path("/dev/full").is_char_device()
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with atomic_file(tmp_path / "pipe") as temporary:
+    with output_file(tmp_path / "pipe") as temporary:
         temporary.write_text("through the pipe")
     assert os.read(reader, 100) == b"through the pipe" and names(tmp_path) == ["pipe"]
     os.close(reader)
-    with pytest.raises(IsADirectoryError), atomic_file(tmp_path):
+    with pytest.raises(IsADirectoryError), output_file(tmp_path):
         pass
 
 
@@ -283,6 +283,49 @@ def test_results_that_cannot_be_written_are_known_before(tmp_path: Path) -> None
     for path in (tmp_path, tmp_path / "file/below", tmp_path / "nowhere/file", tmp_path / "dangling"):
         with pytest.raises(ConfigError, match="cannot be written: name a file in a folder that exists"):
             check_writable(path)
+
+
+def test_links_in_a_folder_that_is_changed_are_refused(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    make_old(folder)
+    make_old(outside)
+    with atomic_file(folder / "file") as temporary:
+        temporary.write_text("new")
+    (folder / "deep").mkdir()
+    for name, make in (("link", lambda path: path.symlink_to(outside)), ("deep/pipe", os.mkfifo)):
+        make(folder / name)
+        with pytest.raises(ArtifactError, match=f"{name} is a link, a pipe or a device"), hold(folder):
+            pass
+        (folder / name).unlink()
+    (folder / "link").symlink_to(outside / "file")
+    with atomic_file(folder / "link") as temporary:
+        temporary.write_text("instead of the link")
+    assert not (folder / "link").is_symlink() and (outside / "file").read_text() == "old"
+
+
+def test_open_files_are_written_to(tmp_path: Path) -> None:
+    """As `--html /dev/stdout >> log` asks."""
+    code = "from tformer_deploy.files import *; print('first'); write_output(Path('/dev/stdout'), 'page')"
+    (tmp_path / "log").write_text("before\n")
+    with (tmp_path / "log").open("a") as log:
+        subprocess.run([sys.executable, "-c", code], stdout=log, check=True, timeout=60)
+    assert (tmp_path / "log").read_text() == "before\nfirst\npage"
+
+
+@pytest.mark.parametrize(
+    ("mask", "before", "expected"), [(0o077, None, 0o600), (0o022, None, 0o644), (0o022, 0o600, 0o600)]
+)
+def test_permissions_are_kept(mask: int, before: int | None, expected: int, tmp_path: Path) -> None:
+    path, old = tmp_path / "file", os.umask(mask)
+    try:
+        if before:
+            path.write_text("old")
+            path.chmod(before)
+        with atomic_file(path) as temporary:
+            temporary.write_text("new")
+    finally:
+        os.umask(old)
+    assert path.read_text() == "new" and path.stat().st_mode & 0o777 == expected
 
 
 # What a header may name

@@ -22,7 +22,7 @@ LEVELS = [
     ["checkpoint"],
     ["model", "engines.base"],
     ["recipe", "contract", "bundle", "plans", "shortlist", "text"],
-    ["config", "files", "headers", "memory"],
+    ["config", "files", "headers", "memory", "notes"],
     ["errors"],
 ]
 HEAVY = {

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from tformer_deploy.checkpoint import open_checkpoint
+from tformer_deploy.checkpoint import load_tensors, open_checkpoint, save_tensors
 from tformer_deploy.data import DataConfig
 from tformer_deploy.errors import ArtifactError
-from tformer_deploy.files import write_json
+from tformer_deploy.files import sha256, write_json
 from tformer_deploy.headers import digest
 from tformer_deploy.runs import start_run
 from tformer_deploy.train import STATE, Trainer
@@ -97,6 +98,25 @@ def test_what_was_harmed_is_refused(name: str, harm: Callable[[Path], object], w
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert words in failed_line(resume(folder))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("change", ["shape", "type", "missing"])
+@pytest.mark.parametrize("name", ["exp_avg", "step"])
+def test_optimizer_states_that_do_not_fit(name: str, change: str, folder: Path) -> None:
+    """The optimizer would read and write beyond them."""
+    path, header = folder / "run/train/state-0000004.safetensors", folder / "run" / STATE
+    tensors = load_tensors(path)
+    key = next(each for each in tensors if each.startswith(f"{name}."))
+    if change == "missing":
+        del tensors[key]
+    else:
+        tensors[key] = torch.zeros(3) if change == "shape" else tensors[key].double()
+    save_tensors(path, tensors)
+    stored = json.loads(header.read_text())
+    stored["files"]["train/state-0000004.safetensors"] = sha256(path)
+    write_json(header, {**stored, "sha256": digest(stored)})
+    line = failed_line(resume(folder))
+    assert key in line and ("is missing" if change == "missing" else "does not fit its config") in line
 
 
 @pytest.mark.parametrize(

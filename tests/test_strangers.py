@@ -40,11 +40,14 @@ def place(with_lists: Path, run: Path, tmp_path: Path) -> Iterator[Path]:
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "victim").write_text("mine")
     (tmp_path / "lines").write_text("w5 w6\n")
-    before = {path for path in tmp_path.rglob("*") if "bundle" not in path.parts}
+    before = others(tmp_path)
     yield tmp_path
-    assert (tmp_path / "victim").read_text() == "mine"
-    after = {path for path in tmp_path.rglob("*") if path.relative_to(tmp_path).parts[0] != "bundle"}
-    assert after == {path for path in before if path.relative_to(tmp_path).parts[0] != "bundle"}
+    assert (tmp_path / "victim").read_text() == "mine" and others(tmp_path) == before
+
+
+def others(folder: Path) -> set[Path]:
+    """What is neither the bundle nor the run."""
+    return {path for path in folder.rglob("*") if path.relative_to(folder).parts[0] not in ("bundle", "run")}
 
 
 def harm(place: Path, change: Change) -> None:
@@ -115,6 +118,9 @@ NAMES: dict[str, Change] = {
     **{
         f"file {name}": name_file(name) for name in ("../victim", "{0}/victim", "int8/../../victim", "a.onnx/../b.onnx")
     },
+    "file with a line end": name_file("a.onnx\n"),
+    "file of half a character": name_file("\ud800.onnx"),
+    "variant with a line end": name_variant("int8\n"),
     "file hidden": name_file(".victim.onnx"),
     "file deep": name_file("a/b/c.onnx"),
     "file of another kind": name_file("setup.py"),
@@ -136,9 +142,8 @@ NAMES: dict[str, Change] = {
 def test_names_of_files_that_are_no_own_ones(verb: str, change: Change, place: Path) -> None:
     harm(place, change)
     line = refused(verb, place)
-    assert "bundle" in line and any(
-        word in line for word in ("is damaged: ", "lies outside", "is no regular file", "has the name")
-    )
+    words = "is damaged: ", "lies outside", "is no regular file", "is a link, a pipe or a device", "has the name"
+    assert "bundle" in line and any(each in line for each in words)
 
 
 def test_another_models_tokenizer(place: Path) -> None:
@@ -150,6 +155,34 @@ def test_another_models_tokenizer(place: Path) -> None:
     line = failed_line(run_here("translate", place / "bundle", stdin=b"w5\n"))
     assert "manifest.json was edited: encoder.onnx is of another model, recipe or tokenizer" in line
     assert "has other tokenizers than" in refused("check", place)
+
+
+def test_what_is_written_goes_through_no_link(place: Path) -> None:
+    """Not even where the name of the file can be told before."""
+    text = place / "lines"
+    text.write_text("".join(f"w{i} w{i + 1}\n" for i in range(4, 50)))
+    harm(place, lambda manifest, place: manifest.pop("shortlist"))
+    for path in (place / "bundle").glob("shortlist-*.npz"):
+        path.unlink()
+        path.symlink_to(place / "victim")
+    assert "is a link, a pipe or a device" in refused("shortlist", place)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.png", "weights", "train", "tokenizer.words"])
+@pytest.mark.parametrize("verb", ["train", "init"])
+def test_runs_are_not_written_through_links(verb: str, name: str, place: Path) -> None:
+    run, outside = place / "run", place / "run-outside"
+    outside.mkdir()
+    (outside / "step-0000001.safetensors").write_text("mine")
+    path = run / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.symlink_to(outside if name in ("weights", "train") else place / "victim")
+    options = ["--task", "copy"] if verb == "train" else ["--preset", "tiny", "--vocab-size", 60]
+    assert "is a link" in failed_line(run_here(verb, "--out", run, "--force", *options))
+    assert (outside / "step-0000001.safetensors").read_text() == "mine"
+    shutil.rmtree(outside)
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -186,7 +219,7 @@ WRONG = {
     "tokenizer.source.kind": ["magic", 3, None],
     "tokenizer.source.language": [["en"], 3, "../x", "english"],
     "shortlist": [{}, "x", {"file": "encoder.onnx"}],
-    "shortlist.tokens": ["many", None],
+    "shortlist.tokens": ["many", 10**400, None],
     "checkpoint": [{}, [], None],
     "checkpoint.path": [3, None],
     "checkpoint.weights_sha256": ["0", None],

@@ -47,9 +47,9 @@ def load(
 
     if not isinstance(bundle, str | PathLike):
         raise ConfigError(f"bundle={bundle!r}: must be a folder's path")
-    if not isinstance(checkpoint or "", str | PathLike):
+    if not isinstance("" if checkpoint is None else checkpoint, str | PathLike):
         raise ConfigError(f"checkpoint={checkpoint!r}: must be a folder's path")
-    for option, text in (("backend", backend), ("variant", variant or ""), ("device", device)):
+    for option, text in (("backend", backend), ("variant", "" if variant is None else variant), ("device", device)):
         if not isinstance(text, str):
             raise ConfigError(f"{option}={text!r}: must be a str")
     longest = LINE_BYTES if max_line_bytes is None else max_line_bytes

@@ -169,6 +169,17 @@ def open_bundle(directory: Path, graphs: bool = True) -> Bundle:
     """
     manifest = read_header(directory, MANIFEST, "bundle", VERSION)
     try:
+        return _open(directory, manifest, graphs)
+    except ArtifactError:
+        later = read_header(directory, MANIFEST, "bundle", VERSION)
+        if later == manifest:
+            raise
+        return _open(directory, later, graphs)  # `shortlist` or `export --force` came in between
+
+
+def _open(directory: Path, manifest: dict[str, Any], graphs: bool) -> Bundle:
+    """See `open_bundle`."""
+    try:
         variants = {name: recipe_from_dict(variant["recipe"]) for name, variant in manifest.get("variants", {}).items()}
         config = from_dict(ModelConfig, manifest["model"], "model")
         recipe, default = recipe_from_dict(manifest["recipe"]), manifest.get("default", "")

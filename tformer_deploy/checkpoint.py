@@ -92,12 +92,15 @@ def load_weights(model: Transformer, tensors: Mapping[str, Tensor], where: Path)
     if missing := sorted(parameters.keys() ^ tensors.keys()):
         raise ArtifactError(f"{where} does not fit its config: missing or unknown tensor '{missing[0]}'")
     for name, parameter in parameters.items():
-        if parameter.shape != tensors[name].shape:
-            raise ArtifactError(
-                f"{where} does not fit its config: '{name}' is {tuple(tensors[name].shape)}, "
-                f"expected {tuple(parameter.shape)}"
-            )
+        require_like(tensors[name], parameter, name, where)
         parameter.data.copy_(tensors[name])
+
+
+def require_like(tensor: Tensor, parameter: Tensor, name: str, where: Path) -> None:
+    """Raise ArtifactError where a stored tensor has another shape or type than what it is for."""
+    if tensor.shape != parameter.shape or tensor.dtype != parameter.dtype:
+        found, wanted = (f"{tuple(each.shape)} {str(each.dtype)[6:]}" for each in (tensor, parameter))
+        raise ArtifactError(f"{where} does not fit its config: '{name}' is {found}, expected {wanted}")
 
 
 def save_checkpoint(

@@ -78,7 +78,7 @@ def read_lines(path: Path) -> list[str]:
 
     Raises DataError with the line number of what is too long or cannot be read.
     """
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"{path}: no such file")
     lines: list[str] = []
     try:
@@ -89,7 +89,7 @@ def read_lines(path: Path) -> list[str]:
                 lines.append(raw.decode("utf-8").strip())
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: cannot be read: {reason}") from None
+        raise DataError(f"{path}: cannot be read: {reason}: name another file") from None
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}:{len(lines) + 1}: not UTF-8 ({error.reason}): convert the file, for example with iconv"

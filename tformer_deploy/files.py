@@ -10,6 +10,8 @@ import logging
 import os
 import re
 import shutil
+import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -18,7 +20,8 @@ from typing import Any
 
 from .errors import ArtifactError, ConfigError
 
-_TEMPORARY = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}\.tmp", re.DOTALL)
+_SUFFIX = ".tformer.tmp"
+_TEMPORARY = re.compile(rf"\.(?P<target>.+)\.[a-z0-9_]{{8}}{re.escape(_SUFFIX)}", re.DOTALL)
 _RENAME_NOREPLACE, _RENAME_EXCHANGE, _AT_FDCWD = 1, 2, -100  # linux/fs.h, linux/fcntl.h
 _log = logging.getLogger(__name__)
 
@@ -33,29 +36,62 @@ def sha256(path: Path) -> str:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path; what it holds takes the place of the file at `path` if the block succeeds.
 
-    Links are followed. Only a regular file is replaced; a device or a pipe is written to. What killed writers of the
-    same file have left is removed.
+    A link is replaced, not followed. What killed writers of the same file have left is removed.
     """
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():
-        with scratch("tformer-output") as folder:
-            content = folder / "content"
-            yield content
-            with content.open("rb") as source, path.open("wb") as device:
-                shutil.copyfileobj(source, device)
-        return
-    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, path.name)
     with _temporary(path, directory=False) as temporary:
         try:
             yield temporary
-            temporary.chmod(0o644)
+            temporary.chmod(_mode(path))
             _sync(temporary)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def output_file(path: Path) -> Iterator[Path]:
+    """The same for a result that somebody wants at `path`: links are followed; devices and pipes are written to."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not _is_special(path):
+        with atomic_file(Path(os.path.realpath(path))) as temporary:
+            yield temporary
+        return
+    with scratch("tformer-output") as folder:
+        content = folder / "content"
+        yield content
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        with content.open("rb") as source, os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as device:
+            shutil.copyfileobj(source, device)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether something is written to and not replaced: a device, a pipe, an open file as /dev/stdout names it."""
+    real = os.path.realpath(path)
+    return path.exists() and (not path.is_file() or real.startswith(("/proc/", "/dev/")) or _is_open_file(path))
+
+
+def _is_open_file(path: Path) -> bool:
+    """Whether links lead through /proc/self/fd or /dev/fd to a file."""
+    for _ in range(40):
+        if str(path.parent) in ("/dev/fd", "/proc/self/fd", f"/proc/{os.getpid()}/fd"):
+            return True
+        if not path.is_symlink():
+            return False
+        path = path.parent / path.readlink()
+    return False
+
+
+def _mode(path: Path) -> int:
+    """The permissions of a file that is replaced, else what the process gives new ones."""
+    if path.is_file() and not path.is_symlink():
+        return stat.S_IMODE(path.stat().st_mode)
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def check_utf8(path: Path) -> None:
@@ -63,27 +99,28 @@ def check_utf8(path: Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        shown = str(path).encode("utf-8", "backslashreplace").decode().replace("\\udc", "\\x")
         raise ConfigError(f"{shown} is not UTF-8, which the runtimes need: rename the folder") from None
 
 
 def check_writable(path: Path) -> None:
-    """Find out before the work whether `atomic_file` can write its result. Raises ConfigError."""
-    special = path.exists() and not path.is_file() and not path.is_dir()
+    """Find out before the work whether `output_file` can write its result. Raises ConfigError."""
+    special = not path.is_dir() and _is_special(path)
     place = path if special else Path(os.path.realpath(path)).parent
     if path.is_dir() or not (special or place.is_dir()) or not os.access(place, os.W_OK):
         raise ConfigError(f"{path} cannot be written: name a file in a folder that exists and is writable")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text atomically."""
-    with atomic_file(path) as temporary:
+def write_output(path: Path, text: str) -> None:
+    """Write a result that somebody wants at `path`, UTF-8."""
+    with output_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically, readable by people."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -161,9 +198,17 @@ def hold(directory: Path) -> Iterator[None]:
         # The one before may have removed it, or put another one in its place.
         if not _lock(handle) or not directory.is_dir() or not os.path.samestat(os.fstat(handle), directory.stat()):
             raise ArtifactError(f"{directory} is being changed by another process: wait until it has ended")
+        require_plain(directory)
         yield
     finally:
         os.close(handle)
+
+
+def require_plain(directory: Path) -> None:
+    """Raise ArtifactError where a folder that is to be changed holds links, pipes or devices: they lead elsewhere."""
+    for path in directory.rglob("*"):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise ArtifactError(f"{path} is a link, a pipe or a device: put a file or a folder there instead")
 
 
 @contextmanager
@@ -181,7 +226,7 @@ def scratch(name: str) -> Iterator[Path]:
 @contextmanager
 def _temporary(path: Path, directory: bool) -> Iterator[Path]:
     """A new file or folder beside `path`, locked as long as this process works on it."""
-    place = ".tmp", f".{path.name}.", path.parent
+    place = _SUFFIX, f".{path.name}.", path.parent
     while True:
         if directory:
             temporary = Path(tempfile.mkdtemp(*place))
@@ -205,7 +250,7 @@ def remove_leftovers(folder: Path, target: str = "") -> bool:
     Returns whether something is left, because a process works on it at this moment.
     """
     busy = False
-    for path in sorted(folder.glob(".*.tmp")):
+    for path in sorted(folder.glob(f".*{_SUFFIX}")):
         found = _TEMPORARY.fullmatch(path.name)
         if not found or target not in ("", found["target"]):
             continue

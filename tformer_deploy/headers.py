@@ -11,16 +11,17 @@ import stat
 import struct
 import tokenize
 import tomllib
+import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from .errors import ArtifactError, ConfigError
 from .files import check_utf8, sha256
 
-JSON_BYTES, TOKENIZER_BYTES = 64 << 20, 256 << 20
+HEADER_BYTES, JSON_BYTES, TOKENIZER_BYTES = 16 << 20, 64 << 20, 64 << 20
 """Larger headers and reports, and larger tokenizers, are refused before they are read."""
 DAMAGED = (
     *(OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, MemoryError, OverflowError),
@@ -87,8 +88,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def read_arrays(path: Path) -> dict[str, Any]:
-    """The arrays of an .npz file, whose parts must not claim to be larger than the file lets them.
+def read_arrays(path: Path, names: Collection[str] = ()) -> dict[str, Any]:
+    """The arrays of an .npz file, or those of some names; its parts must not claim to be larger than it lets them.
 
     Raises one of `DAMAGED`.
     """
@@ -100,8 +101,8 @@ def read_arrays(path: Path) -> dict[str, Any]:
                 raise ValueError(f"{part.filename} unpacks to {part.file_size} bytes")
         if damaged := archive.testzip():
             raise ValueError(f"{damaged} does not match its checksum")
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
+    with warnings.catch_warnings(action="ignore"), np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in names or file.files}
 
 
 def read_header(directory: Path, name: str, kind: str, version: int) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def read_header(directory: Path, name: str, kind: str, version: int) -> dict[str
     check_utf8(directory)
     if not path.exists():
         raise ArtifactError(f"{directory} is not a {kind}: it has no {name}")
-    header = read_json(directory, name)
+    header = read_json(directory, name, HEADER_BYTES)
     try:
         found = header["format"], header["version"]
     except (KeyError, TypeError, IndexError) as error:
@@ -146,8 +147,9 @@ def schema_error(value: Any, kind: str) -> str:
     except JsonSchemaValueException as error:
         where = ".".join(error.path[1:])
         if error.rule == "propertyNames":
-            bad = next(name for name in error.value if not re.search(error.rule_definition["pattern"], name))
-            return f"{where} has the name {bad!r}, which no file or part of it can have"
+            pattern = error.rule_definition["pattern"].removesuffix("$") + r"\Z"
+            bad = next(name for name in error.value if not re.search(pattern, name))
+            return f"{where} has the name {bad!r:.80}, which no file or part of it can have"
         return str(error.message).removeprefix("data ").removeprefix("data.")
     return ""
 

@@ -14,6 +14,7 @@ import sacrebleu
 
 from .files import atomic_file, scratch
 from .headers import parse_json
+from .notes import note
 
 
 def corpus_bleu(made: Sequence[str], reference: Sequence[str], lowercase: bool = False) -> float:
@@ -90,9 +91,9 @@ class Metrics:
         if not self.path:
             return
         if self._bar:
-            print(f"\r\033[K{text}", end="" if transient else "\n", file=sys.stderr, flush=True)
+            note(f"\r\033[K{text}", end="" if transient else "\n")
         else:
-            print(text, file=sys.stderr, flush=True)
+            note(text)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ class Profile:
 
 def parse_profile(text: str) -> Profile:
     """`8x4x64x128`: batch, beams, source tokens, target positions. Raises ConfigError."""
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){3}", text):
+    if not re.fullmatch(r"[1-9]\d{0,8}(x[1-9]\d{0,8}){3}", text):
         raise ConfigError(f"profile '{text}': write BATCHxBEAMSxSOURCExTARGET, such as 8x4x64x128")
     return Profile(*map(int, text.split("x")))
 

@@ -62,6 +62,11 @@ class Tolerance:
     def __post_init__(self) -> None:
         check_types(self)
 
+    def within(self, other: Tolerance) -> Tolerance:
+        """What both accept."""
+        both = {f.name: min(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self)}
+        return Tolerance(**{**both, "tokens": self.tokens or other.tokens})
+
 
 TOLERANCES = {
     "fp32": Tolerance(),

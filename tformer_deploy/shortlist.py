@@ -73,7 +73,7 @@ class Shortlist:
         if not 0 <= min(always.min(), targets.min(initial=0)) <= max(always.max(), targets.max(initial=0)) < vocab:
             raise ValueError(f"a token is outside the vocabulary of {vocab}")
         counts = np.diff(offsets)
-        if offsets[0] or counts.min(initial=0) < 0 or (len(counts) + 1) * counts.max(initial=1) > MOST:
+        if offsets[0] or counts.min(initial=0) < 0 or (len(counts) + 1) * int(counts.max(initial=1)) > MOST:
             raise ValueError("its lists overlap or are too long")
         places = np.arange(int(counts.max(initial=1)))
         # Filled up with what every list has, and a row of that for padding, so that one look-up does for a batch.
@@ -214,7 +214,7 @@ def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
     path = bundle.directory / bundle.manifest["shortlist"]["file"]
     config = bundle.config
     try:
-        arrays = read_arrays(path)
+        arrays = read_arrays(path, ("always", "offsets", "targets", "tokenizers", "vocab"))
         always, offsets, targets = (arrays[name] for name in ("always", "offsets", "targets"))
         tokenizers, vocab = arrays["tokenizers"].tolist(), int(arrays["vocab"])
         shortlist = Shortlist(always, offsets, targets, vocab)

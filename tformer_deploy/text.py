@@ -218,13 +218,13 @@ def tokenizer_files(description: dict[str, Any]) -> list[str]:
 def _load(directory: Path, description: dict[str, Any]) -> Tokenizer:
     name = description["file"]
     content, kind = read_bytes(directory, name, TOKENIZER_BYTES), description.get("kind")
-    if kind == "sentencepiece":
-        return SentencePiece(content)
-    if kind == "words":
-        try:
+    try:
+        if kind == "sentencepiece":
+            return SentencePiece(content)
+        if kind == "words":
             return Words(content.decode("utf-8").split("\n")[:-1], description.get("language"))
-        except UnicodeDecodeError as error:
-            raise ArtifactError(f"{directory / name} is damaged: {error}") from None
+    except (UnicodeDecodeError, ArtifactError) as error:
+        raise ArtifactError(f"{directory / name} is damaged ({error}): copy or make the folder again") from None
     raise ArtifactError(f"{directory / name}: unknown tokenizer kind '{kind}'")
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from .checkpoint import HEADER, load_tensors, load_weights, model_tensors, save_checkpoint, save_tensors
+from .checkpoint import HEADER, load_tensors, load_weights, model_tensors, require_like, save_checkpoint, save_tensors
 from .checkpoint import VERSION as CHECKPOINT_VERSION
 from .config import ModelConfig, TrainConfig
 from .data import Batch, BatchStream, Corpus, DataConfig, Parallel
@@ -35,6 +35,7 @@ from .files import sha256, write_json
 from .headers import digest, read_header, verify
 from .metrics import Metrics, corpus_bleu, corpus_chrf
 from .model import Transformer
+from .notes import note
 from .text import Tokenizers
 from .translate import Translator
 
@@ -258,11 +259,16 @@ class Trainer:
         tensors = load_tensors(state)
         weights = {name[len("model.") :]: t for name, t in tensors.items() if name.startswith("model.")}
         load_weights(self.model, weights, state)
+        count = torch.zeros(())
         for name, parameter in self.model.named_parameters():
-            slots = {slot: tensors.get(f"{slot}.{name}") for slot in ("step", "exp_avg", "exp_avg_sq")}
-            self.optimizer.state[parameter] = {
-                slot: tensor.to(parameter.device) for slot, tensor in slots.items() if tensor is not None
-            }
+            slots = {"step": count, "exp_avg": parameter, "exp_avg_sq": parameter}
+            for slot, like in slots.items():
+                key = f"{slot}.{name}"
+                if key not in tensors:
+                    raise ArtifactError(f"{state} is incomplete: '{key}' is missing; start over with --force")
+                require_like(tensors[key], like, key, state)  # what runs over them does not look
+                slots[slot] = tensors[key].to(parameter.device)
+            self.optimizer.state[parameter] = slots
         self.progress = Progress(**header["progress"])
         self.hashes = {name: sha for name, sha in header["files"].items() if name != header["state"]}
         self.metrics.cut(self.progress.update)
@@ -279,7 +285,9 @@ class Trainer:
         verify(self.folder, self.hashes, "run")
         mean: dict[str, Tensor] = {}
         for step in self.hashes:
-            for name, tensor in load_tensors(self.folder / step).items():
+            tensors = load_tensors(self.folder / step)
+            load_weights(self.model, tensors, self.folder / step)
+            for name, tensor in tensors.items():
                 share = tensor / len(self.hashes)
                 mean[name] = mean[name] + share if name in mean else share
         load_weights(self.model, mean, self.folder)
@@ -361,7 +369,7 @@ def stop_signals() -> Iterator[StopFlag]:
         if flag.is_set:
             raise KeyboardInterrupt
         flag.is_set = True
-        print("stopping after this update", file=sys.stderr)
+        note("stopping after this update")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

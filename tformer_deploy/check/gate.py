@@ -96,8 +96,11 @@ class Gate:
         checkpoint: Path | None = None,
         threads: int = 0,
         progress: Callable[[int], None] | None = None,
+        loosened: bool = True,
     ) -> None:
         self.bundle, self.checkpoint, self.threads, self.progress = bundle, checkpoint, threads, progress
+        self.loosened = loosened
+        """Whether a bundle's recipe may accept more than its precision should need."""
         self._eager: Engine | None = None
 
     def eager(self) -> Engine:
@@ -139,13 +142,16 @@ class Gate:
             recipe = recipe_of(backend, bundle)
             with engine:
                 # Plans have a precision of their own.
-                tolerance = recipe.tolerance if engine.precision == recipe.precision else TOLERANCES[engine.precision]
+                own = TOLERANCES[engine.precision]
+                tolerance = recipe.tolerance if engine.precision == recipe.precision else own
+                if not self.loosened:
+                    tolerance = tolerance.within(own)
                 try:
                     found, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
                 except (EngineError, LimitError) as error:
                     report.engines.append(EngineReport(backend, engine.precision, tolerance, failures=[str(error)]))
                     continue
-                found.precision, found.loosened = engine.precision, loosened(recipe)
+                found.precision, found.loosened = engine.precision, loosened(recipe) if self.loosened else []
                 behaved = found.passed
                 self.add_constants(found, recipe)
                 self.add_layer_limits(found)

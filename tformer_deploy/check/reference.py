@@ -16,7 +16,7 @@ from ..config import from_dict
 from ..decoding import Hypothesis
 from ..engines.base import Engine
 from ..errors import ArtifactError, ConfigError
-from ..files import atomic_file
+from ..files import output_file
 from ..headers import DAMAGED, parse_json, read_arrays
 from .compare import WIDE
 from .observe import (
@@ -73,7 +73,7 @@ class Reference:
                 arrays[f"vocabulary.{side}"] = getattr(self.observed.vocabulary, side)
         for name, run in _runs(self).items():
             _pack_run(arrays, name, run)
-        with atomic_file(path) as temporary, temporary.open("wb") as file:
+        with output_file(path) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)
 
 

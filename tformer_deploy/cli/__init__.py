@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import Interrupted, ParityError, TformerError, missing_extra
-from .lines import note, open_streams, output_lost
+from ..notes import note, printable
+from .lines import open_streams, output_lost
 
 app = typer.Typer(
     name="tformer",
@@ -45,10 +46,12 @@ def main() -> None:
         if "--debug" in sys.argv:
             raise
         if not isinstance(error, BrokenPipeError):
-            note(f"{'stopped' if isinstance(error, Interrupted) else 'error'}: {_one_line(error)}")
+            note(_ends(printable(f"{'stopped' if isinstance(error, Interrupted) else 'error'}: {_one_line(error)}")))
         sys.exit(_exit_code(error))
 
 
+LONGEST = 4000
+"""Characters of an error."""
 _FULL = "make room or choose another folder"
 _ADVICE = {
     errno.ENOENT: "check the path",
@@ -64,6 +67,11 @@ _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EFBIG, errno.EDQUOT), _FULL),
 }
 """How to mend what the system refused, by its number."""
+
+
+def _ends(line: str) -> str:
+    """The beginning and the end of a line that is too long to be read."""
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
 
 
 def _one_line(error: Exception) -> str:

@@ -43,7 +43,7 @@ def bench(
     from ..bench import Plan, make_points, run, usual_points
     from ..bundle import open_bundle
     from ..engines import expand, threads_each
-    from ..files import check_writable, write_text
+    from ..files import check_writable, write_output
 
     lists = {"batch": batch, "beam": beam, "src-len": src_len, "new-tokens": new_tokens}
     given = {option: numbers(option, text) for option, text in lists.items() if text is not None}
@@ -73,7 +73,7 @@ def bench(
     if html:
         from ..bench.html import render
 
-        write_text(html, render(report))
+        write_output(html, render(report))
 
 
 def numbers(option: str, text: str) -> list[int]:

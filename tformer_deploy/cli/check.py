@@ -34,6 +34,9 @@ def check(
     seed: Annotated[int | None, typer.Option(help="Seed of the samples.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest output in tokens.")] = None,
     invariance: Annotated[int | None, typer.Option(help="Sentences to decode again in other batches.")] = None,
+    loosened: Annotated[
+        bool, typer.Option("--loosened", help="Accept what the bundle's recipe accepts beyond its precision's limits.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Write the report to this file as a page.")] = None,
     threads: Threads = 0,
     json: Json = False,
@@ -46,7 +49,7 @@ def check(
     from ..bundle import open_bundle
     from ..check import GENERATED, CheckOptions, Gate, allowed_by, load_reference, make_corpus
     from ..engines import expand, limits_of
-    from ..files import write_text
+    from ..files import write_output
 
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens, "invariance": invariance}
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
@@ -63,7 +66,7 @@ def check(
     for name in names if given else []:
         limits_of(name, opened).check_asked(given)
     with progress("check") as advance:
-        gate = Gate(opened, checkpoint, threads, advance)
+        gate = Gate(opened, checkpoint, threads, advance, loosened)
         if reference:
             expected = load_reference(reference)
         else:
@@ -80,7 +83,7 @@ def check(
     if html:
         from ..check.html import render
 
-        write_text(html, render(report))
+        write_output(html, render(report))
     if not report.passed:
         raise typer.Exit(3)
 

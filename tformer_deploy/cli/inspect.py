@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ArtifactError
+from ..notes import printable
 from . import app, emit
 from .options import Json
 
@@ -76,4 +77,4 @@ def describe(path: Path, header: dict[str, Any]) -> str:
             equal = ", ".join(f"{each['mode']} {each['equal']} equal" for each in engine["outputs"])
             lines.append(f"             {engine['engine']}: {equal}, scores within {engine['scores_max']:.1e}")
     lines += [f"  {size / 1e6:9.2f} MB  {name}" for name, size in header["sizes"].items()]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from ..config import LINE_BYTES
 from ..errors import DataError
+from ..notes import nowhere
 
 
 def windows(budget: int, max_line_bytes: int = LINE_BYTES) -> Iterator[list[str]]:
@@ -59,7 +60,7 @@ def open_streams() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest one that is free
     if sys.stderr is None:
-        sys.stderr = _nowhere()
+        sys.stderr = nowhere()
     with suppress(OSError, AttributeError):
         os.set_blocking(sys.stdout.fileno(), True)  # else a reader that is slow is an error
     # Half characters, as of paths that are not UTF-8, come as the escapes that JSON has for them.
@@ -79,18 +80,6 @@ def output_lost() -> bool:
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return True
-
-
-def note(line: str) -> None:
-    """Print a line on standard error, which nothing depends on: one that cannot be written is lost."""
-    try:
-        print(line, file=sys.stderr, flush=True)
-    except OSError:
-        sys.stderr = _nowhere()
-
-
-def _nowhere() -> TextIO:
-    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", errors="backslashreplace")
 
 
 def utf8_output() -> TextIO:

@@ -14,8 +14,9 @@ import typer
 
 from ..config import LINE_BYTES, MOST_LINE_BYTES
 from ..errors import ConfigError, DataError
+from ..notes import note
 from . import app, progress
-from .lines import note, utf8_output, windows
+from .lines import utf8_output, windows
 from .options import (
     Backend,
     Checkpoint,

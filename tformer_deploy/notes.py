@@ -1,0 +1,26 @@
+"""Lines on standard error, which no work depends on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+
+def note(line: str, end: str = "\n") -> None:
+    """Print a line on standard error; one that cannot be written, and all that follow, are lost."""
+    try:
+        print(line, end=end, file=sys.stderr, flush=True)
+    except OSError:
+        sys.stderr = nowhere()
+
+
+def nowhere() -> TextIO:
+    """A stream that keeps nothing."""
+    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", errors="backslashreplace")
+
+
+def printable(text: str) -> str:
+    """A text without what a terminal obeys, as it may come from a stranger's file."""
+    half = range(0xD800, 0xE000)  # of a character, which the stream shows as an escape
+    return "".join(each if each.isprintable() or ord(each) in half else "?" for each in text)
