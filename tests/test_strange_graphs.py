@@ -100,12 +100,32 @@ def set_domain(model: ModelProto) -> None:
     model.opset_import.append(helper.make_opsetid("elsewhere", 1))
 
 
+def loop_for_ever(model: ModelProto) -> None:
+    """A loop of 2^62 turns, which the library would begin while it loads the graph."""
+    one = helper.make_tensor_value_info("going", TensorProto.BOOL, [])
+    turn = helper.make_tensor_value_info("turn", TensorProto.INT64, [])
+    out = helper.make_tensor_value_info("going_on", TensorProto.BOOL, [])
+    body = helper.make_graph([helper.make_node("Identity", ["going"], ["going_on"])], "body", [turn, one], [out])
+    constant(model.graph, "turns", 1 << 62, np.int64)
+    model.graph.node.insert(0, helper.make_node("Loop", ["turns", ""], [], body=body))
+
+
+def call_a_function(model: ModelProto) -> None:
+    opset = [helper.make_opsetid("", 23)]
+    model.functions.append(
+        helper.make_function("own", "f", ["x"], ["y"], [helper.make_node("Identity", ["x"], ["y"])], opset)
+    )
+
+
 STRANGE: dict[str, tuple[Callable[[bytes], bytes], tuple[str, ...]]] = {
     "garbage": (lambda _: bytes(range(256)) * 20, (DAMAGED, "Protobuf parsing failed", "export the bundle again")),
     "nothing": (lambda _: b"", (DAMAGED,)),
     "the half of it": (lambda content: content[: len(content) // 2], (DAMAGED, "Protobuf parsing failed")),
     "a name that is no text": (lambda content: content.replace(b"src_lengths", b"src_len\xffths"), (DAMAGED, "utf-8")),
     "metadata that is no text": (lambda content: content.replace(b"tformer.graph", b"tformer.gr\xffph"), (DAMAGED,)),
+    "a loop": (of_model(loop_for_ever), ("has Loop, which tformer never exports",)),
+    "a function": (of_model(call_a_function), ("has functions of its own, which tformer never exports",)),
+    "a group": (lambda content: b"\x0b\x0c" + content, (DAMAGED, "a field of kind 3")),
     "an unknown operator": (
         of_model(lambda model: setattr(model.graph.node[0], "op_type", "Unheard")),
         ("No Op registered for Unheard", NEWER),

@@ -16,6 +16,7 @@ from ..bundle import Bundle
 from ..contract import Signature, caches, signature
 from ..errors import ArtifactError, EngineError, LimitError, missing_extra
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores, check_request, check_step
+from .operators import require_no_control_flow
 from .ort_library import (
     CPU,
     InferenceSession,
@@ -128,6 +129,7 @@ class OrtGraphs:
             (name, {**how, **cuda} if name.startswith("CUDA") else how) for name, how in PROVIDERS[self.device]
         ]
         with loading(path, on_gpu=self.device == "cuda"):
+            require_no_control_flow(path)
             session = open_session(path, options, providers, self._changed(graph, path))
             metadata = dict(session.get_modelmeta().custom_metadata_map)
             found = {value.name: value for value in (*session.get_inputs(), *session.get_outputs())}
