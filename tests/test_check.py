@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import GraphProto, helper
 
 from tformer_deploy import cli
-from tformer_deploy.bundle import Bundle, open_bundle
+from tformer_deploy.bundle import Bundle, hashes, open_bundle
 from tformer_deploy.check import (
     CheckOptions,
     Corpus,
@@ -40,6 +41,7 @@ from tformer_deploy.errors import ArtifactError, ConfigError, DataError, Missing
 from tformer_deploy.plans import Profile
 from tformer_deploy.recipe import Tolerance, load_recipe
 
+from .command import run_here
 from .mutations import BEYOND, ENTRIES, MUTATIONS, Mutation, break_graph, change_tensor, scale, scale_one_weight, spoil
 from .plain_decoding import EOS, TableEngine, TableState, Tokens
 
@@ -830,6 +832,23 @@ def test_translations_add_quality(bundle: Path, run: Path, reference: Reference,
     assert any(re.match(r"greedy: BLEU differs by \d+\.\d\d", failure) for failure in bad.engines[0].failures)
     with pytest.raises(ConfigError, match=r"3 reference translations for \d+ sentences"):
         gate_of(bundle, run).run(["ort"], reference, made[:3])
+
+
+def test_a_bundle_does_not_choose_its_own_limits(bundle: Path, run: Path, tmp_path: Path) -> None:
+    """Graphs that are wrong, and a recipe, in them too, that accepts everything."""
+    broken = break_graph(bundle, tmp_path / "broken", "encoder", scale("decoder.1.cross.value", 1.5))
+    recipe = json.loads((broken / "manifest.json").read_text())["recipe"]
+    recipe["tolerance"] |= {"encoder": 1e300, "scores": 1e300, "bleu": 1e300, "unstable": 1.0}
+    for graph in ("encoder", "decoder_step"):
+        model = onnx.load(broken / f"{graph}.onnx")
+        next(each for each in model.metadata_props if each.key == "tformer.recipe").value = json.dumps(recipe)
+        onnx.save(model, broken / f"{graph}.onnx")
+    manifest = json.loads((broken / "manifest.json").read_text())
+    (broken / "manifest.json").write_text(json.dumps({**manifest, "recipe": recipe, "files": hashes(broken)}))
+    done = run_here("check", broken, "--checkpoint", run)
+    assert done.returncode == 3 and b"LOOSENED" not in done.stdout and b"limits            encoder 1e-04" in done.stdout
+    done = run_here("check", broken, "--checkpoint", run, "--loosened")
+    assert b"LOOSENED" in done.stdout
 
 
 def test_loosened_tolerances_are_shown(bundle: Path, run: Path, reference: Reference) -> None:

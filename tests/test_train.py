@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -390,3 +391,13 @@ def test_a_validation_line_longer_than_the_model_does_not_end_training(data: Dat
         Path(path).write_text(Path(short).read_text() + "abc " * 60 + "\n")
     figures = start(tmp_path / "run", DataConfig(data.src, data.tgt, *longer), updates=2, bleu_sentences=20).run()
     assert math.isfinite(figures["bleu"])
+
+
+@pytest.mark.parametrize("redirect", ["2>/dev/full >out", "2>&- >out", "2>&1 >out | head -1"])
+def test_nothing_depends_on_standard_error(redirect: str, data: DataConfig, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "tformer_deploy", *map(str, arguments(tmp_path / "run", data, updates=4))]
+    script = f"set -o pipefail; cd {tmp_path}; {shlex.join(words)} {redirect}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert open_checkpoint(tmp_path / "run").weights.name == "average.safetensors"
