@@ -11,20 +11,9 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "tformer_deploy"
 
-# Highest first; a module imports from its own level or a lower one.
-LEVELS = [
-    ["cli", "__main__"],
-    ["ship", "runs", "build"],
-    ["check", "train", "bench"],
-    ["translate", "__init__"],
-    ["decoding", "metrics"],
-    ["export", "engines", "data"],
-    ["checkpoint"],
-    ["model", "engines.base"],
-    ["recipe", "contract", "bundle", "plans", "shortlist", "text"],
-    ["config", "files", "headers", "memory", "notes"],
-    ["errors"],
-]
+LIST = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8").split("```layers\n")[1].split("```")[0]
+LEVELS = [line.split("   ")[0].split(", ") for line in LIST.splitlines()]
+"""Highest first; a module imports from its own level or a lower one."""
 HEAVY = {
     "torch": {
         "model",
