@@ -78,7 +78,7 @@ def read_lines(path: Path) -> list[str]:
 
     Raises DataError with the line number of what is too long or cannot be read.
     """
-    if not path.exists():
+    if not path.exists() or path.is_dir():
         raise DataError(f"{path}: no such file")
     lines: list[str] = []
     try:

@@ -27,6 +27,8 @@ ENCODER_SENTENCES = 32
 """Sentences whose encoder outputs, and attention if the graph returns it, are compared."""
 NOISE_SENTENCES = 8
 """Sentences by which the noise between an engine's own batches is measured."""
+MOST = 1 << 20
+"""Of whatever is counted."""
 PADDING = 16
 """Columns of padding that the invariance check adds."""
 VARIANTS = ("alone", "neighbours", "shuffled", "padded")
@@ -75,6 +77,8 @@ class CheckOptions:
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least {least}")
+            if getattr(self, name) > MOST:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be at most {MOST}")
         if self.n_best > self.beams:
             raise ConfigError(f"n_best={self.n_best}: must be at most beams={self.beams}")
         if not 0 <= self.seed < MAX_SEED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ from ..decoding import Hypothesis
 from ..engines.base import Engine
 from ..errors import ArtifactError, ConfigError
 from ..files import output_file
-from ..headers import DAMAGED, parse_json, read_arrays
+from ..headers import DAMAGED, digest, parse_json, read_arrays
 from .compare import WIDE
 from .observe import (
     ENCODER_SENTENCES,
@@ -35,6 +36,8 @@ from .sizes import run_wide, wide_beam, wide_sentences
 from .vocabulary import PROBES, SIDES, Vocabulary, read_vocabulary
 
 VERSION = 2
+MOST_AXES = 4
+"""Of an array in the file."""
 
 
 @dataclass
@@ -59,7 +62,7 @@ class Reference:
             "layers": list(self.observed.layers),
             **{name: getattr(self, name) for name in ("corpus", "weights_sha256", "machine")},
         }
-        arrays: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+        arrays: dict[str, Any] = {}
         _pack(arrays, "sources", [np.array(source, np.int32) for source in self.sources])
         _pack(arrays, "probe_ids", self.observed.probe_ids)
         _pack(arrays, "probes", self.observed.probes)
@@ -73,6 +76,8 @@ class Reference:
                 arrays[f"vocabulary.{side}"] = getattr(self.observed.vocabulary, side)
         for name, run in _runs(self).items():
             _pack_run(arrays, name, run)
+        header["sha256"] = _fingerprint(header, arrays)
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
         with output_file(path) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)
 
@@ -167,9 +172,20 @@ def load_reference(path: Path) -> Reference:
             if any(side.ndim != 2 or side.shape[1] != PROBES or side.dtype != np.float32 for side in sides):
                 raise ValueError("its vocabularies have another form")
             observed.vocabulary = Vocabulary(*sides)
+        if header["sha256"] != _fingerprint(header, arrays):
+            raise ValueError("it does not match its own SHA-256")
         return reference
     except (*DAMAGED, ConfigError) as error:
         raise ArtifactError(f"{path} is damaged ({error}): make it again with --save-reference") from None
+
+
+def _fingerprint(header: dict[str, Any], arrays: dict[str, Any]) -> str:
+    """Hex SHA-256 of a header, but for itself, and of the arrays beside it."""
+    found = hashlib.sha256(digest(header).encode())
+    for name in sorted(arrays.keys() - {"header"}):
+        found.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        found.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return found.hexdigest()
 
 
 def _runs(reference: Reference) -> dict[str, Run]:
@@ -188,7 +204,10 @@ def _pack(arrays: dict[str, Any], name: str, values: Sequence[np.ndarray]) -> No
 def _unpack(arrays: dict[str, Any], name: str) -> list[Any]:
     flat, found, start = arrays[f"{name}.flat"], [], 0
     sizes = iter(arrays[f"{name}.sizes"].tolist())
-    for rank in arrays[f"{name}.ranks"].tolist():
+    ranks = arrays[f"{name}.ranks"].tolist()
+    if not all(0 <= rank <= MOST_AXES for rank in ranks):
+        raise ValueError(f"{name} has arrays of {max(ranks)} axes")
+    for rank in ranks:
         shape = [next(sizes, -1) for _ in range(rank)]
         end = start + math.prod(shape)
         found.append(flat[start:end].reshape(shape))
