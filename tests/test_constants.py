@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import onnx
 import pytest
 from onnx import GraphProto, numpy_helper
 
-from tformer_deploy.bundle import Bundle
+from tformer_deploy.bundle import Bundle, open_bundle
+from tformer_deploy.check import EngineReport, Gate
 from tformer_deploy.check.constants import compare_constants, failures, tensors_of
 from tformer_deploy.check.report import Constants, describe_constants
 from tformer_deploy.config import ModelConfig
@@ -166,3 +168,13 @@ def test_many_wrong_constants_are_counted() -> None:
         "6 more constants differ from the checkpoint's",
     ]
     assert describe_constants(Constants(skipped="no onnx")) == "not compared: no onnx"
+
+
+def test_a_graph_that_cannot_be_read_fails(variants_bundle: Path, run: Path, tmp_path: Path) -> None:
+    """Also one that the engine does not run: what was not compared is not what was found equal."""
+    broken = tmp_path / "broken"
+    shutil.copytree(variants_bundle, broken)
+    (broken / "int8/short_rows.onnx").write_bytes(b"no graph")
+    gate, report = Gate(open_bundle(broken, graphs=False), run), EngineReport("ort:int8", "int8")
+    gate.add_constants(report, gate.bundle.variants["int8"])
+    assert "short_rows.onnx is damaged, or tformer did not make it" in report.failures[0]

@@ -65,8 +65,8 @@ def read_json(directory: Path, name: str, limit: int = JSON_BYTES) -> Any:
     """A JSON file of a directory. Raises ArtifactError."""
     content = read_bytes(directory, name, limit)
     try:
-        return json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        return parse_json(content.decode("utf-8"))
+    except ValueError as error:
         raise ArtifactError(f"{directory / name} is damaged ({error}): make it again") from None
 
 

@@ -186,13 +186,19 @@ class Gate:
         try:
             from .constants import compare_constants, failures
 
-            found = compare_constants(self.bundle, variant, recipe, cast(Any, self.eager()).model)
-            report.failures += failures(found)
+            model = cast(Any, self.eager()).model
         except (ArtifactError, MissingExtra) as error:
-            found = Constants(skipped=str(error))
+            report.constants = Constants(skipped=str(error))
+            return
         except ModuleNotFoundError as error:
-            found = Constants(skipped=str(missing_extra(error)))
-        report.constants = found
+            report.constants = Constants(skipped=str(missing_extra(error)))
+            return
+        try:
+            report.constants = compare_constants(self.bundle, variant, recipe, model)
+            report.failures += failures(report.constants)
+        except ArtifactError as error:  # of a graph, not of the checkpoint
+            report.constants = Constants(skipped=str(error))
+            report.failures.append(str(error))
 
     def blame(self, engine: Engine, reference: Reference, found: EngineReport, tolerance: Tolerance) -> str:
         """The layer at fault, where eager PyTorch is at hand."""
