@@ -35,7 +35,6 @@ def start_run(
     force: bool = False,
 ) -> Trainer:
     """A new run. Raises ArtifactError where the folder holds one already and `force` is off."""
-    join_processes()
     settings = from_dict(TrainConfig, train_values, "train")
     # Both report what cannot be before the long work.
     require_room(preset(preset_name, len(SPECIALS), len(SPECIALS), model_values))
@@ -66,10 +65,16 @@ def start_run(
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
     """Be the only one who writes a run folder, and remove what killed runs have left there. Raises ArtifactError."""
-    join_processes()
-    if rank():  # process 0 of the group holds it for all
-        yield
-        return
+    with group_of_processes():
+        if rank():  # process 0 of the group holds it for all
+            yield
+        else:
+            with _only_holder(folder):
+                yield
+
+
+@contextmanager
+def _only_holder(folder: Path) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +90,6 @@ def only_process(folder: Path) -> Iterator[None]:
 
 def resume_run(folder: Path, updates: int | None = None) -> Trainer:
     """The run in a folder, where it was saved last, with its own settings; only `updates` may be raised."""
-    join_processes()
     stored = read_state(folder)
     done = stored["progress"]["update"]
     settings = from_dict(TrainConfig, stored["settings"], "train")
@@ -138,13 +142,22 @@ def init_checkpoint(
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def join_processes() -> None:
-    """Join the group of processes that `torchrun` started, if it did."""
+@contextmanager
+def group_of_processes() -> Iterator[None]:
+    """Be in the group of processes that `torchrun` started, if it did."""
     torchrun = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
-    if torchrun and not dist.is_initialized():
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if not torchrun or dist.is_initialized():
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield
+        dist.barrier()  # process 0 keeps the group's store: it leaves last
+    finally:
+        # Left to the interpreter's end, gloo's threads are still running when they are freed: SIGABRT, now and then.
+        dist.destroy_process_group()
 
 
 def rank() -> int:
