@@ -119,7 +119,7 @@ def steps(options: argparse.Namespace, side: dict[str, Any]) -> dict[str, Any]:
         for _ in range(WARM_UP + DECODES):
             start = clock(options)
             state = engine.encode(src_ids, np.full(batch, SOURCE, np.int32))
-            tokens = np.full((batch, 1), config.bos_id, np.int32)
+            tokens = np.full((batch, 1), config.start_id, np.int32)
             for _ in range(STEPS):
                 tokens = np.ascontiguousarray(engine.step(tokens, state).ids[:, :, 0])
                 end = clock(options)

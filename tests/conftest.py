@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch loads: two test processes share two cores
@@ -10,6 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch loads: two test processes sh
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
@@ -18,8 +20,11 @@ from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tenso
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.ort import OrtEngine
+from tformer_deploy.export import trace as trace_module
 from tformer_deploy.export.calibrate import input_ranges
+from tformer_deploy.export.graphs import GraphModule
 from tformer_deploy.export.to_onnx import export_graphs
+from tformer_deploy.export.trace import Tracer
 from tformer_deploy.model import Transformer
 from tformer_deploy.recipe import Recipe, load_recipe
 from tformer_deploy.ship import ship
@@ -43,6 +48,30 @@ def small_config(**changes: object) -> ModelConfig:
     return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def remembered_traces() -> Iterator[None]:
+    """A trace of our model depends on its sizes and not on its weights, and takes seconds: make each once."""
+    made, seen = trace_module.trace, {}
+
+    def remembered(module: GraphModule) -> ir.Model:
+        model, recipe = module.model, module.recipe
+        if not isinstance(model, Transformer):
+            return made(module)
+        key = module.name, model.config, recipe.target, recipe.opset, recipe.top_k, recipe.attention, recipe.axes
+        if key not in seen:
+            seen[key] = made(module)
+        found = seen[key].clone()
+        tensors = {"src_positions": model.src_positions, "tgt_positions": model.tgt_positions, **model.state_dict()}
+        for name, value in found.graph.initializers.items():
+            if name in tensors:
+                value.const_value = ir.tensor(tensors[name].detach().numpy(), name=name)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace_module, "trace", remembered)
+        yield
+
+
 def random_model(config: ModelConfig, seed: int = 1) -> Transformer:
     """Random weights, and biases, so that they count."""
     model = Transformer(config).init_weights(seed)
@@ -63,10 +92,11 @@ def ending_model(positions: int) -> Transformer:
 def write_checkpoint(directory: Path, config: ModelConfig, seed: int = 1) -> Path:
     """A checkpoint of random weights whose words are w4, w5 and so on."""
     model = random_model(config, seed)
-    words = Words([*SPECIALS, *(f"w{i}" for i in range(4, config.src_vocab))], None)
+    sizes = config.src_vocab, config.tgt_vocab
+    words = {size: Words([*SPECIALS, *(f"w{i}" for i in range(4, size))], None) for size in sizes}
     weights = directory / "weights/random.safetensors"
     save_tensors(weights, model_tensors(model))
-    save_checkpoint(directory, config, Tokenizers(words, words), weights, {})
+    save_checkpoint(directory, config, Tokenizers(*(words[size] for size in sizes)), weights, {})
     return directory
 
 
@@ -126,7 +156,7 @@ def lowered_engine(model: Transformer, folder: Path, recipe: Recipe | str = "fp3
     seen = [rng.integers(4, config.src_vocab, 1 + n % config.max_positions).tolist() for n in range(24)]
     ranges = input_ranges(model, seen) if chosen.precision != "fp32" else {}
     folder.mkdir(exist_ok=True)
-    export_graphs(model.eval(), chosen, folder / "variant", "0", ranges)
+    export_graphs(Tracer(model.eval()), chosen, folder / "variant", "0", ranges)
     manifest = {"checkpoint": {"weights_sha256": "0", "path": "nowhere"}}
     standard = Recipe().for_model(config)
     bundle = Bundle(folder, config, standard, manifest, {"variant": chosen}, "variant")

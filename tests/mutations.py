@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from fnmatch import fnmatchcase as fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ def product(graph: GraphProto, linear: str) -> NodeProto:
     """The matrix product of a linear layer, such as `decoder.0.ff.up`; `output` is the projection to the vocabulary."""
     if linear == "output":
         return producer(graph, producer(graph, "log_probs").input[0])
-    bias = f"model.{linear}.bias"
+    bias = f"{linear}.bias"
     added = next(node for node in graph.node if bias in node.input)
     return producer(graph, next(name for name in added.input if name != bias))
 
@@ -59,8 +60,27 @@ def constant(graph: GraphProto, name: str, value: object, dtype: type) -> None:
 
 
 def change_tensor(graph: GraphProto, name: str, change: Change) -> None:
-    tensor = next(tensor for tensor in graph.initializer if tensor.name == name)
-    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), name))
+    """The one constant of that name, in which * stands for anything."""
+    (tensor,) = (tensor for tensor in graph.initializer if fnmatch(tensor.name, name))
+    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), tensor.name))
+
+
+def change_output(graph: GraphProto, change: Change) -> None:
+    """The weights of the projection to the vocabulary, and not the table of embeddings that they are."""
+    node = next(node for node in graph.node if node.op_type == "Gemm")
+    tensor = next(tensor for tensor in graph.initializer if tensor.name == node.input[1])
+    node.input[1] = "own_output"
+    graph.initializer.append(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), "own_output"))
+
+
+def change_rounding(number: int, place: int, change: Change) -> Mutation:
+    """The step (1) or the zero (2) of the rounding of that number."""
+
+    def mutate(graph: GraphProto) -> None:
+        node = [node for node in graph.node if node.op_type == "QuantizeLinear"][number]
+        change_tensor(graph, node.input[place], change)
+
+    return mutate
 
 
 def change_weights(linear: str, change: Change) -> Mutation:
@@ -277,6 +297,28 @@ def raise_scores(graph: GraphProto) -> None:
     behind(graph, "top_scores", helper.make_node("Add", ["top_scores_before", "little"], ["top_scores"]))
 
 
+def round_scores(unit: float, everywhere: bool) -> Mutation:
+    """The log-probabilities rounded to a unit, or those alone among which the best tokens are chosen."""
+
+    def mutate(graph: GraphProto) -> None:
+        constant(graph, "unit", unit, np.float32)
+        node = producer(graph, "top_scores")
+        source = node.input[0]
+        nodes = [
+            helper.make_node("Div", [f"{source}_before" if everywhere else source, "unit"], ["in_units"]),
+            helper.make_node("Round", ["in_units"], ["whole"]),
+            helper.make_node("Mul", ["whole", "unit"], [source if everywhere else "rounded"]),
+        ]
+        if everywhere:
+            behind(graph, source, *nodes)
+            return
+        for each in reversed(nodes):
+            graph.node.insert(list(graph.node).index(node), each)
+        node.input[0] = "rounded"
+
+    return mutate
+
+
 MIXED = "every layer agrees"
 MUTATIONS: dict[str, tuple[str, Mutation, str]] = {
     "encoder mask": ("encoder", drop_mask(), "encoder_layer_0"),
@@ -314,6 +356,8 @@ MUTATIONS: dict[str, tuple[str, Mutation, str]] = {
     "worst tokens": ("decoder_step", take_the_worst, "top_ids"),
     "ids off by one": ("decoder_step", shift_ids, "top_ids"),
     "scores of the best": ("decoder_step", raise_scores, "top_scores"),
+    "scores in hundredths": ("decoder_step", round_scores(1e-2, everywhere=True), "log_probs"),
+    "choice in hundredths": ("decoder_step", round_scores(1e-2, everywhere=False), "top_(ids|scores)"),
 }
 """Graph, mutation, and what `EngineReport.blame` must name."""
 
@@ -326,63 +370,103 @@ def plus(amount: float) -> Change:
     return lambda array: array + np.float32(amount)
 
 
-_NORM, _FF = "encoder.0.ff_residual.norm", "decoder.1.ff.up"
+_NORM, _FF, _OUT = "encoder.0.ff_residual.norm", "decoder.1.ff.up", "output.weight"
 CONSTANTS: dict[str, tuple[str, str, Mutation, str]] = {
-    "source row": ("", "encoder", changed("model.output.weight", row(RARE, times(-1))), "output.weight"),
-    "target row": ("", "decoder_step", changed("model.output.weight", row(RARE, times(1.01))), "output.weight"),
-    "output of a token": ("", "decoder_step", scale_token("output", RARE), "output.weight"),
-    "position": ("", "encoder", changed("model.tgt_positions", row(20, plus(1e-4))), "tgt_positions"),
-    "norm bias": ("", "encoder", changed(f"model.{_NORM}.bias", plus(1e-4)), f"{_NORM}.bias"),
+    "source row": ("", "encoder", changed(_OUT, row(RARE, times(-1))), _OUT),
+    "target row": ("", "decoder_step", changed(_OUT, row(RARE, times(1.01))), _OUT),
+    "output of a token": ("", "decoder_step", scale_token("output", RARE), _OUT),
+    "position": ("", "encoder", changed("tgt_positions", row(20, plus(1e-4))), "tgt_positions"),
+    "norm bias": ("", "encoder", changed(f"{_NORM}.bias", plus(1e-4)), f"{_NORM}.bias"),
     "key and query": ("", "encoder", swap_weights("encoder.0.attention.key", "encoder.0.attention.query"), "attention"),
     "fp32-cpu, source row": (
         "fp32-cpu",
         "encoder",
-        changed("embedding", row(RARE, times(1.01))),
-        "src_embedding.weight",
+        changed(_OUT, row(RARE, times(1.01))),
+        _OUT,
     ),
     "fp32-cpu, target row": (
         "fp32-cpu",
         "decoder_step",
-        changed("embedding", row(RARE, times(-1))),
-        "tgt_embedding.weight",
+        changed(_OUT, row(RARE, times(-1))),
+        _OUT,
     ),
-    "fp32-cpu, output row": ("fp32-cpu", "decoder_step", changed("output", row(RARE, times(1.0001))), "output.weight"),
-    "fp32-cpu, shortlists": ("fp32-cpu", "short_rows", changed("output", row(RARE, times(1.0001))), "output.weight"),
-    "int8, source row": ("int8", "encoder", changed("embedding.scales", row(RARE, times(1.1))), "embedding"),
-    "int8, target row": ("int8", "decoder_step", changed("embedding", row(RARE, lambda r: -r)), "tgt_embedding.weight"),
-    "int8, gain": ("int8", "encoder", changed(f"{_NORM}.gain", times(1.05)), f"{_NORM}.weight"),
+    "fp32-cpu, output row": (
+        "fp32-cpu",
+        "decoder_step",
+        changed(_OUT, row(RARE, times(1.0001))),
+        _OUT,
+    ),
+    "fp32-cpu, shortlists": (
+        "fp32-cpu",
+        "short_rows",
+        changed(_OUT, row(RARE, times(1.0001))),
+        _OUT,
+    ),
+    "int8, source row": ("int8", "encoder", changed(f"{_OUT}*.scales.column", row(RARE, times(1.1))), "output"),
+    "int8, target row": (
+        "int8",
+        "decoder_step",
+        changed(f"{_OUT}.int8", row(RARE, lambda r: -r)),
+        _OUT,
+    ),
+    "int8, gain": ("int8", "encoder", changed(f"{_NORM}.weight", times(1.05)), f"{_NORM}.weight"),
     "int8, norm bias": ("int8", "decoder_step", changed("decoder_norm.bias", plus(0.1)), "decoder_norm.bias"),
-    "int8, scale": ("int8", "decoder_step", changed(f"{_FF}.scales", row(7, times(1.1))), f"{_FF}.weight"),
-    "int8, output scale": ("int8", "decoder_step", changed("output.scales", row(RARE, times(1.01))), "output.weight"),
-    "int8, output zero": ("int8", "decoder_step", changed("output.zeros", row(RARE, lambda z: z + 1)), "output.weight"),
+    "int8, scale": ("int8", "decoder_step", changed(f"{_FF}.weight.scales", row(7, times(1.1))), f"{_FF}.weight"),
+    "int8, output scale": (
+        "int8",
+        "decoder_step",
+        changed(f"{_OUT}.scales", row(RARE, times(1.01))),
+        _OUT,
+    ),
+    "int8, output zero": (
+        "int8",
+        "decoder_step",
+        changed(f"{_OUT}.zeros", row(RARE, lambda z: z + 1)),
+        _OUT,
+    ),
     "int8, weight": (
         "int8",
         "encoder",
-        changed("decoder.1.cross.value", row(3, lambda r: r // 2)),
+        changed("decoder.1.cross.value.weight.int8^T", row(3, lambda r: r // 2)),
         "cross.value.weight",
     ),
     "int8-latency, gain": (
         "int8-latency",
         "decoder_step",
-        changed("decoder_norm.gain", times(1.05)),
+        changed("decoder_norm.weight", times(1.05)),
         "decoder_norm.weight",
     ),
     "int8-latency, scale": (
         "int8-latency",
         "decoder_step",
-        changed(f"{_FF}.scales", row(7, times(1.1))),
+        changed(f"{_FF}.weight.scales.groups", row(7, times(1.1))),
         f"{_FF}.weight",
     ),
-    "int4, gain": ("int4", "encoder", changed(f"{_NORM}.gain", times(1.05)), f"{_NORM}.weight"),
+    "int4, gain": ("int4", "encoder", changed(f"{_NORM}.weight", times(1.05)), f"{_NORM}.weight"),
     "int4, norm bias": (
         "int4",
         "decoder_step",
         changed("decoder.0.cross_residual.norm.bias", plus(0.1)),
         "cross_residual.norm.bias",
     ),
-    "int4, scale": ("int4", "decoder_step", changed(f"{_FF}.scales", row(7, times(1.1))), f"{_FF}.weight"),
-    "int4, nibbles": ("int4", "decoder_step", changed(_FF, lambda w: w << 4 | w >> 4), f"{_FF}.weight"),
-    "int4, shortlists": ("int4", "short_rows", changed("output.scales", row(RARE, times(1.1))), "output.weight"),
+    "int4, scale": (
+        "int4",
+        "decoder_step",
+        changed(f"{_FF}.weight.scales.groups", row(7, times(1.1))),
+        f"{_FF}.weight",
+    ),
+    "int4, nibbles": (
+        "int4",
+        "decoder_step",
+        changed(f"{_FF}.weight.int4.groups", lambda w: w << 4 | w >> 4),
+        f"{_FF}.weight",
+    ),
+    "int4, shortlists": (
+        "int4",
+        "short_rows",
+        changed(f"{_OUT}.scales.groups", row(RARE, times(1.1))),
+        _OUT,
+    ),
     "int4, a bias": ("int4", "encoder", changed("decoder.0.cross.key.bias", row(5, plus(0.01))), "cross.key.bias"),
 }
 """Variant, graph, mutation, and the tensor of the checkpoint that the gate must name."""
@@ -390,9 +474,9 @@ CONSTANTS: dict[str, tuple[str, str, Mutation, str]] = {
 
 # What no tensor of the checkpoint says: how the inputs of products are rounded.
 ROUNDING: dict[str, tuple[str, str, Mutation, str]] = {
-    "encoder step": ("int8", "encoder", changed("LayerNormalization_7.step", times(0.4)), "encoder_layer_0"),
-    "encoder zero": ("int4", "encoder", changed("LayerNormalization_16.zero", lambda z: z + 80), "encoder_layer_0"),
-    "step": ("int8", "decoder_step", changed("LayerNormalization_26.step", times(0.6)), "decoder_layer_0"),
-    "zero": ("int8", "decoder_step", changed("LayerNormalization_26.zero", lambda z: z * 0), "decoder_layer_0"),
+    "encoder step": ("int8", "encoder", change_rounding(0, 1, times(0.4)), "encoder_layer_0"),
+    "encoder zero": ("int4", "encoder", change_rounding(2, 2, lambda z: z + 80), "encoder_layer_0"),
+    "step": ("int8", "decoder_step", change_rounding(0, 1, times(0.6)), "decoder_layer_0"),
+    "zero": ("int8", "decoder_step", change_rounding(0, 2, lambda z: z * 0), "decoder_layer_0"),
 }
 """Variant, graph, mutation, and the layer whose limit it is beyond."""

@@ -101,7 +101,7 @@ class TableEngine:
                 (*output, token) for output, token in zip(state.outputs, tokens.ravel().tolist(), strict=True)
             ]
         else:
-            assert (tokens == self.config.bos_id).all()
+            assert (tokens == self.config.start_id).all()
         state.position += 1
         self.asked.append(full)
         rows = [(state.sources[i // state.rows], output) for i, output in enumerate(state.outputs)]

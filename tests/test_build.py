@@ -35,6 +35,7 @@ from tformer_deploy.engines.trt_build import (
 )
 from tformer_deploy.errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra
 from tformer_deploy.export.to_onnx import export_graphs
+from tformer_deploy.export.trace import Tracer
 from tformer_deploy.plans import Profile, Stamp, find_plans, parse_profile
 from tformer_deploy.recipe import load_recipe
 from tformer_deploy.ship import choose, ship
@@ -128,7 +129,7 @@ def test_a_model_with_an_island_builds(tmp_path: Path, text: Path) -> None:
     out.mkdir()
     description = open_checkpoint(run).tokenizers.save(out)
     for name, recipe in chosen.items():
-        export_graphs(model.eval(), recipe, out / name, "0" * 64)
+        export_graphs(Tracer(model.eval()), recipe, out / name, "0" * 64)
     write_manifest(out, config, chosen, description, {"path": "run", "weights_sha256": "0" * 64}, {})
     report = build(out, BuildOptions("fp16"), [Profile(1, 1, 8, 16)], text)
     assert [(island.graph, island.node) for island in report.islands] == [
@@ -386,7 +387,7 @@ def test_the_report_tells_what_a_batch_takes(trt_bundle: Path, text: Path, tmp_p
     words = ["--profile", "4x3x8x16"]
     lines = printed(run_here("build", copy, "--calibrate", text, *words))
     model = small_config()
-    rows, heads = 4 * 3, 2 * model.decoder_layers * model.heads * model.head_dim
+    rows, heads = 4 * 3, 2 * model.decoder_layers * model.decoder.heads * model.decoder.head_dim
     half = 2 * (2 * rows * heads * 16 + 4 * heads * 8)  # both sets of caches, the encoder's outputs
     choices = 4 * (rows * model.tgt_vocab + 2 * (3 * rows + 1) + 2 * rows * 6)  # all scores, what is fed, the best
     given = 4 * (4 * 8 + 4 + 1 + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
 import shlex
 import shutil
 import signal
@@ -12,10 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tformer_deploy import __version__
 
 from .command import COMMAND, Done, failed_line, printed, run_here, run_process
 from .mutations import break_graph, scale_one_weight
@@ -99,7 +104,7 @@ def test_a_report_outlives_its_page(bundle: Path, tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tformer_deploy.check.html.render", full)
+    monkeypatch.setattr("tformer_deploy.report.check.render", full)
     (tmp_path / "lines.txt").write_text("w5\n")
     small = ("--src", tmp_path / "lines.txt", "--max-tokens", 3, "--invariance", 1)
     done = run_here("check", bundle, *small, "--html", tmp_path / "page.html", "--json")
@@ -345,3 +350,34 @@ def test_arguments_need_not_be_utf8(bundle: Path) -> None:
         assert "'w\\udcff' is not in the vocabulary" in failed_line(run_here("translate", bundle, option, bad))
     for option in ("--prefix", "--allowed", "--backend", "--variant", "--device", "--set"):
         assert "w\\udcff" in failed_line(run_here("translate", bundle, option, bad))
+
+
+def test_versions_are_told_without_importing(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run_process("--version")
+    lines = dict(line.split(" ") for line in printed(done))
+    assert lines["tformer"] == __version__ and lines["python"] == platform.python_version()
+    assert lines["onnx"] == metadata.version("onnx") and lines["torch"] == metadata.version("torch")
+    assert "tensorrt-rtx-cu13" in lines or not find_spec("tensorrt_rtx")
+    code = (
+        "import sys\nsys.argv = ['tformer', '--version']\nfrom tformer_deploy.cli import main\n"
+        "try: main()\n"
+        "finally: print(sorted({'torch', 'onnx', 'onnxruntime', 'numpy'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    assert done.stderr == b"[]\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"), [("tformer tra", {"train", "translate"}), ("tformer export --rec", {"--recipe"})]
+)
+def test_the_shell_completes(typed: str, expected: set[str]) -> None:
+    """As the line that `--install-completion` adds to a bash asks it."""
+    words = typed.split(" ")
+    asked = {"_TFORMER_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    tformer = Path(sys.executable).parent / "tformer"
+    done = subprocess.run([tformer], capture_output=True, env={**os.environ, **asked}, timeout=60, text=True)
+    assert set(done.stdout.split()) == expected and done.stderr == ""
+    shown = subprocess.run(
+        [tformer, "--show-completion", "bash"], capture_output=True, timeout=60, text=True, check=True
+    )
+    assert "_TFORMER_COMPLETE=complete_bash" in shown.stdout

@@ -19,7 +19,7 @@ from tformer_deploy.config import (
     parse_settings,
     preset,
 )
-from tformer_deploy.contract import GRAPHS, SHORT_GRAPHS, graphs_of, layer_names, signature
+from tformer_deploy.contract import GRAPHS, SHORT_GRAPHS, described, graphs_of, layer_names, signature
 from tformer_deploy.errors import ConfigError
 from tformer_deploy.recipe import (
     TOLERANCES,
@@ -45,7 +45,7 @@ def tiny(**changes: Any) -> ModelConfig:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_valid_and_survive_json(name: str) -> None:
     config = preset(name, 100, 100)
-    assert config.head_dim * config.heads == config.d_model
+    assert config.decoder.head_dim * config.heads == config.d_model
     assert from_dict(ModelConfig, json.loads(json.dumps(dataclasses.asdict(config))), "model") == config
 
 
@@ -54,7 +54,8 @@ def test_preset_fields_can_be_replaced() -> None:
 
 
 def test_heads_that_do_not_divide_the_width_list_the_divisors() -> None:
-    with pytest.raises(ConfigError, match=r"heads=5 does not divide .*d_model=12: choose one of 1, 2, 3, 4, 6, 12$"):
+    expected = r"heads=5 does not divide .*d_model=12: choose one of 1, 2, 3, 4, 6, 12, or set head_dim$"
+    with pytest.raises(ConfigError, match=expected):
         tiny(d_model=12, heads=5)
 
 
@@ -184,6 +185,8 @@ def to_toml(recipe: Recipe) -> str:
             f"bleu = {recipe.tolerance.bleu}",
             f"tokens = {str(recipe.tolerance.tokens).lower()}",
             f"unstable = {recipe.tolerance.unstable}",
+            f"ties = {recipe.tolerance.ties}",
+            f"top1 = {recipe.tolerance.top1}",
         ]
     )
 
@@ -202,14 +205,14 @@ GRAPH_KINDS: list[dict[str, Any]] = [
 @given(
     bounds=st.lists(st.tuples(*[st.integers(0, 999)] * 3).map(sorted), min_size=4, max_size=4),
     opset=st.integers(18, 24),
-    tolerances=st.tuples(*[st.floats(1e-9, 1)] * 3, st.booleans(), st.floats(0, 1)),
+    tolerances=st.tuples(*[st.floats(1e-9, 1)] * 3, st.booleans(), *[st.floats(0, 1)] * 3),
     graphs=st.sampled_from(GRAPH_KINDS),
 )
 def test_recipes_round_trip_through_toml_and_json(
     tmp_path_factory: pytest.TempPathFactory,
     bounds: list[list[int]],
     opset: int,
-    tolerances: tuple[float, float, float, bool, float],
+    tolerances: tuple[float, float, float, bool, float, float, float],
     graphs: dict[str, Any],
 ) -> None:
     axes = Axes(*(Axis(*bound) for bound in bounds))
@@ -319,14 +322,14 @@ def test_beams_have_as_many_best_tokens_as_they_read(vocab: int, most: int) -> N
 )
 def test_signatures_are_the_golden_ones(graph: str, folder: Path, recipe: str) -> None:
     golden = json.loads((folder / f"{graph}.json").read_text(encoding="utf-8"))
-    assert signature(graph, tiny(), load_recipe(recipe).for_model(tiny())).to_json() == golden
+    assert described(graph, tiny(), load_recipe(recipe).for_model(tiny())) == golden
 
 
 @pytest.mark.parametrize("graph", SHORT_GRAPHS)
 @pytest.mark.parametrize(("suffix", "recipe"), [("", "fp32-cpu"), ("", "int8-latency"), ("-int8", "int8")])
 def test_signatures_for_shortlists_are_the_golden_ones(graph: str, suffix: str, recipe: str) -> None:
     golden = json.loads((GOLDEN / "ort-cpu" / f"{graph}{suffix}.json").read_text(encoding="utf-8"))
-    assert signature(graph, tiny(), load_recipe(recipe).for_model(tiny())).to_json() == golden
+    assert described(graph, tiny(), load_recipe(recipe).for_model(tiny())) == golden
 
 
 def test_only_graphs_for_processors_have_shortlists() -> None:
@@ -348,9 +351,9 @@ def test_lowered_signatures_are_alike_but_for_the_step(recipe: str) -> None:
     )
     assert past == present and len(past) == 2 * config.decoder_layers
     shapes = {spec.name: spec.shape for spec in step.outputs}
-    assert shapes["top_ids"] == shapes["top_scores"] == ("batch*beams", "2*beams")
+    assert shapes["top_ids"] == shapes["top_scores"] == ("rows", "best")
     fixed = signature("decoder_step", config, dataclasses.replace(chosen, top_k=7))
-    assert {spec.name: spec.shape for spec in fixed.outputs}["top_ids"] == ("batch*beams", 7)
+    assert {spec.name: spec.shape for spec in fixed.outputs}["top_ids"] == ("rows", 7)
 
 
 def test_signature_follows_config_and_recipe() -> None:

@@ -458,8 +458,8 @@ def test_not_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_newer_version(saved: Path) -> None:
-    edit_header(saved, lambda header: header.update(version=3))
-    with pytest.raises(ArtifactError, match="format version 3, this tformer reads up to 2: update it"):
+    edit_header(saved, lambda header: header.update(version=4))
+    with pytest.raises(ArtifactError, match="format version 4, this tformer reads up to 3: update it"):
         open_checkpoint(saved)
 
 

@@ -25,6 +25,7 @@ from tformer_deploy.model import (
     make_norm,
     sinusoids,
 )
+from tformer_deploy.seq2seq import GrowingCache, StaticCache, log_probs
 
 PAD, BOS, EOS, VOCAB = 1, 2, 3, 13
 M = TypeVar("M", bound=nn.Module)
@@ -102,16 +103,37 @@ def test_initial_weights_depend_on_the_seed_alone(sharing: str, positions: str) 
 
 def decode_step_by_step(model: Transformer, src: Tensor, lengths: Tensor, tgt: Tensor) -> Tensor:
     """Log-probabilities (B, K, T, V) of targets (B, K, T), one position a call."""
-    heads, head_dim = model.config.heads, model.config.head_dim
+    heads, head_dim = model.config.decoder.heads, model.config.decoder.head_dim
     cross = model.cross_keys_values(model.encode(src, lengths))
     empty = torch.zeros(tgt.shape[0] * tgt.shape[1], heads, 0, head_dim, dtype=torch.float64)
     past = [(empty, empty)] * model.config.decoder_layers
     scores = []
     for t in range(tgt.shape[2]):
-        best, past = model.step(tgt[:, :, t], torch.tensor([t]), lengths, cross, past)
+        cache = GrowingCache(past)
+        best = log_probs(model, model.step(tgt[:, :, t], torch.tensor([t]), lengths, cross, cache))
+        past = cache.present
         assert all(part.shape == (empty.shape[0], heads, t + 1, head_dim) for layer in past for part in layer)
         scores.append(best)
     return torch.stack(scores, 2)
+
+
+def decode_in_buffers(model: Transformer, src: Tensor, lengths: Tensor, tgt: Tensor, in_place: bool) -> Tensor:
+    """The same over static caches of which sentence b is b positions ahead, so that each is at its own position."""
+    side, (batch, beams, count) = model.config.decoder, tgt.shape
+    cross = model.cross_keys_values(model.encode(src, lengths))
+    junk = torch.full((batch * beams, side.heads, count + 2, side.head_dim), 7.0, dtype=torch.float64)
+    past = [(junk, junk)] * side.layers
+    found = torch.zeros(*tgt.shape, model.config.tgt_vocab, dtype=torch.float64)
+    own = torch.arange(beams)[None, :, None].expand(batch, beams, count + 2)
+    for t in range(count + batch - 1):
+        at = (t - torch.arange(batch)).clamp(0, count - 1)  # a sentence begins a step after the one before it
+        tokens = tgt.gather(2, at[:, None, None].expand(batch, beams, 1))[:, :, 0]
+        cache = StaticCache(past, at.repeat_interleave(beams), own if in_place else None)
+        scores = log_probs(model, model.step(tokens, at, lengths, cross, cache))
+        past = cache.present
+        for b in range(batch):
+            found[b, :, at[b]] = scores[b]
+    return found
 
 
 def assert_step_equals_forward(model: Transformer) -> None:
@@ -120,8 +142,9 @@ def assert_step_equals_forward(model: Transformer) -> None:
     rows = tgt.flatten(0, 1)  # row = sentence * beams + beam
     with torch.no_grad():
         logits = model(src.repeat_interleave(beams, 0), lengths.repeat_interleave(beams), rows)
-        stepped = decode_step_by_step(model, src, lengths, tgt)
-    close(stepped.flatten(0, 1), logits.log_softmax(-1))
+        close(decode_step_by_step(model, src, lengths, tgt).flatten(0, 1), logits.log_softmax(-1))
+        for in_place in (False, True):
+            close(decode_in_buffers(model, src, lengths, tgt, in_place).flatten(0, 1), logits.log_softmax(-1))
 
 
 @pytest.mark.parametrize("sharing", ["none", "decoder", "all"])
@@ -185,7 +208,7 @@ def test_learned_positions_are_one_table_a_side() -> None:
 def test_embeddings_are_scaled_by_the_root_of_the_width(scale: bool, factor: float) -> None:
     model = make_model(scale_embeddings=scale, d_model=16)
     ids = words(2, 5)
-    embedded = model.embed(ids, model.src_embedding, model.src_positions[:5])
+    embedded = model.embed(ids, model.src_embedding, model.src_positions[:5], model.src_embedding_norm)
     close(embedded, factor * model.src_embedding.weight[ids] + model.src_positions[:5])
 
 
@@ -213,7 +236,7 @@ def test_annotated_norm_has_a_finite_gradient_on_constant_rows() -> None:
 
 @pytest.mark.parametrize("eps", [1e-5, 1e-6, 1e-10, 1e-12])
 def test_standard_norm_adds_its_eps_inside_the_root(eps: float) -> None:
-    norm = randomised(make_norm(tiny(norm_eps=eps)))
+    norm = randomised(make_norm(tiny(norm_eps=eps), 16))
     x = math.sqrt(eps) * noise(4, 16)  # as large as eps itself
     biased = ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True)
     close(norm(x), norm.weight * (x - x.mean(-1, keepdim=True)) / torch.sqrt(biased + eps) + norm.bias)
@@ -242,14 +265,14 @@ def padding_mask(lengths: Tensor, size: int, queries: int) -> Tensor:
 
 
 def test_attention_equals_the_annotated_transformer() -> None:
-    module = randomised(Attention(tiny()))
+    module = randomised(Attention(tiny(), tiny().decoder, 16))
     x, memory = noise(2, 5, 16), noise(2, 7, 16, seed=1)
     mask = padding_mask(torch.tensor([7, 2]), 7, 5)
     close(module(x, module.keys_values(memory), mask), published_attention(module, x, memory, mask))
 
 
 def test_causal_attention_equals_the_annotated_transformer() -> None:
-    module, x = randomised(Attention(tiny())), noise(2, 5, 16)
+    module, x = randomised(Attention(tiny(), tiny().decoder, 16)), noise(2, 5, 16)
     subsequent = torch.triu(torch.ones(1, 1, 5, 5), diagonal=1) == 0
     ours = module(x, module.keys_values(x), None, causal=True)
     close(ours, published_attention(module, x, x, subsequent))
@@ -412,7 +435,9 @@ def test_step_gives_the_attention_of_its_last_layer(norm_position: str) -> None:
     for t in range(4):
         layers: dict[str, Tensor] = {}
         with torch.no_grad():
-            _, past = model.step(tgt[:, :, t], torch.tensor([t]), lengths, cross, past, layers)
+            cache = GrowingCache(past)
+            model.step(tgt[:, :, t], torch.tensor([t]), lengths, cross, cache, layers)
+            past = cache.present
         close(layers["attention"], expected[:, :, t])
         assert not layers["attention"][1, :, 2:].any()
 
@@ -430,8 +455,10 @@ def test_layer_values_are_those_of_each_module(changes: dict[str, Any]) -> None:
         memory = model.encode(src, lengths, encoder)
         empty = torch.zeros(2, 4, 0, 4, dtype=torch.float64)
         cross = model.cross_keys_values(memory)
-        log_probs, _ = model.step(targets(2, 1), torch.tensor([0]), lengths, cross, [(empty, empty)] * 2, step)
-        close(model.output(step["hidden"]).log_softmax(-1), log_probs)
+        cache = GrowingCache([(empty, empty)] * 2)
+        hidden = model.step(targets(2, 1), torch.tensor([0]), lengths, cross, cache, step)
+        assert torch.equal(step["hidden"], hidden)
+        close(model.output(hidden).log_softmax(-1), log_probs(model, hidden))
         close(step["hidden"], model.decode(memory, lengths, targets(2, 1)))
     assert list(encoder) == ["encoder_embedding", "encoder_layer_0", "encoder_layer_1", "memory"]
     assert list(step) == ["decoder_embedding", "decoder_layer_0", "attention", "decoder_layer_1", "hidden"]
@@ -439,7 +466,8 @@ def test_layer_values_are_those_of_each_module(changes: dict[str, Any]) -> None:
     assert set(layer_names("decoder_step", model.config)) <= set(step)
     for name, value in zip(list(encoder)[1:], seen, strict=True):
         assert torch.equal(encoder[name], value)
-    close(encoder["encoder_embedding"], model.embed(src, model.src_embedding, model.src_positions[:5]))
+    embedded = model.embed(src, model.src_embedding, model.src_positions[:5], model.src_embedding_norm)
+    close(encoder["encoder_embedding"], embedded)
 
 
 # Padding embedding
@@ -485,9 +513,10 @@ def test_each_dropout_acts_in_training_only(kind: str) -> None:
 
 def test_dropout_acts_on_embeddings_and_on_what_sublayers_add() -> None:
     torch.manual_seed(0)
-    residual = Residual(tiny(dropout=0.5)).train()
+    residual = Residual(tiny(dropout=0.5), 16).train()
     added = residual.after(torch.zeros(50, 16), torch.ones(50, 16))
     assert set(added.flatten().tolist()) == {0.0, 2.0}  # dropped, or scaled up to keep the mean
     model = Transformer(tiny(dropout=0.5)).init_weights(0).train()
-    dropped = model.embed(words(2, 20), model.src_embedding, model.src_positions[:20]) == 0
+    positions = model.src_positions[:20]
+    dropped = model.embed(words(2, 20), model.src_embedding, positions, model.src_embedding_norm) == 0
     assert 0.3 < dropped.float().mean() < 0.7

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tformer_deploy import load
 from tformer_deploy.bundle import MANIFEST, Bundle, hashes, open_bundle
 from tformer_deploy.engines import make_engine
 from tformer_deploy.errors import ArtifactError, ConfigError, DataError
+from tformer_deploy.files import sha256
 from tformer_deploy.shortlist import (
     ITERATIONS,
     Settings,
@@ -23,13 +25,16 @@ from tformer_deploy.shortlist import (
     coverage,
     learn,
     open_shortlist,
+    packed,
     translation_table,
+    unpacked,
 )
+from tformer_deploy.text import Specials
 
 from .command import failed_line, printed, run_here
 from .conftest import VOCAB
 
-OLD = Path(__file__).parent / "bundles/v1"
+OLD, OLDER = (Path(__file__).parent / "bundles" / name for name in ("v1", "v2/copy"))
 Pairs = list[tuple[list[int], list[int]]]
 
 
@@ -154,7 +159,7 @@ def test_a_bundle_keeps_one_shortlist(bundle: Path) -> None:
     assert contents(bundle) == after, "the same text gives the same file"
     add(bundle, Settings(1, 1))
     second = open_bundle(bundle).manifest["shortlist"]["file"]
-    assert second != first["file"] and list(bundle.glob("*.npz")) == [bundle / second]
+    assert second != first["file"] and list(bundle.glob("shortlist-*")) == [bundle / second]
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -178,7 +183,7 @@ def test_a_failure_leaves_the_bundle_as_it_was(again: bool, bundle: Path, monkey
 def test_damaged_missing_and_foreign_lists_are_refused(listed: Path, tmp_path: Path) -> None:
     def copied(name: str) -> tuple[Path, Path]:
         copy = Path(shutil.copytree(listed, tmp_path / name))
-        return copy, next(copy.glob("*.npz"))
+        return copy, next(copy.glob("shortlist-*"))
 
     copy, file = copied("damaged")
     content = bytearray(file.read_bytes())
@@ -197,23 +202,95 @@ def test_damaged_missing_and_foreign_lists_are_refused(listed: Path, tmp_path: P
     with pytest.raises(ArtifactError, match=f"no hash of {file.name}"):
         open_bundle(copy)
 
-    for name, change, message in (
-        ("foreign", {"tokenizers": np.array(["0"])}, "is of another bundle's tokenizers"),
-        ("other", {"offsets": np.zeros(3, np.int64), "targets": np.empty(0, np.int32)}, "is of another bundle's"),
-        ("outside", {"always": np.array([VOCAB], np.int32)}, "is damaged .a token is outside the vocabulary"),
-        ("uneven", {"targets": np.array([4], np.int32)}, "is damaged"),
+    opened = open_bundle(listed)
+    whole, own = unpacked(next(listed.glob("shortlist-*")))
+    for name, lists, hashes_, message in (
+        ("foreign", {}, (own[0], bytes(32)), "is of another bundle's tokenizers"),
+        ("swapped", {}, (bytes(32), own[1]), "is of another bundle's tokenizers"),
+        ("other", {"offsets": np.zeros(3, np.int64), "targets": whole.targets[:0]}, own, "is of another bundle's"),
+        ("outside", {"always": np.array([VOCAB], np.int32)}, own, "is damaged .a token is outside the vocabulary"),
+        ("below", {"targets": whole.targets - VOCAB}, own, "is damaged .a token is outside the vocabulary"),
+        ("uneven", {"targets": np.array([4], np.int32)}, own, r"is damaged .it has 1 tokens, not \d+"),
+        ("back", {"offsets": whole.offsets[::-1]}, own, "is damaged"),
+        ("none", {"always": whole.always[:0]}, own, "is damaged"),
     ):
         copy, file = copied(name)
-        with np.load(file) as arrays:
-            np.savez(file, **{**arrays, **change})
+        parts = {part: getattr(whole, part) for part in ("always", "offsets", "targets", "vocab")}
+        file.write_bytes(packed(SimpleNamespace(**{**parts, **lists}), hashes_))  # type: ignore[arg-type]
         edit(copy)
         with pytest.raises(ArtifactError, match=f"{message}.*: make it again with tformer shortlist"):
             open_shortlist(open_bundle(copy), "int8")
-    copy, file = copied("text")
-    file.write_text("no archive")
-    edit(copy)
-    with pytest.raises(ArtifactError, match="is damaged"):
-        open_shortlist(open_bundle(copy), "int8")
+    assert open_shortlist(opened, "int8").vocab == VOCAB
+    content = next(listed.glob("shortlist-*")).read_bytes()
+    for name, changed in {
+        "empty": b"",
+        "text": b"no lists",
+        "header": content[:128],
+        "short": content[:-1],
+        "long": content + b"\0",
+        "newer": content.replace(b"shortlist 1", b"shortlist 2", 1),
+        "many": content[:28] + b"\xff" * 4 + content[32:],
+    }.items():
+        copy, file = copied(name)
+        file.write_bytes(changed)
+        edit(copy)
+        with pytest.raises(ArtifactError, match=r"is damaged .*: make it again with tformer shortlist"):
+            open_shortlist(open_bundle(copy), "int8")
+
+
+def test_a_file_of_lists_is_its_header_and_three_arrays(listed: Path) -> None:
+    """As docs/bundle.md has it, read without our reader."""
+    path = next(listed.glob("shortlist-*"))
+    raw, lists = path.read_bytes(), open_shortlist(open_bundle(listed), "int8")
+    assert path.name == f"shortlist-{sha256(path)[:12]}.bin" and raw[:20] == b"tformer shortlist 1\n"
+    assert not any(raw[104:128])
+    sources, targets, every = np.frombuffer(raw, "<u4", 3, 20).tolist()
+    own = int(np.frombuffer(raw, "<u8", 1, 32)[0])
+    tokenizer = sha256(listed / "tokenizer.words")
+    assert raw[40:72].hex() == raw[72:104].hex() == tokenizer
+    assert (sources, targets) == (VOCAB, VOCAB)
+    offsets = np.memmap(path, "<i8", "r", 128, (sources + 1,))
+    always = np.memmap(path, "<i4", "r", 128 + offsets.nbytes, (every,))
+    tokens = np.memmap(path, "<i4", "r", 128 + offsets.nbytes + always.nbytes, (own,))
+    assert len(raw) == 128 + offsets.nbytes + always.nbytes + tokens.nbytes
+    for ours, theirs in ((lists.offsets, offsets), (lists.always, always), (lists.targets, tokens)):
+        assert (ours == theirs).all()
+
+
+def test_lists_of_an_older_bundle_are_read_and_replaced(tmp_path: Path) -> None:
+    """They lie in an `.npz` file there; new ones make its manifest one of this version."""
+    older = Path(shutil.copytree(OLDER, tmp_path / "bundle"))
+    path = next(older.glob("shortlist-*.npz"))
+    with np.load(path) as arrays:
+        opened = open_shortlist(open_bundle(older), "int8")
+        for name in ("always", "offsets", "targets"):
+            assert (getattr(opened, name) == arrays[name]).all()
+        np.savez(tmp_path / "foreign.npz", **{**arrays, "tokenizers": np.array(["0" * 64])})
+    lines = ["3 1 4", "1 5 9 2", "6", "5 3 5 8 9 7 9 3"]
+    add_shortlist(open_bundle(older), lines, lines, Settings(2, 1))
+    (new,) = older.glob("shortlist-*")
+    again = open_bundle(older)
+    assert (
+        new.suffix == ".bin" and again.manifest["version"] == 2 and set(hashes(older)) == set(again.manifest["files"])
+    )
+    assert open_shortlist(again, "int8").vocab == opened.vocab
+    foreign = Path(shutil.copytree(OLDER, tmp_path / "foreign"))
+    shutil.copy(tmp_path / "foreign.npz", foreign / path.name)
+    edit(foreign)
+    with pytest.raises(ArtifactError, match=r"is of another bundle's tokenizers: make it again with tformer shortlist"):
+        open_shortlist(open_bundle(foreign), "int8")
+    (foreign / path.name).write_text("no archive")
+    edit(foreign)
+    with pytest.raises(ArtifactError, match=r"is damaged .*: make it again with tformer shortlist"):
+        open_shortlist(open_bundle(foreign), "int8")
+
+
+def test_lists_have_the_targets_own_special_tokens() -> None:
+    specials = Specials(pad=40, bos=40, eos=7, unk=9)
+    shortlist = learn(toy(50), VOCAB, VOCAB, Settings(1, 1), shared=True, specials=specials)
+    assert shortlist.always.tolist() == [5, 7, 9, 40]
+    allowed = shortlist.allowed(np.array([[0, 3]], np.int32), np.array([2], np.int32))
+    assert np.flatnonzero(allowed).tolist() == [0, 3, 5, 7, 9, 40], "what is no special token may be copied"
 
 
 def edit(bundle: Path) -> None:
@@ -270,7 +347,7 @@ def test_shortlist_command_and_inspect(bundle: Path, tmp_path: Path) -> None:
     assert [
         line for line in shown if line.startswith("  shortlist  best 2, frequent 100: 100.00% of its text's tokens")
     ]
-    assert any(line.endswith(".npz") for line in shown)
+    assert any(line.endswith(".bin") for line in shown)
     assert "has no graphs for shortlists" in failed_line(run_here("shortlist", OLD, *arguments[2:]))
     tgt.write_text("w4\n")
     assert "has 60 lines" in failed_line(run_here(*arguments))

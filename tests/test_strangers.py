@@ -162,7 +162,7 @@ def test_what_is_written_goes_through_no_link(place: Path) -> None:
     text = place / "lines"
     text.write_text("".join(f"w{i} w{i + 1}\n" for i in range(4, 50)))
     harm(place, lambda manifest, place: manifest.pop("shortlist"))
-    for path in (place / "bundle").glob("shortlist-*.npz"):
+    for path in (place / "bundle").glob("shortlist-*.bin"):
         path.unlink()
         path.symlink_to(place / "victim")
     assert "is a link, a pipe or a device" in refused("shortlist", place)
@@ -212,7 +212,9 @@ WRONG = {
     "model.d_model": ["32", 0, -1, 10**30, None],
     "model.heads": [5, True],
     "files": [[], {}, {"encoder.onnx": "short"}, None],
-    "graphs": [3, None],
+    "graphs": [3, {}, None],
+    "graphs.encoder.kind": ["encoder", "encoder/0", 1, None],
+    "graphs.encoder.inputs": [{}, [{"name": "x"}], None],
     "default": ["a@cuda", "nowhere", 3],
     "variants": [[], {"int8": {}}, {"int8": {"recipe": 3}}],
     "tokenizer": [{}, {"source": 3, "target": 3}, None],
@@ -223,7 +225,8 @@ WRONG = {
     "checkpoint": [{}, [], None],
     "checkpoint.path": [3, None],
     "checkpoint.weights_sha256": ["0", None],
-    "version": [0, -1, True, 1.0, "1", 2, None],
+    "tokenizer.source.specials": [{}, {"pad": 1, "bos": 2, "eos": -1, "unk": 0}, 3, None],
+    "version": [0, -1, True, 1.0, "1", 3, None],
     "format": ["other", None],
 }
 

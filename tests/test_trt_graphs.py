@@ -20,8 +20,10 @@ from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.engines.ort_ranges import RangeEngine
 from tformer_deploy.errors import ArtifactError, LimitError
 from tformer_deploy.export.half import fix_sizes, to_half
-from tformer_deploy.export.to_onnx import lower
+from tformer_deploy.export.to_onnx import build_graph
+from tformer_deploy.export.trace import Tracer
 from tformer_deploy.model import Transformer
+from tformer_deploy.plans import Profile
 from tformer_deploy.recipe import load_recipe
 from tformer_deploy.translate import make_batch
 
@@ -29,7 +31,7 @@ from .conftest import lowered_engine, random_model, random_sources, small_config
 from .test_lower import CONFIGS
 
 TABLE = json.loads((Path(__file__).parent / "trt_operators.json").read_text())
-SIZES = {"batch": 3, "beams": 2, "src_len": 9, "capacity": 12, "past_rows": 6}
+SIZES, ONE_BEAM = (Profile(3, beams, 9, 12).sizes for beams in (2, 1))
 TYPES = {
     TensorProto.FLOAT: "FP32",
     TensorProto.FLOAT16: "FP16",
@@ -41,7 +43,8 @@ TYPES = {
 
 def graphs(model: Transformer) -> dict[str, ModelProto]:
     recipe = load_recipe("trt").for_model(model.config)
-    return {name: lower(name, model.eval(), recipe, {}) for name in GRAPHS}
+    tracer = Tracer(model.eval())
+    return {name: build_graph(name, tracer, recipe, {}) for name in GRAPHS}
 
 
 def problems(model: ModelProto, version: str) -> Iterator[str]:
@@ -80,11 +83,10 @@ def problems(model: ModelProto, version: str) -> Iterator[str]:
 @pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
 def test_graphs_keep_the_rules_of_every_parser(changes: dict[str, object]) -> None:
     every = ["8.6", "10.0", "11.1"]
-    one = {**SIZES, "beams": 1, "past_rows": SIZES["batch"]}
     for precision, versions, sizes in (
         ("fp32", every, SIZES),
         ("fp16", every, SIZES),
-        ("fp16", every, one),
+        ("fp16", every, ONE_BEAM),
         ("bf16", every[1:], SIZES),
     ):
         for model in graphs(random_model(small_config(**changes))).values():
@@ -134,7 +136,7 @@ def test_fixed_sizes_leave_no_shape_to_compute() -> None:
         dims = [d for v in (*model.graph.input, *model.graph.output) for d in v.type.tensor_type.shape.dim]
         assert all(d.dim_value and not d.dim_param for d in dims)
     alone = graphs(random_model(small_config()))["decoder_step"]
-    fix_sizes(alone, {**SIZES, "beams": 1, "past_rows": SIZES["batch"]})
+    fix_sizes(alone, ONE_BEAM)
     caches = {value.name for value in alone.graph.input if value.name.startswith("past_")}
     readers = {node.op_type for node in alone.graph.node if caches & set(node.input)}
     assert readers == {"Where"}, "with one beam no cache is reordered"

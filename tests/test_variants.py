@@ -31,7 +31,7 @@ from tformer_deploy.ship import choose, ship
 
 from .command import failed_line, printed, run_here
 from .conftest import small_config, write_checkpoint, write_lines
-from .mutations import BEYOND, CONSTANTS, ROUNDING, Change, Mutation, break_graph, change_tensor
+from .mutations import BEYOND, CONSTANTS, ROUNDING, Change, Mutation, break_graph, change_output, change_tensor
 
 VARIANTS = ["fp32-cpu", "int8", "int8-latency", "int4"]
 LOWERED = 'target = "ort-cpu"\ncache = "static"\n'
@@ -236,21 +236,21 @@ def scaled(factor: float) -> Change:
 
 
 def scaled_queries(weight: np.ndarray) -> np.ndarray:
-    """Of queries, keys and values side by side."""
-    weight[:, :32] *= np.float32(1.01)
+    """Of keys, values and queries side by side."""
+    weight[:, 64:] *= np.float32(1.01)
     return weight
 
 
 FAULTS = [
-    ("fp32-cpu", "encoder", "encoder.1.ff.up", scaled(1.01), "encoder_layer_1"),
+    ("fp32-cpu", "encoder", "encoder.1.ff.up.weight^T", scaled(1.01), "encoder_layer_1"),
     ("fp32-cpu", "encoder", "decoder.0.cross.key.bias", scaled(1.5), "cross_k_0"),
-    ("fp32-cpu", "decoder_step", "positions", lambda table: np.roll(table, -1, 0), "token 1, decoder_embedding"),
-    ("fp32-cpu", "decoder_step", "decoder.0.cross.query", scaled(1.01), "decoder_layer_0"),
-    ("fp32-cpu", "decoder_step", "decoder.1.attention.query", scaled_queries, "token 2, decoder_layer_1"),
+    ("fp32-cpu", "decoder_step", "tgt_positions", lambda table: np.roll(table, -1, 0), "token 1, decoder_embedding"),
+    ("fp32-cpu", "decoder_step", "decoder.0.cross.query.weight^T", scaled(1.01), "decoder_layer_0"),
+    ("fp32-cpu", "decoder_step", "decoder.1.attention.key.weight,*", scaled_queries, "token 2, decoder_layer_1"),
     ("fp32-cpu", "decoder_step", "output", scaled(1.01), "token 1, log_probs"),
-    ("int8", "encoder", "encoder.1.ff.up.scales", scaled(5), "encoder_layer_1"),
-    ("int8", "decoder_step", "positions", scaled(-8), "token 1, decoder_embedding"),
-    ("int8-latency", "decoder_step", "decoder.1.ff.down.scales", scaled(-4), "decoder_layer_1"),
+    ("int8", "encoder", "encoder.1.ff.up.weight.scales", scaled(5), "encoder_layer_1"),
+    ("int8", "decoder_step", "tgt_positions", scaled(-8), "token 1, decoder_embedding"),
+    ("int8-latency", "decoder_step", "decoder.1.ff.down.weight.scales.groups", scaled(-4), "decoder_layer_1"),
 ]
 
 
@@ -267,7 +267,7 @@ def test_broken_variants_fail_with_the_place_of_the_fault(
     tmp_path: Path,
 ) -> None:
     def mutate(found: onnx.GraphProto) -> None:
-        change_tensor(found, tensor, change)
+        change_output(found, change) if tensor == "output" else change_tensor(found, tensor, change)
 
     broken = break_graph(variants_bundle, tmp_path / "bundle", f"{variant}/{graph}", mutate)
     report = Gate(open_bundle(broken), run, threads=1).run([f"ort:{variant}", "ort"], reference)

@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
+from .batches import length_batches, make_batch
 from .bundle import Bundle, changing
 from .contract import GRAPHS, caches
 from .data import read_lines
@@ -24,7 +25,6 @@ from .files import atomic_directory, scratch, write_json
 from .headers import within
 from .plans import FOLDER, HEADER, Profile, Stamp, file_hashes, plan_file, plans_header, trt_variant
 from .recipe import Axes
-from .translate import length_batches, make_batch
 
 Ranges = dict[str, dict[str, float]]
 """Graph -> tensor -> largest absolute value."""

@@ -14,14 +14,15 @@ from typing import Any
 
 from . import __version__
 from .config import ModelConfig, from_dict
-from .contract import GRAPHS, SHORT_GRAPHS, WEIGHTS, graphs_of, signature
+from .contract import GRAPHS, KINDS, SHORT_GRAPHS, WEIGHTS, described, graphs_of
 from .errors import ArtifactError, ConfigError
 from .files import hold, remove_leftovers, sha256, write_json
 from .headers import member, parse_json, read_header, verify
 from .recipe import Recipe, recipe_from_dict
-from .text import Tokenizers, load_tokenizers, tokenizer_files
+from .text import OUR_SPECIALS, Tokenizers, load_tokenizers, require_fit, tokenizer_files
 
-MANIFEST, VERSION, REPORT = "manifest.json", 1, "check.json"
+MANIFEST, VERSION, REPORT = "manifest.json", 2, "check.json"
+"""Version 1 names no kinds of graphs and no special ids, and has sizes that are expressions."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,29 @@ class Bundle:
         """Names in the manifest: the graphs of a variant, and their weights."""
         return [name for name in self.manifest["files"] if Path(name).parent == Path(variant) and _of_graphs(name)]
 
+    def require_kinds(self, variant: str) -> None:
+        """Raise ArtifactError where a variant has graphs that this tformer does not know how to feed."""
+        recipe = self.variants[variant] if variant else self.recipe
+        part = self.manifest.get("variants", {}).get(variant, {}) if variant else self.manifest
+        stated, where = part.get("graphs", {}), f"{self.directory / variant}"
+        for name in graphs_of(recipe):
+            if name not in stated:
+                continue  # older bundles have fewer
+            ours, theirs = described(name, self.config, recipe), stated[name]
+            kind = theirs.get("kind", ours["kind"])
+            if kind not in KINDS:
+                raise ArtifactError(
+                    f"{where} has a graph '{name}' of kind {kind}, this tformer runs {', '.join(KINDS)}: "
+                    "update it, or export the bundle again with it"
+                )
+            if kind != ours["kind"] or tensors(theirs) != tensors(ours):
+                raise ArtifactError(
+                    f"{where} has graphs of an older version, or {MANIFEST} was edited: export the bundle again"
+                )
+
     def verify_graphs(self, variant: str) -> None:
         """Compare the graphs of a variant with their hashes, unless that has been done. Raises ArtifactError."""
+        self.require_kinds(variant)
         mine = {name for name in self.unverified if Path(name).parent == Path(variant)}
         verify(self.directory, {name: self.manifest["files"][name] for name in sorted(mine)}, "bundle")
         self.unverified.difference_update(mine)
@@ -81,8 +103,14 @@ class Bundle:
         return tokenizer_hashes(self.manifest)
 
     def tokenizers(self) -> Tokenizers:
-        """The tokenizers of both sides."""
-        return load_tokenizers(self.directory, self.manifest["tokenizer"])
+        """The tokenizers of both sides. Raises ArtifactError where they are not the model's."""
+        found = load_tokenizers(self.directory, self.manifest["tokenizer"])
+        try:
+            require_fit(self.config, found)
+        except ConfigError as error:
+            wrong = f"{self.directory}: {error}, and export it again"
+            raise ArtifactError(f"{wrong}; or copy it again, if {MANIFEST} was edited") from None
+        return found
 
     @property
     def checkpoint(self) -> Path:
@@ -136,6 +164,28 @@ def write_manifest(
     )
 
 
+def upgraded(bundle: Bundle) -> dict[str, Any]:
+    """The manifest of a bundle as this version writes it. Raises ArtifactError where its graphs are too old."""
+    manifest, config = bundle.manifest, bundle.config
+    if manifest["version"] == VERSION:
+        return manifest
+    parts = {"": manifest, **manifest.get("variants", {})}
+    recipes = {"": bundle.recipe, **bundle.variants}
+    for name, recipe in recipes.items():
+        bundle.require_kinds(name)
+        graphs = {graph: described(graph, config, recipe) for graph in parts[name].get("graphs", GRAPHS)}
+        parts[name] = {**parts[name], "recipe": dataclasses.asdict(recipe), "graphs": graphs}
+    specials = dataclasses.asdict(OUR_SPECIALS)
+    return {
+        **parts.pop(""),
+        "version": VERSION,
+        "model": dataclasses.asdict(config),
+        "tokenizer": {side: {"specials": specials, **each} for side, each in manifest["tokenizer"].items()},
+        "default": bundle.default,
+        "variants": parts,
+    }
+
+
 def tokenizer_hashes(header: Mapping[str, Any]) -> dict[str, str]:
     """SHA-256 of the tokenizers' files of a bundle's or a checkpoint's header, by their names."""
     return {name: header["files"][name] for name in tokenizer_files(header["tokenizer"])}
@@ -146,7 +196,16 @@ def _of_graphs(file: str) -> bool:
 
 
 def _graphs(config: ModelConfig, recipe: Recipe) -> dict[str, Any]:
-    return {name: signature(name, config, recipe).to_json() for name in graphs_of(recipe)}
+    return {name: described(name, config, recipe) for name in graphs_of(recipe)}
+
+
+def tensors(graph: Mapping[str, Any]) -> list[Any]:
+    """Names, types and shapes of a graph in a manifest; the names of sizes have changed, and count as one."""
+
+    def shape(spec: Mapping[str, Any]) -> list[int]:
+        return [size if isinstance(size, int) else 0 for size in spec["shape"]]
+
+    return [[(spec["name"], spec["dtype"], shape(spec)) for spec in graph[side]] for side in ("inputs", "outputs")]
 
 
 def hashes(directory: Path) -> dict[str, str]:

@@ -22,8 +22,8 @@ from .memory import require_memory
 from .model import Transformer
 from .text import Tokenizers, load_tokenizers, tokenizer_files
 
-HEADER, VERSION = "checkpoint.json", 2
-"""Version 1 has no SHA-256 of the header itself."""
+HEADER, VERSION = "checkpoint.json", 3
+"""Version 1 has no SHA-256 of the header itself, version 2 no special ids of the tokenizers."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from .errors import ConfigError, unknown
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 1, 2, 3, 0
-"""Token ids that both tokenizers reserve: `<unk> <pad> <bos> <eos>` at 0 to 3."""
+"""Where our own tokenizers, and all that do not say otherwise, have their special tokens."""
 
 MAX_SEED = 2**63
 """Seeds are less than this."""
@@ -38,11 +38,24 @@ MOST_OF_TRAINING = {
 }
 
 NormPosition = Literal["pre", "post"]
-NormKind = Literal["standard", "annotated"]
+NormKind = Literal["standard", "annotated", "rms"]
+FeedForwardKind = Literal["plain", "gated"]
 PositionKind = Literal["sinusoidal", "learned"]
 Sharing = Literal["none", "decoder", "all"]
 Activation = Literal["relu", "gelu", "silu"]
 Precision = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """Sizes of the encoder or of the decoder."""
+
+    width: int
+    """Of the residual stream."""
+    ff_width: int
+    heads: int
+    head_dim: int
+    layers: int
 
 
 @dataclass(frozen=True)
@@ -61,9 +74,16 @@ class ModelConfig:
     d_ff: int = 2048
     """Width of the feed-forward layers."""
     heads: int = 8
-    """Attention heads; divides d_model."""
+    """Attention heads."""
+    head_dim: int = 0
+    """Width of one head; 0: d_model / heads, which must be whole."""
     encoder_layers: int = 6
     decoder_layers: int = 6
+    encoder_d_model: int = 0
+    """This and the next three: the encoder's sizes where they are not the decoder's; 0: the same."""
+    encoder_d_ff: int = 0
+    encoder_heads: int = 0
+    encoder_head_dim: int = 0
     dropout: float = 0.1
     """Probability of dropping a residual or embedding element in training."""
     attention_dropout: float = 0.1
@@ -75,8 +95,11 @@ class ModelConfig:
     final_norm: bool = True
     """A norm after the last encoder and the last decoder layer."""
     norm: NormKind = "standard"
-    """`standard`: biased variance, eps inside the root; `annotated`: unbiased deviation, eps added outside it."""
+    """`standard`: biased variance, eps inside the root; `annotated`: unbiased deviation, eps added outside it; `rms`:
+    root mean square, nothing subtracted, no bias."""
     norm_eps: float = 1e-5
+    embedding_norm: bool = False
+    """A norm of the sum of embeddings and positions."""
     scale_embeddings: bool = True
     """Multiply embeddings by the square root of d_model."""
     pad_embedding_zero: bool = True
@@ -90,11 +113,14 @@ class ModelConfig:
     """`decoder`: target embedding = output projection; `all`: the source embedding too."""
     output_bias: bool = False
     activation: Activation = "relu"
+    ff: FeedForwardKind = "plain"
+    """`gated`: down(activation(gate(x)) * up(x))."""
     pad_id: int = PAD_ID
     bos_id: int = BOS_ID
-    """First decoder input."""
     eos_id: int = EOS_ID
     """Ends every target."""
+    start_id: int = -1
+    """First decoder input; -1 becomes `bos_id`."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -108,40 +134,76 @@ class ModelConfig:
             raise ConfigError(f"model.norm_eps={self.norm_eps}: must be at least 0")
         if self.position_base <= 0:
             raise ConfigError(f"model.position_base={self.position_base}: must be above 0")
-        if self.d_model % self.heads:
+        for name in ("head_dim", "encoder_d_model", "encoder_d_ff", "encoder_heads", "encoder_head_dim"):
+            _at_least(self, name, 0)
+            _at_most(self, name, MOST_OF_MODEL[name.removeprefix("encoder_").replace("head_dim", "d_model")])
+        for prefix, side in (("", self.decoder), ("encoder_", self.encoder)):
+            if not side.head_dim:
+                raise ConfigError(
+                    f"model.{prefix}heads={side.heads} does not divide model.{prefix}d_model={side.width}: "
+                    f"choose one of {_divisors(side.width)}, or set {prefix}head_dim"
+                )
+            if side.width % 2 and self.positions == "sinusoidal":
+                raise ConfigError(f"model.{prefix}d_model={side.width}: sinusoidal positions need an even width")
+        if self.share_embeddings == "all" and self.encoder.width != self.decoder.width:
             raise ConfigError(
-                f"model.heads={self.heads} does not divide model.d_model={self.d_model}: "
-                f"choose one of {_divisors(self.d_model)}"
+                f"model.share_embeddings=all needs equal widths, got encoder {self.encoder.width} and decoder "
+                f"{self.decoder.width}: use share_embeddings=decoder"
             )
-        if self.d_model % 2 and self.positions == "sinusoidal":
-            raise ConfigError(f"model.d_model={self.d_model}: sinusoidal positions need an even width")
         if self.share_embeddings == "all" and self.src_vocab != self.tgt_vocab:
             raise ConfigError(
                 f"model.share_embeddings=all needs equal vocabularies, got source {self.src_vocab} and "
                 f"target {self.tgt_vocab}: use share_embeddings=decoder or a joint vocabulary"
             )
+        if self.start_id == -1:
+            object.__setattr__(self, "start_id", self.bos_id)
         smallest = min(self.src_vocab, self.tgt_vocab)
-        for name in ("pad_id", "bos_id", "eos_id"):
+        for name in ("pad_id", "bos_id", "eos_id", "start_id"):
             if not 0 <= getattr(self, name) < smallest:
                 raise ConfigError(f"model.{name}={getattr(self, name)} is outside the vocabulary of {smallest}")
 
     @property
     def parameters(self) -> int:
         """How many numbers are trained, each shared one once."""
-        d = self.d_model
-        norm, attention, ff = 2 * d, 4 * (d * d + d), 2 * d * self.d_ff + self.d_ff + d
-        encoder = self.encoder_layers * (attention + ff + 2 * norm)
-        decoder = self.decoder_layers * (2 * attention + ff + 3 * norm)
-        tables = {"none": self.src_vocab + 2 * self.tgt_vocab, "decoder": self.src_vocab + self.tgt_vocab}
-        rows = tables.get(self.share_embeddings, self.tgt_vocab)
-        rows += 2 * self.max_positions * (self.positions == "learned")
-        ends = 2 * norm * self.final_norm + self.tgt_vocab * self.output_bias
-        return encoder + decoder + rows * d + ends
+        encoder, decoder = self.encoder, self.decoder
+        norms = 1 if self.norm == "rms" else 2  # weights, and biases
+        layers = encoder.layers * (self._attention(encoder, encoder) + self._ff(encoder) + 2 * norms * encoder.width)
+        cross = self._attention(decoder, encoder)
+        own = self._attention(decoder, decoder) + self._ff(decoder)
+        layers += decoder.layers * (own + cross + 3 * norms * decoder.width)
+        tables = {"none": 2, "decoder": 1}.get(self.share_embeddings, 1) * self.tgt_vocab * decoder.width
+        tables += 0 if self.share_embeddings == "all" else self.src_vocab * encoder.width
+        width = encoder.width + decoder.width
+        tables += self.max_positions * width * (self.positions == "learned")
+        ends = norms * width * (self.final_norm + self.embedding_norm) + self.tgt_vocab * self.output_bias
+        return layers + tables + ends
+
+    @staticmethod
+    def _attention(side: Side, source: Side) -> int:
+        inner = side.heads * side.head_dim
+        return 2 * side.width * inner + 2 * source.width * inner + 3 * inner + side.width
+
+    def _ff(self, side: Side) -> int:
+        into = 2 if self.ff == "gated" else 1
+        return into * (side.width + 1) * side.ff_width + (side.ff_width + 1) * side.width
 
     @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.d_model // self.heads
+    def decoder(self) -> Side:
+        """The decoder's sizes; the caches' heads among them."""
+        return _side(self.d_model, self.d_ff, self.heads, self.head_dim, self.decoder_layers)
+
+    @property
+    def encoder(self) -> Side:
+        """The encoder's sizes."""
+        width, heads = self.encoder_d_model or self.d_model, self.encoder_heads or self.heads
+        same = width == self.d_model and heads == self.heads
+        head_dim = self.encoder_head_dim or (self.head_dim if same else 0)
+        return _side(width, self.encoder_d_ff or self.d_ff, heads, head_dim, self.encoder_layers)
+
+
+def _side(width: int, ff_width: int, heads: int, head_dim: int, layers: int) -> Side:
+    """`head_dim` 0 where it is not given and cannot be computed."""
+    return Side(width, ff_width, heads, head_dim or (0 if width % heads else width // heads), layers)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,8 @@
-"""Names, types and symbolic sizes of both graphs: the only place where they are written.
+"""Names, types, sizes, kinds and versions of the graphs: the only place where they are written.
 
-Lowered graphs for processors have two more, for vocabulary shortlists: `short_step` is a step that scores only the
-tokens of a list, and `short_rows` gathers what it needs of the output's table, once for a batch.
-
-Sizes are numbers or the names `batch`, `beams`, `src_len`, `past_len`, `past_rows` (rows of the step before),
-`capacity` (positions that a static cache has room for), `listed` (tokens of a shortlist) and expressions of them. A row
-is a beam of a sentence; rows are counted sentence by sentence, so row = sentence * beams + beam.
+A graph's kind says how it is fed, and its version which rules that was by; `docs/bundle.md` has the rules of each.
+Sizes are numbers or names of `SIZES`. A row is a beam of a sentence; rows are counted sentence by sentence, so row =
+sentence * beams + beam.
 """
 
 from __future__ import annotations
@@ -22,9 +19,28 @@ GRAPHS = ("encoder", "decoder_step")
 SHORT_GRAPHS = ("short_rows", "short_step")
 WEIGHTS = "weights.data"
 """The file beside the graphs that holds what both read."""
-ROWS, GROWN, BEST = "batch*beams", "past_len + 1", "2*beams - 1"
-LOWERED_BEST = "2*beams"
-"""One more than a search reads, so that a token may be forbidden without a look at all scores."""
+KINDS = {
+    "encoder/1": "source ids to the keys and values of every decoder layer's cross-attention",
+    "growing/1": "a step whose self-attention caches grow by a position",
+    "inplace/1": "a step whose caches are buffers of a fixed capacity that it writes into",
+    "choosing/1": "a step that reads one set of buffers, writes another and chooses what the next one is fed",
+    "rows/1": "the rows of the output's table that belong to a list of tokens",
+    "short/1": "`inplace` that scores only the tokens of such a list",
+}
+"""What this version runs, and what each is; an older version of a kind stays here as long as its graphs run."""
+SIZES = {
+    "batch": "sentences",
+    "beams": "rows of a sentence",
+    "rows": "batch * beams",
+    "src_len": "source tokens of the longest sentence",
+    "past_len": "target positions in the cache before a step",
+    "present_len": "past_len + 1",
+    "past_rows": "rows of the step before",
+    "capacity": "target positions that a buffer has room for",
+    "best": "tokens that a step returns a row: 2 * beams, of `growing` 2 * beams - 1",
+    "listed": "tokens of a list",
+}
+"""Sizes that only a request says. `best` is one more than a search reads where a token may be forbidden on the way."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +97,16 @@ def graphs_of(recipe: Recipe) -> tuple[str, ...]:
     return (*GRAPHS, *SHORT_GRAPHS) if recipe.target == "ort-cpu" else GRAPHS
 
 
+def kind_of(graph: str, recipe: Recipe) -> str:
+    """The kind of a graph of `graphs_of`, of `KINDS`."""
+    steps = {"onnx": "growing/1", "ort-cpu": "inplace/1", "trt": "choosing/1"}
+    others = {"encoder": "encoder/1", "short_rows": "rows/1", "short_step": "short/1"}
+    return others.get(graph, steps[recipe.target])
+
+
 def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
     """What a graph takes and gives."""
-    cross = caches("cross", config, ("batch", config.heads, "src_len", config.head_dim))
+    cross = caches("cross", config, ("batch", config.decoder.heads, "src_len", config.decoder.head_dim))
     lengths = TensorSpec("src_lengths", "int32", ("batch",))
     if graph == "encoder":
         return Signature((TensorSpec("src_ids", "int32", ("batch", "src_len")), lengths), cross)
@@ -93,7 +116,7 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
         return _short_step(config, recipe)
     if recipe.cache == "static":
         return _static_step(config, recipe)
-    best = ("batch", "beams", recipe.top_k or BEST)
+    best = ("batch", "beams", recipe.top_k or "best")
     # The last layer's cross-attention, mean over heads; 0 at padding.
     attention = (TensorSpec("attention", "float32", ("batch", "beams", "src_len")),) if recipe.attention else ()
     return Signature(
@@ -105,7 +128,7 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
             TensorSpec("position", "int32", (1,)),
             lengths,
             *cross,
-            *caches("past", config, ("past_rows", config.heads, "past_len", config.head_dim)),
+            *caches("past", config, ("past_rows", config.decoder.heads, "past_len", config.decoder.head_dim)),
         ),
         (
             # Best first; equal scores by the lower id.
@@ -113,7 +136,7 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
             TensorSpec("top_scores", "float32", best),
             TensorSpec("log_probs", "float32", ("batch", "beams", config.tgt_vocab)),
             *attention,
-            *caches("present", config, (ROWS, config.heads, GROWN, config.head_dim)),
+            *caches("present", config, ("rows", config.decoder.heads, "present_len", config.decoder.head_dim)),
         ),
     )
 
@@ -124,8 +147,8 @@ def _static_step(config: ModelConfig, recipe: Recipe) -> Signature:
     Target `ort-cpu`: one buffer, `present` must be bound to the memory of `past`. Target `trt`: two, read and written,
     and the step chooses what the next one is fed.
     """
-    buffer = (ROWS, config.heads, "capacity", config.head_dim)
-    best = (ROWS, recipe.top_k or LOWERED_BEST)
+    buffer = ("rows", config.decoder.heads, "capacity", config.decoder.head_dim)
+    best = ("rows", recipe.top_k or "best")
     in_place = recipe.target == "ort-cpu"
     # In place: which beam of its sentence wrote each earlier position of a beam's target. Else as in a growing step.
     history = (
@@ -142,14 +165,14 @@ def _static_step(config: ModelConfig, recipe: Recipe) -> Signature:
             history,
             *(() if in_place else CHOOSING),
             TensorSpec("src_lengths", "int32", ("batch",)),
-            *caches("cross", config, ("batch", config.heads, "src_len", config.head_dim)),
+            *caches("cross", config, ("batch", config.decoder.heads, "src_len", config.decoder.head_dim)),
             *caches("past", config, past),
         ),
         (
             # Best first; equal scores by the lower id.
             TensorSpec("top_ids", "int32", best),
             TensorSpec("top_scores", "float32", best),
-            TensorSpec("log_probs", "float32", (ROWS, config.tgt_vocab)),
+            TensorSpec("log_probs", "float32", ("rows", config.tgt_vocab)),
             *(() if in_place else CHOICE),
             *caches("present", config, buffer),
         ),
@@ -168,7 +191,7 @@ def _listed(config: ModelConfig, recipe: Recipe) -> tuple[TensorSpec, ...]:
 def _short_step(config: ModelConfig, recipe: Recipe) -> Signature:
     """A static step in place, whose log-probabilities are those of the list and sum to 1 over it."""
     full = _static_step(config, recipe)
-    log_probs = TensorSpec("log_probs", "float32", (ROWS, "listed"))
+    log_probs = TensorSpec("log_probs", "float32", ("rows", "listed"))
     return Signature(
         # 0 where a sentence may use a token of the list, -inf where it may not.
         (*full.inputs, LISTED, *_listed(config, recipe), TensorSpec("listed_mask", "float32", ("batch", 1, "listed"))),
@@ -176,8 +199,13 @@ def _short_step(config: ModelConfig, recipe: Recipe) -> Signature:
     )
 
 
+def described(graph: str, config: ModelConfig, recipe: Recipe) -> dict[str, Any]:
+    """A graph as it stands in a manifest: its kind and its signature."""
+    return {"kind": kind_of(graph, recipe), **signature(graph, config, recipe).to_json()}
+
+
 def number(size: str, sizes: Mapping[str, int]) -> int:
-    """The value of a symbolic size: a name, or a product of names and numbers. Raises ArtifactError."""
+    """The value of a size: a name, or as in older graphs a product of names and numbers. Raises ArtifactError."""
     product = 1
     for factor in size.split("*"):
         if not factor.isdigit() and factor not in sizes:

@@ -215,10 +215,10 @@ class Corpus:
         batches.append(order[start:])
         return [batches[i] for i in rng.permutation(len(batches))]
 
-    def batch(self, indices: NDArray[np.int64], pad_id: int, bos_id: int) -> Batch:
+    def batch(self, indices: NDArray[np.int64], pad_id: int, start_id: int) -> Batch:
         """Pad some pairs to a batch."""
         tgt_out = pad([self.tgt[i] for i in indices], pad_id)
-        tgt_in = np.concatenate((np.full((len(indices), 1), bos_id, np.int32), tgt_out[:, :-1]), 1)
+        tgt_in = np.concatenate((np.full((len(indices), 1), start_id, np.int32), tgt_out[:, :-1]), 1)
         return Batch(
             pad([self.src[i] for i in indices], pad_id), self._src_sizes[indices].astype(np.int32), tgt_in, tgt_out
         )

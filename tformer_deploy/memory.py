@@ -16,7 +16,7 @@ SYSTEM = Path("/")
 
 def require_memory(config: ModelConfig, what: str, copies: int = 1) -> None:
     """Raise ConfigError where not even so many copies of a model's weights fit; where nobody knows, do nothing."""
-    table = config.max_positions * config.d_model
+    table = config.max_positions * sum({config.encoder.width, config.decoder.width})
     needed, free = FP32_BYTES * (copies * config.parameters + table), available_bytes()
     if free is not None and needed > free:
         raise ConfigError(

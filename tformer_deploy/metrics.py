@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import sacrebleu
 
-from .files import atomic_file, scratch
+from .files import atomic_file
+from .fonts import no_fonts_at_home
 from .headers import parse_json
 from .notes import note
 
@@ -107,22 +107,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-@contextmanager
-def _no_fonts_at_home() -> Iterator[None]:
-    """Let matplotlib, while it is imported, write its list of fonts to a scratch folder; it takes a quarter second."""
-    before = os.environ.get("MPLCONFIGDIR")
-    with scratch("tformer-fonts") as folder:
-        os.environ["MPLCONFIGDIR"] = before or str(folder)
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["MPLCONFIGDIR"]
-
-
 def plot(metrics: Path, image: Path) -> None:
     """Draw loss, BLEU and learning rate over the updates."""
-    with _no_fonts_at_home():
+    with no_fonts_at_home():
         from matplotlib.figure import Figure
 
     rows = read_metrics(metrics)

@@ -1,6 +1,6 @@
 """The Transformer, all of it: encode, forward (teacher-forced) and step (cached keys and values).
 
-Sizes: B batch, S source length, T target length, K beams, H heads, D head size, V vocabulary, d = H*D.
+Sizes: B batch, S source length, T target length, K beams, R = B*K rows, H heads, D head size, V vocabulary, d width.
 Sources are right-padded and described by lengths, so that a mask cannot be forgotten.
 """
 
@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .config import ModelConfig
+from .config import ModelConfig, Side
+from .seq2seq import Cache, KeysValues, Layers, keep, length_mask
 
-KeysValues = tuple[Tensor, Tensor]
-Layers = dict[str, Tensor]
-"""Values on the way, by the names of `contract.layer_names`, in order of computation."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
@@ -38,24 +36,24 @@ class AnnotatedLayerNorm(nn.Module):
         return self.weight * centred / (deviation + self.eps) + self.bias  # type: ignore[no-any-return]
 
 
-def make_norm(config: ModelConfig) -> nn.Module:
-    """The layer norm that the config names."""
-    if config.norm == "annotated":
-        return AnnotatedLayerNorm(config.d_model, config.norm_eps)
-    return nn.LayerNorm(config.d_model, eps=config.norm_eps)
+def make_norm(config: ModelConfig, width: int) -> nn.Module:
+    """The norm that the config names."""
+    kinds: dict[str, type[nn.Module]] = {"standard": nn.LayerNorm, "annotated": AnnotatedLayerNorm, "rms": nn.RMSNorm}
+    return kinds[config.norm](width, eps=config.norm_eps)
 
 
 class Attention(nn.Module):
     """Multi-head attention whose keys and values are made apart from its queries, so that they can be cached."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, side: Side, source_width: int) -> None:
         super().__init__()
-        d = config.d_model
-        self.heads, self.head_dim, self.dropout = config.heads, config.head_dim, config.attention_dropout
-        self.query, self.key, self.value, self.out = (nn.Linear(d, d) for _ in range(4))
+        self.heads, self.head_dim, self.dropout = side.heads, side.head_dim, config.attention_dropout
+        inner = side.heads * side.head_dim
+        self.query, self.out = nn.Linear(side.width, inner), nn.Linear(inner, side.width)
+        self.key, self.value = nn.Linear(source_width, inner), nn.Linear(source_width, inner)
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, T, d) -> (B, H, T, D)."""
+        """(B, T, H*D) -> (B, H, T, D)."""
         return x.view(x.shape[0], x.shape[1], self.heads, self.head_dim).transpose(1, 2)
 
     def keys_values(self, x: Tensor) -> KeysValues:
@@ -80,25 +78,26 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers around an activation."""
+    """Two linear layers around an activation; a gated one multiplies it with a third. Source: Shazeer 2020."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, side: Side) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(config.d_model, config.d_ff), nn.Linear(config.d_ff, config.d_model)
+        self.up, self.down = nn.Linear(side.width, side.ff_width), nn.Linear(side.ff_width, side.width)
+        self.gate = nn.Linear(side.width, side.ff_width) if config.ff == "gated" else None
         self.activation, self.dropout = ACTIVATIONS[config.activation], config.activation_dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, d) -> (B, T, d)."""
-        hidden = F.dropout(self.activation(self.up(x)), self.dropout, self.training)
-        return self.down(hidden)  # type: ignore[no-any-return]
+        hidden = self.activation(self.gate(x)) * self.up(x) if self.gate else self.activation(self.up(x))
+        return self.down(F.dropout(hidden, self.dropout, self.training))  # type: ignore[no-any-return]
 
 
 class Residual(nn.Module):
     """Where norm, dropout and the residual sum go around a sublayer."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, width: int) -> None:
         super().__init__()
-        self.norm, self.pre, self.dropout = make_norm(config), config.norm_position == "pre", config.dropout
+        self.norm, self.pre, self.dropout = make_norm(config, width), config.norm_position == "pre", config.dropout
 
     def before(self, x: Tensor) -> Tensor:
         """What the sublayer sees."""
@@ -115,8 +114,9 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention, self.attention_residual = Attention(config), Residual(config)
-        self.ff, self.ff_residual = FeedForward(config), Residual(config)
+        side, d = config.encoder, config.encoder.width
+        self.attention, self.attention_residual = Attention(config, side, d), Residual(config, d)
+        self.ff, self.ff_residual = FeedForward(config, side), Residual(config, d)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """x (B, S, d), mask (B, 1, S, S) true where a token is."""
@@ -130,9 +130,10 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention, self.attention_residual = Attention(config), Residual(config)
-        self.cross, self.cross_residual = Attention(config), Residual(config)
-        self.ff, self.ff_residual = FeedForward(config), Residual(config)
+        side, d = config.decoder, config.decoder.width
+        self.attention, self.attention_residual = Attention(config, side, d), Residual(config, d)
+        self.cross, self.cross_residual = Attention(config, side, config.encoder.width), Residual(config, d)
+        self.ff, self.ff_residual = FeedForward(config, side), Residual(config, d)
 
     def forward(self, x: Tensor, cross: KeysValues, cross_mask: Tensor) -> Tensor:
         """All target positions at once: x (B, T, d), cross two of (B, H, S, D), cross_mask (B, 1, T, S)."""
@@ -141,14 +142,13 @@ class DecoderLayer(nn.Module):
         return self.rest(x, cross, cross_mask)
 
     def step(
-        self, x: Tensor, past: KeysValues, cross: KeysValues, cross_mask: Tensor, seen: Layers | None = None
-    ) -> tuple[Tensor, KeysValues]:
-        """One position of B*K rows: x (B, K, d), past two of (B*K, H, T, D) -> (B, K, d), two of (B*K, H, T+1, D)."""
-        rows = self.attention_residual.before(x).flatten(0, 1).unsqueeze(1)  # (B*K, 1, d)
-        k, v = self.attention.keys_values(rows)
-        present = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
-        x = self.attention_residual.after(x, self.attention(rows, present, None).view_as(x))
-        return self.rest(x, cross, cross_mask, seen), present
+        self, x: Tensor, cache: Cache, layer: int, cross: KeysValues, mask: Tensor, seen: Layers | None = None
+    ) -> Tensor:
+        """One position of every row: x (B, K, d), cross two of (B, H, S, D), mask (B, 1, K, S) -> (B, K, d)."""
+        rows = self.attention_residual.before(x).reshape(-1, 1, x.shape[2])  # (R, 1, d)
+        keys_values, earlier = cache.extend(layer, *self.attention.keys_values(rows))
+        y = self.attention(rows, keys_values, earlier).view_as(x)
+        return self.rest(self.attention_residual.after(x, y), cross, mask, seen)
 
     def rest(self, x: Tensor, cross: KeysValues, cross_mask: Tensor, seen: Layers | None = None) -> Tensor:
         """Cross-attention and feed-forward. Beams are query positions here, so cross K/V are never repeated.
@@ -168,33 +168,38 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        d, pad = config.d_model, config.pad_id if config.pad_embedding_zero else None
+        source, d, pad = (
+            config.encoder.width,
+            config.decoder.width,
+            config.pad_id if config.pad_embedding_zero else None,
+        )
         self.tgt_embedding = nn.Embedding(config.tgt_vocab, d, padding_idx=pad)
         shared = config.share_embeddings == "all"
-        self.src_embedding = self.tgt_embedding if shared else nn.Embedding(config.src_vocab, d, padding_idx=pad)
+        self.src_embedding = self.tgt_embedding if shared else nn.Embedding(config.src_vocab, source, padding_idx=pad)
         self.output = nn.Linear(d, config.tgt_vocab, bias=config.output_bias)
         if config.share_embeddings != "none":
             self.output.weight = self.tgt_embedding.weight
         if config.positions == "learned":
-            self.src_positions = nn.Parameter(torch.empty(config.max_positions, d))
+            self.src_positions = nn.Parameter(torch.empty(config.max_positions, source))
             self.tgt_positions = nn.Parameter(torch.empty(config.max_positions, d))
         else:
-            table = sinusoids(config.max_positions, d, config.position_base)
-            self.register_buffer("src_positions", table, persistent=False)
-            self.register_buffer("tgt_positions", table, persistent=False)
+            tables = {width: sinusoids(config.max_positions, width, config.position_base) for width in {source, d}}
+            self.register_buffer("src_positions", tables[source], persistent=False)
+            self.register_buffer("tgt_positions", tables[d], persistent=False)
+        self.src_embedding_norm = make_norm(config, source) if config.embedding_norm else nn.Identity()
+        self.tgt_embedding_norm = make_norm(config, d) if config.embedding_norm else nn.Identity()
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
-        self.encoder_norm = make_norm(config) if config.final_norm else nn.Identity()
-        self.decoder_norm = make_norm(config) if config.final_norm else nn.Identity()
+        self.encoder_norm = make_norm(config, source) if config.final_norm else nn.Identity()
+        self.decoder_norm = make_norm(config, d) if config.final_norm else nn.Identity()
 
     def init_weights(self, seed: int) -> Transformer:
         """Xavier-uniform matrices, zero biases, embeddings of deviation 1/sqrt(d) so that tied outputs start small."""
         generator = torch.Generator().manual_seed(seed)
-        deviation = self.config.d_model**-0.5
         tables = {id(self.src_embedding.weight), id(self.tgt_embedding.weight)}
         for name, parameter in self.named_parameters():
             if id(parameter) in tables or name.endswith("_positions"):
-                nn.init.normal_(parameter, 0.0, deviation, generator=generator)
+                nn.init.normal_(parameter, 0.0, parameter.shape[1] ** -0.5, generator=generator)
             elif parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter, generator=generator)
             elif name.endswith("bias"):
@@ -205,17 +210,17 @@ class Transformer(nn.Module):
                 self.tgt_embedding.weight[self.config.pad_id].zero_()
         return self
 
-    def embed(self, ids: Tensor, table: nn.Embedding, positions: Tensor) -> Tensor:
-        """ids (B, T) plus positions (T or 1, d) -> (B, T, d)."""
+    def embed(self, ids: Tensor, table: nn.Embedding, positions: Tensor, norm: nn.Module) -> Tensor:
+        """ids (B, T) plus positions (T, d), or (B or 1, 1, d) -> (B, T, d)."""
         x = table(ids)
         if self.config.scale_embeddings:
-            x = x * math.sqrt(self.config.d_model)
-        return F.dropout(x + positions, self.config.dropout, self.training)
+            x = x * math.sqrt(x.shape[-1])
+        return F.dropout(norm(x + positions), self.config.dropout, self.training)
 
     def encode(self, src_ids: Tensor, src_lengths: Tensor, layers: Layers | None = None) -> Tensor:
         """src_ids (B, S), src_lengths (B) -> memory (B, S, d); `layers` receives the value of every layer."""
         mask = length_mask(src_lengths, src_ids.shape[1], src_ids.shape[1])
-        x = self.embed(src_ids, self.src_embedding, self.src_positions[: src_ids.shape[1]])
+        x = self.embed(src_ids, self.src_embedding, self.src_positions[: src_ids.shape[1]], self.src_embedding_norm)
         keep(layers, "encoder_embedding", x)
         for i, layer in enumerate(self.encoder):
             x = keep(layers, f"encoder_layer_{i}", layer(x, mask))
@@ -228,7 +233,7 @@ class Transformer(nn.Module):
     def decode(self, memory: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> Tensor:
         """Teacher-forced: memory (B, S, d), tgt_ids (B, T) beginning with bos -> hidden states (B, T, d)."""
         mask = length_mask(src_lengths, memory.shape[1], tgt_ids.shape[1])
-        x = self.embed(tgt_ids, self.tgt_embedding, self.tgt_positions[: tgt_ids.shape[1]])
+        x = self.embed(tgt_ids, self.tgt_embedding, self.tgt_positions[: tgt_ids.shape[1]], self.tgt_embedding_norm)
         for layer, cross in zip(self.decoder, self.cross_keys_values(memory), strict=True):
             x = layer(x, cross, mask)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
@@ -243,27 +248,19 @@ class Transformer(nn.Module):
         position: Tensor,
         src_lengths: Tensor,
         cross: list[KeysValues],
-        past: list[KeysValues],
+        cache: Cache,
         layers: Layers | None = None,
-    ) -> tuple[Tensor, list[KeysValues]]:
-        """One decoding step with cached keys and values.
-
-        tokens (B, K): the last token of each row; position (1): its index in the target; cross: L times two of
-        (B, H, S, D); past: L times two of (B*K, H, T, D), T = position. Returns log-probabilities (B, K, V) and the
-        grown caches. `layers` receives the value of every layer, and `attention` (B, K, S): the last layer's
-        cross-attention, mean over heads.
-        """
+    ) -> Tensor:
+        """One decoding step: what `output` makes logits of, (B, K, d). See `Seq2Seq.step`."""
         mask = length_mask(src_lengths, cross[0][0].shape[2], tokens.shape[1])
-        x = self.embed(tokens, self.tgt_embedding, self.tgt_positions.index_select(0, position))
+        positions = self.tgt_positions.index_select(0, position)[:, None]
+        x = self.embed(tokens, self.tgt_embedding, positions, self.tgt_embedding_norm)
         keep(layers, "decoder_embedding", x)
-        present = []
-        for i, (layer, layer_past, layer_cross) in enumerate(zip(self.decoder, past, cross, strict=True)):
-            seen = layers if i == len(past) - 1 else None
-            x, grown = layer.step(x, layer_past, layer_cross, mask, seen)  # type: ignore[operator]
-            present.append(grown)
+        last = len(self.decoder) - 1
+        for i, (layer, layer_cross) in enumerate(zip(self.decoder, cross, strict=True)):
+            x = layer.step(x, cache, i, layer_cross, mask, layers if i == last else None)  # type: ignore[operator]
             keep(layers, f"decoder_layer_{i}", x)
-        x = keep(layers, "hidden", self.decoder_norm(x))
-        return F.log_softmax(self.output(x), -1), present
+        return keep(layers, "hidden", self.decoder_norm(x))
 
     def attention_weights(self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> dict[str, Tensor]:
         """The attention weights of a teacher-forced pass, for plotting: name of the module -> (B, H, T, S).
@@ -293,19 +290,6 @@ class Transformer(nn.Module):
             for hook in hooks:
                 hook.remove()
         return weights
-
-
-def keep(layers: Layers | None, name: str, x: Tensor) -> Tensor:
-    """x, noted under its name where somebody asked."""
-    if layers is not None:
-        layers[name] = x
-    return x
-
-
-def length_mask(lengths: Tensor, size: int, queries: int) -> Tensor:
-    """(B) -> (B, 1, queries, size), true where a token is; ONNX Runtime does not broadcast the third axis."""
-    mask = torch.arange(size, device=lengths.device) < lengths[:, None]
-    return mask[:, None, None, :].expand(-1, 1, queries, -1)
 
 
 def sinusoids(count: int, width: int, base: float) -> Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .bundle import Bundle
-from .contract import GRAPHS, signature
+from .contract import GRAPHS
 from .errors import ArtifactError, ConfigError, LimitError
 from .files import sha256
 from .headers import read_header, verify, within
@@ -39,8 +39,9 @@ class Profile:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By the names of `contract.signature`."""
-        return {**asdict(self), "past_rows": self.batch * self.beams}
+        """By the names of `contract.SIZES`, of a step of kind `choosing`."""
+        rows = self.batch * self.beams
+        return {**asdict(self), "rows": rows, "past_rows": rows, "best": 2 * self.beams}
 
     def check(self, axes: Axes) -> None:
         """Raise LimitError where an axis of the recipe does not allow a size."""
@@ -137,12 +138,7 @@ def trt_variant(bundle: Bundle) -> str:
     """The variant with graphs for TensorRT. Raises ConfigError, and ArtifactError for graphs of an older version."""
     for name, recipe in bundle.variants.items():
         if recipe.target == "trt":
-            made = bundle.manifest.get("variants", {}).get(name, {}).get("graphs")
-            ours = {graph: signature(graph, bundle.config, recipe).to_json() for graph in GRAPHS}
-            if made not in (None, ours):
-                raise ArtifactError(
-                    f"{bundle.directory / name} has graphs of an older version: export the bundle again"
-                )
+            bundle.require_kinds(name)
             return name
     raise ConfigError(f"{bundle.directory} has no graphs for TensorRT: export it again and add --recipe trt")
 

@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 
 from .checkpoint import HEADER, model_tensors, open_checkpoint, save_checkpoint, save_tensors
-from .config import BOS_ID, EOS_ID, MAX_SEED, PAD_ID, ModelConfig, TrainConfig, from_dict, preset
+from .config import MAX_SEED, ModelConfig, TrainConfig, from_dict, preset
 from .data import DataConfig, load_data, split_pair
 from .errors import ArtifactError, ConfigError
 from .files import hold, remove_leftovers
 from .memory import TRAINING_COPIES, require_memory
 from .model import Transformer
-from .text import SPECIALS, Tokenizers, Words, train_tokenizers
+from .text import SPECIALS, Tokenizers, Words, require_fit, train_tokenizers
 from .train import METRICS, OWN_FILES, STATE, Trainer, read_state
 
 
@@ -49,7 +49,7 @@ def start_run(
     tokenizers = train_tokenizers(kind, text[0].src, text[0].tgt, vocab_size, languages)
     sharing = {} if tokenizers.source is tokenizers.target else {"share_embeddings": "decoder"}
     config = preset(preset_name, tokenizers.source.size, tokenizers.target.size, {**sharing, **model_values})
-    check_ids(config, tokenizers)
+    require_fit(config, tokenizers)
     require_room(config)
     trainer = Trainer(folder, config, settings, data, tokenizers, text)
     if rank() == 0:
@@ -111,16 +111,6 @@ def require_room(config: ModelConfig) -> None:
     require_memory(config, "training", 1 if torch.cuda.is_available() else TRAINING_COPIES)
 
 
-def check_ids(config: ModelConfig, tokenizers: Tokenizers) -> None:
-    """A model must have an entry for every id of its tokenizers and the same special ones. Raises ConfigError."""
-    for side, size in (("src_vocab", tokenizers.source.size), ("tgt_vocab", tokenizers.target.size)):
-        if getattr(config, side) < size:
-            raise ConfigError(f"model.{side}={getattr(config, side)} is smaller than the tokenizer's {size} entries")
-    for name, expected in (("pad_id", PAD_ID), ("bos_id", BOS_ID), ("eos_id", EOS_ID)):
-        if getattr(config, name) != expected:
-            raise ConfigError(f"model.{name}={getattr(config, name)}: the tokenizer's is {expected}; leave it out")
-
-
 def init_checkpoint(
     folder: Path, preset_name: str, vocab_size: int, seed: int, model_values: Mapping[str, Any], force: bool = False
 ) -> int:
@@ -132,7 +122,7 @@ def init_checkpoint(
     config = preset(preset_name, vocab_size, vocab_size, model_values)
     require_memory(config, "the model")
     words = Words([*SPECIALS, *(f"w{i}" for i in range(len(SPECIALS), vocab_size))], None)
-    check_ids(config, Tokenizers(words, words))
+    require_fit(config, Tokenizers(words, words))
     model = Transformer(config).init_weights(seed)
     weights = folder / "weights/random.safetensors"
     with only_process(folder):

@@ -4,48 +4,77 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from .bundle import MANIFEST, add_report, open_bundle, write_manifest
-from .check import Gate, Report, make_corpus
-from .checkpoint import open_checkpoint
+from .check import Corpus, Gate, Report, make_corpus, translations
+from .checkpoint import Checkpoint, open_checkpoint
 from .config import ModelConfig
 from .engines import STANDARD, expand
-from .errors import ConfigError, ParityError
-from .export.calibrate import input_ranges, layer_noise
+from .errors import ConfigError, DataError, ParityError
+from .export.calibrate import NOISE_SENTENCES, SENTENCES, input_ranges, layer_noise
 from .export.to_onnx import export_graphs
+from .export.trace import Tracer
 from .files import atomic_directory
 from .recipe import Recipe, load_recipe, narrowest
+from .text import require_fit
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What an export reads, one sentence a line."""
+
+    src: Path | None = None
+    """To check with; some of it calibrates where nothing else does. None: generated ids."""
+    tgt: Path | None = None
+    """Its translation: BLEU decides as well."""
+    calibrate: Path | None = None
+    """To calibrate quantized variants with."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Sources that calibrate, none of which is checked."""
+
+    sources: list[list[int]]
+    places: list[int]
+    """Of the corpus that is left to check."""
+    line: str
+    """What was done, for the report."""
 
 
 def ship(
     run: Path,
     out: Path,
     recipes: Sequence[str] = (STANDARD,),
-    src: Path | None = None,
+    texts: Texts | Path | None = None,
     force: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
     """Make a bundle of a checkpoint and check every engine of it against eager PyTorch.
 
     It always has the standard graphs; recipes of another target add variants. What runs where no variant is named is
-    the first recipe. Raises ParityError, and leaves nothing, where the check fails; ArtifactError where `out` exists
-    without `force`.
+    the first recipe. `texts`: a path is that of `Texts.src`. Raises ParityError, and leaves nothing, where the check
+    fails; ArtifactError where `out` exists without `force`.
     """
+    texts = texts if isinstance(texts, Texts) else Texts(texts)
     checkpoint = open_checkpoint(run)
+    require_fit(checkpoint.config, checkpoint.tokenizers, f"{run}: ")
     chosen = choose(recipes, checkpoint.config)
-    corpus = make_corpus(checkpoint.config, narrowest(chosen.values()), checkpoint.tokenizers, src)
+    corpus, targets, calibration = _read(texts, checkpoint, chosen)
     with atomic_directory(out, force, "bundle", lambda folder: (folder / MANIFEST).is_file()) as directory:
         description = checkpoint.tokenizers.save(directory)
         model = checkpoint.load_model()
-        ranges = input_ranges(model, corpus.sources) if len(chosen) > 1 else {}
-        lossy = {name: recipe for name, recipe in chosen.items() if recipe.precision != "fp32"}
-        limits = {name: layer_noise(model, recipe, ranges, corpus.sources) for name, recipe in lossy.items()}
+        ranges = input_ranges(model, calibration.sources) if calibration.sources else {}
+        lossy = {name: recipe for name, recipe in chosen.items() if recipe.quantized}
+        limits = {name: layer_noise(model, recipe, ranges, calibration.sources) for name, recipe in lossy.items()}
+        tracer = Tracer(model)
         for name, recipe in chosen.items():
             identity = checkpoint.weights_sha256, ranges, checkpoint.tokenizer_hashes
-            export_graphs(model, recipe, directory / name, *identity)
+            export_graphs(tracer, recipe, directory / name, *identity)
         place = os.path.relpath(os.path.realpath(run), os.path.realpath(out))
         write_manifest(
             directory,
@@ -58,11 +87,64 @@ def ship(
         )
         bundle = open_bundle(directory)
         gate = Gate(bundle, checkpoint.directory, progress=progress)
-        report = gate.run(expand(["ort"], [], bundle), gate.reference(corpus))
+        report = gate.run(expand(["ort"], [], bundle), gate.reference(corpus), targets)
+        report.calibration = calibration.line
         if not report.passed:
             raise ParityError(f"{out} not written, the check failed: {'; '.join(report.failures)}")
         add_report(directory, report.to_json())
     return report
+
+
+def _read(texts: Texts, checkpoint: Checkpoint, chosen: Mapping[str, Recipe]) -> tuple[Corpus, list[str], Calibration]:
+    """What is checked, its translation, and what calibrates. Raises ConfigError, DataError."""
+    if texts.tgt and not texts.src:
+        raise ConfigError("--tgt needs the sources it translates: add --src")
+    lossy = any(recipe.quantized for recipe in chosen.values())
+    if texts.calibrate and not lossy:
+        raise ConfigError("--calibrate: no recipe quantizes: leave it out, or add --recipe int8")
+    narrow = checkpoint.config, narrowest(chosen.values()), checkpoint.tokenizers
+    corpus = make_corpus(*narrow, texts.src)
+    targets = translations(texts.src, texts.tgt) if texts.tgt else []
+    if not lossy:
+        calibration = Calibration([], list(range(len(corpus.sources))), "")
+    elif texts.calibrate or not texts.src:
+        other = make_corpus(*narrow, texts.calibrate, seed=1)
+        calibration = apart(other, corpus)
+    else:
+        calibration = split(corpus)
+    corpus.sources = [corpus.sources[i] for i in calibration.places]
+    return corpus, [targets[i] for i in calibration.places] if targets else [], calibration
+
+
+def apart(other: Corpus, corpus: Corpus) -> Calibration:
+    """Text of its own calibrates, without what is checked. Raises DataError where nothing is left."""
+    checked = set(map(tuple, corpus.sources))
+    sources = [source for source in other.sources if tuple(source) not in checked][:SENTENCES]
+    if not sources:
+        raise DataError(f"--calibrate: every line of {other.name} is checked as well: give other text")
+    line = f"calibrated with {len(sources)} sentences of {other.name}, none of which is checked"
+    return Calibration(sources, list(range(len(corpus.sources))), line + _few(len(sources)))
+
+
+def split(corpus: Corpus) -> Calibration:
+    """At most half of a text calibrates, sentences at equal distances; the rest is checked.
+
+    Raises DataError for a text of one sentence.
+    """
+    different = list(dict.fromkeys(map(tuple, corpus.sources)))
+    count = min(SENTENCES, len(different) // 2)
+    if not count:
+        raise DataError(f"{corpus.name}: one sentence cannot both calibrate and be checked: add lines, or --calibrate")
+    picked = [different[i * len(different) // count] for i in range(count)]
+    left = set(different).difference(picked)
+    places = [i for i, source in enumerate(corpus.sources) if tuple(source) in left]
+    line = f"calibrated with {count} sentences of {corpus.name}, checked with {len(places)} others"
+    return Calibration([list(source) for source in picked], places, line + _few(count))
+
+
+def _few(count: int) -> str:
+    enough = count >= NOISE_SENTENCES
+    return "" if enough else f"; fewer than {NOISE_SENTENCES} may miss how large values get: add text with --calibrate"
 
 
 def choose(names: Sequence[str], config: ModelConfig) -> dict[str, Recipe]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import io
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .bundle import MANIFEST, Bundle
+from .bundle import MANIFEST, Bundle, upgraded
 from .contract import SHORT_GRAPHS
 from .errors import ArtifactError, ConfigError, DataError
 from .files import atomic_file, write_json
 from .headers import DAMAGED, read_arrays
-from .text import SPECIALS
+from .text import OUR_SPECIALS, Specials
 
 Ids = NDArray[np.int32]
 Keys = NDArray[np.int64]
@@ -27,6 +28,9 @@ ITERATIONS, CHUNK = 5, 10_000
 """Of expectation maximization; sentences that are looked at together."""
 MOST = 1 << 28
 """Entries of the table of all lists, filled up: 1 GiB."""
+MAGIC, HEADER = b"tformer shortlist 1\n", struct.Struct("<20sIIIQ32s32s24x")
+"""What a file begins with: that, both vocabularies' sizes, how many tokens are in every list and how many in those of
+single tokens, and the SHA-256 of both tokenizers' files. 128 bytes, little-endian."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,10 @@ class Shortlist:
         return found
 
 
-def learn(pairs: Pairs, src_vocab: int, tgt_vocab: int, settings: Settings, shared: bool) -> Shortlist:
-    """The lists of a text. `shared`: source tokens are target tokens too, and may be copied."""
+def learn(
+    pairs: Pairs, src_vocab: int, tgt_vocab: int, settings: Settings, shared: bool, specials: Specials = OUR_SPECIALS
+) -> Shortlist:
+    """The lists of a text; all have the target's special tokens. `shared`: source tokens may be copied."""
     keys, chances = translation_table(pairs, src_vocab, tgt_vocab)
     source, target = np.divmod(keys, tgt_vocab)
     order = np.lexsort((target, -chances, source))
@@ -99,13 +105,13 @@ def learn(pairs: Pairs, src_vocab: int, tgt_vocab: int, settings: Settings, shar
     kept = (ranks < settings.best) & (source < src_vocab)
     chosen = keys[order][kept]
     if shared:
-        own = np.arange(len(SPECIALS), min(src_vocab, tgt_vocab), dtype=np.int64)
+        own = np.setdiff1d(np.arange(min(src_vocab, tgt_vocab), dtype=np.int64), specials.ids)
         chosen = np.union1d(chosen, own * tgt_vocab + own)
     chosen = np.sort(chosen)
     offsets = np.searchsorted(chosen, np.arange(src_vocab + 1, dtype=np.int64) * tgt_vocab)
     counts = np.bincount(np.concatenate([np.asarray(tgt, np.int64) for _, tgt in pairs]), minlength=tgt_vocab)
     frequent = np.argsort(-counts, kind="stable")[: settings.frequent]
-    always = np.union1d(np.arange(min(len(SPECIALS), tgt_vocab)), frequent[counts[frequent] > 0])
+    always = np.union1d(specials.ids, frequent[counts[frequent] > 0])
     return Shortlist(always.astype(np.int32), offsets, (chosen % tgt_vocab).astype(np.int32), tgt_vocab)
 
 
@@ -168,7 +174,8 @@ def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], 
     tokenizers, config = bundle.tokenizers(), bundle.config
     both = zip(source, target, strict=True)
     pairs = [(tokenizers.source.encode(a), tokenizers.target.encode(b)) for a, b in both]
-    shortlist = learn(pairs, config.src_vocab, config.tgt_vocab, settings, tokenizers.source is tokenizers.target)
+    shared, specials = tokenizers.source is tokenizers.target, tokenizers.target.specials
+    shortlist = learn(pairs, config.src_vocab, config.tgt_vocab, settings, shared, specials)
     found = coverage(shortlist, pairs, config.eos_id)
     store(bundle, shortlist, {**asdict(settings), **asdict(found)})
     return found
@@ -176,31 +183,63 @@ def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], 
 
 def store(bundle: Bundle, shortlist: Shortlist, description: dict[str, Any]) -> None:
     """Write lists to a file named after its content: until the manifest is replaced, the old one counts."""
-    buffer = io.BytesIO()
-    tokenizers = np.array(list(bundle.tokenizer_hashes.values()))
-    np.savez(
-        buffer,
-        tokenizers=tokenizers,
-        vocab=np.array(shortlist.vocab),
-        always=shortlist.always,
-        offsets=shortlist.offsets,
-        targets=shortlist.targets,
-    )
-    manifest, directory = bundle.manifest, bundle.directory
-    digest = hashlib.sha256(buffer.getvalue()).hexdigest()
-    path = directory / f"shortlist-{digest[:12]}.npz"
+    content = packed(shortlist, side_hashes(bundle))
+    manifest, directory = upgraded(bundle), bundle.directory
+    digest = hashlib.sha256(content).hexdigest()
+    path = directory / f"shortlist-{digest[:12]}.bin"
     old = manifest.get("shortlist", {}).get("file", "")
     with atomic_file(path) as temporary:
-        temporary.write_bytes(buffer.getvalue())
+        temporary.write_bytes(content)
     files = {**{name: sha for name, sha in manifest["files"].items() if name != old}, path.name: digest}
     kept = old
     try:
         write_json(directory / MANIFEST, {**manifest, "shortlist": {"file": path.name, **description}, "files": files})
         kept = path.name
     finally:  # also what a killed run has left
-        for other in directory.glob(f"shortlist-{'[0-9a-f]' * 12}.npz"):
-            if other.name != kept:
-                other.unlink()
+        for suffix in ("bin", "npz"):
+            for other in directory.glob(f"shortlist-{'[0-9a-f]' * 12}.{suffix}"):
+                if other.name != kept:
+                    other.unlink()
+
+
+def side_hashes(bundle: Bundle) -> tuple[bytes, bytes]:
+    """SHA-256 of the source's and of the target's tokenizer file."""
+    hashes, sides = bundle.tokenizer_hashes, bundle.manifest["tokenizer"]
+    source, target = (bytes.fromhex(hashes[sides[side]["file"]]) for side in ("source", "target"))
+    return source, target
+
+
+def packed(shortlist: Shortlist, tokenizers: tuple[bytes, bytes]) -> bytes:
+    """The file of some lists: see `HEADER`, then offsets (int64), always and targets (int32)."""
+    sizes = len(shortlist.offsets) - 1, shortlist.vocab, len(shortlist.always), len(shortlist.targets)
+    arrays = shortlist.offsets.astype("<i8"), shortlist.always.astype("<i4"), shortlist.targets.astype("<i4")
+    return HEADER.pack(MAGIC, *sizes, *tokenizers) + b"".join(array.tobytes() for array in arrays)
+
+
+def unpacked(path: Path) -> tuple[Shortlist, tuple[bytes, bytes]]:
+    """The lists of a file, and the tokenizers that they are for. Raises one of `DAMAGED`."""
+    content = np.fromfile(path, np.uint8)
+    magic, sources, vocab, every, own, *tokenizers = HEADER.unpack(content[: HEADER.size].tobytes())
+    if magic != MAGIC:
+        raise ValueError("it is no file of lists of version 1")
+    sizes = (sources + 1, "<i8"), (every, "<i4"), (own, "<i4")
+    expected = HEADER.size + sum(count * np.dtype(kind).itemsize for count, kind in sizes)
+    if len(content) != expected:
+        raise ValueError(f"it has {len(content)} bytes, not {expected}")
+    arrays, place = [], HEADER.size
+    for count, kind in sizes:
+        arrays.append(np.frombuffer(content, kind, count, place))
+        place += arrays[-1].nbytes
+    offsets, always, targets = arrays
+    return Shortlist(always, offsets, targets, vocab), (tokenizers[0], tokenizers[1])
+
+
+def read_npz(path: Path, bundle: Bundle) -> tuple[Shortlist, tuple[bytes, bytes]]:
+    """The same of a file as it was before, which names the tokenizers in the order of their files' names."""
+    arrays = read_arrays(path, ("always", "offsets", "targets", "tokenizers", "vocab"))
+    always, offsets, targets = (arrays[name] for name in ("always", "offsets", "targets"))
+    own = arrays["tokenizers"].tolist() == list(bundle.tokenizer_hashes.values())
+    return Shortlist(always, offsets, targets, int(arrays["vocab"])), side_hashes(bundle) if own else (b"", b"")
 
 
 def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
@@ -211,17 +250,13 @@ def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
         )
     if not _has_graphs(bundle, variant):
         raise ConfigError(f"variant {variant} of {bundle.directory} has no graphs for shortlists: export it again")
-    path = bundle.directory / bundle.manifest["shortlist"]["file"]
-    config = bundle.config
+    path, ours = bundle.directory / bundle.manifest["shortlist"]["file"], side_hashes(bundle)
     try:
-        arrays = read_arrays(path, ("always", "offsets", "targets", "tokenizers", "vocab"))
-        always, offsets, targets = (arrays[name] for name in ("always", "offsets", "targets"))
-        tokenizers, vocab = arrays["tokenizers"].tolist(), int(arrays["vocab"])
-        shortlist = Shortlist(always, offsets, targets, vocab)
+        shortlist, theirs = read_npz(path, bundle) if path.suffix == ".npz" else unpacked(path)
     except DAMAGED as error:
         raise ArtifactError(f"{path} is damaged ({error}): make it again with tformer shortlist") from None
-    ours = list(bundle.tokenizer_hashes.values())
-    if tokenizers != ours or vocab != config.tgt_vocab or len(offsets) != config.src_vocab + 1:
+    sizes = len(shortlist.offsets) - 1, shortlist.vocab
+    if theirs != ours or sizes != (bundle.config.src_vocab, bundle.config.tgt_vocab):
         raise ArtifactError(f"{path} is of another bundle's tokenizers: make it again with tformer shortlist")
     return shortlist
 

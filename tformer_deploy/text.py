@@ -5,21 +5,49 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from .config import BOS_ID, EOS_ID, MOST_OF_MODEL, PAD_ID, UNK_ID
+from .config import BOS_ID, EOS_ID, MOST_OF_MODEL, PAD_ID, UNK_ID, ModelConfig
 from .errors import ArtifactError, ConfigError, missing_extra, unknown
 from .files import atomic_file
 from .headers import TOKENIZER_BYTES, read_bytes
 
 SPECIALS = ("<unk>", "<pad>", "<bos>", "<eos>")
-"""The first entries of every vocabulary, at ids 0 to 3; sentencepiece calls the last two `<s>` and `</s>`."""
+"""The first entries of the vocabularies that we learn; sentencepiece calls the last two `<s>` and `</s>`."""
+
+
+@dataclass(frozen=True)
+class Specials:
+    """Ids of a vocabulary's special tokens; the defaults are ours, and those of descriptions that name none."""
+
+    pad: int = PAD_ID
+    """-1: there is none; of `bos` too."""
+    bos: int = BOS_ID
+    eos: int = EOS_ID
+    """Ends every line."""
+    unk: int = UNK_ID
+    """What has no entry of its own; the only one that is shown in text."""
+
+    @property
+    def ids(self) -> list[int]:
+        """All of them, in order."""
+        return sorted({self.pad, self.bos, self.eos, self.unk} - {-1})
+
+    @property
+    def hidden(self) -> set[int]:
+        """Those that stand for no text."""
+        return {self.pad, self.bos, self.eos} - {self.unk}
+
+
+OUR_SPECIALS = Specials()
 
 
 class Tokenizer(Protocol):
     """Text of one language to ids without special tokens, and back."""
+
+    specials: Specials
 
     @property
     def size(self) -> int:
@@ -50,7 +78,7 @@ class Tokenizer(Protocol):
 class SentencePiece:
     """A sentencepiece model; the bytes are kept as they are, so that every copy is the same file."""
 
-    def __init__(self, model: bytes) -> None:
+    def __init__(self, model: bytes, specials: Specials = OUR_SPECIALS) -> None:
         from sentencepiece import SentencePieceProcessor
 
         try:
@@ -59,7 +87,9 @@ class SentencePiece:
             self._processor = SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             raise ArtifactError(f"the sentencepiece model is damaged: {error}") from None
-        self._model = model
+        if (unk := int(self._processor.unk_id())) != specials.unk:
+            raise ArtifactError(f"the sentencepiece model has its unknown token at {unk}, not at {specials.unk}")
+        self._model, self.specials = model, specials
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> SentencePiece:
@@ -96,7 +126,7 @@ class SentencePiece:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The line of some ids."""
-        return str(self._processor.decode([int(i) for i in ids if i >= len(SPECIALS) or i == UNK_ID]))
+        return str(self._processor.decode([int(i) for i in ids if i not in self.specials.hidden]))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Entries of some ids."""
@@ -105,24 +135,27 @@ class SentencePiece:
     def id_of(self, piece: str) -> int | None:
         """The id of an entry, if there is such an entry."""
         found = int(self._processor.piece_to_id(piece))
-        return found if found != UNK_ID or piece == SPECIALS[UNK_ID] else None
+        unk = self.specials.unk
+        return found if found != unk or piece == self._processor.id_to_piece(unk) else None
 
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
         """Write `<stem>.model`."""
         with atomic_file(directory / f"{stem}.model") as temporary:
             temporary.write_bytes(self._model)
-        return {"kind": "sentencepiece", "file": f"{stem}.model"}
+        return {"kind": "sentencepiece", "file": f"{stem}.model", "specials": asdict(self.specials)}
 
 
 class Words:
     """One id a word: split by the default rules of a blank spaCy pipeline, or at spaces if no language is named."""
 
-    def __init__(self, words: Sequence[str], language: str | None) -> None:
-        if tuple(words[: len(SPECIALS)]) != SPECIALS:
+    def __init__(self, words: Sequence[str], language: str | None, specials: Specials | None = None) -> None:
+        if specials is None and tuple(words[: len(SPECIALS)]) != SPECIALS:
             raise ArtifactError(f"a word list must begin with {' '.join(SPECIALS)}")
-        self._words, self._language = list(words), language
+        self._words, self._language, self.specials = list(words), language, specials or OUR_SPECIALS
+        if self.specials.ids[-1] >= len(words):
+            raise ArtifactError(f"a word list of {len(words)} entries has no special token {self.specials.ids[-1]}")
         # Without the special tokens: a text that holds "<eos>" must not end a sentence.
-        self._ids = {word: i for i, word in enumerate(words) if i >= len(SPECIALS)}
+        self._ids = {word: i for i, word in enumerate(words) if i not in self.specials.ids}
         self._split = _splitter(language)
 
     @classmethod
@@ -140,11 +173,11 @@ class Words:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a line; unknown words become `<unk>`."""
-        return [self._ids.get(word, UNK_ID) for word in self._split(text)]
+        return [self._ids.get(word, self.specials.unk) for word in self._split(text)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Words joined by spaces."""
-        return " ".join(self._words[i] for i in ids if i >= len(SPECIALS) or i == UNK_ID)
+        return " ".join(self._words[i] for i in ids if i not in self.specials.hidden)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Entries of some ids."""
@@ -152,13 +185,15 @@ class Words:
 
     def id_of(self, piece: str) -> int | None:
         """The id of an entry, if there is such an entry."""
-        return SPECIALS.index(piece) if piece in SPECIALS else self._ids.get(piece)
+        specials = {self._words[i]: i for i in self.specials.ids}
+        return specials.get(piece, self._ids.get(piece))
 
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
         """Write `<stem>.words`, one a line."""
         with atomic_file(directory / f"{stem}.words") as temporary:
             temporary.write_text("\n".join(self._words) + "\n", encoding="utf-8")
-        return {"kind": "words", "file": f"{stem}.words", "language": self._language}
+        named = {"kind": "words", "file": f"{stem}.words", "language": self._language}
+        return {**named, "specials": asdict(self.specials)}
 
 
 def _splitter(language: str | None) -> Any:
@@ -183,12 +218,12 @@ class Tokenizers:
     target: Tokenizer
 
     def source_ids(self, text: str) -> list[int]:
-        """What the encoder sees: the line's ids and eos."""
-        return [*self.source.encode(text), EOS_ID]
+        """What the encoder sees: the line's ids and the source's eos."""
+        return [*self.source.encode(text), self.source.specials.eos]
 
     def target_ids(self, text: str) -> list[int]:
-        """What the decoder must produce: the line's ids and eos. Its input is the same behind bos."""
-        return [*self.target.encode(text), EOS_ID]
+        """What the decoder must produce: the line's ids and eos. Its input is the same behind the start token."""
+        return [*self.target.encode(text), self.target.specials.eos]
 
     def target_text(self, ids: Sequence[int]) -> str:
         """The line that some produced ids stand for; a model may have more entries than its tokenizer."""
@@ -201,6 +236,22 @@ class Tokenizers:
             joint = self.source.save(directory, "tokenizer")
             return {"source": joint, "target": joint}
         return {"source": self.source.save(directory, "source"), "target": self.target.save(directory, "target")}
+
+
+def require_fit(config: ModelConfig, tokenizers: Tokenizers, where: str = "") -> None:
+    """Raise ConfigError where a model lacks an entry of its tokenizers, or has other special ids than the target's."""
+    for side, tokenizer in (("src_vocab", tokenizers.source), ("tgt_vocab", tokenizers.target)):
+        entries = max(tokenizer.size, tokenizer.specials.ids[-1] + 1)
+        if getattr(config, side) < entries:
+            ours = f"{where}model.{side}={getattr(config, side)}"
+            raise ConfigError(f"{ours} is smaller than the tokenizer's {entries} entries: give the model as many")
+    for name in ("pad", "bos", "eos"):
+        ours, theirs = getattr(config, f"{name}_id"), getattr(tokenizers.target.specials, name)
+        if theirs not in (ours, -1):
+            raise ConfigError(
+                f"{where}model.{name}_id={ours}, but the target tokenizer's {name} is {theirs}: "
+                "give the model the tokenizer's"
+            )
 
 
 def load_tokenizers(directory: Path, description: dict[str, Any]) -> Tokenizers:
@@ -218,11 +269,12 @@ def tokenizer_files(description: dict[str, Any]) -> list[str]:
 def _load(directory: Path, description: dict[str, Any]) -> Tokenizer:
     name = description["file"]
     content, kind = read_bytes(directory, name, TOKENIZER_BYTES), description.get("kind")
+    specials = Specials(**description["specials"]) if "specials" in description else None
     try:
         if kind == "sentencepiece":
-            return SentencePiece(content)
+            return SentencePiece(content, specials or OUR_SPECIALS)
         if kind == "words":
-            return Words(content.decode("utf-8").split("\n")[:-1], description.get("language"))
+            return Words(content.decode("utf-8").split("\n")[:-1], description.get("language"), specials)
     except (UnicodeDecodeError, ArtifactError) as error:
         raise ArtifactError(f"{directory / name} is damaged ({error}): copy or make the folder again") from None
     raise ArtifactError(f"{directory / name}: unknown tokenizer kind '{kind}'")

@@ -159,7 +159,7 @@ class Trainer:
     def batch(self, corpus: Corpus, indices: Any) -> Batch:
         """Some pairs, padded."""
         config = self.model.config
-        return corpus.batch(indices, config.pad_id, config.bos_id)
+        return corpus.batch(indices, config.pad_id, config.start_id)
 
     def loss(self, batch: Batch, label_smoothing: float) -> Tensor:
         """Cross-entropy summed over the target tokens of a batch."""

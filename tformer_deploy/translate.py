@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import index
+from os import PathLike
+from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from .config import LINE_BYTES, MAX_SEED, UNK_ID, check_whole
-from .data import check_line, pad
-from .decoding import Batch, DecodeOptions, Hypothesis, Step, Trie, decode, score
-from .engines import MOST_BATCH_TOKENS, most_parallel
+from .batches import length_batches, make_batch, side_by_side
+from .bundle import Bundle, open_bundle
+from .config import LINE_BYTES, MAX_SEED, MOST_LINE_BYTES, check_whole, from_dict
+from .data import check_line
+from .decoding import DecodeOptions, Hypothesis, Step, Trie, decode, score
+from .engines import MOST_BATCH_TOKENS, engine_name, make_engine, most_parallel, threads_each
 from .engines.base import Engine, Limits
 from .errors import ConfigError, DataError, LimitError, NotNumbers, TformerError
 from .text import Tokenizers
 
 Item = TypeVar("Item")
-Out = TypeVar("Out")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,48 @@ class Result:
     """The source token, from 0, that each of ids looks at most; only with `align`."""
     alternatives: list[Result] = field(default_factory=list)
     """The other outputs of the n best, or the other samples."""
+
+
+@dataclass(frozen=True)
+class TranslatorOptions:
+    """What is translated with, how and where."""
+
+    bundle: str | Path | Bundle
+    backend: str = "ort"
+    variant: str | None = None
+    """Graphs of ort or the precision of trt's plans, other than the bundle's default."""
+    device: str = "cpu"
+    """`cpu` or `cuda`; `trt` is always on a GPU."""
+    checkpoint: str | Path | None = None
+    """The run folder for `eager`, if it is not where it was at export."""
+    threads: int = 0
+    """Of each worker; 0: they share the cores."""
+    workers: int = 1
+    """Batches that are decoded at a time."""
+    shortlist: bool = False
+    """Score only the tokens that the bundle's lists have for a source."""
+    batch_tokens: int = 4096
+    """Padded source tokens of a batch, per beam."""
+    allowed: Iterable[str] = ()
+    """The only outputs that may come, if any are given."""
+    max_line_bytes: int = LINE_BYTES
+    """Longer lines are refused."""
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `decoding.DecodeOptions` that are asked for; others have their defaults."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bundle, str | PathLike | Bundle):
+            raise ConfigError(f"bundle={self.bundle!r}: must be a folder's path")
+        if self.checkpoint is not None and not isinstance(self.checkpoint, str | PathLike):
+            raise ConfigError(f"checkpoint={self.checkpoint!r}: must be a folder's path")
+        for name, text in (
+            ("backend", self.backend),
+            ("variant", "" if self.variant is None else self.variant),
+            ("device", self.device),
+        ):
+            if not isinstance(text, str):
+                raise ConfigError(f"{name}={text!r}: must be a str")
+        check_whole("max_line_bytes", self.max_line_bytes, 1, MOST_LINE_BYTES)
 
 
 @dataclass
@@ -239,10 +283,10 @@ class Translator:
     def _wanted(self, text: str, where: str) -> list[int]:
         """Ids of what an output must have. Raises DataError for what the vocabulary lacks."""
         check_line(text, where, self.max_line_bytes, "max_line_bytes")
-        encode = self.tokenizers.target.encode
+        encode, unk = self.tokenizers.target.encode, self.tokenizers.target.specials.unk
         ids = encode(text)
-        if UNK_ID in ids:
-            lacking = next((word for word in text.split() if UNK_ID in encode(word)), text)
+        if unk in ids:
+            lacking = next((word for word in text.split() if unk in encode(word)), text)
             raise DataError(
                 f"{where}: '{lacking:.40}' is not in the vocabulary, so that no output can have it: write it otherwise"
             )
@@ -317,6 +361,28 @@ class Translator:
         return best
 
 
+def open_translator(options: TranslatorOptions) -> Translator:
+    """A translator that is ready, for commands and programs alike. Close it, or use it in a `with` statement.
+
+    Raises TformerError.
+    """
+    bundle = options.bundle if isinstance(options.bundle, Bundle) else open_bundle(Path(options.bundle), graphs=False)
+    name = engine_name(options.backend, options.variant, bundle, options.device)
+    run, threads = options.checkpoint, threads_each(options.threads, options.workers)
+    engine = make_engine(name, bundle, Path(run) if run else None, threads, options.shortlist)
+    decoding = from_dict(DecodeOptions, options.decoding, "decoding")
+    limits = options.batch_tokens, options.allowed, options.workers
+    translator = Translator(engine, bundle.tokenizers(), decoding, *limits)
+    translator.max_line_bytes = options.max_line_bytes
+    translator.open()
+    try:
+        engine.limits.check_asked(options.decoding)
+    except TformerError:
+        translator.close()
+        raise
+    return translator
+
+
 def as_list(name: str, values: Iterable[Item]) -> list[Item]:
     """Several values as a list. Raises DataError for one text, whose values would be its characters."""
     if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Iterable):
@@ -333,41 +399,3 @@ def whole_numbers(ids: Iterable[Any], number: int) -> list[int]:
         return [index(token) for token in tokens]
     except TypeError:
         raise DataError(f"source {number}: {ids!r:.60} is no list of token ids: give whole numbers") from None
-
-
-def side_by_side(call: Callable[[Item], Out], items: Iterable[Item], workers: int) -> Iterator[Out]:
-    """The results of `call` for each item, in the order in which they are ready, `workers` of them at a time."""
-    if workers == 1:
-        yield from map(call, items)
-        return
-    pool = ThreadPoolExecutor(workers)
-    try:
-        for future in as_completed([pool.submit(call, item) for item in items]):
-            yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def make_batch(
-    sources: Sequence[Sequence[int]],
-    pad_id: int,
-    numbers: Sequence[int] = (),
-    prefixes: Sequence[Sequence[int]] = (),
-) -> Batch:
-    """Sources to decode together, padded on the right."""
-    lengths = np.array([len(source) for source in sources], np.int32)
-    return Batch(pad([np.array(source, np.int32) for source in sources], pad_id), lengths, numbers, prefixes)
-
-
-def length_batches(lengths: Sequence[int], batch_tokens: int, max_batch: Callable[[int], int]) -> Iterator[list[int]]:
-    """Indices of requests of similar length, longest first; empty requests are left out.
-
-    `max_batch`: most requests of a batch whose longest has so many tokens.
-    """
-    order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
-    start = 0
-    while start < len(order):
-        longest = lengths[order[start]]
-        rows = max(1, min(max_batch(longest), batch_tokens // longest))
-        yield order[start : start + rows]
-        start += rows

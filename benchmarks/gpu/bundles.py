@@ -14,16 +14,16 @@ import onnx
 
 from benchmarks.peers.points import random_sources
 from tformer_deploy.bundle import MANIFEST, Bundle, hashes, open_bundle, write_manifest
-from tformer_deploy.check import CheckOptions, Gate, make_corpus
+from tformer_deploy.check import CheckOptions, Gate, make_corpus, translations
 from tformer_deploy.check.gate import machine
 from tformer_deploy.check.reference import make_reference
-from tformer_deploy.cli.check import translations
 from tformer_deploy.config import preset
 from tformer_deploy.contract import GRAPHS, WEIGHTS
 from tformer_deploy.data import read_lines
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.errors import ArtifactError, DataError
 from tformer_deploy.export.to_onnx import export_graphs
+from tformer_deploy.export.trace import Tracer
 from tformer_deploy.files import write_json
 from tformer_deploy.model import Transformer
 from tformer_deploy.plans import Profile, trt_variant
@@ -106,7 +106,7 @@ def add_random(folder: Path, preset_name: str, vocabulary: int, seed: int) -> in
     model.bundle.mkdir()
     module, description = Transformer(config).init_weights(seed), Tokenizers(words, words).save(model.bundle)
     for name, recipe in recipes.items():
-        export_graphs(module, recipe, model.bundle / name, identity)
+        export_graphs(Tracer(module), recipe, model.bundle / name, identity)
     drop_weights(model.bundle, recipes, seed)
     checkpoint = {"path": "none: the weights are random", "weights_sha256": identity}
     write_manifest(model.bundle, config, recipes, description, checkpoint, {})

@@ -36,24 +36,28 @@ class Decoder:
         self.ids = torch.randint(4, model.config.src_vocab, (batch, sizes[0]), device=device, dtype=torch.int32)
         self.lengths = torch.full((batch,), sizes[0], device=device, dtype=torch.int32)
         self.positions = torch.arange(self.new_tokens, device=device)[:, None]
-        self.first = torch.full((batch, beams), model.config.bos_id, device=device, dtype=torch.int32)
+        self.first = torch.full((batch, beams), model.config.start_id, device=device, dtype=torch.int32)
         self.sums = torch.full((batch, beams), DEAD, device=device)
         self.sums[:, 0] = 0
         self.offsets = torch.arange(batch, device=device)[:, None] * beams
 
     def __call__(self) -> Any:
         """Tokens of the last step (B, K)."""
+        from tformer_deploy.seq2seq import GrowingCache, log_probs
+
         model, rows = self.model, self.first.numel()
         cross = model.cross_keys_values(model.encode(self.ids, self.lengths))
-        empty = cross[0][0].new_empty(rows, model.config.heads, 0, model.config.head_dim)
+        empty = cross[0][0].new_empty(rows, model.config.decoder.heads, 0, model.config.decoder.head_dim)
         past, tokens, sums = [(empty, empty)] * len(cross), self.first, self.sums
         for position in self.positions:
-            log_probs, past = model.step(tokens, position, self.lengths, cross, past)
+            cache = GrowingCache(past)
+            scores = log_probs(model, model.step(tokens, position, self.lengths, cross, cache))
+            past = cache.present
             if self.beams == 1:
-                tokens = log_probs.argmax(-1).int()
+                tokens = scores.argmax(-1).int()
                 continue
-            vocab = log_probs.shape[-1]
-            sums, best = (sums[..., None] + log_probs).flatten(1).topk(self.beams)
+            vocab = scores.shape[-1]
+            sums, best = (sums[..., None] + scores).flatten(1).topk(self.beams)
             tokens = (best % vocab).int()
             parents = (best // vocab + self.offsets).flatten()
             past = [(k[parents], v[parents]) for k, v in past]

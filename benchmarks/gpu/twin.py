@@ -28,7 +28,7 @@ def eager_twin(folder: Path, config: ModelConfig) -> Transformer:
         state[f"{side}_embedding.weight"] = arrays.pop("embedding") / np.float32(scale)
         state[f"{side}_positions"] = arrays.pop("positions")
     for name, array in {**encoder, **step}.items():
-        state |= parameters(name, array, math.sqrt(config.head_dim))
+        state |= parameters(name, array, math.sqrt(config.decoder.head_dim))
     model = Transformer(replace(config, norm="standard", share_embeddings="none", positions="learned"))
     model.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in state.items()})
     return model

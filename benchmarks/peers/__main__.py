@@ -16,11 +16,12 @@ from typing import Any
 from tformer_deploy.bundle import Bundle, open_bundle
 from tformer_deploy.check.gate import machine
 from tformer_deploy.data import read_lines
+from tformer_deploy.errors import TformerError
 
+from . import ROOT
 from .cold import cold_commands, cold_starts
 from .measure import Model, choose, equal_outputs, race, try_all
 from .points import NEW_TOKENS, Point, base_points, check_point, corpus_points, random_sources
-from .process import ROOT, PeerError
 from .report import machine_name, markdown
 from .sides import Side, ctranslate2_sides, eager_sides, our_sides
 
@@ -218,5 +219,5 @@ def write(results: dict[str, Any], out: Path) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (PeerError, subprocess.CalledProcessError) as error:
+    except (TformerError, subprocess.CalledProcessError) as error:
         sys.exit(str(error))

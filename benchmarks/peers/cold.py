@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tformer_deploy.errors import EngineError
+from tformer_deploy.processes import in_turn, run_whole
+
+from . import ROOT
 from .measure import Model, speed_ratios
-from .process import PeerError, timed
 
 REFERENCE = "CTranslate2 int8, script"
 
@@ -47,15 +50,14 @@ def cold_starts(commands: Sequence[Command], tokens: int, rounds: int) -> dict[s
     """Seconds and MiB of each command in turns, by its name; `tokens` are those that each must write, 0: any."""
     results: dict[str, Any] = {command.name: {"seconds": [], "peak_mib": []} for command in commands}
     for number in range(rounds + 1):  # the first, untimed, fills the cache of files
-        turn = number % len(commands)
-        for command in [*commands[turn:], *commands[:turn]]:
+        for command in in_turn(commands, number):
             result = results[command.name]
             if "error" in result:
                 continue
             try:
-                output, seconds, peak_mib = timed(command.words, command.stdin)
+                output, seconds, peak_mib = run_whole(command.words, command.stdin, ROOT)
                 check(output, tokens)
-            except PeerError as error:
+            except EngineError as error:
                 result["error"] = str(error)
                 continue
             if number:
@@ -83,7 +85,7 @@ def summarise(results: dict[str, Any]) -> None:
 
 
 def check(output: str, tokens: int) -> None:
-    """Ids, or the JSON of our command, must be as many as expected; 0: any. Raises PeerError."""
+    """Ids, or the JSON of our command, must be as many as expected; 0: any. Raises EngineError."""
     written = len(json.loads(output)["ids"]) if output.startswith("{") else len(output.split())
     if not written or (tokens and written != tokens):
-        raise PeerError(f"wrote {written} tokens, not {tokens or 'some'}")
+        raise EngineError(f"wrote {written} tokens, not {tokens or 'some'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -9,12 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tformer_deploy.errors import TformerError
+from tformer_deploy.processes import Process, in_turn
+
+from . import ROOT
 from .points import Point
-from .process import PeerError, Process
 from .sides import Setting, Side, batchings
 
 HOPELESS = 1.5
 """A setting whose first try takes so many times the best one's time is not tried again."""
+LIMIT_SECONDS = 900
+"""How long an answer may take; a model that compiles itself takes minutes."""
 TURN_SECONDS = 0.5
 """At least so long a side repeats a batch in its turn."""
 REFERENCES = ("CTranslate2", "CTranslate2 float32", "eager PyTorch")
@@ -35,9 +41,11 @@ class Model:
     """The interpreter of each program."""
 
     def start(self, side: Side, setting: Setting) -> Process:
-        """A process with the model loaded. Raises PeerError."""
+        """A process that loads the model before it first answers."""
         paths = {"bundle": str(self.bundle), "ctranslate2": str(self.ctranslate2), "points": str(self.file)}
-        return Process(self.pythons[side.program], side.program, {**paths, **setting})
+        values = json.dumps({**paths, **setting})
+        command = [str(self.pythons[side.program]), "-m", f"{__package__}.{side.program}", values]
+        return Process("", command, ROOT, setting.get("env"), LIMIT_SECONDS)
 
 
 @dataclass
@@ -53,14 +61,14 @@ class Trial:
 
 
 def equal_outputs(model: Model, point: Point, sides: Sequence[Side]) -> dict[str, float]:
-    """Outputs and scores of two sides, each with the first of its settings. Raises PeerError."""
+    """Outputs and scores of two sides, each with the first of its settings. Raises TformerError."""
     found = []
     for side in sides:
         setting = side.settings[0]
         with model.start(side, setting) as process:
             batching = batchings(side, setting, point, quick=True)[0]
             request = {"point": point.name, "batching": batching, "warm_up": 0, "repeats": 1}
-            found.append(process.ask(**request, outputs=True, scores=True))
+            found.append(process.ask("measure", **request, outputs=True, scores=True))
     return compare(*found)
 
 
@@ -87,7 +95,7 @@ def try_all(model: Model, sides: Sequence[Side], tries: int, quick: bool) -> lis
                             trial = Trial(side.name, point.name, setting, batching)
                             trials.append(trial)
                             _try(process, point, trial, tries, best)
-            except PeerError as error:
+            except TformerError as error:
                 trials += [Trial(side.name, point.name, setting, {}, error=str(error)) for point in model.points]
             print(f"  {model.name}: {side.name} {_short(setting)}", flush=True)
     return trials
@@ -116,13 +124,12 @@ def race(model: Model, point: Point, sides: Sequence[Side], chosen: dict[str, Tr
                 try:
                     processes[side.name] = stack.enter_context(model.start(side, trial.setting))
                     request = {"point": point.name, "batching": trial.batching, "warm_up": 0, "repeats": 1}
-                    result |= {**processes[side.name].ask(**request, outputs=True), "seconds": []}
-                except PeerError as error:
+                    result |= {**processes[side.name].ask("measure", **request, outputs=True), "seconds": []}
+                except TformerError as error:
                     result["error"] = str(error)
         for number in range(rounds):
             live = [name for name in processes if "error" not in results[name]]
-            turn = number % max(1, len(live))
-            for name in live[turn:] + live[:turn]:
+            for name in in_turn(live, number):
                 _turn(processes[name], point, chosen[name], results[name])
     for name in [name for name, result in results.items() if "error" not in result]:
         results[name] |= summary(results[name], len(point.sources))
@@ -165,11 +172,11 @@ def _try(process: Process, point: Point, trial: Trial, tries: int, best: dict[st
     request = {"point": point.name, "batching": trial.batching, "outputs": False}
     warm_up = 1 if point.exact or trial.setting.get("compiled") else 0
     try:
-        trial.seconds += process.ask(**request, warm_up=warm_up, repeats=1)["seconds"]
+        trial.seconds += process.ask("measure", **request, warm_up=warm_up, repeats=1)["seconds"]
         if tries > 1 and not point.corpus and trial.seconds[0] < HOPELESS * best.get(point.name, float("inf")):
-            trial.seconds += process.ask(**request, warm_up=0, repeats=tries - 1)["seconds"]
+            trial.seconds += process.ask("measure", **request, warm_up=0, repeats=tries - 1)["seconds"]
         best[point.name] = min(best.get(point.name, float("inf")), *trial.seconds)
-    except PeerError as error:
+    except TformerError as error:
         trial.error, trial.seconds = str(error), []
 
 
@@ -178,10 +185,10 @@ def _turn(process: Process, point: Point, trial: Trial, result: dict[str, Any]) 
     repeats = 1 if point.corpus else max(1, round(TURN_SECONDS / min(trial.seconds)))
     request = {"point": point.name, "batching": trial.batching, "outputs": False}
     try:
-        answer = process.ask(**request, warm_up=int(point.exact), repeats=repeats)
+        answer = process.ask("measure", **request, warm_up=int(point.exact), repeats=repeats)
         result["seconds"].append(statistics.mean(answer["seconds"]))
         result["peak_mib"] = answer["peak_mib"]
-    except PeerError as error:
+    except TformerError as error:
         result["error"] = str(error)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from tformer_deploy.bundle import open_bundle
+from tformer_deploy.batches import make_batch
 from tformer_deploy.decoding import DecodeOptions, decode
-from tformer_deploy.engines import make_engine
+from tformer_deploy.engines import STANDARD
 from tformer_deploy.engines.base import Engine
-from tformer_deploy.translate import Translator, make_batch
+from tformer_deploy.translate import Translator, TranslatorOptions, open_translator
 
 from .serve import config, serve
 
@@ -73,12 +72,12 @@ def at_its_best(engine: Engine, dtype: str, compiled: bool) -> None:
 def main() -> None:
     """Load the engine that the command line names."""
     values = config()
-    bundle = open_bundle(Path(values["bundle"]))
-    engine = make_engine(values["engine"], bundle, threads=values["threads"])
-    if values["engine"] == "eager":
-        at_its_best(engine, values["dtype"], values["compiled"])
-    workers = values["workers"]
-    with Translator(engine, bundle.tokenizers(), workers=workers) as translator:
+    engine, workers = values["engine"], values["workers"]
+    variant = STANDARD if engine == "ort" else None
+    options = TranslatorOptions(values["bundle"], engine, variant, threads=values["threads"], workers=workers)
+    with open_translator(options) as translator:
+        if engine == "eager":
+            at_its_best(translator.engine, values["dtype"], values["compiled"])
         serve(Tformer(translator, workers), values["points"])
 
 

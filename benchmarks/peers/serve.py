@@ -1,22 +1,16 @@
-"""The child's side of a measurement: requests on standard input, answers on standard output, a line of JSON each.
+"""The child's side of a measurement: what is measured of a library.
 
 Runs in every peer's environment: nothing but the standard library.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any, Protocol
 
-PARENT_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
-KIB = 1024
+from tformer_deploy import processes
 
 
 class Library(Protocol):
@@ -45,44 +39,38 @@ def config() -> dict[str, Any]:
     return values
 
 
+class Worker:
+    """Answers for a library; `points` is the file of all points."""
+
+    def __init__(self, library: Library, points: str) -> None:
+        self.library, self.points = library, json.loads(Path(points).read_text())
+
+    def measure(
+        self, point: str, batching: dict[str, Any], warm_up: int, repeats: int, outputs: bool, scores: bool = False
+    ) -> dict[str, Any]:
+        """Seconds of each of `repeats` runs after `warm_up` others. Raises ValueError for outputs of a wrong size."""
+        library, asked = self.library, self.points[point]
+        prepared = library.prepare(asked)
+        runs = processes.repeat(lambda: library.run(prepared, batching), warm_up, repeats)
+        made = [library.ids(found) for _, found in runs]
+        for each in made:
+            check(asked, each)
+        answer: dict[str, Any] = {
+            "seconds": [seconds for seconds, _ in runs],
+            # An eos where there is room for one.
+            "tokens": sum(min(len(ids) + 1, asked["max_tokens"]) for ids in made[-1]),
+            "peak_mib": processes.peak_mib(),
+        }
+        if outputs:
+            answer["outputs"] = made[-1]
+        if scores:
+            answer["scores"] = library.scores(prepared, batching)
+        return answer
+
+
 def serve(library: Library, points: str) -> None:
-    """Answer until standard input ends; `points` is the file of all points."""
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no reply
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)  # a stopped process would stay for ever
-    known = json.loads(Path(points).read_text())
-    print(json.dumps({"ready": True}), file=replies, flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = measure(library, known[request["point"]], request)
-        except Exception as error:  # of any library: the parent records it
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=replies, flush=True)
-
-
-def measure(library: Library, point: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of each of `repeats` runs after `warm_up` others. Raises ValueError for outputs of a wrong size."""
-    prepared = library.prepare(point)
-    seconds = []
-    for turn in range(request["warm_up"] + request["repeats"]):
-        start = time.perf_counter()
-        found = library.run(prepared, request["batching"])
-        if turn >= request["warm_up"]:
-            seconds.append(time.perf_counter() - start)
-        outputs = library.ids(found)
-        check(point, outputs)
-    answer: dict[str, Any] = {
-        "seconds": seconds,
-        "tokens": sum(min(len(ids) + 1, point["max_tokens"]) for ids in outputs),  # an eos where there is room for one
-        "peak_mib": peak_mib(),
-    }
-    if request["outputs"]:
-        answer["outputs"] = outputs
-    if request.get("scores"):
-        answer["scores"] = library.scores(prepared, request["batching"])
-    return answer
+    """Answer until standard input ends; whatever a library raises is recorded."""
+    processes.serve(Worker(library, points), expected=Exception)
 
 
 def check(point: dict[str, Any], outputs: list[list[int]]) -> None:
@@ -94,10 +82,3 @@ def check(point: dict[str, Any], outputs: list[list[int]]) -> None:
         raise ValueError(f"outputs of {min(lengths)} to {max(lengths)} tokens, not {point['max_tokens']}")
     if max(lengths) > point["max_tokens"]:
         raise ValueError(f"an output of {max(lengths)} tokens, limit {point['max_tokens']}")
-
-
-def peak_mib() -> float:
-    """The most memory that this process had."""
-    # Not ru_maxrss: after a fork that also counts what the parent had.
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / KIB for line in lines if line.startswith("VmHWM"))

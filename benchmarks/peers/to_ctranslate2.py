@@ -46,7 +46,7 @@ def make_spec(checkpoint: Path) -> TransformerSpec:
     spec.register_source_vocabulary(tokens[: config["src_vocab"]])
     spec.register_target_vocabulary(tokens[: config["tgt_vocab"]])
     spec.config.bos_token, spec.config.eos_token = str(config["bos_id"]), str(config["eos_id"])
-    spec.config.decoder_start_token, spec.config.unk_token = str(config["bos_id"]), "0"
+    spec.config.decoder_start_token, spec.config.unk_token = str(config.get("start_id", config["bos_id"])), "0"
     return spec
 
 

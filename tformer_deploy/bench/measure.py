@@ -14,6 +14,7 @@ import numpy as np
 from ..config import ModelConfig
 from ..decoding import Batch, DecodeOptions, decode
 from ..engines.base import ANYTHING, Engine, Ints, Outlook, Scores, State
+from ..processes import repeat
 from ..translate import Translator
 from .plan import Point
 
@@ -112,12 +113,8 @@ class Bench:
         """Samples of a synthetic request for `seconds`, after one that does not count."""
         src_ids = random_sources(self.engine.config, point)
         options = DecodeOptions(max_tokens=point.new_tokens, beams=point.beams, endless=True)
-        self._decode(src_ids, options)
-        samples: list[Sample] = []
-        end = time.perf_counter() + seconds
-        while not samples or (time.perf_counter() < end and len(samples) < MAX_REPETITIONS):
-            samples.append(self._decode(src_ids, options))
-        return samples
+        runs = repeat(lambda: self._decode(src_ids, options), seconds=seconds, most=MAX_REPETITIONS)
+        return [sample for _, sample in runs]
 
     def device_ms(self, point: Point) -> float | None:
         """How long a GPU works for a synthetic request, median of a few; nothing on a processor."""
@@ -137,14 +134,11 @@ class Bench:
         translator = self.translator
         translator.options = options
         translator.translate(lines[:WARM_UP_LINES])
-        start = time.perf_counter()
-        results = translator.translate(lines)
-        seconds = time.perf_counter() - start
+        ((seconds, results),) = repeat(lambda: translator.translate(lines), warm_up=0)
         single = []
         for line in some([line for line in lines if line], SINGLE_LINES):
-            begin = time.perf_counter()
-            translator.translate([line])
-            single.append(1e3 * (time.perf_counter() - begin))
+            ((taken, _),) = repeat(lambda line=line: translator.translate([line]), warm_up=0)  # type: ignore[misc]
+            single.append(1e3 * taken)
         tokens = sum(len(result.ids) + result.finished for result in results)
         return CorpusSample(seconds, len(lines), tokens, single)
 

@@ -11,7 +11,7 @@ from ..bundle import Bundle
 from ..check import make_corpus
 from ..config import check_whole
 from ..decoding.options import MOST
-from ..engines import limits_of, most_parallel, parse_name
+from ..engines import limits_of, make_engine, most_parallel, parse_name
 from ..engines.base import Limits
 from ..errors import ConfigError, LimitError
 
@@ -61,6 +61,8 @@ class Plan:
     max_tokens: int = 256
     """Of its outputs."""
     profile: bool = False
+    shortlist: bool = False
+    """Steps score only what the bundle's lists have for a source."""
 
     def __post_init__(self) -> None:
         check_whole("threads", self.threads, 1, most_parallel())
@@ -82,9 +84,11 @@ class Plan:
         return self.rounds * len(self.engines) * (len(self.points) + len(self.beams) * bool(self.src)) + profiles
 
     def check(self, bundle: Bundle) -> None:
-        """Raises LimitError for a point, DataError for a text that an engine does not take."""
+        """Raises LimitError for a point, DataError for a text that it does not take, ConfigError for missing lists."""
         for engine in self.engines:
             limits = limits_of(engine, bundle)
+            if self.shortlist:
+                make_engine(engine, bundle, self.checkpoint, self.threads, shortlist=True)
             for point in self.points:
                 check_point(engine, limits, point.split(min(self.workers, point.batch)))
         if self.src:

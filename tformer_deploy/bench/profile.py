@@ -28,9 +28,9 @@ REST = "(between nodes)"
 """The name of the time in a graph that no node takes."""
 
 
-def node_kinds(bundle: Bundle, name: str, threads: int, point: Point) -> list[NodeKind]:
+def node_kinds(bundle: Bundle, name: str, threads: int, point: Point, shortlist: bool = False) -> list[NodeKind]:
     """Median times of one encoder call, then one step, the longest first, at a point of one worker."""
-    engine = make_engine(name, bundle, None, threads)
+    engine = make_engine(name, bundle, None, threads, shortlist)
     assert isinstance(engine, OrtGraphs)
     src_ids = random_sources(bundle.config, point)
     repetitions = max(1, STEPS // point.new_tokens)

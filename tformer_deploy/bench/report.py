@@ -175,6 +175,8 @@ class Report:
     points: list[PointReport] = field(default_factory=list)
     corpus: list[CorpusReport] = field(default_factory=list)
     corpus_name: str = ""
+    shortlist: str = ""
+    """File of the lists that steps score; empty: they score the whole vocabulary."""
 
     def to_json(self) -> dict[str, Any]:
         """All of it, for machines."""
@@ -206,6 +208,7 @@ class Report:
             f"workers {self.workers}",
             f"threads of each {self.threads}",
             f"rounds {self.rounds}",
+            *([f"with {self.shortlist}"] if self.shortlist else []),
         ]
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 
 from ..bundle import Bundle
 from ..check.gate import machine
 from ..engines import parse_name, recipe_of
 from ..errors import MissingExtra
+from ..processes import Process, in_turn
 from .measure import CorpusSample, Sample
 from .plan import Plan, Point, has_profile
-from .processes import Process, Processes
 from .report import CorpusReport, EngineReport, NodeKind, PointReport, Report
 from .roofline import LARGE_BUFFER, Ceiling, Cost, Storage, bound, buffer_size, device_bound, encoder_cost, step_cost
 
@@ -25,18 +27,17 @@ def run(plan: Plan, bundle: Bundle, progress: Progress = lambda count: None) -> 
     """Measure everything. Raises LimitError or DataError, before anything runs, for what cannot be measured."""
     plan.check(bundle)
     report = Report(machine(), plan.threads, plan.workers, plan.rounds, corpus_name=plan.src.name if plan.src else "")
+    report.shortlist = bundle.manifest["shortlist"]["file"] if plan.shortlist else ""
     samples: Samples = defaultdict(list)
     texts: CorpusSamples = defaultdict(list)
-    with Processes() as processes:
-        engines = {name: processes.start(name) for name in plan.engines}
+    with ExitStack() as stack:
+        engines = {name: stack.enter_context(start(name)) for name in plan.engines}
         for name, process in engines.items():
             report.engines.append(_load(plan, name, process))
-        limits = Limits(plan, bundle, processes.start("limits of the machine"), report)
+        limits = Limits(plan, bundle, stack.enter_context(start("limits of the machine")), report)
         for number in range(plan.rounds):
             limits.measure()
-            turn = number % len(engines)
-            order = [*plan.engines[turn:], *plan.engines[:turn]]  # nobody is always the first
-            _round(plan, {name: engines[name] for name in order}, samples, texts, progress)
+            _round(plan, {name: engines[name] for name in in_turn(plan.engines, number)}, samples, texts, progress)
         for engine in report.engines:
             engine.peak_mib = engines[engine.engine].ask("peak_mib")
             engine.device = engines[engine.engine].ask("device")
@@ -52,6 +53,11 @@ def run(plan: Plan, bundle: Bundle, progress: Progress = lambda count: None) -> 
     return report
 
 
+def start(name: str) -> Process:
+    """A worker."""
+    return Process(name, [sys.executable, "-m", f"{__package__}.worker"])
+
+
 def _load(plan: Plan, name: str, process: Process) -> EngineReport:
     found = process.ask(
         "open",
@@ -60,6 +66,7 @@ def _load(plan: Plan, name: str, process: Process) -> EngineReport:
         checkpoint=str(plan.checkpoint) if plan.checkpoint else None,
         threads=plan.threads,
         workers=plan.workers,
+        shortlist=plan.shortlist,
     )
     return EngineReport(name, peak_mib=0.0, **found)
 
@@ -124,4 +131,5 @@ class Limits:
                 continue
             precision = self.storages[found.engine].precision
             found.encoder_bound = bound(*encoder, report.ceiling, precision, found.encoder_ms.min)
-            found.step_bound = bound(*step, report.ceiling, precision, found.step_ms.min)
+            if not self.plan.shortlist:  # what a step reads depends on its sources
+                found.step_bound = bound(*step, report.ceiling, precision, found.step_ms.min)

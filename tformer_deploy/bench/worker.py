@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import json
-import os
-import signal
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,17 +11,14 @@ from typing import Any
 from ..bundle import MANIFEST, Bundle, open_bundle
 from ..data import read_lines
 from ..decoding import DecodeOptions
-from ..engines import make_engine, parse_name
+from ..engines import STANDARD, parse_name
 from ..engines.base import Engine
-from ..errors import TformerError, missing_extra
+from ..processes import peak_mib, serve
 from ..text import tokenizer_files
-from ..translate import Translator
+from ..translate import TranslatorOptions, open_translator
 from .measure import Bench, CorpusSample, Sample
 from .plan import Point
 from .report import MIB
-
-PARENT_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
 
 
 class Worker:
@@ -35,17 +27,23 @@ class Worker:
     bundle: Bundle
     bench: Bench
 
-    def open(self, bundle: str, engine: str, checkpoint: str | None, threads: int, workers: int) -> dict[str, Any]:
+    def open(
+        self, bundle: str, engine: str, checkpoint: str | None, threads: int, workers: int, shortlist: bool = False
+    ) -> dict[str, Any]:
         """Import an engine's runtime, load it; precision, how long each took, and the size of its files."""
-        self.bundle, self.name, self.threads = open_bundle(Path(bundle)), engine, threads
+        self.bundle, self.name, self.threads, self.shortlist = open_bundle(Path(bundle)), engine, threads, shortlist
         start = time.perf_counter()
         importlib.import_module(f"..engines.{parse_name(engine).backend}", __package__)
         imported = time.perf_counter()
-        made = make_engine(engine, self.bundle, Path(checkpoint) if checkpoint else None, threads)
-        translator = Translator(made, self.bundle.tokenizers(), workers=workers).open()
-        loaded = time.perf_counter()
+        variant = STANDARD if engine == "ort" else None
+        options = TranslatorOptions(self.bundle, engine, variant, "cpu", checkpoint, threads, workers, shortlist)
+        translator = open_translator(options)
+        loaded, made = time.perf_counter(), translator.engine
         self.bench = Bench(translator, workers)
-        size = sum(path.stat().st_size for path in needed_files(self.bundle, made, engine, checkpoint)) / MIB
+        files = needed_files(self.bundle, made, engine, checkpoint)
+        if shortlist:
+            files.append(self.bundle.directory / self.bundle.manifest["shortlist"]["file"])
+        size = sum(path.stat().st_size for path in files) / MIB
         return {
             "precision": made.precision,
             "import_ms": 1e3 * (imported - start),
@@ -63,15 +61,14 @@ class Worker:
 
     def peak_mib(self) -> float:
         """The most memory that this process had."""
-        # Not ru_maxrss: after a fork that also counts what the parent had.
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+        return peak_mib()
 
     def profile(self, point: dict[str, int]) -> list[dict[str, Any]]:
         """See `profile.node_kinds`."""
         from .profile import node_kinds
 
-        return [asdict(kind) for kind in node_kinds(self.bundle, self.name, self.threads, Point(**point))]
+        found = node_kinds(self.bundle, self.name, self.threads, Point(**point), self.shortlist)
+        return [asdict(kind) for kind in found]
 
     def device_ms(self, point: dict[str, int]) -> float | None:
         """See `Bench.device_ms`."""
@@ -114,25 +111,5 @@ def needed_files(bundle: Bundle, engine: Engine, name: str, checkpoint: str | No
     return [*common, *(bundle.directory / file for file in bundle.graph_files(parse_name(name).variant))]
 
 
-def main() -> None:
-    """Answer until standard input ends."""
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no reply
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    if sys.platform == "linux":
-        # A worker whose parent was killed would otherwise stay, stopped, for ever.
-        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    worker = Worker()
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            reply = {"value": getattr(worker, request.pop("call"))(**request)}
-        except ModuleNotFoundError as error:
-            reply = {"error": "MissingExtra", "message": str(missing_extra(error))}
-        except TformerError as error:
-            reply = {"error": type(error).__name__, "message": str(error)}
-        print(json.dumps(reply, default=asdict), file=replies, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Worker())

@@ -1,9 +1,10 @@
 """Parity: engines against eager PyTorch, sentence by sentence and step by step."""
 
-from .gate import GENERATED, Corpus, Gate, allowed_by, make_corpus
+from .gate import GENERATED, Corpus, Gate, allowed_by, make_corpus, translations
 from .observe import CheckOptions
 from .reference import Reference, load_reference
 from .report import EngineReport, Report
+from .restricted import with_shortlist
 
 __all__ = [
     "GENERATED",
@@ -16,4 +17,6 @@ __all__ = [
     "allowed_by",
     "load_reference",
     "make_corpus",
+    "translations",
+    "with_shortlist",
 ]

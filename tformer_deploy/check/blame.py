@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..batches import make_batch
 from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Outlook
 from ..errors import MissingExtra
 from ..recipe import Tolerance
-from ..translate import make_batch
 from .compare import WIDE, Judge, by_layer, differences, relative
 from .observe import end_ids, far_target, layers_of, middle, tokens_of
 from .reference import Reference
@@ -95,7 +95,7 @@ def _step_apart(
     """Which output of the engine's own steps is wrong where no layer is, with several rows alike; or nothing."""
     batch = make_batch([source], engine.config.pad_id)
     states = [side.encode(batch.src_ids, batch.src_lengths, Outlook(beams, len(target))) for side in (eager, engine)]
-    tokens = np.full((1, 1), engine.config.bos_id, np.int32)
+    tokens = np.full((1, 1), engine.config.start_id, np.int32)
     for step, token in enumerate(target):
         sides = zip((eager, engine), states, strict=True)
         expected, found = (side.step(tokens, state, full=True) for side, state in sides)

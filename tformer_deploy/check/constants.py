@@ -7,6 +7,7 @@ Needs onnx. The functions are written anew here, so that a mistake of the export
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +27,19 @@ if TYPE_CHECKING:
     from ..model import Transformer
 
 Array = NDArray[Any]
+NAMED_SINCE = 2
+"""The version of manifests from which on constants are called by what they are made of."""
 CLOSE = 1e-6
 """Relative difference that an element may have: that of another order of a few multiplications in fp32."""
 HALF_STEP = 0.5 * 1.001
 """Of a quantized weight's own scale; the share above a half is what fp32 rounds."""
 SHOWN = 3
 """Wrong constants of an engine that are named; the others are counted."""
+ORIGIN = re.compile(r"(?P<name>[^,*^]+)(\*(?P<factor>[0-9.e+-]*[0-9]))?")
+NAME = re.compile(
+    r"(?P<origins>.+?)(?P<form>\.int8|\.int4|\.scales|\.zeros)?(?P<layout>\.groups)?(\.rows|\.column)?(?P<turned>\^T)?"
+)
+"""How the passes of export name a constant: tensors side by side, each with a factor, then what became of them."""
 COMPARED = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT8, TensorProto.UINT8)
 """What weights are; arrays of other types are sizes and places, which no checkpoint has."""
 Origins = Iterator[tuple[list[str], list[str], Array]]
@@ -41,6 +49,9 @@ Origins = Iterator[tuple[list[str], list[str], Array]]
 def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Transformer) -> Constants:
     """Every constant of a variant's graphs; empty: the standard ones."""
     found = Constants()
+    if bundle.manifest.get("version", NAMED_SINCE) < NAMED_SINCE:
+        found.skipped = "the graphs are of an older version, whose names tell other things: export again"
+        return found
     weights = tensors_of(model)
     seen: set[str] = set()
     for graph in graphs_of(recipe):
@@ -48,10 +59,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Trans
         if path.is_file():  # older bundles have no graphs for shortlists
             seen |= Comparison(path, graph, recipe, weights, model.config).run(found)
     absent = [name for name in weights if name not in seen and not _repeated(name, seen, weights)]
-    if recipe.target == "onnx":  # an exporter may fold what it names as it likes
-        found.absent = absent
-    else:
-        found.wrong += [f"no constant of the graphs is the checkpoint's {name}" for name in absent]
+    found.wrong += [f"no constant of the graphs is the checkpoint's {name}" for name in absent]
     return found
 
 
@@ -86,7 +94,7 @@ class Comparison:
         """Add to what was found; returns the checkpoint's tensors that the graph carries."""
         seen: set[str] = set()
         known: set[str] = set()
-        for names, origins, off in self.standard() if self.recipe.target == "onnx" else self.lowered():
+        for names, origins, off in self.compared():
             if (off == 0).all():
                 found.equal += len(names)
             else:
@@ -117,89 +125,97 @@ class Comparison:
             array: Array = numpy_helper.to_array(self.tensors[name], str(self.path.parent))
         return array
 
-    # Standard graphs: the exporter's names
+    def compared(self) -> Origins:
+        """Every constant whose name says what it is made of."""
+        yield from self.misplaced()
+        for name, tensor in self.tensors.items():
+            parsed = NAME.fullmatch(name)
+            made = self.made(parsed["origins"]) if parsed and tensor.data_type in COMPARED else None
+            if parsed is None or made is None or parsed["form"] in (".scales", ".zeros"):
+                continue
+            origins, expected = made
+            if parsed["form"]:
+                group, off = self.rounded(name, parsed["origins"], expected)
+                yield group, origins, off
+            else:
+                yield [name], origins, apart(self.array(name), expected.T if parsed["turned"] else expected)
 
-    def standard(self) -> Origins:
-        """Arrays that carry a parameter's name, and matrices, which are known by the bias that is added behind them."""
-        for name in self.tensors:
-            origin = name.removeprefix("model.")
-            if origin in self.weights:
-                yield [name], [origin], apart(self.array(name), self.weights[origin])
+    def misplaced(self) -> Origins:
+        """Weights of one layer where another's bias is added."""
         readers = {value: node for node in self.model.node for value in node.input}
         for node in self.model.node:
-            if node.op_type != "MatMul" or node.input[1] not in self.tensors:
+            added = readers.get(node.output[0]) if node.op_type == "MatMul" else None
+            around = (*node.input, *(added.input if added is not None and added.op_type == "Add" else ()))
+            found = {kind: self.layers(around, kind) for kind in ("weight", "bias")}
+            if found["weight"] and found["bias"] and found["weight"] != found["bias"]:
+                name = next(name for name in around if NAME.fullmatch(name) and name in self.tensors)
+                yield [name], [f"{found['bias'][0]}.weight"], np.array(np.nan)
+
+    def layers(self, names: Sequence[str], kind: str) -> list[str]:
+        """The layers whose weights, or biases, are among a node's constants."""
+        for name in names:
+            parsed = NAME.fullmatch(name) if name in self.tensors else None
+            weights = parsed is not None and parsed["form"] in (None, ".int8", ".int4")
+            origins = [ORIGIN.fullmatch(part) for part in parsed["origins"].split(",")] if parsed and weights else []
+            found = [part["name"] for part in origins if part is not None and part["name"].endswith(f".{kind}")]
+            if found:
+                return [each.removesuffix(f".{kind}") for each in found]
+        return []
+
+    def made(self, origins: str) -> tuple[list[str], Array] | None:
+        """The checkpoint's tensors that a name tells, and what it says becomes of them; nothing for other names."""
+        parts = [ORIGIN.fullmatch(part) for part in origins.split(",")]
+        names = [part["name"] for part in parts if part is not None]
+        if len(names) < len(parts) or not all(name in self.weights for name in names):
+            return None
+        factors = [self.factor(part["factor"]) for part in parts if part is not None]
+        return names, np.concatenate([f * self.weights[name] for f, name in zip(factors, names, strict=True)])
+
+    def factor(self, told: str | None) -> np.float32:
+        """What a tensor may be multiplied by before it becomes a constant; NaN for any other number."""
+        if told is None:
+            return np.float32(1)
+        sides = self.config.encoder, self.config.decoder
+        possible = [math.sqrt(side.width) for side in sides] if self.config.scale_embeddings else []
+        possible += [1 / math.sqrt(side.head_dim) for side in sides]
+        # The annotated norm, whose deviation is over d - 1.
+        possible += [math.sqrt((side.width - 1) / side.width) for side in sides]
+        near = [value for value in possible if abs(float(told) - value) <= CLOSE * value]
+        return np.float32(near[0] if near else np.nan)
+
+    def rounded(self, name: str, origins: str, expected: Array) -> tuple[list[str], Array]:
+        """Quantized weights, and their scales and zeros: how far they are from `expected` (out, in), where that is
+        more than rounding may do."""
+        rows = len(expected)
+        group, scales = [name], []
+        layout = NAME.fullmatch(name)["layout"]  # type: ignore[index]
+        for other in self.tensors:
+            parsed = NAME.fullmatch(other)
+            if parsed is None or parsed["form"] != ".scales" or parsed["layout"] != layout:
                 continue
-            matrix, reader = self.array(node.input[1]), readers[node.output[0]]
-            names = [name.removeprefix("model.").removesuffix(".bias") for name in reader.input]
-            if "log_probs" in reader.output:
-                names = ["output"]
-            layers = [name for name in names if f"{name}.weight" in self.weights]
-            if layers:
-                nearest, off = self.nearest(matrix, self.alike(layers[0], matrix.shape))
-                yield [node.input[1]], [f"{nearest}.weight"], off
+            each = ORIGIN.fullmatch(parsed["origins"])
+            if parsed["origins"] == origins or (each is not None and each["name"] == origins):
+                told = each["factor"] if each is not None and parsed["origins"] != origins else None
+                scales.append(self.array(other).reshape(rows, -1) / self.factor(told))
+                group.append(other)
+        if not scales:
+            return group, np.full(expected.shape, np.nan)
+        stored = self.array(name).T if name.endswith("^T") else self.array(name)
+        if stored.dtype == np.int8 and stored.shape != expected.shape:
+            return group, np.full(expected.shape, np.nan)
+        off = np.maximum.reduce([self.off(stored, each, expected) for each in scales])
+        zeros = f"{origins}.zeros"
+        if zeros in self.tensors:
+            group.append(zeros)
+            off = np.where((self.array(zeros) != 0).reshape(rows, 1, 1), np.maximum(off, CLOSE), off)
+        return group, off
 
-    def alike(self, layer: str, shape: tuple[int, ...]) -> list[str]:
-        """Layers of that size whose bias is the same: of equal arrays an exporter keeps one, under any name."""
-        bias = self.weights.get(f"{layer}.bias", np.zeros(0))
-        names = [name.removesuffix(".bias") for name in self.weights if name.endswith(".bias")]
-        same = [name for name in names if np.array_equal(self.weights[f"{name}.bias"], bias)]
-        return [name for name in same if self.weights[f"{name}.weight"].T.shape == shape] or [layer]
-
-    def nearest(self, matrix: Array, layers: Sequence[str]) -> tuple[str, Array]:
-        """The layer whose weights a matrix (in, out) is, or is nearest to, and how far it is off."""
-        # By a few elements first: untrained layers all have the same bias.
-        near = {layer: float(apart(matrix[:1], self.weights[f"{layer}.weight"].T[:1]).max()) for layer in layers}
-        layer = min(near, key=lambda name: np.nan_to_num(near[name], nan=np.inf))
-        return layer, apart(matrix, self.weights[f"{layer}.weight"].T)
-
-    # Lowered graphs: our own names
-
-    def lowered(self) -> Origins:
-        """Every constant whose name says what it is made of."""
-        for name, tensor in self.tensors.items():
-            origins = self.origins(name)
-            if not origins or tensor.data_type not in COMPARED:
-                continue
-            expected = np.concatenate([self.factor(each) * self.weights[each] for each in origins])
-            if tensor.data_type in (TensorProto.INT8, TensorProto.UINT8):
-                group = [each for each in (name, f"{name}.scales", f"{name}.zeros") if each in self.tensors]
-                yield group, origins, self.rounded(name, expected)
-            else:
-                yield [name], origins, apart(self.array(name), expected if self.as_table(name) else expected.T)
-
-    def origins(self, name: str) -> list[str]:
-        """The checkpoint's tensors that a constant is made of, side by side; none: it is made of something else."""
-        side = "src" if self.graph == "encoder" else "tgt"
-        tables = {"positions": f"{side}_positions", "embedding": f"{side}_embedding.weight"}
-        stem, kind = (name.removesuffix(".bias"), "bias") if name.endswith(".bias") else (name, "weight")
-        stem = stem.removesuffix(".gain")
-        names = [tables.get(name, f"{stem}.{kind}")]
-        if stem.endswith(".attention.query") and 3 * self.config.d_model in self.tensors[name].dims:
-            names = [f"{stem.removesuffix('query')}{part}.{kind}" for part in ("query", "key", "value")]
-        return names if all(each in self.weights for each in names) else []
-
-    def factor(self, origin: str) -> np.float32:
-        """What a tensor is multiplied by before it becomes a constant."""
-        config, factor = self.config, 1.0
-        if origin.endswith("_embedding.weight") and config.scale_embeddings:
-            factor = math.sqrt(config.d_model)
-        elif "norm.weight" in origin and config.norm == "annotated":  # whose deviation is over d - 1
-            factor = math.sqrt((config.d_model - 1) / config.d_model)
-        elif ".query." in origin and self.recipe.target == "trt":  # where attention does not scale
-            factor = 1 / math.sqrt(config.head_dim)
-        return np.float32(factor)
-
-    def as_table(self, name: str) -> bool:
-        """Whether a matrix lies as in the checkpoint, (out, in), and not as products read it."""
-        return name in ("embedding", "positions") or (name == "output" and self.recipe.target != "trt")
-
-    def rounded(self, name: str, expected: Array) -> Array:
-        """How far quantized weights are from `expected` (out, in), where that is more than rounding may do."""
-        scales = self.array(f"{name}.scales").reshape(len(expected), -1)  # (out, blocks)
-        stored, count = self.array(name), scales.shape[1]
+    def off(self, stored: Array, scales: Array, expected: Array) -> Array:
+        """How far integers times scales (out, groups) are from `expected` (out, in): (out, groups, in of a group)."""
+        count = scales.shape[1]
         if stored.dtype == np.int8:
             least, last = -127, 127
-            parts = (stored if self.as_table(name) else stored.T)[:, None]
+            parts = stored[:, None]
         else:
             middle = 128 if self.recipe.precision == "int8" else 8
             packed = stored.reshape(len(expected), count, -1)
@@ -218,8 +234,6 @@ class Comparison:
         # On the other side of zero the range ends one integer earlier, which is then the nearest there is.
         allowed = np.abs(step)[:, :, None] * np.where(parts == last, 2 * HALF_STEP, HALF_STEP)
         wrong = ~(off <= allowed) | ~(np.abs(scales - step) <= CLOSE * np.abs(step))[:, :, None]
-        if f"{name}.zeros" in self.tensors:
-            wrong |= (self.array(f"{name}.zeros") != 0)[:, None, None]
         return np.where(wrong, np.where(off == 0, CLOSE, off), 0)
 
 

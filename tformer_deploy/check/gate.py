@@ -19,17 +19,21 @@ from ..engines import limits_of, make_engine, parse_name, recipe_of
 from ..engines.base import Engine, Limits
 from ..errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, MissingExtra, missing_extra
 from ..recipe import TOLERANCES, Axes, Recipe, Tolerance, narrowest
+from ..shortlist import open_shortlist
 from ..text import Tokenizers
 from .blame import find_layer
 from .observe import CheckOptions, Run, tokens_of
 from .parity import check, eager_invariance, generated_sources
 from .reference import Reference, make_reference
 from .report import Constants, EngineReport, Report
+from .restricted import RestrictedEngine, with_shortlist
 
 GENERATED = CheckOptions(max_tokens=32, invariance=12)
 """For generated sources: random ones would run to the model's last position."""
 LAYER_NOISE = 3
 """Times the noise of calibration that a layer may have: what is checked is other text, and may leave its ranges."""
+ENOUGH = 1000
+"""Sentences below which a few words move BLEU by more than its limits."""
 _PACKAGES = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "sentencepiece", "numpy")
 
 
@@ -49,14 +53,15 @@ def make_corpus(
     tokenizers: Tokenizers,
     src: Path | None,
     options: CheckOptions | None = None,
+    seed: int = 0,
 ) -> Corpus:
-    """The lines of a file that are not empty, or generated sources.
+    """The lines of a file that are not empty, or generated sources, others with another `seed`.
 
     Raises DataError where a file has no text or a line is too long.
     """
     longest = recipe.axes.src_len.max
     if src is None:
-        sources = generated_sources(config.src_vocab, config.eos_id, longest)
+        sources = generated_sources(config.src_vocab, config.eos_id, longest, seed)
         return Corpus("generated sources", sources, options or GENERATED)
     found = []
     for number, line in enumerate(read_lines(src), 1):
@@ -68,6 +73,17 @@ def make_corpus(
     if not found:
         raise DataError(f"{src}: no line with text")
     return Corpus(src.name, found, options or CheckOptions())
+
+
+def translations(src: Path | None, tgt: Path) -> list[str]:
+    """Reference translations, without those of empty source lines. Needs what will measure them."""
+    from ..metrics import corpus_bleu  # noqa: F401
+
+    lines = read_lines(tgt)
+    sources = read_lines(src) if src else lines
+    if len(sources) != len(lines):
+        raise ConfigError(f"{src} has {len(sources)} lines, {tgt} {len(lines)}: they must be parallel")
+    return [line for source, line in zip(sources, lines, strict=True) if source]
 
 
 def allowed_by(names: Sequence[str], bundle: Bundle) -> Recipe:
@@ -97,21 +113,38 @@ class Gate:
         threads: int = 0,
         progress: Callable[[int], None] | None = None,
         loosened: bool = True,
+        shortlist: bool = False,
     ) -> None:
         self.bundle, self.checkpoint, self.threads, self.progress = bundle, checkpoint, threads, progress
         self.loosened = loosened
         """Whether a bundle's recipe may accept more than its precision should need."""
+        self.shortlist = bundle.manifest["shortlist"]["file"] if shortlist and "shortlist" in bundle.manifest else ""
+        """File of the lists to which both sides are restricted, named by its content; empty: they are not."""
+        self._lists = open_shortlist(bundle, with_shortlist(bundle, (), ())[0]) if shortlist else None
         self._eager: Engine | None = None
 
-    def eager(self) -> Engine:
-        """The reference engine, not entered."""
+    def plain_eager(self) -> Engine:
+        """Eager PyTorch over the whole vocabulary, not entered."""
         if self._eager is None:
             self._eager = make_engine("eager", self.bundle, self.checkpoint, self.threads)
         return self._eager
 
+    def eager(self) -> Engine:
+        """The reference engine, not entered."""
+        return RestrictedEngine(self.plain_eager(), self._lists) if self._lists else self.plain_eager()
+
+    def engine(self, name: str) -> Engine:
+        """An engine to check, not entered."""
+        return make_engine(name, self.bundle, self.checkpoint, self.threads, self._lists is not None)
+
     def reference(self, corpus: Corpus, allowed: Recipe | None = None) -> Reference:
         """Eager's side of the check, as far as `allowed` goes, or every variant of the bundle."""
-        about = {"corpus": corpus.name, "weights_sha256": self.bundle.weights_sha256, "machine": machine()}
+        about = {
+            "corpus": corpus.name,
+            "weights_sha256": self.bundle.weights_sha256,
+            "machine": machine(),
+            "shortlist": self.shortlist,
+        }
         allowed = allowed or narrowest([self.bundle.recipe, *self.bundle.variants.values()])
         options = corpus.options.within(Limits.of(allowed.axes))
         with self.eager() as eager:
@@ -123,10 +156,7 @@ class Gate:
         Raises ArtifactError for a reference of other weights, ConfigError for translations that do not fit.
         """
         bundle = self.bundle
-        if reference.weights_sha256 != bundle.weights_sha256:
-            raise ArtifactError("the reference is of other weights than the bundle: make it again for this bundle")
-        if translations and len(translations) != len(reference.sources):
-            raise ConfigError(f"{len(translations)} reference translations for {len(reference.sources)} sentences")
+        self._check_fit(reference, translations)
         report = Report(
             sentences=len(reference.sources),
             tokens=sum(len(tokens_of(outputs[0])) for outputs in reference.observed.runs["greedy"].outputs.values()),
@@ -135,15 +165,13 @@ class Gate:
             options=dataclasses.asdict(reference.options),
             reference=reference.machine,
             machine=machine(),
+            shortlist=self.shortlist,
         )
         report.eager_invariance, not_blamed = eager_invariance(reference, bundle.config.eos_id, bundle.recipe.tolerance)
         for backend in backends:
-            engine = make_engine(backend, bundle, self.checkpoint, self.threads)
-            recipe = recipe_of(backend, bundle)
+            engine, recipe = self.engine(backend), recipe_of(backend, bundle)
             with engine:
-                # Plans have a precision of their own.
-                own = TOLERANCES[engine.precision]
-                tolerance = recipe.tolerance if engine.precision == recipe.precision else own
+                tolerance, own = recipe.limits(engine.precision), TOLERANCES[engine.precision]
                 if not self.loosened:
                     tolerance = tolerance.within(own)
                 try:
@@ -151,7 +179,7 @@ class Gate:
                 except (EngineError, LimitError) as error:
                     report.engines.append(EngineReport(backend, engine.precision, tolerance, failures=[str(error)]))
                     continue
-                found.precision, found.loosened = engine.precision, loosened(recipe) if self.loosened else []
+                found.precision, found.loosened = engine.precision, tolerance.wider(own)
                 behaved = found.passed
                 self.add_constants(found, recipe)
                 self.add_layer_limits(found)
@@ -161,6 +189,15 @@ class Gate:
                     found.blame = found.failures[0] if behaved else self.blame(engine, reference, found, tolerance)
             report.engines.append(found)
         return report
+
+    def _check_fit(self, reference: Reference, translations: Sequence[str]) -> None:
+        if reference.weights_sha256 != self.bundle.weights_sha256:
+            raise ArtifactError("the reference is of other weights than the bundle: make it again for this bundle")
+        if reference.shortlist != self.shortlist:
+            theirs, ours = (name or "no shortlist" for name in (reference.shortlist, self.shortlist))
+            raise ArtifactError(f"the reference is with {theirs}, the check with {ours}: make it again as you check")
+        if translations and len(translations) != len(reference.sources):
+            raise ConfigError(f"{len(translations)} reference translations for {len(reference.sources)} sentences")
 
     def add_layer_limits(self, report: EngineReport) -> None:
         """Hold a variant's layers to a multiple of what its rounding did to them when it was calibrated."""
@@ -186,7 +223,7 @@ class Gate:
         try:
             from .constants import compare_constants, failures
 
-            model = cast(Any, self.eager()).model
+            model = cast(Any, self.plain_eager()).model
         except (ArtifactError, MissingExtra) as error:
             report.constants = Constants(skipped=str(error))
             return
@@ -211,13 +248,6 @@ class Gate:
                 return find_layer(engine, eager, reference, found, tolerance)
             except EngineError as error:
                 return f"the layer is not known: {error}"
-
-
-def loosened(recipe: Recipe) -> list[str]:
-    """The thresholds of a recipe that are wider than its precision's own."""
-    strict, own = TOLERANCES[recipe.precision], recipe.tolerance
-    wider = {f.name: getattr(own, f.name) > getattr(strict, f.name) for f in dataclasses.fields(strict)}
-    return [name for name, is_wider in {**wider, "tokens": own.tokens < strict.tokens}.items() if is_wider]
 
 
 def _add_quality(
@@ -247,7 +277,8 @@ def _add_quality(
         for measure in ("BLEU", "BLEU lower-cased"):
             difference = abs(sides["engine"][measure] - sides["eager"][measure])
             if not difference <= tolerance.bleu and (tolerance.tokens or mode != "sampling"):
-                report.failures.append(f"{mode}: {measure} differs by {difference:.2f}")
+                few = "" if len(translations) >= ENOUGH else f" over {len(translations)} sentences: {ENOUGH:,} say more"
+                report.failures.append(f"{mode}: {measure} differs by {difference:.2f}{few}")
 
 
 def machine() -> dict[str, str]:

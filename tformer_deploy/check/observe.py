@@ -12,13 +12,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..batches import length_batches, make_batch
 from ..config import MAX_SEED, check_types
 from ..data import pad
 from ..decoding import Batch, DecodeOptions, Hypothesis, Step, decode, forced_steps
 from ..decoding.rules import best_tokens
-from ..engines.base import Engine, Floats, Ints, Limits, Outlook
+from ..engines.base import Engine, Floats, Ints, Limits, Outlook, Scores
 from ..errors import ConfigError, EngineError, MissingExtra, ParityError
-from ..translate import length_batches, make_batch
 from .vocabulary import Vocabulary
 
 BEST, OTHERS = 16, 48
@@ -135,6 +135,10 @@ class Observation:
     """
     probes: list[Floats] = field(default_factory=list)
     """Of each sentence (T, M): those log-probabilities."""
+    best: list[Ints] = field(default_factory=list)
+    """Of each sentence (T): the first of the best tokens that a step returns, with eager's greedy tokens fed."""
+    best_off: float = 0.0
+    """How far the scores of the best tokens are from those of the same steps' log-probabilities."""
     encoder: dict[int, list[Floats]] = field(default_factory=dict)
     """Of some sentences: cross-attention keys and values, 2L of (H, S, D)."""
     attention: dict[int, Floats] = field(default_factory=dict)
@@ -241,10 +245,12 @@ def _score(
             reference.probe_ids[i][: len(target)] if reference else np.empty((len(target), best + others), np.int32)
         )
         found.probes.append(np.empty(found.probe_ids[i].shape, np.float32))
+        found.best.append(np.empty(len(target), np.int32))
     for batch, indices in by_length(engine, sources, range(len(sources)), options):
         for step, live, scores in forced_steps(engine, batch, [targets[i] for i in indices], engine.attention):
             assert scores.log_probs is not None
             log_probs = scores.log_probs[:, 0]
+            found.best_off = max(found.best_off, best_apart(scores), key=lambda off: (off != off, off))
             top = None if reference else best_tokens(log_probs, best)
             for row, place in enumerate(live.tolist()):
                 i = indices[place]
@@ -252,11 +258,28 @@ def _score(
                     found.probe_ids[i][step, :best] = top[row]
                     found.probe_ids[i][step, best:] = (7919 * i + step * others + np.arange(others)) % vocab
                 found.probes[i][step] = log_probs[row, found.probe_ids[i][step]]
+                found.best[i][step] = scores.ids[row, 0, 0]
                 if scores.attention is not None and i in looked_at:
                     looked = found.attention.setdefault(i, np.empty((len(targets[i]), len(sources[i])), np.float32))
                     looked[step] = scores.attention[row, 0, : len(sources[i])]
         if progress:
             progress(len(indices))
+
+
+def best_apart(scores: Scores) -> float:
+    """How far the best tokens' scores are from the same tokens' log-probabilities, and from those of the best."""
+    assert scores.log_probs is not None
+    known = scores.ids.clip(0, scores.log_probs.shape[-1] - 1)
+    given = np.where(known == scores.ids, scores.scores, np.nan)
+    own = np.take_along_axis(scores.log_probs, known, -1)
+    best = np.take_along_axis(scores.log_probs, best_tokens(scores.log_probs, known.shape[-1]), -1)
+    return float(np.max([_largest(given, other) for other in (own, best)]))
+
+
+def _largest(a: Floats, b: Floats) -> float:
+    """The largest difference; what both have as minus infinity does not differ."""
+    with np.errstate(invalid="ignore"):
+        return float(np.where(a == b, 0.0, np.abs(a - b)).max())
 
 
 def own_noise(engine: Engine, sources: Sequence[Sequence[int]], reference: Observation, found: Observation) -> float:
@@ -268,7 +291,7 @@ def own_noise(engine: Engine, sources: Sequence[Sequence[int]], reference: Obser
         for step, _, scores in forced_steps(engine, batch, [target]):
             assert scores.log_probs is not None
             alone = scores.log_probs[0, 0, found.probe_ids[i][step]]
-            worst = max(worst, float(np.abs(alone - found.probes[i][step]).max()))
+            worst = max(worst, _largest(alone, found.probes[i][step]))
     return worst
 
 
@@ -352,7 +375,7 @@ def layers_of(engine: Engine, source: Sequence[int], target: Sequence[int]) -> d
     width = min(length + PADDING, engine.limits.src_tokens)
     src_ids = np.full((1, width), engine.config.pad_id, np.int32)
     src_ids[0, :length] = source
-    tgt_ids = pad([np.array([engine.config.bos_id, *target[:-1]], np.int32)], engine.config.pad_id)
+    tgt_ids = pad([np.array([engine.config.start_id, *target[:-1]], np.int32)], engine.config.pad_id)
     found = engine.layers(src_ids, np.array([length], np.int32), tgt_ids)
     real = {}
     for name, values in found.items():

@@ -35,7 +35,7 @@ from .observe import (
 from .sizes import run_wide, wide_beam, wide_sentences
 from .vocabulary import PROBES, SIDES, Vocabulary, read_vocabulary
 
-VERSION = 2
+VERSION = 3
 MOST_AXES = 4
 """Of an array in the file."""
 
@@ -50,6 +50,8 @@ class Reference:
     weights_sha256: str
     machine: dict[str, str]
     observed: Observation
+    shortlist: str = ""
+    """File of the lists to which eager was restricted, see `Gate.shortlist`."""
     variants: dict[str, dict[str, Run]] = field(default_factory=dict)
     """Runs of the invariance check, by variant and mode."""
 
@@ -60,7 +62,7 @@ class Reference:
             "version": VERSION,
             "options": dataclasses.asdict(self.options),
             "layers": list(self.observed.layers),
-            **{name: getattr(self, name) for name in ("corpus", "weights_sha256", "machine")},
+            **{name: getattr(self, name) for name in ("corpus", "weights_sha256", "machine", "shortlist")},
         }
         arrays: dict[str, Any] = {}
         _pack(arrays, "sources", [np.array(source, np.int32) for source in self.sources])
@@ -89,7 +91,7 @@ def make_reference(
     about: dict[str, Any],
     progress: Callable[[int], None] | None = None,
 ) -> Reference:
-    """Run eager PyTorch, entered, over a corpus. `about`: corpus, weights_sha256, machine."""
+    """Run eager PyTorch, entered, over a corpus. `about`: corpus, weights_sha256, machine, shortlist."""
     options = options.within(eager.limits)
     observed = observe(eager, sources, options, None, progress)
     observed.wide = run_wide(eager, sources, options)
@@ -150,6 +152,7 @@ def load_reference(path: Path) -> Reference:
                 attention=dict(zip(arrays["attention.sentences"].tolist(), _unpack(arrays, "attention"), strict=True)),
                 layers=dict(zip(header["layers"], _unpack(arrays, "layers"), strict=True)),
             ),
+            header["shortlist"],
         )
         observed, count = reference.observed, len(reference.sources)
         if [probes.shape for probes in observed.probes] != [ids.shape for ids in observed.probe_ids] or not (

@@ -12,6 +12,8 @@ from ..recipe import Tolerance
 
 TIES_SHOWN = 5
 """Of each kind, in the text."""
+SHARES = ("unstable", "ties", "top1")
+"""Limits that are shares."""
 NAMES_SHOWN = 3
 """Constants of a kind, in the text and on the page; `--json` has all."""
 
@@ -79,12 +81,30 @@ class Constants:
     equal: int = 0
     unknown: list[str] = field(default_factory=list)
     """Arrays that are no known function of a tensor of the checkpoint, graph and name."""
-    absent: list[str] = field(default_factory=list)
-    """Tensors of the checkpoint that no array is known to be."""
     wrong: list[str] = field(default_factory=list)
     """A line for each array that differs."""
     skipped: str = ""
     """Why nothing was compared, if nothing was."""
+
+
+@dataclass
+class Top1:
+    """The best tokens of all steps beside eager's, with eager's greedy tokens fed."""
+
+    steps: int = 0
+    equal: int = 0
+    near: int = 0
+    """Another token, which eager itself has within `parity.NEAR` of its best."""
+
+    @property
+    def differ(self) -> int:
+        """Steps whose best token is another one."""
+        return self.steps - self.equal - self.near
+
+    @property
+    def share(self) -> float:
+        """Of the steps that agree."""
+        return 1 - self.differ / max(1, self.steps)
 
 
 @dataclass
@@ -127,10 +147,13 @@ class EngineReport:
     """Largest absolute difference of a log-probability, teacher-forced with eager's greedy tokens."""
     scores_mean: float = 0.0
     scores_p999: float = 0.0
-    own_noise: float = 0.0
-    """Of an engine that may decide otherwise: how far its own log-probabilities are apart between batches."""
     """99.9th percentile."""
     scores_count: int = 0
+    top1: Top1 = field(default_factory=Top1)
+    best_off: float = 0.0
+    """How far the scores of the best tokens that steps return are from their own log-probabilities."""
+    own_noise: float = 0.0
+    """Of an engine that may decide otherwise: how far its own log-probabilities are apart between batches."""
     steps: list[StepDifference] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
     constants: Constants | None = None
@@ -174,6 +197,10 @@ class Report:
     """Machine and versions of the run of eager PyTorch."""
     machine: dict[str, str]
     """Machine and versions of the engines' run."""
+    shortlist: str = ""
+    """File of the lists to which both sides are restricted; empty: they are not."""
+    calibration: str = ""
+    """What quantized variants were calibrated with, and what of the text was left to check; only of an export."""
     eager_invariance: list[Outputs] = field(default_factory=list)
     engines: list[EngineReport] = field(default_factory=list)
 
@@ -199,6 +226,10 @@ class Report:
             f"{self.corpus}: {self.sentences} sentences, {self.tokens} tokens of eager PyTorch",
             "options: " + ", ".join(f"{name} {value}" for name, value in self.options.items()),
         ]
+        if self.shortlist:
+            lines.append(f"with {self.shortlist}: both sides score what it allows each sentence")
+        if self.calibration:
+            lines.append(self.calibration)
         if self.options.get("beams") == 1:
             lines.append("NOTE: with a beam of 1, beam search is not compared")
         if differs := [found for found in self.eager_invariance if found.failed]:
@@ -220,6 +251,11 @@ def _describe(report: EngineReport) -> list[str]:
         f"  scores per step   max difference {report.scores_max:.2e}   mean {report.scores_mean:.1e}"
         f"   99.9 % {report.scores_p999:.1e}   {report.scores_count:,} values of {len(report.steps)} positions",
     ]
+    top1 = report.top1
+    lines.append(
+        f"  best token        {top1.equal:,} of {top1.steps:,} steps eager's, {top1.near:,} as good, {top1.differ:,} "
+        f"differ: {top1.share:.2%} agree"
+    )
     if not report.tolerance.tokens:
         lines.append(f"  own scores        alone and in a batch within {report.own_noise:.2e}")
     for entries in report.vocabulary:
@@ -267,10 +303,9 @@ def describe_constants(found: Constants) -> str:
     if found.skipped:
         return f"not compared: {found.skipped}"
     texts = [f"{found.equal:,} of {found.compared:,} equal to the checkpoint's"]
-    for names, what in ((found.unknown, "of other origin"), (found.absent, "of the checkpoint's not found")):
-        if names:
-            shown = ", ".join(names[:NAMES_SHOWN]) + (" and others" if len(names) > NAMES_SHOWN else "")
-            texts.append(f"{len(names):,} {what} ({shown})")
+    if found.unknown:
+        shown = ", ".join(found.unknown[:NAMES_SHOWN]) + (" and others" if len(found.unknown) > NAMES_SHOWN else "")
+        texts.append(f"{len(found.unknown):,} of other origin ({shown})")
     return "; ".join(texts)
 
 
@@ -286,9 +321,10 @@ def _ties(ties: list[Divergence]) -> list[str]:
 def _limits(report: EngineReport) -> str:
     texts = []
     for name, limit in dataclasses.asdict(report.tolerance).items():
-        if name == "unstable" and not limit:
+        if (name == "unstable" and not limit) or (name == "ties" and not report.tolerance.tokens):
             continue
         value = ("equal" if limit else "may differ") if isinstance(limit, bool) else f"{limit:.0e}"
+        value = f"{100 * limit:g} %" if name in SHARES else value
         texts.append(f"{name} {value}" + (" (LOOSENED)" if name in report.loosened else ""))
     return ", ".join(texts)
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..batches import make_batch
 from ..decoding import DecodeOptions
 from ..engines.base import Engine, Outlook
-from ..translate import make_batch
 from .compare import Judge, differences, worse
 from .observe import CheckOptions, Run, by_length, record, room, spread, tokens_of
 from .report import Divergence, Outputs
@@ -64,7 +64,7 @@ def rows_apart(engine: Engine, sources: Sequence[Sequence[int]], greedy: Run, op
     targets = np.array([np.resize(tokens_of(greedy.outputs[i][0]), steps) for i in picked], np.int32)
     batch = make_batch([sources[i] for i in picked], engine.config.pad_id)
     state = engine.encode(batch.src_ids, batch.src_lengths, Outlook(width, steps))
-    tokens = np.full((len(picked), 1), engine.config.bos_id, np.int32)
+    tokens = np.full((len(picked), 1), engine.config.start_id, np.int32)
     for step in range(steps):
         scores = engine.step(tokens, state, full=True)
         assert scores.log_probs is not None

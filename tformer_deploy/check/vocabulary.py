@@ -42,7 +42,8 @@ def read_vocabulary(engine: Engine) -> Vocabulary:
         state = engine.encode(np.ascontiguousarray(ids), np.ones(len(ids), np.int32), Outlook(1, 1))
         arrays = engine.cross_keys_values(state)
         for probe, n in enumerate(np.linspace(0, len(arrays) - 1, PROBES).astype(int)):
-            head, element = np.divmod((7919 * ids[:, 0] + 101 * probe) % config.d_model, config.head_dim)
+            heads, width = arrays[n].shape[1], arrays[n].shape[3]
+            head, element = np.divmod((7919 * ids[:, 0] + 101 * probe) % (heads * width), width)
             found.source[ids[:, 0], probe] = arrays[n][np.arange(len(ids)), head, 0, element]
         log_probs = engine.step(np.ascontiguousarray(tokens), state, full=True).log_probs
         assert log_probs is not None

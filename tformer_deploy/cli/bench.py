@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError, Interrupted
-from . import app, emit, progress
-from .options import Checkpoint, Device, Json
+from .options import Checkpoint, Device, Json, Shortlisted
+from .root import app, emit, progress
 
 
 @app.command(
@@ -31,6 +31,7 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0, help="Least time at a point in a round.")] = 0.2,
     threads: Annotated[int, typer.Option(min=0, help="Threads of each worker; 0: the cores divided.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Parts of a batch that are decoded at the same time.")] = 1,
+    shortlist: Shortlisted = False,
     profile: Annotated[bool, typer.Option("--profile", help="Add the time of each kind of node.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the report to this file as a page.")] = None,
     json: Json = False,
@@ -42,15 +43,21 @@ def bench(
     """
     from ..bench import Plan, make_points, run, usual_points
     from ..bundle import open_bundle
+    from ..check import with_shortlist
     from ..engines import expand, threads_each
     from ..files import check_writable, write_output
 
     lists = {"batch": batch, "beam": beam, "src-len": src_len, "new-tokens": new_tokens}
     given = {option: numbers(option, text) for option, text in lists.items() if text is not None}
     if html:
+        from ..report.bench import render
+
         check_writable(html)
     opened = open_bundle(bundle)
-    engines = tuple(expand(backend or ["ort"], variant or [], opened, device))
+    backends, variants = backend or ["ort"], variant or []
+    if shortlist:
+        variants = with_shortlist(opened, backends, variants)
+    engines = tuple(expand(backends, variants, opened, device))
     plan = Plan(
         bundle=bundle,
         engines=engines,
@@ -63,6 +70,7 @@ def bench(
         src=src,
         max_tokens=max_tokens,
         profile=profile,
+        shortlist=shortlist,
     )
     try:
         with progress("bench", plan.turns) as advance:
@@ -71,8 +79,6 @@ def bench(
         raise Interrupted("nothing is reported of a benchmark that did not end") from None
     emit(report.to_json(), json, str(report))
     if html:
-        from ..bench.html import render
-
         write_output(html, render(report))
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from . import app, emit, progress
 from .options import Json
+from .root import app, emit, progress
 
 
 class Precisions(StrEnum):

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError, unknown
-from . import app, emit, progress
-from .options import Checkpoint, Device, Json, Threads
+from .options import Checkpoint, Device, Json, Shortlisted, Threads
+from .root import app, emit, progress
 
 
 @app.command(
@@ -38,6 +38,7 @@ def check(
         bool, typer.Option("--loosened", help="Accept what the bundle's recipe accepts beyond its precision's limits.")
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Write the report to this file as a page.")] = None,
+    shortlist: Shortlisted = False,
     threads: Threads = 0,
     json: Json = False,
 ) -> None:
@@ -47,10 +48,21 @@ def check(
     With --save-reference and no --backend only the reference is made.
     """
     from ..bundle import open_bundle
-    from ..check import GENERATED, CheckOptions, Gate, allowed_by, load_reference, make_corpus
+    from ..check import (
+        GENERATED,
+        CheckOptions,
+        Gate,
+        allowed_by,
+        load_reference,
+        make_corpus,
+        translations,
+        with_shortlist,
+    )
     from ..engines import expand, limits_of
     from ..files import write_output
 
+    if html:
+        from ..report.check import render
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens, "invariance": invariance}
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     if beams is not None and n_best is None:
@@ -62,11 +74,14 @@ def check(
     _check_names(backend or [], [path for path in (html, save_reference) if path])
     targets = translations(src, tgt) if tgt else []
     opened = open_bundle(bundle)
-    names = expand(backend or ["ort"], variant or [], opened, device)
+    backends, variants = backend or ["ort"], variant or []
+    if shortlist:
+        variants = with_shortlist(opened, backends, variants)
+    names = expand(backends, variants, opened, device)
     for name in names if given else []:
         limits_of(name, opened).check_asked(given)
     with progress("check") as advance:
-        gate = Gate(opened, checkpoint, threads, advance, loosened)
+        gate = Gate(opened, checkpoint, threads, advance, loosened, shortlist)
         if reference:
             expected = load_reference(reference)
         else:
@@ -81,8 +96,6 @@ def check(
         report = gate.run(names, expected, targets)
     emit(report.to_json(), json, str(report))
     if html:
-        from ..check.html import render
-
         write_output(html, render(report))
     if not report.passed:
         raise typer.Exit(3)
@@ -98,15 +111,3 @@ def _check_names(backends: list[str], files: list[Path]) -> None:
             raise unknown("backend", name, BACKENDS)
     for path in files:
         check_writable(path)
-
-
-def translations(src: Path | None, tgt: Path) -> list[str]:
-    """Reference translations, without those of empty source lines. Needs what will measure them."""
-    from ..data import read_lines
-    from ..metrics import corpus_bleu  # noqa: F401
-
-    lines = read_lines(tgt)
-    sources = read_lines(src) if src else lines
-    if len(sources) != len(lines):
-        raise ConfigError(f"{src} has {len(sources)} lines, {tgt} {len(lines)}: they must be parallel")
-    return [line for source, line in zip(sources, lines, strict=True) if source]

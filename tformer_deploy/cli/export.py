@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from . import app, emit, progress
 from .options import Json
+from .root import app, emit, progress
 
 
 @app.command(epilog="Example: tformer export runs/numbers --out bundles/numbers --recipe fp32 --recipe int8")
@@ -21,15 +21,18 @@ def export(
             help="A recipe's name or TOML file; repeatable, the first (but trt) is what runs. Without it: fp32."
         ),
     ] = None,
-    src: Annotated[
-        Path | None, typer.Option(help="Text to check and calibrate with; without it, generated ids.")
+    src: Annotated[Path | None, typer.Option(help="Text to check with; without it, generated ids.")] = None,
+    tgt: Annotated[Path | None, typer.Option(help="Its translation: BLEU decides as well.")] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Text to calibrate quantized variants with; without it, a part of --src, not checked."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle in --out.")] = False,
     json: Json = False,
 ) -> None:
     """Export a checkpoint to a bundle and check it against eager PyTorch; a failed check leaves no bundle."""
-    from ..ship import ship
+    from ..ship import Texts, ship
 
     with progress("check") as advance:
-        report = ship(run, out, recipe or ["fp32"], src, force, advance)
+        report = ship(run, out, recipe or ["fp32"], Texts(src, tgt, calibrate), force, advance)
     emit({"bundle": str(out), "check": report.to_json()}, json, f"{report}\n{out}: bundle written")

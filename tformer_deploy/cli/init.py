@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ..config import MOST_OF_MODEL
-from . import app, emit
 from .options import Json, Settings, merge_settings
+from .root import app, emit
 
 
 @app.command(epilog="Example: tformer init --preset base --vocab-size 32000 --out runs/base-random")

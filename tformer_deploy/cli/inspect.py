@@ -10,8 +10,8 @@ import typer
 
 from ..errors import ArtifactError
 from ..notes import printable
-from . import app, emit
 from .options import Json
+from .root import app, emit
 
 
 @app.command(epilog="Example: tformer inspect bundles/numbers")

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from ..errors import DataError
-from . import app, progress
 from .lines import utf8_output
 from .options import Backend, Checkpoint, Device, Json, Threads, Variant
+from .root import app, progress
 
 WINDOW = 4000
 """Pairs that are scored together."""
@@ -31,17 +31,15 @@ def score(
     json: Json = False,
 ) -> None:
     """Print the log-probability of each translation given its source: the sum over its tokens, eos included."""
-    from .. import load
     from ..data import read_lines
+    from ..translate import TranslatorOptions, open_translator
 
     sources, targets = read_lines(src), read_lines(tgt)
     if len(sources) != len(targets):
         raise DataError(f"{src} has {len(sources)} lines, {tgt} {len(targets)}: they must be parallel")
     out = utf8_output()
-    with (
-        load(bundle, backend, variant=variant, device=device, checkpoint=checkpoint, threads=threads) as translator,
-        progress("lines") as advance,
-    ):
+    options = TranslatorOptions(bundle, backend, variant, device, checkpoint, threads)
+    with open_translator(options) as translator, progress("lines") as advance:
         for first in range(0, len(sources), WINDOW):
             source, target = sources[first : first + WINDOW], targets[first : first + WINDOW]
             for text, values in zip(target, translator.score(source, target, first), strict=True):

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from . import app, emit
 from .options import Json
+from .root import app, emit
 
 
 @app.command(epilog="Example: tformer shortlist bundles/numbers --src train.en --tgt train.de --best 30")

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
-from . import app, emit
 from .options import Json, Settings, merge_settings
+from .root import app, emit
 
 
 @app.command(

@@ -15,7 +15,6 @@ import typer
 from ..config import LINE_BYTES, MOST_LINE_BYTES
 from ..errors import ConfigError, DataError
 from ..notes import note
-from . import app, progress
 from .lines import utf8_output, windows
 from .options import (
     Backend,
@@ -29,6 +28,7 @@ from .options import (
     decode_values,
     piece_ids,
 )
+from .root import app, progress
 
 if TYPE_CHECKING:
     from ..decoding import DecodeOptions
@@ -89,15 +89,15 @@ def translate(
     from ..config import from_dict
     from ..data import read_lines
     from ..decoding import DecodeOptions
-    from ..engines import engine_name, make_engine, parse_name, threads_each
-    from ..translate import Translator
+    from ..engines import engine_name, parse_name, threads_each
+    from ..translate import TranslatorOptions, open_translator
 
     opened = open_bundle(bundle, graphs=False)
     tokenizers = opened.tokenizers()
     for name, pieces in (("first_ids", first_token), ("suppress", suppress), ("end_ids", end_token)):
         if pieces:
             values[name] = piece_ids(tokenizers.target, pieces)
-    options = from_dict(DecodeOptions, values, "decoding")
+    from_dict(DecodeOptions, values, "decoding")  # before it waits for input
     outputs = read_lines(allowed) if allowed else []
     if allowed and not outputs:
         raise DataError(f"{allowed} has no line: give each output that is allowed")
@@ -108,16 +108,26 @@ def translate(
     begin = list(islice(requests, 1))
     on_gpu = parse_name(name).device == "cuda"
     workers = workers or (1 if on_gpu else suitable_workers(sum(len(lines) for _, lines, _ in begin)))
-    engine = make_engine(name, opened, checkpoint, threads_each(threads, workers), shortlist)
-    requests = chain(begin, requests)
+    options = TranslatorOptions(
+        bundle=opened,
+        backend=backend,
+        variant=variant,
+        device=device,
+        checkpoint=checkpoint,
+        threads=threads,
+        workers=workers,
+        shortlist=shortlist,
+        batch_tokens=batch_tokens,
+        allowed=outputs,
+        max_line_bytes=max_line_bytes,
+        decoding=values,
+    )
     try:
-        translator = Translator(engine, tokenizers, options, batch_tokens, outputs, workers)
+        translator = open_translator(options)
     except DataError as error:
-        raise DataError(f"{allowed}: {error}") from None
-    translator.max_line_bytes = max_line_bytes
+        raise DataError(f"{allowed}: {error}" if allowed else str(error)) from None
     with translator:
-        engine.limits.check_asked(values)
-        _print_all(translator, requests, stream, json, out)
+        _print_all(translator, chain(begin, requests), stream, json, out)
 
 
 def suitable_workers(lines: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 from ..engines.base import Floats, Ints, Scores
 from ..errors import LimitError, NotNumbers
 from .options import DecodeOptions
-
-if TYPE_CHECKING:
-    from .search import Batch
 
 _END = -1
 LEAST = -1e4
@@ -135,12 +132,17 @@ class Rules:
             row[kept] = values
 
 
-def require_numbers(scores: Scores, batch: Batch, sentences: Ints, alive: NDArray[np.bool_], step: int) -> None:
-    """Raise NotNumbers where the best log-probability of a row that is alive is no number."""
+def require_numbers(
+    scores: Scores, numbers: Sequence[int], sentences: Ints, alive: NDArray[np.bool_], step: int
+) -> None:
+    """Raise NotNumbers where the best log-probability of a row that is alive is no number.
+
+    `numbers`: of all requests of the batch; none: their indices.
+    """
     broken = (~(scores.scores[:, :, 0] > LEAST) & alive).any(1)
     if broken.any():
         sentence = int(sentences[broken.argmax()])
-        request = batch.numbers[sentence] if len(batch.numbers) else sentence
+        request = numbers[sentence] if len(numbers) else sentence
         raise NotNumbers(
             f"request {request + 1}: the log-probabilities of token {step + 1} are not numbers: "
             "its values overflow there, or the weights are no numbers: tformer check names the layer",

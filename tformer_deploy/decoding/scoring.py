@@ -30,7 +30,7 @@ def forced_steps(
     required = [list(target) for target in targets]
     state = engine.encode(batch.src_ids, batch.src_lengths, Outlook(1, int(lengths.max()), required=required))
     live = np.arange(len(targets), dtype=np.int32)
-    tokens = np.full((len(live), 1), engine.config.bos_id, np.int32)
+    tokens = np.full((len(live), 1), engine.config.start_id, np.int32)
     for step in range(lengths.max()):
         yield step, live, engine.step(tokens, state, full=True, attention=attention)
         keep = np.flatnonzero(lengths[live] > step + 1).astype(np.int32)
@@ -47,7 +47,7 @@ def score(engine: Engine, batch: Batch, targets: Sequence[Sequence[int]]) -> lis
     """
     found = [np.empty(len(target)) for target in targets]
     for step, live, scores in forced_steps(engine, batch, targets):
-        require_numbers(scores, batch, live, np.ones((len(live), 1), np.bool_), step)
+        require_numbers(scores, batch.numbers, live, np.ones((len(live), 1), np.bool_), step)
         assert scores.log_probs is not None
         for row, i in enumerate(live.tolist()):
             found[i][step] = scores.log_probs[row, 0, targets[i][step]]

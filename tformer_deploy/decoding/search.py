@@ -95,7 +95,7 @@ def decode(
     while True:
         scores = engine.step(search.tokens, state, search.needs_all(state), options.attention)
         if strict and not scores.scores[:, :, 0].min() > LEAST:
-            require_numbers(scores, batch, search.sentences, search.alive(), search.written.shape[2])
+            require_numbers(scores, batch.numbers, search.sentences, search.alive(), search.written.shape[2])
         step = search.advance(scores)
         if on_step:
             on_step(step)
@@ -136,7 +136,7 @@ class _Search:
         self.sentences = np.arange(count, dtype=np.int32)
         """(B) Index in the batch."""
         self.found: list[list[Hypothesis]] = [[] for _ in range(count)]
-        self.tokens = np.full((count, 1), engine.config.bos_id, np.int32)
+        self.tokens = np.full((count, 1), engine.config.start_id, np.int32)
         self.values = np.zeros((count, 1))
         """(B, K) Sum after rules."""
         self.scores = self.values

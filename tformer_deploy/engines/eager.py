@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..contract import caches, layer_names
-from ..model import KeysValues, Layers, Transformer
+from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores, check_request, check_step
 
 
@@ -27,11 +27,11 @@ class EagerState:
 
 
 class EagerEngine:
-    """Runs a Transformer as it is; every other engine is compared with this one."""
+    """Runs a model as it is; every other engine is compared with this one."""
 
     attention, precision = True, "fp32"
 
-    def __init__(self, model: Transformer, top_k: int = 0) -> None:
+    def __init__(self, model: Seq2Seq, top_k: int = 0) -> None:
         self.config, self.model, self.top_k = model.config, model, top_k
         self.limits = Limits.eager(model.config)
 
@@ -58,12 +58,12 @@ class EagerEngine:
     def step(self, tokens: Ints, state: EagerState, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`."""
         layers: Layers | None = {} if attention else None
-        log_probs = self._step(tokens, state, layers)
-        ids = best_ids(log_probs, self.best(tokens.shape[1], state))
+        scores = self._step(tokens, state, layers)
+        ids = best_ids(scores, self.best(tokens.shape[1], state))
         return Scores(
             ids.cpu().numpy().astype(np.int32),
-            log_probs.gather(-1, ids).cpu().numpy(),
-            log_probs.cpu().numpy() if full else None,
+            scores.gather(-1, ids).cpu().numpy(),
+            scores.cpu().numpy() if full else None,
             layers["attention"].cpu().numpy() if layers else None,
         )
 
@@ -102,7 +102,7 @@ class EagerEngine:
         device = self.model.output.weight.device
         lengths = torch.from_numpy(src_lengths).to(device)
         cross = self.model.cross_keys_values(self.model.encode(torch.from_numpy(src_ids).to(device), lengths, layers))
-        empty = cross[0][0].new_empty(len(src_ids), self.config.heads, 0, self.config.head_dim)
+        empty = cross[0][0].new_empty(len(src_ids), self.config.decoder.heads, 0, self.config.decoder.head_dim)
         return EagerState(lengths, cross, [(empty, empty)] * len(cross))
 
     def _step(self, tokens: Ints, state: EagerState, layers: Layers | None) -> Tensor:
@@ -113,16 +113,12 @@ class EagerEngine:
             state.past = [(k[rows], v[rows]) for k, v in state.past]
             state.parents = None
         device = state.src_lengths.device
-        log_probs, state.past = self.model.step(
-            torch.from_numpy(tokens).to(device),
-            torch.tensor([state.position], device=device),
-            state.src_lengths,
-            state.cross,
-            state.past,
-            layers,
-        )
+        cache, position = GrowingCache(state.past), torch.tensor([state.position], device=device)
+        ids = torch.from_numpy(tokens).to(device)
+        hidden = self.model.step(ids, position, state.src_lengths, state.cross, cache, layers)
+        state.past = cache.present
         state.position += 1
-        return log_probs
+        return log_probs(self.model, hidden)
 
 
 def best_ids(log_probs: Tensor, k: int) -> Tensor:

@@ -19,6 +19,7 @@ from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores, check_request
 from .operators import require_no_control_flow
 from .ort_library import (
     CPU,
+    SHORT_SPIN_US,
     InferenceSession,
     OrtValue,
     Providers,
@@ -36,8 +37,6 @@ from .ort_library import (
 
 PROVIDERS: dict[str, Providers] = {"cpu": CPU, "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"}), *CPU]}
 """Where nodes run; shapes are computed on the processor in any case."""
-SHORT_SPIN_US = 100
-"""Long enough to the next operator of the encoder, short enough not to take a core from the step that follows."""
 TYPES = {"int32": ("tensor(int32)",), "int8": ("tensor(int8)",), "float32": ("tensor(float)", "tensor(float16)")}
 """What the contract's types are called; half precision is for graphs of plans."""
 
@@ -161,7 +160,7 @@ class OrtEngine(OrtGraphs):
         """See `Engine.encode`."""
         batch, lengths = len(src_ids), np.array(src_lengths, np.int32)
         cross = self._encode(src_ids, lengths)
-        empty = np.zeros((batch, self.config.heads, 0, self.config.head_dim), np.float32)
+        empty = np.zeros((batch, self.config.decoder.heads, 0, self.config.decoder.head_dim), np.float32)
         past = [OrtValue.ortvalue_from_numpy(empty)] * len(self._past)
         parents = np.arange(batch, dtype=np.int32)[:, None]
         return OrtState(lengths, cross, past, parents)

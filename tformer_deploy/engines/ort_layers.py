@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
 
+from ..bundle import Bundle
+from ..config import ModelConfig
 from ..contract import GRAPHS, caches, layer_names
 from ..errors import EngineError
-from .base import Floats, Ints, check_request, check_step
-from .ort import SHORT_SPIN_US
-from .ort_library import InferenceSession, OrtValue, loading, open_session, ort, reason
+from ..recipe import Recipe
+from .base import Floats, Ints, Limits, check_request, check_step
+from .ort_library import (
+    SHORT_SPIN_US,
+    InferenceSession,
+    OrtValue,
+    SessionOptions,
+    loading,
+    open_session,
+    ort,
+    reason,
+)
 
-if TYPE_CHECKING:
-    from .ort import OrtGraphs
+
+class Graphs(Protocol):
+    """What is read of an engine."""
+
+    bundle: Bundle
+    variant: str
+    config: ModelConfig
+    recipe: Recipe
+    limits: Limits
+
+    def options(self, spin_us: int) -> SessionOptions:
+        """The settings of a session."""
+        ...
 
 
-def layer_values(engine: OrtGraphs, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
+def layer_values(engine: Graphs, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
     """See `Engine.layers`."""
     config, (batch, length) = engine.config, tgt_ids.shape
     check_request(src_ids, src_lengths, config, engine.limits)
@@ -26,7 +48,7 @@ def layer_values(engine: OrtGraphs, src_ids: Ints, src_lengths: Ints, tgt_ids: I
     values = run(encoder, {"src_ids": np.array(src_ids, np.int32), "src_lengths": lengths})
     cross = {spec.name: values[spec.name] for spec in caches("cross", config, ())}
     static, in_place = engine.recipe.cache == "static", engine.recipe.target == "ort-cpu"
-    shape = batch, config.heads, length if static else 0, config.head_dim
+    shape = batch, config.decoder.heads, length if static else 0, config.decoder.head_dim
     past = {spec.name: np.zeros(shape, np.float32) for spec in caches("past", config, ())}
     steps = []
     for position, token in enumerate(tgt_ids.T):
@@ -52,7 +74,7 @@ def layer_values(engine: OrtGraphs, src_ids: Ints, src_lengths: Ints, tgt_ids: I
     return values
 
 
-def open_copy(engine: OrtGraphs, graph: str) -> InferenceSession:
+def open_copy(engine: Graphs, graph: str) -> InferenceSession:
     """A session whose first outputs are the layer values that the graph has."""
     path = engine.bundle.graph(graph, engine.variant)
     with loading(path):

@@ -24,6 +24,8 @@ FATAL = 4
 """The only messages of its log that are shown: what else goes wrong stands in its exceptions."""
 Providers = list[tuple[str, dict[str, str]]]
 CPU: Providers = [("CPUExecutionProvider", {})]
+SHORT_SPIN_US = 100
+"""Long enough to the next operator of the encoder, short enough not to take a core from the step that follows."""
 LONGEST = 300
 """Characters of a message."""
 _PLACES = re.compile(

@@ -13,8 +13,8 @@ from ..contract import LISTED, caches, signature
 from ..errors import ConfigError, LimitError
 from ..shortlist import Shortlist
 from .base import ANYTHING, Floats, Ints, Outlook, Scores, check_step
-from .ort import SHORT_SPIN_US, OrtEngine, view
-from .ort_library import OrtValue, has_vnni
+from .ort import OrtEngine, view
+from .ort_library import SHORT_SPIN_US, OrtValue, has_vnni
 
 CAPACITY = 32
 """Positions that a new cache has room for; it doubles when they are full."""
@@ -215,5 +215,5 @@ class LoweredEngine(OrtEngine):
         return binding, list(outputs.values())
 
     def _buffer(self, rows: int, capacity: int) -> OrtValue:
-        shape = [rows, self.config.heads, capacity, self.config.head_dim]
+        shape = [rows, self.config.decoder.heads, capacity, self.config.decoder.head_dim]
         return OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "cpu")

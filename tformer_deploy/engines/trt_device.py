@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..config import ModelConfig
 from ..contract import caches
 from ..errors import EngineError, NoRoom
 from ..plans import Profile
 from .base import Floats, Ints, Outlook
 from .cuda import Event, Graph, Memory, Pinned, Stream, lay_out
 from .static import Choice, Record
-
-if TYPE_CHECKING:
-    from .trt import TrtEngine
+from .trt_api import Kernels, TensorRt
 
 AHEAD = 2
 """Steps in flight beside the one that is read; more would only be waited for where a batch ends."""
@@ -31,10 +30,23 @@ TYPES = {"FLOAT": np.float32, "HALF": np.float16, "BF16": np.uint16, "INT32": np
 Part = TypeVar("Part", bound=Any)
 
 
+class Owner(Protocol):
+    """What a device's engine gives it."""
+
+    config: ModelConfig
+    tensorrt: TensorRt
+    kernels: Kernels
+    timings: list[tuple[Event, Event]] | None
+
+    def reasons(self) -> str:
+        """What TensorRT has complained of since this was asked last."""
+        ...
+
+
 class TrtDevice:
     """See `static.Device`. Even steps read what odd ones write, and the other way round."""
 
-    def __init__(self, engine: TrtEngine, profile: Profile, encoder: Any, step: Any) -> None:
+    def __init__(self, engine: Owner, profile: Profile, encoder: Any, step: Any) -> None:
         self.engine, self.profile, self.freed, self.not_captured = engine, profile, False, ""
         self._parts: list[Any] = []
         self._contexts: list[Any] = []

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..contract import layer_names
-from ..model import KeysValues, Layers, Transformer
 from ..recipe import Recipe
-from .products import block_size, blocks, columns
+from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
+from .quantizing import channels, group_size, groups
 
 Ranges = dict[str, tuple[float, float]]
 """Name of a linear layer -> least and largest element of its input, 0 among them."""
@@ -27,7 +28,7 @@ Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @torch.inference_mode()
-def input_ranges(model: Transformer, sources: Sequence[Sequence[int]]) -> Ranges:
+def input_ranges(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> Ranges:
     """Encode and greedily decode the first of `sources`, ids as the encoder sees them, and watch."""
     found: Ranges = {}
 
@@ -37,7 +38,7 @@ def input_ranges(model: Transformer, sources: Sequence[Sequence[int]]) -> Ranges
 
     hooks = [
         module.register_forward_pre_hook(lambda _, inputs, name=name: watch(name, inputs[0]))
-        for name, module in model.named_modules()
+        for name, module in cast(nn.Module, model).named_modules()
         if isinstance(module, nn.Linear)
     ]
     try:
@@ -52,7 +53,7 @@ def input_ranges(model: Transformer, sources: Sequence[Sequence[int]]) -> Ranges
 
 
 @torch.inference_mode()
-def layer_noise(model: Transformer, recipe: Recipe, ranges: Ranges, sources: Sequence[Sequence[int]]) -> Noise:
+def layer_noise(model: Seq2Seq, recipe: Recipe, ranges: Ranges, sources: Sequence[Sequence[int]]) -> Noise:
     """What a recipe's rounding does to the output of every layer: to the sentence to which it does most.
 
     Both the model and a copy that rounds as the recipe's graphs do are fed what the model itself decodes.
@@ -80,7 +81,7 @@ Seen = tuple[str, Tensor, Tensor, list[Layers]]
 """`encoder` or `decoder`, the sentences (n), which positions are real (n, T), and the layers of every model."""
 
 
-def decode(models: Sequence[Transformer], sources: Sequence[Sequence[int]], most: int) -> Iterator[Seen]:
+def decode(models: Sequence[Seq2Seq], sources: Sequence[Sequence[int]], most: int) -> Iterator[Seen]:
     """Greedy search of the first model, whose tokens the others are fed, for the sake of the values on the way."""
     config, batch = models[0].config, len(sources)
     lengths = torch.tensor([len(source) for source in sources])
@@ -94,14 +95,16 @@ def decode(models: Sequence[Transformer], sources: Sequence[Sequence[int]], most
     ]
     sentences = torch.arange(batch)
     yield "encoder", sentences, torch.arange(src_ids.shape[1]) < lengths[:, None], layers
-    empty = cross[0][0][0].new_empty(batch, config.heads, 0, config.head_dim)
+    empty = cross[0][0][0].new_empty(batch, config.decoder.heads, 0, config.decoder.head_dim)
     past = [[(empty, empty)] * len(pairs) for pairs in cross]
-    tokens = torch.full((batch, 1), config.bos_id)
+    tokens = torch.full((batch, 1), config.start_id)
     for position in range(min(most, config.max_positions)):
         layers, chosen = [{} for _ in models], tokens
         for n, model in enumerate(models):
-            log_probs, past[n] = model.step(tokens, torch.tensor([position]), lengths, cross[n], past[n], layers[n])
-            chosen = chosen if n else log_probs.argmax(-1)
+            cache = GrowingCache(past[n])
+            hidden = model.step(tokens, torch.tensor([position]), lengths, cross[n], cache, layers[n])
+            past[n] = cache.present
+            chosen = chosen if n else log_probs(model, hidden).argmax(-1)
         yield "decoder", sentences, torch.ones(len(sentences), 1), layers
         going = chosen[:, 0] != config.eos_id
         if not going.any():
@@ -114,21 +117,21 @@ def _kept(pairs: Sequence[KeysValues], going: Tensor) -> list[KeysValues]:
     return [(k[going], v[going]) for k, v in pairs]
 
 
-def round_model(model: Transformer, recipe: Recipe, ranges: Ranges) -> Transformer:
+def round_model(model: Seq2Seq, recipe: Recipe, ranges: Ranges) -> Seq2Seq:
     """A copy whose weights are as exact as those of a recipe's graphs, and which rounds what its products read."""
     copied = copy.deepcopy(model)
-    for name, module in copied.named_modules():
+    for name, module in cast(nn.Module, copied).named_modules():
         if isinstance(module, nn.Embedding):
             module.weight = _frozen(_by_columns(module.weight))
         elif isinstance(module, nn.Linear):
             in_encoder = name.startswith("encoder.") or name.endswith((".cross.key", ".cross.value"))
-            weight = dict(model.named_modules())[name].weight
+            weight = dict(cast(nn.Module, model).named_modules())[name].weight
             if in_encoder or not recipe.block:
                 module.weight = _frozen(_by_columns(weight))
                 least, largest = ranges[name]
                 module.register_forward_pre_hook(lambda _, x, a=least, b=largest: (_over(x[0], a, b),))
             else:
-                size = block_size(recipe.block, weight.shape[1])
+                size = group_size(recipe.block, weight.shape[1])
                 module.weight = _frozen(_by_blocks(weight, 8 if recipe.precision == "int8" else 4, size))
                 module.register_forward_pre_hook(lambda _, x, size=size: (_each_block(x[0], size),))
     return copied
@@ -139,18 +142,18 @@ def _frozen(weight: Tensor) -> nn.Parameter:
 
 
 def _by_columns(weight: Tensor) -> Tensor:
-    integers, scales = columns(weight.detach().numpy())
+    integers, scales = channels(weight.detach().numpy())
     return torch.from_numpy(integers.astype(np.float32) * scales[:, None])
 
 
 def _by_blocks(weight: Tensor, bits: int, size: int) -> Tensor:
-    integers, scales = blocks(weight.detach().numpy(), bits, size)
+    integers, scales = groups(weight.detach().numpy(), bits, size)
     values = (integers.astype(np.float32) - (1 << (bits - 1))) * scales[:, :, None]
     return torch.from_numpy(values.reshape(len(values), -1)[:, : weight.shape[1]].copy())
 
 
 def _over(x: Tensor, least: float, largest: float) -> Tensor:
-    """x in 8 bits over a range, as `products.round_input` has it."""
+    """x in 8 bits over a range, as `passes.quantize.round_input` has it."""
     step = max(largest - least, 1e-6) / 255
     zero = round(min(max(-least / step, 0), 255))
     return ((x / step).round() + zero).clamp(0, 255).sub(zero).mul(step)

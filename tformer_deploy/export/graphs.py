@@ -1,66 +1,204 @@
-"""The two functions that become graphs: flat inputs and outputs as in `contract.py`, then its named layer values."""
+"""The functions that become graphs, in PyTorch: inputs and outputs as in `contract.py`, then its named layer values.
+
+Each takes its inputs in the order of its signature. B batch, K beams, R = B*K rows, S source length, T target length so
+far, M capacity, H heads, D head size, V vocabulary, k best tokens.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..config import ModelConfig
-from ..contract import layer_names
-from ..model import Layers, Transformer
+from ..contract import GRAPHS, Signature, layer_names, signature
 from ..recipe import Recipe
+from ..seq2seq import Cache, GrowingCache, KeysValues, Layers, Seq2Seq, StaticCache, log_probs
+
+DEAD = -1e9
+"""The sum of a row that no candidate may come from."""
 
 
-class EncoderGraph(nn.Module):
+class GraphModule(nn.Module):
+    """One graph of a model."""
+
+    model: Seq2Seq
+
+    def __init__(self, name: str, model: Seq2Seq, recipe: Recipe) -> None:
+        super().__init__()
+        self.model, self.name, self.recipe = model, name, recipe
+        self.signature: Signature = signature(name, model.config, recipe)
+        self.layer_names = layer_names(name, model.config) if name in GRAPHS else ()
+
+    def named(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Inputs by their names."""
+        return dict(zip((spec.name for spec in self.signature.inputs), inputs, strict=True))
+
+    def result(self, found: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """Outputs in the signature's order, then the layer values."""
+        return tuple(found[name] for name in (*(spec.name for spec in self.signature.outputs), *self.layer_names))
+
+
+class EncoderGraph(GraphModule):
     """Source ids to the cross-attention keys and values of every decoder layer."""
 
-    def __init__(self, model: Transformer) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, src_ids: Tensor, src_lengths: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """src_ids (B, S), src_lengths (B) -> 2L of (B, H, S, D), layer values (B, S, d)."""
-        layers: Layers = {}
-        cross = self.model.cross_keys_values(self.model.encode(src_ids, src_lengths, layers))
-        inside = (layers[name] for name in layer_names("encoder", self.model.config))
-        return *(t for pair in cross for t in pair), *inside
+        given, layers = self.named(inputs), Layers()
+        memory = self.model.encode(given["src_ids"], given["src_lengths"], layers)
+        return self.result({**layers, **flat("cross", self.model.cross_keys_values(memory))})
 
 
-class StepGraph(nn.Module):
-    """One decoding step: reorder the caches, step, log-softmax, the best tokens."""
+class StepGraph(GraphModule):
+    """One decoding step over growing caches: reorder, step, log-softmax, the best tokens."""
 
-    def __init__(self, model: Transformer, recipe: Recipe) -> None:
-        super().__init__()
-        self.model, self.recipe = model, recipe
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Sizes as in `contract.signature`."""
+        given, layers = self.named(inputs), Layers()
+        cache = self.cache(given)
+        hidden = self.model.step(
+            given["tokens"], given["position"], given["src_lengths"], pairs("cross", given), cache, layers
+        )
+        found = self.best(hidden, given)
+        return self.result({**layers, **found, **flat("present", cache.present)})
 
-    def forward(
-        self, tokens: Tensor, parents: Tensor, position: Tensor, src_lengths: Tensor, *caches: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Sizes as in `contract.signature`; caches are 2L cross, then 2L past."""
-        layers: Layers = {}
-        pairs = list(zip(caches[0::2], caches[1::2], strict=True))
-        cross, past = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
-        rows = parents.flatten()
-        past = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in past]
-        log_probs, present = self.model.step(tokens, position, src_lengths, cross, past, layers)
-        scores, ids = log_probs.topk(self.recipe.top_k or 2 * tokens.shape[1] - 1, dim=-1)
-        attention = [layers["attention"]] if self.recipe.attention else []
-        inside = (layers[name] for name in layer_names("decoder_step", self.model.config))
-        return ids.int(), scores, log_probs, *attention, *(t for pair in present for t in pair), *inside
+    def cache(self, given: dict[str, Tensor]) -> Cache:
+        """The caches that the step reads and writes."""
+        return GrowingCache(list(reordered(given)))
+
+    def best(self, hidden: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Scores of hidden states (B, K, d)."""
+        scores = log_probs(self.model, hidden)
+        top_scores, ids = scores.topk(self.recipe.top_k or 2 * hidden.shape[1] - 1, dim=-1)
+        return {"log_probs": scores, "top_scores": top_scores, "top_ids": ids.int()}
 
 
-def example_inputs(graph: str, config: ModelConfig) -> tuple[Tensor, ...]:
-    """Inputs to trace with."""
-    batch, beams = 2, min(3, (config.tgt_vocab + 1) // 2)
-    src_len, past_len = min(7, config.max_positions), min(5, config.max_positions - 1)
-    lengths = torch.tensor([src_len, max(1, src_len - 2)], dtype=torch.int32)
-    if graph == "encoder":
-        return torch.zeros(batch, src_len, dtype=torch.int32), lengths
-    cross = [torch.zeros(batch, config.heads, src_len, config.head_dim) for _ in range(2 * config.decoder_layers)]
-    past = [
-        torch.zeros(batch * beams + 1, config.heads, past_len, config.head_dim)
-        for _ in range(2 * config.decoder_layers)
-    ]
-    # Two tensors: given the same object twice, the exporter would use one input for both.
-    tokens, parents = (torch.zeros(batch, beams, dtype=torch.int32) for _ in range(2))
-    return tokens, parents, torch.tensor([past_len], dtype=torch.int32), lengths, *cross, *past
+class InPlaceStep(StepGraph):
+    """A step over caches that are written in place, where beams are followed and not reordered."""
+
+    def cache(self, given: dict[str, Tensor]) -> Cache:
+        """See `StepGraph.cache`."""
+        return StaticCache(pairs("past", given), given["position"], given["written_by"])
+
+    def best(self, hidden: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """See `StepGraph.best`; (R, V) and (R, k)."""
+        scores = log_probs(self.model, hidden.flatten(0, 1))
+        top_scores, ids = self.top(scores, self.recipe.top_k or 2 * hidden.shape[1])
+        return {"log_probs": scores, "top_scores": top_scores, "top_ids": ids.int()}
+
+    def top(self, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` best of (R, V)."""
+        return best_in_blocks(scores, count, self.recipe.top_k or 2 * self.recipe.axes.beams.max)
+
+
+class ShortStep(InPlaceStep):
+    """The same, which scores the tokens of a shortlist alone."""
+
+    def best(self, hidden: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """See `StepGraph.best`; (R, n) and (R, k) for a list of n tokens."""
+        logits = hidden @ given["listed_rows"]
+        if "listed_bias" in given:
+            logits = logits + given["listed_bias"]
+        scores = torch.log_softmax((logits + given["listed_mask"]).flatten(0, 1), -1)
+        top_scores, places = scores.topk(self.recipe.top_k or 2 * hidden.shape[1], dim=-1)
+        ids = given["shortlist"].index_select(0, places.flatten()).view_as(places)
+        return {"log_probs": scores, "top_scores": top_scores, "top_ids": ids}
+
+
+class ShortRows(GraphModule):
+    """What a `ShortStep` needs of the output's weights."""
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """shortlist (n) -> (d, n), and bias (n) where there is one."""
+        (ids,) = inputs
+        output = self.model.output
+        found = {"listed_rows": output.weight.index_select(0, ids).T}
+        if output.bias is not None:
+            found["listed_bias"] = output.bias.index_select(0, ids)
+        return self.result(found)
+
+
+class ChoosingStep(InPlaceStep):
+    """A step for TensorRT, over caches that are copied from one buffer to another, which chooses what comes next."""
+
+    def cache(self, given: dict[str, Tensor]) -> Cache:
+        """See `StepGraph.cache`."""
+        return StaticCache(list(reordered(given)), given["position"])
+
+    def top(self, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `InPlaceStep.top`. What it makes of NaN is nowhere written, and an id outside of a table ends all."""
+        top_scores, ids = scores.topk(count, dim=-1)
+        first, last = (torch.tensor(n, dtype=torch.int32) for n in (0, scores.shape[1] - 1))
+        return top_scores, torch.minimum(torch.maximum(ids.int(), first), last)
+
+    def best(self, hidden: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """See `StepGraph.best`; also the next step's inputs, `contract.CHOICE`."""
+        found = super().best(hidden, given)
+        return {**found, **self.choose(given, found["top_ids"], found["top_scores"])}
+
+    def choose(self, given: dict[str, Tensor], ids: Tensor, scores: Tensor) -> dict[str, Tensor]:
+        """The best candidates of each sentence that do not end an output; ids and scores (R, k)."""
+        (batch, beams), (rows, count) = given["tokens"].shape, ids.shape
+        sums = given["values"].reshape(-1, 1) + scores
+        sums = torch.where(ids == given["end_id"], DEAD, sums)
+        sums = torch.where(sums > 3 * DEAD, sums, DEAD)  # no NaN
+        best_sums, chosen = sums.reshape(batch, -1).topk(beams, dim=-1)
+        lives = torch.arange(beams, dtype=torch.int32) < given["live_beams"]
+        owners = torch.arange(rows, dtype=torch.int32)[:, None].expand(-1, count)
+        return {
+            "next_tokens": ids.reshape(batch, -1).gather(1, chosen),
+            "next_parents": owners.reshape(batch, -1).gather(1, chosen),
+            "next_values": torch.where(lives, best_sums, DEAD),
+            "next_position": given["position"] + 1,
+        }
+
+
+def make_graph(name: str, model: Seq2Seq, recipe: Recipe) -> GraphModule:
+    """The module of a graph of `contract.graphs_of`."""
+    kinds: dict[str, type[GraphModule]] = {"encoder": EncoderGraph, "short_rows": ShortRows, "short_step": ShortStep}
+    steps = {"onnx": StepGraph, "ort-cpu": InPlaceStep, "trt": ChoosingStep}
+    return kinds.get(name, steps[recipe.target])(name, model, recipe).eval()
+
+
+def best_in_blocks(scores: Tensor, count: Any, most: int) -> tuple[Tensor, Tensor]:
+    """The `count`, at most `most`, best of (R, V) and their ids; equal ones by the lower id, as TopK of ONNX has it.
+
+    TopK looks at every score several times, a maximum once: the best lie in the blocks of highest maximum.
+    """
+    vocab = scores.shape[1]
+    width = block_width(vocab)
+    if not width or vocab // width < most:
+        return tuple(scores.topk(count, dim=-1))  # type: ignore[return-value]
+    rows, parts = scores.shape[0], scores.view(-1, vocab // width, width)
+    # In order of their ids, so that of equal scores the lower id comes first below.
+    blocks = parts.amax(-1).topk(count, dim=-1).indices.topk(count, dim=-1, largest=False).values  # (R, k)
+    all_blocks = blocks + torch.arange(rows)[:, None] * parts.shape[1]
+    chosen = parts.flatten(0, 1).index_select(0, all_blocks.flatten()).view(rows, -1)
+    best, places = chosen.topk(count, dim=-1)
+    within = torch.div(places, width, rounding_mode="trunc")
+    return best, blocks.gather(1, within) * width + (places - within * width)
+
+
+def block_width(vocab: int) -> int:
+    """The divisor of the vocabulary, from 16 to 1024, near which TopK sees least of four blocks; 0: there is none."""
+    found = [width for width in range(16, 1025) if vocab % width == 0]
+    return min(found, key=lambda width: vocab // width + 4 * width, default=0)
+
+
+def pairs(kind: str, given: dict[str, Tensor]) -> list[KeysValues]:
+    """Keys and values of every layer among named tensors, see `contract.caches`."""
+    values = [value for name, value in given.items() if name.startswith(f"{kind}_")]
+    return list(zip(values[0::2], values[1::2], strict=True))
+
+
+def flat(kind: str, found: list[KeysValues]) -> dict[str, Tensor]:
+    """The reverse."""
+    return {f"{kind}_{part}_{i}": t for i, pair in enumerate(found) for part, t in zip("kv", pair, strict=True)}
+
+
+def reordered(given: dict[str, Tensor]) -> Iterator[KeysValues]:
+    """The earlier keys and values of the rows that each row continues."""
+    rows = given["parents"].flatten()
+    for k, v in pairs("past", given):
+        yield k.index_select(0, rows), v.index_select(0, rows)

@@ -27,10 +27,10 @@ LARGEST = {"fp16": 65504 / 2, "bf16": 1.6e38}
 """What a tensor may reach on the calibration text and still be half: half of what the type holds."""
 EXACT = {"LayerNormalization", "Softmax", "LogSoftmax", "TopK"}
 """Sums over many elements and what decides: always fp32."""
-TABLE = "embedding"
-"""Tables that are stored in half and read into the fp32 stream."""
-PARENTS, PARENT_ROWS, NEXT_PARENTS = "parents", "parent_rows", "next_parents"
-"""The row that each row of a step continues: as the input has it, as an index of rows, and for the next step."""
+IDS = ("src_ids", "tokens")
+"""What rows of a table are read by, which are stored in half and widened into the fp32 stream."""
+PARENTS, NEXT_PARENTS = "parents", "next_parents"
+"""The row that each row of a step continues, and for the next step."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,25 @@ def _keep_rows(graph: onnx.GraphProto) -> None:
     same: dict[str, str] = {}
     left = []
     for node in graph.node:
-        if PARENT_ROWS in node.input:
+        if node.op_type == "Gather" and node.input[0].startswith("past_"):
             same[node.output[0]] = node.input[0]
-        elif PARENT_ROWS not in node.output:
-            if NEXT_PARENTS in node.output:
-                node = helper.make_node("Identity", [PARENTS], [NEXT_PARENTS], NEXT_PARENTS)
-            node.input[:] = [same.get(name, name) for name in node.input]
-            left.append(node)
-    _replace(graph, left)
+            continue
+        if NEXT_PARENTS in node.output:
+            node = helper.make_node("Identity", [PARENTS], [NEXT_PARENTS], NEXT_PARENTS)
+        node.input[:] = [same.get(name, name) for name in node.input]
+        left.append(node)
+    _replace(graph, _used(graph, left))
+
+
+def _used(graph: onnx.GraphProto, nodes: Iterable[NodeProto]) -> list[NodeProto]:
+    """The nodes, in order, that outputs are made of."""
+    wanted = {value.name for value in graph.output}
+    kept = []
+    for node in reversed(list(nodes)):
+        if wanted & set(node.output):
+            wanted |= set(node.input)
+            kept.append(node)
+    return kept[::-1]
 
 
 def to_half(model: onnx.ModelProto, half: Half, largest: Mapping[str, float]) -> list[Island]:
@@ -130,7 +141,7 @@ class _Half:
         self.halves |= {value.name for value in self.graph.input if _is_cache(value.name)}
         islands = []
         for node in list(self.graph.node):
-            if node.op_type == "Gather" and node.input[0] == TABLE and not self.too_large(TABLE):
+            if node.op_type == "Gather" and node.input[1] in IDS and not self.too_large(node.input[0]):
                 self.table(node)
                 continue
             island = self.island(node)
@@ -159,7 +170,7 @@ class _Half:
     def table(self, node: NodeProto) -> None:
         """Read rows in half, and widen them."""
         rows = f"{node.output[0]}_{self.name}"
-        self.nodes.append(helper.make_node("Gather", [self.constant(TABLE), node.input[1]], [rows], node.name))
+        self.nodes.append(helper.make_node("Gather", [self.constant(node.input[0]), node.input[1]], [rows], node.name))
         self.nodes.append(helper.make_node("Cast", [rows], [node.output[0]], f"{rows}_widened", to=TensorProto.FLOAT))
 
     def add(self, node: NodeProto, half: bool) -> None:

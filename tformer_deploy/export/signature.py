@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import onnx
 
-from ..contract import Signature, TensorSpec
+from ..contract import SIZES, Signature, TensorSpec
 from ..errors import ArtifactError
+
+_EXPRESSIONS = {
+    "batch*beams": "rows",
+    "beams*batch": "rows",
+    "past_len+1": "present_len",
+    "2*beams-1": "best",
+    "2*beams": "best",
+}
+"""What a trace calls sizes that follow from others, without spaces -> their names."""
 
 _DTYPES: dict[int, str] = {
     onnx.TensorProto.INT32: "int32",
@@ -17,6 +26,22 @@ _DTYPES: dict[int, str] = {
 def read_signature(model: onnx.ModelProto) -> Signature:
     """Inputs and outputs of a graph as they stand in the file."""
     return Signature(tuple(map(_spec, model.graph.input)), tuple(map(_spec, model.graph.output)))
+
+
+def name_sizes(model: onnx.ModelProto) -> None:
+    """Give sizes that are expressions their names in `contract.SIZES`; inside the graph, others are left open.
+
+    Inputs and outputs keep what has no name, for `compare_signature` to report.
+    """
+    graph = model.graph
+    for inside, values in ((False, (*graph.input, *graph.output)), (True, graph.value_info)):
+        for value in values:
+            for dim in value.type.tensor_type.shape.dim:
+                size = dim.dim_param
+                if name := _EXPRESSIONS.get(size.replace(" ", "")):
+                    dim.dim_param = name
+                elif size and size not in SIZES and inside:
+                    dim.ClearField("dim_param")
 
 
 def compare_signature(graph: str, found: Signature, expected: Signature) -> None:

@@ -1,0 +1,152 @@
+"""What calibrates is never what is checked; translations decide in the check of an export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tformer_deploy import ship as module
+from tformer_deploy.check import CheckOptions, Corpus, Gate
+from tformer_deploy.errors import ConfigError, DataError, ParityError
+from tformer_deploy.ship import Texts, apart, ship, split
+
+from .command import run_here
+from .conftest import small_config, write_checkpoint
+
+EOS = 3
+
+
+def corpus(*sources: list[int]) -> Corpus:
+    return Corpus("lines.txt", [list(source) for source in sources], CheckOptions())
+
+
+def numbered(count: int) -> Corpus:
+    return corpus(*([5 + i // 50, 5 + i % 50, EOS] for i in range(count)))
+
+
+@pytest.mark.parametrize(("count", "calibrating"), [(2, 1), (3, 1), (12, 6), (600, 256)])
+def test_a_text_is_split(count: int, calibrating: int) -> None:
+    """Into at most half of it, from all its parts, the same each time; no sentence is on both sides."""
+    found, text = split(numbered(count)), numbered(count)
+    assert len(found.sources) == calibrating and len(found.places) == count - calibrating
+    checked = [text.sources[i] for i in found.places]
+    assert not [source for source in found.sources if source in checked]
+    assert text.sources[0] in found.sources and found == split(numbered(count))
+    if count > 500:
+        assert [text.sources.index(source) for source in found.sources][-1] > 590
+    few = "; fewer than 64 may miss how large values get: add text with --calibrate" if calibrating < 64 else ""
+    others = f"checked with {count - calibrating} others"
+    assert found.line == f"calibrated with {calibrating} sentences of lines.txt, {others}{few}"
+
+
+def test_equal_lines_stay_on_one_side() -> None:
+    found = split(corpus([5, EOS], [6, EOS], [5, EOS], [6, EOS], [6, EOS]))
+    assert found.sources == [[5, EOS]] and found.places == [1, 3, 4]
+    with pytest.raises(DataError, match=r"lines.txt: one sentence cannot both calibrate and be checked: add lines"):
+        split(corpus([5, EOS], [5, EOS]))
+
+
+def test_text_of_its_own_leaves_out_what_is_checked() -> None:
+    found = apart(Corpus("more.txt", [[5, EOS], [7, EOS], [8, EOS]], CheckOptions()), corpus([5, EOS], [6, EOS]))
+    assert found.sources == [[7, EOS], [8, EOS]] and found.places == [0, 1]
+    assert found.line.startswith("calibrated with 2 sentences of more.txt, none of which is checked; fewer than 64")
+    with pytest.raises(DataError, match=r"--calibrate: every line of lines.txt is checked as well: give other text"):
+        apart(corpus([5, EOS]), corpus([5, EOS], [6, EOS]))
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that is soon exported."""
+    config = small_config(encoder_layers=1, decoder_layers=1)
+    return write_checkpoint(tmp_path_factory.mktemp("shallow") / "run", config)
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"w{5 + n} w{6 + n} w{40 - n}\n" for n in range(12)) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["split", "own", "generated"])
+def test_an_export_never_checks_what_calibrated(
+    kind: str, shallow: Path, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, list[list[int]]] = {}
+    ranges, noise, reference = module.input_ranges, module.layer_noise, Gate.reference
+
+    def watch_ranges(model: Any, sources: Any) -> Any:
+        seen["ranges"] = sources
+        return ranges(model, sources)
+
+    def watch_noise(model: Any, recipe: Any, measured: Any, sources: Any) -> Any:
+        seen["noise"] = sources
+        return noise(model, recipe, measured, sources)
+
+    def watch_reference(self: Gate, corpus: Corpus, allowed: Any = None) -> Any:
+        seen["checked"] = corpus.sources
+        return reference(self, corpus, allowed)
+
+    monkeypatch.setattr(module, "input_ranges", watch_ranges)
+    monkeypatch.setattr(module, "layer_noise", watch_noise)
+    monkeypatch.setattr(Gate, "reference", watch_reference)
+    other = tmp_path / "other.txt"
+    other.write_text("".join(f"w{50 - n} w{7 + n}\n" for n in range(9)) + lines.read_text())
+    texts = {"split": Texts(lines), "own": Texts(lines, None, other), "generated": Texts()}[kind]
+    report = ship(shallow, tmp_path / "bundle", ["fp32", "int8"], texts)
+    calibrated, checked = ({tuple(source) for source in seen[side]} for side in ("ranges", "checked"))
+    assert calibrated and checked and not calibrated & checked and seen["noise"] == seen["ranges"]
+    assert (len(calibrated), len(checked)) == {"split": (6, 6), "own": (9, 12)}.get(kind, (16, 17))
+    assert report.calibration.startswith("calibrated with ") and report.calibration in str(report)
+    assert json.loads((tmp_path / "bundle/check.json").read_text())["calibration"] == report.calibration
+
+
+def test_nothing_is_taken_out_where_nothing_is_calibrated(shallow: Path, lines: Path, tmp_path: Path) -> None:
+    report = ship(shallow, tmp_path / "bundle", ["fp32", "fp32-cpu"], lines)
+    assert report.sentences == 12 and not report.calibration
+
+
+def test_translations_decide_in_an_export(shallow: Path, lines: Path, tmp_path: Path) -> None:
+    """They are those of the lines that are left to check."""
+    tgt = tmp_path / "lines.tgt"
+    tgt.write_text(lines.read_text().replace("w", "v"))
+    report = ship(shallow, tmp_path / "bundle", ["fp32", "int8"], Texts(lines, tgt))
+    assert report.sentences == 6 and all(set(each.quality) == {"greedy", "beam", "sampling"} for each in report.engines)
+    recipe = tmp_path / "strict.toml"
+    int4 = 'target = "ort-cpu"\nprecision = "int4"\nblock = 256\ncache = "static"\n'
+    recipe.write_text(f"{int4}[tolerance]\nbleu = 0.0\n")
+    made = tmp_path / "made.txt"
+    done = run_here("translate", tmp_path / "bundle", "--variant", "fp32", stdin=lines.read_bytes())
+    made.write_bytes(done.stdout)
+    with pytest.raises(ParityError, match=r"(greedy|beam): BLEU differs by \d"):
+        ship(shallow, tmp_path / "strict", ["fp32", str(recipe)], Texts(lines, made))
+    assert not (tmp_path / "strict").exists()
+
+
+def test_texts_that_do_not_belong_together_are_refused(shallow: Path, lines: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("w5\n")
+    cases: list[tuple[Texts, str, type[Exception], str]] = [
+        (Texts(None, lines), "int8", ConfigError, "--tgt needs the sources it translates: add --src"),
+        (Texts(lines, None, short), "fp32-cpu", ConfigError, "--calibrate: no recipe quantizes: leave it out, or add"),
+        (Texts(lines, short), "int8", ConfigError, "lines.txt has 13 lines, .*short.txt 1: they must be parallel"),
+        (Texts(short), "int8", DataError, "short.txt: one sentence cannot both calibrate and be checked"),
+        (Texts(lines, None, lines), "int8", DataError, "every line of lines.txt is checked as well"),
+    ]
+    for texts, recipe, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            ship(shallow, tmp_path / "bundle", ["fp32", recipe], texts)
+        assert not (tmp_path / "bundle").exists()
+
+
+def test_the_command_takes_the_texts(shallow: Path, lines: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("".join(f"w{50 - n} w{7 + n}\n" for n in range(9)))
+    texts = ("--src", lines, "--tgt", lines, "--calibrate", other)
+    done = run_here("export", shallow, "--out", tmp_path / "bundle", "--recipe", "fp32", "--recipe", "int8", *texts)
+    assert done.returncode == 0, done.stderr
+    assert b"calibrated with 9 sentences of other.txt, none of which is checked" in done.stdout
+    assert b"greedy BLEU: eager" in done.stdout

@@ -1,0 +1,95 @@
+"""Eager PyTorch restricted to shortlists: what the graphs of a shortlist must compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bundle import Bundle
+from ..decoding.rules import best_tokens
+from ..engines.base import ANYTHING, Engine, Floats, Ints, Outlook, Scores, State
+from ..errors import ConfigError
+from ..shortlist import Shortlist
+
+
+def with_shortlist(bundle: Bundle, backends: Sequence[str], variants: Sequence[str]) -> list[str]:
+    """The variants that are asked for, or all that have graphs for a shortlist. Raises ConfigError."""
+    if other := [name for name in backends if name != "ort"]:
+        raise ConfigError(f"--shortlist: {other[0]} has no graphs for it: leave out --backend {other[0]}")
+    found = [*variants] or [name for name, recipe in bundle.variants.items() if recipe.target == "ort-cpu"]
+    if not found:
+        raise ConfigError(f"--shortlist: {bundle.directory} has no variant for it: export it again, with --recipe int8")
+    return found
+
+
+@dataclass
+class RestrictedState:
+    """The engine's own state, and the tokens that each sentence may use."""
+
+    inner: State
+    allowed: NDArray[np.bool_]
+    """(B, V)"""
+
+
+class RestrictedEngine:
+    """An engine whose log-probabilities are normalised over the tokens that a sentence's shortlist allows."""
+
+    def __init__(self, engine: Engine, shortlist: Shortlist) -> None:
+        self.engine, self.shortlist = engine, shortlist
+        self.config, self.limits = engine.config, engine.limits
+        self.precision, self.attention = engine.precision, engine.attention
+
+    def __enter__(self) -> Self:
+        self.engine.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.engine.__exit__(kind, error, trace)
+
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> RestrictedState:
+        """See `Engine.encode`."""
+        allowed = self.shortlist.allowed(src_ids, src_lengths)
+        for row, ids in zip(allowed, outlook.required, strict=False):
+            row[list(ids)] = True
+        return RestrictedState(self.engine.encode(src_ids, src_lengths, outlook), allowed)
+
+    def best(self, beams: int, state: RestrictedState) -> int:
+        """See `Engine.best`."""
+        return self.engine.best(beams, state.inner)
+
+    def step(self, tokens: Ints, state: RestrictedState, full: bool = False, attention: bool = False) -> Scores:
+        """See `Engine.step`."""
+        found = self.engine.step(tokens, state.inner, True, attention)
+        assert found.log_probs is not None
+        kept = restrict(found.log_probs, state.allowed)
+        ids = best_tokens(kept, self.best(tokens.shape[1], state))
+        return Scores(ids, np.take_along_axis(kept, ids, -1), kept if full else None, found.attention)
+
+    def reorder(self, state: RestrictedState, parents: Ints, sentences: Ints | None = None) -> None:
+        """See `Engine.reorder`."""
+        self.engine.reorder(state.inner, parents, sentences)
+        if sentences is not None:
+            state.allowed = state.allowed[sentences]
+
+    def cross_keys_values(self, state: RestrictedState) -> list[Floats]:
+        """See `Engine.cross_keys_values`."""
+        return self.engine.cross_keys_values(state.inner)
+
+    def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Any]:
+        """See `Engine.layers`; `log_probs` are those of the whole vocabulary."""
+        return self.engine.layers(src_ids, src_lengths, tgt_ids)
+
+
+def restrict(log_probs: Floats, allowed: NDArray[np.bool_]) -> Floats:
+    """Log-probabilities (B, K, V) normalised over the allowed tokens (B, V); others have -inf."""
+    kept = np.where(allowed[:, None], log_probs.astype(np.float64), -np.inf)
+    largest = kept.max(-1, keepdims=True)
+    total: Floats = (kept - largest - np.log(np.exp(kept - largest).sum(-1, keepdims=True))).astype(np.float32)
+    return total

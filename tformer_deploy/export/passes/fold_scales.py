@@ -1,0 +1,36 @@
+"""Pass `fold_scales`: attention's factor 1/sqrt(D) inside the weights of the queries, so that no step multiplies.
+
+Every score changes by the rounding of one multiplication in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from .rewriting import Builder, behind, linears
+
+
+def fold_scales(graph: ir.Graph) -> None:
+    """Scale the linear layer behind each query that has one of its own; others stay as they are."""
+    layers = {linear.out: linear for linear in linears(graph)}
+    for node in list(graph):
+        if node.op_type != "Attention" or "scale" in node.attributes:
+            continue
+        q = node.inputs[0]
+        assert q is not None and q.shape is not None
+        linear = layers.get(behind(q, "Transpose", "Reshape"))  # type: ignore[arg-type]
+        if linear is None or len(linear.out.uses()) != 1 or len(q.uses()) != 1:
+            continue
+        factor = np.float32(1 / math.sqrt(int(q.shape[3])))  # type: ignore[arg-type]
+        build, (weight, bias) = Builder(graph, linear.product), linear.arrays()
+        scaled = build.constant(f"{linear.weight.name}*{factor!s}", weight * factor)
+        linear.product.replace_input_with(1, build.node("Transpose", [scaled], perm=[1, 0]))
+        if linear.bias is not None and bias is not None:
+            add = linear.out.producer()
+            assert add is not None
+            place = list(add.inputs).index(linear.bias)
+            add.replace_input_with(place, build.constant(f"{linear.bias.name}*{factor!s}", bias * factor))
+        node.attributes["scale"] = ir.AttrFloat32("scale", 1.0)

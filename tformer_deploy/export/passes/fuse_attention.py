@@ -1,0 +1,106 @@
+"""Pass `fuse_attention`: ONNX Runtime's fused attention for processors, whose caches are written in place.
+
+`Attention` becomes `MultiHeadAttention`: masks become lengths, and the operator itself writes a step's caches and reads
+them, whichever beam wrote a position. The numbers stay within the order of fp32 sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ...errors import ArtifactError
+from .rewriting import MICROSOFT, Builder, behind, constant_of, made_by
+
+AXES = ("Unsqueeze", "Expand", "Cast", "Reshape", "Squeeze")
+"""What a mask goes through without another meaning."""
+
+
+def fuse_attention(graph: ir.Graph) -> None:
+    """Replace every `Attention`. Raises ArtifactError for one whose mask or cache is of an unknown kind."""
+    for node in list(graph):
+        if node.op_type == "Attention":
+            _fuse(graph, node)
+
+
+def _fuse(graph: ir.Graph, node: ir.Node) -> None:
+    q, k, v, mask = (*node.inputs, None)[:4]
+    assert q is not None and k is not None and v is not None
+    known = {"scale", "qk_matmul_output_mode", "softcap", "is_causal", "q_num_heads", "kv_num_heads"}
+    unknown = [name for name in node.attributes if name not in known or (name != "scale" and _value(node, name))]
+    if unknown or len(node.inputs) > 4 or q.shape is None or len(q.shape) != 4:
+        raise ArtifactError(f"fuse_attention does not know an Attention with {unknown or 'these inputs'}: {node.name}")
+    build, given = Builder(graph, node), {value.name: value for value in graph.inputs}
+    how = {"num_heads": q.shape[1], **({"scale": _value(node, "scale")} if "scale" in node.attributes else {})}
+    written = [_written(value, given) for value in (k, v)]
+    if all(written):
+        (new_k, past_k, present_k), (new_v, past_v, present_v) = written  # type: ignore[misc]
+        if not _compares(mask, "LessOrEqual", given["position"]):
+            raise ArtifactError(f"fuse_attention: {node.name} reads a cache with another mask than of its positions")
+        inputs: list[ir.Value | None] = [_flat(build, each) for each in (q, new_k, new_v)]
+        inputs += [None, None, None, past_k, past_v, given["position"], given["written_by"]]
+        mixed, *present = build.nodes("MultiHeadAttention", inputs, 3, MICROSOFT, unidirectional=1, **how)
+        for old, new in zip((present_k, present_v), present, strict=True):
+            build.replace(old, new)
+    elif any(written):
+        raise ArtifactError(f"fuse_attention: {node.name} has keys or values in a cache, not both")
+    else:
+        lengths = given["src_lengths"]
+        if not _compares(mask, "Less", lengths):
+            raise ArtifactError(f"fuse_attention: {node.name} has another mask than of src_lengths")
+        keys = [each if each.is_graph_input() else _flat(build, each) for each in (k, v)]
+        mixed = build.node("MultiHeadAttention", [_flat(build, q), *keys, None, lengths], MICROSOFT, **how)
+    mixed.type = q.type
+    mixed.shape = ir.Shape([q.shape[0], q.shape[2], q.shape[1] * q.shape[3]])  # type: ignore[operator]
+    heads = build.ints([0, 0, q.shape[1], q.shape[3]])  # type: ignore[list-item]
+    build.replace(node.outputs[0], build.node("Transpose", [build.node("Reshape", [mixed, heads])], perm=[0, 2, 1, 3]))
+
+
+def _flat(build: Builder, x: ir.Value) -> ir.Value:
+    """(B, H, T, D) -> (B, T, H*D), where it came from if it was split just before."""
+    split = made_by(x, "Transpose")
+    if split is not None and list(_value(split, "perm")) == [0, 2, 1, 3]:
+        whole = made_by(split.inputs[0], "Reshape")
+        before = whole.inputs[0] if whole is not None else None
+        heads, size = x.shape[1], x.shape[3]  # type: ignore[index]
+        merged = heads * size  # type: ignore[operator]
+        if before is not None and before.shape is not None and before.shape.rank() == 3 and before.shape[2] == merged:
+            return before
+    turned = build.node("Transpose", [x], perm=[0, 2, 1, 3])
+    return build.node("Reshape", [turned, build.ints([0, 0, x.shape[1] * x.shape[3]])])  # type: ignore[index,operator,list-item]
+
+
+def _written(value: ir.Value, given: dict[str | None, ir.Value]) -> tuple[ir.Value, ir.Value, ir.Value] | None:
+    """What is new, the buffer before and the buffer after, where a value is what beams read of a buffer."""
+    gathered = made_by(behind(value, "Reshape"), "GatherElements")
+    present = behind(gathered.inputs[0], "Reshape") if gathered is not None else None
+    write = made_by(present, "Where")
+    if gathered is None or write is None or present is None:
+        return None
+    here, new, past = write.inputs
+    of_beams = behind(gathered.inputs[1], *AXES) is given.get("written_by")
+    if not of_beams or past is None or not past.is_graph_input() or not _compares(here, "Equal", given["position"]):
+        return None
+    assert new is not None
+    return new, past, present
+
+
+def _compares(mask: ir.Value | None, kind: str, limit: ir.Value) -> bool:
+    """Whether a mask compares places, counted from 0, with a limit in that way."""
+    node = made_by(behind(mask, *AXES), kind)
+    if node is None or mask is None or mask.dtype is not ir.DataType.BOOL:
+        return False
+    places = behind(node.inputs[0], *AXES)
+    array, counting = constant_of(places), made_by(places, "Range")
+    if array is not None:
+        counted = np.array_equal(array.ravel(), np.arange(array.size))
+    else:
+        first, _, step = counting.inputs if counting is not None else (None, None, None)
+        counted = [constant_of(first), constant_of(step)] == [0, 1]
+    return counted and behind(node.inputs[1], *AXES) is limit
+
+
+def _value(node: ir.Node, name: str) -> Any:
+    return node.attributes[name].value

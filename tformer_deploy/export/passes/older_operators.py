@@ -1,0 +1,114 @@
+"""Pass `older_operators`: a graph in the operators of opset 17, which every TensorRT from 8.6 on takes.
+
+Younger operators are written out. What those parsers take, and its source, stands in tests/trt_operators.json.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from ...errors import ArtifactError
+from .rewriting import Builder, constant_of
+
+OPSET = 17
+HIDDEN = -1e9
+"""Added to scores of what must not be looked at: exp gives 0, and no row is all of it."""
+SAME = """
+    Add And Cast Concat Div Equal Erf Expand Gather GatherElements Gemm Greater Identity LayerNormalization Less
+    LessOrEqual LogSoftmax MatMul Max Min Mod Mul Neg Not Or Range Relu Reshape Shape Sigmoid Slice Softmax Sqrt
+    Squeeze Sub Tanh TopK Transpose Unsqueeze Where
+"""
+"""Operators that mean the same for these types at opset 17 and 24."""
+
+
+def older_operators(model: ir.Model) -> None:
+    """Write younger operators out. Raises ArtifactError for one that is not known."""
+    graph = model.graph
+    writers = {"Attention": _attention, "Gelu": _gelu, "RMSNormalization": _rms_norm, "Split": _split, "Clip": _clip}
+    for node in list(graph):
+        if node.op_type in writers:
+            writers[node.op_type](Builder(graph, node), node)
+        elif node.op_type.startswith("Reduce"):
+            _reduce(Builder(graph, node), node)
+        elif node.op_type == "Shape" and {"start", "end"} & set(node.attributes):
+            _shape(Builder(graph, node), node)
+        elif node.op_type not in SAME.split() or node.domain:
+            raise ArtifactError(f"older_operators does not know {node.domain} {node.op_type} at opset {OPSET}")
+    graph.opset_imports[""] = OPSET
+
+
+def _attention(build: Builder, node: ir.Node) -> None:
+    q, k, v, mask = (*node.inputs, None)[:4]
+    assert q is not None and q.shape is not None
+    if any(node.attributes[name].value for name in ("softcap", "is_causal", "qk_matmul_output_mode")):
+        raise ArtifactError(f"older_operators: {node.name} is causal, capped or returns its scores")
+    given = node.attributes.get("scale")
+    scale = float(given.value) if given is not None else 1 / math.sqrt(int(q.shape[3]))  # type: ignore[arg-type]
+    q = q if scale == 1 else build.node("Mul", [q, build.number(scale)])
+    scores = build.node("MatMul", [q, build.node("Transpose", [k], perm=[0, 1, 3, 2])])
+    if mask is not None:
+        if mask.dtype is not ir.DataType.BOOL:
+            raise ArtifactError(f"older_operators: {node.name} has a mask of numbers")
+        made = mask.producer()
+        widened = made is not None and made.op_type == "Expand"  # adding broadcasts by itself
+        allowed = made.inputs[0] if widened and made is not None else mask
+        added = build.node("Where", [allowed, build.number(0.0), build.number(HIDDEN)])
+        scores = build.node("Add", [scores, added])
+    build.replace(node.outputs[0], build.node("MatMul", [build.node("Softmax", [scores], axis=-1), v]))
+
+
+def _gelu(build: Builder, node: ir.Node) -> None:
+    """x / 2 * (1 + erf(x / sqrt(2)))."""
+    x, how = node.inputs[0], node.attributes.get("approximate")
+    if how is not None and how.value != "none":
+        raise ArtifactError(f"older_operators does not know gelu by {how.value}")
+    error = build.node("Erf", [build.node("Mul", [x, build.number(math.sqrt(0.5))])])
+    half = build.node("Mul", [x, build.number(0.5)])
+    build.replace(node.outputs[0], build.node("Mul", [half, build.node("Add", [error, build.number(1.0)])]))
+
+
+def _rms_norm(build: Builder, node: ir.Node) -> None:
+    """x / sqrt(mean(x^2) + eps) * gain, over the last axis."""
+    x, gain = node.inputs
+    assert x is not None and x.shape is not None
+    if node.attributes["axis"].value not in (-1, len(x.shape) - 1):
+        raise ArtifactError("older_operators: RMSNormalization over more than the last axis")
+    mean = build.node("ReduceMean", [build.node("Mul", [x, x])], axes=[-1], keepdims=1)
+    root = build.node("Sqrt", [build.node("Add", [mean, build.number(float(node.attributes["epsilon"].value))])])
+    build.replace(node.outputs[0], build.node("Mul", [build.node("Div", [x, root]), gain]))
+
+
+def _clip(build: Builder, node: ir.Node) -> None:
+    """TensorRT 8.6 clips no integers."""
+    x, least, most = node.inputs
+    build.replace(node.outputs[0], build.node("Min", [build.node("Max", [x, least]), most]))
+
+
+def _split(build: Builder, node: ir.Node) -> None:
+    if len(node.inputs) != 2 or node.inputs[1] is None:
+        raise ArtifactError("older_operators: Split without its sizes")
+
+
+def _reduce(build: Builder, node: ir.Node) -> None:
+    """Axes are an attribute at opset 17."""
+    axes = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    if axes is None:
+        raise ArtifactError(f"older_operators: {node.op_type} over axes that are no constant")
+    keep = node.attributes["keepdims"].value if "keepdims" in node.attributes else 1
+    reduced = build.node(node.op_type, [node.inputs[0]], axes=[int(n) for n in axes], keepdims=keep)
+    build.replace(node.outputs[0], reduced)
+
+
+def _shape(build: Builder, node: ir.Node) -> None:
+    """TensorRT 8.6 misreads a Shape with a start or an end."""
+    x = node.inputs[0]
+    assert x is not None and x.shape is not None
+    places = range(len(x.shape))[_at(node, "start", 0) : _at(node, "end", len(x.shape))]
+    axes = build.ints(list(places))
+    build.replace(node.outputs[0], build.node("Gather", [build.node("Shape", [x]), axes]))
+
+
+def _at(node: ir.Node, name: str, otherwise: int) -> int:
+    return int(node.attributes[name].value) if name in node.attributes else otherwise  # type: ignore[arg-type]

@@ -1,0 +1,111 @@
+"""Passes `quantize_channels`, `quantize_groups`, `quantize_tables`: weights in 8 or 4 bits for ONNX Runtime.
+
+What an output may be off is the recipe's tolerance; every stored integer is within half a step of its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from ...errors import ArtifactError
+from ..quantizing import channels, group_size, packed_groups
+from .rewriting import MICROSOFT, Array, Builder, Linear, constant_of, linears, made_by
+
+Ranges = Mapping[str, tuple[float, float]]
+IDS = ("src_ids", "tokens", "shortlist")
+"""Inputs that name rows of a table."""
+
+
+def quantize_channels(graph: ir.Graph, ranges: Ranges) -> None:
+    """int8 weights with a scale per output, inputs in 8 bits over ranges that calibration measured.
+
+    The sums are exact, so that a row's result does not depend on the rows beside it. Raises ArtifactError for a layer
+    that has no range.
+    """
+    for linear in list(linears(graph)):
+        least, largest = range_of(linear, ranges)
+        x, build = linear.x, Builder(graph, linear.product)
+        relu = made_by(x, "Relu")
+        if relu is not None and least == 0:
+            x = relu.inputs[0]  # type: ignore[assignment]  # rounding does it where no negative number is in range
+        rounded = round_input(build, x, least, largest)
+        weight, _ = linear.arrays()
+        integers, scales = channels(weight)
+        name = str(linear.weight.name)
+        scale = build.constant(f"{name}.scales", scales)
+        if linear.x.shape is not None and len(linear.x.shape) == 2:  # as the table lies, see `fold_weights`
+            zeros = build.constant(f"{name}.zeros", np.zeros(len(scales), np.int8))
+            inputs = [*rounded, build.constant(f"{name}.int8", integers), scale, zeros]
+            out = build.node("QGemm", inputs, MICROSOFT, transB=1)
+            out = out if linear.bias is None else build.node("Add", [out, linear.bias])
+        else:
+            (x8, step, zero), matrix = rounded, build.constant(f"{name}.int8^T", integers.T)
+            out = build.node("MatMulIntegerToFloat", [x8, matrix, step, scale, zero, None, linear.bias], MICROSOFT)
+        build.replace(linear.out, out)
+
+
+def range_of(linear: Linear, ranges: Ranges) -> tuple[float, float]:
+    """The range of a layer's input, which layers side by side share. Raises ArtifactError."""
+    for name in linear.name.split(","):
+        if name in ranges:
+            return ranges[name]
+    raise ArtifactError(f"quantize_channels: calibration has seen no input of {linear.name}: is it an nn.Linear?")
+
+
+def round_input(build: Builder, x: ir.Value, least: float, largest: float) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """x in 8 bits over its range, the step between two integers, and the integer that stands for 0."""
+    step = np.float32(max(largest - least, 1e-6) / 255)
+    zero = np.uint8(np.clip(np.rint(-least / step), 0, 255))
+    names = build.constant(f"step_{step!s}", step), build.constant(f"zero_{zero}", zero)
+    for use in x.uses():  # one for all products that read x
+        if use.node.op_type == "QuantizeLinear" and use.node.inputs[1:] == names:
+            return use.node.outputs[0], *names
+    return build.node("QuantizeLinear", [x, *names]), *names
+
+
+def quantize_groups(graph: ir.Graph, bits: int, largest_group: int) -> None:
+    """Weights in 8 or 4 bits with a scale per group of inputs; the kernel rounds each row of the input itself."""
+    for linear in list(linears(graph)):
+        build, (weight, _) = Builder(graph, linear.product), linear.arrays()
+        size = group_size(largest_group, weight.shape[1])
+        integers, scales = packed_groups(weight, bits, size)
+        name = str(linear.weight.name)
+        matrix = build.constant(f"{name}.int{bits}.groups", integers)
+        inputs: list[ir.Value | None] = [linear.x, matrix, build.constant(f"{name}.scales.groups", scales)]
+        inputs += [] if linear.bias is None else [None, None, linear.bias]
+        how = {"K": weight.shape[1], "N": weight.shape[0], "bits": bits, "block_size": size, "accuracy_level": 4}
+        build.replace(linear.out, build.node("MatMulNBits", inputs, MICROSOFT, **how))
+
+
+def quantize_tables(graph: ir.Graph) -> None:
+    """int8 tables of embeddings with a scale per row; a number that rows are multiplied by becomes the scales'."""
+    for node in list(graph):
+        table, array = node.inputs[0] if node.op_type == "Gather" else None, None
+        ids = node.inputs[1] if table is not None else None
+        if table is None or ids is None or ids.name not in IDS or not ids.is_graph_input():
+            continue
+        array = constant_of(table)
+        if array is None or array.ndim != 2 or array.dtype != np.float32:
+            continue
+        out, factor = _multiplied(node.outputs[0])
+        build = Builder(graph, out.producer() or node)
+        integers, scales = channels(array)
+        rows = build.node("Gather", [build.constant(f"{table.name}.int8", integers), ids])
+        name = str(table.name) if factor == 1 else f"{table.name}*{factor!s}"
+        scale = build.node("Gather", [build.constant(f"{name}.scales.column", scales[:, None] * factor), ids])
+        wide = build.node("Cast", [rows], to=ir.DataType.FLOAT.value)
+        build.replace(out, build.node("Mul", [wide, scale]))
+
+
+def _multiplied(rows: ir.Value) -> tuple[ir.Value, np.float32]:
+    """What rows become by the number that they are multiplied by at once, and the number."""
+    readers = [use.node for use in rows.uses()]
+    if len(readers) == 1 and readers[0].op_type == "Mul" and not rows.is_graph_output():
+        for value in readers[0].inputs:
+            array: Array | None = constant_of(value)
+            if array is not None and array.size == 1:
+                return readers[0].outputs[0], np.float32(array.reshape(()))
+    return rows, np.float32(1)

@@ -1,0 +1,93 @@
+"""Pass `simplify`: constants computed, equal nodes once, shapes as numbers where they can be; weights keep their names.
+
+The first pass over every trace, and run again after others to remove what they made superfluous.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnxscript.optimizer import fold_constants
+from onnxscript.rewriter import rewrite
+
+from .rewriting import Builder, behind, constant_of, made_by
+
+LARGEST, MOST_NUMBERS = 1024, 8
+"""Elements of an array that is folded: shapes and scalars, no weights; and of one that is called by its numbers."""
+
+
+KINDS = {"float32": "float", "int64": "ints", "int32": "int32s", "bool": "bools"}
+
+
+def simplify(model: ir.Model) -> None:
+    """Standard simplifications of onnxscript and onnx_ir, and two of our own."""
+    for _ in range(2):
+        fold_constants(model, input_size_limit=LARGEST, should_fold=_not_a_weight)
+        rewrite(model)
+        common.IdentityEliminationPass()(model)
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        _share_numbers(model.graph)
+        common.CommonSubexpressionEliminationPass()(model)
+        _constant_shapes(model.graph)
+        _same_indices(model.graph)
+        common.RemoveUnusedNodesPass()(model)
+    common.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
+    common.RemoveUnusedOpsetsPass()(model)
+    common.TopologicalSortPass()(model)
+
+
+def _not_a_weight(node: ir.Node) -> bool | None:
+    floats = (value for value in node.inputs if value is not None and value.is_initializer())
+    return False if any(value.dtype is ir.DataType.FLOAT for value in floats) else None
+
+
+def _share_numbers(graph: ir.Graph) -> None:
+    """One constant for equal sizes and scalars, called by its value, so that what is computed from them is one too."""
+    for name, value in list(graph.initializers.items()):
+        array = constant_of(value)
+        kind = KINDS.get(array.dtype.name) if array is not None and array.size <= MOST_NUMBERS else None
+        # A weight has its module's name, with a dot.
+        if array is None or kind is None or "." in name or value.is_graph_output():
+            continue
+        new = "_".join([f"{kind}{array.ndim or ''}", *map(str, array.ravel().tolist())])
+        if new == name:
+            continue
+        if new in graph.initializers:
+            ir.convenience.replace_all_uses_with(value, graph.initializers[new])
+            del graph.initializers[name]
+        else:
+            value.name = new
+
+
+def _same_indices(graph: ir.Graph) -> None:
+    """Gather takes int32 as it takes int64, of one axis as it is."""
+    for node in list(graph):
+        if node.op_type == "Gather":
+            ids = made_by(node.inputs[1], "Cast")
+            if ids is not None and ids.inputs[0].dtype is ir.DataType.INT32:  # type: ignore[union-attr]
+                node.replace_input_with(1, ids.inputs[0])
+
+
+def _constant_shapes(graph: ir.Graph) -> None:
+    """No Reshape to the sizes that a value has or had; else constants for numbers, equal axes, and one other size."""
+    for node in list(graph):
+        if node.op_type != "Reshape" or node.inputs[0] is None:
+            continue
+        before, after = node.inputs[0].shape, node.outputs[0].shape
+        root = behind(node.inputs[0], "Reshape")
+        same = [value for value in (node.inputs[0], root) if value is not None and value.shape == after]
+        if before is None or after is None:
+            continue
+        if same and not node.outputs[0].is_graph_output():
+            ir.convenience.replace_all_uses_with(node.outputs[0], same[0])
+            continue
+        if constant_of(node.inputs[1]) is not None:
+            continue
+        sizes = [
+            size if isinstance(size, int) else 0 if i < len(before) and before[i] == size else -1
+            for i, size in enumerate(after)
+        ]
+        if sizes.count(-1) <= 1:
+            build = Builder(graph, node)
+            shaped = build.node("Reshape", [node.inputs[0], build.ints(sizes)])
+            build.replace(node.outputs[0], shaped)

@@ -1,0 +1,43 @@
+"""Weights to integers and scales: 8 bits per channel, 8 or 4 bits per group of inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def channels(weight: Array) -> tuple[Array, Array]:
+    """weight (out, in) in 8 bits, and a scale per output."""
+    scales = np.maximum(np.abs(weight).max(1), 1e-9).astype(np.float32) / np.float32(127)
+    return np.rint(weight / scales[:, None]).astype(np.int8), scales
+
+
+def group_size(largest: int, inputs: int) -> int:
+    """A group that is no longer than needed."""
+    return min(largest, max(16, 1 << (inputs.bit_length() - 1)))
+
+
+def packed_groups(weight: Array, bits: int, size: int) -> tuple[Array, Array]:
+    """The integers of `groups` as bytes, two of 4 bits in one, and their scales."""
+    integers, scales = groups(weight, bits, size)
+    return integers if bits == 8 else integers[..., 0::2] | integers[..., 1::2] << 4, scales
+
+
+def groups(weight: Array, bits: int, size: int) -> tuple[Array, Array]:
+    """weight (out, in) as unsigned integers (out, groups, size) around 2^(bits-1), and scales (out, groups).
+
+    The element furthest from zero becomes the least integer exactly, which uses the whole range.
+    """
+    outputs, inputs = weight.shape
+    count, middle = -(-inputs // size), 1 << (bits - 1)
+    padded = np.zeros((outputs, count * size), np.float32)
+    padded[:, :inputs] = weight
+    parts = padded.reshape(outputs, count, size)
+    furthest = np.take_along_axis(parts, np.abs(parts).argmax(2, keepdims=True), 2)
+    scales = np.where(furthest == 0, np.float32(1), furthest / np.float32(-middle))
+    integers = np.clip(np.rint(parts / scales) + middle, 0, 2 * middle - 1).astype(np.uint8)
+    return integers, scales[:, :, 0].astype(np.float32)

@@ -1,0 +1,122 @@
+"""A model's functions to graphs: `torch.onnx.export`, the contract's names, the checkpoint's names of weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch.export import Dim
+
+from ..contract import Signature
+from ..errors import ArtifactError
+from ..recipe import Recipe
+from ..seq2seq import Seq2Seq
+from .graphs import GraphModule, make_graph
+from .passes.simplify import simplify
+
+_DTYPES = {"int32": torch.int32, "float32": torch.float32}
+_KINDS = {"int32": ir.DataType.INT32, "float32": ir.DataType.FLOAT}
+
+
+class Tracer:
+    """Traces each graph of a model once, and gives copies of it to every recipe that starts from it."""
+
+    def __init__(self, model: Seq2Seq) -> None:
+        self.model = model
+        self._traced: dict[Any, ir.Model] = {}
+
+    def graph(self, name: str, recipe: Recipe) -> ir.Model:
+        """A graph of `contract.graphs_of` in standard operators, as its fp32 recipe has it."""
+        plain = dataclasses.replace(recipe, precision="fp32", block=0)
+        # What a trace depends on; the other fields are for passes, or limits.
+        of_step = plain.target, plain.top_k, plain.attention, plain.axes
+        key = name, plain.opset, *(() if name == "encoder" else of_step)
+        if key not in self._traced:
+            self._traced[key] = trace(make_graph(name, self.model, plain))
+        return self._traced[key].clone()
+
+
+def trace(module: GraphModule) -> ir.Model:
+    """One module as a simplified graph. Raises ArtifactError where it does not keep the contract."""
+    sizes = example_sizes(module)
+    expected, names = module.signature, [*(spec.name for spec in module.signature.outputs), *module.layer_names]
+    inputs = tuple(torch.zeros(spec.sized(sizes), dtype=_DTYPES[spec.dtype]) for spec in expected.inputs)
+    for spec, example in zip(expected.inputs, inputs, strict=True):
+        if spec.name == "src_lengths":
+            example.fill_(sizes["src_len"])
+    shapes = [spec.shape for spec in expected.inputs]
+    dynamic = tuple({i: Dim.DYNAMIC for i, size in enumerate(shape) if isinstance(size, str)} for shape in shapes)
+    with quiet(), torch.no_grad():
+        exported = torch.export.export(
+            module, inputs, dynamic_shapes=(dynamic,), prefer_deferred_runtime_asserts_over_guards=True
+        )
+        # Not optimized, as weights would lose their names; `simplify` does it.
+        program = torch.onnx.export(
+            exported, dynamo=True, opset_version=module.recipe.opset, output_names=names, optimize=False, verbose=False
+        )
+    assert program is not None
+    model = program.model
+    for spec, value in zip(expected.inputs, model.graph.inputs, strict=True):
+        value.name = spec.name
+    rename_weights(model.graph)
+    simplify(model)
+    keep_contract(model, module.name, expected)
+    return model
+
+
+def example_sizes(module: GraphModule) -> dict[str, int]:
+    """Sizes to trace with, no two alike and none that could be taken for a constant."""
+    config = module.model.config
+    beams = min(3, config.tgt_vocab // 2)
+    return {
+        "batch": 2,
+        "beams": beams,
+        "src_len": min(7, config.max_positions),
+        "past_len": min(5, config.max_positions - 1),
+        "past_rows": 2 * beams + 1,
+        "rows": 2 * beams,
+        "capacity": 11,
+        "listed": min(13, config.tgt_vocab),
+    }
+
+
+def rename_weights(graph: ir.Graph) -> None:
+    """Give weights the names that the checkpoint has for them."""
+    for name in list(graph.initializers):
+        graph.initializers[name].name = name.removeprefix("model.")
+
+
+def keep_contract(model: ir.Model, name: str, expected: Signature) -> None:
+    """Write the contract's sizes on inputs and outputs. Raises ArtifactError where numbers differ from the trace's."""
+    graph = model.graph
+    outputs = graph.outputs[: len(expected.outputs)]
+    for spec, value in zip((*expected.inputs, *expected.outputs), (*graph.inputs, *outputs), strict=True):
+        found = list(value.shape) if value.shape is not None else []
+        fits = len(found) == len(spec.shape) and all(
+            a == b for a, b in zip(found, spec.shape, strict=True) if isinstance(a, int) or isinstance(b, int)
+        )
+        if not fits or value.dtype is not _KINDS[spec.dtype]:
+            raise ArtifactError(f"the traced {name} has {value.name} {value.dtype} {found}, the contract {spec}")
+        value.shape = ir.Shape(spec.shape)
+
+
+class quiet:
+    """Silence the exporter's notices; its errors are exceptions."""
+
+    def __enter__(self) -> None:
+        self._warnings = warnings.catch_warnings()
+        self._warnings.__enter__()
+        warnings.simplefilter("ignore")
+        self._loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+        self._levels = [logger.level for logger in self._loggers]
+        for logger in self._loggers:
+            logger.setLevel(logging.ERROR)
+
+    def __exit__(self, *details: Any) -> None:
+        for logger, level in zip(self._loggers, self._levels, strict=True):
+            logger.setLevel(level)
+        self._warnings.__exit__(*details)

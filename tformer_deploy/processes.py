@@ -1,0 +1,193 @@
+"""Worker processes: who starts, asks, times and ends them, and what answers inside; a line of JSON each way.
+
+Runs in the environments of other libraries too: nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from . import errors
+from .errors import EngineError, TformerError, missing_extra
+
+PATIENCE_SECONDS = 5
+"""How long a worker that is told to end may take before it is killed."""
+PARENT_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
+Item = TypeVar("Item")
+
+
+class Process:
+    """A worker that runs only while it is asked something, so that no thread of it disturbs another."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        limit_seconds: float | None = None,
+    ) -> None:
+        self.name, self._where = name, f"{name}: " if name else ""
+        self.limit_seconds = limit_seconds
+        """How long an answer may take; None: for ever."""
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - until `end`
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+        )
+
+    def ask(self, call: str, **arguments: Any) -> Any:
+        """The reply to a request. Raises the worker's TformerError, and EngineError where the worker died."""
+        assert self._process.stdin and self._process.stdout
+        self._process.send_signal(signal.SIGCONT)
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(self.limit_seconds or 0, stop)
+        if self.limit_seconds:
+            timer.start()
+        try:
+            print(json.dumps({"call": call, **arguments}), file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            timer.cancel()
+        if not line and late.is_set():
+            raise EngineError(f"{self._where}its process gave no answer in {self.limit_seconds:g} s")
+        if not line:
+            raise EngineError(f"{self._where}its process {self._ending()}")
+        self._process.send_signal(signal.SIGSTOP)
+        reply = json.loads(line)
+        if "error" in reply:
+            kind = getattr(errors, reply["error"], EngineError)
+            raise kind(f"{self._where}{reply['message']}")
+        return reply["value"]
+
+    def _ending(self) -> str:
+        """How it died, and its last words."""
+        code = self._process.wait()
+        self._stderr.seek(0)
+        words = self._stderr.read().decode(errors="replace").strip().splitlines()
+        if code == -signal.SIGKILL:
+            words.append("there may be too little memory for this point")
+        return describe_end(code, words)
+
+    def end(self, kill: bool = False) -> None:
+        """Let it finish, or kill it; returns when it is gone."""
+        if kill:
+            self._process.kill()
+        else:
+            self._process.send_signal(signal.SIGCONT)
+        try:
+            self._process.communicate(timeout=PATIENCE_SECONDS)  # closes its standard input first
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            self._process.kill()
+            self._process.wait()
+        self._stderr.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(kill=kind is not None)
+
+
+def run_whole(command: Sequence[str], stdin: str = "", cwd: Path | None = None) -> tuple[str, float, float]:
+    """Output, seconds from start to end and peak MiB of a whole process. Raises EngineError."""
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as target, tempfile.TemporaryFile() as said:
+        source.write(stdin.encode())
+        source.seek(0)
+        start = time.perf_counter()
+        process = subprocess.Popen(command, stdin=source, stdout=target, stderr=said, cwd=cwd)
+        # The peak counts what this process had at the fork too: keep its own memory small.
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        for file in (target, said):
+            file.seek(0)
+        if process.returncode:
+            words = said.read().decode(errors="replace").strip().splitlines()
+            raise EngineError(f"its process {describe_end(process.returncode, words)}")
+        return target.read().decode(), seconds, usage.ru_maxrss / 1024
+
+
+def describe_end(code: int, words: Sequence[str]) -> str:
+    """How a process died, and the last line that it wrote."""
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"{how}: {words[-1]}" if words else how
+
+
+def in_turn(items: Sequence[Item], number: int) -> list[Item]:
+    """The order of a round: nobody is always the first."""
+    turn = number % max(1, len(items))
+    return [*items[turn:], *items[:turn]]
+
+
+def serve(worker: Any, expected: type[Exception] = TformerError) -> None:
+    """Answer requests by the worker's methods of their names until standard input ends.
+
+    Errors that are `expected` are replies, others end the process.
+    """
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no reply
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    if sys.platform == "linux":
+        # A worker whose parent was killed would otherwise stay, stopped, for ever.
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            reply = {"value": getattr(worker, request.pop("call"))(**request)}
+        except ModuleNotFoundError as error:
+            reply = {"error": "MissingExtra", "message": str(missing_extra(error))}
+        except expected as error:
+            kind = type(error).__name__
+            reply = {"error": kind, "message": str(error) if hasattr(errors, kind) else f"{kind}: {error}"}
+        print(json.dumps(reply, default=asdict), file=replies, flush=True)
+
+
+def repeat(
+    run: Callable[[], Item], warm_up: int = 1, least: int = 1, seconds: float = 0.0, most: int | None = None
+) -> list[tuple[float, Item]]:
+    """Seconds and result of every run: `least` runs and more for `seconds`, up to `most`, after others for warm-up."""
+    for _ in range(warm_up):
+        run()
+    found: list[tuple[float, Item]] = []
+    end = time.perf_counter() + seconds
+    while len(found) < least or (time.perf_counter() < end and len(found) < (most or sys.maxsize)):
+        start = time.perf_counter()
+        result = run()
+        found.append((time.perf_counter() - start, result))
+    return found
+
+
+def peak_mib() -> float:
+    """The most memory that this process had."""
+    # Not ru_maxrss: after a fork that also counts what the parent had.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))

@@ -1,0 +1,142 @@
+"""What a model must be to be exported: a protocol, and the caches that its step is written over.
+
+`model.Transformer` is one implementation; engines, export and check know a model by this protocol alone. Sizes: B
+batch, S source length, K beams, R = B*K rows, H heads, D head size, T target length so far, M capacity, d width.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .config import ModelConfig
+
+KeysValues = tuple[Tensor, Tensor]
+Layers = dict[str, Tensor]
+"""Values on the way, by the names of `contract.layer_names`, in order of computation."""
+
+
+class Cache(Protocol):
+    """Self-attention keys and values of a decode."""
+
+    present: list[KeysValues]
+    """What the next step continues, of each layer that has been extended."""
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[KeysValues, Tensor | None]:
+        """Add this position's keys and values, (R, H, 1, D) each.
+
+        Returns all keys and values to attend to, (R, H, T or M, D) each, and a mask (R or 1, 1, 1, M), true where a
+        position is, or nothing where all are. Call it once a layer, in order.
+        """
+        ...
+
+
+class Seq2Seq(Protocol):
+    """An encoder-decoder model that decodes step by step; also a `torch.nn.Module`.
+
+    Export knows its matrix products by their `nn.Linear` and its tables by their `nn.Embedding`.
+    """
+
+    config: ModelConfig
+    """Vocabularies, special ids, positions and the caches' sizes (`config.decoder`) must be the model's own."""
+    output: nn.Linear
+    """Hidden states to logits: (..., d) -> (..., V)."""
+
+    def encode(self, src_ids: Tensor, src_lengths: Tensor, layers: Layers | None = None) -> Tensor:
+        """src_ids (B, S) right-padded, src_lengths (B) -> memory (B, S, d); `layers` receives every layer's value."""
+        ...
+
+    def cross_keys_values(self, memory: Tensor) -> list[KeysValues]:
+        """What each decoder layer needs of the source, projected once: two of (B, H, S, D) a layer."""
+        ...
+
+    def step(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        src_lengths: Tensor,
+        cross: list[KeysValues],
+        cache: Cache,
+        layers: Layers | None = None,
+    ) -> Tensor:
+        """One decoding step: hidden states (B, K, d), which `output` makes logits of.
+
+        tokens (B, K): the last token of each row; position (1), or (B) where sentences are at different ones: its
+        index in the target; cross: two of (B, H, S, D) a layer. `layers` receives the value of every layer, and
+        `attention` (B, K, S): the last layer's cross-attention, mean over heads.
+        """
+        ...
+
+    training: bool
+
+    def train(self, mode: bool = True) -> Self:
+        """See `nn.Module.train`."""
+        ...
+
+    def eval(self) -> Self:
+        """See `nn.Module.eval`."""
+        ...
+
+
+class GrowingCache:
+    """Keys and values that grow by a position a step: two of (R, H, T, D) a layer."""
+
+    def __init__(self, past: list[KeysValues]) -> None:
+        self.past, self.present = past, list[KeysValues]()
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[KeysValues, Tensor | None]:
+        """See `Cache.extend`."""
+        past_k, past_v = self.past[layer]
+        self.present.append((torch.cat((past_k, k), 2), torch.cat((past_v, v), 2)))
+        return self.present[-1], None
+
+
+class StaticCache:
+    """Buffers with room for M positions, two of (R, H, M, D) a layer, of which `position` is written.
+
+    position: (1), or (R) where rows are at different ones. Where `written_by` (B, K, M) is given, rows are not
+    reordered: it names the beam of the same sentence that wrote each position of a beam's target.
+    """
+
+    def __init__(self, past: list[KeysValues], position: Tensor, written_by: Tensor | None = None) -> None:
+        self.past, self.present, self.written_by = past, list[KeysValues](), written_by
+        places = torch.arange(past[0][0].shape[2], dtype=position.dtype, device=position.device)
+        self.here = (places == position[:, None])[:, None, :, None]
+        self.mask = (places <= position[:, None])[:, None, None, :]
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[KeysValues, Tensor | None]:
+        """See `Cache.extend`."""
+        past_k, past_v = self.past[layer]
+        present = torch.where(self.here, k, past_k), torch.where(self.here, v, past_v)
+        self.present.append(present)
+        return (self.of_beams(present[0]), self.of_beams(present[1])), self.mask
+
+    def of_beams(self, buffer: Tensor) -> Tensor:
+        """(R, H, M, D) by the rows that wrote it -> the same by the rows that read it."""
+        if self.written_by is None:
+            return buffer
+        batch, beams, capacity = self.written_by.shape
+        _, heads, _, size = buffer.shape
+        rows = self.written_by.long()[:, :, None, :, None].expand(batch, beams, heads, capacity, size)
+        return buffer.view(batch, beams, heads, capacity, size).gather(1, rows).view_as(buffer)
+
+
+def log_probs(model: Seq2Seq, hidden: Tensor) -> Tensor:
+    """Hidden states (..., d) -> log-probabilities of the next token (..., V)."""
+    return F.log_softmax(model.output(hidden), -1)
+
+
+def keep(layers: Layers | None, name: str, x: Tensor) -> Tensor:
+    """x, noted under its name where somebody asked."""
+    if layers is not None:
+        layers[name] = x
+    return x
+
+
+def length_mask(lengths: Tensor, size: int, queries: int) -> Tensor:
+    """(B) -> (B, 1, queries, size), true where a token is; ONNX Runtime does not broadcast the third axis."""
+    mask = torch.arange(size, device=lengths.device) < lengths[:, None]
+    return mask[:, None, None, :].expand(-1, 1, queries, -1)
