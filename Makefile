@@ -9,7 +9,7 @@ READY := $(VENV)/.installed
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[train,export,cpu,trt-rtx,dev]' -c constraints.txt
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[train,export,cpu,trt-rtx,report,dev]' -c constraints.txt
 	@touch $@
 
 demo: $(READY)
@@ -24,8 +24,12 @@ demo: $(READY)
 	$(BIN)/tformer translate .demo/bundle --backend ort < .demo/lines.en
 	@echo 'run folder: .demo/run (metrics.png shows the training); bundle to ship: .demo/bundle; its check: .demo/check.html'
 
-test: $(READY)
-	$(BIN)/pytest
+# The README's commands run on the demo's bundle.
+test: $(READY) .demo/bundle/manifest.json
+	$(BIN)/pytest -rs
+
+.demo/bundle/manifest.json:
+	$(MAKE) demo
 
 lint: $(READY)
 	$(BIN)/ruff check

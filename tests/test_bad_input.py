@@ -249,7 +249,7 @@ BAD_CHECKPOINTS = [
     ("nonsense", "nonsense/checkpoint.json is damaged"),
     ("list", "list/checkpoint.json is damaged"),
     ("foreign", "foreign/checkpoint.json describes a 'other-checkpoint'"),
-    ("newer", "newer/checkpoint.json has format version 99 + reads up to 2"),
+    ("newer", "newer/checkpoint.json has format version 99 + reads up to 3"),
     ("hashless", "hashless/checkpoint.json is damaged + 'files'"),
     ("modelless", "modelless/checkpoint.json is damaged + 'model'"),
     ("retouched", "retouched/checkpoint.json was edited or damaged: it does not match its own SHA-256"),

@@ -1,4 +1,4 @@
-"""Special ids are the tokenizers', the first input of the decoder is the model's: others than ours, and which differ."""
+"""Special ids are the tokenizers', the first input of the decoder is the model's: others than ours, that differ."""
 
 from __future__ import annotations
 

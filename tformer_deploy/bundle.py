@@ -196,7 +196,8 @@ def _of_graphs(file: str) -> bool:
 
 
 def _graphs(config: ModelConfig, recipe: Recipe) -> dict[str, Any]:
-    return {name: described(name, config, recipe) for name in graphs_of(recipe)}
+    graphs = graphs_of(recipe)
+    return {name: {**described(name, config, recipe), "passes": list(recipe.passes(name))} for name in graphs}
 
 
 def tensors(graph: Mapping[str, Any]) -> list[Any]:

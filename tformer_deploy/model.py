@@ -49,8 +49,9 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.head_dim, self.dropout = side.heads, side.head_dim, config.attention_dropout
         inner = side.heads * side.head_dim
-        self.query, self.out = nn.Linear(side.width, inner), nn.Linear(inner, side.width)
+        self.query = nn.Linear(side.width, inner)
         self.key, self.value = nn.Linear(source_width, inner), nn.Linear(source_width, inner)
+        self.out = nn.Linear(inner, side.width)
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, H*D) -> (B, H, T, D)."""

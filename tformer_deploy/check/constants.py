@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,9 @@ from ..recipe import Recipe
 from .report import Constants
 
 if TYPE_CHECKING:
-    from ..model import Transformer
+    from torch import nn
+
+    from ..seq2seq import Seq2Seq
 
 Array = NDArray[Any]
 NAMED_SINCE = 2
@@ -46,7 +48,7 @@ Origins = Iterator[tuple[list[str], list[str], Array]]
 """Constants that are one tensor together, the checkpoint's tensors behind them, and how far each element is off."""
 
 
-def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Transformer) -> Constants:
+def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2Seq) -> Constants:
     """Every constant of a variant's graphs; empty: the standard ones."""
     found = Constants()
     if bundle.manifest.get("version", NAMED_SINCE) < NAMED_SINCE:
@@ -63,10 +65,11 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Trans
     return found
 
 
-def tensors_of(model: Transformer) -> dict[str, Array]:
-    """The tensors of a checkpoint by name, position tables that are not trained among them."""
-    tables = {"src_positions": model.src_positions, "tgt_positions": model.tgt_positions}
-    return {name: t.detach().cpu().numpy() for name, t in (model.state_dict() | tables).items()}
+def tensors_of(model: Seq2Seq) -> dict[str, Array]:
+    """The tensors of a model by name, tables that are not trained among them."""
+    module = cast("nn.Module", model)
+    tensors = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict()}
+    return {name: t.detach().cpu().numpy() for name, t in tensors.items()}
 
 
 def failures(found: Constants) -> list[str]:

@@ -65,6 +65,9 @@ def describe(path: Path, header: dict[str, Any]) -> str:
     for name, variant in header.get("variants", {}).items():
         recipe, default = variant["recipe"], " (default)" if name == header.get("default") else ""
         lines.append(f"  variant    {name}{default}: {recipe['precision']} for {recipe['target']}")
+        for graph, made in variant["graphs"].items():
+            if made.get("passes"):
+                lines.append(f"             {graph}: {', '.join(made['passes'])}")
     if "shortlist" in header:
         lists = header["shortlist"]
         found = f"{lists['tokens']:.2%} of its text's tokens, lists of {lists['size']:.0f}"

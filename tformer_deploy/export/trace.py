@@ -60,6 +60,7 @@ def trace(module: GraphModule) -> ir.Model:
         )
     assert program is not None
     model = program.model
+    model.graph.name = module.name
     for spec, value in zip(expected.inputs, model.graph.inputs, strict=True):
         value.name = spec.name
     rename_weights(model.graph)

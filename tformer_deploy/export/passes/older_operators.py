@@ -87,8 +87,16 @@ def _clip(build: Builder, node: ir.Node) -> None:
 
 
 def _split(build: Builder, node: ir.Node) -> None:
-    if len(node.inputs) != 2 or node.inputs[1] is None:
-        raise ArtifactError("older_operators: Split without its sizes")
+    """Into equal parts without their sizes is younger."""
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        return
+    (x, *_), count, axis = node.inputs, len(node.outputs), _at(node, "axis", 0)
+    size = x.shape[axis] if x is not None and x.shape is not None else None
+    if not isinstance(size, int) or size % count:
+        raise ArtifactError("older_operators: Split into parts whose sizes are not known")
+    parts = build.nodes("Split", [x, build.ints([size // count] * count)], count, axis=axis)
+    for old, new in zip(node.outputs, parts, strict=True):
+        build.replace(old, new)
 
 
 def _reduce(build: Builder, node: ir.Node) -> None:
