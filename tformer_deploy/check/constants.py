@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,6 @@ from ..recipe import Recipe
 from .report import Constants
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ..seq2seq import Seq2Seq
 
 Array = NDArray[Any]
@@ -67,7 +65,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
 
 def tensors_of(model: Seq2Seq) -> dict[str, Array]:
     """The tensors of a model by name, tables that are not trained among them."""
-    module = cast("nn.Module", model)
+    module: Any = model  # a torch.nn.Module as well
     tensors = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict()}
     return {name: t.detach().cpu().numpy() for name, t in tensors.items()}
 
