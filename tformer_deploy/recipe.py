@@ -86,7 +86,7 @@ TOLERANCES = {
     "fp32": Tolerance(),
     "fp16": Tolerance(encoder=0.06, scores=0.2, ties=0.15),
     "bf16": Tolerance(encoder=0.45, scores=1.5, bleu=0.3, unstable=0.01, ties=0.5, top1=0.99),
-    "int8": Tolerance(encoder=0.5, scores=1.0, bleu=0.3, tokens=False, unstable=0.01, top1=0.98),
+    "int8": Tolerance(encoder=0.5, scores=2.0, bleu=0.3, tokens=False, unstable=0.01, top1=0.98),
     "int4": Tolerance(encoder=0.5, scores=5.0, bleu=0.5, tokens=False, unstable=0.02, top1=0.8),
 }
 """What each precision should hold, from what was measured: docs/check.md. A recipe that allows more shows it in every

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..config import ModelConfig
+from ..config import ModelConfig, Side
 from .plan import Point
 
 LARGE_BUFFER = 512 << 20
@@ -103,34 +103,44 @@ class Bound:
 
 def step_cost(config: ModelConfig, storage: Storage, point: Point) -> Cost:
     """The mean of all steps but the first: past lengths 1 to new_tokens - 1."""
-    d, layers, rows = config.d_model, config.decoder_layers, point.batch * point.beams
+    side, rows = config.decoder, point.batch * point.beams
+    d, inner, layers = side.width, side.heads * side.head_dim, side.layers
     past = point.new_tokens / 2 if point.new_tokens > 1 else 0.0
-    matrices = [*([(d, d)] * 6 + [(d, config.d_ff), (config.d_ff, d)]) * layers, (d, config.tgt_vocab)]
-    biases = layers * (7 * d + config.d_ff) + config.tgt_vocab * config.output_bias
+    products = [(d, inner)] * 4 + [(inner, d)] * 2 + feed_forward(config, side)
+    matrices = [*products * layers, (d, config.tgt_vocab)]
+    biases = layers * sum(outputs for _, outputs in products) + config.tgt_vocab * config.output_bias
     norms = 2 * d * (3 * layers + config.final_norm)
     # Beams of a sentence share its cross keys and values.
-    cached = 2 * layers * d * (rows * (past + 1) + point.batch * point.src_len)
+    cached = 2 * layers * inner * (rows * (past + 1) + point.batch * point.src_len)
     return Cost(
         storage.weight_bytes(matrices, storage.block) + FLOAT_BYTES * (biases + norms),
         round(storage.cache_bytes * cached),
         2 * rows * sum(math.prod(matrix) for matrix in matrices),
-        round(4 * layers * d * rows * (past + 1 + point.src_len)),
+        round(4 * layers * inner * rows * (past + 1 + point.src_len)),
     )
 
 
 def encoder_cost(config: ModelConfig, storage: Storage, point: Point) -> Cost:
     """The encoder, and the keys and values of its output for every decoder layer."""
-    d, layers, tokens = config.d_model, config.encoder_layers, point.batch * point.src_len
-    matrices = ([(d, d)] * 4 + [(d, config.d_ff), (config.d_ff, d)]) * layers
-    matrices += [(d, d)] * 2 * config.decoder_layers
+    side, tokens = config.encoder, point.batch * point.src_len
+    d, inner, layers = side.width, side.heads * side.head_dim, side.layers
+    cross = config.decoder.heads * config.decoder.head_dim
+    matrices = ([(d, inner)] * 3 + [(inner, d)] + feed_forward(config, side)) * layers
+    matrices += [(d, cross)] * 2 * config.decoder_layers
     biases = sum(outputs for _, outputs in matrices)
     norms = 2 * d * (2 * layers + config.final_norm)
     return Cost(
         storage.weight_bytes(matrices, 0) + FLOAT_BYTES * (biases + norms),
-        storage.cache_bytes * 2 * config.decoder_layers * d * tokens,
+        storage.cache_bytes * 2 * config.decoder_layers * cross * tokens,
         2 * tokens * sum(math.prod(matrix) for matrix in matrices),
-        4 * layers * d * tokens * point.src_len,
+        4 * layers * inner * tokens * point.src_len,
     )
+
+
+def feed_forward(config: ModelConfig, side: Side) -> list[tuple[int, int]]:
+    """Its matrices (inputs, outputs)."""
+    into = 2 if config.ff == "gated" else 1
+    return [(side.width, side.ff_width)] * into + [(side.ff_width, side.width)]
 
 
 def buffer_size(cost: Cost, workers: int) -> int:
