@@ -99,7 +99,9 @@ def add_trained(
 
 def add_random(folder: Path, preset_name: str, vocabulary: int, seed: int) -> int:
     """Export a preset, but for its weights: the host makes them from the seed. Returns how many lines are checked."""
-    model, config = Model(folder, "base"), preset(preset_name, vocabulary, vocabulary)
+    # Every constant is random for itself, so nothing is tied.
+    config = replace(preset(preset_name, vocabulary, vocabulary), share_embeddings="none", positions="learned")
+    model = Model(folder, "base")
     words = Words([*SPECIALS, *(f"w{i}" for i in range(len(SPECIALS), vocabulary))], None)
     identity = hashlib.sha256(f"{preset_name} {vocabulary} {seed}".encode()).hexdigest()
     recipes = choose(["fp32", "trt"], config)

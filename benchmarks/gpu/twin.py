@@ -1,53 +1,44 @@
-"""The PyTorch model that computes what graphs of target `trt` compute, read back from their numbers."""
+"""The PyTorch model that computes what the graphs of a variant compute, read back from their constants."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import torch
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from tformer_deploy.check.constants import NAME, ORIGIN
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.contract import GRAPHS
+from tformer_deploy.errors import ArtifactError
 from tformer_deploy.model import Transformer
-
-Arrays = dict[str, NDArray[np.float32]]
 
 
 def eager_twin(folder: Path, config: ModelConfig) -> Transformer:
-    """The model of both graphs in `folder`; what was tied in it is not, and an annotated norm is a standard one."""
-    encoder, step = (floats(folder / f"{graph}.onnx") for graph in GRAPHS)
-    scale = math.sqrt(config.d_model) if config.scale_embeddings else 1
-    state: Arrays = {}
-    for side, arrays in (("src", encoder), ("tgt", step)):
-        state[f"{side}_embedding.weight"] = arrays.pop("embedding") / np.float32(scale)
-        state[f"{side}_positions"] = arrays.pop("positions")
-    for name, array in {**encoder, **step}.items():
-        state |= parameters(name, array, math.sqrt(config.decoder.head_dim))
-    model = Transformer(replace(config, norm="standard", share_embeddings="none", positions="learned"))
-    model.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in state.items()})
+    """The model of both graphs in `folder`, whose constants are fp32 and by their names functions of one tensor each.
+
+    So `config` must tie no tables. Raises ArtifactError where the graphs lack a tensor.
+    """
+    model = Transformer(config)
+    state, lacking = model.state_dict(), set(model.state_dict())
+    for graph in GRAPHS:
+        for constant in onnx.load(folder / f"{graph}.onnx").graph.initializer:
+            parsed = NAME.fullmatch(constant.name)
+            parts = [ORIGIN.fullmatch(part) for part in parsed["origins"].split(",")] if parsed else []
+            origins = [(part["name"], part["factor"]) for part in parts if part is not None and part["name"] in state]
+            if not origins:
+                continue
+            assert parsed is not None
+            array = numpy_helper.to_array(constant)
+            array, begin = array.T if parsed["turned"] else array, 0
+            for name, factor in origins:
+                end = begin + len(state[name])
+                state[name] = torch.from_numpy(array[begin:end] / np.float32(factor or 1))
+                begin = end
+                lacking.discard(name)
+    if lacking:
+        raise ArtifactError(f"{folder}: no constant of the graphs is {', '.join(sorted(lacking))}")
+    model.load_state_dict(state)
     return model
-
-
-def floats(graph: Path) -> Arrays:
-    """The graph's fp32 arrays by name."""
-    found = {each.name: numpy_helper.to_array(each) for each in onnx.load(graph).graph.initializer}
-    return {name: array for name, array in found.items() if array.dtype == np.float32 and array.ndim}
-
-
-def parameters(name: str, array: NDArray[np.float32], query_scale: float) -> Arrays:
-    """The parameters that an array of a graph was made of."""
-    kind = "bias" if name.endswith(".bias") else "weight"
-    product = name.removesuffix(".bias").removesuffix(".gain")
-    names = [product]
-    if product.endswith(".attention.query"):
-        names = [product.replace("query", part) for part in ("query", "key", "value")]
-    found = {}
-    for each, part in zip(names, np.split(array, len(names), -1), strict=True):
-        found[f"{each}.{kind}"] = (part * np.float32(query_scale) if each.endswith(".query") else part).T
-    return found
