@@ -39,14 +39,15 @@ class TableState:
     width: int
     outputs: list[Tokens]
     """Of every row, bos left out."""
+    positions: list[int]
+    """Of every sentence."""
     rows: int = 1
-    position: int = 0
 
 
 class TableEngine:
     """Log-probabilities and attention are random functions of the source and the output so far."""
 
-    attention = True
+    attention = admits = True
     precision = "fp32"
 
     def __init__(
@@ -88,21 +89,27 @@ class TableEngine:
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Any = None) -> TableState:
         check_request(src_ids, src_lengths, self.config, self.limits)
         sources = [tuple(ids[:n].tolist()) for ids, n in zip(src_ids, src_lengths, strict=True)]
-        return TableState(sources, src_ids.shape[1], [()] * len(sources))
+        return TableState(sources, src_ids.shape[1], [()] * len(sources), [0] * len(sources))
+
+    def admit(self, state: TableState, src_ids: Ints, src_lengths: Ints, outlook: Any = None) -> None:
+        new = self.encode(src_ids, src_lengths)
+        state.sources += new.sources
+        state.outputs += new.outputs * state.rows
+        state.positions += new.positions
+        state.width = max(state.width, new.width)
 
     def best(self, beams: int, state: Any = None) -> int:
         return min(2 * beams - 1, self.config.tgt_vocab) if self.lists else 0
 
     def step(self, tokens: Ints, state: TableState, full: bool = False, attention: bool = False) -> Scores:
         assert tokens.dtype == np.int32 and tokens.shape == (len(state.sources), state.rows)
-        check_step(state.rows, state.position, self.limits)
-        if state.position:
-            state.outputs = [
-                (*output, token) for output, token in zip(state.outputs, tokens.ravel().tolist(), strict=True)
-            ]
-        else:
-            assert (tokens == self.config.start_id).all()
-        state.position += 1
+        check_step(state.rows, max(state.positions), self.limits)
+        for i, token in enumerate(tokens.ravel().tolist()):
+            if state.positions[i // state.rows]:
+                state.outputs[i] = (*state.outputs[i], token)
+            else:
+                assert token == self.config.start_id
+        state.positions = [position + 1 for position in state.positions]
         self.asked.append(full)
         rows = [(state.sources[i // state.rows], output) for i, output in enumerate(state.outputs)]
         log_probs = np.array([self.log_probs(*row) for row in rows]).reshape(*tokens.shape, -1)
@@ -121,7 +128,7 @@ class TableEngine:
     def reorder(self, state: TableState, parents: Ints, sentences: Ints | None = None) -> None:
         kept = np.arange(len(state.sources)) if sentences is None else sentences
         assert (parents // state.rows == kept[:, None]).all(), "a row moved to another sentence"
-        state.sources = [state.sources[i] for i in kept]
+        state.sources, state.positions = ([values[i] for i in kept] for values in (state.sources, state.positions))
         state.outputs = [state.outputs[i] for i in parents.ravel()]
         state.rows = parents.shape[1]
 

@@ -117,22 +117,31 @@ def decode_step_by_step(model: Transformer, src: Tensor, lengths: Tensor, tgt: T
     return torch.stack(scores, 2)
 
 
-def decode_in_buffers(model: Transformer, src: Tensor, lengths: Tensor, tgt: Tensor, in_place: bool) -> Tensor:
-    """The same over static caches of which sentence b is b positions ahead, so that each is at its own position."""
+def decode_in_buffers(
+    model: Transformer, src: Tensor, lengths: Tensor, tgt: Tensor, in_place: bool, one_place: bool
+) -> Tensor:
+    """The same over static caches, where a sentence begins a step after the one before it.
+
+    `one_place`: all rows write the same place of their buffers, whatever position that is of their targets.
+    """
     side, (batch, beams, count) = model.config.decoder, tgt.shape
     cross = model.cross_keys_values(model.encode(src, lengths))
-    junk = torch.full((batch * beams, side.heads, count + 2, side.head_dim), 7.0, dtype=torch.float64)
+    capacity = count + batch
+    junk = torch.full((batch * beams, side.heads, capacity, side.head_dim), 7.0, dtype=torch.float64)
     past = [(junk, junk)] * side.layers
     found = torch.zeros(*tgt.shape, model.config.tgt_vocab, dtype=torch.float64)
-    own = torch.arange(beams)[None, :, None].expand(batch, beams, count + 2)
+    own = torch.arange(beams)[None, :, None].expand(batch, beams, capacity)
     for t in range(count + batch - 1):
-        at = (t - torch.arange(batch)).clamp(0, count - 1)  # a sentence begins a step after the one before it
+        at = (t - torch.arange(batch)).clamp(0, count - 1)
         tokens = tgt.gather(2, at[:, None, None].expand(batch, beams, 1))[:, :, 0]
-        cache = StaticCache(past, at.repeat_interleave(beams), own if in_place else None)
-        scores = log_probs(model, model.step(tokens, at, lengths, cross, cache))
+        rows = at.repeat_interleave(beams)
+        place, first = (torch.tensor([t]), t - rows[:, None]) if one_place else (rows, None)
+        cache = StaticCache(past, place, first, own if in_place else None)
+        scores = log_probs(model, model.step(tokens, rows.view(batch, beams), lengths, cross, cache))
         past = cache.present
         for b in range(batch):
-            found[b, :, at[b]] = scores[b]
+            if b <= t < b + count:
+                found[b, :, at[b]] = scores[b]
     return found
 
 
@@ -143,8 +152,8 @@ def assert_step_equals_forward(model: Transformer) -> None:
     with torch.no_grad():
         logits = model(src.repeat_interleave(beams, 0), lengths.repeat_interleave(beams), rows)
         close(decode_step_by_step(model, src, lengths, tgt).flatten(0, 1), logits.log_softmax(-1))
-        for in_place in (False, True):
-            close(decode_in_buffers(model, src, lengths, tgt, in_place).flatten(0, 1), logits.log_softmax(-1))
+        for how in itertools.product((False, True), (False, True)):
+            close(decode_in_buffers(model, src, lengths, tgt, *how).flatten(0, 1), logits.log_softmax(-1))
 
 
 @pytest.mark.parametrize("sharing", ["none", "decoder", "all"])

@@ -108,7 +108,7 @@ class Parallel(nn.Module):
         layers: Layers | None = None,
     ) -> Tensor:
         mask = length_mask(src_lengths, cross[0][0].shape[2], tokens.shape[1])
-        cos, sin = (table.index_select(0, position)[:, None, None] for table in (self.cos, self.sin))  # type: ignore[operator]
+        cos, sin = (F.embedding(position, table).flatten(0, -2)[:, None, None] for table in (self.cos, self.sin))  # type: ignore[operator]
         x = keep(layers, "decoder_embedding", self.embedding(tokens))
         for i, (block, theirs) in enumerate(zip(self.decoder, cross, strict=True)):
             y = block.norm(x)  # type: ignore[operator]

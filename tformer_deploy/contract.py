@@ -23,11 +23,15 @@ KINDS = {
     "encoder/1": "source ids to the keys and values of every decoder layer's cross-attention",
     "growing/1": "a step whose self-attention caches grow by a position",
     "inplace/1": "a step whose caches are buffers of a fixed capacity that it writes into",
+    "inplace/2": "the same, where each sentence is at a position of its own",
     "choosing/1": "a step that reads one set of buffers, writes another and chooses what the next one is fed",
     "rows/1": "the rows of the output's table that belong to a list of tokens",
-    "short/1": "`inplace` that scores only the tokens of such a list",
+    "short/1": "`inplace/1` that scores only the tokens of such a list",
+    "short/2": "`inplace/2` that does",
 }
 """What this version runs, and what each is; an older version of a kind stays here as long as its graphs run."""
+OWN_POSITIONS = ("inplace/2", "short/2")
+"""Kinds whose sentences may be at different positions, so that one can join others on their way."""
 SIZES = {
     "batch": "sentences",
     "beams": "rows of a sentence",
@@ -98,14 +102,15 @@ def graphs_of(recipe: Recipe) -> tuple[str, ...]:
 
 
 def kind_of(graph: str, recipe: Recipe) -> str:
-    """The kind of a graph of `graphs_of`, of `KINDS`."""
-    steps = {"onnx": "growing/1", "ort-cpu": "inplace/1", "trt": "choosing/1"}
-    others = {"encoder": "encoder/1", "short_rows": "rows/1", "short_step": "short/1"}
+    """The kind of a graph of `graphs_of` as this version exports it, of `KINDS`."""
+    steps = {"onnx": "growing/1", "ort-cpu": "inplace/2", "trt": "choosing/1"}
+    others = {"encoder": "encoder/1", "short_rows": "rows/1", "short_step": "short/2"}
     return others.get(graph, steps[recipe.target])
 
 
-def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
-    """What a graph takes and gives."""
+def signature(graph: str, config: ModelConfig, recipe: Recipe, kind: str = "") -> Signature:
+    """What a graph takes and gives; `kind`: of `KINDS`, if not the one that this version exports."""
+    kind = kind or kind_of(graph, recipe)
     cross = caches("cross", config, ("batch", config.decoder.heads, "src_len", config.decoder.head_dim))
     lengths = TensorSpec("src_lengths", "int32", ("batch",))
     if graph == "encoder":
@@ -113,9 +118,9 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
     if graph == "short_rows":
         return Signature((LISTED,), _listed(config, recipe))
     if graph == "short_step":
-        return _short_step(config, recipe)
+        return _short_step(config, recipe, kind)
     if recipe.cache == "static":
-        return _static_step(config, recipe)
+        return _static_step(config, recipe, kind)
     best = ("batch", "beams", recipe.top_k or "best")
     # The last layer's cross-attention, mean over heads; 0 at padding.
     attention = (TensorSpec("attention", "float32", ("batch", "beams", "src_len")),) if recipe.attention else ()
@@ -141,7 +146,7 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
     )
 
 
-def _static_step(config: ModelConfig, recipe: Recipe) -> Signature:
+def _static_step(config: ModelConfig, recipe: Recipe, kind: str) -> Signature:
     """The step whose caches have a fixed capacity.
 
     Target `ort-cpu`: one buffer, `present` must be bound to the memory of `past`. Target `trt`: two, read and written,
@@ -160,8 +165,9 @@ def _static_step(config: ModelConfig, recipe: Recipe) -> Signature:
     return Signature(
         (
             TensorSpec("tokens", "int32", ("batch", "beams")),
-            # The index of `tokens` in the target.
+            # Where the caches are written; also the index of `tokens` in the target, if that is not `positions`.
             TensorSpec("position", "int32", (1,)),
+            *((TensorSpec("positions", "int32", ("batch", "beams")),) if kind in OWN_POSITIONS else ()),
             history,
             *(() if in_place else CHOOSING),
             TensorSpec("src_lengths", "int32", ("batch",)),
@@ -188,9 +194,9 @@ def _listed(config: ModelConfig, recipe: Recipe) -> tuple[TensorSpec, ...]:
     return TensorSpec("listed_rows", "float32", (config.d_model, "listed")), *bias
 
 
-def _short_step(config: ModelConfig, recipe: Recipe) -> Signature:
+def _short_step(config: ModelConfig, recipe: Recipe, kind: str) -> Signature:
     """A static step in place, whose log-probabilities are those of the list and sum to 1 over it."""
-    full = _static_step(config, recipe)
+    full = _static_step(config, recipe, kind)
     log_probs = TensorSpec("log_probs", "float32", ("rows", "listed"))
     return Signature(
         # 0 where a sentence may use a token of the list, -inf where it may not.
@@ -199,9 +205,9 @@ def _short_step(config: ModelConfig, recipe: Recipe) -> Signature:
     )
 
 
-def described(graph: str, config: ModelConfig, recipe: Recipe) -> dict[str, Any]:
-    """A graph as it stands in a manifest: its kind and its signature."""
-    return {"kind": kind_of(graph, recipe), **signature(graph, config, recipe).to_json()}
+def described(graph: str, config: ModelConfig, recipe: Recipe, kind: str = "") -> dict[str, Any]:
+    """A graph as it stands in a manifest: its kind and its signature, see there."""
+    return {"kind": kind or kind_of(graph, recipe), **signature(graph, config, recipe, kind).to_json()}
 
 
 def number(size: str, sizes: Mapping[str, int]) -> int:

@@ -212,7 +212,7 @@ class Transformer(nn.Module):
         return self
 
     def embed(self, ids: Tensor, table: nn.Embedding, positions: Tensor, norm: nn.Module) -> Tensor:
-        """ids (B, T) plus positions (T, d), or (B or 1, 1, d) -> (B, T, d)."""
+        """ids (B, T) plus positions (T, d), (1, d) or (B, T, d) -> (B, T, d)."""
         x = table(ids)
         if self.config.scale_embeddings:
             x = x * math.sqrt(x.shape[-1])
@@ -254,7 +254,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """One decoding step: what `output` makes logits of, (B, K, d). See `Seq2Seq.step`."""
         mask = length_mask(src_lengths, cross[0][0].shape[2], tokens.shape[1])
-        positions = self.tgt_positions.index_select(0, position)[:, None]
+        positions = F.embedding(position, self.tgt_positions)
         x = self.embed(tokens, self.tgt_embedding, positions, self.tgt_embedding_norm)
         keep(layers, "decoder_embedding", x)
         last = len(self.decoder) - 1

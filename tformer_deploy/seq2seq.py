@@ -64,7 +64,7 @@ class Seq2Seq(Protocol):
     ) -> Tensor:
         """One decoding step: hidden states (B, K, d), which `output` makes logits of.
 
-        tokens (B, K): the last token of each row; position (1), or (B) where sentences are at different ones: its
+        tokens (B, K): the last token of each row; position (1), or (B, K) where sentences are at different ones: its
         index in the target; cross: two of (B, H, S, D) a layer. `layers` receives the value of every layer, and
         `attention` (B, K, S): the last layer's cross-attention, mean over heads.
         """
@@ -97,15 +97,25 @@ class GrowingCache:
 class StaticCache:
     """Buffers with room for M positions, two of (R, H, M, D) a layer, of which `position` is written.
 
-    position: (1), or (R) where rows are at different ones. Where `written_by` (B, K, M) is given, rows are not
-    reordered: it names the beam of the same sentence that wrote each position of a beam's target.
+    position: (1), or (R) where rows write different ones; first: (R, 1) where each row's target begins, if that is not
+    0. Where `written_by` (B, K, M) is given, rows are not reordered: it names the beam of the same sentence that wrote
+    each position of a beam's target.
     """
 
-    def __init__(self, past: list[KeysValues], position: Tensor, written_by: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        past: list[KeysValues],
+        position: Tensor,
+        first: Tensor | None = None,
+        written_by: Tensor | None = None,
+    ) -> None:
         self.past, self.present, self.written_by = past, list[KeysValues](), written_by
         places = torch.arange(past[0][0].shape[2], dtype=position.dtype, device=position.device)
         self.here = (places == position[:, None])[:, None, :, None]
-        self.mask = (places <= position[:, None])[:, None, None, :]
+        mask = places <= position[:, None]
+        if first is not None:
+            mask = mask & (places >= first)
+        self.mask = mask[:, None, None, :]
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[KeysValues, Tensor | None]:
         """See `Cache.extend`."""

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle, islice
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from ..batches import length_batches, make_batch
 from ..config import MAX_SEED, check_types
 from ..data import pad
-from ..decoding import Batch, DecodeOptions, Hypothesis, Step, decode, forced_steps
+from ..decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Search, Step, forced_steps
 from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Ints, Limits, Outlook, Scores
 from ..errors import ConfigError, EngineError, MissingExtra, ParityError
@@ -35,7 +36,12 @@ VARIANTS = ("alone", "neighbours", "shuffled", "padded")
 """Batches of the invariance check: one sentence; short ones beside long ones; in random order; padded too wide."""
 FORCED = DecodeOptions(max_tokens=1 << 30)
 """A target that is fed may be as long as an engine takes."""
+JOINED = "joined"
+"""One more, of engines that admit sentences: groups that join others on their way, so many steps apart."""
+JOIN_STEPS = 3
 Progress = Callable[[int], None]
+Rows = list[list[tuple[Ints, Ints, NDArray[np.float64], NDArray[np.float64]]]]
+"""Of each sentence and step: parents, tokens, values and margins."""
 Number = TypeVar("Number", bound=np.generic)
 
 
@@ -181,19 +187,39 @@ def observe(
 
 def record(engine: Engine, batch: Batch, indices: Sequence[int], options: DecodeOptions, run: Run) -> None:
     """Decode a batch and add outputs and traces to `run` under `indices`."""
-    rows: list[list[tuple[Ints, Ints, NDArray[np.float64], NDArray[np.float64]]]] = [[] for _ in indices]
+    record_joined(engine, [(batch, indices)], options, run)
 
-    def on_step(step: Step) -> None:
-        step = _by_sample(step, step.samples, options.n_best) if step.samples is not None else step
-        margins = np.full(step.tokens.shape, np.inf) if step.margins is None else step.margins
-        for row, sentence in enumerate(step.sentences.tolist()):
-            rows[sentence].append((step.parents[row], step.tokens[row], step.values[row], margins[row]))
 
-    outputs = decode(engine, batch, options, on_step=on_step, strict=False)
-    for i, output, steps in zip(indices, outputs, rows, strict=True):
-        run.outputs[i] = output
-        parents, tokens, values, margins = zip(*steps, strict=True)
-        run.traces[i] = Trace(_stack(parents, -1), _stack(tokens, -1), _stack(values, -np.inf), _stack(margins, np.inf))
+def record_joined(
+    engine: Engine, batches: Sequence[tuple[Batch, Sequence[int]]], options: DecodeOptions, run: Run
+) -> None:
+    """The same, where each batch joins those before it a few steps after the last."""
+    running, steps = ContinuousBatch(engine, strict=False), 0
+    found: list[tuple[Search, Rows, Sequence[int]]] = []
+    for batch, indices in batches:
+        while running.searches and (steps % JOIN_STEPS or running.sentences + len(indices) > engine.limits.batch):
+            running.step()
+            steps += 1
+        rows: Rows = [[] for _ in indices]
+        found.append((running.join(batch, options, on_step=partial(_note, rows, options)), rows, indices))
+        running.step()
+        steps += 1
+    while running.searches:
+        running.step()
+    for search, rows, indices in found:
+        for i, output, noted in zip(indices, search.outputs(), rows, strict=True):
+            run.outputs[i] = output
+            parents, tokens, values, margins = zip(*noted, strict=True)
+            decided = _stack(parents, -1), _stack(tokens, -1)
+            run.traces[i] = Trace(*decided, _stack(values, -np.inf), _stack(margins, np.inf))
+
+
+def _note(rows: Rows, options: DecodeOptions, step: Step) -> None:
+    """Add what a step decided to the rows of its sentences."""
+    step = _by_sample(step, step.samples, options.n_best) if step.samples is not None else step
+    margins = np.full(step.tokens.shape, np.inf) if step.margins is None else step.margins
+    for row, sentence in enumerate(step.sentences.tolist()):
+        rows[sentence].append((step.parents[row], step.tokens[row], step.values[row], margins[row]))
 
 
 def _by_sample(step: Step, samples: Ints, count: int) -> Step:
@@ -338,8 +364,9 @@ def other_batches(
         order.sort(key=lambda i: len(sources[i]))
         ends = zip(order, reversed(order), strict=True)
         order, size = [i for pair in ends for i in pair][: len(order)], 8
-    elif variant == "shuffled":
-        order, size = np.random.default_rng(options.seed).permutation(order).tolist(), 16
+    elif variant in ("shuffled", JOINED):
+        order = np.random.default_rng(options.seed).permutation(order).tolist()
+        size = 16 if variant == "shuffled" else 4
     size = min(size, room(engine, decoding, max(len(sources[i]) for i in order)))
     for start in range(0, len(order), size):
         indices = order[start : start + size]

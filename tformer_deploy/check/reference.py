@@ -22,6 +22,7 @@ from ..headers import DAMAGED, digest, parse_json, read_arrays
 from .compare import WIDE
 from .observe import (
     ENCODER_SENTENCES,
+    JOINED,
     VARIANTS,
     CheckOptions,
     Observation,
@@ -29,7 +30,7 @@ from .observe import (
     Trace,
     observe,
     other_batches,
-    record,
+    record_joined,
     spread,
 )
 from .sizes import run_wide, wide_beam, wide_sentences
@@ -110,14 +111,15 @@ def run_variants(
     """Decode some sentences again in other batches."""
     found: dict[str, dict[str, Run]] = {}
     picked = spread(sources, options.invariance)
-    for variant in VARIANTS if picked else ():
+    for variant in (*VARIANTS, *([JOINED] if engine.admits else [])) if picked else ():
         found[variant] = {}
         for mode, decoding in options.modes().items():
             run = found[variant][mode] = Run()
-            for batch, indices in other_batches(variant, engine, sources, picked, options, decoding):
-                record(engine, batch, indices, decoding, run)
+            batches = other_batches(variant, engine, sources, picked, options, decoding)
+            for together in [list(batches)] if variant == JOINED else ([batch] for batch in batches):
+                record_joined(engine, together, decoding, run)
                 if progress:
-                    progress(len(indices))
+                    progress(sum(len(indices) for _, indices in together))
     return found
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..bundle import Bundle
 from ..decoding.rules import best_tokens
-from ..engines.base import ANYTHING, Engine, Floats, Ints, Outlook, Scores, State
+from ..engines.base import ANYTHING, Engine, Floats, Ints, Outlook, SameStep, Scores, State
 from ..errors import ConfigError
 from ..shortlist import Shortlist
 
@@ -36,7 +36,7 @@ class RestrictedState:
     """(B, V)"""
 
 
-class RestrictedEngine:
+class RestrictedEngine(SameStep):
     """An engine whose log-probabilities are normalised over the tokens that a sentence's shortlist allows."""
 
     def __init__(self, engine: Engine, shortlist: Shortlist) -> None:

@@ -3,6 +3,17 @@
 from .options import DecodeOptions
 from .rules import Trie
 from .scoring import forced_steps, score
-from .search import Batch, Hypothesis, Step, decode
+from .search import Batch, ContinuousBatch, Hypothesis, Search, Step, decode
 
-__all__ = ["Batch", "DecodeOptions", "Hypothesis", "Step", "Trie", "decode", "forced_steps", "score"]
+__all__ = [
+    "Batch",
+    "ContinuousBatch",
+    "DecodeOptions",
+    "Hypothesis",
+    "Search",
+    "Step",
+    "Trie",
+    "decode",
+    "forced_steps",
+    "score",
+]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import TypeVar
+from itertools import accumulate, chain
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,30 +88,84 @@ def decode(
     log-probabilities that are no numbers (without `strict` those are never chosen), and EngineError for tokens that do
     not exist.
     """
-    _check(engine, batch, options)
-    kind = _Sampling if options.sampling else _Greedy if options.greedy else _Beam
-    search = kind(engine, batch, options, allowed)
-    search.watched = on_step is not None
-    state = engine.encode(batch.src_ids, batch.src_lengths, search.outlook())
-    while True:
-        scores = engine.step(search.tokens, state, search.needs_all(state), options.attention)
-        if strict and not scores.scores[:, :, 0].min() > LEAST:
-            require_numbers(scores, batch.numbers, search.sentences, search.alive(), search.written.shape[2])
-        step = search.advance(scores)
-        if on_step:
-            on_step(step)
-        if not len(search.sentences):
-            return require_tokens(search.outputs(), engine.config.tgt_vocab)
-        if search.rows_moved:
-            engine.reorder(state, search.parents, search.kept if search.sentences_left else None)
+    running = ContinuousBatch(engine, strict)
+    search = running.join(batch, options, allowed, on_step)
+    while running.searches:
+        running.step()
+    return search.outputs()
 
 
-def require_tokens(outputs: list[list[Hypothesis]], vocab: int) -> list[list[Hypothesis]]:
-    """The same outputs. Raises EngineError where a graph has named a token that does not exist."""
-    for hypothesis in chain.from_iterable(outputs):
-        if hypothesis.ids and not 0 <= min(hypothesis.ids) <= max(hypothesis.ids) < vocab:
-            raise EngineError(f"the engine gave a token outside the vocabulary of {vocab}: export the bundle again")
-    return outputs
+class ContinuousBatch:
+    """Searches that share an engine's steps, each at a token of its own: others join while some are on their way."""
+
+    def __init__(self, engine: Engine, strict: bool = True) -> None:
+        """`strict`: as in `decode`."""
+        self.engine, self.strict = engine, strict
+        self.searches: list[Search] = []
+        """Those that go on, in the order in which they joined; the others have their outputs."""
+        self._state: State = None
+        self._width = 1
+        """Rows of a sentence in the next step."""
+
+    @property
+    def sentences(self) -> int:
+        """How many go on."""
+        return sum(len(search.sentences) for search in self.searches)
+
+    def join(
+        self,
+        batch: Batch,
+        options: DecodeOptions,
+        allowed: Trie | None = None,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> Search:
+        """Begin a batch with the next step. Raises LimitError, also where an engine's running states take no others."""
+        _check(self.engine, batch, options)
+        kind = _Sampling if options.sampling else _Greedy if options.greedy else _Beam
+        search = kind(self.engine, batch, options, allowed, on_step)
+        if self.searches:
+            self.engine.admit(self._state, batch.src_ids, batch.src_lengths, search.outlook())
+        else:
+            self._state = self.engine.encode(batch.src_ids, batch.src_lengths, search.outlook())
+            self._width = 1
+        self.searches.append(search)
+        return search
+
+    def step(self) -> None:
+        """The next token of every sentence. Raises NotNumbers and EngineError, see `decode`."""
+        searches, width = self.searches, self._width
+        shapes = [search.tokens.shape for search in searches]
+        begins = [0, *accumulate(count for count, _ in shapes)]
+        asks = [search.needs_all(self._state) for search in searches]
+        tokens = [_widened(search.tokens, width) for search in searches]
+        attention = any(search.options.attention for search in searches)
+        scores = self.engine.step(np.concatenate(tokens), self._state, any(asks), attention)
+        for search, begin, (count, rows), full in zip(searches, begins, shapes, asks, strict=False):
+            search.take(_part(scores, slice(begin, begin + count), rows, full), self.strict)
+        self.searches = [search for search in searches if len(search.sentences)]
+        self._width = max((search.tokens.shape[1] for search in self.searches), default=1)
+        left = any(search.sentences_left for search in searches)
+        if self.searches and (left or self._width != width or any(search.rows_moved for search in searches)):
+            parents, kept = [], []
+            for search, begin, (_, rows) in zip(searches, begins, shapes, strict=False):
+                parents.append(_widened((begin + search.parents // rows) * width + search.parents % rows, self._width))
+                kept.append(begin + search.kept)
+            every = np.concatenate(parents).astype(np.int32)
+            self.engine.reorder(self._state, every, np.concatenate(kept).astype(np.int32) if left else None)
+
+
+def _widened(rows: Ints, width: int) -> Ints:
+    """(B, K) with its last column repeated."""
+    return rows if rows.shape[1] == width else rows[:, np.minimum(np.arange(width), rows.shape[1] - 1)]
+
+
+def _part(scores: Scores, sentences: slice, rows: int, full: bool) -> Scores:
+    """The scores of some sentences' first rows."""
+    every, looked = (
+        None if array is None else array[sentences, :rows]
+        for array in (scores.log_probs if full else None, scores.attention)
+    )
+    return Scores(scores.ids[sentences, :rows], scores.scores[sentences, :rows], every, looked)
 
 
 def _check(engine: Engine, batch: Batch, options: DecodeOptions) -> None:
@@ -125,11 +180,18 @@ def _check(engine: Engine, batch: Batch, options: DecodeOptions) -> None:
         )
 
 
-class _Search:
+class Search(ABC):
     """Live rows of the sentences that have not ended; arrays are (B, K) with the rows of a sentence together."""
 
-    def __init__(self, engine: Engine, batch: Batch, options: DecodeOptions, allowed: Trie | None) -> None:
-        self.engine, self.options = engine, options
+    def __init__(
+        self,
+        engine: Engine,
+        batch: Batch,
+        options: DecodeOptions,
+        allowed: Trie | None,
+        on_step: Callable[[Step], None] | None,
+    ) -> None:
+        self.engine, self.options, self.on_step, self.numbers = engine, options, on_step, batch.numbers
         self.end_ids = np.array(options.ends(engine.config.eos_id), np.int32)
         self.rules = Rules(options, self.end_ids, engine.limits.tgt_tokens, batch.src_lengths, batch.prefixes, allowed)
         count = len(batch.src_lengths)
@@ -149,7 +211,31 @@ class _Search:
         """(B, K, t, S) Where each token of an output looked."""
         self.src_lengths = batch.src_lengths
         self.parents, self.kept = self.tokens, self.sentences
-        self.rows_moved = self.sentences_left = self.watched = False
+        self.rows_moved = self.sentences_left = False
+
+    @abstractmethod
+    def advance(self, scores: Scores) -> Step:
+        """Choose the next rows by what a step found."""
+
+    @abstractmethod
+    def results(self) -> list[list[Hypothesis]]:
+        """What was found for each sentence, best first, or its samples."""
+
+    def outputs(self) -> list[list[Hypothesis]]:
+        """The same. Raises EngineError where a graph has named a token that does not exist."""
+        found, vocab = self.results(), self.engine.config.tgt_vocab
+        for hypothesis in chain.from_iterable(found):
+            if hypothesis.ids and not 0 <= min(hypothesis.ids) <= max(hypothesis.ids) < vocab:
+                raise EngineError(f"the engine gave a token outside the vocabulary of {vocab}: export the bundle again")
+        return found
+
+    def take(self, scores: Scores, strict: bool) -> None:
+        """Advance by what a step found. Raises NotNumbers, if `strict`."""
+        if strict and not scores.scores[:, :, 0].min() > LEAST:
+            require_numbers(scores, self.numbers, self.sentences, self.alive(), self.written.shape[2])
+        step = self.advance(scores)
+        if self.on_step:
+            self.on_step(step)
 
     def outlook(self) -> Outlook:
         """What the engine may expect."""
@@ -193,7 +279,8 @@ class _Search:
         """Remember where the rows looked at this step."""
         if self.options.attention:
             assert scores.attention is not None
-            self.attention = np.concatenate((self.attention, scores.attention[:, :, None]), 2)
+            looked = scores.attention[:, :, None, : self.attention.shape[3]]
+            self.attention = np.concatenate((self.attention, looked), 2)
 
     def ended_by(self, b: int, chosen: Step, n: int, ends: bool) -> Hypothesis:
         """The output of sentence b whose last token is candidate n, an end token or cut off by a limit."""
@@ -223,11 +310,11 @@ class _Search:
         return output
 
 
-class _Beam(_Search):
+class _Beam(Search):
     """The best K hypotheses of each sentence; greedy search is a beam of one."""
 
-    def __init__(self, engine: Engine, batch: Batch, options: DecodeOptions, allowed: Trie | None) -> None:
-        super().__init__(engine, batch, options, allowed)
+    def __init__(self, engine: Engine, batch: Batch, options: DecodeOptions, *others: Any) -> None:
+        super().__init__(engine, batch, options, *others)
         self.ended = np.zeros(len(self.sentences), np.int64)
         """Outputs that have ended, of every sentence of the batch."""
         self.enough = int(options.patience * options.beams + 0.5)
@@ -312,7 +399,7 @@ class _Beam(_Search):
         beaten: NDArray[np.bool_] = live.max(1) / norms <= worst
         return beaten & (worst > -np.inf)
 
-    def outputs(self) -> list[list[Hypothesis]]:
+    def results(self) -> list[list[Hypothesis]]:
         """The n best of each sentence, best first."""
         return [kept[: self.options.n_best] for kept in self.found]
 
@@ -336,21 +423,23 @@ class _Greedy(_Beam):
         self.values = self.scores = self.values + added
         self.written = np.concatenate((self.written, tokens[:, :, None]), 2)
         self.tokens, self.rows_moved, self.sentences_left = np.ascontiguousarray(tokens), False, False
+        self.kept = np.arange(len(tokens), dtype=np.int32)
+        self.parents = self.kept[:, None]
         return Step(self.sentences, np.zeros_like(tokens), tokens, self.values, self.scores)
 
 
-class _Sampling(_Search):
+class _Sampling(Search):
     """Independent samples, one a row."""
 
-    def __init__(self, engine: Engine, batch: Batch, options: DecodeOptions, allowed: Trie | None) -> None:
-        super().__init__(engine, batch, options, allowed)
-        self.numbers = np.array(batch.numbers if len(batch.numbers) else self.sentences, np.int64)
+    def __init__(self, engine: Engine, batch: Batch, options: DecodeOptions, *others: Any) -> None:
+        super().__init__(engine, batch, options, *others)
+        self.seeds = np.array(batch.numbers if len(batch.numbers) else self.sentences, np.int64)
         self.found = [[Hypothesis() for _ in range(options.n_best)] for _ in self.sentences]
         self.samples = np.tile(np.arange(options.n_best, dtype=np.int32), (len(self.sentences), 1))
         """(B, K) Number of each row's sample; -1: the row has ended and fills up beside sentences that have more."""
 
     def alive(self) -> NDArray[np.bool_]:
-        """See `_Search.alive`."""
+        """See `Search.alive`."""
         return self.samples[:, : self.tokens.shape[1]] >= 0
 
     def advance(self, scores: Scores) -> Step:
@@ -368,8 +457,8 @@ class _Sampling(_Search):
         if plain.shape[1] < samples.shape[1]:
             ruled = np.repeat(ruled, samples.shape[1], 1)
             ids = None if ids is None else np.repeat(ids, samples.shape[1], 1)
-        uniform = uniforms(self.options.seed, self.numbers[self.sentences], samples, step)
-        tokens, margins = draw(ruled, uniform, self.options, self.watched, ids)
+        uniform = uniforms(self.options.seed, self.seeds[self.sentences], samples, step)
+        tokens, margins = draw(ruled, uniform, self.options, self.on_step is not None, ids)
         for b, n in np.argwhere((tokens < 0) & (samples >= 0)).tolist():
             self.found[self.sentences[b]][samples[b, n]] = self.stuck(b, int(parents[b, n]))
         tokens = np.where(samples < 0, np.int32(-1), tokens)
@@ -390,7 +479,7 @@ class _Sampling(_Search):
         self.keep(live, going, np.where(alive, tokens, np.int32(self.engine.config.pad_id)))
         return chosen
 
-    def outputs(self) -> list[list[Hypothesis]]:
+    def results(self) -> list[list[Hypothesis]]:
         """The samples of each sentence, in their order."""
         return self.found
 

@@ -107,6 +107,8 @@ class Engine(Protocol):
     """Of the weights."""
     attention: bool
     """Whether a step can return attention."""
+    admits: bool
+    """Whether sentences can join a state that has taken steps."""
 
     def __enter__(self) -> Self: ...
 
@@ -116,6 +118,13 @@ class Engine(Protocol):
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> State:
         """src_ids (B, S) right-padded, src_lengths (B) -> the state of B sentences with one beam each."""
+        ...
+
+    def admit(self, state: State, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
+        """Add sentences behind those of the state, at their first step, with as many rows as the others have.
+
+        Raises LimitError beyond `limits`, and where the engine or its graphs do not admit any.
+        """
         ...
 
     def best(self, beams: int, state: State) -> int:
@@ -132,7 +141,8 @@ class Engine(Protocol):
     def reorder(self, state: State, parents: Ints, sentences: Ints | None = None) -> None:
         """Make row i of the next step continue row parents[i], (B', K'), counted over B*K.
 
-        `sentences` (B') names the sentences that stay where some leave; parents must be rows of those.
+        `sentences` (B') names the sentences that stay where some leave; parents must be rows of those. Sentences that
+        are admitted later may take the places of those that left.
         """
         ...
 
@@ -148,6 +158,16 @@ class Engine(Protocol):
         `log_probs` (B, T, V); those that a graph does not have by name are left out.
         """
         ...
+
+
+class SameStep:
+    """What engines share whose sentences are all at the same step."""
+
+    admits = False
+
+    def admit(self, state: State, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
+        """See `Engine.admit`."""
+        raise LimitError("no sentence can join others here: use a variant of target ort-cpu, exported by this version")
 
 
 def check_request(src_ids: Ints, src_lengths: Ints, config: ModelConfig, limits: Limits) -> None:

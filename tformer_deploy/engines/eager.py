@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..contract import caches, layer_names
 from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
-from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores, check_request, check_step
+from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 
 
 @dataclass
@@ -26,7 +26,7 @@ class EagerState:
     position: int = 0
 
 
-class EagerEngine:
+class EagerEngine(SameStep):
     """Runs a model as it is; every other engine is compared with this one."""
 
     attention, precision = True, "fp32"

@@ -15,7 +15,7 @@ import numpy as np
 from ..bundle import Bundle
 from ..contract import Signature, caches, signature
 from ..errors import ArtifactError, EngineError, LimitError, missing_extra
-from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores, check_request, check_step
+from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 from .operators import require_no_control_flow
 from .ort_library import (
     CPU,
@@ -52,7 +52,7 @@ class OrtState:
     position: int = 0
 
 
-class OrtGraphs:
+class OrtGraphs(SameStep):
     """The two sessions of a bundle's graphs."""
 
     def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "", device: str = "cpu") -> None:
@@ -138,7 +138,7 @@ class OrtGraphs:
                 "look at nvidia-smi, then pip install 'onnxruntime-gpu[cuda,cudnn]'"
             )
         self.bundle.check_metadata(graph, metadata, self.recipe)
-        check_tensors(path, found, signature(graph, self.config, self.recipe))
+        check_tensors(path, found, signature(graph, self.config, self.recipe, self.bundle.kind(graph, self.variant)))
         return session
 
     def _changed(self, graph: str, path: Path) -> bytes:

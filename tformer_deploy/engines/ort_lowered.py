@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bundle import Bundle
-from ..contract import LISTED, caches, signature
+from ..contract import LISTED, OWN_POSITIONS, caches, signature
 from ..errors import ConfigError, LimitError
 from ..shortlist import Shortlist
 from .base import ANYTHING, Floats, Ints, Outlook, Scores, check_step
@@ -31,6 +31,8 @@ class Listed:
 
     ids: Ints
     """(n) In order."""
+    allowed: NDArray[np.bool_]
+    """(B, V)"""
     inputs: dict[str, OrtValue]
     """Bound: the ids, filled up, and what `short_rows` gives for them."""
     mask: Floats
@@ -52,9 +54,12 @@ class LoweredState:
     """(B, K), bound."""
     written_by: Ints
     """(B, K, M), bound: the beam that wrote each position of a beam's target."""
+    positions: Ints
+    """(B, K), bound: where in its target each sentence is; 0 in a slot that is free."""
     place: Ints = field(default_factory=lambda: np.zeros(1, np.int32))
-    """(1), bound: the position."""
+    """(1), bound: `position`."""
     position: int = 0
+    """The place in the buffers that the next step writes, of every sentence."""
     bound: dict[bool, tuple[Any, list[Any]]] = field(default_factory=dict)
     """Without and with all log-probabilities: the binding and its output arrays."""
     listed: Listed | None = None
@@ -74,6 +79,7 @@ class LoweredEngine(OrtEngine):
 
     def __enter__(self) -> Self:
         super().__enter__()
+        self.admits = self.bundle.kind(self.step_graph, self.variant) in OWN_POSITIONS
         if self.shortlist:
             self._rows = self._session("short_rows", SHORT_SPIN_US)
             self._listed = [spec.name for spec in signature("short_rows", self.config, self.recipe).outputs]
@@ -86,13 +92,47 @@ class LoweredEngine(OrtEngine):
         cross = self._encode(src_ids, lengths)
         past = [self._buffer(batch, CAPACITY) for _ in self._past]
         tokens, written_by = np.zeros((batch, 1), np.int32), np.zeros((batch, 1, CAPACITY), np.int32)
-        state = LoweredState(lengths, cross, past, np.arange(batch, dtype=np.int32), tokens, written_by)
+        slots, positions = np.arange(batch, dtype=np.int32), np.zeros((batch, 1), np.int32)
+        state = LoweredState(lengths, cross, past, slots, tokens, written_by, positions)
         if self.shortlist:
-            allowed = self.shortlist.allowed(src_ids, lengths)
-            for row, ids in zip(allowed, outlook.required, strict=False):
-                row[list(ids)] = True
-            state.listed = self._gather(allowed)
+            state.listed = self._gather(self._allowed(src_ids, lengths, outlook))
         return state
+
+    def admit(self, state: Any, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
+        """See `Engine.admit`."""
+        if not self.admits:
+            super().admit(state, src_ids, src_lengths, outlook)
+        count, live, lengths = len(src_ids), len(state.slots), np.array(src_lengths, np.int32)
+        if live + count > self.limits.batch:
+            raise LimitError(f"{live + count} sentences exceed the limit of {self.limits.batch}: admit fewer")
+        cross = [view(value) for value in self._encode(src_ids, lengths)]
+        free = np.setdiff1d(np.arange(len(state.tokens), dtype=np.int32), state.slots)
+        src_len = max(src_ids.shape[1], state.cross[0].shape()[2])
+        if len(free) < count or src_len > state.cross[0].shape()[2]:
+            self._move(state, state.slots, state.written_by.shape[2], spare=count, src_len=src_len)
+            free = np.arange(live, live + count, dtype=np.int32)
+        new, beams = free[:count], state.tokens.shape[1]
+        rows = (new[:, None] * beams + np.arange(beams)).ravel()
+        for value in state.past:  # masked, but read: what another sentence left there may be no number
+            view(value)[rows, :, : state.position] = 0
+        for value, own in zip(state.cross, cross, strict=True):
+            view(value)[new] = 0
+            view(value)[new, :, : src_ids.shape[1]] = own
+        state.src_lengths[new], state.positions[new] = lengths, 0
+        state.written_by[new] = np.arange(beams, dtype=np.int32)[:, None]
+        state.slots = np.concatenate((state.slots, new))
+        if state.listed:
+            allowed = state.listed.allowed
+            allowed[new] = self._allowed(src_ids, lengths, outlook)
+            state.listed, state.bound = self._gather(allowed), {}
+
+    def _allowed(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> NDArray[np.bool_]:
+        """(B, V) The tokens that each sentence may use."""
+        assert self.shortlist
+        allowed = self.shortlist.allowed(src_ids, src_lengths)
+        for row, ids in zip(allowed, outlook.required, strict=False):
+            row[list(ids)] = True
+        return allowed
 
     def best(self, beams: int, state: Any = None) -> int:
         """See `Engine.best`."""
@@ -100,11 +140,11 @@ class LoweredEngine(OrtEngine):
 
     def step(self, tokens: Ints, state: Any, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`."""
-        check_step(tokens.shape[1], state.position, self.limits)
+        check_step(tokens.shape[1], int(state.positions[state.slots].max()), self.limits)
         if attention:
             raise LimitError("this variant does not return attention: use the standard graphs of fp32-attention")
         if state.position == state.written_by.shape[2]:
-            self._move(state, state.slots, 2 * state.position)
+            self._make_room(state)
         if full not in state.bound:
             state.bound[full] = self._bind(state, full)
         binding, outputs = state.bound[full]
@@ -112,6 +152,7 @@ class LoweredEngine(OrtEngine):
         state.place[0] = state.position
         self.run(self._step, binding)
         state.position += 1
+        state.positions[state.slots] += 1
         ids, scores, *others = (array.reshape(*state.tokens.shape, -1)[state.slots] for array in outputs)
         log_probs = others[0] if others else None
         if log_probs is not None and state.listed:
@@ -134,7 +175,7 @@ class LoweredEngine(OrtEngine):
             binding.bind_output(name)
         self.run(self._rows, binding)
         gathered = dict(zip(self._listed, binding.get_outputs(), strict=True))
-        return Listed(ids, {LISTED.name: OrtValue.ortvalue_from_numpy(filled), **gathered}, mask)
+        return Listed(ids, allowed, {LISTED.name: OrtValue.ortvalue_from_numpy(filled), **gathered}, mask)
 
     def reorder(self, state: Any, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
@@ -150,35 +191,59 @@ class LoweredEngine(OrtEngine):
             state.written_by[slots, :, :filled] = np.take_along_axis(own, beams[:, :, None], 1)
         if len(slots) < SPARSE * len(state.tokens):
             self._move(state, slots, state.written_by.shape[2])
-        else:
-            state.slots = slots
+        elif len(slots) < len(state.slots):
+            state.slots, positions = slots, state.positions[slots]
+            state.positions[:] = 0
+            state.positions[slots] = positions
 
-    def _move(self, state: LoweredState, slots: Ints, capacity: int, written_by: Ints | None = None) -> None:
-        """Move the sentences at `slots` to new buffers.
+    def _make_room(self, state: LoweredState) -> None:
+        """Give up the places before all targets; where fewer than half are such, take twice as many."""
+        filled, capacity = int(state.positions[state.slots].max()), state.written_by.shape[2]
+        self._move(
+            state, state.slots, capacity if 2 * filled <= capacity else 2 * capacity, first=state.position - filled
+        )
 
-        `written_by` (B, K, T): their beams change in number, so each gets the history that it names.
+    def _move(
+        self,
+        state: LoweredState,
+        slots: Ints,
+        capacity: int,
+        written_by: Ints | None = None,
+        first: int = 0,
+        spare: int = 0,
+        src_len: int = 0,
+    ) -> None:
+        """Move the sentences at `slots` to new buffers, what is before the place `first` not.
+
+        `written_by` (B, K, T): their beams change in number, so each gets the history that it names. `spare`: sentences
+        to have room for besides, with sources up to `src_len`.
         """
-        filled, batch, width = state.position, len(slots), state.tokens.shape[1]
-        beams = width if written_by is None else written_by.shape[1]
+        filled, live, width = state.position - first, len(slots), state.tokens.shape[1]
+        batch, beams = live + spare, width if written_by is None else written_by.shape[1]
         own = np.ascontiguousarray(np.broadcast_to(np.arange(beams, dtype=np.int32)[:, None], (batch, beams, capacity)))
         rows = slots[:, None] * width + np.arange(width)
         for i, old in enumerate(state.past):
             new = self._buffer(batch * beams, capacity)
             if written_by is None:
-                view(new)[:, :, :filled] = view(old)[:, :, :filled][rows.ravel()]
+                view(new)[: live * beams, :, :filled] = view(old)[:, :, first : state.position][rows.ravel()]
             else:
                 # (B, K, T, H, D), as numpy puts indexed axes first.
                 history = view(old)[slots[:, None, None] * width + written_by, :, np.arange(filled)]
                 view(new).reshape(batch, beams, *new.shape()[1:])[:, :, :, :filled] = history.swapaxes(2, 3)
             state.past[i] = new
         if written_by is None:
-            own[:, :, :filled] = state.written_by[slots, :, :filled]
-        if len(slots) < len(state.src_lengths):
-            state.src_lengths = state.src_lengths[slots]
-            state.cross = [OrtValue.ortvalue_from_numpy(view(value)[slots]) for value in state.cross]
+            own[:live, :, :filled] = state.written_by[slots, :, first : state.position]
+        if spare or not np.array_equal(slots, np.arange(len(state.src_lengths))):
+            more = (0, spare)
+            state.src_lengths = np.pad(state.src_lengths[slots], more, constant_values=1)
+            wider = (more, (0, 0), (0, max(0, src_len - state.cross[0].shape()[2])), (0, 0))
+            state.cross = [OrtValue.ortvalue_from_numpy(np.pad(view(value)[slots], wider)) for value in state.cross]
             if state.listed:
-                state.listed.mask = state.listed.mask[slots]
-        state.slots = np.arange(batch, dtype=np.int32)
+                state.listed.mask = np.pad(state.listed.mask[slots], (more, (0, 0), (0, 0)))
+                state.listed.allowed = np.pad(state.listed.allowed[slots], (more, (0, 0)))
+        state.positions = np.pad(state.positions[slots][:, :1].repeat(beams, 1), ((0, spare), (0, 0)))
+        state.position = filled
+        state.slots = np.arange(live, dtype=np.int32)
         state.tokens = np.zeros((batch, beams), np.int32)
         state.written_by = own
         state.bound = {}
@@ -189,6 +254,7 @@ class LoweredEngine(OrtEngine):
         inputs: dict[str, Any] = {
             "tokens": state.tokens,
             "position": state.place,
+            **({"positions": state.positions} if self.admits else {}),
             "written_by": state.written_by,
             "src_lengths": state.src_lengths,
         }

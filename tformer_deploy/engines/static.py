@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..config import ModelConfig
 from ..errors import EngineError, LimitError, NoRoom
 from ..plans import Profile
-from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores, check_request, check_step
+from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 
 DEAD = np.float32(-1e9)
 """The sum of a row that no candidate may come from."""
@@ -108,7 +108,7 @@ class StaticState:
     misses: int = 0
 
 
-class StaticEngine(ABC):
+class StaticEngine(SameStep, ABC):
     """What the engines of target `trt` share; a subclass brings the devices."""
 
     config: ModelConfig

@@ -56,10 +56,8 @@ class StepGraph(GraphModule):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Sizes as in `contract.signature`."""
         given, layers = self.named(inputs), Layers()
-        cache = self.cache(given)
-        hidden = self.model.step(
-            given["tokens"], given["position"], given["src_lengths"], pairs("cross", given), cache, layers
-        )
+        cache, positions = self.cache(given), given.get("positions", given["position"])
+        hidden = self.model.step(given["tokens"], positions, given["src_lengths"], pairs("cross", given), cache, layers)
         found = self.best(hidden, given)
         return self.result({**layers, **found, **flat("present", cache.present)})
 
@@ -75,11 +73,15 @@ class StepGraph(GraphModule):
 
 
 class InPlaceStep(StepGraph):
-    """A step over caches that are written in place, where beams are followed and not reordered."""
+    """A step over caches that are written in place, where beams are followed and not reordered.
+
+    All rows write the same place of their buffers, whichever position of its target a sentence is at.
+    """
 
     def cache(self, given: dict[str, Tensor]) -> Cache:
         """See `StepGraph.cache`."""
-        return StaticCache(pairs("past", given), given["position"], given["written_by"])
+        first = (given["position"] - given["positions"]).reshape(-1, 1)
+        return StaticCache(pairs("past", given), given["position"], first, given["written_by"])
 
     def best(self, hidden: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """See `StepGraph.best`; (R, V) and (R, k)."""

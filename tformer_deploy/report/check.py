@@ -17,6 +17,7 @@ VARIANTS = {
     "neighbours": "short sentences beside long ones",
     "shuffled": "in random order",
     "padded": "more padding",
+    "joined": "joining others on their way",
 }
 EXPLAINED = (
     "Sentences and tokens count from 1. Expected: eager's token id; in another batch, the engine's own in its usual "

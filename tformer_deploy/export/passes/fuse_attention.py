@@ -37,10 +37,12 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> None:
     written = [_written(value, given) for value in (k, v)]
     if all(written):
         (new_k, past_k, present_k), (new_v, past_v, present_v) = written  # type: ignore[misc]
-        if not _compares(mask, "LessOrEqual", given["position"]):
+        first = _first_place(mask, given["position"])
+        if first is None:
             raise ArtifactError(f"fuse_attention: {node.name} reads a cache with another mask than of its positions")
         inputs: list[ir.Value | None] = [_flat(build, each) for each in (q, new_k, new_v)]
-        inputs += [None, None, None, past_k, past_v, given["position"], given["written_by"]]
+        inputs += [None, _from(build, first, given["position"]), None]
+        inputs += [past_k, past_v, given["position"], given["written_by"]]
         mixed, *present = build.nodes("MultiHeadAttention", inputs, 3, MICROSOFT, unidirectional=1, **how)
         for old, new in zip((present_k, present_v), present, strict=True):
             build.replace(old, new)
@@ -87,19 +89,42 @@ def _written(value: ir.Value, given: dict[str | None, ir.Value]) -> tuple[ir.Val
     return new, past, present
 
 
+def _first_place(mask: ir.Value | None, position: ir.Value) -> ir.Value | None:
+    """(rows, 1) Where each row's target begins, by a mask of the places from there to `position`."""
+    both = made_by(behind(mask, *AXES), "And")
+    if both is None:
+        return None
+    until, since = sorted(both.inputs, key=lambda value: made_by(behind(value, *AXES), "LessOrEqual") is None)
+    compared = made_by(behind(since, *AXES), "GreaterOrEqual")
+    if compared is None or not _compares(until, "LessOrEqual", position) or not _counts(compared.inputs[0]):
+        return None
+    return compared.inputs[1]
+
+
+def _from(build: Builder, first: ir.Value, position: ir.Value) -> ir.Value:
+    """(rows, position + 1) 1 from each row's first place on, else 0; `simplify` has all layers share it."""
+    scalar = build.node("Squeeze", [position, build.ints([0])])
+    ints = [build.constant(f"int32s_{n}", np.int32(n)) for n in (0, 1)]
+    places = build.node("Range", [ints[0], build.node("Add", [scalar, ints[1]]), ints[1]])
+    return build.node("Cast", [build.node("GreaterOrEqual", [places, first])], to=ir.DataType.INT32)
+
+
 def _compares(mask: ir.Value | None, kind: str, limit: ir.Value) -> bool:
     """Whether a mask compares places, counted from 0, with a limit in that way."""
     node = made_by(behind(mask, *AXES), kind)
     if node is None or mask is None or mask.dtype is not ir.DataType.BOOL:
         return False
-    places = behind(node.inputs[0], *AXES)
+    return _counts(node.inputs[0]) and behind(node.inputs[1], *AXES) is limit
+
+
+def _counts(places: ir.Value | None) -> bool:
+    """Whether a value is 0, 1, 2 and so on."""
+    places = behind(places, *AXES)
     array, counting = constant_of(places), made_by(places, "Range")
     if array is not None:
-        counted = np.array_equal(array.ravel(), np.arange(array.size))
-    else:
-        first, _, step = counting.inputs if counting is not None else (None, None, None)
-        counted = [constant_of(first), constant_of(step)] == [0, 1]
-    return counted and behind(node.inputs[1], *AXES) is limit
+        return np.array_equal(array.ravel(), np.arange(array.size))
+    first, _, step = counting.inputs if counting is not None else (None, None, None)
+    return [constant_of(first), constant_of(step)] == [0, 1]
 
 
 def _value(node: ir.Node, name: str) -> Any:

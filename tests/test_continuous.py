@@ -1,0 +1,158 @@
+"""Sentences that join others on their way get what they get alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from tformer_deploy.bundle import open_bundle
+from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Trie, decode
+from tformer_deploy.engines import make_engine
+from tformer_deploy.engines.base import Engine
+from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy.engines.ort_lowered import LoweredEngine
+from tformer_deploy.errors import LimitError
+
+from .conftest import ending_model, lowered_engine, random_model, random_sources, small_config
+from .plain_decoding import make_batch
+from .test_decoding import Chooser, make_trie, seeds
+from .test_short_step import lists
+
+Request = tuple[Batch, DecodeOptions, Trie | None]
+CLOSE = 1e-4
+"""Between batches the order of sums differs."""
+
+
+def run_joined(engine: Engine, requests: Sequence[Request], begins: Sequence[int]) -> list[list[list[Hypothesis]]]:
+    """The outputs of each request, which joins before a step."""
+    running, searches = ContinuousBatch(engine, strict=False), {}
+    for step in count():
+        for i in (i for i, begin in enumerate(begins) if begin == step):
+            batch, options, allowed = requests[i]
+            searches[i] = running.join(batch, options, allowed)
+        if not running.searches and step >= max(begins):
+            return [searches[i].outputs() for i in range(len(requests))]
+        if running.searches:
+            running.step()
+    raise AssertionError
+
+
+def requests_of(chooser: Chooser) -> Iterator[Request]:
+    for _ in range(chooser.one(2, 3, 5)):
+        options = chooser.one(chooser.beam_options, chooser.sampling_options)()
+        sentences = chooser.sentences(options)
+        batch = make_batch([s.source for s in sentences], [s.number for s in sentences], [s.prefix for s in sentences])
+        yield batch, options, make_trie(sentences[0].allowed)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seeds)
+def test_every_search_is_as_it_is_alone(seed: int) -> None:
+    """Batches of any options, widths and rules, beside each other, on an engine whose numbers are exact."""
+    chooser = Chooser(seed)
+    requests = list(requests_of(chooser))
+    engine = chooser.sentences(chooser.beam_options())[0].engine
+    begins = [chooser.one(0, 0, 1, 2, 5, 9) for _ in requests]
+    alone = [decode(engine, batch, options, allowed, strict=False) for batch, options, allowed in requests]
+    assert run_joined(engine, requests, begins) == alone
+
+
+def sources(seed: int, sizes: Sequence[tuple[int, int]]) -> list[Batch]:
+    """Batches of so many sources, so wide."""
+    return [Batch(*random_sources(*size, seed=seed + i)) for i, size in enumerate(sizes)]
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert [h.ids for h in one] == [h.ids for h in other]
+            assert np.allclose([h.score for h in one], [h.score for h in other], atol=CLOSE)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beam": {"beams": 4, "n_best": 4},
+    "all log-probabilities": {"beams": 3, "repetition_penalty": 1.2},
+    "sampling": {"sampling": True, "n_best": 3, "seed": 7},
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Targets are longer than a new cache has room for."""
+    with lowered_engine(ending_model(90), tmp_path_factory.mktemp("slots")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_sentences_join_where_others_have_left_and_beside_them(engine: Engine, name: str) -> None:
+    """More than there were, of sources wider than those there, at steps before and behind the end of the buffers."""
+    options = DecodeOptions(max_tokens=80, **OPTIONS[name])
+    requests = [(batch, options, None) for batch in sources(3, [(5, 7), (2, 12), (6, 4), (1, 9), (8, 10)])]
+    alone = [decode(engine, batch, options) for batch, _, _ in requests]
+    assert {len(each[0].ids) < 20 for outputs in alone for each in outputs} == {True, False}
+    for begins in ([0, 3, 9, 31, 33], [0, 1, 1, 2, 64], [4, 4, 0, 50, 20]):
+        assert_close(run_joined(engine, requests, begins), alone)
+
+
+def test_searches_of_every_kind_share_steps(engine: Engine) -> None:
+    batches = sources(11, [(3, 6), (2, 9), (4, 5), (2, 7)])
+    requests = [
+        (batch, DecodeOptions(max_tokens=40, **changes), None)
+        for batch, changes in zip(batches, OPTIONS.values(), strict=True)
+    ]
+    alone = [decode(engine, *request) for request in requests]
+    assert_close(run_joined(engine, requests, [0, 2, 5, 11]), alone)
+
+
+def test_lists_of_likely_tokens_are_those_of_all_who_are_there(variants_bundle: Path) -> None:
+    ids = [[5, 6, 7, 3], [9, 3], [30, 31, 3]]
+    bundle = open_bundle(variants_bundle)
+    likely = lists(bundle.config.src_vocab, bundle.config.tgt_vocab, 5)
+    with LoweredEngine(bundle, 1, "fp32-cpu", likely) as engine:
+        options = DecodeOptions(max_tokens=12, beams=3, n_best=3)
+        requests = [(batch, options, None) for batch in (make_batch(ids[:1]), make_batch(ids[1:]), make_batch(ids[2:]))]
+        alone = [decode(engine, *request) for request in requests]
+        assert_close(run_joined(engine, requests, [0, 2, 4]), alone)
+
+
+def test_what_a_sentence_left_behind_harms_nobody(engine: Any) -> None:
+    """Places of a sentence that has ended are masked, but read: they may hold no numbers."""
+    first, second = sources(5, [(4, 6), (2, 6)])
+    options = DecodeOptions(max_tokens=12)
+    alone = decode(engine, second, options)
+    running = ContinuousBatch(engine)
+    running.join(first, options)
+    running.step()
+    state: Any = running._state
+    for value in (*state.past, *state.cross):
+        value.numpy()[2:] = np.nan
+    engine.reorder(state, np.arange(2, dtype=np.int32)[:, None], np.arange(2, dtype=np.int32))
+    engine.admit(state, second.src_ids, second.src_lengths)
+    tokens = np.full((4, 1), engine.config.start_id, np.int32)
+    scores = engine.step(tokens, state)
+    assert np.isfinite(scores.scores).all()
+    assert scores.ids[2:, 0, 0].tolist() == [each[0].ids[0] for each in alone]
+
+
+def test_what_cannot_join_is_refused(engine: Engine, bundle: Path) -> None:
+    batch = sources(1, [(2, 5)])[0]
+    with EagerEngine(random_model(small_config())) as eager, make_engine("ort", open_bundle(bundle)) as growing:
+        for other in (eager, growing):
+            running = ContinuousBatch(other)
+            running.join(batch, DecodeOptions())
+            with pytest.raises(LimitError, match="no sentence can join others here: use a variant of target ort-cpu"):
+                running.join(batch, DecodeOptions())
+            assert not other.admits
+    running = ContinuousBatch(engine)
+    running.join(batch, DecodeOptions())
+    many = sources(1, [(engine.limits.batch, 1)])[0]
+    with pytest.raises(LimitError, match="1026 sentences exceed the limit of 1024: admit fewer"):
+        running.join(many, DecodeOptions())
+    assert engine.admits and len(running.searches) == 1
