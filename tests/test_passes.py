@@ -308,6 +308,26 @@ def test_sizes_in_older_operators() -> None:
     assert (outputs(model, x.numpy()) == before).all()
 
 
+def test_products_are_called_by_their_layers() -> None:
+    """But for names that the graph has already: of an input, or of the same layer run before."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x0, self.twice = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x0: Tensor) -> Tensor:
+            return self.twice(self.twice(self.x0(x0)))
+
+    x = torch.randn(5, 3, 4)
+    model = traced(Named(), x)
+    before = outputs(model, x.numpy())
+    fold_weights(model.graph, gemm=False)
+    names = [node.outputs[0].name for node in model.graph if node.op_type == "MatMul"]
+    assert "twice" in names and "x0" not in names and len(set(names)) == len(names)
+    assert np.abs(outputs(model, x.numpy()) - before).max() <= CLOSE
+
+
 # The annotated norm
 
 

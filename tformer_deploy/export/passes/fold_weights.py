@@ -14,24 +14,25 @@ from .rewriting import Builder, constant_of, linears
 
 def fold_weights(graph: ir.Graph, gemm: bool) -> None:
     """Transpose the weights of every product; `gemm`: but for those of two axes."""
-    names = set[str]()
+    values = (*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs))
+    taken = {str(value.name) for value in values}
     for linear in list(linears(graph)):
         build = Builder(graph, linear.product)
         if gemm and linear.x.shape is not None and len(linear.x.shape) == 2:
             bias = [] if linear.bias is None else [linear.bias]
             out = build.node("Gemm", [linear.x, linear.weight, *bias], transB=1)
             build.replace(linear.out, out)
-            _name(out, linear.name, names)
+            _name(out, linear.name, taken)
             continue
         weight = constant_of(linear.weight)
         assert weight is not None
         out = build.node("MatMul", [linear.x, build.constant(f"{linear.weight.name}^T", weight.T)])
         build.replace(linear.out, out if linear.bias is None else build.node("Add", [out, linear.bias]))
-        _name(out, linear.name, names)
+        _name(out, linear.name, taken)
 
 
 def _name(out: ir.Value, name: str, taken: set[str]) -> None:
-    """Call a product by its layer; the second time that this runs its own name stays."""
+    """Call a product by its layer; where something else is called so, as when a layer runs twice, not."""
     node = out.producer()
     if node is None or name in taken:
         return
