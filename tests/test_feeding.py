@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before the library loads
+import onnxruntime as ort
 
 BUNDLES = Path(__file__).parent / "bundles/v2"
 CAPACITY, DEAD = 16, np.float32(-1e9)

@@ -283,6 +283,51 @@ def test_rms_norm_in_older_operators() -> None:
     assert np.abs(outputs(model, x.numpy()) - before).max() <= CLOSE
 
 
+def test_sizes_in_older_operators() -> None:
+    """Read without Squeeze, counted before the cast, clamped by Min and Max."""
+
+    class Sizes(nn.Module):
+        def forward(self, x0: Tensor) -> Tensor:
+            rows = x0.shape[0]
+            places = torch.arange(rows, dtype=torch.int32)[:, None] * torch.ones(1, 4, dtype=torch.int32)
+            most = torch.minimum(torch.maximum(places, torch.tensor(1, dtype=torch.int32)), torch.tensor(3).int())
+            best = x0.flatten().topk(rows * 2).values
+            return best.view(rows, -1) + most[:, :2]
+
+    x = torch.randn(5, 4)
+    model = traced(Sizes(), x)
+    before = outputs(model, x.numpy())
+    older_operators(model)
+    simplify(model, rules=False)
+    assert not {"Squeeze", "Clip"} & set(kinds(model))
+    (count,) = (node for node in model.graph if node.op_type == "Range")
+    assert [use.node.op_type for use in count.outputs[0].uses()] == ["Cast"]
+    limit = count.inputs[1].producer()  # type: ignore[union-attr]
+    assert limit is not None and limit.op_type == "Gather"
+    assert all(len(node.inputs) <= 4 for node in model.graph if node.op_type == "Slice")
+    assert (outputs(model, x.numpy()) == before).all()
+
+
+def test_products_are_called_by_their_layers() -> None:
+    """But for names that the graph has already: of an input, or of the same layer run before."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x0, self.twice = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x0: Tensor) -> Tensor:
+            return self.twice(self.twice(self.x0(x0)))
+
+    x = torch.randn(5, 3, 4)
+    model = traced(Named(), x)
+    before = outputs(model, x.numpy())
+    fold_weights(model.graph, gemm=False)
+    names = [node.outputs[0].name for node in model.graph if node.op_type == "MatMul"]
+    assert "twice" in names and "x0" not in names and len(set(names)) == len(names)
+    assert np.abs(outputs(model, x.numpy()) - before).max() <= CLOSE
+
+
 # The annotated norm
 
 

@@ -147,10 +147,10 @@ class ChoosingStep(InPlaceStep):
         sums = torch.where(sums > 3 * DEAD, sums, DEAD)  # no NaN
         best_sums, chosen = sums.reshape(batch, -1).topk(beams, dim=-1)
         lives = torch.arange(beams, dtype=torch.int32) < given["live_beams"]
-        owners = torch.arange(rows, dtype=torch.int32)[:, None].expand(-1, count)
+        owners = torch.arange(rows, dtype=torch.int32)[:, None].expand(-1, count).contiguous()
         return {
             "next_tokens": ids.reshape(batch, -1).gather(1, chosen),
-            "next_parents": owners.reshape(batch, -1).gather(1, chosen),
+            "next_parents": owners.view(batch, -1).gather(1, chosen),
             "next_values": torch.where(lives, best_sums, DEAD),
             "next_position": given["position"] + 1,
         }

@@ -39,7 +39,7 @@ class Island:
 
     graph: str
     node: str
-    """Its weight's name, if it has one."""
+    """Its name: the layer's, if it is one's product."""
     kind: str
     tensor: str
     """The first that is too large."""
@@ -149,6 +149,7 @@ class _Half:
                 islands.append(island)
             self.add(node, self.wants_half(node) and not island)
         _replace(self.graph, self.nodes, self.constants.values())
+        del self.graph.value_info[:]  # of the types that were
         return islands
 
     def too_large(self, name: str) -> bool:
@@ -163,8 +164,7 @@ class _Half:
     def island(self, node: NodeProto) -> Island | None:
         for name in (*node.input, *node.output):
             if self.too_large(name):
-                weight = next((each for each in node.input if each in self.constants), node.name)
-                return Island(self.graph.name, weight, node.op_type, name, self.largest[name])
+                return Island(self.graph.name, node.name, node.op_type, name, self.largest[name])
         return None
 
     def table(self, node: NodeProto) -> None:

@@ -42,6 +42,6 @@ def run_passes(model: ir.Model, names: tuple[str, ...], recipe: Recipe, ranges: 
     }
     for name in names:
         passes[name]()
-        simplify(model)
+        simplify(model, rules=name != "older_operators")
     if any(node.domain == MICROSOFT for node in model.graph):
         model.graph.opset_imports[MICROSOFT] = 1

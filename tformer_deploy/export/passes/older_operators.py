@@ -1,16 +1,20 @@
 """Pass `older_operators`: a graph in the operators of opset 17, which every TensorRT from 8.6 on takes.
 
 Younger operators are written out. What those parsers take, and its source, stands in tests/trt_operators.json.
+
+Sizes are read by `Gather(Shape(x), index)` and reach only inputs that ONNX Runtime's CUDA provider reads on the host:
+anything else would be a copy in each step, which no CUDA graph may hold.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx_ir as ir
 
 from ...errors import ArtifactError
-from .rewriting import Builder, constant_of
+from .rewriting import Builder, constant_of, made_by
 
 OPSET = 17
 HIDDEN = -1e9
@@ -26,7 +30,17 @@ SAME = """
 def older_operators(model: ir.Model) -> None:
     """Write younger operators out. Raises ArtifactError for one that is not known."""
     graph = model.graph
-    writers = {"Attention": _attention, "Gelu": _gelu, "RMSNormalization": _rms_norm, "Split": _split, "Clip": _clip}
+    writers = {
+        "Attention": _attention,
+        "Gelu": _gelu,
+        "RMSNormalization": _rms_norm,
+        "Split": _split,
+        "Clip": _clip,
+        "Squeeze": _squeeze,
+        "Reshape": _reshape,
+        "Range": _range,
+        "Slice": _slice,
+    }
     for node in list(graph):
         if node.op_type in writers:
             writers[node.op_type](Builder(graph, node), node)
@@ -116,6 +130,58 @@ def _shape(build: Builder, node: ir.Node) -> None:
     places = range(len(x.shape))[_at(node, "start", 0) : _at(node, "end", len(x.shape))]
     axes = build.ints(list(places))
     build.replace(node.outputs[0], build.node("Gather", [build.node("Shape", [x]), axes]))
+
+
+def _squeeze(build: Builder, node: ir.Node) -> None:
+    """A size as a scalar."""
+    gather = made_by(node.inputs[0], "Gather")
+    place = constant_of(gather.inputs[1]) if gather is not None and made_by(gather.inputs[0], "Shape") else None
+    if gather is not None and place is not None and place.shape == (1,):
+        index = build.constant(f"ints_{place[0]}", np.int64(place[0]))
+        build.replace(node.outputs[0], build.node("Gather", [gather.inputs[0], index]))
+
+
+def _reshape(build: Builder, node: ir.Node) -> None:
+    """A scalar size as a vector of one."""
+    wanted = constant_of(node.inputs[1])
+    vector = _vector(build, node.inputs[0]) if wanted is not None and wanted.tolist() in ([1], [-1]) else None
+    if vector is not None:
+        build.replace(node.outputs[0], vector)
+
+
+def _vector(build: Builder, size: ir.Value | None) -> ir.Value | None:
+    """What is computed of scalar sizes, of vectors of one; nothing for any other value."""
+    number, node = constant_of(size), made_by(size, "Gather", "Mul")
+    if number is not None:
+        return build.ints([int(number)]) if number.dtype == np.int64 and number.ndim == 0 else None
+    if node is None:
+        return None
+    if node.op_type == "Mul":
+        parts = [_vector(build, value) for value in node.inputs]
+        return build.node("Mul", parts) if None not in parts else None
+    place = constant_of(node.inputs[1]) if made_by(node.inputs[0], "Shape") else None
+    if place is None or place.ndim:
+        return None
+    return build.node("Gather", [node.inputs[0], build.ints([int(place)])])
+
+
+def _range(build: Builder, node: ir.Node) -> None:
+    """Counted in the type that sizes have, then cast, as a size that is cast itself need not stay on the host."""
+    start, limit, step = node.inputs
+    cast, least, delta = made_by(limit, "Cast"), constant_of(start), constant_of(step)
+    size = cast.inputs[0] if cast is not None else None
+    if cast is None or size is None or size.dtype is not ir.DataType.INT64 or least is None or delta is None:
+        return
+    ends = [build.constant(f"ints_{int(n)}", np.int64(n)) for n in (least, delta)]
+    counted = build.node("Range", [ends[0], size, ends[1]])
+    build.replace(node.outputs[0], build.node("Cast", [counted], to=cast.attributes["to"].value))
+
+
+def _slice(build: Builder, node: ir.Node) -> None:
+    """Steps of 1 go without saying."""
+    steps = constant_of(node.inputs[4]) if len(node.inputs) == 5 else None
+    if steps is not None and (steps == 1).all():
+        build.replace(node.outputs[0], build.node("Slice", node.inputs[:4]))
 
 
 def _at(node: ir.Node, name: str, otherwise: int) -> int:

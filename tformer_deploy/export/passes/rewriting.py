@@ -73,8 +73,8 @@ class Linear:
 
     @property
     def name(self) -> str:
-        """The layer's; of several side by side, all of them."""
-        return ",".join(name.removesuffix(".weight") for name in str(self.weight.name).split(","))
+        """The layer's, scaled or not; of several side by side, all of them."""
+        return ",".join(name.partition("*")[0].removesuffix(".weight") for name in str(self.weight.name).split(","))
 
     def arrays(self) -> tuple[Array, Array | None]:
         """Weight and bias."""

@@ -19,11 +19,15 @@ LARGEST, MOST_NUMBERS = 1024, 8
 KINDS = {"float32": "float", "int64": "ints", "int32": "int32s", "bool": "bools"}
 
 
-def simplify(model: ir.Model) -> None:
-    """Standard simplifications of onnxscript and onnx_ir, and two of our own."""
+def simplify(model: ir.Model, rules: bool = True) -> None:
+    """Standard simplifications of onnxscript and onnx_ir, and two of our own.
+
+    `rules`: also onnxscript's, which choose operators of their own, as Clip for Min and Max.
+    """
     for _ in range(2):
         fold_constants(model, input_size_limit=LARGEST, should_fold=_not_a_weight)
-        rewrite(model)
+        if rules:
+            rewrite(model)
         common.IdentityEliminationPass()(model)
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         _share_numbers(model.graph)
@@ -63,9 +67,10 @@ def _same_indices(graph: ir.Graph) -> None:
     """Gather takes int32 as it takes int64, of one axis as it is."""
     for node in list(graph):
         if node.op_type == "Gather":
-            ids = made_by(node.inputs[1], "Cast")
-            if ids is not None and ids.inputs[0].dtype is ir.DataType.INT32:  # type: ignore[union-attr]
-                node.replace_input_with(1, ids.inputs[0])
+            cast = made_by(node.inputs[1], "Cast")
+            ids = behind(cast.inputs[0], "Reshape") if cast is not None else None
+            if cast is not None and ids is not None and ids.dtype is ir.DataType.INT32:
+                node.replace_input_with(1, cast.inputs[0])
 
 
 def _constant_shapes(graph: ir.Graph) -> None:
