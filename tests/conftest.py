@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tformer_deploy.bundle import Bundle
 from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tensors
 from tformer_deploy.config import ModelConfig
-from tformer_deploy.contract import described, graphs_of
+from tformer_deploy.contract import graphs_of
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.ort import OrtEngine
 from tformer_deploy.export import trace as trace_module
@@ -158,11 +158,8 @@ def lowered_engine(model: Transformer, folder: Path, recipe: Recipe | str = "fp3
     ranges = input_ranges(model, seen) if chosen.precision != "fp32" else {}
     folder.mkdir(exist_ok=True)
     export_graphs(Tracer(model.eval()), chosen, folder / "variant", "0", ranges)
-    graphs = {name: described(name, config, chosen) for name in graphs_of(chosen)}
-    manifest = {
-        "checkpoint": {"weights_sha256": "0", "path": "nowhere"},
-        "variants": {"variant": {"graphs": graphs}},
-    }
+    files = {f"variant/{name}.onnx": "" for name in graphs_of(chosen)}
+    manifest = {"checkpoint": {"weights_sha256": "0", "path": "nowhere"}, "files": files}
     standard = Recipe().for_model(config)
     bundle = Bundle(folder, config, standard, manifest, {"variant": chosen}, "variant")
     return make_engine("ort:variant", bundle, threads=1)  # type: ignore[return-value]

@@ -19,7 +19,7 @@ from tformer_deploy.config import (
     parse_settings,
     preset,
 )
-from tformer_deploy.contract import GRAPHS, SHORT_GRAPHS, described, graphs_of, layer_names, signature
+from tformer_deploy.contract import GRAPHS, SHORT_GRAPHS, SLOTS_GRAPH, described, graphs_of, layer_names, signature
 from tformer_deploy.errors import ConfigError
 from tformer_deploy.recipe import (
     TOLERANCES,
@@ -325,6 +325,11 @@ def test_signatures_are_the_golden_ones(graph: str, folder: Path, recipe: str) -
     assert described(graph, tiny(), load_recipe(recipe).for_model(tiny())) == golden
 
 
+def test_the_signature_of_slots_is_the_golden_one() -> None:
+    golden = json.loads((GOLDEN / "ort-cpu" / "slots_step.json").read_text(encoding="utf-8"))
+    assert described(SLOTS_GRAPH, tiny(), load_recipe("int8").for_model(tiny())) == golden
+
+
 @pytest.mark.parametrize("graph", SHORT_GRAPHS)
 @pytest.mark.parametrize(("suffix", "recipe"), [("", "fp32-cpu"), ("", "int8-latency"), ("-int8", "int8")])
 def test_signatures_for_shortlists_are_the_golden_ones(graph: str, suffix: str, recipe: str) -> None:
@@ -332,9 +337,10 @@ def test_signatures_for_shortlists_are_the_golden_ones(graph: str, suffix: str, 
     assert described(graph, tiny(), load_recipe(recipe).for_model(tiny())) == golden
 
 
-def test_only_graphs_for_processors_have_shortlists() -> None:
+def test_only_graphs_for_processors_have_slots_and_shortlists() -> None:
     made = {name: graphs_of(load_recipe(name)) for name in ("fp32", "trt", "fp32-cpu", "int4")}
-    assert made["fp32"] == made["trt"] == GRAPHS and made["fp32-cpu"] == made["int4"] == (*GRAPHS, *SHORT_GRAPHS)
+    assert made["fp32"] == made["trt"] == GRAPHS
+    assert made["fp32-cpu"] == made["int4"] == (*GRAPHS, SLOTS_GRAPH, *SHORT_GRAPHS)
 
 
 @pytest.mark.parametrize("recipe", ["fp32-cpu", "int8", "int8-latency", "int4"])

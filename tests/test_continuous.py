@@ -25,6 +25,7 @@ from .test_decoding import Chooser, make_trie, seeds
 from .test_short_step import lists
 
 Request = tuple[Batch, DecodeOptions, Trie | None]
+BUNDLES = Path(__file__).parent / "bundles"
 CLOSE = 1e-4
 """Between batches the order of sums differs."""
 
@@ -111,17 +112,6 @@ def test_searches_of_every_kind_share_steps(engine: Engine) -> None:
     assert_close(run_joined(engine, requests, [0, 2, 5, 11]), alone)
 
 
-def test_lists_of_likely_tokens_are_those_of_all_who_are_there(variants_bundle: Path) -> None:
-    ids = [[5, 6, 7, 3], [9, 3], [30, 31, 3]]
-    bundle = open_bundle(variants_bundle)
-    likely = lists(bundle.config.src_vocab, bundle.config.tgt_vocab, 5)
-    with LoweredEngine(bundle, 1, "fp32-cpu", likely) as engine:
-        options = DecodeOptions(max_tokens=12, beams=3, n_best=3)
-        requests = [(batch, options, None) for batch in (make_batch(ids[:1]), make_batch(ids[1:]), make_batch(ids[2:]))]
-        alone = [decode(engine, *request) for request in requests]
-        assert_close(run_joined(engine, requests, [0, 2, 4]), alone)
-
-
 def test_what_a_sentence_left_behind_harms_nobody(engine: Any) -> None:
     """Places of a sentence that has ended are masked, but read: they may hold no numbers."""
     first, second = sources(5, [(4, 6), (2, 6)])
@@ -141,14 +131,22 @@ def test_what_a_sentence_left_behind_harms_nobody(engine: Any) -> None:
     assert scores.ids[2:, 0, 0].tolist() == [each[0].ids[0] for each in alone]
 
 
-def test_what_cannot_join_is_refused(engine: Engine, bundle: Path) -> None:
-    batch = sources(1, [(2, 5)])[0]
-    with EagerEngine(random_model(small_config())) as eager, make_engine("ort", open_bundle(bundle)) as growing:
-        for other in (eager, growing):
+def test_what_cannot_join_is_refused(engine: Engine, variants_bundle: Path) -> None:
+    batch, opened = sources(1, [(2, 5)])[0], open_bundle(variants_bundle)
+    older = open_bundle(BUNDLES / "v2/copy")
+    others: list[Engine] = [
+        EagerEngine(random_model(small_config())),
+        make_engine("ort", opened),
+        make_engine("ort:fp32-cpu", older),
+        LoweredEngine(opened, 1, "fp32-cpu", lists(opened.config.src_vocab, opened.config.tgt_vocab)),
+    ]
+    for each in others:
+        with each as other:
             running = ContinuousBatch(other)
-            running.join(batch, DecodeOptions())
-            with pytest.raises(LimitError, match="no sentence can join others here: use a variant of target ort-cpu"):
-                running.join(batch, DecodeOptions())
+            running.join(Batch(np.array([[4, 3]], np.int32), np.array([2], np.int32)), DecodeOptions())
+            message = "no sentence can join others here: use a variant of target ort-cpu, without a shortlist"
+            with pytest.raises(LimitError, match=message):
+                running.join(Batch(np.array([[4, 3]], np.int32), np.array([2], np.int32)), DecodeOptions())
             assert not other.admits
     running = ContinuousBatch(engine)
     running.join(batch, DecodeOptions())

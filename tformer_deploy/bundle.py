@@ -14,7 +14,7 @@ from typing import Any
 
 from . import __version__
 from .config import ModelConfig, from_dict
-from .contract import GRAPHS, KINDS, SHORT_GRAPHS, WEIGHTS, described, graphs_of, kind_of
+from .contract import GRAPHS, KINDS, SHORT_GRAPHS, SLOTS_GRAPH, WEIGHTS, described, graphs_of
 from .errors import ArtifactError, ConfigError
 from .files import hold, remove_leftovers, sha256, write_json
 from .headers import member, parse_json, read_header, verify
@@ -49,32 +49,26 @@ class Bundle:
         """Names in the manifest: the graphs of a variant, and their weights."""
         return [name for name in self.manifest["files"] if Path(name).parent == Path(variant) and _of_graphs(name)]
 
-    def stated(self, variant: str) -> dict[str, Any]:
-        """The graphs of a variant as the manifest has them, by name."""
-        part = self.manifest.get("variants", {}).get(variant, {}) if variant else self.manifest
-        return part.get("graphs", {})  # type: ignore[no-any-return]
-
-    def kind(self, graph: str, variant: str) -> str:
-        """The kind of a graph; of older bundles, which do not say it, the first."""
-        recipe = self.variants[variant] if variant else self.recipe
-        first = f"{kind_of(graph, recipe).partition('/')[0]}/1"
-        return self.stated(variant).get(graph, {}).get("kind", first)  # type: ignore[no-any-return]
+    def lists(self, graph: str, variant: str) -> bool:
+        """Whether a variant has a graph that older bundles lack."""
+        return f"{variant}/{graph}.onnx" in self.manifest["files"]
 
     def require_kinds(self, variant: str) -> None:
         """Raise ArtifactError where a variant has graphs that this tformer does not know how to feed."""
         recipe = self.variants[variant] if variant else self.recipe
-        stated, where = self.stated(variant), f"{self.directory / variant}"
+        part = self.manifest.get("variants", {}).get(variant, {}) if variant else self.manifest
+        stated, where = part.get("graphs", {}), f"{self.directory / variant}"
         for name in graphs_of(recipe):
             if name not in stated:
                 continue  # older bundles have fewer
-            kind, theirs = self.kind(name, variant), stated[name]
+            ours, theirs = described(name, self.config, recipe), stated[name]
+            kind = theirs.get("kind", ours["kind"])
             if kind not in KINDS:
                 raise ArtifactError(
                     f"{where} has a graph '{name}' of kind {kind}, this tformer runs {', '.join(KINDS)}: "
                     "update it, or export the bundle again with it"
                 )
-            same = kind.partition("/")[0] == kind_of(name, recipe).partition("/")[0]
-            if not same or tensors(theirs) != tensors(described(name, self.config, recipe, kind)):
+            if kind != ours["kind"] or tensors(theirs) != tensors(ours):
                 raise ArtifactError(
                     f"{where} has graphs of an older version, or {MANIFEST} was edited: export the bundle again"
                 )
@@ -183,8 +177,7 @@ def upgraded(bundle: Bundle) -> dict[str, Any]:
     recipes = {"": bundle.recipe, **bundle.variants}
     for name, recipe in recipes.items():
         bundle.require_kinds(name)
-        every = parts[name].get("graphs", GRAPHS)
-        graphs = {graph: described(graph, config, recipe, bundle.kind(graph, name)) for graph in every}
+        graphs = {graph: described(graph, config, recipe) for graph in parts[name].get("graphs", GRAPHS)}
         parts[name] = {**parts[name], "recipe": dataclasses.asdict(recipe), "graphs": graphs}
     specials = dataclasses.asdict(OUR_SPECIALS)
     return {
@@ -271,7 +264,7 @@ def files_in_use(directory: Path, manifest: Mapping[str, Any]) -> set[str]:
     """Names of the files that a manifest must have hashes of."""
     variants = ("", *manifest.get("variants", {}))
     needed = {(Path(variant) / f"{name}.onnx").as_posix() for name in GRAPHS for variant in variants}
-    added = WEIGHTS, *(f"{name}.onnx" for name in SHORT_GRAPHS)
+    added = WEIGHTS, *(f"{name}.onnx" for name in (SLOTS_GRAPH, *SHORT_GRAPHS))
     newer = {(Path(variant) / name).as_posix() for name in added for variant in variants}
     needed |= {name for name in newer if (directory / name).exists()}  # older bundles have none
     needed |= {*tokenizer_files(manifest["tokenizer"])}

@@ -17,21 +17,19 @@ from .recipe import Recipe
 
 GRAPHS = ("encoder", "decoder_step")
 SHORT_GRAPHS = ("short_rows", "short_step")
+SLOTS_GRAPH = "slots_step"
 WEIGHTS = "weights.data"
 """The file beside the graphs that holds what both read."""
 KINDS = {
     "encoder/1": "source ids to the keys and values of every decoder layer's cross-attention",
     "growing/1": "a step whose self-attention caches grow by a position",
     "inplace/1": "a step whose caches are buffers of a fixed capacity that it writes into",
-    "inplace/2": "the same, where each sentence is at a position of its own",
+    "slots/1": "`inplace/1` where each sentence is at a position of its own, so that others can join it",
     "choosing/1": "a step that reads one set of buffers, writes another and chooses what the next one is fed",
     "rows/1": "the rows of the output's table that belong to a list of tokens",
-    "short/1": "`inplace/1` that scores only the tokens of such a list",
-    "short/2": "`inplace/2` that does",
+    "short/1": "`inplace` that scores only the tokens of such a list",
 }
 """What this version runs, and what each is; an older version of a kind stays here as long as its graphs run."""
-OWN_POSITIONS = ("inplace/2", "short/2")
-"""Kinds whose sentences may be at different positions, so that one can join others on their way."""
 SIZES = {
     "batch": "sentences",
     "beams": "rows of a sentence",
@@ -98,19 +96,18 @@ CHOICE = (
 
 def graphs_of(recipe: Recipe) -> tuple[str, ...]:
     """The graphs that a recipe makes."""
-    return (*GRAPHS, *SHORT_GRAPHS) if recipe.target == "ort-cpu" else GRAPHS
+    return (*GRAPHS, SLOTS_GRAPH, *SHORT_GRAPHS) if recipe.target == "ort-cpu" else GRAPHS
 
 
 def kind_of(graph: str, recipe: Recipe) -> str:
-    """The kind of a graph of `graphs_of` as this version exports it, of `KINDS`."""
-    steps = {"onnx": "growing/1", "ort-cpu": "inplace/2", "trt": "choosing/1"}
-    others = {"encoder": "encoder/1", "short_rows": "rows/1", "short_step": "short/2"}
+    """The kind of a graph of `graphs_of`, of `KINDS`."""
+    steps = {"onnx": "growing/1", "ort-cpu": "inplace/1", "trt": "choosing/1"}
+    others = {"encoder": "encoder/1", SLOTS_GRAPH: "slots/1", "short_rows": "rows/1", "short_step": "short/1"}
     return others.get(graph, steps[recipe.target])
 
 
-def signature(graph: str, config: ModelConfig, recipe: Recipe, kind: str = "") -> Signature:
-    """What a graph takes and gives; `kind`: of `KINDS`, if not the one that this version exports."""
-    kind = kind or kind_of(graph, recipe)
+def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
+    """What a graph takes and gives."""
     cross = caches("cross", config, ("batch", config.decoder.heads, "src_len", config.decoder.head_dim))
     lengths = TensorSpec("src_lengths", "int32", ("batch",))
     if graph == "encoder":
@@ -118,9 +115,9 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe, kind: str = "") -
     if graph == "short_rows":
         return Signature((LISTED,), _listed(config, recipe))
     if graph == "short_step":
-        return _short_step(config, recipe, kind)
+        return _short_step(config, recipe)
     if recipe.cache == "static":
-        return _static_step(config, recipe, kind)
+        return _static_step(config, recipe, own_positions=graph == SLOTS_GRAPH)
     best = ("batch", "beams", recipe.top_k or "best")
     # The last layer's cross-attention, mean over heads; 0 at padding.
     attention = (TensorSpec("attention", "float32", ("batch", "beams", "src_len")),) if recipe.attention else ()
@@ -146,7 +143,7 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe, kind: str = "") -
     )
 
 
-def _static_step(config: ModelConfig, recipe: Recipe, kind: str) -> Signature:
+def _static_step(config: ModelConfig, recipe: Recipe, own_positions: bool = False) -> Signature:
     """The step whose caches have a fixed capacity.
 
     Target `ort-cpu`: one buffer, `present` must be bound to the memory of `past`. Target `trt`: two, read and written,
@@ -165,9 +162,9 @@ def _static_step(config: ModelConfig, recipe: Recipe, kind: str) -> Signature:
     return Signature(
         (
             TensorSpec("tokens", "int32", ("batch", "beams")),
-            # Where the caches are written; also the index of `tokens` in the target, if that is not `positions`.
+            # The place in the caches that is written; without `positions` also the index of `tokens` in the target.
             TensorSpec("position", "int32", (1,)),
-            *((TensorSpec("positions", "int32", ("batch", "beams")),) if kind in OWN_POSITIONS else ()),
+            *((TensorSpec("positions", "int32", ("batch", "beams")),) if own_positions else ()),
             history,
             *(() if in_place else CHOOSING),
             TensorSpec("src_lengths", "int32", ("batch",)),
@@ -194,9 +191,9 @@ def _listed(config: ModelConfig, recipe: Recipe) -> tuple[TensorSpec, ...]:
     return TensorSpec("listed_rows", "float32", (config.d_model, "listed")), *bias
 
 
-def _short_step(config: ModelConfig, recipe: Recipe, kind: str) -> Signature:
+def _short_step(config: ModelConfig, recipe: Recipe) -> Signature:
     """A static step in place, whose log-probabilities are those of the list and sum to 1 over it."""
-    full = _static_step(config, recipe, kind)
+    full = _static_step(config, recipe)
     log_probs = TensorSpec("log_probs", "float32", ("rows", "listed"))
     return Signature(
         # 0 where a sentence may use a token of the list, -inf where it may not.
@@ -205,9 +202,9 @@ def _short_step(config: ModelConfig, recipe: Recipe, kind: str) -> Signature:
     )
 
 
-def described(graph: str, config: ModelConfig, recipe: Recipe, kind: str = "") -> dict[str, Any]:
-    """A graph as it stands in a manifest: its kind and its signature, see there."""
-    return {"kind": kind or kind_of(graph, recipe), **signature(graph, config, recipe, kind).to_json()}
+def described(graph: str, config: ModelConfig, recipe: Recipe) -> dict[str, Any]:
+    """A graph as it stands in a manifest: its kind and its signature."""
+    return {"kind": kind_of(graph, recipe), **signature(graph, config, recipe).to_json()}
 
 
 def number(size: str, sizes: Mapping[str, int]) -> int:

@@ -262,4 +262,4 @@ def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
 
 
 def _has_graphs(bundle: Bundle, variant: str) -> bool:
-    return all(f"{variant}/{name}.onnx" in bundle.manifest["files"] for name in SHORT_GRAPHS)
+    return all(bundle.lists(name, variant) for name in SHORT_GRAPHS)

@@ -167,7 +167,7 @@ class SameStep:
 
     def admit(self, state: State, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
         """See `Engine.admit`."""
-        raise LimitError("no sentence can join others here: use a variant of target ort-cpu, exported by this version")
+        raise LimitError("no sentence can join others here: use a variant of target ort-cpu, without a shortlist")
 
 
 def check_request(src_ids: Ints, src_lengths: Ints, config: ModelConfig, limits: Limits) -> None:

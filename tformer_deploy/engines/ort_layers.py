@@ -9,7 +9,7 @@ import onnx
 
 from ..bundle import Bundle
 from ..config import ModelConfig
-from ..contract import GRAPHS, OWN_POSITIONS, caches, layer_names
+from ..contract import GRAPHS, caches, layer_names
 from ..errors import EngineError
 from ..recipe import Recipe
 from .base import Floats, Ints, Limits, check_request, check_step
@@ -60,8 +60,6 @@ def layer_values(engine: Graphs, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints
             **cross,
         }
         if in_place:
-            if engine.bundle.kind("decoder_step", engine.variant) in OWN_POSITIONS:
-                feed["positions"] = np.full((batch, 1), position, np.int32)
             found = run(step, {**feed, "written_by": np.zeros((batch, 1, length), np.int32)}, past)
         else:
             if static:

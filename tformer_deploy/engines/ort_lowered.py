@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bundle import Bundle
-from ..contract import LISTED, OWN_POSITIONS, caches, signature
+from ..contract import LISTED, SLOTS_GRAPH, caches, signature
 from ..errors import ConfigError, LimitError
 from ..shortlist import Shortlist
 from .base import ANYTHING, Floats, Ints, Outlook, Scores, check_step
@@ -31,8 +32,6 @@ class Listed:
 
     ids: Ints
     """(n) In order."""
-    allowed: NDArray[np.bool_]
-    """(B, V)"""
     inputs: dict[str, OrtValue]
     """Bound: the ids, filled up, and what `short_rows` gives for them."""
     mask: Floats
@@ -54,12 +53,14 @@ class LoweredState:
     """(B, K), bound."""
     written_by: Ints
     """(B, K, M), bound: the beam that wrote each position of a beam's target."""
-    positions: Ints
-    """(B, K), bound: where in its target each sentence is; 0 in a slot that is free."""
     place: Ints = field(default_factory=lambda: np.zeros(1, np.int32))
     """(1), bound: `position`."""
     position: int = 0
     """The place in the buffers that the next step writes, of every sentence."""
+    longest: int = 0
+    """The position of the longest target in it."""
+    positions: Ints | None = None
+    """(B, K), bound: that of each target, once a sentence has joined others; 0 in a slot that is free."""
     bound: dict[bool, tuple[Any, list[Any]]] = field(default_factory=dict)
     """Without and with all log-probabilities: the binding and its output arrays."""
     listed: Listed | None = None
@@ -79,12 +80,19 @@ class LoweredEngine(OrtEngine):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self.admits = self.bundle.kind(self.step_graph, self.variant) in OWN_POSITIONS
+        # Older bundles have no graph for it, and a shortlist's step has one position.
+        self.admits = not self.shortlist and self.bundle.lists(SLOTS_GRAPH, self.variant)
+        self._slots: Any = None
+        self._lock = threading.Lock()
         if self.shortlist:
             self._rows = self._session("short_rows", SHORT_SPIN_US)
             self._listed = [spec.name for spec in signature("short_rows", self.config, self.recipe).outputs]
         self._present = [spec.name for spec in caches("present", self.config, ())]
         return self
+
+    def __exit__(self, *why: Any) -> None:
+        super().__exit__(*why)
+        self._slots = None
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> Any:
         """See `Engine.encode`."""
@@ -92,16 +100,20 @@ class LoweredEngine(OrtEngine):
         cross = self._encode(src_ids, lengths)
         past = [self._buffer(batch, CAPACITY) for _ in self._past]
         tokens, written_by = np.zeros((batch, 1), np.int32), np.zeros((batch, 1, CAPACITY), np.int32)
-        slots, positions = np.arange(batch, dtype=np.int32), np.zeros((batch, 1), np.int32)
-        state = LoweredState(lengths, cross, past, slots, tokens, written_by, positions)
+        state = LoweredState(lengths, cross, past, np.arange(batch, dtype=np.int32), tokens, written_by)
         if self.shortlist:
-            state.listed = self._gather(self._allowed(src_ids, lengths, outlook))
+            allowed = self.shortlist.allowed(src_ids, lengths)
+            for row, ids in zip(allowed, outlook.required, strict=False):
+                row[list(ids)] = True
+            state.listed = self._gather(allowed)
         return state
 
     def admit(self, state: Any, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
         """See `Engine.admit`."""
         if not self.admits:
             super().admit(state, src_ids, src_lengths, outlook)
+        with self._lock:  # opened by the first that asks, as most never do
+            self._slots = self._slots or self._session(SLOTS_GRAPH, 0)
         count, live, lengths = len(src_ids), len(state.slots), np.array(src_lengths, np.int32)
         if live + count > self.limits.batch:
             raise LimitError(f"{live + count} sentences exceed the limit of {self.limits.batch}: admit fewer")
@@ -118,21 +130,11 @@ class LoweredEngine(OrtEngine):
         for value, own in zip(state.cross, cross, strict=True):
             view(value)[new] = 0
             view(value)[new, :, : src_ids.shape[1]] = own
+        if state.positions is None:
+            state.positions, state.bound = np.full(state.tokens.shape, state.position, np.int32), {}
         state.src_lengths[new], state.positions[new] = lengths, 0
         state.written_by[new] = np.arange(beams, dtype=np.int32)[:, None]
         state.slots = np.concatenate((state.slots, new))
-        if state.listed:
-            allowed = state.listed.allowed
-            allowed[new] = self._allowed(src_ids, lengths, outlook)
-            state.listed, state.bound = self._gather(allowed), {}
-
-    def _allowed(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> NDArray[np.bool_]:
-        """(B, V) The tokens that each sentence may use."""
-        assert self.shortlist
-        allowed = self.shortlist.allowed(src_ids, src_lengths)
-        for row, ids in zip(allowed, outlook.required, strict=False):
-            row[list(ids)] = True
-        return allowed
 
     def best(self, beams: int, state: Any = None) -> int:
         """See `Engine.best`."""
@@ -140,7 +142,7 @@ class LoweredEngine(OrtEngine):
 
     def step(self, tokens: Ints, state: Any, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`."""
-        check_step(tokens.shape[1], int(state.positions[state.slots].max()), self.limits)
+        check_step(tokens.shape[1], state.longest, self.limits)
         if attention:
             raise LimitError("this variant does not return attention: use the standard graphs of fp32-attention")
         if state.position == state.written_by.shape[2]:
@@ -150,9 +152,11 @@ class LoweredEngine(OrtEngine):
         binding, outputs = state.bound[full]
         state.tokens[state.slots] = tokens
         state.place[0] = state.position
-        self.run(self._step, binding)
+        self.run(self._step if state.positions is None else self._slots, binding)
         state.position += 1
-        state.positions[state.slots] += 1
+        state.longest += 1
+        if state.positions is not None:
+            state.positions[state.slots] += 1
         ids, scores, *others = (array.reshape(*state.tokens.shape, -1)[state.slots] for array in outputs)
         log_probs = others[0] if others else None
         if log_probs is not None and state.listed:
@@ -175,7 +179,7 @@ class LoweredEngine(OrtEngine):
             binding.bind_output(name)
         self.run(self._rows, binding)
         gathered = dict(zip(self._listed, binding.get_outputs(), strict=True))
-        return Listed(ids, allowed, {LISTED.name: OrtValue.ortvalue_from_numpy(filled), **gathered}, mask)
+        return Listed(ids, {LISTED.name: OrtValue.ortvalue_from_numpy(filled), **gathered}, mask)
 
     def reorder(self, state: Any, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
@@ -191,17 +195,17 @@ class LoweredEngine(OrtEngine):
             state.written_by[slots, :, :filled] = np.take_along_axis(own, beams[:, :, None], 1)
         if len(slots) < SPARSE * len(state.tokens):
             self._move(state, slots, state.written_by.shape[2])
-        elif len(slots) < len(state.slots):
-            state.slots, positions = slots, state.positions[slots]
-            state.positions[:] = 0
-            state.positions[slots] = positions
+        else:
+            if state.positions is not None:
+                state.positions[np.setdiff1d(state.slots, slots)] = 0
+                state.longest = int(state.positions.max())
+            state.slots = slots
 
     def _make_room(self, state: LoweredState) -> None:
         """Give up the places before all targets; where fewer than half are such, take twice as many."""
-        filled, capacity = int(state.positions[state.slots].max()), state.written_by.shape[2]
-        self._move(
-            state, state.slots, capacity if 2 * filled <= capacity else 2 * capacity, first=state.position - filled
-        )
+        capacity = state.written_by.shape[2]
+        room = capacity if 2 * state.longest <= capacity else 2 * capacity
+        self._move(state, state.slots, room, first=state.position - state.longest)
 
     def _move(
         self,
@@ -239,9 +243,10 @@ class LoweredEngine(OrtEngine):
             wider = (more, (0, 0), (0, max(0, src_len - state.cross[0].shape()[2])), (0, 0))
             state.cross = [OrtValue.ortvalue_from_numpy(np.pad(view(value)[slots], wider)) for value in state.cross]
             if state.listed:
-                state.listed.mask = np.pad(state.listed.mask[slots], (more, (0, 0), (0, 0)))
-                state.listed.allowed = np.pad(state.listed.allowed[slots], (more, (0, 0)))
-        state.positions = np.pad(state.positions[slots][:, :1].repeat(beams, 1), ((0, spare), (0, 0)))
+                state.listed.mask = state.listed.mask[slots]
+        if state.positions is not None:
+            state.positions = np.pad(state.positions[slots][:, :1].repeat(beams, 1), ((0, spare), (0, 0)))
+            state.longest = int(state.positions.max())
         state.position = filled
         state.slots = np.arange(live, dtype=np.int32)
         state.tokens = np.zeros((batch, beams), np.int32)
@@ -250,11 +255,12 @@ class LoweredEngine(OrtEngine):
 
     def _bind(self, state: LoweredState, full: bool) -> tuple[Any, list[Any]]:
         """Bind every input and output of the step, all log-probabilities only where they are asked for."""
-        binding, rows = self._step.io_binding(), state.tokens.size
+        session = self._step if state.positions is None else self._slots
+        binding, rows = session.io_binding(), state.tokens.size
         inputs: dict[str, Any] = {
             "tokens": state.tokens,
             "position": state.place,
-            **({"positions": state.positions} if self.admits else {}),
+            **({} if state.positions is None else {"positions": state.positions}),
             "written_by": state.written_by,
             "src_lengths": state.src_lengths,
         }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..contract import GRAPHS, Signature, layer_names, signature
+from ..contract import GRAPHS, SLOTS_GRAPH, Signature, layer_names, signature
 from ..recipe import Recipe
 from ..seq2seq import Cache, GrowingCache, KeysValues, Layers, Seq2Seq, StaticCache, log_probs
 
@@ -73,15 +73,11 @@ class StepGraph(GraphModule):
 
 
 class InPlaceStep(StepGraph):
-    """A step over caches that are written in place, where beams are followed and not reordered.
-
-    All rows write the same place of their buffers, whichever position of its target a sentence is at.
-    """
+    """A step over caches that are written in place, where beams are followed and not reordered."""
 
     def cache(self, given: dict[str, Tensor]) -> Cache:
         """See `StepGraph.cache`."""
-        first = (given["position"] - given["positions"]).reshape(-1, 1)
-        return StaticCache(pairs("past", given), given["position"], first, given["written_by"])
+        return StaticCache(pairs("past", given), given["position"], written_by=given["written_by"])
 
     def best(self, hidden: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """See `StepGraph.best`; (R, V) and (R, k)."""
@@ -92,6 +88,15 @@ class InPlaceStep(StepGraph):
     def top(self, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The `count` best of (R, V)."""
         return best_in_blocks(scores, count, self.recipe.top_k or 2 * self.recipe.axes.beams.max)
+
+
+class SlotsStep(InPlaceStep):
+    """The same for sentences at different positions, which all write the same place of their buffers."""
+
+    def cache(self, given: dict[str, Tensor]) -> Cache:
+        """See `StepGraph.cache`."""
+        first = (given["position"] - given["positions"]).reshape(-1, 1)
+        return StaticCache(pairs("past", given), given["position"], first, given["written_by"])
 
 
 class ShortStep(InPlaceStep):
@@ -158,7 +163,12 @@ class ChoosingStep(InPlaceStep):
 
 def make_graph(name: str, model: Seq2Seq, recipe: Recipe) -> GraphModule:
     """The module of a graph of `contract.graphs_of`."""
-    kinds: dict[str, type[GraphModule]] = {"encoder": EncoderGraph, "short_rows": ShortRows, "short_step": ShortStep}
+    kinds: dict[str, type[GraphModule]] = {
+        "encoder": EncoderGraph,
+        SLOTS_GRAPH: SlotsStep,
+        "short_rows": ShortRows,
+        "short_step": ShortStep,
+    }
     steps = {"onnx": StepGraph, "ort-cpu": InPlaceStep, "trt": ChoosingStep}
     return kinds.get(name, steps[recipe.target])(name, model, recipe).eval()
 

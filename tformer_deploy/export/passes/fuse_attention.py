@@ -37,12 +37,12 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> None:
     written = [_written(value, given) for value in (k, v)]
     if all(written):
         (new_k, past_k, present_k), (new_v, past_v, present_v) = written  # type: ignore[misc]
-        first = _first_place(mask, given["position"])
-        if first is None:
+        first, position = _first_place(mask, given["position"]), given["position"]
+        if first is None and not _compares(mask, "LessOrEqual", position):
             raise ArtifactError(f"fuse_attention: {node.name} reads a cache with another mask than of its positions")
         inputs: list[ir.Value | None] = [_flat(build, each) for each in (q, new_k, new_v)]
-        inputs += [None, _from(build, first, given["position"]), None]
-        inputs += [past_k, past_v, given["position"], given["written_by"]]
+        inputs += [None, _from(build, first, position) if first is not None else None, None]
+        inputs += [past_k, past_v, position, given["written_by"]]
         mixed, *present = build.nodes("MultiHeadAttention", inputs, 3, MICROSOFT, unidirectional=1, **how)
         for old, new in zip((present_k, present_v), present, strict=True):
             build.replace(old, new)

@@ -5,6 +5,8 @@ The first pass over every trace, and run again after others to remove what they 
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript.optimizer import fold_constants
@@ -74,7 +76,10 @@ def _same_indices(graph: ir.Graph) -> None:
 
 
 def _constant_shapes(graph: ir.Graph) -> None:
-    """No Reshape to the sizes that a value has or had; else constants for numbers, equal axes, and one other size."""
+    """No Reshape to the sizes that a value has or had; else constants for numbers, equal axes, and one other size.
+
+    Where there are two others, the sizes of an input that has them.
+    """
     for node in list(graph):
         if node.op_type != "Reshape" or node.inputs[0] is None:
             continue
@@ -92,7 +97,17 @@ def _constant_shapes(graph: ir.Graph) -> None:
             size if isinstance(size, int) else 0 if i < len(before) and before[i] == size else -1
             for i, size in enumerate(after)
         ]
-        if sizes.count(-1) <= 1:
-            build = Builder(graph, node)
-            shaped = build.node("Reshape", [node.inputs[0], build.ints(sizes)])
-            build.replace(node.outputs[0], shaped)
+        build = Builder(graph, node)
+        wanted = build.ints(sizes) if sizes.count(-1) <= 1 else _sizes_of_input(build, list(after))
+        if wanted is not None:
+            build.replace(node.outputs[0], build.node("Reshape", [node.inputs[0], wanted]))
+
+
+def _sizes_of_input(build: Builder, sizes: list[Any]) -> ir.Value | None:
+    """Sizes that begin with all of an input's and go on with numbers."""
+    for value in build.graph.inputs:
+        own = list(value.shape) if value.shape is not None else []
+        others = sizes[len(own) :]
+        if own and sizes[: len(own)] == own and all(isinstance(size, int) for size in others):
+            return build.node("Concat", [build.node("Shape", [value]), build.ints(others)], axis=0)
+    return None
