@@ -31,12 +31,16 @@ from tformer_deploy.config import ModelConfig
 from tformer_deploy.decoding import DecodeOptions
 from tformer_deploy.engines import expand, make_engine
 from tformer_deploy.errors import ConfigError, EngineError, MissingExtra
+from tformer_deploy.export.save import weights_read
+from tformer_deploy.export.to_onnx import export_graphs
+from tformer_deploy.export.trace import Tracer
 from tformer_deploy.model import Transformer
+from tformer_deploy.recipe import Recipe
 from tformer_deploy.report.bench import render
 from tformer_deploy.ship import ship
 
 from .command import COMMAND, failed_line, printed, run_here
-from .conftest import small_config
+from .conftest import random_model, small_config
 from .test_check_html import Page, svgs
 
 SMALL = ("--batch", "1,3", "--beam", "1,2", "--src-len", 5, "--new-tokens", "2,6", "--rounds", 2, "--seconds", 0)
@@ -181,21 +185,38 @@ def parameters(model: Transformer, part: str, cross: bool) -> list[Any]:
     return [value for name, value in named if bool(is_cross.match(name)) is cross]
 
 
-@pytest.mark.parametrize("changes", [{}, {"final_norm": False}, {"output_bias": True, "share_embeddings": "none"}])
-def test_weight_bytes_are_those_of_a_real_model(changes: dict[str, object]) -> None:
+def weights(model: Transformer, folder: Path) -> list[roofline.Weights]:
+    """Of the encoder and of a step, as an export writes them down."""
+    folder.mkdir(exist_ok=True)
+    export_graphs(Tracer(model.eval()), Recipe().for_model(model.config), folder, "0")
+    return [roofline.Weights(**found) for found in weights_read(folder).values()]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"final_norm": False},
+        {"output_bias": True, "share_embeddings": "none"},
+        {"norm": "rms", "ff": "gated", "head_dim": 5},
+        {"encoder_d_model": 24, "encoder_d_ff": 40, "encoder_heads": 3, "share_embeddings": "decoder"},
+    ],
+)
+def test_weight_bytes_are_those_of_a_real_model(changes: dict[str, object], tmp_path: Path) -> None:
     config = small_config(decoder_layers=3, **changes)
-    model, point = Transformer(config), Point(batch=3, beams=2, src_len=7, new_tokens=6)
+    model, point = random_model(config), Point(batch=3, beams=2, src_len=7, new_tokens=6)
+    ours, theirs = weights(model, tmp_path / "graphs")
     step = [*parameters(model, "decoder", False), *model.output.parameters()]
-    assert roofline.step_cost(config, roofline.Storage(), point).weight_bytes == 4 * sum(
+    assert roofline.step_cost(config, theirs, roofline.Storage(), point).weight_bytes == 4 * sum(
         value.numel() for value in step
     )
     encoder = [*parameters(model, "encoder", False), *parameters(model, "decoder", True)]
-    assert roofline.encoder_cost(config, roofline.Storage(), point).weight_bytes == 4 * sum(
+    assert roofline.encoder_cost(config, ours, roofline.Storage(), point).weight_bytes == 4 * sum(
         value.numel() for value in encoder
     )
 
 
-def test_caches_and_operations_by_hand() -> None:
+def test_caches_and_operations_by_hand(tmp_path: Path) -> None:
     config, point = small_config(), Point(batch=3, beams=2, src_len=7, new_tokens=6)
     caches, attention, matrices = [], [], 0
     for past in range(1, point.new_tokens):
@@ -204,23 +225,23 @@ def test_caches_and_operations_by_hand() -> None:
         attention.append(2 * 2 * config.decoder_layers * config.d_model * 6 * (past + 1 + 7))
     for value in [*parameters(Transformer(config), "decoder", False), Transformer(config).output.weight]:
         matrices += 2 * 6 * value.numel() * (value.dim() == 2)
-    cost = roofline.step_cost(config, roofline.Storage(), point)
+    cost = roofline.step_cost(config, weights(random_model(config), tmp_path)[1], roofline.Storage(), point)
     assert (cost.cache_bytes, cost.attention_operations) == (np.mean(caches), np.mean(attention))
     assert cost.weight_operations == matrices
 
 
 @pytest.mark.parametrize(("precision", "block", "bits"), [("int8", 0, 8), ("int8", 16, 8), ("int4", 16, 4)])
-def test_lowered_weights_have_fewer_bytes(precision: Any, block: int, bits: int) -> None:
+def test_lowered_weights_have_fewer_bytes(precision: Any, block: int, bits: int, tmp_path: Path) -> None:
     config, point = small_config(), Point(1, 1, 4, 4)
     storage = roofline.Storage(precision, block)
-    model = Transformer(config)
-    total = 0.0
+    model, total = random_model(config), 0.0
+    encoder, step = weights(model, tmp_path)
     for value in [*parameters(model, "decoder", False), model.output.weight]:
         scales = value.shape[0] * (math.ceil(value.shape[1] / block) if block else 1) if value.dim() == 2 else 0
         total += value.numel() * bits / 8 + 4 * scales if value.dim() == 2 else 4 * value.numel()
-    assert roofline.step_cost(config, storage, point).weight_bytes == total
-    assert roofline.encoder_cost(config, storage, point) == roofline.encoder_cost(
-        config, roofline.Storage("int8"), point
+    assert roofline.step_cost(config, step, storage, point).weight_bytes == total
+    assert roofline.encoder_cost(config, encoder, storage, point) == roofline.encoder_cost(
+        config, encoder, roofline.Storage("int8"), point
     )
 
 

@@ -135,10 +135,12 @@ def write_manifest(
     checkpoint: dict[str, str],
     versions: dict[str, str],
     limits: Mapping[str, Mapping[str, float]] | None = None,
+    weights: Mapping[str, Any] | None = None,
 ) -> None:
     """Describe and hash every file that lies in `directory`; `recipes` of the standard graphs ("") and the variants.
 
-    `limits`: of each variant that rounds, what calibration measured of every layer.
+    `limits`: of each variant that rounds, what calibration measured of every layer; `weights`: see
+    `export.save.weights_read`.
     """
     measured = limits or {}
     write_json(
@@ -151,6 +153,7 @@ def write_manifest(
             "recipe": dataclasses.asdict(recipes[""]),
             "tokenizer": tokenizer,
             "graphs": _graphs(config, recipes[""]),
+            **({"weights": dict(weights)} if weights else {}),
             # Graphs for TensorRT run on ONNX Runtime as a reference only.
             "default": next(name for name, recipe in recipes.items() if recipe.target != "trt"),
             "variants": {

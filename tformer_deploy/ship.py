@@ -16,6 +16,7 @@ from .config import ModelConfig
 from .engines import STANDARD, expand
 from .errors import ConfigError, DataError, ParityError
 from .export.calibrate import NOISE_SENTENCES, SENTENCES, input_ranges, layer_noise
+from .export.save import weights_read
 from .export.to_onnx import export_graphs
 from .export.trace import Tracer
 from .files import atomic_directory
@@ -84,6 +85,7 @@ def ship(
             {"path": place, "weights_sha256": checkpoint.weights_sha256},
             {name: version(name) for name in ("torch", "onnx", "onnxscript")},
             limits,
+            weights_read(directory),
         )
         bundle = open_bundle(directory)
         gate = Gate(bundle, checkpoint.directory, progress=progress)

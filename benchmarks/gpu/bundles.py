@@ -22,6 +22,7 @@ from tformer_deploy.contract import GRAPHS, WEIGHTS
 from tformer_deploy.data import read_lines
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.errors import ArtifactError, DataError
+from tformer_deploy.export.save import weights_read
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
 from tformer_deploy.files import write_json
@@ -111,7 +112,7 @@ def add_random(folder: Path, preset_name: str, vocabulary: int, seed: int) -> in
         export_graphs(Tracer(module), recipe, model.bundle / name, identity)
     drop_weights(model.bundle, recipes, seed)
     checkpoint = {"path": "none: the weights are random", "weights_sha256": identity}
-    write_manifest(model.bundle, config, recipes, description, checkpoint, {})
+    write_manifest(model.bundle, config, recipes, description, checkpoint, {}, weights=weights_read(model.bundle))
     source, target = (min(size, config.max_positions) for size in BASE_LENGTHS)
     lengths = [4 + i % (source - 3) for i in range(LINES)]
     ids = random_sources(vocabulary, lengths, seed)

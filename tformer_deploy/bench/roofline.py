@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..config import ModelConfig, Side
+from ..config import ModelConfig
 from .plan import Point
 
 LARGE_BUFFER = 512 << 20
@@ -43,6 +43,16 @@ class Storage:
         bits = WEIGHT_BITS[self.precision] if block else 8
         scales = sum(outputs * (-(-inputs // block) if block else 1) for inputs, outputs in matrices)
         return elements * bits // 8 + scales * FLOAT_BYTES
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a graph reads of its weights, as the export wrote it down: see `export.save.weights_read`."""
+
+    matmuls: Sequence[tuple[int, int]]
+    """Inputs and outputs of each matrix."""
+    others: int
+    """Numbers of biases, norms and the like."""
 
 
 @dataclass(frozen=True)
@@ -101,46 +111,31 @@ class Bound:
         return f"{100 * self.share:.0f} %, {self.by}"
 
 
-def step_cost(config: ModelConfig, storage: Storage, point: Point) -> Cost:
+def step_cost(config: ModelConfig, weights: Weights, storage: Storage, point: Point) -> Cost:
     """The mean of all steps but the first: past lengths 1 to new_tokens - 1."""
     side, rows = config.decoder, point.batch * point.beams
-    d, inner, layers = side.width, side.heads * side.head_dim, side.layers
+    inner, layers = side.heads * side.head_dim, side.layers
     past = point.new_tokens / 2 if point.new_tokens > 1 else 0.0
-    products = [(d, inner)] * 4 + [(inner, d)] * 2 + feed_forward(config, side)
-    matrices = [*products * layers, (d, config.tgt_vocab)]
-    biases = layers * sum(outputs for _, outputs in products) + config.tgt_vocab * config.output_bias
-    norms = 2 * d * (3 * layers + config.final_norm)
     # Beams of a sentence share its cross keys and values.
     cached = 2 * layers * inner * (rows * (past + 1) + point.batch * point.src_len)
     return Cost(
-        storage.weight_bytes(matrices, storage.block) + FLOAT_BYTES * (biases + norms),
+        storage.weight_bytes(weights.matmuls, storage.block) + FLOAT_BYTES * weights.others,
         round(storage.cache_bytes * cached),
-        2 * rows * sum(math.prod(matrix) for matrix in matrices),
+        2 * rows * sum(math.prod(matrix) for matrix in weights.matmuls),
         round(4 * layers * inner * rows * (past + 1 + point.src_len)),
     )
 
 
-def encoder_cost(config: ModelConfig, storage: Storage, point: Point) -> Cost:
+def encoder_cost(config: ModelConfig, weights: Weights, storage: Storage, point: Point) -> Cost:
     """The encoder, and the keys and values of its output for every decoder layer."""
     side, tokens = config.encoder, point.batch * point.src_len
-    d, inner, layers = side.width, side.heads * side.head_dim, side.layers
     cross = config.decoder.heads * config.decoder.head_dim
-    matrices = ([(d, inner)] * 3 + [(inner, d)] + feed_forward(config, side)) * layers
-    matrices += [(d, cross)] * 2 * config.decoder_layers
-    biases = sum(outputs for _, outputs in matrices)
-    norms = 2 * d * (2 * layers + config.final_norm)
     return Cost(
-        storage.weight_bytes(matrices, 0) + FLOAT_BYTES * (biases + norms),
+        storage.weight_bytes(weights.matmuls, 0) + FLOAT_BYTES * weights.others,
         storage.cache_bytes * 2 * config.decoder_layers * cross * tokens,
-        2 * tokens * sum(math.prod(matrix) for matrix in matrices),
-        4 * layers * inner * tokens * point.src_len,
+        2 * tokens * sum(math.prod(matrix) for matrix in weights.matmuls),
+        4 * side.layers * side.heads * side.head_dim * tokens * point.src_len,
     )
-
-
-def feed_forward(config: ModelConfig, side: Side) -> list[tuple[int, int]]:
-    """Its matrices (inputs, outputs)."""
-    into = 2 if config.ff == "gated" else 1
-    return [(side.width, side.ff_width)] * into + [(side.ff_width, side.width)]
 
 
 def buffer_size(cost: Cost, workers: int) -> int:

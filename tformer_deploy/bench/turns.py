@@ -10,13 +10,25 @@ from dataclasses import asdict
 
 from ..bundle import Bundle
 from ..check.gate import machine
+from ..contract import GRAPHS
 from ..engines import parse_name, recipe_of
 from ..errors import MissingExtra
 from ..processes import Process, in_turn
 from .measure import CorpusSample, Sample
 from .plan import Plan, Point, has_profile
 from .report import CorpusReport, EngineReport, NodeKind, PointReport, Report
-from .roofline import LARGE_BUFFER, Ceiling, Cost, Storage, bound, buffer_size, device_bound, encoder_cost, step_cost
+from .roofline import (
+    LARGE_BUFFER,
+    Ceiling,
+    Cost,
+    Storage,
+    Weights,
+    bound,
+    buffer_size,
+    device_bound,
+    encoder_cost,
+    step_cost,
+)
 
 Samples = dict[tuple[Point, str], list[Sample]]
 CorpusSamples = dict[tuple[int, str], list[CorpusSample]]
@@ -96,14 +108,19 @@ class Limits:
             engine.engine: Storage(engine.precision, recipe_of(engine.engine, bundle).block)
             for engine in report.engines
         }
+        weights = bundle.manifest.get("weights", {})
+        self.weights = [Weights(**weights[graph]) for graph in GRAPHS if graph in weights]
+        if not weights:
+            report.notes.append("no limits of the machine: the bundle is of an older version, export it again")
         costs = [cost for name in plan.engines for point in plan.points for cost in self.costs(name, point)]
         self.sizes = sorted({LARGE_BUFFER, *(buffer_size(*cost) for cost in costs)})
 
     def costs(self, name: str, point: Point) -> list[tuple[Cost, int]]:
-        """Of the encoder and of a step: the cost of one worker's part, and how many work at a time."""
+        """Of the encoder and of a step: the cost of one worker's part, and how many work at a time; none if unknown."""
         workers = min(self.plan.workers, point.batch)
-        part, storage = point.split(workers), self.storages[name]
-        return [(cost(self.bundle.config, storage, part), workers) for cost in (encoder_cost, step_cost)]
+        part, storage, config = point.split(workers), self.storages[name], self.bundle.config
+        both = zip((encoder_cost, step_cost), self.weights, strict=False)
+        return [(cost(config, weights, storage, part), workers) for cost, weights in both]
 
     def measure(self) -> None:
         """Keep the best of this round and those before; a note where it cannot be done."""
@@ -123,7 +140,7 @@ class Limits:
         """Compare every point's best times with the limits."""
         report = self.report
         devices = {engine.engine: engine.device for engine in report.engines}
-        for found in report.points:
+        for found in report.points if self.weights else ():
             encoder, step = self.costs(found.engine, found.point)
             if device := devices[found.engine]:
                 found.step_bound = device_bound(step[0], device["read_bytes_per_s"], found.step_ms.min)

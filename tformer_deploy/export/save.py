@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
 from onnx.external_data_helper import set_external_data
 
-from ..contract import WEIGHTS
+from ..contract import GRAPHS, WEIGHTS
 from ..errors import ArtifactError
 
 PAGE = 4096
@@ -39,6 +41,24 @@ def load_graph(path: Path, weights: bool = True) -> onnx.ModelProto:
     """Read a graph, with the weights beside it. Raises ArtifactError, also for weights outside its folder."""
     with reading(path):
         return onnx.load(path, load_external_data=weights)
+
+
+def weights_read(directory: Path) -> dict[str, Any]:
+    """What each standard graph reads of its weights, as the manifest has it: what `bench` compares its times with.
+
+    `matmuls`: inputs and outputs of each matrix; `others`: numbers of all other weights. Of tables that rows are taken
+    from, nothing counts.
+    """
+    found: dict[str, Any] = {}
+    for name in GRAPHS:
+        graph = load_graph(directory / f"{name}.onnx", weights=False).graph
+        shapes = {t.name: list(t.dims) for t in graph.initializer if t.dims and t.data_type == TensorProto.FLOAT}
+        tables = {node.input[0] for node in graph.node if node.op_type in ("Gather", "Slice")}
+        products = [node.input[1] for node in graph.node if node.op_type == "MatMul" and node.input[1] in shapes]
+        others = shapes.keys() - tables - set(products)
+        matmuls = [shapes[each] for each in products]
+        found[name] = {"matmuls": matmuls, "others": sum(math.prod(shapes[each]) for each in others)}
+    return found
 
 
 def save_graphs(models: Mapping[str, onnx.ModelProto], directory: Path) -> None:
