@@ -25,7 +25,7 @@ from tformer_deploy.check.report import Outputs
 from tformer_deploy.data import read_lines
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine
-from tformer_deploy.engines.ort_static import OrtStaticEngine
+from tformer_deploy.engines.ort.choosing import ChoosingEngine
 from tformer_deploy.export.half import KINDS, LARGEST, Half, to_half
 from tformer_deploy.export.save import load_graph
 from tformer_deploy.metrics import corpus_bleu
@@ -36,7 +36,7 @@ EVERYTHING = Tolerance(1e9, 1e9, 1e9, ties=1.0, top1=0.0)
 """Passes; what is a tie is decided by the error that was measured."""
 
 
-class RoundedEngine(OrtStaticEngine):
+class RoundedEngine(ChoosingEngine):
     """The graphs of target `trt` in half precision, computed in fp32 and rounded."""
 
     def __init__(self, bundle: Bundle, variant: str, half: Half, ranges: Ranges) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from tformer_deploy import load
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.data import read_parallel
-from tformer_deploy.engines.ort_lowered import LoweredEngine
+from tformer_deploy.engines.ort.in_place import InPlaceEngine
 from tformer_deploy.metrics import corpus_bleu
 from tformer_deploy.shortlist import Shortlist, coverage, open_shortlist
 
@@ -114,7 +114,7 @@ def steps(options: argparse.Namespace, side: dict[str, Any]) -> dict[str, Any]:
     none = np.zeros(config.src_vocab + 1, np.int64), np.empty(0, np.int32)
     shortlist = Shortlist(always, *none, config.tgt_vocab) if side["shortlist"] else None
     times = []
-    with LoweredEngine(bundle, options.threads, side["variant"], shortlist) as engine:
+    with InPlaceEngine(bundle, options.threads, side["variant"], shortlist) as engine:
         src_ids = rng.integers(4, config.src_vocab, (batch, SOURCE)).astype(np.int32)
         for _ in range(WARM_UP + DECODES):
             start = clock(options)

@@ -20,15 +20,15 @@ from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tenso
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.contract import graphs_of
 from tformer_deploy.engines import make_engine
-from tformer_deploy.engines.ort import OrtEngine
+from tformer_deploy.engines.ort.standard import OrtEngine
 from tformer_deploy.export import trace as trace_module
 from tformer_deploy.export.calibrate import input_ranges
 from tformer_deploy.export.graphs import GraphModule
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
+from tformer_deploy.export_checked import export_checked
 from tformer_deploy.model import Transformer
 from tformer_deploy.recipe import Recipe, load_recipe
-from tformer_deploy.ship import ship
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
 
 VOCAB = 60
@@ -111,7 +111,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(run: Path) -> Path:
     """Its exported and checked bundle. Read only: copy it to change it."""
     out = run.parent / "bundle"
-    ship(run, out)
+    export_checked(run, out)
     return out
 
 
@@ -119,7 +119,9 @@ def bundle(run: Path) -> Path:
 def variants_bundle(run: Path) -> Path:
     """The same model with graphs for ONNX Runtime on processors in every precision. Read only."""
     out = run.parent / "variants-bundle"
-    ship(run, out, ["fp32", "fp32-cpu", "int8", "int8-latency", "int4"], write_lines(run.parent / "lines.txt"))
+    export_checked(
+        run, out, ["fp32", "fp32-cpu", "int8", "int8-latency", "int4"], write_lines(run.parent / "lines.txt")
+    )
     return out
 
 
@@ -135,7 +137,7 @@ def write_lines(path: Path) -> Path:
 def attention_bundle(run: Path) -> Path:
     """The same model exported with its cross-attention. Read only."""
     out = run.parent / "attention-bundle"
-    ship(run, out, ["fp32-attention"])
+    export_checked(run, out, ["fp32-attention"])
     return out
 
 
@@ -149,8 +151,8 @@ def random_sources(batch: int, width: int, seed: int = 0) -> tuple[NDArray[np.in
     return ids, lengths
 
 
-def lowered_engine(model: Transformer, folder: Path, recipe: Recipe | str = "fp32-cpu") -> OrtEngine:
-    """An engine of a model's lowered graphs, without a bundle around them; not entered."""
+def variant_engine(model: Transformer, folder: Path, recipe: Recipe | str = "fp32-cpu") -> OrtEngine:
+    """An engine of a model's graphs for processors, without a bundle around them; not entered."""
     named = load_recipe(recipe) if isinstance(recipe, str) else recipe
     chosen, config = named.for_model(model.config), model.config
     rng = np.random.default_rng(4)

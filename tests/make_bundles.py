@@ -18,7 +18,7 @@ from typing import Any
 from tformer_deploy import load, runs
 from tformer_deploy.bundle import changing
 from tformer_deploy.data import DataConfig
-from tformer_deploy.ship import ship
+from tformer_deploy.export_checked import export_checked
 from tformer_deploy.shortlist import Settings, add_shortlist
 from tformer_deploy.text import Tokenizers, Words
 
@@ -66,7 +66,7 @@ def make(folder: Path) -> None:
         more = OTHER if kind == "names" else COPY
         trainer = runs.start_run(work / kind, DataConfig(**names), "tiny", "words", 100, {**values, **more}, TRAIN)
         trainer.run()
-        ship(work / kind, folder / kind, RECIPES[kind], paths[2])
+        export_checked(work / kind, folder / kind, RECIPES[kind], paths[2])
         if kind == "copy":
             with changing(folder / kind) as opened:
                 add_shortlist(opened, sources, targets, Settings(2, 1))

@@ -21,7 +21,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tformer_deploy import processes
-from tformer_deploy.bench import Plan, Point, ceiling, make_points, roofline, run, turns
+from tformer_deploy.bench import BenchPlan, Point, ceiling, make_points, roofline, run, turns
 from tformer_deploy.bench.ceiling import bandwidth, matrix_rates
 from tformer_deploy.bench.measure import Sample, Watched, decode_part, random_sources, some
 from tformer_deploy.bench.report import PointReport, Spread, figure, table
@@ -34,10 +34,10 @@ from tformer_deploy.errors import ConfigError, EngineError, MissingExtra
 from tformer_deploy.export.save import weights_read
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
+from tformer_deploy.export_checked import export_checked
 from tformer_deploy.model import Transformer
 from tformer_deploy.recipe import Recipe
 from tformer_deploy.report.bench import render
-from tformer_deploy.ship import ship
 
 from .command import COMMAND, failed_line, printed, run_here
 from .conftest import random_model, small_config
@@ -48,10 +48,10 @@ ONE = ("--batch", 1, "--beam", 1, "--new-tokens", 2, "--src-len", 3, "--rounds",
 
 
 @pytest.fixture(scope="module")
-def lowered(run: Path) -> Path:
+def variants(run: Path) -> Path:
     """A bundle with two variants. Read only."""
     out = run.parent / "bench-bundle"
-    ship(run, out, ["fp32", "fp32-cpu", "int8"])
+    export_checked(run, out, ["fp32", "fp32-cpu", "int8"])
     return out
 
 
@@ -92,13 +92,13 @@ def test_the_matrix_graphs_rebuild_identically(kind: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def measured(lowered: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def measured(variants: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The JSON of the whole command with every engine."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "lines.txt").write_text("w5 w6 w7\n\nw8\nw9 w10\n")
     backends = ("--backend", "ort", "--backend", "eager")
     more = ("--src", folder / "lines.txt", "--profile", "--html", folder / "page.html", "--threads", 1)
-    done = run_here("bench", lowered, *backends, *SMALL, *more, "--json")
+    done = run_here("bench", variants, *backends, *SMALL, *more, "--json")
     (line,) = printed(done)
     assert done.stderr == b""
     return {**json.loads(line), "html": (folder / "page.html").read_text()}
@@ -131,13 +131,13 @@ def test_figures_fit_each_other(measured: dict[str, Any]) -> None:
             assert bound["by"] == "overhead" or bound["share"] >= roofline.OVERHEAD
 
 
-def test_memory_disk_and_text(measured: dict[str, Any], lowered: Path, run: Path) -> None:
+def test_memory_disk_and_text(measured: dict[str, Any], variants: Path, run: Path) -> None:
     engines = {each["engine"]: each for each in measured["engines"]}
     assert all(each["load_ms"] > 0 and each["import_ms"] > 0 and each["peak_mib"] > 10 for each in engines.values())
-    common = [lowered / "manifest.json", *lowered.glob("*.words")]
+    common = [variants / "manifest.json", *variants.glob("*.words")]
     for name, files in (
-        ("ort", [*common, *lowered.glob("*.onnx"), *lowered.glob("*.data")]),
-        ("ort:int8", [*common, *lowered.glob("int8/*")]),
+        ("ort", [*common, *variants.glob("*.onnx"), *variants.glob("*.data")]),
+        ("ort:int8", [*common, *variants.glob("int8/*")]),
         ("eager", [run / "checkpoint.json", *run.glob("*.words"), *run.glob("weights/*")]),
     ):
         assert engines[name]["disk_mib"] == pytest.approx(sum(file.stat().st_size for file in files) / 2**20)
@@ -231,7 +231,7 @@ def test_caches_and_operations_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("precision", "block", "bits"), [("int8", 0, 8), ("int8", 16, 8), ("int4", 16, 4)])
-def test_lowered_weights_have_fewer_bytes(precision: Any, block: int, bits: int, tmp_path: Path) -> None:
+def test_quantized_weights_have_fewer_bytes(precision: Any, block: int, bits: int, tmp_path: Path) -> None:
     config, point = small_config(), Point(1, 1, 4, 4)
     storage = roofline.Storage(precision, block)
     model, total = random_model(config), 0.0
@@ -314,8 +314,8 @@ def test_numbers_for_people() -> None:
     assert some(list("abcde"), 3) == ["a", "c", "e"] and some(["a"], 3) == ["a"] and some([], 3) == []
 
 
-def test_engines_by_name(lowered: Path) -> None:
-    opened = open_bundle(lowered)
+def test_engines_by_name(variants: Path) -> None:
+    opened = open_bundle(variants)
     assert expand(["ort"], [], opened) == ["ort", "ort:fp32-cpu", "ort:int8"]
     assert expand(["ort"], ["int8", "fp32"], opened) == ["ort:int8", "ort"]
     assert expand(["eager", "ort:int8", "ort"], ["int8"], opened) == ["eager", "ort:int8"]
@@ -325,7 +325,7 @@ def test_engines_by_name(lowered: Path) -> None:
     assert numbers("batch", "8,1,8") == [8, 1]
 
 
-def test_bad_input_is_one_clear_line(lowered: Path, run: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_clear_line(variants: Path, run: Path, tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("w5\n" + "w5 " * 40)
     for arguments, words in (
         (["--backend", "otr"], "unknown backend 'otr': did you mean 'ort'"),
@@ -342,7 +342,7 @@ def test_bad_input_is_one_clear_line(lowered: Path, run: Path, tmp_path: Path) -
         (["--html", tmp_path], "cannot be written"),
     ):
         given = {"--src-len": 5, "--new-tokens": 4, **dict(zip(arguments[::2], arguments[1::2], strict=True))}
-        done = run_here("bench", lowered, *(part for pair in given.items() for part in pair))
+        done = run_here("bench", variants, *(part for pair in given.items() for part in pair))
         assert words in failed_line(done) and done.stdout == b"", arguments
     assert [path.name for path in tmp_path.iterdir()] == ["long.txt"]
 
@@ -353,8 +353,8 @@ def test_a_workers_error_is_one_line_and_ends_all(bundle: Path, started: list[in
     assert "error: eager: eager PyTorch needs the checkpoint" in line and len(started) == 2
 
 
-def small_plan(bundle: Path) -> tuple[Plan, Bundle]:
-    return Plan(bundle, ("ort",), (Point(1, 1, 3, 2),), threads=1, rounds=1, seconds=0), open_bundle(bundle)
+def small_plan(bundle: Path) -> tuple[BenchPlan, Bundle]:
+    return BenchPlan(bundle, ("ort",), (Point(1, 1, 3, 2),), threads=1, rounds=1, seconds=0), open_bundle(bundle)
 
 
 def test_a_worker_that_dies_is_told_of(bundle: Path, started: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,16 @@ from onnx import helper
 from tformer_deploy.build import build, make_stamp, usual_profiles
 from tformer_deploy.bundle import open_bundle, write_manifest
 from tformer_deploy.checkpoint import open_checkpoint
-from tformer_deploy.engines import cuda, trt_api
-from tformer_deploy.engines.ort_ranges import RangeEngine
-from tformer_deploy.engines.trt_api import TensorRt, installed, load_builder, load_tensorrt
-from tformer_deploy.engines.trt_build import (
+from tformer_deploy.engines.ort.ranges import RangeEngine
+from tformer_deploy.engines.trt import api, cuda
+from tformer_deploy.engines.trt.api import TensorRt, installed, load_builder, load_tensorrt
+from tformer_deploy.errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra
+from tformer_deploy.export.to_onnx import export_graphs
+from tformer_deploy.export.trace import Tracer
+from tformer_deploy.export_checked import choose, export_checked
+from tformer_deploy.plans import Profile, Stamp, find_plans, parse_profile
+from tformer_deploy.recipe import load_recipe
+from tformer_deploy.trt_builder import (
     BuildOptions,
     check_precision,
     compile_plan,
@@ -33,12 +39,6 @@ from tformer_deploy.engines.trt_build import (
     tensor_types,
     weight_types,
 )
-from tformer_deploy.errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra
-from tformer_deploy.export.to_onnx import export_graphs
-from tformer_deploy.export.trace import Tracer
-from tformer_deploy.plans import Profile, Stamp, find_plans, parse_profile
-from tformer_deploy.recipe import load_recipe
-from tformer_deploy.ship import choose, ship
 
 from .command import COMMAND, failed_line, printed, run_here
 from .conftest import small_config, write_checkpoint
@@ -50,7 +50,7 @@ RTX = "sm80+, TensorRT for RTX"
 def trt_bundle(run: Path) -> Path:
     """The small model with graphs for TensorRT, checked on ONNX Runtime. Read only."""
     out = run.parent / "trt-bundle"
-    ship(run, out, ["fp32", "trt"])
+    export_checked(run, out, ["fp32", "trt"])
     return out
 
 
@@ -339,15 +339,15 @@ def test_the_stamps_that_a_gpu_runs() -> None:
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trt_api, "find_spec", lambda name: None)
+    monkeypatch.setattr(api, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install 'tformer-deploy\[trt\]' or 'tformer-deploy\[trt-rtx\]'"):
         installed()
-    monkeypatch.setattr(trt_api, "find_spec", lambda name: None if name == "polygraphy" else object())
+    monkeypatch.setattr(api, "find_spec", lambda name: None if name == "polygraphy" else object())
     with pytest.raises(MissingExtra, match=r"polygraphy is not installed"):
         load_builder()
-    monkeypatch.setitem(sys.modules, "tformer_deploy.engines.cuda", None)
+    monkeypatch.setitem(sys.modules, "tformer_deploy.engines.trt.cuda", None)
     with pytest.raises(MissingExtra, match=r"cuda-python is not installed: pip install 'tformer-deploy\[trt\]'"):
-        trt_api.find_gpu("TensorRT")
+        api.find_gpu("TensorRT")
 
 
 def test_without_profiles_the_text_decides() -> None:

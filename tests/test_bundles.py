@@ -17,7 +17,7 @@ from tformer_deploy import load
 from tformer_deploy.bundle import MANIFEST, VERSION, hashes, open_bundle, upgraded
 from tformer_deploy.contract import KINDS, SIZES, described, graphs_of, kind_of
 from tformer_deploy.engines import make_engine
-from tformer_deploy.engines.ort_library import has_vnni
+from tformer_deploy.engines.ort.library import has_vnni
 from tformer_deploy.errors import ArtifactError
 from tformer_deploy.export.signature import name_sizes, read_signature
 from tformer_deploy.headers import schema_error

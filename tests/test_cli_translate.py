@@ -24,7 +24,7 @@ import pytest
 from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tensors
 from tformer_deploy.cli.lines import windows
 from tformer_deploy.errors import DataError
-from tformer_deploy.ship import ship
+from tformer_deploy.export_checked import export_checked
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
 
 from .command import COMMAND, Done, failed_line, printed, run_here, run_process
@@ -310,7 +310,7 @@ def test_text_is_utf8_whatever_the_locale(tmp_path: Path) -> None:
     weights = tmp_path / "run/weights/random.safetensors"
     save_tensors(weights, model_tensors(random_model(small_config())))
     save_checkpoint(tmp_path / "run", small_config(), Tokenizers(words, words), weights, {})
-    ship(tmp_path / "run", tmp_path / "bundle")
+    export_checked(tmp_path / "run", tmp_path / "bundle")
     file = write(tmp_path / "lines.txt", "ü5 ü6")
     for command in (
         ("translate", tmp_path / "bundle", "--max-tokens", 4),

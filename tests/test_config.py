@@ -172,7 +172,7 @@ def to_toml(recipe: Recipe) -> str:
         [
             f'target = "{recipe.target}"',
             f'precision = "{recipe.precision}"',
-            f"block = {recipe.block}",
+            f"group_size = {recipe.group_size}",
             f'cache = "{recipe.cache}"',
             f"opset = {recipe.opset}",
             f"top_k = {recipe.top_k}",
@@ -191,13 +191,13 @@ def to_toml(recipe: Recipe) -> str:
     )
 
 
-LOWERED = {"target": "ort-cpu", "cache": "static"}
+ORT_CPU = {"target": "ort-cpu", "cache": "static"}
 GRAPH_KINDS: list[dict[str, Any]] = [
     {},
     {"attention": True},
-    LOWERED,
-    {**LOWERED, "precision": "int8"},
-    {**LOWERED, "precision": "int4", "block": 64},
+    ORT_CPU,
+    {**ORT_CPU, "precision": "int8"},
+    {**ORT_CPU, "precision": "int4", "group_size": 64},
 ]
 
 
@@ -228,7 +228,7 @@ def test_named_recipes_load_and_fp32_is_the_default() -> None:
         load_recipe(file.stem).for_model(tiny())
     assert load_recipe("fp32") == Recipe() == recipe_from_dict({})
     assert load_recipe("fp32-attention") == Recipe(attention=True)
-    assert load_recipe("fp32-cpu") == recipe_from_dict(LOWERED)
+    assert load_recipe("fp32-cpu") == recipe_from_dict(ORT_CPU)
     for name in ("int8", "int8-latency", "int4"):
         recipe = load_recipe(name)
         assert (recipe.target, recipe.cache, recipe.precision) == ("ort-cpu", "static", name[:4])
@@ -268,11 +268,14 @@ def test_recipe_file_that_is_no_toml(content: bytes, tmp_path: Path) -> None:
         ({"target": "ort-cpu"}, "cache=growing: must be static with .*target=ort-cpu"),
         ({"cache": "static"}, "cache=static: must be growing with .*target=onnx"),
         ({"precision": "int8"}, "precision=int8: needs target = 'ort-cpu'"),
-        ({**LOWERED, "attention": True}, "attention = true: needs target = 'onnx'"),
-        ({**LOWERED, "precision": "int8", "block": 48}, r"block=48: must be one of \(0, 16, 32, 64, 128, 256\)"),
-        ({**LOWERED, "block": 32}, "block=32: must be one of .*, and 0 with fp32"),
-        ({"block": 32}, "block=32: must be one of .*, and 0 with fp32"),
-        ({**LOWERED, "precision": "int4"}, r"block=0: int4 needs one of \(16, 32, 64, 128, 256\)"),
+        ({**ORT_CPU, "attention": True}, "attention = true: needs target = 'onnx'"),
+        (
+            {**ORT_CPU, "precision": "int8", "group_size": 48},
+            r"=48: must be one of \(0, 16, 32, 64, 128, 256\)",
+        ),
+        ({**ORT_CPU, "group_size": 32}, "group_size=32: must be one of .*, and 0 with fp32"),
+        ({"group_size": 32}, "group_size=32: must be one of .*, and 0 with fp32"),
+        ({**ORT_CPU, "precision": "int4"}, r"group_size=0: int4 needs one of \(16, 32, 64, 128, 256\)"),
     ],
     ids=str,
 )
@@ -305,8 +308,8 @@ def test_top_k_may_not_exceed_the_vocabulary() -> None:
 @pytest.mark.parametrize(("vocab", "most"), [(4, 2), (9, 5), (10, 5), (127, 64), (8000, 64)])
 def test_beams_have_as_many_best_tokens_as_they_read(vocab: int, most: int) -> None:
     config = tiny(src_vocab=vocab, tgt_vocab=vocab)
-    lowered = load_recipe("fp32-cpu").for_model(config)
-    assert lowered.axes.beams == Axis(1, 1, min(vocab // 2, 64)), "one more is read there"
+    processor = load_recipe("fp32-cpu").for_model(config)
+    assert processor.axes.beams == Axis(1, 1, min(vocab // 2, 64)), "one more is read there"
     assert Recipe().for_model(config).axes.beams == Axis(1, 1, most)
     assert Recipe(top_k=3).for_model(config).axes.beams == Axis(1, 1, 64)
     wide = Recipe(axes=Axes(beams=Axis(6, 7, 64))).for_model(config).axes.beams

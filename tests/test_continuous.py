@@ -16,10 +16,10 @@ from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypot
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.engines.ort_lowered import LoweredEngine
+from tformer_deploy.engines.ort.in_place import InPlaceEngine
 from tformer_deploy.errors import LimitError
 
-from .conftest import ending_model, lowered_engine, random_model, random_sources, small_config
+from .conftest import ending_model, random_model, random_sources, small_config, variant_engine
 from .plain_decoding import make_batch
 from .test_decoding import Chooser, make_trie, seeds
 from .test_short_step import lists
@@ -87,7 +87,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Targets are longer than a new cache has room for."""
-    with lowered_engine(ending_model(90), tmp_path_factory.mktemp("slots")) as found:
+    with variant_engine(ending_model(90), tmp_path_factory.mktemp("slots")) as found:
         yield found
 
 
@@ -138,7 +138,7 @@ def test_what_cannot_join_is_refused(engine: Engine, variants_bundle: Path) -> N
         EagerEngine(random_model(small_config())),
         make_engine("ort", opened),
         make_engine("ort:fp32-cpu", older),
-        LoweredEngine(opened, 1, "fp32-cpu", lists(opened.config.src_vocab, opened.config.tgt_vocab)),
+        InPlaceEngine(opened, 1, "fp32-cpu", lists(opened.config.src_vocab, opened.config.tgt_vocab)),
     ]
     for each in others:
         with each as other:

@@ -22,7 +22,7 @@ from tformer_deploy.decoding.scoring import score as score_targets
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.errors import ConfigError, EngineError, LimitError
 
-from .conftest import lowered_engine, random_model, small_config
+from .conftest import random_model, small_config, variant_engine
 from .plain_decoding import (
     EOS,
     VOCAB,
@@ -323,7 +323,7 @@ def test_log_probabilities_that_are_no_numbers_are_refused(
     """Of one sentence of a batch, on whatever engine."""
     model = random_model(small_config(share_embeddings="none")).eval()
     model.src_embedding.weight.data[7] = float("nan")
-    engine = EagerEngine(model) if recipe == "eager" else lowered_engine(model, tmp_path, recipe)
+    engine = EagerEngine(model) if recipe == "eager" else variant_engine(model, tmp_path, recipe)
     with engine:
         fine, bad = (make_batch([(5, 6, 3), (word, 6, 3), (6, 3)], [40, 41, 42]) for word in (8, 7))
         options = DecodeOptions(max_tokens=4, **changes)

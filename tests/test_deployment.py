@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer_deploy.ship import ship
+from tformer_deploy.export_checked import export_checked
 
 ROOT = Path(__file__).parent.parent
 
@@ -139,7 +139,7 @@ def test_missing_extras_are_named(machine: Path, bundle: Path, tmp_path: Path) -
 def test_builds_plans_from_a_fresh_install(run: Path, tmp_path: Path) -> None:
     """Of the extra trt-rtx; half precision is calibrated with ONNX Runtime as well."""
     there, bundle, text = make_machine(tmp_path, "trt-rtx"), tmp_path / "bundle", tmp_path / "text"
-    ship(run, bundle, ["fp32", "trt"])
+    export_checked(run, bundle, ["fp32", "trt"])
     text.write_text("w5 w6\nw7\n")
     command = ("build", bundle, "--src", text, "--profile", "2x2x8x8")
     done = run_there(there, *command, "--precision", "fp32")

@@ -20,7 +20,7 @@ from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine, Scores
 from tformer_deploy.engines.eager import EagerEngine, best_ids
-from tformer_deploy.engines.ort import OrtEngine
+from tformer_deploy.engines.ort.standard import OrtEngine
 from tformer_deploy.errors import ArtifactError, ConfigError, LimitError, MissingExtra
 
 from .conftest import VOCAB, random_sources
@@ -239,7 +239,7 @@ def test_layer_values_of_an_old_bundle_are_what_it_has() -> None:
 
 def test_layer_values_need_onnx(ort: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    monkeypatch.delitem(sys.modules, "tformer_deploy.engines.ort_layers", raising=False)
+    monkeypatch.delitem(sys.modules, "tformer_deploy.engines.ort.layers", raising=False)
     src_ids, lengths = random_sources(1, 3)
     with pytest.raises(MissingExtra, match=r"pip install 'tformer-deploy\[export\]'"):
         ort.layers(src_ids, lengths, np.full((1, 1), 2, np.int32))

@@ -14,8 +14,8 @@ from typing import Any
 import onnx
 import pytest
 
+from tformer_deploy import export_checked as ship_module
 from tformer_deploy import load
-from tformer_deploy import ship as ship_module
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.contract import GRAPHS, described, layer_names, signature
 from tformer_deploy.errors import ArtifactError, ConfigError, LimitError, ParityError
@@ -23,9 +23,9 @@ from tformer_deploy.export.save import save_graphs
 from tformer_deploy.export.signature import compare_signature, read_signature
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
+from tformer_deploy.export_checked import export_checked
 from tformer_deploy.model import Transformer
 from tformer_deploy.recipe import Recipe
-from tformer_deploy.ship import ship
 
 from .conftest import small_config, write_checkpoint
 
@@ -97,7 +97,7 @@ def test_every_variant_exports_and_passes_its_check(
     config = small_config(**{"encoder_layers": 1, "decoder_layers": 1, **changes})
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(f"opset = {opset}\n{rest}\n")
-    report = ship(write_checkpoint(tmp_path / "run", config), tmp_path / "bundle", [str(recipe)])
+    report = export_checked(write_checkpoint(tmp_path / "run", config), tmp_path / "bundle", [str(recipe)])
     step = onnx.load(tmp_path / "bundle/decoder_step.onnx")
     assert step.opset_import[0].version == opset
     assert set(layer_names("decoder_step", config)) < {name for node in step.graph.node for name in node.output}
@@ -133,19 +133,19 @@ def test_failed_check_leaves_no_bundle(run: Path, tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(ship_module, "export_graphs", export_a_wrong_weight)
     with pytest.raises(ParityError, match=r"not written, the check failed: ort: encoder outputs differ|scores differ"):
-        ship(run, tmp_path / "bundle")
+        export_checked(run, tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_bundle_is_never_overwritten_by_accident(run: Path, bundle: Path, tmp_path: Path) -> None:
     before = (bundle / "manifest.json").read_bytes()
     with pytest.raises(ArtifactError, match="--force"):
-        ship(run, bundle)
+        export_checked(run, bundle)
     assert (bundle / "manifest.json").read_bytes() == before
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/thesis.txt").write_text("all of it")
     with pytest.raises(ArtifactError, match="not a bundle"):
-        ship(run, tmp_path / "precious", force=True)
+        export_checked(run, tmp_path / "precious", force=True)
     assert (tmp_path / "precious/thesis.txt").read_text() == "all of it"
 
 
@@ -210,7 +210,7 @@ def test_newer_and_broken_manifests_are_refused(bundle: Path, tmp_path: Path) ->
 def test_recipe_narrows_the_source(run: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "short.toml"
     recipe.write_text("[axes]\nsrc_len = { min = 1, opt = 4, max = 6 }\npast_len = { min = 0, opt = 2, max = 9 }\n")
-    ship(run, tmp_path / "bundle", [str(recipe)])
+    export_checked(run, tmp_path / "bundle", [str(recipe)])
     with load(tmp_path / "bundle") as translator:
         assert len(translator.translate(["w5 " * 5])[0].ids) <= 10
         with pytest.raises(LimitError, match="line 1: a source of 7 tokens exceeds the limit of 6"):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tformer_deploy import ship as module
+from tformer_deploy import export_checked as module
 from tformer_deploy.check import CheckOptions, Corpus, Gate
 from tformer_deploy.errors import ConfigError, DataError, ParityError
-from tformer_deploy.ship import Texts, apart, ship, split
+from tformer_deploy.export_checked import Texts, apart, export_checked, split
 
 from .command import run_here
 from .conftest import small_config, write_checkpoint
@@ -96,7 +96,7 @@ def test_an_export_never_checks_what_calibrated(
     other = tmp_path / "other.txt"
     other.write_text("".join(f"w{50 - n} w{7 + n}\n" for n in range(9)) + lines.read_text())
     texts = {"split": Texts(lines), "own": Texts(lines, None, other), "generated": Texts()}[kind]
-    report = ship(shallow, tmp_path / "bundle", ["fp32", "int8"], texts)
+    report = export_checked(shallow, tmp_path / "bundle", ["fp32", "int8"], texts)
     calibrated, checked = ({tuple(source) for source in seen[side]} for side in ("ranges", "checked"))
     assert calibrated and checked and not calibrated & checked and seen["noise"] == seen["ranges"]
     assert (len(calibrated), len(checked)) == {"split": (6, 6), "own": (9, 12)}.get(kind, (16, 17))
@@ -105,7 +105,7 @@ def test_an_export_never_checks_what_calibrated(
 
 
 def test_nothing_is_taken_out_where_nothing_is_calibrated(shallow: Path, lines: Path, tmp_path: Path) -> None:
-    report = ship(shallow, tmp_path / "bundle", ["fp32", "fp32-cpu"], lines)
+    report = export_checked(shallow, tmp_path / "bundle", ["fp32", "fp32-cpu"], lines)
     assert report.sentences == 12 and not report.calibration
 
 
@@ -113,7 +113,7 @@ def test_translations_decide_in_an_export(shallow: Path, lines: Path, tmp_path: 
     """They are those of the lines that are left to check."""
     tgt = tmp_path / "lines.tgt"
     tgt.write_text(lines.read_text().replace("w", "v"))
-    report = ship(shallow, tmp_path / "bundle", ["fp32", "int8"], Texts(lines, tgt))
+    report = export_checked(shallow, tmp_path / "bundle", ["fp32", "int8"], Texts(lines, tgt))
     assert report.sentences == 6 and all(set(each.quality) == {"greedy", "beam", "sampling"} for each in report.engines)
     recipe = tmp_path / "strict.toml"
     int4 = 'target = "ort-cpu"\nprecision = "int4"\nblock = 256\ncache = "static"\n'
@@ -122,7 +122,7 @@ def test_translations_decide_in_an_export(shallow: Path, lines: Path, tmp_path: 
     done = run_here("translate", tmp_path / "bundle", "--variant", "fp32", stdin=lines.read_bytes())
     made.write_bytes(done.stdout)
     with pytest.raises(ParityError, match=r"(greedy|beam): BLEU differs by \d"):
-        ship(shallow, tmp_path / "strict", ["fp32", str(recipe)], Texts(lines, made))
+        export_checked(shallow, tmp_path / "strict", ["fp32", str(recipe)], Texts(lines, made))
     assert not (tmp_path / "strict").exists()
 
 
@@ -138,7 +138,7 @@ def test_texts_that_do_not_belong_together_are_refused(shallow: Path, lines: Pat
     ]
     for texts, recipe, kind, message in cases:
         with pytest.raises(kind, match=message):
-            ship(shallow, tmp_path / "bundle", ["fp32", recipe], texts)
+            export_checked(shallow, tmp_path / "bundle", ["fp32", recipe], texts)
         assert not (tmp_path / "bundle").exists()
 
 

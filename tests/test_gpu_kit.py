@@ -32,11 +32,11 @@ from tformer_deploy.check.observe import VARIANTS, by_length, other_batches, spr
 from tformer_deploy.check.reference import load_reference
 from tformer_deploy.engines.base import Limits
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.engines.trt_api import TensorRt
-from tformer_deploy.engines.trt_build import BuildOptions
+from tformer_deploy.engines.trt.api import TensorRt
 from tformer_deploy.errors import ArtifactError
+from tformer_deploy.export_checked import export_checked
 from tformer_deploy.plans import Plans, Profile, Stamp, parse_profile
-from tformer_deploy.ship import ship
+from tformer_deploy.trt_builder import BuildOptions
 
 from .conftest import random_model, small_config
 from .test_trt import SIMULATED, keep_graph, lines
@@ -48,7 +48,7 @@ PIECE_MIB = 0.25
 def kit(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A kit of small models without wheels. Read only."""
     folder = tmp_path_factory.mktemp("gpu")
-    ship(run, folder / "bundle", ["fp32", "trt"])
+    export_checked(run, folder / "bundle", ["fp32", "trt"])
     (folder / "lines.txt").write_text("".join(f"{line}\n" for line in lines()))
     (folder / "lines.tgt").write_text("w5 w6 w7 w8 w9\n" * len(lines()))
     with pytest.MonkeyPatch.context() as patch:

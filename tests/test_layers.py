@@ -34,12 +34,12 @@ HEAVY = {
         "export.save",
         "export.to_onnx",
         "export.signature",
-        "engines.ort_layers",
-        "engines.ort_ranges",
+        "engines.ort.layers",
+        "engines.ort.ranges",
     },
-    "onnxruntime": {"engines.ort_library"},  # which turns its telemetry off first
-    "polygraphy": {"engines.trt_api", "engines.trt_build"},
-    "cuda": {"engines.cuda"},
+    "onnxruntime": {"engines.ort.library"},  # which turns its telemetry off first
+    "polygraphy": {"engines.trt.api", "trt_builder"},
+    "cuda": {"engines.trt.cuda"},
     "safetensors": {"checkpoint", "train"},
     "spacy": {"text"},
     "sentencepiece": {"text"},

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.limits import rounded
-from tformer_deploy.engines.ort_library import InferenceSession, session_options
+from tformer_deploy.engines.ort.library import InferenceSession, session_options
 from tformer_deploy.export.half import Half, to_half
 
 DTYPES = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}

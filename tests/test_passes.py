@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tformer_deploy.contract import TensorSpec
-from tformer_deploy.engines.ort_library import InferenceSession, OrtValue, SessionOptions
+from tformer_deploy.engines.ort.library import InferenceSession, OrtValue, SessionOptions
 from tformer_deploy.errors import ArtifactError
 from tformer_deploy.export.graphs import make_graph
 from tformer_deploy.export.passes.fold_scales import fold_scales

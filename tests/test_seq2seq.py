@@ -20,15 +20,15 @@ from tformer_deploy.config import ModelConfig
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.engines.trt_build import BuildOptions
 from tformer_deploy.errors import ArtifactError, ParityError
 from tformer_deploy.export.to_onnx import build_graph
 from tformer_deploy.export.trace import Tracer
+from tformer_deploy.export_checked import export_checked
 from tformer_deploy.plans import Profile
 from tformer_deploy.recipe import load_recipe
 from tformer_deploy.seq2seq import Cache, KeysValues, Layers, keep, length_mask
-from tformer_deploy.ship import ship
 from tformer_deploy.translate import make_batch
+from tformer_deploy.trt_builder import BuildOptions
 
 from .conftest import random_sources, small_config, write_checkpoint
 
@@ -139,7 +139,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = write_checkpoint(folder / "run", small_config())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoint, "load_model", lambda self: make_parallel(self.config))
-        report = ship(run, folder / "bundle", RECIPES)
+        report = export_checked(run, folder / "bundle", RECIPES)
         assert report.passed and len(report.engines) == len(RECIPES), str(report)
         assert all(each.constants and not each.constants.wrong for each in report.engines)
     return folder / "bundle"
@@ -191,7 +191,7 @@ def test_another_model_that_is_wrong_fails_its_check(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(Checkpoint, "load_model", load)
     with pytest.raises(ParityError, match="scores"):
-        ship(run, tmp_path / "bundle", ["fp32"])
+        export_checked(run, tmp_path / "bundle", ["fp32"])
     assert len(made) > 1
 
 

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from tformer_deploy.bundle import Bundle
 from tformer_deploy.contract import SHORT_GRAPHS, signature
 from tformer_deploy.decoding import DecodeOptions, Trie, decode, score
-from tformer_deploy.engines import ort_lowered
 from tformer_deploy.engines.base import ANYTHING, Ints, Outlook, Scores
-from tformer_deploy.engines.ort_lowered import LIST_UNIT, LoweredEngine
+from tformer_deploy.engines.ort import in_place
+from tformer_deploy.engines.ort.in_place import LIST_UNIT, InPlaceEngine
 from tformer_deploy.errors import ConfigError
 from tformer_deploy.export.signature import read_signature
 from tformer_deploy.model import Transformer
 from tformer_deploy.shortlist import Shortlist
 from tformer_deploy.translate import make_batch
 
-from .conftest import VOCAB, lowered_engine, random_model, random_sources, small_config
+from .conftest import VOCAB, random_model, random_sources, small_config, variant_engine
 
 # Of a log-probability. Products in blocks round the input of the full step only.
 LIMITS = {"fp32-cpu": 1e-5, "int8": 1e-5, "int8-latency": 0.05, "int4": 0.05}
@@ -48,14 +48,14 @@ def everything(source: int, target: int) -> Shortlist:
     return Shortlist(np.arange(target, dtype=np.int32), np.zeros(source + 1, np.int64), np.empty(0, np.int32), target)
 
 
-def short_engine(bundle: Bundle, shortlist: Any = lists) -> LoweredEngine:
-    return LoweredEngine(bundle, 1, "variant", shortlist(bundle.config.src_vocab, bundle.config.tgt_vocab))
+def short_engine(bundle: Bundle, shortlist: Any = lists) -> InPlaceEngine:
+    return InPlaceEngine(bundle, 1, "variant", shortlist(bundle.config.src_vocab, bundle.config.tgt_vocab))
 
 
 class Restricted:
     """The full step, its log-probabilities cut to lists and normalised again in numpy."""
 
-    def __init__(self, engine: LoweredEngine, shortlist: Shortlist) -> None:
+    def __init__(self, engine: InPlaceEngine, shortlist: Shortlist) -> None:
         self.engine, self.shortlist = engine, shortlist
         self.config, self.limits, self.attention, self.best = engine.config, engine.limits, False, engine.best
 
@@ -90,8 +90,8 @@ def test_the_full_step_restricted_to_the_list(changes: dict[str, object], recipe
     model = random_model(small_config(**changes))
     src_ids, lengths = random_sources(6, 9)
     src_ids %= 44
-    with lowered_engine(model, tmp_path, recipe) as full, short_engine(full.bundle) as short:
-        assert isinstance(full, LoweredEngine) and short.shortlist
+    with variant_engine(model, tmp_path, recipe) as full, short_engine(full.bundle) as short:
+        assert isinstance(full, InPlaceEngine) and short.shortlist
         reference = Restricted(full, short.shortlist)
         states = [side.encode(src_ids, lengths) for side in (reference, short)]
         rng, sentences, beams = np.random.default_rng(1), np.arange(6), 1
@@ -123,7 +123,7 @@ def assert_near(expected: Scores, found: Scores, limit: float) -> None:
 @pytest.mark.parametrize("recipe", LIMITS)
 def test_a_list_of_all_tokens_changes_nothing(recipe: str, tmp_path: Path) -> None:
     src_ids, lengths = random_sources(5, 9)
-    full = lowered_engine(random_model(small_config()), tmp_path, recipe)
+    full = variant_engine(random_model(small_config()), tmp_path, recipe)
     with full, short_engine(full.bundle, everything) as short:
         states = [side.encode(src_ids, lengths) for side in (full, short)]
         for token in range(5, 12):
@@ -147,9 +147,9 @@ def model() -> Transformer:
 
 
 @pytest.fixture(scope="module")
-def engines(model: Transformer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Restricted, LoweredEngine]]:
-    with lowered_engine(model, tmp_path_factory.mktemp("short")) as full, short_engine(full.bundle) as short:
-        assert isinstance(full, LoweredEngine) and short.shortlist
+def engines(model: Transformer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Restricted, InPlaceEngine]]:
+    with variant_engine(model, tmp_path_factory.mktemp("short")) as full, short_engine(full.bundle) as short:
+        assert isinstance(full, InPlaceEngine) and short.shortlist
         yield Restricted(full, short.shortlist), short
 
 
@@ -216,7 +216,7 @@ def test_a_sentence_alone_is_the_same_as_in_a_batch(
     recipe: str, options: dict[str, Any], model: Transformer, tmp_path: Path
 ) -> None:
     chosen, batch = DecodeOptions(max_tokens=30, **options), batch_of(12)
-    with lowered_engine(model, tmp_path, recipe) as full, short_engine(full.bundle) as short:
+    with variant_engine(model, tmp_path, recipe) as full, short_engine(full.bundle) as short:
         together = decode(short, batch, chosen)
         assert len({h.ids[0] for found in together for h in found if h.ids}) > 1
         for row, n, expected in zip(batch.src_ids, batch.src_lengths, together, strict=True):
@@ -235,7 +235,7 @@ def test_graphs_keep_the_contract_and_share_the_weights(
 ) -> None:
     """What `short_rows` reads lies where the step or the embedding has it."""
     config = small_config(**{**changes, "src_vocab": 1009, "tgt_vocab": 1009})
-    made = lowered_engine(random_model(config), tmp_path, recipe)
+    made = variant_engine(random_model(config), tmp_path, recipe)
     regions: dict[str, set[tuple[str, ...]]] = {}
     for name in ("encoder", "decoder_step", *SHORT_GRAPHS):
         graph = onnx.load(made.bundle.graph(name, "variant"), load_external_data=False)
@@ -248,13 +248,13 @@ def test_graphs_keep_the_contract_and_share_the_weights(
 
 
 def test_integer_products_need_vnni(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = lowered_engine(random_model(small_config()), tmp_path, "int8")
-    monkeypatch.setattr(ort_lowered, "has_vnni", lambda: False)
+    made = variant_engine(random_model(small_config()), tmp_path, "int8")
+    monkeypatch.setattr(in_place, "has_vnni", lambda: False)
     with pytest.raises(
         ConfigError, match="--shortlist: variant needs a processor with VNNI for it: use another variant"
     ):
         short_engine(made.bundle)
-    LoweredEngine(made.bundle, 1, "variant")
+    InPlaceEngine(made.bundle, 1, "variant")
 
 
 def test_tokens_are_those_of_the_vocabulary(engines: tuple[Any, Any]) -> None:

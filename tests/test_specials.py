@@ -21,11 +21,11 @@ from tformer_deploy.decoding import Batch, DecodeOptions, decode, forced_steps
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.errors import ArtifactError, ConfigError, DataError
 from tformer_deploy.export.calibrate import input_ranges
+from tformer_deploy.export_checked import export_checked
 from tformer_deploy.files import write_json
 from tformer_deploy.headers import digest
 from tformer_deploy.model import Transformer
 from tformer_deploy.runs import start_run
-from tformer_deploy.ship import ship
 from tformer_deploy.text import (
     OUR_SPECIALS,
     SentencePiece,
@@ -165,7 +165,7 @@ def test_export_refuses_a_model_with_other_special_ids(tmp_path: Path) -> None:
     run = checkpoint(tmp_path / "run", config, Tokenizers(ours, ours))
     message = r"run: model\.bos_id=1, but the target tokenizer's bos is 2: give the model the tokenizer's$"
     with pytest.raises(ConfigError, match=message):
-        ship(run, tmp_path / "bundle")
+        export_checked(run, tmp_path / "bundle")
     config = small_config(eos_id=0, start_id=1)
     run = checkpoint(tmp_path / "run", config, Tokenizers(ours, ours))
     line = failed_line(run_here("export", run, "--out", tmp_path / "bundle"))
@@ -187,7 +187,7 @@ def test_other_special_ids_go_from_checkpoint_to_output(tmp_path: Path) -> None:
     """Against a loop without cache or engine over the whole prefix."""
     own = Tokenizers(words(), words(dataclasses.replace(OTHERS, unk=4)))
     run = checkpoint(tmp_path / "run", dataclasses.replace(CONFIG, start_id=30), own)
-    assert ship(run, tmp_path / "bundle").passed
+    assert export_checked(run, tmp_path / "bundle").passed
     opened = open_bundle(tmp_path / "bundle")
     assert opened.config.start_id == 30 and opened.manifest["model"]["start_id"] == 30
     assert opened.tokenizers().source.specials == OTHERS and opened.tokenizers().target.specials.unk == 4
@@ -215,7 +215,7 @@ def test_other_special_ids_go_from_checkpoint_to_output(tmp_path: Path) -> None:
 def test_a_bundle_whose_tokenizers_differ_is_refused(tmp_path: Path) -> None:
     """Also one that an earlier version exported although they did."""
     run = checkpoint(tmp_path / "run", CONFIG, Tokenizers(words(), words()))
-    ship(run, tmp_path / "bundle")
+    export_checked(run, tmp_path / "bundle")
     manifest = json.loads((tmp_path / "bundle/manifest.json").read_text())
     manifest["tokenizer"]["target"]["specials"]["eos"] = 3
     write_json(tmp_path / "bundle/manifest.json", manifest)

@@ -17,13 +17,13 @@ from onnx import GraphProto, ModelProto, TensorProto, helper
 from tformer_deploy.bench import ceiling
 from tformer_deploy.bench.profile import read_trace
 from tformer_deploy.bundle import open_bundle
-from tformer_deploy.engines.ort import OrtEngine
-from tformer_deploy.engines.ort_layers import open_copy
-from tformer_deploy.engines.ort_library import LONGEST, check_library, reason
+from tformer_deploy.engines.ort.layers import open_copy
+from tformer_deploy.engines.ort.library import LONGEST, check_library, reason
+from tformer_deploy.engines.ort.standard import OrtEngine
 from tformer_deploy.errors import ArtifactError, ConfigError, EngineError
+from tformer_deploy.export_checked import export_checked
 from tformer_deploy.files import sha256
 from tformer_deploy.headers import digest
-from tformer_deploy.ship import ship
 
 from .command import failed_line, run_process
 from .conftest import write_lines
@@ -36,7 +36,7 @@ DAMAGED, NEWER = "it is damaged, or tformer did not make it", "update onnxruntim
 def several(run: Path) -> Path:
     """A bundle with graphs for several runtimes. Read only."""
     out = run.parent / "several-bundle"
-    ship(run, out, ["fp32", "int8", "trt"], write_lines(run.parent / "several.txt"))
+    export_checked(run, out, ["fp32", "int8", "trt"], write_lines(run.parent / "several.txt"))
     return out
 
 

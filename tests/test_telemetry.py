@@ -179,7 +179,7 @@ def test_the_network_is_watched(shim: Path | None, tmp_path: Path) -> None:
 
 
 def test_onnxruntime_reports_unless_told_otherwise(tmp_path: Path) -> None:
-    """Why `engines.ort_library` alone may import it; if it stops, this can go."""
+    """Why `engines.ort.library` alone may import it; if it stops, this can go."""
     place = Place(tmp_path / "place", None)
     place.python("import onnxruntime")
     found = [name for name in place.files() if "onnxruntime" in name]
@@ -189,7 +189,7 @@ def test_onnxruntime_reports_unless_told_otherwise(tmp_path: Path) -> None:
     shutil.rmtree(place.temporary)
     place.home.mkdir()
     place.temporary.mkdir()
-    place.python("import tformer_deploy.engines.ort_library")
+    place.python("import tformer_deploy.engines.ort.library")
     assert place.files() == []
 
 

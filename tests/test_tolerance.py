@@ -15,7 +15,7 @@ from tformer_deploy.engines.base import Engine
 from tformer_deploy.errors import ConfigError
 from tformer_deploy.recipe import HALVES, TOLERANCES, Recipe, Tolerance, load_recipe, recipe_from_dict
 
-INT4 = {"target": "ort-cpu", "cache": "static", "precision": "int4", "block": 64}
+INT4 = {"target": "ort-cpu", "cache": "static", "precision": "int4", "group_size": 64}
 TRT = {"target": "trt", "cache": "static"}
 
 

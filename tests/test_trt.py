@@ -21,12 +21,12 @@ from tformer_deploy import build as building
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.engines import Name, engine_name, expand, parse_name
 from tformer_deploy.engines.base import Limits
-from tformer_deploy.engines.trt_api import TensorRt
-from tformer_deploy.engines.trt_build import BuildOptions, Plan
+from tformer_deploy.engines.trt.api import TensorRt
 from tformer_deploy.errors import ConfigError
+from tformer_deploy.export_checked import export_checked
 from tformer_deploy.files import sha256
 from tformer_deploy.plans import Profile, Stamp
-from tformer_deploy.ship import ship
+from tformer_deploy.trt_builder import BuildOptions, Plan
 
 from .command import COMMAND, Done, failed_line, printed, run_process
 
@@ -54,7 +54,7 @@ def run_simulated(*arguments: object, stdin: bytes = b"", path: object = SIMULAT
 def bundle(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small model with plans for the simulated GPU, fp16 and fp32. Read only."""
     out = tmp_path_factory.mktemp("simulated") / "bundle"
-    ship(run, out, ["fp32", "trt"])
+    export_checked(run, out, ["fp32", "trt"])
     text = out.parent / "lines.txt"
     text.write_text("".join(f"{line}\n" for line in lines()))
     with pytest.MonkeyPatch.context() as patch:

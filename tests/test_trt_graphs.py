@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from tformer_deploy.contract import GRAPHS
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.engines.ort_ranges import RangeEngine
+from tformer_deploy.engines.ort.ranges import RangeEngine
 from tformer_deploy.errors import ArtifactError, LimitError
 from tformer_deploy.export.half import fix_sizes, to_half
 from tformer_deploy.export.to_onnx import build_graph
@@ -27,8 +27,8 @@ from tformer_deploy.plans import Profile
 from tformer_deploy.recipe import load_recipe
 from tformer_deploy.translate import make_batch
 
-from .conftest import lowered_engine, random_model, random_sources, small_config
-from .test_lower import CONFIGS
+from .conftest import random_model, random_sources, small_config, variant_engine
+from .test_variant_graphs import CONFIGS
 
 TABLE = json.loads((Path(__file__).parent / "trt_operators.json").read_text())
 SIZES, ONE_BEAM = (Profile(3, beams, 9, 12).sizes for beams in (2, 1))
@@ -180,7 +180,7 @@ def test_no_step_leaves_the_tables(wrong: int) -> None:
 
 def half_engine(model: Transformer, folder: Path, largest: dict[str, dict[str, float]]) -> Any:
     """The graphs of a model in fp16, on a processor."""
-    engine = lowered_engine(model, folder, "trt")
+    engine = variant_engine(model, folder, "trt")
     for name in GRAPHS:
         path = folder / "variant" / f"{name}.onnx"
         graph = onnx.load(path)
@@ -240,7 +240,7 @@ def test_what_overflows_stays_fp32(tmp_path: Path) -> None:
     for parameter in (feed_forward.up.weight, feed_forward.up.bias):
         parameter.data *= 1e6
     feed_forward.down.weight.data /= 1e6
-    largest = measured(lowered_engine(model, tmp_path, "trt"), model)["decoder_step"]
+    largest = measured(variant_engine(model, tmp_path, "trt"), model)["decoder_step"]
     islands = to_half(graphs(model)["decoder_step"], "fp16", largest)
     assert [island.kind for island in islands] == ["MatMul", "MatMul"], "what is between follows"
     assert {island.graph for island in islands} == {"decoder_step"}
@@ -261,7 +261,7 @@ def test_too_large_values_would_not_be_finite() -> None:
 def test_a_cache_that_overflows_is_named(tmp_path: Path) -> None:
     model = random_model(small_config())
     model.decoder[0].cross.value.weight.data *= 1e6
-    largest = measured(lowered_engine(model, tmp_path, "trt"), model)["encoder"]
+    largest = measured(variant_engine(model, tmp_path, "trt"), model)["encoder"]
     message = r"cross_v_0 reaches .*, more than half of what fp16 holds: build with --precision bf16 or fp32"
     with pytest.raises(LimitError, match=message):
         to_half(graphs(model)["encoder"], "fp16", largest)
@@ -270,7 +270,7 @@ def test_a_cache_that_overflows_is_named(tmp_path: Path) -> None:
 
 def test_ranges_are_those_of_the_values(tmp_path: Path) -> None:
     model = random_model(small_config())
-    engine = lowered_engine(model, tmp_path, "trt")
+    engine = variant_engine(model, tmp_path, "trt")
     largest = measured(engine, model)
     src_ids, lengths = random_sources(5, 9)
     with EagerEngine(model) as eager:
@@ -283,5 +283,5 @@ def test_a_value_that_is_not_a_number_counts_as_infinite(tmp_path: Path) -> None
     """Wherever it stands, and however late."""
     model = random_model(small_config())
     model.decoder[1].ff.up.bias.data[7] = float("nan")
-    largest = measured(lowered_engine(model, tmp_path, "trt"), model)
+    largest = measured(variant_engine(model, tmp_path, "trt"), model)
     assert largest["decoder_step"]["log_probs"] == np.inf > largest["decoder_step"]["decoder_layer_0"]

@@ -96,7 +96,7 @@ ONLY = {
     # TensorRt.scratch
     "ICudaEngine.device_memory_size": {"8.6", "10.0"},
     "ICudaEngine.device_memory_size_v2": {"11.4", "rtx"},
-    # trt_api.Kernels
+    # engines.trt.api.Kernels
     "ICudaEngine.create_runtime_config": {"rtx"},
     **{f"IRuntimeConfig.{name}": {"rtx"} for name in ("create_runtime_cache", "set_runtime_cache")},
     **{f"IRuntimeCache.{name}": {"rtx"} for name in ("serialize", "deserialize")},
@@ -273,7 +273,7 @@ def test_the_names_of_the_cuda_runtime_exist() -> None:
         pytest.skip("cuda.bindings needs the 'trt-rtx' extra")
     from cuda.bindings import runtime
 
-    source = (ROOT / "tformer_deploy/engines/cuda.py").read_text("utf-8")
+    source = (ROOT / "tformer_deploy/engines/trt/cuda.py").read_text("utf-8")
     names = re.findall(r"\bruntime\.(cuda\w+(?:\.cuda\w+)?)", source)
     assert len(set(names)) > 30
     for name in names:

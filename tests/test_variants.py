@@ -22,19 +22,19 @@ from tformer_deploy.check import CheckOptions, Gate, Reference, make_corpus
 from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.cli.translate import LINES_EACH, suitable_workers
 from tformer_deploy.engines import engine_name, engine_names, expand, make_engine, threads_each
-from tformer_deploy.engines.ort import OrtEngine
-from tformer_deploy.engines.ort_lowered import LoweredEngine
+from tformer_deploy.engines.ort.in_place import InPlaceEngine
+from tformer_deploy.engines.ort.standard import OrtEngine
 from tformer_deploy.errors import ArtifactError, ConfigError
 from tformer_deploy.export.calibrate import input_ranges, layer_noise
+from tformer_deploy.export_checked import choose, export_checked
 from tformer_deploy.recipe import load_recipe
-from tformer_deploy.ship import choose, ship
 
 from .command import failed_line, printed, run_here
 from .conftest import small_config, write_checkpoint, write_lines
 from .mutations import BEYOND, CONSTANTS, ROUNDING, Change, Mutation, break_graph, change_output, change_tensor
 
 VARIANTS = ["fp32-cpu", "int8", "int8-latency", "int4"]
-LOWERED = 'target = "ort-cpu"\ncache = "static"\n'
+ORT_CPU = 'target = "ort-cpu"\ncache = "static"\n'
 OLD = Path(__file__).parent / "bundles/v1"
 
 
@@ -73,9 +73,9 @@ def test_the_first_recipe_is_what_runs(names: list[str], folders: list[str], tmp
 
 def test_recipes_that_do_not_go_together(tmp_path: Path) -> None:
     for name in ("fp32.toml", "2nd one.toml", "-x.toml", ".hidden.toml", "a.b.toml", "mine.toml"):
-        write(tmp_path / name, LOWERED)
+        write(tmp_path / name, ORT_CPU)
     (tmp_path / "deeper").mkdir()
-    write(tmp_path / "deeper/mine.toml", LOWERED + 'precision = "int8"\n')
+    write(tmp_path / "deeper/mine.toml", ORT_CPU + 'precision = "int8"\n')
     wrong = [
         (["fp32", "fp32-attention"], "recipe fp32-attention: the bundle has standard graphs already: leave one out"),
         (["fp32", "fp32"], "recipe fp32: the bundle has standard graphs already"),
@@ -168,7 +168,7 @@ def test_damaged_manifests_are_refused(
 
 def test_a_recipe_that_is_not_that_of_the_graphs_is_refused(variants_bundle: Path, tmp_path: Path) -> None:
     """The manifest has no hash, but what it says of a variant stands inside its graphs as well."""
-    copy = edited(variants_bundle, tmp_path / "a", lambda m: m["variants"]["int8"]["recipe"].update(block=64))
+    copy = edited(variants_bundle, tmp_path / "a", lambda m: m["variants"]["int8"]["recipe"].update(group_size=64))
     for variant in ("fp32", "int4"):
         with load(copy, variant=variant, threads=1):
             pass
@@ -208,7 +208,7 @@ def test_engines_by_backend_and_variant(variants_bundle: Path) -> None:
     with pytest.raises(ConfigError, match="unknown backend 'otr': did you mean 'ort'"):
         expand(["otr"], [], opened)
     kinds = [type(make_engine(name, opened)) for name in ("ort", "ort:int8")]
-    assert kinds == [OrtEngine, LoweredEngine]
+    assert kinds == [OrtEngine, InPlaceEngine]
     with pytest.raises(ConfigError, match="unknown backend 'ort:int88': did you mean 'ort:int8'"):
         make_engine("ort:int88", opened)
 
@@ -367,14 +367,14 @@ def test_a_variant_that_mixes_rows_up_fails_in_any_precision(
     variants_bundle: Path, run: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its decisions need not be eager's, but they must be its own in every batch."""
-    encode = LoweredEngine.encode
+    encode = InPlaceEngine.encode
 
-    def shifted(self: LoweredEngine, src_ids: Any, src_lengths: Any, outlook: Any) -> Any:
+    def shifted(self: InPlaceEngine, src_ids: Any, src_lengths: Any, outlook: Any) -> Any:
         state = encode(self, src_ids, src_lengths, outlook)
         state.src_lengths[:] = np.roll(state.src_lengths, 1)
         return state
 
-    monkeypatch.setattr(LoweredEngine, "encode", shifted)
+    monkeypatch.setattr(InPlaceEngine, "encode", shifted)
     (found,) = Gate(open_bundle(variants_bundle), run, threads=1).run(["ort:int8"], reference).engines
     assert any(re.match(r"(greedy|beam|sampling) \((alone|neighbours|shuffled)\): ", line) for line in found.failures)
 
@@ -388,12 +388,16 @@ def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_variant_may_have_narrower_axes(shallow: Path, tmp_path: Path) -> None:
     axes = "[axes]\nsrc_len = { min = 1, opt = 2, max = 4 }\nbeams = { min = 1, opt = 2, max = 2 }\n"
-    assert ship(shallow, tmp_path / "bundle", ["fp32", str(write(tmp_path / "narrow.toml", LOWERED + axes))]).passed
+    assert export_checked(
+        shallow, tmp_path / "bundle", ["fp32", str(write(tmp_path / "narrow.toml", ORT_CPU + axes))]
+    ).passed
 
 
 def test_a_variant_called_ort_does_not_loosen_the_standard_graphs(shallow: Path, tmp_path: Path) -> None:
-    loose = write(tmp_path / "ort.toml", f"{LOWERED}[tolerance]\nscores = 0.5\n")
-    report = ship(shallow, tmp_path / "bundle", ["fp32", str(loose)], write(tmp_path / "lines.txt", "w5 w6\n"))
+    loose = write(tmp_path / "ort.toml", f"{ORT_CPU}[tolerance]\nscores = 0.5\n")
+    report = export_checked(
+        shallow, tmp_path / "bundle", ["fp32", str(loose)], write(tmp_path / "lines.txt", "w5 w6\n")
+    )
     assert [engine.tolerance.scores for engine in report.engines] == [1e-4, 0.5]
 
 
@@ -427,7 +431,7 @@ def test_the_command_exports_variants_and_the_first_is_the_default(shipped: Path
     for variant in (None, "int8", "int4", "fp32"):
         with load(shipped, variant=variant, threads=1, max_tokens=6) as translator:
             outputs[variant] = [(r.ids, r.score) for r in translator.translate(["w5 w6 w7", "w20 w30"])]
-            kind = LoweredEngine if variant != "fp32" else OrtEngine
+            kind = InPlaceEngine if variant != "fp32" else OrtEngine
             assert type(translator.engine) is kind
     assert outputs[None] == outputs["int8"] != outputs["fp32"] and outputs["int4"] != outputs["int8"]
     command = ("translate", shipped, "--threads", 1, "--max-tokens", 6, "--json")

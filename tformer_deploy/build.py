@@ -16,8 +16,7 @@ from .bundle import Bundle, changing
 from .contract import GRAPHS, caches
 from .data import read_lines
 from .decoding import DecodeOptions, decode
-from .engines.trt_api import PORTABLE, TensorRt, load_builder
-from .engines.trt_build import BuildOptions, Plan, Precision, compile_plan
+from .engines.trt.api import PORTABLE, TensorRt, load_builder
 from .errors import ConfigError, DataError, LimitError
 from .export.half import Island, fix_sizes, to_half
 from .export.save import load_graph
@@ -25,8 +24,9 @@ from .files import atomic_directory, scratch, write_json
 from .headers import within
 from .plans import FOLDER, HEADER, Profile, Stamp, file_hashes, plan_file, plans_header, trt_variant
 from .recipe import Axes
+from .trt_builder import BuildOptions, Plan, Precision, compile_plan
 
-Ranges = dict[str, dict[str, float]]
+LargestValues = dict[str, dict[str, float]]
 """Graph -> tensor -> largest absolute value."""
 CALIBRATED, BATCH_TOKENS = 256, 1024
 """At most so many sentences of the text are decoded, in batches of so many padded tokens."""
@@ -150,7 +150,7 @@ def build_plans(
     report = BuildReport(place, stamp, fast=options.fast)
     before = {path.stem.partition("-")[2] for path in place.glob(f"{GRAPHS[1]}-*.plan")}
     report.replaced = sorted(before - set(map(str, chosen)))
-    ranges: Ranges = {}
+    ranges: LargestValues = {}
     if calibrate:
         sources = texts[calibrate]
         ranges = measure(bundle, variant, sources, max(profile.capacity for profile in chosen), progress)
@@ -223,7 +223,7 @@ def usual_profiles(axes: Axes, found: Sequence[int]) -> set[Profile]:
     return {Profile(1, beams, *usual), Profile(axes.batch.opt, beams, *usual), Profile(1, beams, *longest)}
 
 
-def largest_values(ranges: Ranges) -> dict[str, tuple[str, float]]:
+def largest_values(ranges: LargestValues) -> dict[str, tuple[str, float]]:
     """Of each graph: the tensor that got largest, and how large."""
     # Without the scores of what must not be looked at, which are meant to be huge and stay fp32.
     shown = {graph: {name: x for name, x in found.items() if x < HUGE} for graph, found in ranges.items()}
@@ -250,9 +250,9 @@ def measure(
     sources: Sequence[Sequence[int]],
     steps: int,
     progress: Callable[[int], None] | None,
-) -> Ranges:
+) -> LargestValues:
     """Decode the first sentences greedily in fp32 for so many steps, and see how large every value gets."""
-    from .engines.ort_ranges import RangeEngine
+    from .engines.ort.ranges import RangeEngine
 
     lengths = [len(source) for source in sources[:CALIBRATED]]
     with RangeEngine(bundle, 0, variant) as engine:

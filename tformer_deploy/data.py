@@ -44,7 +44,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Right-padded rows. src_ids (B, S), src_lengths (B), tgt_in and tgt_out (B, T); padded targets hold pad_id."""
 
     src_ids: Ids
@@ -215,11 +215,11 @@ class Corpus:
         batches.append(order[start:])
         return [batches[i] for i in rng.permutation(len(batches))]
 
-    def batch(self, indices: NDArray[np.int64], pad_id: int, start_id: int) -> Batch:
+    def batch(self, indices: NDArray[np.int64], pad_id: int, start_id: int) -> TrainingBatch:
         """Pad some pairs to a batch."""
         tgt_out = pad([self.tgt[i] for i in indices], pad_id)
         tgt_in = np.concatenate((np.full((len(indices), 1), start_id, np.int32), tgt_out[:, :-1]), 1)
-        return Batch(
+        return TrainingBatch(
             pad([self.src[i] for i in indices], pad_id), self._src_sizes[indices].astype(np.int32), tgt_in, tgt_out
         )
 

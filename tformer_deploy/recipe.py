@@ -93,7 +93,7 @@ TOLERANCES = {
 report."""
 HALVES = ("fp16", "bf16")
 """Precisions that plans have and graphs have not."""
-BLOCKS = (0, 16, 32, 64, 128, 256)
+GROUP_SIZES = (0, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Recipe:
     the standard operators of opset 17 that every TensorRT from 8.6 on takes, which `tformer build` compiles."""
     precision: Literal["fp32", "int8", "int4"] = "fp32"
     """Of the weights; the sums are fp32."""
-    block: int = 0
+    group_size: int = 0
     """Weights of the step that share a scale, for few rows at a time; 0: a whole column, for many rows."""
     cache: Literal["growing", "static"] = "growing"
     """`static`: a buffer with room for later tokens."""
@@ -125,18 +125,18 @@ class Recipe:
             raise ConfigError(f"opset={self.opset}: must be 18 to 24, which ONNX Runtime and TensorRT both load")
         if self.top_k < 0:
             raise ConfigError(f"top_k={self.top_k}: must be at least 0")
-        lowered = self.target != "onnx"
-        cache = "static" if lowered else "growing"
+        own_runtime = self.target != "onnx"
+        cache = "static" if own_runtime else "growing"
         if self.cache != cache:
             raise ConfigError(f"cache={self.cache}: must be {cache} with target={self.target}")
         if self.precision != "fp32" and self.target != "ort-cpu":
             raise ConfigError(f"precision={self.precision}: needs target = 'ort-cpu'")
-        if self.attention and lowered:
+        if self.attention and own_runtime:
             raise ConfigError("attention = true: needs target = 'onnx', whose graphs return it")
-        if self.block not in BLOCKS or (self.block and self.precision == "fp32"):
-            raise ConfigError(f"block={self.block}: must be one of {BLOCKS}, and 0 with fp32")
-        if self.precision == "int4" and not self.block:
-            raise ConfigError(f"block=0: int4 needs one of {BLOCKS[1:]}")
+        if self.group_size not in GROUP_SIZES or (self.group_size and self.precision == "fp32"):
+            raise ConfigError(f"group_size={self.group_size}: must be one of {GROUP_SIZES}, and 0 with fp32")
+        if self.precision == "int4" and not self.group_size:
+            raise ConfigError(f"group_size=0: int4 needs one of {GROUP_SIZES[1:]}")
         if self.plans and self.target != "trt":
             raise ConfigError(f"[plans] with target={self.target}: only target = 'trt' has plans")
 
@@ -148,7 +148,7 @@ class Recipe:
     @property
     def integer_step(self) -> bool:
         """Whether a step's products are of integers, with a scale per output."""
-        return self.precision != "fp32" and not self.block
+        return self.precision != "fp32" and not self.group_size
 
     def passes(self, graph: str) -> tuple[str, ...]:
         """What rewrites the trace of a graph, in order: the names of `export.passes`."""
@@ -158,7 +158,7 @@ class Recipe:
             merged = ("merge_matmuls",)
             return ("fuse_norm", "fold_scales", *merged, "fold_weights", "older_operators")
         quantized = self.precision != "fp32"
-        grouped = quantized and self.block > 0 and graph != "encoder"
+        grouped = quantized and self.group_size > 0 and graph != "encoder"
         if graph == "short_rows":
             return (("gather_quantized",) if grouped else ("quantize_listed",)) if quantized else ()
         merge = () if graph == "encoder" else ("merge_matmuls",)
@@ -180,7 +180,7 @@ class Recipe:
         beams = self.axes.beams
         axes = dataclasses.replace(
             self.axes,
-            # The best 2*beams - 1 tokens must exist, 2*beams of a lowered graph.
+            # The best 2*beams - 1 tokens must exist, 2*beams of a step with static caches.
             beams=beams if self.top_k else beams.within((config.tgt_vocab + (self.cache == "growing")) // 2),
             src_len=self.axes.src_len.within(config.max_positions),
             past_len=self.axes.past_len.within(config.max_positions - 1),
@@ -204,6 +204,8 @@ def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
     A limit that it does not have is that of the precision.
     """
     flat = dict(values)
+    if "block" in flat and "group_size" not in flat:  # its name in older recipes and bundles
+        flat["group_size"] = flat.pop("block")
     axes, plans = flat.pop("axes", {}), flat.pop("plans", {})
     for name, table in (("axes", axes), ("plans", plans)):
         if not isinstance(table, Mapping):

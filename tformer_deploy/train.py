@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .checkpoint import HEADER, load_tensors, load_weights, model_tensors, require_like, save_checkpoint, save_tensors
 from .checkpoint import VERSION as CHECKPOINT_VERSION
 from .config import ModelConfig, TrainConfig
-from .data import Batch, BatchStream, Corpus, DataConfig, Parallel
+from .data import BatchStream, Corpus, DataConfig, Parallel, TrainingBatch
 from .engines.eager import EagerEngine
 from .errors import ArtifactError, Interrupted, TrainingError
 from .files import sha256, write_json
@@ -156,12 +156,12 @@ class Trainer:
             "seconds": time.perf_counter() - start,
         }
 
-    def batch(self, corpus: Corpus, indices: Any) -> Batch:
+    def batch(self, corpus: Corpus, indices: Any) -> TrainingBatch:
         """Some pairs, padded."""
         config = self.model.config
         return corpus.batch(indices, config.pad_id, config.start_id)
 
-    def loss(self, batch: Batch, label_smoothing: float) -> Tensor:
+    def loss(self, batch: TrainingBatch, label_smoothing: float) -> Tensor:
         """Cross-entropy summed over the target tokens of a batch."""
         src_ids, lengths, tgt_in, tgt_out = (
             torch.from_numpy(array).to(self.device)

@@ -25,11 +25,11 @@ from tformer_deploy.errors import ArtifactError, DataError
 from tformer_deploy.export.save import weights_read
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
+from tformer_deploy.export_checked import choose
 from tformer_deploy.files import write_json
 from tformer_deploy.model import Transformer
 from tformer_deploy.plans import Profile, trt_variant
 from tformer_deploy.recipe import narrowest
-from tformer_deploy.ship import choose
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
 
 from .seeded import LISTED, fill

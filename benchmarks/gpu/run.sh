@@ -225,7 +225,7 @@ environment_python() {
 # flavors: environment and flavor of each TensorRT.
 flavors() {
   if [[ $INSTALLED ]]; then
-    "$INSTALLED" -c 'from tformer_deploy.engines.trt_api import installed; print("plain", installed()[0])'
+    "$INSTALLED" -c 'from tformer_deploy.engines.trt.api import installed; print("plain", installed()[0])'
     return
   fi
   if worked install-rtx; then printf 'rtx rtx\n'; fi
@@ -233,7 +233,7 @@ flavors() {
 }
 
 find_gpu() {
-  local code='from tformer_deploy.engines.trt_api import find_gpu; print(find_gpu("this stage").name)' found python
+  local code='from tformer_deploy.engines.trt.api import find_gpu; print(find_gpu("this stage").name)' found python
   [[ $GPU || $NO_GPU ]] && return
   python=$(any_python)
   if found=$("$python" -c "$code" 2>&1); then

@@ -59,7 +59,7 @@ def matrix_rates(threads: int) -> dict[str, float]:
 
     Raises ModuleNotFoundError where ONNX Runtime is not installed, ArtifactError where it does not work.
     """
-    from ..engines.ort_library import check_library, loading, open_session, session_options
+    from ..engines.ort.library import check_library, loading, open_session, session_options
 
     check_library()
     rates = {}

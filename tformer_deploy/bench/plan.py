@@ -41,7 +41,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """A whole benchmark."""
 
     bundle: Path

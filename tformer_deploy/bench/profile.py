@@ -15,7 +15,7 @@ from ..bundle import Bundle
 from ..contract import GRAPHS
 from ..decoding import DecodeOptions
 from ..engines import make_engine
-from ..engines.ort import OrtGraphs
+from ..engines.ort.standard import OrtGraphs
 from ..errors import EngineError
 from ..files import scratch
 from .measure import decode_part, random_sources

@@ -143,7 +143,7 @@ class CorpusReport:
 
 
 @dataclass
-class EngineReport:
+class EngineFigures:
     """What one engine needs."""
 
     engine: str
@@ -160,7 +160,7 @@ class EngineReport:
 
 
 @dataclass
-class Report:
+class BenchReport:
     """A whole benchmark."""
 
     machine: dict[str, str]
@@ -171,7 +171,7 @@ class Report:
     rounds: int
     ceiling: Ceiling | None = None
     notes: list[str] = field(default_factory=list)
-    engines: list[EngineReport] = field(default_factory=list)
+    engines: list[EngineFigures] = field(default_factory=list)
     points: list[PointReport] = field(default_factory=list)
     corpus: list[CorpusReport] = field(default_factory=list)
     corpus_name: str = ""
@@ -228,7 +228,7 @@ POINT_HEAD = (
 CORPUS_HEAD = ("  engine", "beams", "sentences", "tokens", "sentences/s", "tokens/s", "single sentences, ms")
 
 
-def engine_row(found: EngineReport) -> tuple[str, ...]:
+def engine_row(found: EngineFigures) -> tuple[str, ...]:
     """Cells under ENGINE_HEAD."""
     sizes = (found.import_ms, found.load_ms, found.peak_mib, found.disk_mib)
     return (found.engine, found.precision, *(figure(size) for size in sizes))
@@ -282,7 +282,7 @@ def describe_ceiling(ceiling: Ceiling) -> str:
     return f"limits with {ceiling.threads} threads: reads {speeds}; matrix operations {rates}"
 
 
-def describe_device(found: EngineReport) -> str:
+def describe_device(found: EngineFigures) -> str:
     """The GPU of an engine, in a line."""
     device = found.device or {}
     return (

@@ -15,7 +15,7 @@ from .plan import Point
 LARGE_BUFFER = 512 << 20
 """Bytes; larger than the caches of most processors."""
 WEIGHT_BITS = {"int8": 8, "int4": 4}
-"""By block; by column, as in every encoder that is of integers, weights have 8."""
+"""By group; by column, as in every encoder that is of integers, weights have 8."""
 FLOAT_BYTES = 4
 HALF_BYTES = 2
 OVERHEAD = 0.5
@@ -27,7 +27,7 @@ class Storage:
     """How an engine keeps weights and caches."""
 
     precision: str = "fp32"
-    block: int = 0
+    group_size: int = 0
     """Weights of the step that share a scale; 0: a column."""
 
     @property
@@ -35,13 +35,13 @@ class Storage:
         """Of a number in a cache."""
         return HALF_BYTES if self.precision in ("fp16", "bf16") else FLOAT_BYTES
 
-    def weight_bytes(self, matrices: Sequence[tuple[int, int]], block: int) -> int:
-        """Matrices (inputs, outputs), in integers with a scale for each block or, with 0, column."""
+    def weight_bytes(self, matrices: Sequence[tuple[int, int]], group_size: int) -> int:
+        """Matrices (inputs, outputs), in integers with a scale for each group or, with 0, column."""
         elements = sum(math.prod(matrix) for matrix in matrices)
         if self.precision not in WEIGHT_BITS:
             return elements * self.cache_bytes
-        bits = WEIGHT_BITS[self.precision] if block else 8
-        scales = sum(outputs * (-(-inputs // block) if block else 1) for inputs, outputs in matrices)
+        bits = WEIGHT_BITS[self.precision] if group_size else 8
+        scales = sum(outputs * (-(-inputs // group_size) if group_size else 1) for inputs, outputs in matrices)
         return elements * bits // 8 + scales * FLOAT_BYTES
 
 
@@ -119,7 +119,7 @@ def step_cost(config: ModelConfig, weights: Weights, storage: Storage, point: Po
     # Beams of a sentence share its cross keys and values.
     cached = 2 * layers * inner * (rows * (past + 1) + point.batch * point.src_len)
     return Cost(
-        storage.weight_bytes(weights.matmuls, storage.block) + FLOAT_BYTES * weights.others,
+        storage.weight_bytes(weights.matmuls, storage.group_size) + FLOAT_BYTES * weights.others,
         round(storage.cache_bytes * cached),
         2 * rows * sum(math.prod(matrix) for matrix in weights.matmuls),
         round(4 * layers * inner * rows * (past + 1 + point.src_len)),

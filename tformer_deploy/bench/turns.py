@@ -15,8 +15,8 @@ from ..engines import parse_name, recipe_of
 from ..errors import MissingExtra
 from ..processes import Process, in_turn
 from .measure import CorpusSample, Sample
-from .plan import Plan, Point, has_profile
-from .report import CorpusReport, EngineReport, NodeKind, PointReport, Report
+from .plan import BenchPlan, Point, has_profile
+from .report import BenchReport, CorpusReport, EngineFigures, NodeKind, PointReport
 from .roofline import (
     LARGE_BUFFER,
     Ceiling,
@@ -35,10 +35,12 @@ CorpusSamples = dict[tuple[int, str], list[CorpusSample]]
 Progress = Callable[[int], None]
 
 
-def run(plan: Plan, bundle: Bundle, progress: Progress = lambda count: None) -> Report:
+def run(plan: BenchPlan, bundle: Bundle, progress: Progress = lambda count: None) -> BenchReport:
     """Measure everything. Raises LimitError or DataError, before anything runs, for what cannot be measured."""
     plan.check(bundle)
-    report = Report(machine(), plan.threads, plan.workers, plan.rounds, corpus_name=plan.src.name if plan.src else "")
+    report = BenchReport(
+        machine(), plan.threads, plan.workers, plan.rounds, corpus_name=plan.src.name if plan.src else ""
+    )
     report.shortlist = bundle.manifest["shortlist"]["file"] if plan.shortlist else ""
     samples: Samples = defaultdict(list)
     texts: CorpusSamples = defaultdict(list)
@@ -46,7 +48,7 @@ def run(plan: Plan, bundle: Bundle, progress: Progress = lambda count: None) -> 
         engines = {name: stack.enter_context(start(name)) for name in plan.engines}
         for name, process in engines.items():
             report.engines.append(_load(plan, name, process))
-        limits = Limits(plan, bundle, stack.enter_context(start("limits of the machine")), report)
+        limits = MachineLimits(plan, bundle, stack.enter_context(start("limits of the machine")), report)
         for number in range(plan.rounds):
             limits.measure()
             _round(plan, {name: engines[name] for name in in_turn(plan.engines, number)}, samples, texts, progress)
@@ -70,7 +72,7 @@ def start(name: str) -> Process:
     return Process(name, [sys.executable, "-m", f"{__package__}.worker"])
 
 
-def _load(plan: Plan, name: str, process: Process) -> EngineReport:
+def _load(plan: BenchPlan, name: str, process: Process) -> EngineFigures:
     found = process.ask(
         "open",
         bundle=str(plan.bundle),
@@ -80,10 +82,12 @@ def _load(plan: Plan, name: str, process: Process) -> EngineReport:
         workers=plan.workers,
         shortlist=plan.shortlist,
     )
-    return EngineReport(name, peak_mib=0.0, **found)
+    return EngineFigures(name, peak_mib=0.0, **found)
 
 
-def _round(plan: Plan, engines: dict[str, Process], samples: Samples, texts: CorpusSamples, progress: Progress) -> None:
+def _round(
+    plan: BenchPlan, engines: dict[str, Process], samples: Samples, texts: CorpusSamples, progress: Progress
+) -> None:
     """Every engine at every point, then on the text."""
     for point in plan.points:
         for name, process in engines.items():
@@ -98,14 +102,14 @@ def _round(plan: Plan, engines: dict[str, Process], samples: Samples, texts: Cor
             progress(1)
 
 
-class Limits:
+class MachineLimits:
     """What the machine can do, measured in a process of its own, and what that means for each point."""
 
-    def __init__(self, plan: Plan, bundle: Bundle, process: Process, report: Report) -> None:
+    def __init__(self, plan: BenchPlan, bundle: Bundle, process: Process, report: BenchReport) -> None:
         self.plan, self.bundle, self.process, self.report = plan, bundle, process, report
         self.threads = plan.threads * plan.workers
         self.storages = {
-            engine.engine: Storage(engine.precision, recipe_of(engine.engine, bundle).block)
+            engine.engine: Storage(engine.precision, recipe_of(engine.engine, bundle).group_size)
             for engine in report.engines
         }
         weights = bundle.manifest.get("weights", {})

@@ -79,7 +79,7 @@ class Worker:
         if parse_name(self.name).device == "cpu":
             return None
         try:
-            from ..engines.cuda import measure_gpu
+            from ..engines.trt.cuda import measure_gpu
         except ModuleNotFoundError:  # eager and ort do without cuda-python
             return None
 

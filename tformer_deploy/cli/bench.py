@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError, Interrupted
-from .options import Checkpoint, Device, Json, Shortlisted
+from .options import CheckpointOption, DeviceOption, Json, Shortlisted
 from .root import app, emit, progress
 
 
@@ -19,8 +19,8 @@ def bench(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Annotated[list[str] | None, typer.Option(help="Engine: ort, trt or eager; repeatable.")] = None,
     variant: Annotated[list[str] | None, typer.Option(help="Graphs of ort; repeatable. Without it: all.")] = None,
-    device: Device = "cpu",
-    checkpoint: Checkpoint = None,
+    device: DeviceOption = "cpu",
+    checkpoint: CheckpointOption = None,
     batch: Annotated[str | None, typer.Option(help="Sentences at once. Without it: 1,8,32.")] = None,
     beam: Annotated[str | None, typer.Option(help="Widths of the beam. Without it: 1,4.")] = None,
     src_len: Annotated[str | None, typer.Option(help="Tokens of a source. Without it: 20.")] = None,
@@ -41,7 +41,7 @@ def bench(
 
     With --backend trt and without --batch, --beam, --src-len and --new-tokens: the sizes of its plans.
     """
-    from ..bench import Plan, make_points, run, usual_points
+    from ..bench import BenchPlan, make_points, run, usual_points
     from ..bundle import open_bundle
     from ..check import with_shortlist
     from ..engines import expand, threads_each
@@ -58,7 +58,7 @@ def bench(
     if shortlist:
         variants = with_shortlist(opened, backends, variants)
     engines = tuple(expand(backends, variants, opened, device))
-    plan = Plan(
+    plan = BenchPlan(
         bundle=bundle,
         engines=engines,
         points=make_points(given) if given else usual_points(engines, opened),

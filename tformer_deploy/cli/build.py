@@ -58,8 +58,8 @@ def build(
 ) -> None:
     """Compile a bundle's graphs to TensorRT plans, which go into the bundle."""
     from ..build import build as build_plans
-    from ..engines.trt_build import BuildOptions
     from ..plans import parse_profile
+    from ..trt_builder import BuildOptions
 
     profiles = [parse_profile(text) for text in profile or []]
     options = BuildOptions(precision.value, fast, version_compatible, hardware_compatible, timing_cache, trt_flavor)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError, unknown
-from .options import Checkpoint, Device, Json, Shortlisted, Threads
+from .options import CheckpointOption, DeviceOption, Json, Shortlisted, Threads
 from .root import app, emit, progress
 
 
@@ -23,8 +23,8 @@ def check(
         list[str] | None,
         typer.Option(help="Graphs that ort runs, fp32 the standard ones; repeatable. Without it: all."),
     ] = None,
-    device: Device = "cpu",
-    checkpoint: Checkpoint = None,
+    device: DeviceOption = "cpu",
+    checkpoint: CheckpointOption = None,
     src: Annotated[Path | None, typer.Option(help="Text, one sentence a line; without it, generated ids.")] = None,
     tgt: Annotated[Path | None, typer.Option(help="Its translation: adds BLEU and chrF of both sides.")] = None,
     save_reference: Annotated[Path | None, typer.Option(help="Write eager's side to this file.")] = None,

@@ -31,8 +31,8 @@ def export(
     json: Json = False,
 ) -> None:
     """Export a checkpoint to a bundle and check it against eager PyTorch; a failed check leaves no bundle."""
-    from ..ship import Texts, ship
+    from ..export_checked import Texts, export_checked
 
     with progress("check") as advance:
-        report = ship(run, out, recipe or ["fp32"], Texts(src, tgt, calibrate), force, advance)
+        report = export_checked(run, out, recipe or ["fp32"], Texts(src, tgt, calibrate), force, advance)
     emit({"bundle": str(out), "check": report.to_json()}, json, f"{report}\n{out}: bundle written")

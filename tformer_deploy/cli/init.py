@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..config import MOST_OF_MODEL
-from .options import Json, Settings, merge_settings
+from .options import Json, SettingsOption, merge_settings
 from .root import app, emit
 
 
@@ -21,7 +21,7 @@ def init(
     ] = 32000,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 1,
     config: Annotated[Path | None, typer.Option(help="TOML file with [model].")] = None,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is in --out.")] = False,
     json: Json = False,
 ) -> None:

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from ..text import Tokenizer
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Settings = Annotated[
+SettingsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Any setting, such as model.d_ff=512 or train.lr=0.002; repeatable."
     ),
 ]
 
-Checkpoint = Annotated[
+CheckpointOption = Annotated[
     Path | None, typer.Option(help="Run folder for eager PyTorch, if it is not where it was at export.")
 ]
 Backend = Annotated[str, typer.Option(help="Engine: ort, trt or eager.")]
@@ -34,7 +34,7 @@ Variant = Annotated[
     str | None,
     typer.Option(help="Graphs that ort runs, fp32: the standard ones; precision of trt's plans."),
 ]
-Device = Annotated[str, typer.Option(help="Where ort and eager run: cpu or cuda.")]
+DeviceOption = Annotated[str, typer.Option(help="Where ort and eager run: cpu or cuda.")]
 Shortlisted = Annotated[
     bool, typer.Option("--shortlist", help="Score only what tformer shortlist found likely; for few lines at a time.")
 ]

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import DataError
 from .lines import utf8_output
-from .options import Backend, Checkpoint, Device, Json, Threads, Variant
+from .options import Backend, CheckpointOption, DeviceOption, Json, Threads, Variant
 from .root import app, progress
 
 WINDOW = 4000
@@ -24,8 +24,8 @@ def score(
     tgt: Annotated[Path, typer.Option(help="Their translations, line by line.")],
     backend: Backend = "ort",
     variant: Variant = None,
-    device: Device = "cpu",
-    checkpoint: Checkpoint = None,
+    device: DeviceOption = "cpu",
+    checkpoint: CheckpointOption = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Add every token and its log-probability.")] = False,
     threads: Threads = 0,
     json: Json = False,

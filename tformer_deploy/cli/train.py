@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
-from .options import Json, Settings, merge_settings
+from .options import Json, SettingsOption, merge_settings
 from .root import app, emit
 
 
@@ -32,7 +32,7 @@ def train(
     updates: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, order and dropout.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with [model] and [train].")] = None,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out with its own settings.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start over in a folder that holds a run.")] = False,
     json: Json = False,

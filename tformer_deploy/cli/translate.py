@@ -18,9 +18,9 @@ from ..notes import note
 from .lines import utf8_output, windows
 from .options import (
     Backend,
-    Checkpoint,
+    CheckpointOption,
     DecodeSettings,
-    Device,
+    DeviceOption,
     Json,
     Shortlisted,
     Threads,
@@ -48,8 +48,8 @@ def translate(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Backend = "ort",
     variant: Variant = None,
-    device: Device = "cpu",
-    checkpoint: Checkpoint = None,
+    device: DeviceOption = "cpu",
+    checkpoint: CheckpointOption = None,
     shortlist: Shortlisted = False,
     beams: Annotated[int | None, typer.Option(help="Width of the beam; 1: greedy.")] = None,
     n_best: Annotated[int | None, typer.Option(help="Outputs per line, as NUMBER ||| TEXT ||| SCORE.")] = None,

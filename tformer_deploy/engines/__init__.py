@@ -162,22 +162,22 @@ def make_engine(
     lists = open_shortlist(bundle, parts.variant) if shortlist else None
     try:
         if parts.backend == "trt":
-            from .trt import TrtEngine
+            from .trt.engine import TrtEngine
 
             return TrtEngine(bundle, parts.variant)
         if name == "ort":
-            from .ort import OrtEngine
+            from .ort.standard import OrtEngine
 
             return OrtEngine(bundle, threads)
         if parts.backend == "ort":
             if bundle.variants[parts.variant].target == "trt":
                 trt_variant(bundle)  # refuses graphs of an older version
-                from .ort_static import OrtStaticEngine
+                from .ort.choosing import ChoosingEngine
 
-                return OrtStaticEngine(bundle, threads, parts.variant, parts.device)
-            from .ort_lowered import LoweredEngine
+                return ChoosingEngine(bundle, threads, parts.variant, parts.device)
+            from .ort.in_place import InPlaceEngine
 
-            return LoweredEngine(bundle, threads, parts.variant, lists)
+            return InPlaceEngine(bundle, threads, parts.variant, lists)
         return _eager(bundle, checkpoint, threads, parts.device)
     except ModuleNotFoundError as error:
         raise missing_extra(error) from None

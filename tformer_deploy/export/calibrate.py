@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -13,18 +13,14 @@ from torch import Tensor, nn
 from ..contract import layer_names
 from ..recipe import Recipe
 from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
-from .quantizing import channels, group_size, groups
+from .quantizing import Ranges, channels, group_size, groups
 
-Ranges = dict[str, tuple[float, float]]
-"""Name of a linear layer -> least and largest element of its input, 0 among them."""
 Noise = dict[str, float]
 """Name of a layer's output, see `contract.layer_names` -> the root mean square of its differences."""
 SENTENCES, BATCH, TOKENS = 256, 32, 64
 """At most so many sentences, in batches of so many, each decoded for at most so many steps."""
 NOISE_SENTENCES, NOISE_TOKENS = 64, 32
 """The same where both the model and its rounded copy decode."""
-Step = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Tokens (B, 1), position (1) and the sentences that go on (B) -> log-probabilities (B, 1, V)."""
 
 
 @torch.inference_mode()
@@ -44,7 +40,7 @@ def input_ranges(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> Ranges:
     try:
         chosen = sorted(sources[:SENTENCES], key=len)
         for start in range(0, len(chosen), BATCH):
-            for _ in decode([model], chosen[start : start + BATCH], TOKENS):
+            for _ in seen_steps([model], chosen[start : start + BATCH], TOKENS):
                 pass
     finally:
         for hook in hooks:
@@ -65,7 +61,7 @@ def layer_noise(model: Seq2Seq, recipe: Recipe, ranges: Ranges, sources: Sequenc
         sums: dict[str, Tensor] = {}
         batch = chosen[start : start + BATCH]
         counts = {"encoder": torch.zeros(len(batch)), "decoder": torch.zeros(len(batch))}
-        for side, sentences, real, (ours, theirs) in decode(models, batch, NOISE_TOKENS):
+        for side, sentences, real, (ours, theirs) in seen_steps(models, batch, NOISE_TOKENS):
             counts[side][sentences] += real.sum(1)
             for name in layer_names("encoder" if side == "encoder" else "decoder_step", model.config):
                 squares = ((ours[name] - theirs[name]).square().mean(2) * real).sum(1)
@@ -81,7 +77,7 @@ Seen = tuple[str, Tensor, Tensor, list[Layers]]
 """`encoder` or `decoder`, the sentences (n), which positions are real (n, T), and the layers of every model."""
 
 
-def decode(models: Sequence[Seq2Seq], sources: Sequence[Sequence[int]], most: int) -> Iterator[Seen]:
+def seen_steps(models: Sequence[Seq2Seq], sources: Sequence[Sequence[int]], most: int) -> Iterator[Seen]:
     """Greedy search of the first model, whose tokens the others are fed, for the sake of the values on the way."""
     config, batch = models[0].config, len(sources)
     lengths = torch.tensor([len(source) for source in sources])
@@ -126,12 +122,12 @@ def round_model(model: Seq2Seq, recipe: Recipe, ranges: Ranges) -> Seq2Seq:
         elif isinstance(module, nn.Linear):
             in_encoder = name.startswith("encoder.") or name.endswith((".cross.key", ".cross.value"))
             weight = dict(cast(nn.Module, model).named_modules())[name].weight
-            if in_encoder or not recipe.block:
+            if in_encoder or not recipe.group_size:
                 module.weight = _frozen(_by_columns(weight))
                 least, largest = ranges[name]
                 module.register_forward_pre_hook(lambda _, x, a=least, b=largest: (_over(x[0], a, b),))
             else:
-                size = group_size(recipe.block, weight.shape[1])
+                size = group_size(recipe.group_size, weight.shape[1])
                 module.weight = _frozen(_by_blocks(weight, 8 if recipe.precision == "int8" else 4, size))
                 module.register_forward_pre_hook(lambda _, x, size=size: (_each_block(x[0], size),))
     return copied
@@ -160,7 +156,7 @@ def _over(x: Tensor, least: float, largest: float) -> Tensor:
 
 
 def _each_block(x: Tensor, size: int) -> Tensor:
-    """x in 8 bits with a scale for every block of a row, as the kernels of `MatMulNBits` have it."""
+    """x in 8 bits with a scale for every group of a row, as the kernels of `MatMulNBits` have it."""
     width = x.shape[-1]
     padded = nn.functional.pad(x, (0, -width % size))
     parts = padded.view(*x.shape[:-1], -1, size)

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Ranges = dict[str, tuple[float, float]]
+"""Name of a linear layer -> least and largest element of its input, 0 among them."""
 
 
 def channels(weight: Array) -> tuple[Array, Array]:

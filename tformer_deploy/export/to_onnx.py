@@ -13,8 +13,8 @@ import onnx_ir as ir
 from .. import __version__
 from ..contract import GRAPHS, graphs_of, layer_names, signature
 from ..recipe import Recipe
-from .calibrate import Ranges
 from .passes import run_passes
+from .quantizing import Ranges
 from .save import save_graphs
 from .signature import compare_signature, name_sizes, read_signature
 from .trace import Tracer

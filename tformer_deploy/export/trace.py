@@ -31,7 +31,7 @@ class Tracer:
 
     def graph(self, name: str, recipe: Recipe) -> ir.Model:
         """A graph of `contract.graphs_of` in standard operators, as its fp32 recipe has it."""
-        plain = dataclasses.replace(recipe, precision="fp32", block=0)
+        plain = dataclasses.replace(recipe, precision="fp32", group_size=0)
         # What a trace depends on; the other fields are for passes, or limits.
         of_step = plain.target, plain.top_k, plain.attention, plain.axes
         key = name, plain.opset, *(() if name == "encoder" else of_step)

@@ -11,8 +11,8 @@ from ..bench.report import (
     CORPUS_HEAD,
     ENGINE_HEAD,
     POINT_HEAD,
+    BenchReport,
     PointReport,
-    Report,
     corpus_row,
     describe_ceiling,
     describe_device,
@@ -24,7 +24,7 @@ from .figures import ENGINE_COLOURS, kind_plot, line_plot
 from .page import Table, render_page
 
 
-def render(report: Report) -> str:
+def render(report: BenchReport) -> str:
     """The whole page."""
     names = [engine.engine for engine in report.engines]
     devices = [describe_device(engine) for engine in report.engines if engine.device]

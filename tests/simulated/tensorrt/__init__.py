@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import runtime
 
-from tformer_deploy.engines.ort_library import InferenceSession, SessionOptions
+from tformer_deploy.engines.ort.library import InferenceSession, SessionOptions
 
 __version__ = "11.4.0"
 TYPES = {

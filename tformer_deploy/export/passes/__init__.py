@@ -7,13 +7,14 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from ...recipe import Recipe
+from ..quantizing import Ranges
 from .fold_scales import fold_scales
 from .fold_weights import fold_weights
 from .fuse_attention import fuse_attention
 from .fuse_norm import fuse_norm
 from .merge_matmuls import merge_matmuls
 from .older_operators import older_operators
-from .quantize import Ranges, quantize_channels, quantize_groups, quantize_tables
+from .quantize import quantize_channels, quantize_groups, quantize_tables
 from .rewriting import MICROSOFT
 from .shortlists import gather_quantized, quantize_listed
 from .simplify import simplify
@@ -34,9 +35,9 @@ def run_passes(model: ir.Model, names: tuple[str, ...], recipe: Recipe, ranges: 
         "merge_matmuls": lambda: merge_matmuls(model.graph),
         "quantize_tables": lambda: quantize_tables(model.graph),
         "quantize_channels": lambda: quantize_channels(model.graph, ranges),
-        "quantize_groups": lambda: quantize_groups(model.graph, bits, recipe.block),
+        "quantize_groups": lambda: quantize_groups(model.graph, bits, recipe.group_size),
         "quantize_listed": lambda: quantize_listed(model.graph, ranges),
-        "gather_quantized": lambda: gather_quantized(model.graph, bits, recipe.block),
+        "gather_quantized": lambda: gather_quantized(model.graph, bits, recipe.group_size),
         "fold_weights": lambda: fold_weights(model.graph, gemm=recipe.target == "ort-cpu"),
         "older_operators": lambda: older_operators(model),
     }

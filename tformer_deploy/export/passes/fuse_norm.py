@@ -11,7 +11,8 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from .rewriting import Array, Builder, constant_of, made_by
+from ..quantizing import Array
+from .rewriting import Builder, constant_of, made_by
 
 LARGEST_EPS, GUARD = 1e-6, 1e-12
 """The largest eps that is left out, and what stands in its place so that constant rows give no NaN."""

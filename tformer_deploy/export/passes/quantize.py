@@ -5,16 +5,13 @@ What an output may be off is the recipe's tolerance; every stored integer is wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import onnx_ir as ir
 
 from ...errors import ArtifactError
-from ..quantizing import channels, group_size, packed_groups
-from .rewriting import MICROSOFT, Array, Builder, Linear, constant_of, linears, made_by
+from ..quantizing import Array, Ranges, channels, group_size, packed_groups
+from .rewriting import MICROSOFT, Builder, Linear, constant_of, linears, made_by
 
-Ranges = Mapping[str, tuple[float, float]]
 IDS = ("src_ids", "tokens", "shortlist")
 """Inputs that name rows of a table."""
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[Any]
+from ..quantizing import Array
+
 MICROSOFT = "com.microsoft"
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..quantizing import channels, group_size, packed_groups
-from .quantize import Ranges, round_input
+from ..quantizing import Ranges, channels, group_size, packed_groups
+from .quantize import round_input
 from .rewriting import MICROSOFT, Builder, constant_of
 
 ROWS, SCALES, LIST = "listed_rows", "listed_scales", "shortlist"

@@ -1,4 +1,4 @@
-"""Checkpoint to bundle: export, lower, check, and only then give it its name."""
+"""Checkpoint to bundle: export, check, and only then give it its name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Calibration:
     """What was done, for the report."""
 
 
-def ship(
+def export_checked(
     run: Path,
     out: Path,
     recipes: Sequence[str] = (STANDARD,),

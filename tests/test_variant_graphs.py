@@ -1,4 +1,4 @@
-"""Lowered graphs: eager's numbers for every kind of model, best tokens in order, products in 8 and 4 bits."""
+"""Graphs of variants: eager's numbers for every kind of model, best tokens in order, products in 8 and 4 bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tformer_deploy.contract import GRAPHS, SLOTS_GRAPH, kind_of, layer_names, s
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.base import Scores
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.engines.ort_library import InferenceSession, SessionOptions
+from tformer_deploy.engines.ort.library import InferenceSession, SessionOptions
 from tformer_deploy.export.calibrate import input_ranges
 from tformer_deploy.export.graphs import best_in_blocks, block_width
 from tformer_deploy.export.passes.rewriting import MICROSOFT
@@ -32,7 +32,7 @@ from tformer_deploy.export.trace import Tracer
 from tformer_deploy.recipe import Axes, Axis, Recipe, load_recipe
 from tformer_deploy.translate import make_batch
 
-from .conftest import lowered_engine, random_model, random_sources, small_config
+from .conftest import random_model, random_sources, small_config, variant_engine
 
 Array = NDArray[Any]
 TOLERANCE = 1e-5
@@ -77,7 +77,7 @@ def test_lowered_graphs_give_eagers_numbers_and_tokens(changes: dict[str, object
     model = random_model(small_config(**changes))
     src_ids, lengths = random_sources(5, 9)
     src_ids %= 44  # in every vocabulary
-    with lowered_engine(model, tmp_path, recipe) as engine, EagerEngine(model) as eager:
+    with variant_engine(model, tmp_path, recipe) as engine, EagerEngine(model) as eager:
         assert_same_numbers(engine, eager, src_ids, lengths)
         batch = make_batch([row[:n].tolist() for row, n in zip(src_ids, lengths, strict=True)], model.config.pad_id)
         for options in ({}, {"beams": 4, "n_best": 4}, {"sampling": True, "n_best": 2, "seed": 3, "top_p": 0.95}):
@@ -118,7 +118,7 @@ def assert_best(found: Scores) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fp32-cpu", "int8", "int8-latency", "int4"])
-def test_lowered_graphs_keep_the_contract(recipe: str, variants_bundle: Path) -> None:
+def test_graphs_of_variants_keep_the_contract(recipe: str, variants_bundle: Path) -> None:
     manifest = json.loads((variants_bundle / "manifest.json").read_text())
     config = small_config()
     for name in (*GRAPHS, SLOTS_GRAPH):
@@ -211,7 +211,7 @@ def test_equal_output_rows_give_the_lower_id(tmp_path: Path) -> None:
     model.output.weight.data = model.output.weight.data[:512].repeat(4, 1)
     recipe = dataclasses.replace(load_recipe("fp32-cpu"), axes=Axes(beams=Axis(1, 1, 6)))
     src_ids, lengths = random_sources(3, 5)
-    with lowered_engine(model, tmp_path, recipe) as engine:
+    with variant_engine(model, tmp_path, recipe) as engine:
         state = engine.encode(src_ids, lengths)
         for beams in (1, 3, 6, 2):
             width = len(state.tokens[0])
@@ -314,7 +314,7 @@ def test_models_in_few_bits_stay_within_their_tolerance(
     limits = load_recipe(recipe).tolerance
     src_ids, lengths = random_sources(6, 12)
     tgt_ids = np.random.default_rng(1).integers(4, 60, (6, 10)).astype(np.int32)
-    with lowered_engine(model, tmp_path, recipe) as engine, EagerEngine(model) as eager:
+    with variant_engine(model, tmp_path, recipe) as engine, EagerEngine(model) as eager:
         ours, theirs = (side.layers(src_ids, lengths, tgt_ids) for side in (eager, engine))
         real = np.arange(12) < lengths[:, None]
         for name in [name for name in ours if name.startswith("cross_")]:

@@ -9,15 +9,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ..contract import GRAPHS
-from .ort_library import InferenceSession, RunOptions
-from .ort_static import OrtStaticEngine
+from ...contract import GRAPHS
+from .choosing import ChoosingEngine
+from .library import InferenceSession, RunOptions
 
 SUFFIX = ".largest"
 
 
-class RangeEngine(OrtStaticEngine):
-    """Decodes as `OrtStaticEngine` does and remembers the largest absolute value of every float tensor."""
+class RangeEngine(ChoosingEngine):
+    """Decodes as `ChoosingEngine` does and remembers the largest absolute value of every float tensor."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
-from ..errors import ArtifactError, ConfigError, EngineError, MissingExtra, TformerError
+from ...errors import ArtifactError, ConfigError, EngineError, MissingExtra, TformerError
 
 # The wheels report usage to their vendor unless this is set before the library loads.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

@@ -87,7 +87,7 @@ class Device(Protocol):
 
 
 @dataclass
-class StaticState:
+class AheadState:
     """A batch on a device; `places` and `parents` are rows of the device, for each row (B, K) of the search."""
 
     device: Device
@@ -108,7 +108,7 @@ class StaticState:
     misses: int = 0
 
 
-class StaticEngine(SameStep, ABC):
+class AheadEngine(SameStep, ABC):
     """What the engines of target `trt` share; a subclass brings the devices."""
 
     config: ModelConfig
@@ -171,7 +171,7 @@ class StaticEngine(SameStep, ABC):
             warnings.warn(f"steps are not replayed as CUDA graphs: {reason}", stacklevel=2)
         self.not_captured = self.not_captured or reason
 
-    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> StaticState:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> AheadState:
         """See `Engine.encode`."""
         lengths = np.array(src_lengths, np.int32)
         check_request(src_ids, lengths, self.config, self.limits)
@@ -189,15 +189,15 @@ class StaticEngine(SameStep, ABC):
             raise
         first = np.arange(batch, dtype=np.int32)[:, None] * profile.beams
         last = 0 if outlook.drawn else min(outlook.tokens or profile.capacity, profile.capacity)
-        state = StaticState(device, src_tokens, last, first, first)
+        state = AheadState(device, src_tokens, last, first, first)
         weakref.finalize(state, self.give_back, device)
         return state
 
-    def best(self, beams: int, state: StaticState) -> int:
+    def best(self, beams: int, state: AheadState) -> int:
         """See `Engine.best`."""
         return state.device.best
 
-    def step(self, tokens: Ints, state: StaticState, full: bool = False, attention: bool = False) -> Scores:
+    def step(self, tokens: Ints, state: AheadState, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`. Of tokens with equal scores any may come first."""
         device, width = state.device, tokens.shape[1]
         if width > device.profile.beams:
@@ -220,16 +220,16 @@ class StaticEngine(SameStep, ABC):
         state.position += 1
         return Scores(record.ids[places], record.scores[places], every)
 
-    def reorder(self, state: StaticState, parents: Ints, sentences: Ints | None = None) -> None:
+    def reorder(self, state: AheadState, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
         state.parents = state.places.ravel()[parents]
 
-    def cross_keys_values(self, state: StaticState) -> list[Floats]:
+    def cross_keys_values(self, state: AheadState) -> list[Floats]:
         """See `Engine.cross_keys_values`."""
         sentences = state.parents[:, 0] // state.device.profile.beams
         return [value[sentences][:, :, : state.src_tokens] for value in state.device.cross()]
 
-    def _chosen(self, tokens: Ints, state: StaticState) -> Ints | None:
+    def _chosen(self, tokens: Ints, state: AheadState) -> Ints | None:
         """Where the device's own next step has the rows that the search wants, in whatever order; or nothing."""
         if state.issued <= state.position:
             return None
@@ -244,7 +244,7 @@ class StaticEngine(SameStep, ABC):
         places: Ints = (sentences[:, None] * width + same.argmax(2)).astype(np.int32)
         return places
 
-    def _again(self, tokens: Ints, state: StaticState) -> Ints:
+    def _again(self, tokens: Ints, state: AheadState) -> Ints:
         """Feed what the search wants, after doing again what led there if the device has gone on without it."""
         device, step, width = state.device, state.position, state.device.profile.beams
         if state.issued > step:
@@ -267,7 +267,7 @@ class StaticEngine(SameStep, ABC):
         state.issued = step + 1
         return (sentences[:, None] * width + np.arange(tokens.shape[1])).astype(np.int32)
 
-    def _sums(self, tokens: Ints, state: StaticState) -> Floats:
+    def _sums(self, tokens: Ints, state: AheadState) -> Floats:
         """What the search's rows (B, K) add up to, where their tokens are among the best that the device knows."""
         if not state.position:
             return np.zeros(tokens.shape, np.float32)

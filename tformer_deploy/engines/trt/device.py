@@ -10,14 +10,14 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import ModelConfig
-from ..contract import caches
-from ..errors import EngineError, NoRoom
-from ..plans import Profile
-from .base import Floats, Ints, Outlook
+from ...config import ModelConfig
+from ...contract import caches
+from ...errors import EngineError, NoRoom
+from ...plans import Profile
+from ..ahead import Choice, Record
+from ..base import Floats, Ints, Outlook
+from .api import Kernels, TensorRt
 from .cuda import Event, Graph, Memory, Pinned, Stream, lay_out
-from .static import Choice, Record
-from .trt_api import Kernels, TensorRt
 
 AHEAD = 2
 """Steps in flight beside the one that is read; more would only be waited for where a batch ends."""

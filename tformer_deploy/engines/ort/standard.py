@@ -12,12 +12,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..bundle import Bundle
-from ..contract import Signature, caches, signature
-from ..errors import ArtifactError, EngineError, LimitError, missing_extra
-from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
-from .operators import require_no_control_flow
-from .ort_library import (
+from ...bundle import Bundle
+from ...contract import Signature, caches, signature
+from ...errors import ArtifactError, EngineError, LimitError, missing_extra
+from ..base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
+from .library import (
     CPU,
     SHORT_SPIN_US,
     InferenceSession,
@@ -34,6 +33,7 @@ from .ort_library import (
     reason,
     session_options,
 )
+from .operators import require_no_control_flow
 
 PROVIDERS: dict[str, Providers] = {"cpu": CPU, "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"}), *CPU]}
 """Where nodes run; shapes are computed on the processor in any case."""
@@ -97,7 +97,7 @@ class OrtGraphs(SameStep):
     def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
         """See `Engine.layers`. Raises MissingExtra where onnx is not installed."""
         try:
-            from .ort_layers import layer_values
+            from .layers import layer_values
         except ModuleNotFoundError as error:
             raise missing_extra(error) from None
         return layer_values(self, src_ids, src_lengths, tgt_ids)

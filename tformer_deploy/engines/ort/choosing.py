@@ -10,14 +10,14 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from ..bundle import Bundle
-from ..contract import signature
-from ..errors import EngineError, NoRoom
-from ..plans import Profile
-from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores
-from .ort import OrtGraphs, view
-from .ort_library import OrtValue, RunOptions, reason
-from .static import Choice, Record, StaticEngine, StaticState
+from ...bundle import Bundle
+from ...contract import signature
+from ...errors import EngineError, NoRoom
+from ...plans import Profile
+from ..ahead import AheadEngine, AheadState, Choice, Record
+from ..base import ANYTHING, Floats, Ints, Limits, Outlook, Scores
+from .library import OrtValue, RunOptions, reason
+from .standard import OrtGraphs, view
 
 CAPACITY = 32
 """Positions that a new cache has room for; it doubles when they are full."""
@@ -27,7 +27,7 @@ Out = TypeVar("Out")
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int32)": np.int32}
 
 
-class OrtStaticEngine(StaticEngine, OrtGraphs):
+class ChoosingEngine(AheadEngine, OrtGraphs):
     """Runs a variant of target `trt`, on a processor or on a GPU, where steps are replayed as CUDA graphs.
 
     ONNX Runtime captures a graph in the first run under a number, which it repeats three times for that: a step can be
@@ -57,15 +57,15 @@ class OrtStaticEngine(StaticEngine, OrtGraphs):
         super().__exit__(kind, error, trace)
         OrtGraphs.__exit__(self, kind, error, trace)
 
-    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> StaticState:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> AheadState:
         """See `Engine.encode`."""
         return self._alone(super().encode, src_ids, src_lengths, outlook)
 
-    def step(self, tokens: Ints, state: StaticState, full: bool = False, attention: bool = False) -> Scores:
+    def step(self, tokens: Ints, state: AheadState, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`."""
         return self._alone(super().step, tokens, state, full, attention)
 
-    def cross_keys_values(self, state: StaticState) -> list[Floats]:
+    def cross_keys_values(self, state: AheadState) -> list[Floats]:
         """See `Engine.cross_keys_values`."""
         return self._alone(super().cross_keys_values, state)
 
@@ -90,14 +90,14 @@ class OrtStaticEngine(StaticEngine, OrtGraphs):
         device.issue(0)
 
     def choose(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
-        """See `StaticEngine.choose`: what is asked for, or sizes that many requests share where devices are kept."""
+        """See `AheadEngine.choose`: what is asked for, or sizes that many requests share where devices are kept."""
         limits = self.limits
         tokens = min(outlook.tokens or limits.tgt_tokens, limits.tgt_tokens)
         exact = Profile(batch, outlook.beams or limits.beams, src_tokens, tokens)
         return rounded(exact, limits) if self.keeps else exact
 
     def make(self, profile: Profile) -> OrtDevice:
-        """See `StaticEngine.make`."""
+        """See `AheadEngine.make`."""
         return OrtDevice(self, profile)
 
     def numbered(self) -> RunOptions | None:
@@ -123,7 +123,7 @@ class OrtStaticEngine(StaticEngine, OrtGraphs):
 class OrtDevice:
     """See `static.Device`. Even steps read what odd ones write, and the other way round."""
 
-    def __init__(self, engine: OrtStaticEngine, profile: Profile) -> None:
+    def __init__(self, engine: ChoosingEngine, profile: Profile) -> None:
         self.engine, self.profile = engine, profile
         self.best = engine.recipe.top_k or 2 * profile.beams
         # What is captured stays where it is, and caches on a GPU are not looked into from here.

@@ -1,4 +1,4 @@
-"""The engine of lowered graphs: caches that grow in place, sentences that leave, beams that come and go, threads."""
+"""The engine of steps in place: caches that grow there, sentences that leave, beams that come and go, threads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine, Ints
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.engines.ort_lowered import CAPACITY, SPARSE, LoweredEngine
+from tformer_deploy.engines.ort.in_place import CAPACITY, SPARSE, InPlaceEngine
 from tformer_deploy.errors import ArtifactError, LimitError
 from tformer_deploy.model import Transformer
 from tformer_deploy.translate import make_batch
 
-from .conftest import VOCAB, ending_model, lowered_engine, random_sources
+from .conftest import VOCAB, ending_model, random_sources, variant_engine
 
 TOLERANCE = 2e-5
 POSITIONS = 100
@@ -34,8 +34,8 @@ def model() -> Transformer:
 
 
 @pytest.fixture(scope="module")
-def engine(model: Transformer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoweredEngine]:
-    with lowered_engine(model, tmp_path_factory.mktemp("lowered")) as engine:
+def engine(model: Transformer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InPlaceEngine]:
+    with variant_engine(model, tmp_path_factory.mktemp("variant")) as engine:
         yield engine
 
 
@@ -69,7 +69,7 @@ def both(engine: Engine, eager: Engine, batch: int, width: int, seed: int = 0) -
     return Both((engine, eager), [side.encode(src_ids, lengths) for side in (engine, eager)])
 
 
-def test_caches_grow_to_the_last_position(engine: LoweredEngine, eager: Engine) -> None:
+def test_caches_grow_to_the_last_position(engine: InPlaceEngine, eager: Engine) -> None:
     sides, rng = both(engine, eager, 3, 11), np.random.default_rng(1)
     capacities = []
     for _ in range(POSITIONS):
@@ -82,7 +82,7 @@ def test_caches_grow_to_the_last_position(engine: LoweredEngine, eager: Engine) 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_sentences_leave_and_beams_come_and_go(engine: LoweredEngine, eager: Engine, seed: int) -> None:
+def test_sentences_leave_and_beams_come_and_go(engine: InPlaceEngine, eager: Engine, seed: int) -> None:
     """Every second step something happens, past two growths of the caches."""
     rng = np.random.default_rng(seed)
     sentences, beams = 7, 1
@@ -103,7 +103,7 @@ def test_sentences_leave_and_beams_come_and_go(engine: LoweredEngine, eager: Eng
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_sentences_that_ended_are_carried_along_until_they_are_many(
-    engine: LoweredEngine, eager: Engine, beams: int
+    engine: InPlaceEngine, eager: Engine, beams: int
 ) -> None:
     sides, rng = both(engine, eager, 8, 6), np.random.default_rng(3)
     sides.reorder(np.repeat(np.arange(8, dtype=np.int32)[:, None], beams, 1), None)
@@ -118,7 +118,7 @@ def test_sentences_that_ended_are_carried_along_until_they_are_many(
     assert SPARSE == 0.75 and sizes == [8, 8, 8, 5, 5, 3, 2, 1]
 
 
-def test_every_beam_of_a_sentence_may_continue_any_other(engine: LoweredEngine, eager: Engine) -> None:
+def test_every_beam_of_a_sentence_may_continue_any_other(engine: InPlaceEngine, eager: Engine) -> None:
     """The history of a beam is spread over the buffers of all."""
     sides, rng = both(engine, eager, 2, 5), np.random.default_rng(2)
     sides.reorder(np.array([[0] * 4, [1] * 4], np.int32), None)
@@ -127,7 +127,7 @@ def test_every_beam_of_a_sentence_may_continue_any_other(engine: LoweredEngine, 
         sides.reorder(np.stack([rng.integers(0, 4, 4), 4 + rng.integers(0, 4, 4)]).astype(np.int32), None)
 
 
-def test_all_log_probabilities_only_where_asked(engine: LoweredEngine) -> None:
+def test_all_log_probabilities_only_where_asked(engine: InPlaceEngine) -> None:
     src_ids, lengths = random_sources(3, 4)
     states = [engine.encode(src_ids, lengths) for _ in range(2)]
     for step in range(4):
@@ -138,7 +138,7 @@ def test_all_log_probabilities_only_where_asked(engine: LoweredEngine) -> None:
         assert (found.ids == always.ids).all() and (found.scores == always.scores).all()
 
 
-def test_results_stay_valid_after_further_steps(engine: LoweredEngine) -> None:
+def test_results_stay_valid_after_further_steps(engine: InPlaceEngine) -> None:
     src_ids, lengths = random_sources(3, 4)
     state = engine.encode(src_ids, lengths)
     kept = engine.cross_keys_values(state)
@@ -151,7 +151,7 @@ def test_results_stay_valid_after_further_steps(engine: LoweredEngine) -> None:
     assert all((array == copy).all() for array, copy in zip(arrays, copies, strict=True))
 
 
-def test_what_a_caller_keeps_is_not_written(engine: LoweredEngine) -> None:
+def test_what_a_caller_keeps_is_not_written(engine: InPlaceEngine) -> None:
     src_ids, lengths = random_sources(2, 4)
     tokens, parents = np.full((2, 1), 2, np.int32), np.array([[0, 0], [1, 1]], np.int32)
     copies = [array.copy() for array in (src_ids, lengths, tokens, parents)]
@@ -179,7 +179,7 @@ def batch_of(count: int, seed: int) -> Any:
 
 
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
-def test_decodes_as_eager_does(engine: LoweredEngine, eager: Engine, options: dict[str, Any]) -> None:
+def test_decodes_as_eager_does(engine: InPlaceEngine, eager: Engine, options: dict[str, Any]) -> None:
     chosen = DecodeOptions(**{"max_tokens": POSITIONS, **options})
     theirs, ours = (decode(side, batch_of(9, 5), chosen) for side in (eager, engine))
     assert [[h.ids for h in found] for found in ours] == [[h.ids for h in found] for found in theirs]
@@ -188,7 +188,7 @@ def test_decodes_as_eager_does(engine: LoweredEngine, eager: Engine, options: di
     assert max(lengths) > 2 * CAPACITY or options.get("max_tokens") or options.get("no_repeat_ngram")
 
 
-def test_threads_share_one_engine(engine: LoweredEngine) -> None:
+def test_threads_share_one_engine(engine: InPlaceEngine) -> None:
     """A state belongs to one decode, so that many may run at the same time."""
     jobs = [(batch_of(3 + n % 4, n), DecodeOptions(max_tokens=60, **MODES[mode])) for n, mode in enumerate(THREADED)]
     alone = [decode(engine, *job) for job in jobs]
@@ -200,7 +200,7 @@ def test_threads_share_one_engine(engine: LoweredEngine) -> None:
 THREADED = ["greedy", "beam", "sampling", "no repetition", "greedy", "without eos", "sampling", "beam"]
 
 
-def test_limits_are_kept(engine: LoweredEngine) -> None:
+def test_limits_are_kept(engine: InPlaceEngine) -> None:
     assert engine.limits.beams == 30 and [engine.best(beams) for beams in (1, 3, 30)] == [2, 6, 60]
     src_ids, lengths = random_sources(2, POSITIONS + 1)
     with pytest.raises(LimitError, match=f"{POSITIONS + 1} tokens exceeds the limit of {POSITIONS}"):
@@ -215,7 +215,7 @@ def test_limits_are_kept(engine: LoweredEngine) -> None:
 
 
 def test_graphs_of_other_weights_are_refused(model: Transformer, tmp_path: Path) -> None:
-    engine = lowered_engine(model, tmp_path)
+    engine = variant_engine(model, tmp_path)
     engine.bundle.manifest["checkpoint"]["weights_sha256"] = "1"
     with pytest.raises(ArtifactError, match=r"manifest.json was edited: encoder.onnx is of another model"), engine:
         pass
@@ -241,7 +241,7 @@ def test_layer_values_of_every_variant(name: str, limit: float, variants_bundle:
         assert apart.max() <= limit, layer
 
 
-def test_layer_values_are_those_that_the_engine_computes(engine: LoweredEngine) -> None:
+def test_layer_values_are_those_that_the_engine_computes(engine: InPlaceEngine) -> None:
     src_ids, lengths = random_sources(2, 6)
     tgt_ids = np.random.default_rng(1).integers(4, VOCAB, (2, 40)).astype(np.int32)
     values, state = engine.layers(src_ids, lengths, tgt_ids), engine.encode(src_ids, lengths)

@@ -15,18 +15,18 @@ import pytest
 from numpy.typing import NDArray
 
 from tformer_deploy.decoding import DecodeOptions, decode
-from tformer_deploy.engines import static
+from tformer_deploy.engines import ahead as static
 from tformer_deploy.engines.base import Limits, Outlook
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.engines.ort import OrtGraphs
-from tformer_deploy.engines.ort_static import CAPACITY, OrtDevice, OrtStaticEngine, rounded
+from tformer_deploy.engines.ort.choosing import CAPACITY, ChoosingEngine, OrtDevice, rounded
+from tformer_deploy.engines.ort.standard import OrtGraphs
 from tformer_deploy.errors import EngineError, LimitError, NoRoom
 from tformer_deploy.model import Transformer
 from tformer_deploy.plans import Profile
 from tformer_deploy.recipe import load_recipe
 
-from .conftest import VOCAB, ending_model, lowered_engine, random_sources
-from .test_lowered_engine import MODES, POSITIONS, TOLERANCE, batch_of
+from .conftest import VOCAB, ending_model, random_sources, variant_engine
+from .test_in_place import MODES, POSITIONS, TOLERANCE, batch_of
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def model() -> Transformer:
 
 @pytest.fixture(scope="module")
 def engine(model: Transformer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with lowered_engine(model, tmp_path_factory.mktemp("static"), "trt") as engine:
-        assert isinstance(engine, OrtStaticEngine)
+    with variant_engine(model, tmp_path_factory.mktemp("static"), "trt") as engine:
+        assert isinstance(engine, ChoosingEngine)
         yield engine
 
 
@@ -108,7 +108,7 @@ def test_draws_from_the_best_need_the_best_alone(
     asked: list[bool] = []
     wide = dataclasses.replace(load_recipe(recipe), top_k=8)
     options = DecodeOptions(max_tokens=20, sampling=True, n_best=samples, top_k=5, top_p=0.9, suppress=(7, 9), seed=3)
-    with lowered_engine(model, tmp_path, wide) as engine:
+    with variant_engine(model, tmp_path, wide) as engine:
         step = engine.step
         engine.step = lambda tokens, state, full, *rest: asked.append(full) or step(tokens, state, full, *rest)  # type: ignore[method-assign]
         theirs, ours = (decode(side, batch_of(6, 3), options) for side in (eager, engine))
@@ -264,7 +264,7 @@ def test_on_a_gpu_the_step_alone_is_captured(engine: Any, monkeypatch: pytest.Mo
         return graph
 
     monkeypatch.setattr(OrtGraphs, "_session", session)
-    gpu = OrtStaticEngine(engine.bundle, 1, "variant", "cuda")
+    gpu = ChoosingEngine(engine.bundle, 1, "variant", "cuda")
     assert [gpu._session(graph, 0) for graph in ("encoder", "decoder_step")] == ["encoder", "decoder_step"]
     assert asked == [("encoder", {}), ("decoder_step", {"enable_cuda_graph": "1"})] and not gpu.not_captured
     with pytest.warns(UserWarning, match="not replayed as CUDA graphs: no capture"):

@@ -1,7 +1,7 @@
 """TensorRT: plans that the device runs by itself, one CUDA graph a step; the host reads what it chose, late.
 
 Nothing of a state leaves the device. Each step's best tokens, and what the device feeds the next one, are copied to the
-host behind the step; `static.py` says how the search follows.
+host behind the step; `ahead.py` says how the search follows.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..bundle import Bundle
-from ..contract import GRAPHS
-from ..errors import EngineError, NoRoom
-from ..plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_variant
-from .base import Floats, Ints, Limits, Outlook
+from ...bundle import Bundle
+from ...contract import GRAPHS
+from ...errors import EngineError, NoRoom
+from ...plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_variant
+from ..ahead import AheadEngine
+from ..base import Floats, Ints, Limits, Outlook
+from .api import Kernels, TensorRt, find_gpu, installed, load_tensorrt, make_runtime
 from .cuda import Event
-from .static import StaticEngine
-from .trt_api import Kernels, TensorRt, find_gpu, installed, load_tensorrt, make_runtime
-from .trt_device import AHEAD, TrtDevice, free_all
+from .device import AHEAD, TrtDevice, free_all
 
 
-class TrtEngine(StaticEngine):
+class TrtEngine(AheadEngine):
     """Runs the plans of a bundle that fit this host."""
 
     ahead, keeps = AHEAD, sys.maxsize
@@ -86,13 +86,13 @@ class TrtEngine(StaticEngine):
         raise EngineError("a plan does not show its layers: check ort:trt, which runs the graphs that it was made of")
 
     def choose(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
-        """See `StaticEngine.choose`: the smallest that takes the request."""
+        """See `AheadEngine.choose`: the smallest that takes the request."""
         limits = self.limits
         tokens = min(outlook.tokens or limits.tgt_tokens, limits.tgt_tokens)
         return self.plans.fitting(batch, outlook.beams or limits.beams, src_tokens, tokens)
 
     def make(self, profile: Profile) -> TrtDevice:
-        """See `StaticEngine.make`."""
+        """See `AheadEngine.make`."""
         encoder, step = (self._load(self.plans.plan(graph, profile)) for graph in GRAPHS)
         device = TrtDevice(self, profile, encoder, step)
         self._devices = [device, *(each for each in self._devices if not each.freed)]
@@ -103,7 +103,7 @@ class TrtEngine(StaticEngine):
         return device
 
     def give_back(self, device: Any) -> None:
-        """See `StaticEngine.give_back`."""
+        """See `AheadEngine.give_back`."""
         if not device.freed:
             super().give_back(device)
 

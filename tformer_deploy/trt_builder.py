@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import EngineError
-from .trt_api import TensorRt, make_logger, make_runtime
+from .engines.trt.api import TensorRt, make_logger, make_runtime
+from .errors import EngineError
 
 TYPES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}
 """What a plan calls the types of its weights."""

@@ -1,4 +1,4 @@
-"""ONNX Runtime with lowered graphs: buffers bound once and written in place; a step binds and allocates nothing."""
+"""ONNX Runtime with steps in place: buffers bound once and written in place; a step binds and allocates nothing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bundle import Bundle
-from ..contract import LISTED, SLOTS_GRAPH, caches, signature
-from ..errors import ConfigError, LimitError
-from ..shortlist import Shortlist
-from .base import ANYTHING, Floats, Ints, Outlook, Scores, check_step
-from .ort import OrtEngine, view
-from .ort_library import SHORT_SPIN_US, OrtValue, has_vnni
+from ...bundle import Bundle
+from ...contract import LISTED, SLOTS_GRAPH, caches, signature
+from ...errors import ConfigError, LimitError
+from ...shortlist import Shortlist
+from ..base import ANYTHING, Floats, Ints, Outlook, Scores, check_step
+from .library import SHORT_SPIN_US, OrtValue, has_vnni
+from .standard import OrtEngine, view
 
 CAPACITY = 32
 """Positions that a new cache has room for; it doubles when they are full."""
@@ -39,7 +39,7 @@ class Listed:
 
 
 @dataclass
-class LoweredState:
+class InPlaceState:
     """Buffers of B sentences with K beams, of which `slots` are still asked for."""
 
     src_lengths: Ints
@@ -66,7 +66,7 @@ class LoweredState:
     listed: Listed | None = None
 
 
-class LoweredEngine(OrtEngine):
+class InPlaceEngine(OrtEngine):
     """Runs a variant of a bundle, with a shortlist its short step."""
 
     def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "", shortlist: Shortlist | None = None) -> None:
@@ -100,7 +100,7 @@ class LoweredEngine(OrtEngine):
         cross = self._encode(src_ids, lengths)
         past = [self._buffer(batch, CAPACITY) for _ in self._past]
         tokens, written_by = np.zeros((batch, 1), np.int32), np.zeros((batch, 1, CAPACITY), np.int32)
-        state = LoweredState(lengths, cross, past, np.arange(batch, dtype=np.int32), tokens, written_by)
+        state = InPlaceState(lengths, cross, past, np.arange(batch, dtype=np.int32), tokens, written_by)
         if self.shortlist:
             allowed = self.shortlist.allowed(src_ids, lengths)
             for row, ids in zip(allowed, outlook.required, strict=False):
@@ -201,7 +201,7 @@ class LoweredEngine(OrtEngine):
                 state.longest = int(state.positions.max())
             state.slots = slots
 
-    def _make_room(self, state: LoweredState) -> None:
+    def _make_room(self, state: InPlaceState) -> None:
         """Give up the places before all targets; where fewer than half are such, take twice as many."""
         capacity = state.written_by.shape[2]
         room = capacity if 2 * state.longest <= capacity else 2 * capacity
@@ -209,7 +209,7 @@ class LoweredEngine(OrtEngine):
 
     def _move(
         self,
-        state: LoweredState,
+        state: InPlaceState,
         slots: Ints,
         capacity: int,
         written_by: Ints | None = None,
@@ -253,7 +253,7 @@ class LoweredEngine(OrtEngine):
         state.written_by = own
         state.bound = {}
 
-    def _bind(self, state: LoweredState, full: bool) -> tuple[Any, list[Any]]:
+    def _bind(self, state: InPlaceState, full: bool) -> tuple[Any, list[Any]]:
         """Bind every input and output of the step, all log-probabilities only where they are asked for."""
         session = self._step if state.positions is None else self._slots
         binding, rows = session.io_binding(), state.tokens.size

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
-from ..bundle import Bundle
-from ..config import ModelConfig
-from ..contract import GRAPHS, caches, layer_names
-from ..errors import EngineError
-from ..recipe import Recipe
-from .base import Floats, Ints, Limits, check_request, check_step
-from .ort_library import (
+from ...bundle import Bundle
+from ...config import ModelConfig
+from ...contract import GRAPHS, caches, layer_names
+from ...errors import EngineError
+from ...recipe import Recipe
+from ..base import Floats, Ints, Limits, check_request, check_step
+from .library import (
     SHORT_SPIN_US,
     InferenceSession,
     OrtValue,

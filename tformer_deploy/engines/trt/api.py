@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, EngineError, MissingExtra, unknown
-from ..files import atomic_file
-from ..plans import Stamp
+from ...errors import ConfigError, EngineError, MissingExtra, unknown
+from ...files import atomic_file
+from ...plans import Stamp
 
 if TYPE_CHECKING:
     from .cuda import Gpu

@@ -1,0 +1,1 @@
+"""ONNX Runtime: one engine for each kind of step."""

@@ -1,0 +1,1 @@
+"""TensorRT: plans on a GPU, by the Python packages of TensorRT and CUDA."""
