@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,17 +51,26 @@ def small_config(**changes: object) -> ModelConfig:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def remembered_traces() -> Iterator[None]:
-    """A trace of our model depends on its sizes and not on its weights, and takes seconds: make each once."""
+def remembered_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A trace of our model depends on its sizes and not on its weights, and takes seconds: make each once a run."""
     made, seen = trace_module.trace, {}
+    folder = tmp_path_factory.getbasetemp()
+    shared = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "traces"
+    shared.mkdir(exist_ok=True)
 
     def remembered(module: GraphModule) -> ir.Model:
         model, recipe = module.model, module.recipe
         if not isinstance(model, Transformer):
             return made(module)
         key = module.name, model.config, recipe.target, recipe.opset, recipe.top_k, recipe.attention, recipe.axes
-        if key not in seen:
+        path = shared / f"{hashlib.sha256(repr(key).encode()).hexdigest()}.onnx"
+        if key not in seen and path.is_file():
+            seen[key] = ir.load(path)
+        elif key not in seen:
             seen[key] = made(module)
+            part = path.with_suffix(f".{os.getpid()}")
+            part.write_bytes(ir.to_proto(seen[key]).SerializeToString())
+            part.rename(path)
         found = seen[key].clone()
         tensors = {"src_positions": model.src_positions, "tgt_positions": model.tgt_positions, **model.state_dict()}
         for name, value in found.graph.initializers.items():

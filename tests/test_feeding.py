@@ -17,7 +17,7 @@ import pytest
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before the library loads
 import onnxruntime as ort
 
-BUNDLES = Path(__file__).parent / "bundles/v2"
+BUNDLES = Path(__file__).parent / "bundles"
 CAPACITY, DEAD = 16, np.float32(-1e9)
 Feed = dict[str, Any]
 
@@ -84,6 +84,7 @@ class InPlace(Runtime):
     """`inplace/1`, and `short/1` with `listed`: buffers bound once, beams renamed."""
 
     listed: Feed = {}  # noqa: RUF012
+    more: Feed = {}  # noqa: RUF012
 
     def begin(self, sources: list[list[int]], beams: int) -> None:
         self.given, self.position = self.encode(sources), 0
@@ -99,6 +100,7 @@ class InPlace(Runtime):
             for k in range(beams):
                 self.written_by[b, k, : self.position] = old[b, parents[b, k] - b * beams, : self.position]
         inputs = {"tokens": tokens, "position": np.array([self.position], np.int32), "written_by": self.written_by}
+        inputs |= self.more
         binding = self.step.io_binding()
         for name, array in {**inputs, **self.given, **self.listed}.items():
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)))
@@ -114,6 +116,28 @@ class InPlace(Runtime):
         order = [value.name for value in self.step.get_outputs()]
         found = dict(zip(names, [binding.get_outputs()[order.index(n)].numpy() for n in names], strict=True))
         return {name: array.reshape(batch, beams, -1) for name, array in found.items()}
+
+
+class Slots(InPlace):
+    """`slots/1`: the same, each sentence at a position of its own; those that are not live wait in their places."""
+
+    def begin(self, sources: list[list[int]], beams: int) -> None:
+        super().begin(sources, beams)
+        self.live, self.positions = np.ones((len(sources), 1), np.int32), np.zeros((len(sources), beams), np.int32)
+
+    def join(self, b: int) -> None:
+        """Take a sentence from its place into the batch."""
+        beams = self.positions.shape[1]
+        for array in self.caches.values():
+            array[b * beams : (b + 1) * beams, :, : self.position] = 0
+        self.written_by[b] = np.arange(beams, dtype=np.int32)[:, None]
+        self.live[b] = 1
+
+    def feed(self, tokens: Any, parents: Any) -> Feed:
+        self.more = {"positions": self.positions.copy()}
+        found = super().feed(tokens, parents)
+        self.positions += self.live
+        return found
 
 
 class Choosing(Runtime):
@@ -175,8 +199,16 @@ def alone(bundle: str, steps: list[tuple[Any, Any, Feed]], b: int, k: int) -> An
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize(
     ("kind", "bundle", "variant"),
-    [(Growing, "copy", ""), (InPlace, "copy", "fp32-cpu"), (Choosing, "copy", "trt"), (Growing, "names", "")],
-    ids=["growing", "inplace", "choosing", "growing with attention"],
+    [
+        (kind, f"{version}/{bundle}", variant)
+        for version in ("v2", "v3")
+        for kind, bundle, variant in (
+            (Growing, "copy", ""),
+            (InPlace, "copy", "fp32-cpu"),
+            (Choosing, "copy", "trt"),
+            (Growing, "names", ""),
+        )
+    ],
 )
 def test_rows_that_change_their_histories(kind: Any, bundle: str, variant: str, beams: int) -> None:
     """Every row gives what its own history gives, fed alone to the standard graphs."""
@@ -197,8 +229,28 @@ def test_rows_that_change_their_histories(kind: Any, bundle: str, variant: str, 
         assert np.abs(found["attention"].sum(-1) - 1).max() < 1e-5
 
 
+def test_a_sentence_joins_others_on_their_way() -> None:
+    runtime, beams, first = Slots("v3/copy", "fp32-cpu", "slots_step"), 2, 3
+    runtime.begin(SOURCES, beams)
+    runtime.live[1] = 0
+    own = np.arange(len(SOURCES) * beams, dtype=np.int32).reshape(-1, beams)
+    rng, vocab = np.random.default_rng(1), runtime.model["tgt_vocab"]
+    tokens, parents, steps = np.full(own.shape, 2, np.int32), own, []
+    for step in range(8):
+        if step == first:
+            runtime.join(1)
+            tokens[1], parents[1] = 2, own[1]
+        steps.append((tokens, parents, runtime.feed(tokens, parents)))
+        tokens = rng.integers(4, vocab, own.shape).astype(np.int32)
+        parents = (rng.integers(0, beams, own.shape) + own[:, :1]).astype(np.int32)
+    for b in range(len(SOURCES)):
+        for k in range(beams):
+            expected = alone("v3/copy", steps[first:] if b == 1 else steps, b, k)
+            assert np.abs(steps[-1][2]["log_probs"][b, k] - expected).max() < 1e-4
+
+
 def test_a_growing_step_may_gain_rows_and_lose_sentences() -> None:
-    full, fewer = Growing("copy"), Growing("copy")
+    full, fewer = Growing("v3/copy"), Growing("v3/copy")
     first = np.full((3, 1), 2, np.int32)
     for runtime in (full, fewer):
         runtime.begin(SOURCES, 1)
@@ -212,7 +264,7 @@ def test_a_growing_step_may_gain_rows_and_lose_sentences() -> None:
 
 
 def test_buffers_of_inplace_are_copied_to_change_their_beams() -> None:
-    narrow, wide = InPlace("copy", "fp32-cpu"), InPlace("copy", "fp32-cpu")
+    narrow, wide = InPlace("v3/copy", "fp32-cpu"), InPlace("v3/copy", "fp32-cpu")
     narrow.begin(SOURCES, 1)
     narrow.feed(np.full((3, 1), 2, np.int32), np.arange(3, dtype=np.int32)[:, None])
     wide.begin(SOURCES, 2)
@@ -220,7 +272,7 @@ def test_buffers_of_inplace_are_copied_to_change_their_beams() -> None:
     wide.feed(np.full((3, 2), 2, np.int32), same)
     tokens = np.array([[4, 5], [6, 7], [8, 9]], np.int32)
     expected = wide.feed(tokens, same)["log_probs"]
-    moved = InPlace("copy", "fp32-cpu")
+    moved = InPlace("v3/copy", "fp32-cpu")
     moved.begin(SOURCES, 2)
     for name, array in moved.caches.items():
         array[:, :, :1] = np.repeat(narrow.caches[name][:, :, :1], 2, 0)
@@ -231,7 +283,7 @@ def test_buffers_of_inplace_are_copied_to_change_their_beams() -> None:
 @pytest.mark.parametrize("variant", ["fp32-cpu", "int8-latency", "int4"])
 def test_short_steps_score_a_list(variant: str) -> None:
     """The full step's scores of the allowed tokens, normalised over them."""
-    full, short = InPlace("copy", variant), InPlace("copy", variant, "short_step")
+    full, short = InPlace("v3/copy", variant), InPlace("v3/copy", variant, "short_step")
     vocab = full.model["tgt_vocab"]
     allowed = np.ones((3, vocab), np.bool_)
     allowed[0, [5, 8]] = allowed[1, [4, 9, 10]] = allowed[:, 13] = False
@@ -256,7 +308,7 @@ def test_short_steps_score_a_list(variant: str) -> None:
 
 def test_the_choice_is_a_beam_search() -> None:
     """Fed back, it is the plain search over the same scores, of as many beams as live."""
-    runtime = Choosing("copy", "trt")
+    runtime = Choosing("v3/copy", "trt")
     runtime.end_id, runtime.live_beams = 3, 2
     runtime.begin(SOURCES, 3)
     runtime.values[:, 1:] = DEAD  # one row begins
@@ -279,7 +331,7 @@ def test_the_choice_is_a_beam_search() -> None:
 @pytest.mark.parametrize(("kind", "variant"), [(Growing, ""), (InPlace, "int8"), (InPlace, "int4"), (Choosing, "trt")])
 def test_greedy_search_gives_the_stored_tokens(kind: Any, variant: str) -> None:
     answers = json.loads((BUNDLES / "copy.json").read_text())
-    runtime = kind("copy", variant)
+    runtime = kind("v3/copy", variant)
     for line, expected in zip(answers["lines"], answers["greedy"][variant or "fp32"], strict=True):
         runtime.begin([runtime.ids(line)], 1)
         output, token = [], runtime.model.get("start_id", runtime.model["bos_id"])
