@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch loads: two test processes share two cores
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from tformer_deploy.bundle import Bundle
 from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tensors
 from tformer_deploy.config import ModelConfig
-from tformer_deploy.contract import graphs_of
+from tformer_deploy.contract import GRAPHS
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.ort.standard import OrtEngine
+from tformer_deploy.export import to_onnx
 from tformer_deploy.export import trace as trace_module
 from tformer_deploy.export.calibrate import input_ranges
 from tformer_deploy.export.graphs import GraphModule
@@ -161,16 +162,20 @@ def random_sources(batch: int, width: int, seed: int = 0) -> tuple[NDArray[np.in
     return ids, lengths
 
 
-def variant_engine(model: Transformer, folder: Path, recipe: Recipe | str = "fp32-cpu") -> OrtEngine:
-    """An engine of a model's graphs for processors, without a bundle around them; not entered."""
+def variant_engine(
+    model: Transformer, folder: Path, recipe: Recipe | str = "fp32-cpu", graphs: Sequence[str] = GRAPHS
+) -> OrtEngine:
+    """An engine of some of a model's graphs for processors, without a bundle around them; not entered."""
     named = load_recipe(recipe) if isinstance(recipe, str) else recipe
     chosen, config = named.for_model(model.config), model.config
     rng = np.random.default_rng(4)
     seen = [rng.integers(4, config.src_vocab, 1 + n % config.max_positions).tolist() for n in range(24)]
     ranges = input_ranges(model, seen) if chosen.precision != "fp32" else {}
     folder.mkdir(exist_ok=True)
-    export_graphs(Tracer(model.eval()), chosen, folder / "variant", "0", ranges)
-    files = {f"variant/{name}.onnx": "" for name in graphs_of(chosen)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(to_onnx, "graphs_of", lambda recipe: graphs)
+        export_graphs(Tracer(model.eval()), chosen, folder / "variant", "0", ranges)
+    files = {f"variant/{name}.onnx": "" for name in graphs}
     manifest = {"checkpoint": {"weights_sha256": "0", "path": "nowhere"}, "files": files}
     standard = Recipe().for_model(config)
     bundle = Bundle(folder, config, standard, manifest, {"variant": chosen}, "variant")

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from tformer_deploy import load
 from tformer_deploy.bundle import MANIFEST, VERSION, hashes, open_bundle, upgraded
-from tformer_deploy.contract import KINDS, SIZES, described, graphs_of, kind_of
+from tformer_deploy.contract import KINDS, SIZES, described, graphs_of
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.ort.library import has_vnni
 from tformer_deploy.errors import ArtifactError

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from tformer_deploy.bundle import open_bundle
+from tformer_deploy.contract import GRAPHS, SLOTS_GRAPH
 from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Trie, decode
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine
@@ -87,7 +88,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Targets are longer than a new cache has room for."""
-    with variant_engine(ending_model(90), tmp_path_factory.mktemp("slots")) as found:
+    with variant_engine(ending_model(90), tmp_path_factory.mktemp("slots"), graphs=(*GRAPHS, SLOTS_GRAPH)) as found:
         yield found
 
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tformer_deploy.bundle import Bundle
-from tformer_deploy.contract import SHORT_GRAPHS, signature
+from tformer_deploy.contract import GRAPHS, SHORT_GRAPHS, signature
 from tformer_deploy.decoding import DecodeOptions, Trie, decode, score
 from tformer_deploy.engines.base import ANYTHING, Ints, Outlook, Scores
 from tformer_deploy.engines.ort import in_place
@@ -24,7 +24,9 @@ from tformer_deploy.shortlist import Shortlist
 from tformer_deploy.translate import make_batch
 
 from .conftest import VOCAB, random_model, random_sources, small_config, variant_engine
+from .test_options import EVERYTHING
 
+WITH_LISTS = (*GRAPHS, *SHORT_GRAPHS)
 # Of a log-probability. Products in blocks round the input of the full step only.
 LIMITS = {"fp32-cpu": 1e-5, "int8": 1e-5, "int8-latency": 0.05, "int4": 0.05}
 CONFIGS: dict[str, dict[str, object]] = {
@@ -32,6 +34,7 @@ CONFIGS: dict[str, dict[str, object]] = {
     "untied, with a bias": {"share_embeddings": "none", "tgt_vocab": 45, "output_bias": True},
     "width 24": {"d_model": 24, "heads": 3, "d_ff": 40},
     "a prime vocabulary": {"src_vocab": 1009, "tgt_vocab": 1009},
+    "every option": EVERYTHING,
 }
 OUTSIDE = 59
 """A token that is in no list of `lists`."""
@@ -90,7 +93,7 @@ def test_the_full_step_restricted_to_the_list(changes: dict[str, object], recipe
     model = random_model(small_config(**changes))
     src_ids, lengths = random_sources(6, 9)
     src_ids %= 44
-    with variant_engine(model, tmp_path, recipe) as full, short_engine(full.bundle) as short:
+    with variant_engine(model, tmp_path, recipe, WITH_LISTS) as full, short_engine(full.bundle) as short:
         assert isinstance(full, InPlaceEngine) and short.shortlist
         reference = Restricted(full, short.shortlist)
         states = [side.encode(src_ids, lengths) for side in (reference, short)]
@@ -123,7 +126,7 @@ def assert_near(expected: Scores, found: Scores, limit: float) -> None:
 @pytest.mark.parametrize("recipe", LIMITS)
 def test_a_list_of_all_tokens_changes_nothing(recipe: str, tmp_path: Path) -> None:
     src_ids, lengths = random_sources(5, 9)
-    full = variant_engine(random_model(small_config()), tmp_path, recipe)
+    full = variant_engine(random_model(small_config()), tmp_path, recipe, WITH_LISTS)
     with full, short_engine(full.bundle, everything) as short:
         states = [side.encode(src_ids, lengths) for side in (full, short)]
         for token in range(5, 12):
@@ -148,7 +151,10 @@ def model() -> Transformer:
 
 @pytest.fixture(scope="module")
 def engines(model: Transformer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Restricted, InPlaceEngine]]:
-    with variant_engine(model, tmp_path_factory.mktemp("short")) as full, short_engine(full.bundle) as short:
+    with (
+        variant_engine(model, tmp_path_factory.mktemp("short"), graphs=WITH_LISTS) as full,
+        short_engine(full.bundle) as short,
+    ):
         assert isinstance(full, InPlaceEngine) and short.shortlist
         yield Restricted(full, short.shortlist), short
 
@@ -216,7 +222,7 @@ def test_a_sentence_alone_is_the_same_as_in_a_batch(
     recipe: str, options: dict[str, Any], model: Transformer, tmp_path: Path
 ) -> None:
     chosen, batch = DecodeOptions(max_tokens=30, **options), batch_of(12)
-    with variant_engine(model, tmp_path, recipe) as full, short_engine(full.bundle) as short:
+    with variant_engine(model, tmp_path, recipe, WITH_LISTS) as full, short_engine(full.bundle) as short:
         together = decode(short, batch, chosen)
         assert len({h.ids[0] for found in together for h in found if h.ids}) > 1
         for row, n, expected in zip(batch.src_ids, batch.src_lengths, together, strict=True):
@@ -235,7 +241,7 @@ def test_graphs_keep_the_contract_and_share_the_weights(
 ) -> None:
     """What `short_rows` reads lies where the step or the embedding has it."""
     config = small_config(**{**changes, "src_vocab": 1009, "tgt_vocab": 1009})
-    made = variant_engine(random_model(config), tmp_path, recipe)
+    made = variant_engine(random_model(config), tmp_path, recipe, WITH_LISTS)
     regions: dict[str, set[tuple[str, ...]]] = {}
     for name in ("encoder", "decoder_step", *SHORT_GRAPHS):
         graph = onnx.load(made.bundle.graph(name, "variant"), load_external_data=False)
@@ -248,7 +254,7 @@ def test_graphs_keep_the_contract_and_share_the_weights(
 
 
 def test_integer_products_need_vnni(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = variant_engine(random_model(small_config()), tmp_path, "int8")
+    made = variant_engine(random_model(small_config()), tmp_path, "int8", WITH_LISTS)
     monkeypatch.setattr(in_place, "has_vnni", lambda: False)
     with pytest.raises(
         ConfigError, match="--shortlist: variant needs a processor with VNNI for it: use another variant"

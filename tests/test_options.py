@@ -1,0 +1,39 @@
+"""A model with all that ours is not by default, in every target: exported, checked, built into plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tformer_deploy.build import build
+from tformer_deploy.export_checked import export_checked
+from tformer_deploy.plans import Profile
+from tformer_deploy.trt_builder import BuildOptions
+
+from .conftest import small_config, write_checkpoint, write_lines
+from .test_seq2seq import RECIPES
+
+EVERYTHING = {
+    "norm": "rms",
+    "ff": "gated",
+    "activation": "gelu",
+    "embedding_norm": True,
+    "head_dim": 12,
+    "output_bias": True,
+    "encoder_d_model": 24,
+    "encoder_d_ff": 40,
+    "encoder_heads": 3,
+    "encoder_head_dim": 16,
+    "encoder_layers": 3,
+    "share_embeddings": "decoder",
+    "start_id": 3,
+}
+
+
+def test_every_option_at_once_in_every_target(tmp_path: Path) -> None:
+    run, text = write_checkpoint(tmp_path / "run", small_config(**EVERYTHING)), write_lines(tmp_path / "text")
+    report = export_checked(run, tmp_path / "bundle", RECIPES, text)
+    assert report.passed and len(report.engines) == len(RECIPES), str(report)
+    assert all(each.constants and not each.constants.wrong for each in report.engines)
+    plans = build(tmp_path / "bundle", BuildOptions("fp16"), [Profile(2, 2, 12, 16)], text).plans
+    assert sorted(plan.graph for plan in plans) == ["decoder_step", "encoder"]
+    assert all(plan.layers["matrix_multiply"].get("half", 0) > 0 for plan in plans)
