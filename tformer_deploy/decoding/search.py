@@ -133,6 +133,21 @@ class ContinuousBatch:
 
     def step(self) -> None:
         """The next token of every sentence. Raises NotNumbers and EngineError, see `decode`."""
+        if len(self.searches) == 1:
+            self._step_alone(self.searches[0])
+        else:
+            self._step_together()
+
+    def _step_alone(self, search: Search) -> None:
+        full = search.needs_all(self._state)
+        search.take(self.engine.step(search.tokens, self._state, full, search.options.attention), self.strict)
+        self._width = search.tokens.shape[1]
+        if not len(search.sentences):
+            self.searches = []
+        elif search.rows_moved:
+            self.engine.reorder(self._state, search.parents, search.kept if search.sentences_left else None)
+
+    def _step_together(self) -> None:
         searches, width = self.searches, self._width
         shapes = [search.tokens.shape for search in searches]
         begins = [0, *accumulate(count for count, _ in shapes)]
