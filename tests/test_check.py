@@ -490,6 +490,8 @@ def test_the_best_tokens_must_be_the_best() -> None:
 class Choosing(Altered):
     """Its best tokens are changed where all log-probabilities are asked for."""
 
+    admits = False
+
     def __init__(self, change: Callable[[Scores], Scores]) -> None:
         super().__init__()
         self.change = change
@@ -682,7 +684,7 @@ WRONG: dict[str, tuple[type[Altered], list[list[int]], int, set[str]]] = {
     "padding": (Wide, EVEN, 16, {"padded"}),
     "rows": (Alone, EVEN, 16, {"alone"}),
     "scores alone": (Slightly, EVEN, 16, {"alone"}),
-    "neighbours": (Shifted, SOURCES, 1, {"neighbours", "shuffled"}),
+    "neighbours": (Shifted, SOURCES, 1, {"neighbours", "shuffled", "joined"}),
 }
 
 
@@ -885,7 +887,7 @@ def test_without_onnx_alone_the_sentence_is_known(
     def layers(*arguments: object) -> dict[str, Floats]:
         raise MissingExtra("the package 'onnx' is not installed: pip install 'tformer-deploy[export]'")
 
-    monkeypatch.setattr("tformer_deploy.engines.ort.OrtEngine.layers", layers)
+    monkeypatch.setattr("tformer_deploy.engines.ort.standard.OrtEngine.layers", layers)
     (found,) = gate_of(broken, run).run(["ort"], reference).engines
     assert re.match(r"sentence \d+; the layer is not known: .*tformer-deploy\[export\]", found.blame)
 

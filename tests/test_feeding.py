@@ -330,7 +330,7 @@ def test_the_choice_is_a_beam_search() -> None:
 
 @pytest.mark.parametrize(("kind", "variant"), [(Growing, ""), (InPlace, "int8"), (InPlace, "int4"), (Choosing, "trt")])
 def test_greedy_search_gives_the_stored_tokens(kind: Any, variant: str) -> None:
-    answers = json.loads((BUNDLES / "copy.json").read_text())
+    answers = json.loads((BUNDLES / "v3/copy.json").read_text())
     runtime = kind("v3/copy", variant)
     for line, expected in zip(answers["lines"], answers["greedy"][variant or "fp32"], strict=True):
         runtime.begin([runtime.ids(line)], 1)

@@ -114,6 +114,8 @@ def look(strategy: st.SearchStrategy[Any], share: float, run: Callable[[Any], Do
     @given(strategy)
     def attempt(example: Any) -> None:
         nonlocal tried
+        if tried and time.monotonic() > end:  # what is accepted may take seconds
+            return
         tried += 1
         done = run(example)
         lines = done.stderr.decode().splitlines()

@@ -312,6 +312,10 @@ def _parse(name: str, text: str, kind: Any) -> Any:
     return text
 
 
+MOST_FLOAT = 1e300
+"""A larger whole number is no float, or nearly none."""
+
+
 def check_types(config: Any) -> None:
     """Check each field of a config against its annotation: int, float, bool, str, Literal or a tuple of ints."""
     for name, kind in get_type_hints(type(config)).items():
@@ -325,6 +329,8 @@ def check_types(config: Any) -> None:
             if value not in choices:
                 raise unknown(name, str(value), choices)
         elif kind is float and type(value) is int:
+            if abs(value) > MOST_FLOAT:
+                raise ConfigError(f"{name}: must be at most {MOST_FLOAT:g}")
             object.__setattr__(config, name, float(value))
         elif kind in (int, float, bool, str) and type(value) is not kind:
             raise ConfigError(f"{name}={value!r}: must be of type {kind.__name__}")
