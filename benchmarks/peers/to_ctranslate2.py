@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from ctranslate2.specs import TransformerSpec
 from ctranslate2.specs.common_spec import Activation
+from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 from safetensors.numpy import load_file
 
 ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SWISH}
@@ -32,15 +33,26 @@ def make_spec(checkpoint: Path) -> TransformerSpec:
     """The checkpoint as CTranslate2 describes a model."""
     header = json.loads((checkpoint / "checkpoint.json").read_text())
     config, weights = header["model"], load_file(checkpoint / header["weights"])
-    if config["norm"] != "standard" or not np.isclose(config["norm_eps"], 1e-5):
-        sys.exit("CTranslate2's layer norm is the standard one with eps 1e-5: take another checkpoint")
-    spec = TransformerSpec.from_config(
-        (config["encoder_layers"], config["decoder_layers"]),
-        config["heads"],
-        pre_norm=config["norm_position"] == "pre",
-        no_final_norm=not config["final_norm"],
-        activation=ACTIVATIONS[config["activation"]],
+    if config["norm"] not in ("standard", "rms"):
+        sys.exit(f"CTranslate2 has no {config['norm']} layer norm: take a checkpoint with model.norm standard or rms")
+    how = {
+        "pre_norm": config["norm_position"] == "pre",
+        "no_final_norm": not config["final_norm"],
+        "activation": ACTIVATIONS[config["activation"]],
+        "layernorm_embedding": config.get("embedding_norm", False),
+        "ffn_glu": config.get("ff") == "gated",
+        "rms_norm": config["norm"] == "rms",
+    }
+    # Older checkpoints say less; 0: as the decoder's, or width / heads.
+    own = {name: config.get(name) or 0 for name in ("head_dim", "encoder_d_model", "encoder_heads", "encoder_head_dim")}
+    same = not (own["encoder_d_model"] or own["encoder_heads"])
+    encoder_heads = own["encoder_heads"] or config["heads"]
+    encoder_head_dim = own["encoder_head_dim"] or (own["head_dim"] if same else 0)
+    spec = TransformerSpec(
+        TransformerEncoderSpec(config["encoder_layers"], encoder_heads, head_dim=encoder_head_dim or None, **how),
+        TransformerDecoderSpec(config["decoder_layers"], config["heads"], head_dim=own["head_dim"] or None, **how),
     )
+    spec.config.layer_norm_epsilon = config["norm_eps"]
     fill(spec, config, weights)
     tokens = [str(i) for i in range(max(config["src_vocab"], config["tgt_vocab"]))]
     spec.register_source_vocabulary(tokens[: config["src_vocab"]])
@@ -62,7 +74,10 @@ def fill(spec: Any, config: dict[str, Any], weights: dict[str, Any]) -> None:
         embeddings.weight = table
         side.scale_embeddings = config["scale_embeddings"]
         positions = weights.get(f"{short}_positions")
-        side.position_encodings.encodings = sinusoids(config) if positions is None else positions
+        sines = sinusoids(config, table.shape[1]) if positions is None else positions
+        side.position_encodings.encodings = sines
+        if config.get("embedding_norm"):
+            norm(side.layernorm_embedding, weights, f"{short}_embedding_norm")
         if config["final_norm"]:
             norm(side.layer_norm, weights, f"{name}_norm")
         for i, layer in enumerate(side.layer):
@@ -84,7 +99,10 @@ def fill_layer(layer: Any, weights: dict[str, Any], name: str, decoder: bool) ->
         linear(cross.linear[1], weights, f"{name}.cross.key", f"{name}.cross.value")
         linear(cross.linear[2], weights, f"{name}.cross.out")
         norm(cross.layer_norm, weights, f"{name}.cross_residual.norm")
-    linear(layer.ffn.linear_0, weights, f"{name}.ff.up")
+    gated = f"{name}.ff.gate.weight" in weights
+    linear(layer.ffn.linear_0, weights, f"{name}.ff.{'gate' if gated else 'up'}")
+    if gated:
+        linear(layer.ffn.linear_0_noact, weights, f"{name}.ff.up")
     linear(layer.ffn.linear_1, weights, f"{name}.ff.down")
     norm(layer.ffn.layer_norm, weights, f"{name}.ff_residual.norm")
 
@@ -96,13 +114,14 @@ def linear(spec: Any, weights: dict[str, Any], *names: str) -> None:
 
 
 def norm(spec: Any, weights: dict[str, Any], name: str) -> None:
-    """Gain and bias of a layer norm."""
-    spec.gamma, spec.beta = weights[f"{name}.weight"], weights[f"{name}.bias"]
+    """Gain and, if it has one, bias of a layer norm."""
+    spec.gamma = weights[f"{name}.weight"]
+    if f"{name}.bias" in weights:
+        spec.beta = weights[f"{name}.bias"]
 
 
-def sinusoids(config: dict[str, Any]) -> Any:
-    """The position table (positions, d). Source: Vaswani et al. 2017, 3.5."""
-    width = config["d_model"]
+def sinusoids(config: dict[str, Any], width: int) -> Any:
+    """The position table (positions, width). Source: Vaswani et al. 2017, 3.5."""
     frequency = config["position_base"] ** (-np.arange(0, width, 2, dtype=np.float64) / width)
     angles = np.arange(config["max_positions"])[:, None] * frequency
     return np.stack((np.sin(angles), np.cos(angles)), -1).reshape(len(angles), width).astype(np.float32)
