@@ -69,6 +69,7 @@ def test_heads_that_do_not_divide_the_width_list_the_divisors() -> None:
         ({"heads": True}, "heads=True: must be of type int"),
         ({"output_bias": 1}, "output_bias=1: must be of type bool"),
         ({"dropout": "0.1"}, "dropout='0.1': must be of type float"),
+        ({"norm_eps": 10**400}, r"norm_eps: must be at most 1e\+300"),
         ({"dropout": 1.0}, "dropout=1.0: must be at least 0 and less than 1"),
         ({"attention_dropout": float("nan")}, "attention_dropout=nan"),
         ({"decoder_layers": 0}, "decoder_layers=0: must be at least 1"),
