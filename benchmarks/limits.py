@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from tformer_deploy.build import HUGE, Ranges, measure
+from tformer_deploy.build import HUGE, LargestValues, measure
 from tformer_deploy.bundle import Bundle, open_bundle
 from tformer_deploy.check import CheckOptions, Gate, Reference, make_corpus
 from tformer_deploy.check.observe import Run
@@ -39,7 +39,7 @@ EVERYTHING = Tolerance(1e9, 1e9, 1e9, ties=1.0, top1=0.0)
 class RoundedEngine(ChoosingEngine):
     """The graphs of target `trt` in half precision, computed in fp32 and rounded."""
 
-    def __init__(self, bundle: Bundle, variant: str, half: Half, ranges: Ranges) -> None:
+    def __init__(self, bundle: Bundle, variant: str, half: Half, ranges: LargestValues) -> None:
         super().__init__(bundle, 0, variant)
         self.precision, self.ranges = half, ranges
 
@@ -113,7 +113,7 @@ def main() -> None:
     corpus.options = dataclasses.replace(CheckOptions() if options.src else corpus.options, invariance=8)
     reference = gate.reference(corpus)
     targets = [line for line in read_lines(options.tgt) if line][: options.lines] if options.tgt else []
-    ranges: Ranges = {}
+    ranges: LargestValues = {}
     if options.calibrate:
         text = make_corpus(bundle.config, recipe, bundle.tokenizers(), options.calibrate).sources
         ranges = measure(bundle, trt_variant(bundle), text, 256, None)

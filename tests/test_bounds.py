@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer_deploy.bench import Plan, Point
+from tformer_deploy.bench import BenchPlan, Point
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.config import MOST_OF_MODEL, MOST_OF_TRAINING, ModelConfig, TrainConfig
 from tformer_deploy.decoding import DecodeOptions
@@ -115,4 +115,6 @@ def test_a_plan_of_a_benchmark_has_bounds(bundle: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     for values in ({"threads": 0}, {"workers": 0}, {"rounds": 0}, {"rounds": 1.5}, {"seconds": math.nan}):
         with pytest.raises(ConfigError, match=rf"^{min(values)}=.*: must be a"):
-            Plan(**{"bundle": bundle, "engines": ("ort",), "points": (Point(1, 1, 3, 2),), "threads": cores, **values})  # type: ignore[arg-type]
+            BenchPlan(
+                **{"bundle": bundle, "engines": ("ort",), "points": (Point(1, 1, 3, 2),), "threads": cores, **values}
+            )  # type: ignore[arg-type]

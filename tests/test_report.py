@@ -14,9 +14,9 @@ from matplotlib.image import imread
 
 from tformer_deploy.bench.measure import Sample
 from tformer_deploy.bench.plan import Point
-from tformer_deploy.bench.report import EngineReport as Measured
+from tformer_deploy.bench.report import BenchReport as Benchmark
+from tformer_deploy.bench.report import EngineFigures as Measured
 from tformer_deploy.bench.report import NodeKind, PointReport
-from tformer_deploy.bench.report import Report as Benchmark
 from tformer_deploy.report import bench, check
 
 from .command import failed_line
