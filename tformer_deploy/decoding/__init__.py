@@ -2,8 +2,9 @@
 
 from .options import DecodeOptions
 from .rules import Trie
+from .running import ContinuousBatch, decode
 from .scoring import forced_steps, score
-from .search import Batch, ContinuousBatch, Hypothesis, Search, Step, decode
+from .search import Batch, Hypothesis, Search, Step
 
 __all__ = [
     "Batch",

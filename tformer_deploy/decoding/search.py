@@ -1,4 +1,4 @@
-"""The one loop: encode, then step, choose and reorder until every sentence has ended."""
+"""What a search chooses by what a step found: beams, greedy search, samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -72,127 +72,6 @@ class Step:
     by amounts that differ by this or more."""
     samples: Ints | None = None
     """(B, N) Sampling: the number of each row's sample; -1: it has ended."""
-
-
-def decode(
-    engine: Engine,
-    batch: Batch,
-    options: DecodeOptions,
-    allowed: Trie | None = None,
-    on_step: Callable[[Step], None] | None = None,
-    strict: bool = True,
-) -> list[list[Hypothesis]]:
-    """The outputs of each source, best first, or its samples. `docs/decoding.md` has the rules.
-
-    Raises LimitError where the options ask for what the engine or its graphs cannot do, NotNumbers for
-    log-probabilities that are no numbers (without `strict` those are never chosen), and EngineError for tokens that do
-    not exist.
-    """
-    running = ContinuousBatch(engine, strict)
-    search = running.join(batch, options, allowed, on_step)
-    while running.searches:
-        running.step()
-    return search.outputs()
-
-
-class ContinuousBatch:
-    """Searches that share an engine's steps, each at a token of its own: others join while some are on their way."""
-
-    def __init__(self, engine: Engine, strict: bool = True) -> None:
-        """`strict`: as in `decode`."""
-        self.engine, self.strict = engine, strict
-        self.searches: list[Search] = []
-        """Those that go on, in the order in which they joined; the others have their outputs."""
-        self._state: State = None
-        self._width = 1
-        """Rows of a sentence in the next step."""
-
-    @property
-    def sentences(self) -> int:
-        """How many go on."""
-        return sum(len(search.sentences) for search in self.searches)
-
-    def join(
-        self,
-        batch: Batch,
-        options: DecodeOptions,
-        allowed: Trie | None = None,
-        on_step: Callable[[Step], None] | None = None,
-    ) -> Search:
-        """Begin a batch with the next step. Raises LimitError, also where an engine's running states take no others."""
-        _check(self.engine, batch, options)
-        kind = _Sampling if options.sampling else _Greedy if options.greedy else _Beam
-        search = kind(self.engine, batch, options, allowed, on_step)
-        if self.searches:
-            self.engine.admit(self._state, batch.src_ids, batch.src_lengths, search.outlook())
-        else:
-            self._state = self.engine.encode(batch.src_ids, batch.src_lengths, search.outlook())
-            self._width = 1
-        self.searches.append(search)
-        return search
-
-    def step(self) -> None:
-        """The next token of every sentence. Raises NotNumbers and EngineError, see `decode`."""
-        if len(self.searches) == 1:
-            self._step_alone(self.searches[0])
-        else:
-            self._step_together()
-
-    def _step_alone(self, search: Search) -> None:
-        full = search.needs_all(self._state)
-        search.take(self.engine.step(search.tokens, self._state, full, search.options.attention), self.strict)
-        self._width = search.tokens.shape[1]
-        if not len(search.sentences):
-            self.searches = []
-        elif search.rows_moved:
-            self.engine.reorder(self._state, search.parents, search.kept if search.sentences_left else None)
-
-    def _step_together(self) -> None:
-        searches, width = self.searches, self._width
-        shapes = [search.tokens.shape for search in searches]
-        begins = [0, *accumulate(count for count, _ in shapes)]
-        asks = [search.needs_all(self._state) for search in searches]
-        tokens = [_widened(search.tokens, width) for search in searches]
-        attention = any(search.options.attention for search in searches)
-        scores = self.engine.step(np.concatenate(tokens), self._state, any(asks), attention)
-        for search, begin, (count, rows), full in zip(searches, begins, shapes, asks, strict=False):
-            search.take(_part(scores, slice(begin, begin + count), rows, full), self.strict)
-        self.searches = [search for search in searches if len(search.sentences)]
-        self._width = max((search.tokens.shape[1] for search in self.searches), default=1)
-        left = any(search.sentences_left for search in searches)
-        if self.searches and (left or self._width != width or any(search.rows_moved for search in searches)):
-            parents, kept = [], []
-            for search, begin, (_, rows) in zip(searches, begins, shapes, strict=False):
-                parents.append(_widened((begin + search.parents // rows) * width + search.parents % rows, self._width))
-                kept.append(begin + search.kept)
-            every = np.concatenate(parents).astype(np.int32)
-            self.engine.reorder(self._state, every, np.concatenate(kept).astype(np.int32) if left else None)
-
-
-def _widened(rows: Ints, width: int) -> Ints:
-    """(B, K) with its last column repeated."""
-    return rows if rows.shape[1] == width else rows[:, np.minimum(np.arange(width), rows.shape[1] - 1)]
-
-
-def _part(scores: Scores, sentences: slice, rows: int, full: bool) -> Scores:
-    """The scores of some sentences' first rows."""
-    every, looked = (
-        None if array is None else array[sentences, :rows]
-        for array in (scores.log_probs if full else None, scores.attention)
-    )
-    return Scores(scores.ids[sentences, :rows], scores.scores[sentences, :rows], every, looked)
-
-
-def _check(engine: Engine, batch: Batch, options: DecodeOptions) -> None:
-    vocab = engine.config.tgt_vocab
-    named = (*options.suppress, *options.end_ids, *options.first_ids, *(t for prefix in batch.prefixes for t in prefix))
-    if bad := [token for token in named if not 0 <= token < vocab]:
-        raise LimitError(f"token id {bad[0]} is outside the target vocabulary of {vocab}")
-    if options.rows > engine.limits.beams:
-        raise LimitError(
-            f"{options.rows} {'samples' if options.sampling else 'beams'} exceed the engine's limit of "
-            f"{engine.limits.beams}: use fewer, or {engine.limits.hint or 'export with a larger beams axis'}"
-        )
 
 
 class Search(ABC):
@@ -497,6 +376,27 @@ class _Sampling(Search):
     def results(self) -> list[list[Hypothesis]]:
         """The samples of each sentence, in their order."""
         return self.found
+
+
+def make_search(
+    engine: Engine,
+    batch: Batch,
+    options: DecodeOptions,
+    allowed: Trie | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> Search:
+    """The search that the options name. Raises LimitError where they ask for what the engine cannot do."""
+    vocab = engine.config.tgt_vocab
+    named = (*options.suppress, *options.end_ids, *options.first_ids, *(t for prefix in batch.prefixes for t in prefix))
+    if bad := [token for token in named if not 0 <= token < vocab]:
+        raise LimitError(f"token id {bad[0]} is outside the target vocabulary of {vocab}")
+    if options.rows > engine.limits.beams:
+        raise LimitError(
+            f"{options.rows} {'samples' if options.sampling else 'beams'} exceed the engine's limit of "
+            f"{engine.limits.beams}: use fewer, or {engine.limits.hint or 'export with a larger beams axis'}"
+        )
+    kind = _Sampling if options.sampling else _Greedy if options.greedy else _Beam
+    return kind(engine, batch, options, allowed, on_step)
 
 
 def length_norm(length: int, options: DecodeOptions) -> float:
