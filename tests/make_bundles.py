@@ -48,7 +48,7 @@ LINES, MARGIN = 8, {"fp32": 0.005, "trt": 0.005, "int8": 0.05, "int4": 0.05}
 
 def make(folder: Path) -> None:
     """Train, export, learn lists and store what every engine answers."""
-    work = folder / "work"
+    work = folder / "runs"
     work.mkdir(parents=True)
     rng = random.Random(7)
     made = dict.fromkeys(" ".join(str(rng.randint(1, 10)) for _ in range(rng.randint(1, 10))) for _ in range(9000))
