@@ -193,9 +193,13 @@ class Sentence:
         return list(map(float, self.engine.log_probs(self.source, output)))
 
     def ruled(self, output: Tokens) -> list[float]:
-        """Rules 1 to 6."""
+        """Rules 1 to 7."""
         options, step = self.options, len(output) + 1
+        if options.forced_end and step == self.longest:
+            return [0.0 if v in self.ends else -math.inf for v in range(len(self.plain(output)))]
         if step <= len(self.forced):
+            if options.first_adds_zero and step <= len(options.first_ids):
+                return [0.0 if v == self.forced[step - 1] else -math.inf for v in range(len(self.plain(output)))]
             return [x if v == self.forced[step - 1] else -math.inf for v, x in enumerate(self.plain(output))]
         size = options.no_repeat_ngram
         grams = {output[i : i + size] for i in range(len(output) - size + 1)} if size else set()

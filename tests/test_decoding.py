@@ -70,6 +70,8 @@ BRUTE: list[dict[str, Any]] = [
     {"end_ids": (1, EOS)},
     {"end_ids": (2,), "min_tokens": 2},
     {"first_ids": (3,), "no_repeat_ngram": 1},
+    {"first_ids": (3, 1), "first_adds_zero": True, "length_penalty": 2.0},
+    {"forced_end": True, "max_tokens": 3},
     {"first_ids": (2, 2), "suppress": (2,), "repetition_penalty": 1.2, "no_repeat_ngram": 2, "min_tokens": 4},
 ]
 ALLOWED = [(), (1,), (1, 2), (0, 0, 0), (3, 2, 1, 0), (3, 2, 2, 1, 1, 1, 1)]
@@ -130,6 +132,8 @@ class Chooser:
             "repetition_penalty": self.seldom(1.0, 1.3, 0.8, chance=0.5),
             "no_repeat_ngram": self.seldom(0, 1, 2, 3, chance=0.5),
             "first_ids": self.seldom((), self.tokens(2, ends)),
+            "first_adds_zero": self.seldom(False, True),
+            "forced_end": self.seldom(False, True),
         }
 
     def beam_options(self) -> DecodeOptions:

@@ -107,7 +107,7 @@ def test_a_description_without_special_ids_has_ours(tmp_path: Path) -> None:
 
 
 def test_a_word_list_has_its_special_tokens() -> None:
-    with pytest.raises(ArtifactError, match="a word list of 3 entries has no special token 7"):
+    with pytest.raises(ArtifactError, match="a vocabulary of 3 entries has no special token 7"):
         Words(["a", "b", "c"], None, Specials(eos=7))
 
 

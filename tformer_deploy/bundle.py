@@ -117,6 +117,11 @@ class Bundle:
         return found
 
     @property
+    def decoding(self) -> dict[str, Any]:
+        """Decoding options that hold unless others are asked for."""
+        return dict(self.manifest.get("decoding", {}))
+
+    @property
     def checkpoint(self) -> Path:
         """Where the checkpoint was at export, seen from the bundle."""
         return self.directory / str(self.manifest["checkpoint"]["path"])
@@ -136,6 +141,7 @@ def write_manifest(
     versions: dict[str, str],
     limits: Mapping[str, Mapping[str, float]] | None = None,
     weights: Mapping[str, Any] | None = None,
+    decoding: Mapping[str, Any] | None = None,
 ) -> None:
     """Describe and hash every file that lies in `directory`; `recipes` of the standard graphs ("") and the variants.
 
@@ -152,6 +158,7 @@ def write_manifest(
             "model": dataclasses.asdict(config),
             "recipe": dataclasses.asdict(recipes[""]),
             "tokenizer": tokenizer,
+            **({"decoding": dict(decoding)} if decoding else {}),
             "graphs": _graphs(config, recipes[""]),
             **({"weights": dict(weights)} if weights else {}),
             # Graphs for TensorRT run on ONNX Runtime as a reference only.
@@ -182,7 +189,7 @@ def upgraded(bundle: Bundle) -> dict[str, Any]:
         bundle.require_kinds(name)
         graphs = {graph: described(graph, config, recipe) for graph in parts[name].get("graphs", GRAPHS)}
         parts[name] = {**parts[name], "recipe": dataclasses.asdict(recipe), "graphs": graphs}
-    specials = dataclasses.asdict(OUR_SPECIALS)
+    specials = OUR_SPECIALS.to_json()
     return {
         **parts.pop(""),
         "version": VERSION,

@@ -46,6 +46,11 @@ class Checkpoint:
         return str(self.header["files"][self.header["weights"]])
 
     @property
+    def decoding(self) -> dict[str, Any]:
+        """Decoding options that hold unless others are asked for."""
+        return dict(self.header.get("decoding", {}))
+
+    @property
     def tokenizer_hashes(self) -> dict[str, str]:
         """SHA-256 of each tokenizer's file, by its name."""
         return tokenizer_hashes(self.header)
@@ -104,9 +109,17 @@ def require_like(tensor: Tensor, parameter: Tensor, name: str, where: Path) -> N
 
 
 def save_checkpoint(
-    directory: Path, config: ModelConfig, tokenizers: Tokenizers, weights: Path, training: Mapping[str, Any]
+    directory: Path,
+    config: ModelConfig,
+    tokenizers: Tokenizers,
+    weights: Path,
+    training: Mapping[str, Any],
+    decoding: Mapping[str, Any] | None = None,
 ) -> None:
-    """Make the weights file inside `directory` the checkpoint's. The header is written last, atomically."""
+    """Make the weights file inside `directory` the checkpoint's. The header is written last, atomically.
+
+    `training`: where the weights come from; `decoding`: see `Checkpoint.decoding`.
+    """
     description = tokenizers.save(directory)
     name = weights.relative_to(directory).as_posix()
     header = {
@@ -117,6 +130,7 @@ def save_checkpoint(
         "tokenizer": description,
         "weights": name,
         "training": dict(training),
+        **({"decoding": dict(decoding)} if decoding else {}),
         "files": {file: sha256(directory / file) for file in [*tokenizer_files(description), name]},
     }
     write_json(directory / HEADER, {**header, "sha256": digest(header)})

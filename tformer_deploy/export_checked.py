@@ -86,6 +86,7 @@ def export_checked(
             {name: version(name) for name in ("torch", "onnx", "onnxscript")},
             limits,
             weights_read(directory),
+            checkpoint.decoding,
         )
         bundle = open_bundle(directory)
         gate = Gate(bundle, checkpoint.directory, progress=progress)

@@ -16,13 +16,13 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from .batches import length_batches, make_batch, side_by_side
-from .bundle import Bundle, open_bundle
+from .bundle import MANIFEST, Bundle, open_bundle
 from .config import LINE_BYTES, MAX_SEED, MOST_LINE_BYTES, check_whole, from_dict
 from .data import check_line
-from .decoding import DecodeOptions, Hypothesis, Step, Trie, decode, score
+from .decoding import DecodeOptions, Hypothesis, Step, Trie, decode, over_defaults, score
 from .engines import MOST_BATCH_TOKENS, engine_name, make_engine, most_parallel, threads_each
 from .engines.base import Engine, Limits
-from .errors import ConfigError, DataError, LimitError, NotNumbers, TformerError
+from .errors import ArtifactError, ConfigError, DataError, LimitError, NotNumbers, TformerError
 from .text import Tokenizers
 
 Item = TypeVar("Item")
@@ -70,7 +70,7 @@ class TranslatorOptions:
     max_line_bytes: int = LINE_BYTES
     """Longer lines are refused."""
     decoding: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `decoding.DecodeOptions` that are asked for; others have their defaults."""
+    """Fields of `decoding.DecodeOptions` that are asked for; others have the bundle's defaults."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.bundle, str | PathLike | Bundle):
@@ -247,6 +247,10 @@ class Translator:
                 found[i] = values.tolist()
         return found
 
+    def output_ids(self, text: str) -> list[int]:
+        """What the decoder must produce for a text: first tokens, its ids, eos."""
+        return [*self.options.first_ids, *self.tokenizers.target_ids(text)]
+
     def _requests(self, lines: Iterable[str], prefixes: Iterable[str], first: int) -> Requests:
         """What lines and prefixes ask for; nothing behind a bad line is split into tokens."""
         limits, asked = self._limits(), Requests()
@@ -272,7 +276,7 @@ class Translator:
     def _target(self, text: str, number: int, limits: Limits) -> list[int]:
         """Ids of an output to score. Raises DataError or LimitError, which name its line."""
         check_line(text, f"line {number}", self.max_line_bytes, "max_line_bytes")
-        ids = self.tokenizers.target_ids(text.strip())
+        ids = self.output_ids(text.strip())
         if len(ids) > limits.tgt_tokens:
             raise LimitError(
                 f"line {number}: a target of {len(ids)} tokens exceeds the limit of {limits.tgt_tokens}: "
@@ -370,7 +374,7 @@ def open_translator(options: TranslatorOptions) -> Translator:
     name = engine_name(options.backend, options.variant, bundle, options.device)
     run, threads = options.checkpoint, threads_each(options.threads, options.workers)
     engine = make_engine(name, bundle, Path(run) if run else None, threads, options.shortlist)
-    decoding = from_dict(DecodeOptions, options.decoding, "decoding")
+    decoding = over_defaults(defaults_of(bundle), options.decoding)
     limits = options.batch_tokens, options.allowed, options.workers
     translator = Translator(engine, bundle.tokenizers(), decoding, *limits)
     translator.max_line_bytes = options.max_line_bytes
@@ -381,6 +385,15 @@ def open_translator(options: TranslatorOptions) -> Translator:
         translator.close()
         raise
     return translator
+
+
+def defaults_of(bundle: Bundle) -> dict[str, Any]:
+    """The bundle's own decoding options. Raises ArtifactError where there are no such options."""
+    try:
+        from_dict(DecodeOptions, bundle.decoding, "decoding")
+    except ConfigError as error:
+        raise ArtifactError(f"{bundle.directory / MANIFEST} is damaged: {error}") from None
+    return bundle.decoding
 
 
 def as_list(name: str, values: Iterable[Item]) -> list[Item]:

@@ -44,7 +44,7 @@ def score(
             source, target = sources[first : first + WINDOW], targets[first : first + WINDOW]
             for text, values in zip(target, translator.score(source, target, first), strict=True):
                 total = sum(values)
-                ids = translator.tokenizers.target_ids(text)
+                ids = translator.output_ids(text)
                 pieces = list(zip(translator.tokenizers.target.pieces(ids), values, strict=True)) if tokens else []
                 if json:
                     line = jsonlib.dumps({"score": total, "tokens": pieces}, ensure_ascii=False)

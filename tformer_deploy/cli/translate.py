@@ -86,18 +86,17 @@ def translate(
     values = decode_values(settings, {**flags, "sampling": sample or None, "align": align or None})
     out = utf8_output()
     from ..bundle import open_bundle
-    from ..config import from_dict
     from ..data import read_lines
-    from ..decoding import DecodeOptions
+    from ..decoding import over_defaults
     from ..engines import engine_name, parse_name, threads_each
-    from ..translate import TranslatorOptions, open_translator
+    from ..translate import TranslatorOptions, defaults_of, open_translator
 
     opened = open_bundle(bundle, graphs=False)
     tokenizers = opened.tokenizers()
     for name, pieces in (("first_ids", first_token), ("suppress", suppress), ("end_ids", end_token)):
         if pieces:
             values[name] = piece_ids(tokenizers.target, pieces)
-    from_dict(DecodeOptions, values, "decoding")  # before it waits for input
+    over_defaults(defaults_of(opened), values)  # refuses what cannot be before it waits for input
     outputs = read_lines(allowed) if allowed else []
     if allowed and not outputs:
         raise DataError(f"{allowed} has no line: give each output that is allowed")

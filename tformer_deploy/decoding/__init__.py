@@ -1,6 +1,6 @@
 """Decoding over the Engine protocol: greedy, beam search, sampling, scoring. numpy only, blind to the backend."""
 
-from .options import DecodeOptions
+from .options import DecodeOptions, over_defaults
 from .rules import Trie
 from .running import ContinuousBatch, decode
 from .scoring import forced_steps, score
@@ -16,5 +16,6 @@ __all__ = [
     "Trie",
     "decode",
     "forced_steps",
+    "over_defaults",
     "score",
 ]

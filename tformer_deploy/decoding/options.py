@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from ..config import MAX_SEED, check_types
+from ..config import MAX_SEED, check_types, from_dict
 from ..errors import ConfigError
 
 LengthNorm = Literal["power", "gnmt"]
@@ -69,6 +70,10 @@ class DecodeOptions:
     """No token ends an output, so that each reaches its limit: for measurements."""
     first_ids: tuple[int, ...] = ()
     """Token ids that every output begins with, such as a language code."""
+    first_adds_zero: bool = False
+    """`first_ids` add 0 to sums instead of their log-probabilities, as `forced_bos_token_id` of transformers."""
+    forced_end: bool = False
+    """An output of the longest length ends there by an end token that adds 0, as by its `forced_eos_token_id`."""
     align: bool = False
     """Report the source position of every token; needs a graph that returns attention."""
 
@@ -110,6 +115,11 @@ class DecodeOptions:
         return () if self.endless else self.end_ids or (eos_id,)
 
     @property
+    def plain(self) -> bool:
+        """Whether no rule changes the log-probability of a token that it allows."""
+        return self.repetition_penalty == 1 and not self.forced_end and not (self.first_adds_zero and self.first_ids)
+
+    @property
     def rows(self) -> int:
         """Rows that a sentence takes on the device."""
         return self.n_best if self.sampling else self.beams
@@ -123,3 +133,13 @@ class DecodeOptions:
     def greedy(self) -> bool:
         """Whether one best token a step is all that the search reads."""
         return self.beams == 1 and not self.sampling and self.stop == "count" and self.patience < 1.5
+
+
+def over_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> DecodeOptions:
+    """The options that are asked for, and a model's defaults for the others.
+
+    Defaults of a beam do not hold for sampling, nor for a beam of 1. Raises ConfigError.
+    """
+    ranked = not asked.get("sampling") and asked.get("beams", 2) != 1
+    kept = {name: value for name, value in defaults.items() if ranked or name not in (*_SEARCH, "beams", "n_best")}
+    return from_dict(DecodeOptions, {**kept, **asked}, "decoding")

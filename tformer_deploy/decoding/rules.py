@@ -64,7 +64,7 @@ class Rules:
         if options.max_ratio:
             longest = np.maximum(1, np.minimum(options.max_ratio * src_lengths, longest).astype(np.int64))
         shortest = np.minimum(options.min_ratio * src_lengths, longest).astype(np.int64)
-        self.longest = longest
+        self.longest, self._soonest = longest, int(longest.min())
         self.shortest = np.minimum(np.maximum(shortest, min(options.min_tokens, positions)), longest)
         self.prefixes = [(*options.first_ids, *prefix) for prefix in prefixes or [()] * len(src_lengths)]
         self._forced_steps, self._early_steps = max(map(len, self.prefixes)), int(self.shortest.max()) - 1
@@ -77,7 +77,10 @@ class Rules:
         ngrams = 0 < options.no_repeat_ngram <= step + 1
         forced = step < self._forced_steps
         drawn_from_all = options.sampling and not options.top_k
-        return drawn_from_all or options.repetition_penalty != 1 or ngrams or forced or self.allowed is not None
+        ending = options.forced_end and step + 1 >= self._soonest
+        return (
+            drawn_from_all or options.repetition_penalty != 1 or ngrams or forced or ending or self.allowed is not None
+        )
 
     def named(self) -> list[list[int]]:
         """The tokens that the options name for each sentence: ends, forced tokens, those of the allowed outputs."""
@@ -111,12 +114,16 @@ class Rules:
         for b, sentence in enumerate(sentences.tolist()):
             prefix = self.prefixes[sentence]
             if step < len(prefix):
-                forced = log_probs[b, :, prefix[step]].copy()
+                free = options.first_adds_zero and step < len(options.first_ids)
+                forced = 0 if free else log_probs[b, :, prefix[step]].copy()
                 scores[b] = -np.inf
                 scores[b, :, prefix[step]] = forced
             elif options.no_repeat_ngram or self.allowed:
                 for row, output in zip(scores[b], outputs[b].tolist(), strict=True):
                     self._restrict(row, output, len(prefix))
+            if options.forced_end and len(self.end_ids) and step + 1 == self.longest[sentence]:
+                scores[b] = -np.inf
+                scores[b][:, self.end_ids] = 0
         return scores
 
     def _restrict(self, row: Floats, output: list[int], prefix_length: int) -> None:

@@ -97,7 +97,7 @@ class Search(ABC):
         """(B, K) Sum after rules."""
         self.scores = self.values
         """(B, K) Sum of plain log-probabilities."""
-        self.plain = options.repetition_penalty == 1
+        self.plain = options.plain
         """Whether both sums are the same."""
         self.written = np.empty((count, 1, 0), np.int32)
         """(B, K, t) Outputs so far."""

@@ -1,0 +1,24 @@
+"""Text to ids and back, by description: sentencepiece, lists of pieces, byte-pair encoding, words."""
+
+from .base import OUR_SPECIALS, SPECIALS, Specials, Tokenizer
+from .bpe import ByteBpe, WordBpe
+from .pieces import PieceList, SentencePiece
+from .sides import Tokenizers, load_tokenizers, require_fit, tokenizer_files, train_tokenizers
+from .words import Words
+
+__all__ = [
+    "OUR_SPECIALS",
+    "SPECIALS",
+    "ByteBpe",
+    "PieceList",
+    "SentencePiece",
+    "Specials",
+    "Tokenizer",
+    "Tokenizers",
+    "WordBpe",
+    "Words",
+    "load_tokenizers",
+    "require_fit",
+    "tokenizer_files",
+    "train_tokenizers",
+]

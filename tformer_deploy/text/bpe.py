@@ -1,0 +1,163 @@
+"""Byte-pair encoding without a library: over the bytes of a text, or over the characters of its words."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArtifactError
+from ..files import write_json
+from .base import Specials, ids_of, require_entries
+
+
+class Bpe:
+    """Symbols of a word are merged in pairs, those of the first rule first. Source: Sennrich et al. 2016."""
+
+    kind = ""
+
+    def __init__(self, entries: Sequence[str], merges: Sequence[str], specials: Specials, **how: Any) -> None:
+        """merges: rules such as `a b`, in order."""
+        self._entries, self._merges, self.specials, self._how = list(entries), list(merges), specials, how
+        require_entries(self._entries, specials)
+        pairs = [tuple(rule.split(" ")) for rule in self._merges]
+        if wrong := next((rule for rule, pair in zip(self._merges, pairs, strict=True) if len(pair) != 2), ""):
+            raise ArtifactError(f"the merge rule {wrong!r:.40} is not two symbols")
+        self._ranks: dict[tuple[str, ...], int] = {}
+        for rank, pair in enumerate(pairs):
+            self._ranks.setdefault(pair, rank)
+        self._ids = ids_of(self._entries, specials)
+        self._merged = lru_cache(maxsize=1 << 16)(self._merge)
+
+    @property
+    def size(self) -> int:
+        """Entries of the vocabulary."""
+        return len(self._entries)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Entries of some ids."""
+        return [self._entries[i] for i in ids]
+
+    def id_of(self, piece: str) -> int | None:
+        """The id of an entry, if there is such an entry."""
+        return self._entries.index(piece) if piece in self._entries else None
+
+    def save(self, directory: Path, stem: str) -> dict[str, Any]:
+        """Write `<stem>.json`."""
+        write_json(directory / f"{stem}.json", {"entries": self._entries, "merges": self._merges})
+        return {"kind": self.kind, "file": f"{stem}.json", **self._how, "specials": self.specials.to_json()}
+
+    def _merge(self, symbols: tuple[str, ...]) -> tuple[str, ...]:
+        """The symbols of a word after all rules."""
+        last = len(self._merges)
+        while len(symbols) > 1:
+            best = min(pairwise(symbols), key=lambda pair: self._ranks.get(pair, last))
+            if best not in self._ranks:
+                break
+            merged, i = [], 0
+            while i < len(symbols):
+                here = symbols[i : i + 2] == best
+                merged.append("".join(best) if here else symbols[i])
+                i += 1 + here
+            symbols = tuple(merged)
+        return symbols
+
+    def _known(self, symbols: Sequence[str]) -> list[int]:
+        return [self._ids.get(symbol, self.specials.unk) for symbol in symbols]
+
+
+class ByteBpe(Bpe):
+    """Over UTF-8 bytes, each shown as a printable character, as GPT-2 and BART do. Source: Radford et al. 2019."""
+
+    kind = "byte-bpe"
+
+    def __init__(self, entries: Sequence[str], merges: Sequence[str], specials: Specials, space: bool = False) -> None:
+        """`space`: a text begins with a space if it does not already."""
+        super().__init__(entries, merges, specials, **({"space": True} if space else {}))
+        self._space = space
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a line."""
+        ids = []
+        for word in byte_words(f" {text}" if self._space and text and not text[0].isspace() else text):
+            ids += self._known(self._merged(tuple(BYTES[byte] for byte in word.encode("utf-8", "replace"))))
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The line of some ids."""
+        symbols = "".join(self._entries[i] for i in ids if i not in self.specials.hidden)
+        text = b"".join(bytes([UNBYTES[c]]) if c in UNBYTES else c.encode() for c in symbols)
+        line = text.decode("utf-8", "replace")
+        return line.removeprefix(" ") if self._space else line
+
+
+class WordBpe(Bpe):
+    """Over the characters of words between spaces, as subword-nmt does."""
+
+    kind = "bpe"
+
+    def __init__(
+        self, entries: Sequence[str], merges: Sequence[str], specials: Specials, inner: str = "@@", final: str = ""
+    ) -> None:
+        """`inner` marks every piece of a word but the last, `final` the last one."""
+        super().__init__(entries, merges, specials, inner=inner, final=final)
+        self._inner, self._final = inner, final
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a line."""
+        ids = []
+        for word in text.split():
+            *symbols, last = self._merged((*word[:-1], f"{word[-1]}</w>"))
+            ids += self._known(
+                [*(f"{symbol}{self._inner}" for symbol in symbols), last.removesuffix("</w>") + self._final]
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The line of some ids."""
+        pieces = [self._entries[i] for i in ids if i not in self.specials.hidden]
+        if self._final:
+            return "".join(pieces).replace(self._final, " ").strip()
+        return " ".join(pieces).replace(f"{self._inner} ", "").removesuffix(self._inner)
+
+
+def byte_words(text: str) -> Iterator[str]:
+    """The words of a text as GPT-2 splits it: contractions, letters, digits or others, each with a space before it.
+
+    The same as `'(?:s|t|re|ve|m|ll|d)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`.
+    """
+    start = 0
+    while start < len(text):
+        end = start
+        contraction = next((s for s in ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d") if text.startswith(s, start)), "")
+        if contraction:
+            end += len(contraction)
+        else:
+            first = start + (text[start] == " " and start + 1 < len(text) and _kind(text[start + 1]) != "space")
+            kind, end = _kind(text[first]), first
+            while end < len(text) and _kind(text[end]) == kind:
+                end += 1
+            if kind == "space" and end < len(text) and end - start > 1:
+                end -= 1  # the last one belongs to what follows
+        yield text[start:end]
+        start = end
+
+
+def _kind(character: str) -> str:
+    if character.isspace() and not "\x1c" <= character <= "\x1f":  # which Python alone takes for spaces
+        return "space"
+    return {"L": "letter", "N": "number"}.get(unicodedata.category(character)[0], "other")
+
+
+def _byte_symbols() -> dict[int, str]:
+    """A printable character for each byte: its own where it has one, else those from 256 on."""
+    own = [*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(ord("\u00ae"), 256)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {**{byte: chr(byte) for byte in own}, **{byte: chr(256 + i) for i, byte in enumerate(others)}}
+
+
+BYTES = _byte_symbols()
+UNBYTES = {symbol: byte for byte, symbol in BYTES.items()}
