@@ -26,6 +26,9 @@ HEAVY = {
         "export.graphs",
         "export.trace",
         "seq2seq",
+        "importers.base",
+        "importers.compare",
+        "importers.weights",
     },
     "onnx": {
         "build",
@@ -40,7 +43,7 @@ HEAVY = {
     "onnxruntime": {"engines.ort.library"},  # which turns its telemetry off first
     "polygraphy": {"engines.trt.api", "trt_builder"},
     "cuda": {"engines.trt.cuda"},
-    "safetensors": {"checkpoint", "train"},
+    "safetensors": {"checkpoint", "train", "importers.weights"},
     "spacy": {"text.words"},
     "sentencepiece": {"text.pieces"},
     "matplotlib": {"metrics", "report.figures"},

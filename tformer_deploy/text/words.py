@@ -13,9 +13,10 @@ from ..files import atomic_file
 from .base import OUR_SPECIALS, SPECIALS, Specials, ids_of, require_entries
 
 Splitter = Callable[[str], list[str]]
-ONLY_PYTHON = re.compile(r"\(\?(?![:=!])|\\[^\W_]|\[\[|&&|\|\||~~|[*+?}]\+")
+ONLY_PYTHON = re.compile(r"\(\?(?![:=!])|\\.|\[\[|&&|\|\||~~|[*+?}]\+")
 """Parts of a regular expression that other languages lack or read otherwise."""
-KNOWN_ESCAPES = re.compile(r"\\[dwsDWS]")
+EVERYWHERE = re.compile(r"\\[dwsDWS]|\\[^\w\s]")
+"""Escapes that they all have."""
 
 
 class Words:
@@ -101,7 +102,7 @@ def compiled(regex: str) -> re.Pattern[str]:
 
     Raises ConfigError.
     """
-    plain = KNOWN_ESCAPES.sub("", regex)
+    plain = EVERYWHERE.sub("x", regex)
     if found := ONLY_PYTHON.search(plain):
         raise ConfigError(
             f"regular expression {regex!r:.80}: '{found[0]}' is not the same in every language: rewrite it"

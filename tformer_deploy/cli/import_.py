@@ -1,0 +1,92 @@
+"""tformer import"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..config import ModelConfig, parse_settings
+from ..errors import ConfigError
+from ..notes import note
+from .options import Json, SettingsOption
+from .root import app, emit
+
+
+@app.command("import", epilog="Example: tformer import hf opus-mt-en-de --out runs/en-de --src lines.en")
+def import_(
+    source: Annotated[list[str], typer.Argument(metavar="[FORMAT] PATH", help="File or folder, behind its format.")],
+    out: Annotated[Path, typer.Option(help="Run folder to make.")],
+    vocab: Annotated[Path | None, typer.Option(help="Vocabulary of both sides.")] = None,
+    src_vocab: Annotated[Path | None, typer.Option(help="Vocabulary of the source.")] = None,
+    tgt_vocab: Annotated[Path | None, typer.Option(help="Vocabulary of the target.")] = None,
+    src_codes: Annotated[Path | None, typer.Option(help="Sentencepiece model or BPE codes of the source.")] = None,
+    tgt_codes: Annotated[Path | None, typer.Option(help="The same of the target; without it, the source's.")] = None,
+    heads: Annotated[int, typer.Option(min=0, help="Attention heads, where the file does not say.")] = 0,
+    src_lang: Annotated[str, typer.Option(help="Language of the source, of a model of many.")] = "",
+    tgt_lang: Annotated[str, typer.Option(help="Language of the target, of a model of many.")] = "",
+    split_regex: Annotated[str, typer.Option(help="Words are what this matches.")] = "",
+    language: Annotated[str, typer.Option(help="Words are what spaCy's rules say, such as de-en.")] = "",
+    lower: Annotated[bool, typer.Option("--lower", help="Texts are lower-cased.")] = False,
+    part: Annotated[
+        list[str] | None, typer.Option(metavar="PART=NAME", help="Name of a module in the file; repeatable.")
+    ] = None,
+    settings: SettingsOption = None,
+    src: Annotated[Path | None, typer.Option(help="Text to compare with; without it, generated ids.")] = None,
+    compare: Annotated[bool, typer.Option(help="Compare with the original code, where it is installed.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run in --out.")] = False,
+    json: Json = False,
+) -> None:
+    """Make a run folder of another tool's checkpoint, and compare it with the original code where that is installed.
+
+    Formats are in docs/import.md. Without one, the path is looked at. Nothing that a file names is executed.
+    """
+    if len(source) > 2:
+        raise ConfigError(f"{' '.join(source)}: write [FORMAT] PATH")
+    from ..data import read_lines
+    from ..importers.base import ImportOptions
+    from ..importers.run import import_checkpoint, recognised
+
+    path = Path(source[-1])
+    name = source[0] if len(source) == 2 else recognised(path)
+    options = ImportOptions(
+        vocab=vocab,
+        src_vocab=src_vocab,
+        tgt_vocab=tgt_vocab,
+        src_codes=src_codes,
+        tgt_codes=tgt_codes,
+        heads=heads,
+        src_lang=src_lang,
+        tgt_lang=tgt_lang,
+        split_regex=split_regex,
+        language=language,
+        lower=lower,
+        parts=_pairs("--part", part or []),
+        model=_model(settings or []),
+    )
+    lines = read_lines(src) if src else []
+    imported, comparison = import_checkpoint(name, path, out, options, lines, compare, force)
+    for line in (*imported.notes, *([] if comparison.original else [str(comparison)])):
+        note(line)
+    result = {"out": str(out), "format": name, "parameters": imported.config.parameters}
+    text = f"{out}: {name}, {imported.config.parameters:,} parameters" + (
+        f"; {comparison}" if comparison.original else ""
+    )
+    emit({**result, "compared": comparison.to_json()}, json, text)
+
+
+def _pairs(flag: str, items: list[str]) -> dict[str, str]:
+    """NAME=VALUE texts. Raises ConfigError."""
+    for item in items:
+        if "=" not in item:
+            raise ConfigError(f"{flag} {item}: write NAME=VALUE")
+    return dict(item.split("=", 1) for item in items)
+
+
+def _model(settings: list[str]) -> dict[str, object]:
+    """Fields of the model's config. Raises ConfigError."""
+    pairs = _pairs("--set", settings)
+    if wrong := next((key for key in pairs if not key.startswith("model.")), ""):
+        raise ConfigError(f"--set {wrong}: an import sets model.KEY=VALUE alone")
+    return parse_settings(ModelConfig, "model", {key.removeprefix("model."): value for key, value in pairs.items()})

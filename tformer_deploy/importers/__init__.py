@@ -1,0 +1,1 @@
+"""Other tools' checkpoints to ours: a file a format. Nothing else in the package knows formats."""

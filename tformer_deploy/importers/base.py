@@ -1,0 +1,187 @@
+"""What an importer makes of a source, and what it is told on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..config import ModelConfig
+from ..errors import ArtifactError
+from ..model import Transformer
+from ..text import Tokenizers
+from .weights import Weights
+
+Change = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """What a source does not say itself; every format uses a few."""
+
+    vocab: Path | None = None
+    """Vocabulary of both sides."""
+    src_vocab: Path | None = None
+    tgt_vocab: Path | None = None
+    src_codes: Path | None = None
+    """A sentencepiece model or BPE codes that split sources."""
+    tgt_codes: Path | None = None
+    heads: int = 0
+    """Attention heads; 0: as the source says, or d_model / 64."""
+    src_lang: str = ""
+    tgt_lang: str = ""
+    split_regex: str = ""
+    """Each match in a line is a word."""
+    language: str = ""
+    """SRC-TGT, such as de-en: spaCy's rules for them split lines into words."""
+    lower: bool = False
+    """Texts are lower-cased."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Names of a wrapper's modules."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ModelConfig that are known better."""
+
+
+class Original(Protocol):
+    """The code that a checkpoint was made for."""
+
+    name: str
+    """What it is, with its version."""
+
+    def memory(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor:
+        """Encoder states (B, S, d) of src_ids (B, S), src_lengths (B)."""
+        ...
+
+    def log_probs(self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> Tensor:
+        """(B, T, V) of what follows each of tgt_ids (B, T), which begin with the start token."""
+        ...
+
+    def generate(self, src_ids: Tensor, src_lengths: Tensor, beams: int, max_tokens: int) -> list[list[int]] | None:
+        """The best output of each source by its own search and its own defaults, without end tokens.
+
+        None where the original has no search of its own.
+        """
+        ...
+
+    def source_ids(self, text: str) -> list[int] | None:
+        """What the encoder gets for a line; None where the original has no tokenizer here."""
+        ...
+
+    def text(self, ids: list[int]) -> str | None:
+        """The line of some produced ids."""
+        ...
+
+
+@dataclass
+class Imported:
+    """A source, understood."""
+
+    config: ModelConfig
+    tensors: Parameters
+    tokenizers: Tokenizers
+    decoding: dict[str, Any] = field(default_factory=dict)
+    """Fields of DecodeOptions that the source has defaults for."""
+    original: Callable[[], Original] | None = None
+    """Loads the original code, where it is installed."""
+    not_compared: str = ""
+    """Why there is no original."""
+    notes: list[str] = field(default_factory=list)
+    """What the user should know."""
+
+
+class Parameters:
+    """What each parameter of our model is made of; nothing is read before it is written."""
+
+    def __init__(self, weights: Weights, config: ModelConfig) -> None:
+        self.weights, self.config = weights, config
+        with torch.device("meta"):
+            model = Transformer(config)
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        """Of all parameters, in order."""
+        self._made: dict[str, Callable[[], Tensor]] = {}
+
+    def put(self, ours: str, theirs: str, change: Change | None = None) -> None:
+        """A parameter is a tensor, changed. A name that our model does not have is ignored."""
+        if ours in self.shapes:
+            self.make(ours, lambda: change(self.weights.take(theirs)) if change else self.weights.take(theirs))
+            self.weights.shape(theirs)
+        elif theirs in self.weights:
+            self.weights.ignore(theirs)
+
+    def make(self, ours: str, how: Callable[[], Tensor]) -> None:
+        """A parameter is computed."""
+        assert ours in self.shapes, ours
+        self._made[ours] = how
+
+    def fill(self, ours: str, value: float = 0.0) -> None:
+        """A parameter, if our model has it, is one value throughout."""
+        if ours in self.shapes:
+            self.make(ours, lambda: torch.full(self.shapes[ours], value))
+
+    def linear(self, ours: str, theirs: str, scale: float = 1.0, transpose: bool = False) -> None:
+        """A linear layer, `theirs`.weight and, if it has one, `theirs`.bias."""
+        turned: Change = (lambda w: w.T * scale) if transpose else (lambda w: w * scale)
+        self.put(f"{ours}.weight", f"{theirs}.weight", turned)
+        if f"{theirs}.bias" in self.weights:
+            self.put(f"{ours}.bias", f"{theirs}.bias", lambda b: b * scale)
+        else:
+            self.fill(f"{ours}.bias")
+
+    def norm(self, ours: str, theirs: str, weight: str = "weight", bias: str = "bias") -> None:
+        """A norm."""
+        self.put(f"{ours}.weight", f"{theirs}.{weight}")
+        if f"{theirs}.{bias}" in self.weights:
+            self.put(f"{ours}.bias", f"{theirs}.{bias}")
+        else:
+            self.fill(f"{ours}.bias")
+
+    def attention(
+        self, ours: str, theirs: str, names: tuple[str, str, str, str], scale: float = 1.0, transpose: bool = False
+    ) -> None:
+        """Query, key, value and output layers; `scale` multiplies the query."""
+        for part, name in zip(("query", "key", "value", "out"), names, strict=True):
+            self.linear(f"{ours}.{part}", f"{theirs}.{name}", scale if part == "query" else 1.0, transpose)
+
+    def packed_attention(self, ours: str, theirs: str) -> None:
+        """`in_proj_weight` (3 d, d) of torch.nn.MultiheadAttention, query, key and value one below the other."""
+        width = self.weights.shape(f"{theirs}.in_proj_weight")[0] // 3
+        for i, part in enumerate(("query", "key", "value")):
+            rows = slice(i * width, (i + 1) * width)
+            self.put(f"{ours}.{part}.weight", f"{theirs}.in_proj_weight", lambda w, rows=rows: w[rows])  # type: ignore[misc]
+            if f"{theirs}.in_proj_bias" in self.weights:
+                self.put(f"{ours}.{part}.bias", f"{theirs}.in_proj_bias", lambda b, rows=rows: b[rows])  # type: ignore[misc]
+            else:
+                self.fill(f"{ours}.{part}.bias")
+        self.linear(f"{ours}.out", f"{theirs}.out_proj")
+
+    def require_all(self) -> None:
+        """Raise ArtifactError where a parameter is made of nothing, or a tensor of the source is used for nothing."""
+        if lacking := [name for name in self.shapes if name not in self._made]:
+            raise ArtifactError(f"{self.weights.where} has nothing for {listed(lacking)}: is it of another format?")
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """All parameters, made one by one. Raises ArtifactError for wrong shapes, and at the end for unused tensors."""
+        self.require_all()
+        for name, shape in self.shapes.items():
+            tensor = self._made[name]()
+            if tuple(tensor.shape) != shape:
+                raise ArtifactError(
+                    f"{self.weights.where}: {name} would be {tuple(tensor.shape)}, not {shape}: options?"
+                )
+            yield name, tensor
+        if left := self.weights.left():
+            raise ArtifactError(f"{self.weights.where} has tensors that this format does not know: {listed(left)}")
+
+
+def listed(names: list[str]) -> str:
+    """Names for a message, all of them where they are few."""
+    shown = ", ".join(names[:20])
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
+
+
+Array = NDArray[Any]

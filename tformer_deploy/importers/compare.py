@@ -1,0 +1,173 @@
+"""Whether an imported model is the original: encoder states, log-probabilities, tokens, ids and text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..batches import make_batch
+from ..config import ModelConfig
+from ..decoding import Batch, decode, over_defaults
+from ..engines.eager import EagerEngine
+from ..model import Transformer
+from ..text import Tokenizers
+from .base import Original
+
+LIMIT = 1e-4
+"""Largest difference of an encoder state or a log-probability; of a sum, where outputs of a beam are equally good."""
+SENTENCES, BATCH, MOST_TOKENS = 200, 16, 64
+BEAMS = (1, 4, 5)
+
+
+@dataclass
+class Comparison:
+    """What was compared, and what differed."""
+
+    original: str
+    """What it was compared with; empty: with nothing."""
+    reason: str = ""
+    """Why with nothing."""
+    sentences: int = 0
+    memory: float = 0.0
+    """Largest difference of an encoder state."""
+    log_probs: float = 0.0
+    """Largest difference of a log-probability."""
+    tokens: dict[str, str] = field(default_factory=dict)
+    """Of each search, how many outputs are equal."""
+    ties: int = 0
+    """Outputs that differ where both are equally good, within LIMIT."""
+    lines: int = 0
+    """Lines whose ids were compared, and the text of their outputs."""
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing differed that must not."""
+        return not self.failures
+
+    def to_json(self) -> dict[str, Any]:
+        """For a header."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if not self.original:
+            return f"NOT COMPARED with the original: {self.reason}"
+        searches = ", ".join(f"{name} {equal} equal" for name, equal in self.tokens.items()) or "no search to compare"
+        text = f", ids and text of {self.lines} lines" if self.lines else ", no text"
+        ties = f", {self.ties} ties" if self.ties else ""
+        return (
+            f"compared with {self.original}: {self.sentences} sentences, encoder within {self.memory:.1e}, "
+            f"log-probabilities within {self.log_probs:.1e}; {searches}{ties}{text}"
+        )
+
+
+def compare(
+    original: Original, model: Transformer, tokenizers: Tokenizers, decoding: Mapping[str, Any], lines: Sequence[str]
+) -> Comparison:
+    """Compare a model with its original, on lines and on random ids."""
+    found = Comparison(original.name)
+    sources = [tokenizers.source_ids(line) for line in lines[:SENTENCES]]
+    for line, ids in zip(lines, sources, strict=False):
+        theirs = original.source_ids(line)
+        if theirs is not None:
+            found.lines += 1
+            if theirs != ids:
+                found.failures.append(f"'{line:.60}' is {theirs} there and {ids} here")
+    longest = min(model.config.max_positions, MOST_TOKENS)
+    sources = [ids for ids in sources if len(ids) <= longest]
+    sources += random_sources(model.config, tokenizers, max(20, 60 - len(sources)), longest)
+    sources.sort(key=len)
+    found.sentences = len(sources)
+    for begin in range(0, len(sources), BATCH):
+        _compare_numbers(original, model, make_batch(sources[begin : begin + BATCH], model.config.pad_id), found)
+    for beams in BEAMS:
+        _compare_tokens(original, model, tokenizers, decoding, sources, beams, found)
+    for name, largest in (("encoder states", found.memory), ("log-probabilities", found.log_probs)):
+        if not largest <= LIMIT:
+            found.failures.append(f"{name} differ by {largest:.1e}")
+    return found
+
+
+def random_sources(config: ModelConfig, tokenizers: Tokenizers, count: int, longest: int) -> list[list[int]]:
+    """Sources of random ids, as long as 1 to `longest` tokens, as their tokenizer begins and ends them."""
+    rng = np.random.default_rng(1)
+    words = np.setdiff1d(np.arange(min(config.src_vocab, tokenizers.source.size)), tokenizers.source.specials.ids)
+    around = len(tokenizers.source_ids(""))
+    ends = tokenizers.suffix if tokenizers.suffix is not None else (tokenizers.source.specials.eos,)
+    sizes = rng.integers(1, max(2, longest - around + 1), count)
+    return [[*tokenizers.prefix, *rng.choice(words, size).tolist(), *ends] for size in sizes]
+
+
+@torch.inference_mode()
+def _compare_numbers(original: Original, model: Transformer, batch: Batch, found: Comparison) -> None:
+    """Encoder states and teacher-forced log-probabilities, along random targets."""
+    config = model.config
+    src_ids, lengths = torch.from_numpy(batch.src_ids).long(), torch.from_numpy(batch.src_lengths)
+    real = torch.arange(src_ids.shape[1]) < lengths[:, None]
+    theirs, ours = original.memory(src_ids, lengths), model.encode(src_ids, lengths)
+    found.memory = max(found.memory, _largest(ours[real], theirs[real]))
+    generator = torch.Generator().manual_seed(int(lengths.sum()))
+    size = min(src_ids.shape[1] + 2, config.max_positions)
+    targets = torch.randint(config.tgt_vocab, (len(src_ids), size), generator=generator)
+    targets[targets == config.pad_id] = config.eos_id  # some originals mask what is padding
+    targets[:, 0] = config.start_id
+    log_probs = model(src_ids, lengths, targets).log_softmax(-1)
+    found.log_probs = max(found.log_probs, _largest(log_probs, original.log_probs(src_ids, lengths, targets)))
+
+
+def _largest(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest difference, of values that are not both nearly impossible; NaN where one is no number."""
+    difference = (a - b).abs()
+    return float(torch.where((a < -1e6) & (b < -1e6), 0, difference).max()) if len(a) else 0.0
+
+
+def _compare_tokens(
+    original: Original,
+    model: Transformer,
+    tokenizers: Tokenizers,
+    decoding: Mapping[str, Any],
+    sources: list[list[int]],
+    beams: int,
+    found: Comparison,
+) -> None:
+    """Outputs of a search with the defaults of the source."""
+    equal = total = 0
+    most = min(model.config.max_positions - 2, MOST_TOKENS)
+    options = over_defaults(decoding, {"beams": beams, "max_tokens": most})
+    with EagerEngine(model) as engine:
+        for begin in range(0, len(sources), BATCH):
+            batch = make_batch(sources[begin : begin + BATCH], model.config.pad_id)
+            src_ids, lengths = torch.from_numpy(batch.src_ids).long(), torch.from_numpy(batch.src_lengths)
+            theirs = original.generate(src_ids, lengths, beams, most)
+            if theirs is None:
+                return
+            for i, (a, b) in enumerate(zip(decode(engine, batch, options), theirs, strict=True)):
+                total, equal = total + 1, equal + (a[0].ids == b)
+                if a[0].ids == b:
+                    text = original.text(b)
+                    if text is not None and tokenizers.target_text(b) != text:
+                        found.failures.append(f"ids {b} are {text!r} there and {tokenizers.target_text(b)!r} here")
+                elif _tie(model, src_ids[i : i + 1, : lengths[i]], a[0].ids, b, beams > 1):
+                    found.ties += 1
+                else:
+                    found.failures.append(f"beams {beams}, source {sources[begin + i]}: {b} there, {a[0].ids} here")
+    found.tokens["greedy" if beams == 1 else f"beams {beams}"] = f"{equal} of {total}"
+
+
+@torch.inference_mode()
+def _tie(model: Transformer, src_ids: torch.Tensor, ours: list[int], theirs: list[int], whole: bool) -> bool:
+    """Whether two outputs are equally good: as a whole, or their first different tokens."""
+    config = model.config
+    scores = []
+    for ids in (ours, theirs):
+        tokens = torch.tensor([[config.start_id, *ids, config.eos_id]])
+        log_probs = model(src_ids, torch.tensor([src_ids.shape[1]]), tokens[:, :-1]).log_softmax(-1)
+        scores.append(log_probs[0].gather(1, tokens[0, 1:, None])[:, 0])
+    if whole:
+        return abs(float(scores[0].mean() - scores[1].mean())) <= LIMIT
+    first = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    return abs(float(scores[0][first] - scores[1][first])) <= LIMIT

@@ -1,0 +1,97 @@
+"""`tformer import`: a source becomes a run folder, compared with the original code where that is installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..checkpoint import HEADER, Checkpoint, open_checkpoint, save_checkpoint
+from ..config import from_dict
+from ..decoding import DecodeOptions
+from ..errors import ArtifactError, ConfigError, ParityError, unknown
+from ..files import atomic_directory, sha256
+from ..text import require_fit
+from .base import Imported, ImportOptions
+from .compare import Comparison, compare
+from .weights import writing
+
+FORMATS = {
+    "hf": "a Hugging Face folder: Marian, M2M100, NLLB, Pegasus, Blenderbot, FSMT, BART, mBART, PLBart, T5, mT5, UMT5",
+    "annotated": "a state dict of The Annotated Transformer and its relatives",
+    "pytorch-seq2seq": "a state dict of bentrevett/pytorch-seq2seq",
+}
+"""Each has a module of its name, with `recognises(path)` and `read(path, options)`."""
+
+
+def module_of(name: str) -> ModuleType:
+    """The importer of a format. Raises ConfigError."""
+    if name not in FORMATS:
+        raise unknown("format", name, FORMATS)
+    return import_module(f".{name.replace('-', '_')}", __package__)
+
+
+def recognised(path: Path) -> str:
+    """The one format that a path looks like. Raises ConfigError where there is none, or more."""
+    if not path.exists():
+        raise ArtifactError(f"{path} is not there")
+    found = [name for name in FORMATS if module_of(name).recognises(path)]
+    if len(found) == 1:
+        return found[0]
+    formats = ", ".join(found or FORMATS)
+    seen = f"could be of several formats, {formats}" if found else f"looks like none of {formats}"
+    raise ConfigError(f"{path} {seen}: name one, as in tformer import {(found or [*FORMATS])[0]} {path}")
+
+
+def import_checkpoint(
+    name: str,
+    path: Path,
+    out: Path,
+    options: ImportOptions | None = None,
+    lines: Sequence[str] = (),
+    comparing: bool = True,
+    force: bool = False,
+) -> tuple[Imported, Comparison]:
+    """Make a run folder of a source. Raises ParityError, and leaves nothing, where it differs from the original."""
+    options = options or ImportOptions()
+    imported: Imported = module_of(name).read(path, options)
+    require_fit(imported.config, imported.tokenizers, f"{path}: ")
+    from_dict(DecodeOptions, imported.decoding, "decoding")
+    with atomic_directory(out, force, "run", lambda folder: (folder / HEADER).is_file()) as directory:
+        weights = directory / "weights" / "imported.safetensors"
+        weights.parent.mkdir()
+        with writing(weights, imported.tensors.shapes) as write:
+            for parameter, tensor in imported.tensors:
+                write(parameter, tensor)
+        checkpoint = _save(directory, imported, weights, {})
+        comparison = _compared(imported, checkpoint, lines, comparing)
+        if not comparison.passed:
+            shown = "; ".join(comparison.failures[:3])
+            raise ParityError(f"{out} not written, it differs from {comparison.original}: {shown}")
+        place = os.path.relpath(os.path.realpath(path), os.path.realpath(out))
+        source = {"format": name, "path": place, "compared": comparison.to_json()}
+        if path.is_file():
+            source["sha256"] = sha256(path)
+        _save(directory, imported, weights, source)
+    return imported, comparison
+
+
+def _save(directory: Path, imported: Imported, weights: Path, source: dict[str, Any]) -> Checkpoint:
+    origin = {"imported": source}
+    save_checkpoint(directory, imported.config, imported.tokenizers, weights, origin, imported.decoding)
+    return open_checkpoint(directory)
+
+
+def _compared(imported: Imported, checkpoint: Checkpoint, lines: Sequence[str], comparing: bool) -> Comparison:
+    if not comparing:
+        return Comparison("", "--no-compare was given")
+    if imported.original is None:
+        return Comparison("", imported.not_compared)
+    try:
+        original = imported.original()
+    except ModuleNotFoundError as error:
+        return Comparison("", f"{error.name} is not installed: pip install {error.name}, and import again")
+    return compare(original, checkpoint.load_model(), checkpoint.tokenizers, imported.decoding, lines)
