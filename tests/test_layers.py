@@ -26,8 +26,12 @@ HEAVY = {
         "export.graphs",
         "export.trace",
         "seq2seq",
+        "importers.annotated",
         "importers.base",
         "importers.compare",
+        "importers.hf",
+        "importers.hf_original",
+        "importers.torch",
         "importers.weights",
     },
     "onnx": {

@@ -22,6 +22,8 @@ from .weights import writing
 FORMATS = {
     "hf": "a Hugging Face folder: Marian, M2M100, NLLB, Pegasus, Blenderbot, FSMT, BART, mBART, PLBart, T5, mT5, UMT5",
     "annotated": "a state dict of The Annotated Transformer and its relatives",
+    "multi30k-tutorial": "a checkpoint of LZHMS/TransformerPractice",
+    "torch": "a state dict of a module around torch.nn.Transformer",
     "pytorch-seq2seq": "a state dict of bentrevett/pytorch-seq2seq",
 }
 """Each has a module of its name, with `recognises(path)` and `read(path, options)`."""
