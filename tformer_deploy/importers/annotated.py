@@ -14,7 +14,7 @@ from ..errors import ArtifactError
 from ..model import sinusoids
 from .base import Imported, ImportOptions, Parameters
 from .vocabularies import word_tokenizers
-from .weights import Weights, read_weights
+from .weights import WRAPPERS, Weights, read_weights
 
 LINEARS = ("linears.0", "linears.1", "linears.2", "linears.3")
 BASES = (10000.0, 1000.0)
@@ -41,7 +41,7 @@ HARVARD = Names(
 def recognises(path: Path) -> bool:
     """Whether a file has its names."""
     return (
-        path.is_file() and path.suffix in (".pt", ".pth") and "src_embed.0.lut.weight" in read_weights(path, "module.")
+        path.is_file() and path.suffix in (".pt", ".pth") and "src_embed.0.lut.weight" in read_weights(path, *WRAPPERS)
     )
 
 
@@ -52,7 +52,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
 
 def read_names(path: Path, options: ImportOptions, names: Names) -> Imported:
     """A relative whose tensors have other names."""
-    weights = read_weights(path, "module.", "model.")
+    weights = read_weights(path, *WRAPPERS)
     src, tgt = (f"{name}.weight" for name in names.embeddings)
     tokenizers = word_tokenizers(options, (weights.shape(src)[0], weights.shape(tgt)[0]), begins=True)
     specials = tokenizers.target.specials

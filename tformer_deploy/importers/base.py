@@ -106,12 +106,10 @@ class Parameters:
         self._made: dict[str, Callable[[], Tensor]] = {}
 
     def put(self, ours: str, theirs: str, change: Change | None = None) -> None:
-        """A parameter is a tensor, changed. A name that our model does not have is ignored."""
+        """A parameter is a tensor, changed. Where our model has no such parameter, the tensor is not used for it."""
+        self.weights.shape(theirs)
         if ours in self.shapes:
             self.make(ours, lambda: change(self.weights.take(theirs)) if change else self.weights.take(theirs))
-            self.weights.shape(theirs)
-        elif theirs in self.weights:
-            self.weights.ignore(theirs)
 
     def make(self, ours: str, how: Callable[[], Tensor]) -> None:
         """A parameter is computed."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .annotated import Names, read_names
 from .base import Imported, ImportOptions
-from .weights import read_weights
+from .weights import WRAPPERS, read_weights
 
 NAMES = Names(
     ("encoder.emb.tok_emb", "decoder.emb.tok_emb"),
@@ -20,7 +20,11 @@ NAMES = Names(
 
 def recognises(path: Path) -> bool:
     """Whether a file has its names."""
-    return path.is_file() and path.suffix in (".pt", ".pth") and "encoder.emb.tok_emb.weight" in read_weights(path)
+    return (
+        path.is_file()
+        and path.suffix in (".pt", ".pth")
+        and "encoder.emb.tok_emb.weight" in read_weights(path, *WRAPPERS)
+    )
 
 
 def read(path: Path, options: ImportOptions) -> Imported:

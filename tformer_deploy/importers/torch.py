@@ -20,7 +20,7 @@ from ..model import sinusoids
 from .annotated import positions, shared
 from .base import Imported, ImportOptions, Parameters, listed
 from .vocabularies import word_tokenizers
-from .weights import Weights, read_weights
+from .weights import WRAPPERS, Weights, read_weights
 
 CORE = "encoder.layers.0.self_attn.in_proj_weight"
 PARTS = {
@@ -35,12 +35,12 @@ PARTS = {
 def recognises(path: Path) -> bool:
     """Whether a file has its names."""
     known = path.is_file() and path.suffix in (".pt", ".pth", ".bin", ".safetensors")
-    return known and any(name.endswith(CORE) for name in read_weights(path))
+    return known and any(name.endswith(CORE) for name in read_weights(path, *WRAPPERS))
 
 
 def read(path: Path, options: ImportOptions) -> Imported:
     """See `base.Imported`."""
-    weights = read_weights(path, "module.")
+    weights = read_weights(path, *WRAPPERS)
     parts = Parts.find(weights, options)
     width = weights.shape(parts.tgt)[1]
     tokenizers = word_tokenizers(options, (weights.shape(parts.src)[0], weights.shape(parts.tgt)[0]), begins=True)
@@ -73,7 +73,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
     made.put("src_embedding.weight", parts.src)
     made.put("tgt_embedding.weight", parts.tgt)
     made.linear("output", parts.output.removesuffix(".weight"))
-    weights.ignore(parts.positions)
+    weights.ignore(parts.src, parts.output, parts.positions)
     if table is not None:
         for ours in ("src_positions", "tgt_positions"):
             made.make(ours, lambda: table[: config.max_positions])
