@@ -170,13 +170,6 @@ def m2m_100(path: Path) -> Path:
     return write(path, made, files)
 
 
-def with_languages(path: Path, made: Any, tokenizer: Any) -> Path:
-    """A folder whose tokenizer transformers has written."""
-    write(path, made, {})
-    tokenizer.save_pretrained(path)
-    return path
-
-
 def mbart(path: Path) -> Path:
     """The language's code ends a source and begins the decoder's input; a norm of embeddings."""
     from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES
@@ -220,12 +213,15 @@ def blenderbot(path: Path) -> Path:
         file.unlink()
     settings = {"num_beams": 10, "min_length": 5, "max_length": 30, "length_penalty": 0.65, "no_repeat_ngram_size": 3}
     made = of_bart("Blenderbot", len(vocab), 0, activation_function="gelu", scale_embedding=True, settings=settings)
-    files = {
-        "vocab.json": vocab,
-        "merges.txt": merges,
-        "tokenizer_config.json": {"tokenizer_class": "BlenderbotTokenizer", "add_prefix_space": True},
-    }
-    return write(path, made, files)
+    rules = [tuple(line.split(" ")) for line in merges.split("\n")[1:] if line]
+    tokenizer = transformers.BlenderbotTokenizer(vocab=vocab, merges=rules)
+    # Which published folders have in their tokenizer.json.
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer._tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    write(path, made, {"vocab.json": vocab, "merges.txt": merges})
+    tokenizer.save_pretrained(path)
+    return path
 
 
 def plbart(path: Path) -> Path:

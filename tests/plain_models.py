@@ -1,14 +1,21 @@
-"""What the code of tutorials computes, straight from a state dict with their names: nothing of the package is used."""
+"""What the code of tutorials computes, straight from a state dict with their names, and an engine that runs such code.
+
+None of our model is used.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from tformer_deploy.engines.base import Ints, Limits, Scores
 
 State = Mapping[str, Tensor]
 Norm = Callable[[Tensor, str], Tensor]
@@ -220,3 +227,60 @@ def random_state(
     linear(names["output"], tgt_vocab, width)
     state[f"{names['output']}.weight"] *= 3
     return state
+
+
+@dataclass
+class PrefixState:
+    memory: Tensor
+    lengths: Tensor
+    rows: Tensor
+    """(B * K) The source of each row."""
+    tokens: Tensor
+    """(B * K, t)"""
+
+
+class PrefixEngine:
+    """An engine of any code that has memory(src, lengths) and log_probs(memory, lengths, tgt), (R, T, V).
+
+    It runs the whole prefix at each step.
+    """
+
+    attention = admits = False
+    precision = "fp32"
+
+    def __init__(
+        self,
+        config: Any,
+        memory: Callable[[Tensor, Tensor], Tensor],
+        log_probs: Callable[[Tensor, Tensor, Tensor], Tensor],
+        most: int,
+    ) -> None:
+        self.config, self.memory, self.log_probs = config, memory, log_probs
+        self.limits = Limits(batch=1 << 10, src_tokens=most, tgt_tokens=most, beams=64)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *why: object) -> None: ...
+
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Any = None) -> PrefixState:
+        count = len(src_ids)
+        src, lengths = torch.from_numpy(src_ids).long(), torch.from_numpy(src_lengths).long()
+        with torch.inference_mode():
+            memory = self.memory(src, lengths)
+        return PrefixState(memory, lengths, torch.arange(count), torch.empty(count, 0, dtype=torch.long))
+
+    def best(self, beams: int, state: Any = None) -> int:
+        return 0
+
+    @torch.inference_mode()
+    def step(self, tokens: Ints, state: PrefixState, full: bool = False, attention: bool = False) -> Scores:
+        state.tokens = torch.cat((state.tokens, torch.from_numpy(tokens).long().reshape(-1, 1)), 1)
+        found = self.log_probs(state.memory[state.rows], state.lengths[state.rows], state.tokens)[:, -1]
+        every = found.numpy().reshape(*tokens.shape, -1)
+        best = every.argmax(2)[:, :, None].astype(np.int32)
+        return Scores(best, np.take_along_axis(every, best, 2), every)
+
+    def reorder(self, state: PrefixState, parents: Ints, sentences: Ints | None = None) -> None:
+        rows = torch.from_numpy(parents).long().ravel()
+        state.rows, state.tokens = state.rows[rows], state.tokens[rows]
