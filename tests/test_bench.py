@@ -21,7 +21,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tformer_deploy import processes
-from tformer_deploy.bench import BenchPlan, Point, ceiling, make_points, roofline, run, turns
+from tformer_deploy.bench import BenchPlan, Point, ceiling, make_points, roofline, run_benchmark, turns
 from tformer_deploy.bench.ceiling import bandwidth, matrix_rates
 from tformer_deploy.bench.measure import Sample, Watched, decode_part, random_sources, some
 from tformer_deploy.bench.report import PointReport, Spread, figure, table
@@ -37,7 +37,7 @@ from tformer_deploy.export.trace import Tracer
 from tformer_deploy.export_checked import export_checked
 from tformer_deploy.model import Transformer
 from tformer_deploy.recipe import Recipe
-from tformer_deploy.report.bench import render
+from tformer_deploy.report.bench import bench_page
 
 from .command import COMMAND, failed_line, printed, run_here
 from .conftest import random_model, small_config
@@ -367,7 +367,7 @@ def test_a_worker_that_dies_is_told_of(bundle: Path, started: list[int], monkeyp
 
     monkeypatch.setattr(processes.Process, "ask", ask)
     with pytest.raises(EngineError, match="ort: its process was ended by SIGKILL: there may be too little memory"):
-        run(*small_plan(bundle))
+        run_benchmark(*small_plan(bundle))
 
 
 def test_a_bug_in_a_worker_is_told_of(bundle: Path, started: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +387,7 @@ def test_nothing_is_left_after_a_failure(
 
     monkeypatch.setattr("tformer_deploy.bench.turns._round", fail)
     with pytest.raises(type(error)):
-        run(*small_plan(bundle))
+        run_benchmark(*small_plan(bundle))
 
 
 def test_ctrl_c_is_130_and_leaves_nothing(bundle: Path) -> None:
@@ -459,10 +459,10 @@ def test_without_onnxruntime_there_are_no_limits(bundle: Path, monkeypatch: pyte
         return original(self, call, **arguments)
 
     monkeypatch.setattr(processes.Process, "ask", ask)
-    report = run(*small_plan(bundle))
+    report = run_benchmark(*small_plan(bundle))
     assert report.ceiling is None and report.points[0].step_bound is None
     said = "no limits of the machine: the package "
-    assert said in str(report) and said in render(report)
+    assert said in str(report) and said in bench_page(report)
 
 
 def test_a_wrong_list_is_refused() -> None:

@@ -29,8 +29,9 @@ from tformer_deploy.check import (
     make_corpus,
 )
 from tformer_deploy.check.compare import Judge, relative
-from tformer_deploy.check.observe import Observation, Run, Trace
+from tformer_deploy.check.observe import Observation
 from tformer_deploy.check.parity import check, eager_invariance, generated_sources
+from tformer_deploy.check.recording import Run, Trace
 from tformer_deploy.check.reference import make_reference
 from tformer_deploy.check.report import Divergence, Outputs, describe_divergence
 from tformer_deploy.check.sizes import rows_apart, run_large, run_wide

@@ -18,18 +18,18 @@ from typing import Any, Literal
 from .engines.trt.api import TensorRt, make_logger, make_runtime
 from .errors import EngineError
 
-TYPES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}
+PLAN_TYPES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}
 """What a plan calls the types of its weights."""
 
 
-Precision = Literal["fp16", "bf16", "fp32"]
+PlanPrecision = Literal["fp16", "bf16", "fp32"]
 
 
 @dataclass(frozen=True)
 class BuildOptions:
     """What is built."""
 
-    precision: Precision = "fp16"
+    precision: PlanPrecision = "fp16"
     """Of products and caches."""
     fast: bool = False
     """The least search for kernels."""
@@ -158,7 +158,7 @@ def inspect_plan(tensorrt: TensorRt, data: bytes) -> tuple[str, int]:
 
 
 def tensor_types(layers: str) -> dict[str, int]:
-    """Precision -> how many of the tensors that layers read and write, of an inspector's JSON."""
+    """PlanPrecision -> how many of the tensors that layers read and write, of an inspector's JSON."""
     called = {"fp16": ("half", "fp16"), "bf16": ("bfloat16", "bf16"), "fp32": ("float", "fp32")}
     found: Counter[str] = Counter()
     for text in re.findall(r'"Format/Datatype":\s*"([^"]*)"', layers):
@@ -169,7 +169,7 @@ def tensor_types(layers: str) -> dict[str, int]:
 
 def weight_types(plan: bytes) -> dict[str, str]:
     """Name -> precision of the constants that a plan of TensorRT for RTX names; {} for other plans."""
-    names = {called: precision for precision, called in TYPES.items()}
+    names = {called: precision for precision, called in PLAN_TYPES.items()}
     found = re.findall(rb"([A-Za-z][\w.]*)_constant(Float|Half|BFloat16)\b", plan)
     return {name.decode(): names[kind.decode()] for name, kind in found}
 

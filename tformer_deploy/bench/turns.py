@@ -32,10 +32,9 @@ from .roofline import (
 
 Samples = dict[tuple[Point, str], list[Sample]]
 CorpusSamples = dict[tuple[int, str], list[CorpusSample]]
-Progress = Callable[[int], None]
 
 
-def run(plan: BenchPlan, bundle: Bundle, progress: Progress = lambda count: None) -> BenchReport:
+def run_benchmark(plan: BenchPlan, bundle: Bundle, progress: Callable[[int], None] = lambda count: None) -> BenchReport:
     """Measure everything. Raises LimitError or DataError, before anything runs, for what cannot be measured."""
     plan.check(bundle)
     report = BenchReport(
@@ -86,7 +85,11 @@ def _load(plan: BenchPlan, name: str, process: Process) -> EngineFigures:
 
 
 def _round(
-    plan: BenchPlan, engines: dict[str, Process], samples: Samples, texts: CorpusSamples, progress: Progress
+    plan: BenchPlan,
+    engines: dict[str, Process],
+    samples: Samples,
+    texts: CorpusSamples,
+    progress: Callable[[int], None],
 ) -> None:
     """Every engine at every point, then on the text."""
     for point in plan.points:

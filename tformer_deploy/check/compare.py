@@ -9,7 +9,8 @@ import numpy as np
 
 from ..decoding import DecodeOptions, Hypothesis
 from ..decoding.search import length_norm
-from .observe import Observation, Run, Trace, tokens_of
+from .observe import Observation, tokens_of
+from .recording import Run, Trace
 from .report import Divergence, Layer, Outputs, StepDifference
 
 WIDE = "wide beam"

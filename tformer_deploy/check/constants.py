@@ -52,7 +52,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
     if bundle.manifest.get("version", NAMED_SINCE) < NAMED_SINCE:
         found.skipped = "the graphs are of an older version, whose names tell other things: export again"
         return found
-    weights = tensors_of(model)
+    weights = named_tensors(model)
     seen: set[str] = set()
     for graph in graphs_of(recipe):
         path = bundle.graph(graph, variant)
@@ -63,7 +63,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
     return found
 
 
-def tensors_of(model: Seq2Seq) -> dict[str, Array]:
+def named_tensors(model: Seq2Seq) -> dict[str, Array]:
     """The tensors of a model by name, tables that are not trained among them."""
     module: Any = model  # a torch.nn.Module as well
     tensors = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict()}
@@ -139,7 +139,7 @@ class Comparison:
                 group, off = self.rounded(name, parsed["origins"], expected)
                 yield group, origins, off
             else:
-                yield [name], origins, apart(self.array(name), expected.T if parsed["turned"] else expected)
+                yield [name], origins, elements_off(self.array(name), expected.T if parsed["turned"] else expected)
 
     def misplaced(self) -> Origins:
         """Weights of one layer where another's bias is added."""
@@ -238,7 +238,7 @@ class Comparison:
         return np.where(wrong, np.where(off == 0, CLOSE, off), 0)
 
 
-def apart(ours: Array, expected: Array) -> Array:
+def elements_off(ours: Array, expected: Array) -> Array:
     """How far elements are apart, 0 where that is within CLOSE; one that is not a number is."""
     if ours.shape != expected.shape:
         return np.array(np.nan)

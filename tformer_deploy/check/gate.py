@@ -22,8 +22,9 @@ from ..recipe import TOLERANCES, Axes, Recipe, Tolerance, narrowest
 from ..shortlist import open_shortlist
 from ..text import Tokenizers
 from .blame import find_layer
-from .observe import CheckOptions, Run, tokens_of
+from .observe import CheckOptions, tokens_of
 from .parity import check, eager_invariance, generated_sources
+from .recording import Run
 from .reference import Reference, make_reference
 from .report import Constants, EngineReport, Report
 from .restricted import RestrictedEngine, with_shortlist

@@ -14,7 +14,8 @@ from ..engines.base import Engine
 from ..errors import ArtifactError
 from ..recipe import Tolerance
 from .compare import WIDE, Judge, by_layer, by_step, differences, worse
-from .observe import BEST, Observation, Run, end_ids, observe, own_noise
+from .observe import BEST, Observation, end_ids, observe, own_noise
+from .recording import Run
 from .reference import Reference, run_variants
 from .report import EngineReport, Entries, Outputs, Top1, describe_divergence
 from .sizes import compare_large, rows_apart, run_large, run_wide

@@ -41,7 +41,7 @@ def bench(
 
     With --backend trt and without --batch, --beam, --src-len and --new-tokens: the sizes of its plans.
     """
-    from ..bench import BenchPlan, make_points, run, usual_points
+    from ..bench import BenchPlan, make_points, run_benchmark, usual_points
     from ..bundle import open_bundle
     from ..check import with_shortlist
     from ..engines import expand, threads_each
@@ -50,7 +50,7 @@ def bench(
     lists = {"batch": batch, "beam": beam, "src-len": src_len, "new-tokens": new_tokens}
     given = {option: numbers(option, text) for option, text in lists.items() if text is not None}
     if html:
-        from ..report.bench import render
+        from ..report.bench import bench_page
 
         check_writable(html)
     opened = open_bundle(bundle)
@@ -74,12 +74,12 @@ def bench(
     )
     try:
         with progress("bench", plan.turns) as advance:
-            report = run(plan, opened, advance)
+            report = run_benchmark(plan, opened, advance)
     except KeyboardInterrupt:
         raise Interrupted("nothing is reported of a benchmark that did not end") from None
     emit(report.to_json(), json, str(report))
     if html:
-        write_output(html, render(report))
+        write_output(html, bench_page(report))
 
 
 def numbers(option: str, text: str) -> list[int]:

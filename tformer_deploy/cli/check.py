@@ -62,7 +62,7 @@ def check(
     from ..files import write_output
 
     if html:
-        from ..report.check import render
+        from ..report.check import check_page
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens, "invariance": invariance}
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     if beams is not None and n_best is None:
@@ -96,7 +96,7 @@ def check(
         report = gate.run(names, expected, targets)
     emit(report.to_json(), json, str(report))
     if html:
-        write_output(html, render(report))
+        write_output(html, check_page(report))
     if not report.passed:
         raise typer.Exit(3)
 
