@@ -446,7 +446,7 @@ def test_ties_have_a_cap() -> None:
     counts = {mode: totals(report, mode).ties for mode in ("greedy", "beam", "sampling")}
     assert 0 < counts["greedy"] < counts["beam"] and counts["sampling"]
     assert report.failures == [
-        f"{mode}: {counts[mode]} of 150 sentences are ties, more than 0: so many near decisions are no chance"
+        f"{mode}: {counts[mode]} of 150 sentences are ties, more than 0: more than chance explains (tolerance.ties)"
         for mode in ("greedy", "beam")
     ]
     (line,) = found(counts["greedy"] / 150).failures

@@ -30,9 +30,9 @@ class BuildOptions:
     """What is built."""
 
     precision: PlanPrecision = "fp16"
-    """Of products and caches."""
+    """Of matmuls and caches."""
     fast: bool = False
-    """The least search for kernels."""
+    """Spend the least time on the search for kernels."""
     version_compatible: bool = False
     """The plan also loads in later releases of the same major version."""
     hardware_compatible: bool = False

@@ -23,7 +23,7 @@ MAX_REPETITIONS = 50
 WARM_UP_LINES, SINGLE_LINES = 50, 100
 """Lines of a text that are translated before the clock starts; at most so many are translated one at a time."""
 TIMED = 5
-"""Decodes whose time a GPU tells."""
+"""Decodes that a GPU times by its own events."""
 FIRST_WORD = 4
 """Ids below are special tokens."""
 
@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Sample:
-    """One decode of a batch. In several parts: the last part's times, the mean of steps and of shares."""
+    """One decode of a batch. With several workers: the times of the slowest part, the mean of steps and of shares."""
 
     latency_ms: float
     encoder_ms: float
@@ -86,7 +86,7 @@ class Watched:
         return found
 
     def sample(self, start: float, tokens: int) -> Sample:
-        """What the calls since `start` amount to, now."""
+        """The sample of a decode that began at `start` and ends now."""
         end = time.perf_counter()
         steps: list[float] = []
         for name, begin, finish in self.calls:

@@ -39,7 +39,7 @@ ORIGIN = re.compile(r"(?P<name>[^,*^]+)(\*(?P<factor>[0-9.e+-]*[0-9]))?")
 NAME = re.compile(
     r"(?P<origins>.+?)(?P<form>\.int8|\.int4|\.scales|\.zeros)?(?P<layout>\.groups)?(\.rows|\.column)?(?P<turned>\^T)?"
 )
-"""How the passes of export name a constant: tensors side by side, each with a factor, then what became of them."""
+"""How the passes of export name a constant: tensors side by side, each with a factor, then what was done to them."""
 COMPARED = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT8, TensorProto.UINT8)
 """What weights are; arrays of other types are sizes and places, which no checkpoint has."""
 Origins = Iterator[tuple[list[str], list[str], Array]]
@@ -50,7 +50,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
     """Every constant of a variant's graphs; empty: the standard ones."""
     found = Constants()
     if bundle.manifest.get("version", NAMED_SINCE) < NAMED_SINCE:
-        found.skipped = "the graphs are of an older version, whose names tell other things: export again"
+        found.skipped = "the bundle is of an older version, whose constants have other names: export it again"
         return found
     weights = named_tensors(model)
     seen: set[str] = set()
@@ -59,7 +59,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
         if path.is_file():  # older bundles have no graphs for shortlists
             seen |= Comparison(path, graph, recipe, weights, model.config).run(found)
     absent = [name for name in weights if name not in seen and not _repeated(name, seen, weights)]
-    found.wrong += [f"no constant of the graphs is the checkpoint's {name}" for name in absent]
+    found.wrong += [f"the graphs have no constant for the checkpoint's {name}" for name in absent]
     return found
 
 

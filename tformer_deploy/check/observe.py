@@ -89,7 +89,7 @@ class CheckOptions:
             raise ConfigError(f"seed={self.seed}: must be at least 0 and less than {MAX_SEED}")
 
     def within(self, limits: Limits) -> CheckOptions:
-        """The same, as far as an engine can go."""
+        """These options, cut down to the limits of an engine."""
         beams = min(self.beams, limits.beams)
         tokens = min(self.max_tokens, limits.tgt_tokens)
         positions = min(self.positions or limits.tgt_tokens, limits.tgt_tokens)
@@ -178,7 +178,8 @@ def _score(
     targets = [tokens_of(greedy.outputs[i][0]) for i in range(len(sources))]
     if not all(targets):
         raise ParityError(
-            f"eager PyTorch has no token for sentence {targets.index([]) + 1}: its scores are not numbers"
+            f"eager PyTorch has no token for sentence {targets.index([]) + 1}, as its scores are not numbers: "
+            "check the weights of the checkpoint, or train it again"
         )
     looked_at = set(spread(sources, ENCODER_SENTENCES))
     if sources:

@@ -129,7 +129,7 @@ def load_reference(path: Path) -> Reference:
         arrays = read_arrays(path)
         header = parse_json(bytes(arrays["header"]).decode())
         if header["format"] != "tformer-reference":
-            raise ArtifactError(f"{path} is not a reference of tformer check")
+            raise ArtifactError(f"{path} is not a reference of tformer check: make one with --save-reference")
         if header["version"] < VERSION:
             raise ArtifactError(
                 f"{path} has version {header['version']}, older than {VERSION}: make it again with --save-reference"
