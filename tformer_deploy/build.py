@@ -90,11 +90,11 @@ class BuildReport:
             lines.append(f"profile {profile} takes {share:.1%} of the text's sources")
         for plan in self.plans:
             types = plan.layers.get("matrix_multiply", {})
-            products = ", ".join(f"{count} {kind}" for kind, count in types.items())
+            matmuls = ", ".join(f"{count} {kind}" for kind, count in types.items())
             scratch = "" if plan.scratch_megabytes is None else f", computes in {plan.scratch_megabytes:.1f} MB"
             lines.append(
                 f"{plan.graph} {plan.profile}: {plan.megabytes:.1f} MB in {plan.seconds:.1f} s{scratch}; "
-                f"products: {products}"
+                f"matmuls: {matmuls}"
             )
         lines += [f"a batch of {profile} holds {size:.1f} MB on the device" for profile, size in self.buffers.items()]
         gone = "were there before and are gone: name that profile too to keep it"
