@@ -17,7 +17,7 @@ from ..decoding import Batch, DecodeOptions, Hypothesis, forced_steps
 from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Ints, Limits, Outlook, Scores
 from ..errors import ConfigError, EngineError, MissingExtra, ParityError
-from .recording import Run, record
+from .recording import Run, record, room
 from .vocabulary import Vocabulary
 
 BEST, OTHERS = 16, 48
@@ -253,12 +253,6 @@ def by_length(
     for places in length_batches(lengths, options.batch_tokens, lambda longest: room(engine, decoding, longest)):
         indices = [picked[place] for place in places]
         yield make_batch([sources[i] for i in indices], engine.config.pad_id, indices), indices
-
-
-def room(engine: Engine, decoding: DecodeOptions, src_tokens: int) -> int:
-    """Most sentences of a batch, of sources of that length at most."""
-    tokens = min(decoding.max_tokens, engine.limits.tgt_tokens)
-    return engine.limits.sentences(decoding.rows, src_tokens, tokens)
 
 
 def other_batches(

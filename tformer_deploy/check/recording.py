@@ -68,6 +68,12 @@ def record_joined(
             run.traces[i] = Trace(*decided, _stack(values, -np.inf), _stack(margins, np.inf))
 
 
+def room(engine: Engine, decoding: DecodeOptions, src_tokens: int) -> int:
+    """Most sentences of a batch, of sources of that length at most."""
+    tokens = min(decoding.max_tokens, engine.limits.tgt_tokens)
+    return engine.limits.sentences(decoding.rows, src_tokens, tokens)
+
+
 def _note(rows: Rows, options: DecodeOptions, step: Step) -> None:
     """Add what a step decided to the rows of its sentences."""
     step = _by_sample(step, step.samples, options.n_best) if step.samples is not None else step

@@ -45,7 +45,7 @@ def layer_values(engine: Graphs, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints
     check_request(src_ids, src_lengths, config, engine.limits)
     encoder, step = (open_copy(engine, graph) for graph in GRAPHS)
     lengths = np.array(src_lengths, np.int32)
-    values = run_all(encoder, {"src_ids": np.array(src_ids, np.int32), "src_lengths": lengths})
+    values = run(encoder, {"src_ids": np.array(src_ids, np.int32), "src_lengths": lengths})
     cross = {spec.name: values[spec.name] for spec in caches("cross", config, ())}
     static, in_place = engine.recipe.cache == "static", engine.recipe.target == "ort-cpu"
     shape = batch, config.decoder.heads, length if static else 0, config.decoder.head_dim
@@ -60,12 +60,12 @@ def layer_values(engine: Graphs, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints
             **cross,
         }
         if in_place:
-            found = run_all(step, {**feed, "written_by": np.zeros((batch, 1, length), np.int32)}, past)
+            found = run(step, {**feed, "written_by": np.zeros((batch, 1, length), np.int32)}, past)
         else:
             if static:
                 feed |= {"values": np.zeros((batch, 1), np.float32), "end_id": np.full(1, -1, np.int32)}
                 feed["live_beams"] = np.ones(1, np.int32)
-            found = run_all(step, {**feed, "parents": np.arange(batch, dtype=np.int32)[:, None], **past})
+            found = run(step, {**feed, "parents": np.arange(batch, dtype=np.int32)[:, None], **past})
             past = {name: found[name.replace("past", "present")] for name in past}
         steps.append(found)
     for name in (*layer_names("decoder_step", config), "log_probs"):
@@ -87,9 +87,7 @@ def open_copy(engine: Graphs, graph: str) -> InferenceSession:
         return open_session(path, engine.options(spin_us=SHORT_SPIN_US), copy=model.SerializeToString())
 
 
-def run_all(
-    session: InferenceSession, feed: dict[str, Any], buffers: dict[str, Floats] | None = None
-) -> dict[str, Floats]:
+def run(session: InferenceSession, feed: dict[str, Any], buffers: dict[str, Floats] | None = None) -> dict[str, Floats]:
     """All outputs by name, in order; caches in `buffers`, by their `past` names, are read and written in place."""
     binding = session.io_binding()
     for name, array in feed.items():
