@@ -23,7 +23,7 @@ from onnx import TensorProto, helper
 from tformer_deploy import processes
 from tformer_deploy.bench import BenchPlan, Point, ceiling, make_points, roofline, run_benchmark, turns
 from tformer_deploy.bench.ceiling import bandwidth, matrix_rates
-from tformer_deploy.bench.measure import Sample, Watched, decode_part, random_sources, some
+from tformer_deploy.bench.measure import Sample, Watched, decode_part, some, synthetic_sources
 from tformer_deploy.bench.report import PointReport, Spread, figure, table
 from tformer_deploy.bundle import Bundle, open_bundle
 from tformer_deploy.cli.bench import numbers
@@ -185,11 +185,11 @@ def parameters(model: Transformer, part: str, cross: bool) -> list[Any]:
     return [value for name, value in named if bool(is_cross.match(name)) is cross]
 
 
-def weights(model: Transformer, folder: Path) -> list[roofline.Weights]:
+def weights(model: Transformer, folder: Path) -> list[roofline.WeightsRead]:
     """Of the encoder and of a step, as an export writes them down."""
     folder.mkdir(exist_ok=True)
     export_graphs(Tracer(model.eval()), Recipe().for_model(model.config), folder, "0")
-    return [roofline.Weights(**found) for found in weights_read(folder).values()]
+    return [roofline.WeightsRead(**found) for found in weights_read(folder).values()]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_an_output_never_ends_early_and_takes_the_usual_path(bundle: Path) -> No
         step = engine.step
         engine.step = lambda *given, **named: asked.append(given) or step(*given, **named)  # type: ignore[method-assign,func-returns-value]
         point = Point(2, 1, 5, 20)
-        sources = random_sources(opened.config, point)
+        sources = synthetic_sources(opened.config, point)
         sample = decode_part(engine, sources, DecodeOptions(max_tokens=20, endless=True))
         assert sample.tokens == 40 and len(sample.steps_ms) == 20
         assert not any(full for _, _, full, _ in asked)  # all log-probabilities would be another, slower step
@@ -472,4 +472,4 @@ def test_a_wrong_list_is_refused() -> None:
 
 def test_random_sources_of_a_vocabulary_without_words() -> None:
     config = ModelConfig(src_vocab=4, tgt_vocab=4, d_model=4, heads=1)
-    assert random_sources(config, Point(2, 1, 3, 1)).max() < 4
+    assert synthetic_sources(config, Point(2, 1, 3, 1)).max() < 4

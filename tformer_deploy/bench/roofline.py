@@ -46,7 +46,7 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightsRead:
     """What a graph reads of its weights, as the export wrote it down: see `export.save.weights_read`."""
 
     matmuls: Sequence[tuple[int, int]]
@@ -111,7 +111,7 @@ class Bound:
         return f"{100 * self.share:.0f} %, {self.by}"
 
 
-def step_cost(config: ModelConfig, weights: Weights, storage: Storage, point: Point) -> Cost:
+def step_cost(config: ModelConfig, weights: WeightsRead, storage: Storage, point: Point) -> Cost:
     """The mean of all steps but the first: past lengths 1 to new_tokens - 1."""
     side, rows = config.decoder, point.batch * point.beams
     inner, layers = side.heads * side.head_dim, side.layers
@@ -126,7 +126,7 @@ def step_cost(config: ModelConfig, weights: Weights, storage: Storage, point: Po
     )
 
 
-def encoder_cost(config: ModelConfig, weights: Weights, storage: Storage, point: Point) -> Cost:
+def encoder_cost(config: ModelConfig, weights: WeightsRead, storage: Storage, point: Point) -> Cost:
     """The encoder, and the keys and values of its output for every decoder layer."""
     side, tokens = config.encoder, point.batch * point.src_len
     cross = config.decoder.heads * config.decoder.head_dim

@@ -22,7 +22,7 @@ from .roofline import (
     Ceiling,
     Cost,
     Storage,
-    Weights,
+    WeightsRead,
     bound,
     buffer_size,
     device_bound,
@@ -116,7 +116,7 @@ class MachineLimits:
             for engine in report.engines
         }
         weights = bundle.manifest.get("weights", {})
-        self.weights = [Weights(**weights[graph]) for graph in GRAPHS if graph in weights]
+        self.weights = [WeightsRead(**weights[graph]) for graph in GRAPHS if graph in weights]
         if not weights:
             report.notes.append("no limits of the machine: the bundle is of an older version, export it again")
         costs = [cost for name in plan.engines for point in plan.points for cost in self.costs(name, point)]

@@ -57,7 +57,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
     for graph in graphs_of(recipe):
         path = bundle.graph(graph, variant)
         if path.is_file():  # older bundles have no graphs for shortlists
-            seen |= Comparison(path, graph, recipe, weights, model.config).run(found)
+            seen |= GraphConstants(path, graph, recipe, weights, model.config).run(found)
     absent = [name for name in weights if name not in seen and not _repeated(name, seen, weights)]
     found.wrong += [f"the graphs have no constant for the checkpoint's {name}" for name in absent]
     return found
@@ -81,7 +81,7 @@ def _repeated(name: str, seen: set[str], weights: Mapping[str, Array]) -> bool:
     return any(np.array_equal(weights[name], weights[other]) for other in seen)
 
 
-class Comparison:
+class GraphConstants:
     """Compares the constants of one graph."""
 
     def __init__(

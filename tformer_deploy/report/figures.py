@@ -23,8 +23,8 @@ with no_fonts_at_home():
 
 ENGINE_COLOURS = 6
 """c0, c1 and so on of the style sheet; further engines begin again."""
-NAMES = ("text", "muted", "line", "counts", "mean", "bad", "encoder", "decoder", "bg")
-INK = {name: f"#ab{n:04x}" for n, name in enumerate([*NAMES, *(f"c{n}" for n in range(ENGINE_COLOURS))])}
+VARIABLES = ("text", "muted", "line", "counts", "mean", "bad", "encoder", "decoder", "bg")
+INK = {name: f"#ab{n:04x}" for n, name in enumerate([*VARIABLES, *(f"c{n}" for n in range(ENGINE_COLOURS))])}
 """Placeholders, by the variable of the style sheet that takes their place."""
 WIDE_PX, HALF_PX, ROW_PX = 1000, 480, 18
 MAX_TICKS, MARKED_POINTS, PLOTTED_KINDS = 7, 60, 12
