@@ -35,7 +35,7 @@ from tformer_deploy.trt_builder import (
     BuildOptions,
     check_precision,
     compile_plan,
-    interrupted_behind,
+    defer_interrupt,
     tensor_types,
     weight_types,
 )
@@ -277,11 +277,11 @@ def test_a_plan_of_the_wrong_precision_fails(trt_bundle: Path, tmp_path: Path) -
         compile_plan(load_builder(), tmp_path / "step.onnx", BuildOptions("fp16"))
     with pytest.raises(EngineError, match="its weights"):
         check_precision(Path("step.onnx"), "fp16", {"output_fp16": "fp32"}, {"matrix_multiply": {"half": 3}})
-    with pytest.raises(EngineError, match="matrix products"):
+    with pytest.raises(EngineError, match="its matmuls are"):
         check_precision(Path("step.onnx"), "bf16", {}, {"matrix_multiply": {"half": 3}})
     mixed = {"matrix_multiply": {"half": 3, "float": 2}}
     check_precision(Path("step.onnx"), "fp16", {}, mixed, exact=2)
-    with pytest.raises(EngineError, match="matrix products"):
+    with pytest.raises(EngineError, match="its matmuls are"):
         check_precision(Path("step.onnx"), "fp16", {}, mixed, exact=1)
 
 
@@ -461,21 +461,21 @@ def test_plans_that_go_are_named(trt_bundle: Path, tmp_path: Path) -> None:
 def test_ctrl_c_ends_a_build_behind_the_plan_that_it_meets() -> None:
     original, done = signal.signal(signal.SIGINT, signal.default_int_handler), []
     try:
-        with pytest.raises(KeyboardInterrupt), interrupted_behind():
+        with pytest.raises(KeyboardInterrupt), defer_interrupt():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.05)  # nothing is raised here, where the library would lose it
             assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL, "a second one ends the process"
             done.append(1)
         assert done and signal.getsignal(signal.SIGINT) == signal.default_int_handler
-        with interrupted_behind():
+        with defer_interrupt():
             pass
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with interrupted_behind():
+        with defer_interrupt():
             os.kill(os.getpid(), signal.SIGINT)  # as to a background job
     finally:
         signal.signal(signal.SIGINT, original)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: interrupted_behind().__enter__()).result()
+        pool.submit(lambda: defer_interrupt().__enter__()).result()
 
 
 def test_ctrl_c_leaves_no_plans(trt_bundle: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from .rewriting import Builder, constant_of, made_by
 OPSET = 17
 HIDDEN = -1e9
 """Added to scores of what must not be looked at: exp gives 0, and no row is all of it."""
-SAME = """
+UNCHANGED = """
     Add And Cast Concat Div Equal Erf Expand Gather GatherElements Gemm Greater Identity LayerNormalization Less
     LessOrEqual LogSoftmax MatMul Max Min Mod Mul Neg Not Or Range Relu Reshape Shape Sigmoid Slice Softmax Sqrt
     Squeeze Sub Tanh TopK Transpose Unsqueeze Where
@@ -48,7 +48,7 @@ def older_operators(model: ir.Model) -> None:
             _reduce(Builder(graph, node), node)
         elif node.op_type == "Shape" and {"start", "end"} & set(node.attributes):
             _shape(Builder(graph, node), node)
-        elif node.op_type not in SAME.split() or node.domain:
+        elif node.op_type not in UNCHANGED.split() or node.domain:
             raise ArtifactError(f"older_operators does not know {node.domain} {node.op_type} at opset {OPSET}")
     graph.opset_imports[""] = OPSET
 
