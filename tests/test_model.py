@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from tformer_deploy.config import ModelConfig, preset
 from tformer_deploy.contract import layer_names
 from tformer_deploy.model import (
+    ACTIVATIONS,
     AnnotatedLayerNorm,
     Attention,
     DecoderLayer,
@@ -161,7 +162,7 @@ def assert_step_equals_forward(model: Transformer) -> None:
 @pytest.mark.parametrize("norm", ["standard", "annotated"])
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
 def test_cached_step_equals_forward(norm_position: str, norm: str, positions: str, sharing: str) -> None:
-    for activation in ("relu", "gelu", "silu"):
+    for activation in ACTIVATIONS:
         assert_step_equals_forward(
             make_model(
                 norm_position=norm_position,
@@ -178,6 +179,8 @@ def test_cached_step_equals_forward(norm_position: str, norm: str, positions: st
     [
         {"output_bias": True},
         {"final_norm": False},
+        {"final_norm_sides": "encoder"},
+        {"final_norm_sides": "decoder", "norm_position": "post"},
         {"scale_embeddings": False, "pad_embedding_zero": False},
         {"encoder_layers": 1, "decoder_layers": 3, "heads": 1},
         {"src_vocab": VOCAB + 4, "share_embeddings": "decoder"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,13 @@ from torch.nn import functional as F
 from .config import ModelConfig, Side
 from .seq2seq import Cache, KeysValues, Layers, keep, length_mask
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+}
 
 
 class AnnotatedLayerNorm(nn.Module):
@@ -191,8 +198,8 @@ class Transformer(nn.Module):
         self.tgt_embedding_norm = make_norm(config, d) if config.embedding_norm else nn.Identity()
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
-        self.encoder_norm = make_norm(config, source) if config.final_norm else nn.Identity()
-        self.decoder_norm = make_norm(config, d) if config.final_norm else nn.Identity()
+        self.encoder_norm = make_norm(config, source) if config.encoder.final_norm else nn.Identity()
+        self.decoder_norm = make_norm(config, d) if config.decoder.final_norm else nn.Identity()
 
     def init_weights(self, seed: int) -> Transformer:
         """Xavier-uniform matrices, zero biases, embeddings of deviation 1/sqrt(d) so that tied outputs start small."""

@@ -16,7 +16,13 @@ from ctranslate2.specs.common_spec import Activation
 from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 from safetensors.numpy import load_file
 
-ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SWISH}
+ACTIVATIONS = {
+    "relu": Activation.RELU,
+    "gelu": Activation.GELU,
+    "gelu_tanh": Activation.GELUTanh,
+    "gelu_sigmoid": Activation.GELUSigmoid,
+    "silu": Activation.SWISH,
+}
 
 
 def convert(checkpoint: Path, out: Path) -> None:

@@ -74,10 +74,14 @@ def _attention(build: Builder, node: ir.Node) -> None:
 
 
 def _gelu(build: Builder, node: ir.Node) -> None:
-    """x / 2 * (1 + erf(x / sqrt(2)))."""
+    """x / 2 * (1 + erf(x / sqrt(2))); by tanh x / 2 * (1 + tanh(y)), which is x * sigmoid(2 * y)."""
     x, how = node.inputs[0], node.attributes.get("approximate")
-    if how is not None and how.value != "none":
-        raise ArtifactError(f"older_operators does not know gelu by {how.value}")
+    if how is not None and how.value == "tanh":
+        root = math.sqrt(8 / math.pi)  # y is sqrt(2 / pi) * (x + 0.044715 * x^3)
+        square = build.node("Mul", [build.node("Mul", [x, x]), build.number(0.044715 * root)])
+        twice = build.node("Mul", [x, build.node("Add", [square, build.number(root)])])
+        build.replace(node.outputs[0], build.node("Mul", [x, build.node("Sigmoid", [twice])]))
+        return
     error = build.node("Erf", [build.node("Mul", [x, build.number(math.sqrt(0.5))])])
     half = build.node("Mul", [x, build.number(0.5)])
     build.replace(node.outputs[0], build.node("Mul", [half, build.node("Add", [error, build.number(1.0)])]))
