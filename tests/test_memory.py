@@ -25,7 +25,10 @@ UNLIMITED = 9223372036854771712
 @pytest.mark.parametrize("sharing", ["none", "decoder", "all"])
 def test_parameters_are_counted_without_making_them(sharing: str) -> None:
     for positions, sides, output_bias, norm in product(
-        ("sinusoidal", "learned"), ("both", "encoder", "decoder", ""), (True, False), ("standard", "annotated")
+        ("sinusoidal", "learned", "relative"),
+        ("both", "encoder", "decoder", ""),
+        (True, False),
+        ("standard", "annotated"),
     ):
         config = small_config(
             share_embeddings=sharing,
@@ -35,6 +38,7 @@ def test_parameters_are_counted_without_making_them(sharing: str) -> None:
             final_norm_sides=sides or "both",
             output_bias=output_bias,
             norm=norm,
+            relative_per_layer=norm == "standard",
             encoder_layers=3,
         )
         with torch.device("meta"):

@@ -28,6 +28,8 @@ MOST_OF_MODEL = {
     "encoder_layers": 1 << 11,
     "decoder_layers": 1 << 11,
     "max_positions": 1 << 20,
+    "relative_buckets": 1 << 16,
+    "relative_distance": 1 << 30,
 }
 """No model is larger; what is gets a clear answer, not the end of the machine's memory."""
 MOST_OF_TRAINING = {
@@ -40,7 +42,7 @@ MOST_OF_TRAINING = {
 NormPosition = Literal["pre", "post"]
 NormKind = Literal["standard", "annotated", "rms"]
 FeedForwardKind = Literal["plain", "gated"]
-PositionKind = Literal["sinusoidal", "learned"]
+PositionKind = Literal["sinusoidal", "learned", "relative", "none"]
 Sharing = Literal["none", "decoder", "all"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"]
 Sides = Literal["both", "encoder", "decoder"]
@@ -109,6 +111,14 @@ class ModelConfig:
     pad_embedding_zero: bool = True
     """Keep the padding embedding at zero in training."""
     positions: PositionKind = "sinusoidal"
+    """`relative`: none are added, but a score of self-attention gains a learned number by how far apart its two tokens
+    are, as in T5."""
+    relative_buckets: int = 32
+    """Groups of distances with a number of their own each, a head."""
+    relative_distance: int = 128
+    """From here on all distances are in the last group."""
+    relative_per_layer: bool = False
+    """Each layer has its own numbers, as in UMT5; else the layers of a side share them."""
     position_base: float = 10000.0
     """Base of the sinusoids' wavelengths."""
     max_positions: int = 512
@@ -138,6 +148,11 @@ class ModelConfig:
         if not self.final_norm and self.final_norm_sides != "both":
             raise ConfigError(
                 f"model.final_norm_sides={self.final_norm_sides}: model.final_norm=false leaves no norm there"
+            )
+        if self.relative_buckets < 4 or self.relative_distance <= self.relative_buckets // 2:
+            raise ConfigError(
+                f"model.relative_buckets={self.relative_buckets}, model.relative_distance={self.relative_distance}: "
+                "needs at least 4 buckets, and a distance above half as many"
             )
         if self.norm_eps < 0:
             raise ConfigError(f"model.norm_eps={self.norm_eps}: must be at least 0")
@@ -184,8 +199,13 @@ class ModelConfig:
         tables += 0 if self.share_embeddings == "all" else self.src_vocab * encoder.width
         width = encoder.width + decoder.width
         tables += self.max_positions * width * (self.positions == "learned")
+        tables += self.relative_buckets * sum(side.heads * self.relative_tables(side) for side in (encoder, decoder))
         ends = norms * sum(side.width * (side.final_norm + self.embedding_norm) for side in (encoder, decoder))
         return layers + tables + ends + self.tgt_vocab * self.output_bias
+
+    def relative_tables(self, side: Side) -> int:
+        """How many tables of relative positions a side has."""
+        return (side.layers if self.relative_per_layer else 1) * (self.positions == "relative")
 
     @staticmethod
     def _attention(side: Side, source: Side) -> int:
