@@ -31,6 +31,7 @@ RECIPES = ("fp32-cpu", "int8", "int8-latency", "int4", "trt")
 CONFIGS: dict[str, dict[str, Any]] = {
     "tied": {},
     "apart, post-norm": {"share_embeddings": "none", "norm_position": "post", "final_norm": False, "output_bias": True},
+    "relative": {"positions": "relative", "relative_per_layer": True, "ff": "gated"},
     "annotated, learned": {"norm": "annotated", "positions": "learned", "scale_embeddings": False},
     "odd sizes": {"d_model": 40, "d_ff": 100, "src_vocab": 33, "tgt_vocab": 47, "share_embeddings": "decoder"},
 }

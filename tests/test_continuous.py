@@ -85,10 +85,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+@pytest.fixture(scope="module", params=["sinusoidal", "relative"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Targets are longer than a new cache has room for."""
-    with variant_engine(ending_model(90), tmp_path_factory.mktemp("slots"), graphs=(*GRAPHS, SLOTS_GRAPH)) as found:
+    model, folder = ending_model(90, positions=request.param), tmp_path_factory.mktemp("slots")
+    with variant_engine(model, folder, graphs=(*GRAPHS, SLOTS_GRAPH)) as found:
         yield found
 
 
@@ -129,7 +130,7 @@ def test_what_a_sentence_left_behind_harms_nobody(engine: Any) -> None:
     tokens = np.full((4, 1), engine.config.start_id, np.int32)
     scores = engine.step(tokens, state)
     assert np.isfinite(scores.scores).all()
-    assert scores.ids[2:, 0, 0].tolist() == [each[0].ids[0] for each in alone]
+    assert scores.ids[2:, 0, 0].tolist() == [[*each[0].ids, engine.config.eos_id][0] for each in alone]
 
 
 def test_what_cannot_join_is_refused(engine: Engine, variants_bundle: Path) -> None:

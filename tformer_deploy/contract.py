@@ -231,11 +231,9 @@ def layer_names(graph: str, config: ModelConfig) -> tuple[str, ...]:
 
     They are no outputs, so that a runtime may fuse them away; a debugger makes them outputs of a copy.
     """
-    side, layers, last = (
-        ("encoder", config.encoder_layers, "memory")
-        if graph == "encoder"
-        else ("decoder", config.decoder_layers, "hidden")
+    name, side, last = (
+        ("encoder", config.encoder, "memory") if graph == "encoder" else ("decoder", config.decoder, "hidden")
     )
     # Without a final norm the last value would be the last layer's, and one value cannot have two names.
-    final = (last,) if config.final_norm else ()
-    return (f"{side}_embedding", *(f"{side}_layer_{i}" for i in range(layers)), *final)
+    final = (last,) if side.final_norm else ()
+    return (f"{name}_embedding", *(f"{name}_layer_{i}" for i in range(side.layers)), *final)

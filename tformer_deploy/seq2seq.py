@@ -25,6 +25,11 @@ class Cache(Protocol):
     present: list[KeysValues]
     """What the next step continues, of each layer that has been extended."""
 
+    @property
+    def distances(self) -> Tensor:
+        """How many positions each key is behind the query: (1 or R, T or M); any number where the mask is false."""
+        ...
+
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[KeysValues, Tensor | None]:
         """Add this position's keys and values, (R, H, 1, D) each.
 
@@ -87,6 +92,12 @@ class GrowingCache:
     def __init__(self, past: list[KeysValues]) -> None:
         self.past, self.present = past, list[KeysValues]()
 
+    @property
+    def distances(self) -> Tensor:
+        """See `Cache.distances`."""
+        k = self.past[0][0]
+        return torch.arange(k.shape[2], -1, -1, device=k.device)[None]
+
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[KeysValues, Tensor | None]:
         """See `Cache.extend`."""
         past_k, past_v = self.past[layer]
@@ -110,12 +121,20 @@ class StaticCache:
         written_by: Tensor | None = None,
     ) -> None:
         self.past, self.present, self.written_by = past, list[KeysValues](), written_by
-        places = torch.arange(past[0][0].shape[2], dtype=position.dtype, device=position.device)
-        self.here = (places == position[:, None])[:, None, :, None]
-        mask = places <= position[:, None]
+        self.position, self.places = (
+            position,
+            torch.arange(past[0][0].shape[2], dtype=position.dtype, device=position.device),
+        )
+        self.here = (self.places == position[:, None])[:, None, :, None]
+        mask = self.places <= position[:, None]
         if first is not None:
-            mask = mask & (places >= first)
+            mask = mask & (self.places >= first)
         self.mask = mask[:, None, None, :]
+
+    @property
+    def distances(self) -> Tensor:
+        """See `Cache.distances`."""
+        return self.position[:, None] - self.places
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[KeysValues, Tensor | None]:
         """See `Cache.extend`."""

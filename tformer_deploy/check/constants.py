@@ -64,10 +64,10 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
 
 
 def named_tensors(model: Seq2Seq) -> dict[str, Array]:
-    """The tensors of a model by name, tables that are not trained among them."""
+    """The tensors of a model by name, tables that are not trained among them, but none of whole numbers."""
     module: Any = model  # a torch.nn.Module as well
     tensors = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict()}
-    return {name: t.detach().cpu().numpy() for name, t in tensors.items()}
+    return {name: t.detach().cpu().numpy() for name, t in tensors.items() if t.is_floating_point()}
 
 
 def failures(found: Constants) -> list[str]:
