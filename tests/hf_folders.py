@@ -52,14 +52,14 @@ def entries(model: bytes) -> list[str]:
     return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
 
 
-def random_weights(model: Any, seed: int = 1) -> Any:
+def random_weights(model: Any, tables: float = 0.3, layers: float = 1.0, seed: int = 1) -> Any:
     """Larger ones than a new model's, so that outputs differ; the end is likely enough to be met."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "embed_positions" in name and not parameter.requires_grad:
             continue
         if parameter.ndim > 1:
-            scale = 1.0 if any(each in name for each in ("shared", "embed", "relative")) else parameter.shape[1] ** -0.5
+            scale = tables if "shared" in name or "embed_" in name else layers * parameter.shape[1] ** -0.5
             parameter.data = scale * torch.randn(parameter.shape, generator=generator)
         else:
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
@@ -70,9 +70,9 @@ def random_weights(model: Any, seed: int = 1) -> Any:
     return model.eval()
 
 
-def write(path: Path, model: Any, files: dict[str, Any]) -> Path:
+def write(path: Path, model: Any, files: dict[str, Any], **scales: float) -> Path:
     """A model's folder with other files beside it."""
-    random_weights(model).save_pretrained(path)
+    random_weights(model, **scales).save_pretrained(path)
     for name, content in files.items():
         if isinstance(content, bytes):
             (path / name).write_bytes(content)
@@ -277,8 +277,8 @@ def of_t5(path: Path, kind: str, **how: Any) -> Path:
         d_model=32,
         d_kv=12,
         d_ff=48,
-        num_layers=2,
-        num_decoder_layers=3,
+        num_layers=3,
+        num_decoder_layers=2,
         num_heads=3,
         relative_attention_num_buckets=8,
         relative_attention_max_distance=20,
@@ -288,7 +288,10 @@ def of_t5(path: Path, kind: str, **how: Any) -> Path:
     made = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
     made.generation_config = transformers.GenerationConfig(**ids, num_beams=4, max_length=30)
     tokenizer = {"tokenizer_class": "T5Tokenizer", "extra_ids": 10, "added_tokens_decoder": extra}
-    return write(path, made, {"spiece.model": model, "tokenizer_config.json": tokenizer})
+    files = {"spiece.model": model, "tokenizer_config.json": tokenizer}
+    # Embeddings are not scaled; of T5 and UMT5, what the output reads is.
+    scaled = kind == "UMT5" or (kind == "T5" and "tie_word_embeddings" not in how)
+    return write(path, made, files, tables=1.5 if scaled else 0.5, layers=0.6 if scaled else 0.25)
 
 
 FOLDERS: dict[str, Callable[[Path], Path]] = {

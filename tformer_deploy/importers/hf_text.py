@@ -148,7 +148,7 @@ def _marian(folder: Folder) -> Text:
     names = "vocab.json", folder.first("target_vocab.json", "vocab.json")
     entries = [read_entries(folder.path / name) for name in names]
     codes = {entry: i for i, entry in enumerate(entries[0]) if entry.startswith(">>") and entry.endswith("<<")}
-    made = [PieceList(m, e, folder.specials(e, sorted(codes.values()))) for m, e in zip(models, entries, strict=True)]
+    made = [PieceList(m, e, folder.specials(e, [])) for m, e in zip(models, entries, strict=True)]
     prefix: tuple[int, ...] = ()
     before = ""
     if folder.options.tgt_lang:
