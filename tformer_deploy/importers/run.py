@@ -23,6 +23,7 @@ FORMATS = {
     "hf": "a Hugging Face folder: Marian, M2M100, NLLB, Pegasus, Blenderbot, FSMT, BART, mBART, PLBart, T5, mT5, UMT5",
     "annotated": "a state dict of The Annotated Transformer and its relatives",
     "pytorch-seq2seq": "a state dict of bentrevett/pytorch-seq2seq",
+    "ctranslate2": "a folder with CTranslate2's model.bin",
 }
 """Each has a module of its name, with `recognises(path)` and `read(path, options)`."""
 
