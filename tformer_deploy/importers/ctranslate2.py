@@ -24,10 +24,12 @@ from ..text import Specials, Tokenizers
 from .base import Imported, ImportOptions, Parameters
 from .ctranslate2_file import TEXTS, Binary, read_binary
 from .toolkit import (
+    MOST_POSITIONS,
     NEVER,
     Settings,
     both_sides,
     coded_tokenizers,
+    ids_of,
     known_activation,
     notes_of,
     rows,
@@ -39,8 +41,6 @@ from .weights import Weights, read_json_file
 
 ACTIVATIONS = ("relu", "gelu_tanh", "silu", "gelu", "gelu_sigmoid", "tanh", "sigmoid")
 """In the order of their numbers in a file."""
-COMPUTED_POSITIONS = 1024
-"""As many as are stored of a table that a model does not hold."""
 OFF = ("alibi", "multi_query_attention", "multi_query", "final_logit_softcapping")
 """Numbers that must be 0."""
 READ = (
@@ -137,7 +137,7 @@ def _config(
     if ("encoder/layer_norm/gamma" in weights) != ("decoder/layer_norm/gamma" in weights):
         raise ArtifactError(f"{weights.where}: layer_norm of one side alone is not supported")
     rms = "encoder/layer_0/ffn/layer_norm/beta" not in weights
-    specials, names = tokenizers.target.specials, found.names
+    names = found.names
     tables = (f"{side}/position_encodings/encodings" for side in ("encoder", "decoder"))
     values = {
         "src_vocab": src_vocab,
@@ -150,15 +150,13 @@ def _config(
         "embedding_norm": "encoder/layernorm_embedding/gamma" in weights,
         "scale_embeddings": _scaled(found.numbers, weights),
         "positions": "learned",
-        "max_positions": min(weights.shape(name)[0] if name in weights else COMPUTED_POSITIONS for name in tables),
+        "max_positions": min(weights.shape(name)[0] if name in weights else MOST_POSITIONS for name in tables),
         "share_embeddings": sharing(names[OUTPUT] == names[TARGET], names[SOURCE] == names[TARGET]),
         "output_bias": "decoder/projection/bias" in weights,
         "activation": known_activation(activation, f"{weights.where}: activation"),
         "ff": "gated" if "decoder/layer_0/ffn/linear_0_noact/weight" in weights else "plain",
         "pad_embedding_zero": False,
-        "pad_id": specials.pad if specials.pad >= 0 else specials.unk,
-        "bos_id": specials.bos if specials.bos >= 0 else specials.eos,
-        "eos_id": specials.eos,
+        **ids_of(tokenizers.target.specials),
         "start_id": tokenizers.target.id_of(start),
     }
     if numbers.get("decoder/start_from_zero_embedding", 0):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -13,12 +15,14 @@ from torch.nn import functional as F
 from ..config import Activation
 from ..errors import ArtifactError, ConfigError, missing_extra
 from ..text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe, Words
-from .base import Change, ImportOptions
-from .weights import Weights
+from .base import Change, ImportOptions, Parameters
+from .weights import Weights, load_torch
 
 T = TypeVar("T")
 YAML_BYTES = 16 << 20
 """A longer file is no settings and no vocabulary."""
+MOST_POSITIONS = 1024
+"""As many as are taken of a table of sines, unless model.max_positions says otherwise."""
 SPLIT = "the source names no codes: lines are split at spaces, so give text as the model was trained on, or --src-codes"
 
 
@@ -88,6 +92,23 @@ def known_activation(ours: str, where: str) -> str:
     return ours
 
 
+def named_specials(entries: Sequence[str], where: Path, names: Sequence[str]) -> Specials:
+    """Ids of padding, begin, end and unknown by a toolkit's names of them; there must be an end and an unknown."""
+    ids = [entries.index(name) if name in entries else -1 for name in names]
+    if missing := next((name for name, i in zip(names[2:], ids[2:], strict=True) if i < 0), ""):
+        raise ArtifactError(f"{where}: the vocabulary has no '{missing}': is it of another format?")
+    return Specials(ids[0], ids[1], ids[2], ids[3])
+
+
+def ids_of(specials: Specials) -> dict[str, int]:
+    """Fields of the model's config; one that the vocabulary lacks is never used, and becomes one that it has."""
+    return {
+        "pad_id": specials.pad if specials.pad >= 0 else specials.unk,
+        "bos_id": specials.bos if specials.bos >= 0 else specials.eos,
+        "eos_id": specials.eos,
+    }
+
+
 def sharing(output: bool, source: bool) -> str:
     """`share_embeddings` of a model whose output, and whose source embedding, is the target embedding."""
     return ("all" if source else "decoder") if output else "none"
@@ -129,6 +150,49 @@ def rows(count: int, value: float = 0.0) -> Change:
         return F.pad(tensor, (0,) * (2 * tensor.dim() - 1) + (max(0, count - len(tensor)),), value=value)
 
     return filled
+
+
+@dataclass(frozen=True)
+class LayerNames:
+    """What the parts of a layer are called."""
+
+    projections: tuple[str, str, str, str]
+    """Query, key, value, output."""
+    attention: str
+    attention_norm: str
+    cross: str
+    cross_norm: str
+    up: str
+    down: str
+    ff_norm: str
+    gate: str = ""
+
+
+def put_layer(made: Parameters, ours: str, theirs: str, names: LayerNames) -> None:
+    """All parameters of a layer; one without cross-attention is the encoder's."""
+    made.attention(f"{ours}.attention", f"{theirs}.{names.attention}", names.projections)
+    made.norm(f"{ours}.attention_residual.norm", f"{theirs}.{names.attention_norm}")
+    if names.cross and f"{ours}.cross.query.weight" in made.shapes:
+        made.attention(f"{ours}.cross", f"{theirs}.{names.cross}", names.projections)
+        made.norm(f"{ours}.cross_residual.norm", f"{theirs}.{names.cross_norm}")
+    made.linear(f"{ours}.ff.up", f"{theirs}.{names.up}")
+    made.linear(f"{ours}.ff.down", f"{theirs}.{names.down}")
+    if names.gate:
+        made.linear(f"{ours}.ff.gate", f"{theirs}.{names.gate}")
+    made.norm(f"{ours}.ff_residual.norm", f"{theirs}.{names.ff_norm}")
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The parts of a .pt file, which may hold argparse's options. Raises ArtifactError."""
+    parts = load_torch(path, [Namespace])
+    if not isinstance(parts, Mapping):
+        raise ArtifactError(f"{path} holds a {type(parts).__name__}, not the parts of a checkpoint")
+    return {str(name): part for name, part in parts.items()}
+
+
+def options_of(part: Any) -> dict[str, Any]:
+    """Options as a dict."""
+    return dict(part) if isinstance(part, Mapping) else {**vars(part)} if isinstance(part, Namespace) else {}
 
 
 def parse_yaml(text: str, where: str) -> Any:
