@@ -25,6 +25,10 @@ FORMATS = {
     "pytorch-seq2seq": "a state dict of bentrevett/pytorch-seq2seq",
     "ctranslate2": "a folder with CTranslate2's model.bin",
     "opennmt-py": "a .pt file of OpenNMT-py 3",
+    "joeynmt": "a .ckpt file of JoeyNMT",
+    "sockeye": "a folder of Sockeye 3",
+    "marian": "an .npz file of Marian",
+    "fairseq": "a .pt file of fairseq's translation task",
 }
 """Each has a module of its name, with `recognises(path)` and `read(path, options)`."""
 

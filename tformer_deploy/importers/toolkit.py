@@ -195,8 +195,8 @@ def options_of(part: Any) -> dict[str, Any]:
     return dict(part) if isinstance(part, Mapping) else {**vars(part)} if isinstance(part, Namespace) else {}
 
 
-def parse_yaml(text: str, where: str) -> Any:
-    """YAML of plain values; objects with a tag of their own are dicts. Raises ArtifactError."""
+def parse_yaml(text: str, where: str, texts: bool = False) -> Any:
+    """YAML of plain values, or of texts alone; objects with a tag of their own are dicts. Raises ArtifactError."""
     try:
         import yaml
     except ModuleNotFoundError as error:
@@ -214,7 +214,8 @@ def parse_yaml(text: str, where: str) -> Any:
     try:
         if len(text) > YAML_BYTES:
             raise ValueError(f"it has more than {YAML_BYTES} characters")
-        return yaml.load(text, Plain)
+        fast = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+        return yaml.load(text, fast if texts else Plain)
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         raise ArtifactError(f"{where} is damaged: {' '.join(str(error).split())[:200]}: copy it again") from None
 
