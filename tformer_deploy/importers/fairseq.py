@@ -8,6 +8,7 @@ Source: fairseq 0.12, fairseq/models/transformer, fairseq/modules/sinusoidal_pos
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "scale_heads": (False,),
     "lang_tok_replacing_bos_eos": (False,),
 }
+COPIES = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
+"""Version 0.12 registers an encoder layer's matrices twice, and fills these when it loads a file."""
 SIDES = ("encoder", "decoder")
 OUTPUTS = ("decoder.output_projection.weight", "decoder.embed_out")
 
@@ -97,13 +100,13 @@ def read(path: Path, options: ImportOptions) -> Imported:
 
 
 def _unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Query, key and value by names of their own: older versions pack them."""
+    """Query, key and value by names of their own: older versions pack them. Copies for fast inference are left out."""
     found = {}
     for name, tensor in tensors.items():
-        if ".in_proj_" in name:
+        if "attn.in_proj_" in name:
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
                 found[name.replace("in_proj_", f"{part}_proj.")] = rows
-        else:
+        elif not COPIES.fullmatch(name):
             found[name] = tensor
     return found
 
