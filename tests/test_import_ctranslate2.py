@@ -278,6 +278,8 @@ def test_text_of_older_models(tmp_path: Path) -> None:
     """Their model.bin says which tokens are special; vocabularies are text files, and sources may not end."""
     texts = {name: torch.tensor([*token.encode()], dtype=torch.int8) for name, token in (("unk_token", "w4"),)}
     path = Model().write(tmp_path / "model", {**texts, "with_source_bos": torch.tensor(1, dtype=torch.int8)})
+    binary = (path / "model.bin").read_bytes()
+    (path / "model.bin").write_bytes(struct.pack("<I", 5) + binary[4:])
     (path / "config.json").unlink()
     (path / "shared_vocabulary.json").unlink()
     (path / "shared_vocabulary.txt").write_text("".join(f"{word}\n" for word in WORDS))

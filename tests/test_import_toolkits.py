@@ -11,6 +11,7 @@ import math
 import sys
 from argparse import Namespace
 from collections import OrderedDict
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -19,10 +20,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from torch import Tensor
 from torch.nn import functional as F
 
 from tformer_deploy.errors import TformerError
+from tformer_deploy.importers import run
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint, module_of
 
@@ -713,6 +716,47 @@ def test_codes_split_words(tmp_path: Path) -> None:
     (tmp_path / "codes").write_text("l o\n")
     with pytest.raises(TformerError, match="BPE codes with #version"):
         import_checkpoint("fairseq", path, tmp_path / "run2", options)
+
+
+def test_sentencepiece_vocabularies(tmp_path: Path) -> None:
+    """Of Marian, whose ids are the model's, and of fairseq, whose ids are a dictionary's of its pieces."""
+    lines = ["low lower lowest", "new newer newest", "wide wider widest"] * 4
+    specials = "--bos_id=-1 --pad_id=-1 --eos_id=0 --unk_id=1"
+    training = f"--model_type=bpe --vocab_size={VOCAB} --minloglevel=2 {specials}"
+    (tmp_path / "text").write_text("\n".join(lines))
+    SentencePieceTrainer.Train(f"--input={tmp_path / 'text'} --model_prefix={tmp_path / 'spm'} {training}")
+    (tmp_path / "spm.model").rename(tmp_path / "vocab.spm")
+    own = SentencePieceProcessor(model_file=str(tmp_path / "vocab.spm"))
+    made = Marian()
+    path = made.write(tmp_path)
+    options = ImportOptions(vocab=tmp_path / "vocab.spm", model={"max_positions": POSITIONS})
+    imported, _ = import_checkpoint("marian", path, tmp_path / "run", options)
+    for line in lines[:3]:
+        assert imported.tokenizers.source_ids(line) == [*own.encode(line), 0]
+        assert imported.tokenizers.target_text(own.encode(line)) == line
+    pieces = [own.id_to_piece(i) for i in range(VOCAB)]
+    other = Fairseq()
+    known = dict.fromkeys([*reversed(own.encode_as_pieces("newest")), *pieces])
+    other.vocabulary = [*Fairseq.words, *(piece for piece in known if piece not in Fairseq.words)][:VOCAB]
+    file = other.write(tmp_path)
+    codes = ImportOptions(src_codes=tmp_path / "vocab.spm", model={"max_positions": POSITIONS})
+    second, _ = import_checkpoint("fairseq", file, tmp_path / "run2", codes)
+    ids = second.tokenizers.source_ids("newest")
+    assert [other.vocabulary[i] for i in ids] == [*own.encode_as_pieces("newest"), "</s>"]
+    assert second.tokenizers.target_text(ids[:-1]) == "newest"
+
+
+def test_each_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another format's reader refuses the file."""
+    modules = {name: f"tformer_deploy.importers.{name.replace('-', '_')}" for name in run.FORMATS}
+    monkeypatch.setattr(run, "FORMATS", {name: run.FORMATS[name] for name in modules if find_spec(modules[name])})
+    for name, kind in KINDS.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        assert run.recognised(kind().write(folder)) == name
+    torch.save({"extra": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(TformerError, match="would execute"):
+        run.recognised(tmp_path / "evil.pt")
 
 
 class Evil:

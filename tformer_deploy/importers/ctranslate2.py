@@ -288,8 +288,10 @@ class CTranslate2:
         more = self._config.tgt_vocab - logits.shape[-1]
         return F.pad(logits.log_softmax(-1), (0, more), value=NEVER)
 
-    def generate(self, src_ids: Tensor, src_lengths: Tensor, beams: int, max_tokens: int) -> list[list[int]]:
+    def generate(self, src_ids: Tensor, src_lengths: Tensor, beams: int, max_tokens: int) -> list[list[int]] | None:
         """See `base.Original`."""
+        if self._first and beams > 1:
+            return None  # behind a forced token, theirs ends no beam but the best at once; ours has no such rule
         found = self._run(src_ids, src_lengths, [self._first] * len(src_ids), beams, max_tokens)
         ids = {token: i for i, token in reversed([*enumerate(self._sides[1])])}
         return [[ids[token] for token in each.hypotheses[0]] for each in found]
