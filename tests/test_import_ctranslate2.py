@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tformer_deploy.errors import TformerError
-from tformer_deploy.export_checked import export_checked
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint, module_of
 
@@ -256,12 +255,6 @@ def test_equals_ctranslate2(case: str, tmp_path: Path) -> None:
     _, found = import_checkpoint("ctranslate2", path, tmp_path / "run")
     assert found.original.startswith("ctranslate2") and found.passed, found
     assert all(equal.startswith("60 of") for equal in found.tokens.values()), found
-
-
-def test_exports(tmp_path: Path) -> None:
-    path = Model(**CASES["marian"]).write(tmp_path / "model")
-    import_checkpoint("ctranslate2", path, tmp_path / "run", comparing=False)
-    export_checked(tmp_path / "run", tmp_path / "bundle", ["fp32", "fp32-cpu", "int8"])
 
 
 def test_languages(tmp_path: Path) -> None:
