@@ -1,7 +1,7 @@
 """Checkpoints of fairseq's translation task: a .pt file with `args` or `cfg`, and dict.SRC.txt, dict.TGT.txt beside it.
 
-Pre- or post-norm, learned or sinusoidal positions, which are counted from the padding's id + 1. Refused: other tasks,
-adaptive softmax, cross-self-attention, averaged or light convolutions, quantization noise layers kept apart.
+Pre- or post-norm, learned or sinusoidal positions, which are counted from the padding's id + 1. Refused: other tasks
+than translation, adaptive softmax and inputs, cross-self-attention, scaled heads, decoders without their last norm.
 Source: fairseq 0.12, fairseq/models/transformer, fairseq/modules/sinusoidal_positional_embedding.py.
 """
 
