@@ -53,8 +53,8 @@ class Original(Protocol):
     name: str
     """What it is, with its version."""
 
-    def memory(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor:
-        """Encoder states (B, S, d) of src_ids (B, S), src_lengths (B)."""
+    def memory(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor | None:
+        """Encoder states (B, S, d) of src_ids (B, S), src_lengths (B); None where the original does not show them."""
         ...
 
     def log_probs(self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> Tensor:
