@@ -284,7 +284,8 @@ def test_every_plan_of_the_random_model_is_checked(kit: Path, used: Path) -> Non
         for variant in REBATCHED:
             batches += other_batches(variant, engine, reference.sources, picked, options, decoding)
         for batch, _ in batches:
-            taken.add(plans.fitting(len(batch.src_ids), decoding.rows, batch.src_ids.shape[1], decoding.max_tokens))
+            wanted = Profile(len(batch.src_ids), decoding.rows, batch.src_ids.shape[1], decoding.max_tokens)
+            taken.add(plans.fitting(wanted))
     assert taken == set(profiles)
 
 

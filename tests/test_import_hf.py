@@ -47,7 +47,7 @@ def imported(folder: Path, name: str, out: Path, **options: Any) -> Any:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_what_is_imported_is_what_transformers_has(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    """Greedy, beams of 4 and 5 with the folder's own defaults, on text and on random ids; then three targets of some."""
+    """Greedy, beams of 4 and 5 with the folder's own defaults, on text and random ids; then three targets of some."""
     assert recognised(folders[name]) == "hf"
     found, comparison = imported(folders[name], name, tmp_path / "run")
     assert comparison.passed and comparison.original and comparison.sentences >= 60

@@ -108,6 +108,8 @@ class GrowingCache:
 class StaticCache:
     """Buffers with room for M positions, two of (R, H, M, D) a layer, of which `position` is written.
 
+    What is behind it is masked, and written as well, so that it is finite whatever was there.
+
     position: (1), or (R) where rows write different ones; first: (R, 1) where each row's target begins, if that is not
     0. Where `written_by` (B, K, M) is given, rows are not reordered: it names the beam of the same sentence that wrote
     each position of a beam's target.
@@ -121,11 +123,9 @@ class StaticCache:
         written_by: Tensor | None = None,
     ) -> None:
         self.past, self.present, self.written_by = past, list[KeysValues](), written_by
-        self.position, self.places = (
-            position,
-            torch.arange(past[0][0].shape[2], dtype=position.dtype, device=position.device),
-        )
-        self.here = (self.places == position[:, None])[:, None, :, None]
+        self.position = position
+        self.places = torch.arange(past[0][0].shape[2], dtype=position.dtype, device=position.device)
+        self.before = (self.places < position[:, None])[:, None, :, None]
         mask = self.places <= position[:, None]
         if first is not None:
             mask = mask & (self.places >= first)
@@ -139,7 +139,7 @@ class StaticCache:
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[KeysValues, Tensor | None]:
         """See `Cache.extend`."""
         past_k, past_v = self.past[layer]
-        present = torch.where(self.here, k, past_k), torch.where(self.here, v, past_v)
+        present = torch.where(self.before, past_k, k), torch.where(self.before, past_v, v)
         self.present.append(present)
         return (self.of_beams(present[0]), self.of_beams(present[1])), self.mask
 

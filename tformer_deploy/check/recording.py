@@ -49,9 +49,10 @@ def record_joined(
 ) -> None:
     """The same, where each batch joins those before it a few steps after the last."""
     running, steps = ContinuousBatch(engine, strict=False), 0
+    most = room(engine, options, max(batch.src_ids.shape[1] for batch, _ in batches))
     found: list[tuple[Search, Rows, Sequence[int]]] = []
     for batch, indices in batches:
-        while running.searches and (steps % JOIN_STEPS or running.sentences + len(indices) > engine.limits.batch):
+        while running.searches and (steps % JOIN_STEPS or running.sentences + len(indices) > most):
             running.step()
             steps += 1
         rows: Rows = [[] for _ in indices]

@@ -85,9 +85,9 @@ def _written(value: ir.Value, given: dict[str | None, ir.Value]) -> tuple[ir.Val
     write = made_by(present, "Where")
     if gathered is None or write is None or present is None:
         return None
-    here, new, past = write.inputs
+    before, past, new = write.inputs
     of_beams = behind(gathered.inputs[1], *AXES) is given.get("written_by")
-    if not of_beams or past is None or not past.is_graph_input() or not _compares(here, "Equal", given["position"]):
+    if not of_beams or past is None or not past.is_graph_input() or not _compares(before, "Less", given["position"]):
         return None
     assert new is not None
     return new, past, present
