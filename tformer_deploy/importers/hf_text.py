@@ -114,7 +114,7 @@ class Folder:
             if not name:
                 some = ", ".join(sorted(ids)[:8])
                 raise ConfigError(
-                    f"--{side}-lang '{asked}': the model needs one of its {len(ids)} languages, as {some}"
+                    f"--{side}-lang '{asked}': the model needs one of its {len(ids)} languages, such as {some}"
                 )
             found[side] = name, ids[name]
         return found
