@@ -102,6 +102,20 @@ def test_lowered_graphs_give_eagers_numbers_and_tokens(changes: dict[str, object
             assert max(abs(a - b) for a, b in pairs) <= 12 * TOLERANCE
 
 
+def test_masks_hold_where_attention_has_scores_of_millions(tmp_path: Path) -> None:
+    """As in a trained model of somebody else: what a runtime adds to masked scores by default is too little there."""
+    model = random_model(small_config())
+    with torch.no_grad():
+        for layer in (*model.encoder, *model.decoder):
+            layer.attention.query.weight *= 1e6
+    src_ids, lengths = random_sources(5, 9)
+    with variant_engine(model, tmp_path) as engine, EagerEngine(model) as eager:
+        states = [side.encode(src_ids, lengths) for side in (eager, engine)]
+        found = [np.stack(side.cross_keys_values(s)) for side, s in zip((eager, engine), states, strict=True)]
+    real = np.arange(src_ids.shape[1]) < lengths[:, None]
+    assert np.abs(found[0] - found[1]).transpose(1, 3, 0, 2, 4)[real].max() <= 1e-3
+
+
 def assert_same_numbers(engine: Any, eager: EagerEngine, src_ids: Array, lengths: Array) -> None:
     """Encoder outputs at real positions; all log-probabilities of one beam, then of three."""
     states = [side.encode(src_ids, lengths) for side in (eager, engine)]

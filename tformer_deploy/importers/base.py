@@ -18,6 +18,7 @@ from ..text import Tokenizers
 from .weights import Weights
 
 Change = Callable[[Tensor], Tensor]
+TABLES = ("src_embedding.weight", "output.weight")
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ class Parameters:
         self.weights.shape(theirs)
         if ours in self.shapes:
             self.make(ours, lambda: change(self.weights.take(theirs)) if change else self.weights.take(theirs))
+        elif ours in TABLES:  # the same as another one, as `share_embeddings` says
+            self.weights.ignore(theirs)
 
     def make(self, ours: str, how: Callable[[], Tensor]) -> None:
         """A parameter is computed."""

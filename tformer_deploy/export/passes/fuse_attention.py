@@ -33,7 +33,9 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> None:
     if unknown or len(node.inputs) > 4 or q.shape is None or len(q.shape) != 4:
         raise ArtifactError(f"fuse_attention does not know an Attention with {unknown or 'these inputs'}: {node.name}")
     build, given = Builder(graph, node), {value.name: value for value in graph.inputs}
-    how = {"num_heads": q.shape[1], **({"scale": _value(node, "scale")} if "scale" in node.attributes else {})}
+    # What masked scores get added; the operator's own -1e4 is too little where a trained model has scores of millions.
+    scale = {"scale": _value(node, "scale")} if "scale" in node.attributes else {}
+    how = {"num_heads": q.shape[1], "mask_filter_value": -1e30, **scale}
     mask, bias = biased_mask(mask)
     if bias is not None and (bias.shape is None or list(bias.shape)[:2] != [1, q.shape[1]]):  # with others it is wrong
         raise ArtifactError(f"fuse_attention: {node.name} adds a bias {bias.shape} that is not one for all rows")
