@@ -29,6 +29,10 @@ HEAVY = {
         "importers.base",
         "importers.compare",
         "importers.weights",
+        "modules.probe",
+        "modules.recompute",
+        "modules.running",
+        "modules.user_model",
     },
     "onnx": {
         "build",

@@ -16,6 +16,7 @@ from ..errors import ArtifactError
 from ..recipe import Recipe
 from ..seq2seq import Seq2Seq
 from .graphs import GraphModule, make_graph
+from .passes.expand_masks import expand_masks
 from .passes.simplify import simplify
 
 _DTYPES = {"int32": torch.int32, "float32": torch.float32}
@@ -65,6 +66,7 @@ def trace(module: GraphModule) -> ir.Model:
         value.name = spec.name
     rename_weights(model.graph)
     simplify(model)
+    expand_masks(model.graph)
     keep_contract(model, module.name, expected)
     return model
 
