@@ -116,8 +116,8 @@ def require_exportable(checkpoint: UserCheckpoint, chosen: Mapping[str, Recipe])
         if recipe.target != "onnx" or recipe.attention:
             needs = "the attention" if recipe.attention else "keys and values"
             raise ConfigError(
-                f"recipe {name or 'with attention'}: it needs {needs} of every layer, which {checkpoint.directory} does "
-                "not give: leave it out, or return a module that follows seq2seq.Seq2Seq, see docs/your-model.md"
+                f"recipe {name or 'with attention'}: it needs {needs} of every layer, which {checkpoint.directory} "
+                "does not give: leave it out, or return a module that follows seq2seq.Seq2Seq, see docs/your-model.md"
             )
     if checkpoint.advice:
         note(

@@ -119,13 +119,32 @@ class Hooks:
         found = [layer.get_submodule(self.self_attention) for layer in module.get_submodule(self.layers).children()]
         return list(dict.fromkeys(found))
 
+    def others(self, module: nn.Module) -> list[nn.Module]:
+        """What stands beside the self-attention in every layer."""
+        found: dict[nn.Module, None] = {}
+        for layer in module.get_submodule(self.layers).children():
+            for part in self.self_attention.split("."):
+                found |= dict.fromkeys(each for name, each in layer.named_children() if name != part)
+                layer = layer.get_submodule(part)
+        return list(found)
+
     @contextmanager
     def around(self, module: nn.Module, extend: Callable[[Tensor], Tensor]) -> Iterator[None]:
         """Have the decoder run for the last position; `extend` makes (R, 1, d) what entered so far, (R, T, d)."""
 
+        size: Any = 0
+
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+            nonlocal size
             x = entering(args, kwargs)
+            size = x.shape[self.axis]
             return replaced(args, kwargs, x, self.last(x))
+
+        def mask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+            for each in (*args, *kwargs.values()):  # (B, H or 1, T, S), made for the whole prefix
+                if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == size:
+                    args, kwargs = replaced(args, kwargs, each, each[:, :, -1:])
+            return args, kwargs
 
         def attend(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
             x = entering(args, kwargs)
@@ -139,6 +158,8 @@ class Hooks:
         for attention in self.attentions(module):
             handles.append(attention.register_forward_pre_hook(attend, with_kwargs=True))
             handles.append(attention.register_forward_hook(leave))
+        for other in self.others(module):
+            handles.append(other.register_forward_pre_hook(mask, with_kwargs=True))
         try:
             yield
         finally:
