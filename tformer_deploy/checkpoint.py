@@ -157,7 +157,9 @@ def open_reference(bundle: Bundle, directory: Path | None = None) -> Checkpoint 
         raise ArtifactError(f"eager PyTorch needs the checkpoint, which is not at {where}: name it with --checkpoint")
     checkpoint = open_source(where)
     if checkpoint.weights_sha256 != bundle.weights_sha256 or checkpoint.config != bundle.config:
-        raise ArtifactError(f"{bundle.directory} was not exported from the weights in {where}: export it again")
+        random = "; where the module has random ones, load its weights from a file, or set a seed"
+        hint = random if isinstance(checkpoint, UserCheckpoint) else ""
+        raise ArtifactError(f"{bundle.directory} was not exported from the weights in {where}: export it again{hint}")
     if checkpoint.tokenizer_hashes != bundle.tokenizer_hashes:
         raise ArtifactError(f"{bundle.directory} has other tokenizers than {where}: export it again")
     return checkpoint

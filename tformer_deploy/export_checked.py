@@ -81,9 +81,9 @@ def export_checked(
         lossy = {name: recipe for name, recipe in chosen.items() if recipe.quantized}
         limits = {name: layer_noise(model, recipe, ranges, calibration.sources) for name, recipe in lossy.items()}
         tracer = Tracer(model)
+        own = isinstance(checkpoint, UserCheckpoint)
         for name, recipe in chosen.items():
             identity = checkpoint.weights_sha256, ranges, checkpoint.tokenizer_hashes
-            own = isinstance(checkpoint, UserCheckpoint)
             with calling(str(run), "what torch.export made of the module") if own else nullcontext():
                 export_graphs(tracer, recipe, directory / name, *identity)
         place = os.path.relpath(os.path.realpath(run), os.path.realpath(out))
@@ -103,7 +103,8 @@ def export_checked(
         report = gate.run(expand(["ort"], [], bundle), gate.reference(corpus), targets)
         report.calibration = calibration.line
         if not report.passed:
-            raise ParityError(f"{out} not written, the check failed: {'; '.join(report.failures)}")
+            hint = "; what a module must not do is in docs/your-model.md" if own else ""
+            raise ParityError(f"{out} not written, the check failed: {'; '.join(report.failures)}{hint}")
         add_report(directory, report.to_json())
     return report
 

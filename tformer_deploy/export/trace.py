@@ -78,8 +78,8 @@ def example_sizes(module: GraphModule) -> dict[str, int]:
     return {
         "batch": 2,
         "beams": beams,
-        "src_len": min(7, config.max_positions),
-        "past_len": min(5, config.max_positions - 1),
+        "src_len": min(8, config.max_positions),
+        "past_len": min(4, config.max_positions - 1),
         "past_rows": 2 * beams + 1,
         "rows": 2 * beams,
         "capacity": 11,
