@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,14 @@ from torch import Tensor, nn
 from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
 
 from tformer_deploy import UserModel
-from tformer_deploy.bench.worker import needed_files
-from tformer_deploy.bundle import open_bundle
 from tformer_deploy.decoding import DecodeOptions, decode
-from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine, Limits
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.errors import ArtifactError, ConfigError
+from tformer_deploy.errors import ConfigError
 from tformer_deploy.modules.probe import wrapped
 from tformer_deploy.text import SentencePiece
 
-from .command import failed_line, printed, run_here
-from .mutations import break_graph, drop_mask, scale_token
+from .command import run_here
 from .plain_decoding import EOS, Sentence, make_batch
 
 VOCAB, D, POSITIONS, PAD, START = 30, 16, 12, 1, 2
@@ -111,16 +106,17 @@ class Annotated(nn.Module):
         super().__init__()
         self.src_embed, self.tgt_embed = nn.Embedding(VOCAB, D), nn.Embedding(VOCAB, D)
         self.encoder, self.decoder = Sublayers(cross=False), nn.ModuleList(Sublayers(cross=True) for _ in range(2))
-        self.generator = nn.Linear(D, VOCAB)
+        self.encoder_norm, self.decoder_norm, self.generator = nn.LayerNorm(D), nn.LayerNorm(D), nn.Linear(D, VOCAB)
         places = torch.arange(POSITIONS)[:, None] * 0.5 ** torch.arange(D)
         self.register_buffer("pe", places.sin()[None], persistent=False)
 
     def forward(self, src: Tensor, tgt: Tensor, src_mask: Tensor, tgt_mask: Tensor) -> Tensor:
-        memory = self.encoder(self.src_embed(src) * 4 + self.pe[:, : src.shape[1]], None, src_mask, src_mask)  # type: ignore[index]
+        x = self.src_embed(src) * 4 + self.pe[:, : src.shape[1]]  # type: ignore[index]
+        memory = self.encoder_norm(self.encoder(x, None, src_mask, src_mask))
         x = self.tgt_embed(tgt) * 4 + self.pe[:, : tgt.shape[1]]  # type: ignore[index]
         for layer in self.decoder:
             x = layer(x, memory, src_mask, tgt_mask)
-        return self.generator(x)  # type: ignore[no-any-return]
+        return self.generator(self.decoder_norm(x))  # type: ignore[no-any-return]
 
 
 def varied(module: nn.Module) -> nn.Module:
@@ -191,7 +187,6 @@ MODELS: dict[str, Make] = {
     "bart": lambda: hugging_face("bart"),
     "bart, hooks": lambda: hugging_face("bart", hooks=True),
 }
-EXPORTED = ("tutorial", "tutorial, hooks", "annotated, hooks", "bart, hooks")
 
 
 class Own:
@@ -252,93 +247,6 @@ def test_steps_are_the_modules_own_loop(name: str) -> None:
     user = MODELS[name]()
     with EagerEngine(wrapped(user, name)) as engine:
         require_own_tokens(engine, user)
-
-
-def write(folder: Path, name: str, extra: str = "") -> Path:
-    """A file whose `make` is one of MODELS."""
-    path = folder / "my_file.py"
-    text = "from pathlib import Path\nfrom tests.test_your_model import MODELS, annotated, hugging_face, tutorial\n"
-    path.write_text(
-        f"{text}\ndef make():\n    Path(__file__).with_suffix('.ran').touch()\n    return MODELS[{name!r}]()\n"
-    )
-    path.write_text(f"{path.read_text()}\n{extra}\n")
-    return path
-
-
-@pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of each of EXPORTED a file and its exported and checked bundle, by the command itself. Read only."""
-    found = {}
-    for name in EXPORTED:
-        folder = tmp_path_factory.mktemp("own")
-        write(folder, name)
-        done = run_here("export", f"{folder}/my_file.py:make", "--out", folder / "bundle")
-        assert done.returncode == 0, done.stderr
-        said = done.stderr.decode().splitlines()
-        assert said[0] == said[-1] == f"running {folder}/my_file.py"
-        slow = {"tutorial": "encode=, decode=, layers=, self_attention=", "annotated, hooks": "encode=, decode="}
-        assert len(said) == 2 + (name in slow) and slow.get(name, "") in said[1]
-        found[name] = folder / "bundle"
-    return found
-
-
-@pytest.mark.parametrize("name", EXPORTED)
-def test_bundles_give_the_modules_own_tokens(bundles: dict[str, Path], name: str) -> None:
-    with make_engine("ort", open_bundle(bundles[name]), threads=1) as engine:
-        require_own_tokens(engine, MODELS[name]())
-
-
-def test_a_bundle_translates_words_without_its_module(bundles: dict[str, Path]) -> None:
-    done = run_here("translate", bundles["tutorial, hooks"], stdin=b"w7 w9\n\nw8\n")
-    lines = printed(done)
-    assert len(lines) == 3 and lines[0] and not lines[1] and set(lines[0].split()) <= {f"w{i}" for i in range(VOCAB)}
-    assert b"running" not in done.stderr
-    assert "a module of " in "\n".join(printed(run_here("inspect", bundles["tutorial, hooks"])))
-
-
-@pytest.mark.parametrize("verb", ["check", "translate", "score"])
-def test_a_manifest_runs_no_file(bundles: dict[str, Path], verb: str, tmp_path: Path) -> None:
-    shutil.copytree(bundles["tutorial"].parent, tmp_path / "stranger")
-    bundle, ran = tmp_path / "stranger/bundle", tmp_path / "stranger/my_file.ran"
-    ran.unlink()
-    backend = [] if verb == "check" else ["--backend", "eager"]
-    line = failed_line(run_here(verb, bundle, *backend, stdin=b"w7\tw8\n"))
-    assert f"which tformer runs only if you say so: --checkpoint {bundle}/../my_file.py:make" in line
-    assert not ran.exists()
-    with pytest.raises(ArtifactError, match="only if you say so"):
-        needed_files(open_bundle(bundle), None, "eager", None)  # type: ignore[arg-type]
-
-
-def test_a_file_that_is_named_is_run_again(bundles: dict[str, Path]) -> None:
-    bundle = bundles["tutorial"]
-    named = bundle.parent / "my_file.py:make"
-    done = run_here("translate", bundle, "--backend", "eager", "--checkpoint", named, stdin=b"w7 w9\n")
-    assert printed(done) == printed(run_here("translate", bundle, stdin=b"w7 w9\n"))
-    assert done.stderr.decode().splitlines() == [f"running {bundle.parent}/my_file.py"]
-    assert needed_files(open_bundle(bundle), None, "eager", str(named)) == [bundle.parent / "my_file.py"]  # type: ignore[arg-type]
-
-
-def test_other_weights_are_refused(bundles: dict[str, Path], tmp_path: Path) -> None:
-    changed = "    user = tutorial()\n    user.module.output.bias.data[7] += 1e-3\n    return user"
-    path = write(tmp_path, "tutorial", f"def changed():\n{changed}")
-    done = run_here("check", bundles["tutorial"], "--checkpoint", f"{path}:changed")
-    assert done.returncode == 1 and b"was not exported from the weights in" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "mutate", "said"),
-    [
-        ("tutorial", drop_mask(1), "scores differ by"),
-        ("tutorial, hooks", drop_mask(1), "scores differ by"),
-        ("annotated, hooks", scale_token("module.generator", 9), "scores differ by"),
-    ],
-)
-def test_graphs_that_are_wrong_fail(
-    bundles: dict[str, Path], name: str, mutate: Any, said: str, tmp_path: Path
-) -> None:
-    broken = break_graph(bundles[name], tmp_path / "broken", "decoder_step", mutate)
-    done = run_here("check", broken, "--checkpoint", f"{bundles[name].parent}/my_file.py:make")
-    assert done.returncode == 3 and said in done.stdout.decode()
 
 
 ERRORS: dict[str, str] = {
@@ -437,16 +345,6 @@ def test_what_needs_keys_and_values_is_refused_by_name(recipe: str, tmp_path: Pa
     assert done.returncode == 1 and not (tmp_path / "bundle").exists()
     said = done.stderr.decode().splitlines()[-1]
     assert "of every layer, which" in said and "follows seq2seq.Seq2Seq, see docs/your-model.md" in said
-
-
-def test_weights_of_the_second_run_must_be_those_of_the_first(tmp_path: Path) -> None:
-    path = write(tmp_path, "annotated, hooks", "import torch\nstart = make\n\ndef make():\n    user = start()\n")
-    path.write_text(
-        f"{path.read_text()}    torch.seed()\n    user.module.generator.bias.data.normal_()\n    return user\n"
-    )
-    done = run_here("export", f"{path}:make", "--out", tmp_path / "bundle")
-    assert done.returncode == 1 and b"load its weights from a file, or set a seed" in done.stderr
-    assert not (tmp_path / "bundle").exists()
 
 
 def test_text_by_words_and_by_sentencepiece(tmp_path: Path) -> None:

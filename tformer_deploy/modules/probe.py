@@ -32,11 +32,12 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
         plain = Recomputed(user, _memory_width(user, where))
         _logits(plain, user, where)
         _require_masked(plain, where)
-        if not user.layers:
-            return cast(Seq2Seq, plain)
-        hooked = Hooked(user, plain.memory_width, _hooks(plain, user, where))
-        _require_equal(hooked, plain, where)
-    return cast(Seq2Seq, hooked)
+        made = plain
+        if user.layers:
+            made = Hooked(user, plain.memory_width, _hooks(plain, user, where))
+            _require_equal(made, plain, where)
+    made.unread = unread(plain)
+    return cast(Seq2Seq, made)
 
 
 @contextmanager
@@ -126,6 +127,25 @@ def _require_masked(plain: Recomputed, where: str) -> None:
                 f"{where}: a sentence's log-probabilities change by {off:.2g} where longer ones stand beside it: "
                 "mask its padding with src_mask, in the encoder and in cross-attention, and switch dropout off in eval"
             )
+
+
+def unread(plain: Recomputed) -> frozenset[str]:
+    """Names of tensors that logits do not depend on: no graph needs them."""
+    named = [*plain.named_parameters(remove_duplicate=False), *plain.named_buffers(remove_duplicate=False)]
+    tensors = {name: tensor for name, tensor in named if tensor.is_floating_point()}
+    frozen = [tensor for tensor in tensors.values() if not tensor.requires_grad]
+    try:
+        for tensor in frozen:
+            tensor.requires_grad_(True)
+        with torch.enable_grad():
+            logits = _decoded(plain, *_ids(plain.user))
+        gradients = torch.autograd.grad(logits.sum(), list(tensors.values()), allow_unused=True)
+    except RuntimeError:  # not every function has a gradient
+        return frozenset()
+    finally:
+        for tensor in frozen:
+            tensor.requires_grad_(False)
+    return frozenset(name for name, gradient in zip(tensors, gradients, strict=True) if gradient is None)
 
 
 def _hooks(plain: Recomputed, user: UserModel, where: str) -> Hooks:

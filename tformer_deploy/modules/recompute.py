@@ -35,6 +35,8 @@ class Recomputed(nn.Module):
         self.module = user.module
         self.user, self.memory_width, self.output = user, memory_width, nn.Identity()
         self.config: ModelConfig = user.config(1, half(memory_width))
+        self.unread: frozenset[str] = frozenset()
+        """Names of tensors that no step depends on."""
 
     def encode(self, src_ids: Tensor, src_lengths: Tensor, layers: Layers | None = None) -> Tensor:
         """src_ids (B, S), src_lengths (B) -> memory (B, S, d)."""
