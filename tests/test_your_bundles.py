@@ -108,3 +108,16 @@ def test_graphs_that_are_wrong_fail(bundles: dict[str, Path], name: str, mutate:
     corpus = Corpus("a few", [list(source) for source in sources()], QUICK)
     report = gate.run(["ort"], gate.reference(corpus))
     assert any("scores differ by" in failure for failure in report.failures), str(report)
+
+
+def test_a_module_that_chooses_by_values_is_said_in_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "my_file.py"
+    path.write_text(
+        "import torch\nfrom tests.test_your_model import tutorial\n\n\ndef forward(m, src, mask, tgt):\n"
+        "    if (tgt > 3).any():\n        src = src + 0\n    return m(src, tgt, ~mask)\n\n\n"
+        "def make():\n    return tutorial(forward=forward)\n"
+    )
+    done = run_here("export", f"{path}:make", "--out", tmp_path / "bundle")
+    line = done.stderr.decode().splitlines()[-1]
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 3 and not (tmp_path / "bundle").exists()
+    assert "my_file.py, line 6: torch.export of the module raised" in line and "a choice by values, which no" in line

@@ -84,7 +84,7 @@ def export_checked(
         own = isinstance(checkpoint, UserCheckpoint)
         for name, recipe in chosen.items():
             identity = checkpoint.weights_sha256, ranges, checkpoint.tokenizer_hashes
-            with calling(str(run), "what torch.export made of the module") if own else nullcontext():
+            with calling(str(run), "torch.export of the module") if own else nullcontext():
                 export_graphs(tracer, recipe, directory / name, *identity)
         place = os.path.relpath(os.path.realpath(run), os.path.realpath(out))
         write_manifest(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import warnings
+from contextlib import redirect_stderr
 from typing import Any
 
 import onnx_ir as ir
@@ -51,7 +53,7 @@ def trace(module: GraphModule) -> ir.Model:
             example.fill_(sizes["src_len"])
     shapes = [spec.shape for spec in expected.inputs]
     dynamic = tuple({i: Dim.DYNAMIC for i, size in enumerate(shape) if isinstance(size, str)} for shape in shapes)
-    with quiet(), torch.no_grad():
+    with quiet(), torch.no_grad(), redirect_stderr(io.StringIO()):  # torch prints the graph of a trace that fails
         exported = torch.export.export(
             module, inputs, dynamic_shapes=(dynamic,), prefer_deferred_runtime_asserts_over_guards=True
         )
@@ -114,7 +116,8 @@ class quiet:
         self._warnings = warnings.catch_warnings()
         self._warnings.__enter__()
         warnings.simplefilter("ignore")
-        self._loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+        names = ("torch.onnx", "onnxscript", "onnx_ir", "torch.fx.experimental.symbolic_shapes")
+        self._loggers = [logging.getLogger(name) for name in names]
         self._levels = [logger.level for logger in self._loggers]
         for logger in self._loggers:
             logger.setLevel(logging.ERROR)

@@ -53,6 +53,8 @@ def calling(where: str, what: str) -> Iterator[None]:
         lines += [error.lineno] if isinstance(error, SyntaxError) else []
         place = f"{file}, line {lines[-1]}" if lines else where
         said = " ".join(str(error).split())[:300]
+        if "data-dependent" in said:
+            said = "a choice by values, which no graph has (with nn.Transformer, pass tgt_is_causal=True)"
         raise ConfigError(f"{place}: {what} raised {type(error).__name__}: {said}") from error
 
 
