@@ -19,14 +19,14 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from tformer_deploy.build import HUGE, LargestValues, measure
 from tformer_deploy.bundle import Bundle, open_bundle
 from tformer_deploy.check import CheckOptions, Gate, Reference, make_corpus
-from tformer_deploy.check.observe import Run
 from tformer_deploy.check.parity import check
+from tformer_deploy.check.recording import Run
 from tformer_deploy.check.report import Outputs
 from tformer_deploy.data import read_lines
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine
 from tformer_deploy.engines.ort.choosing import ChoosingEngine
-from tformer_deploy.export.half import KINDS, LARGEST, Half, to_half
+from tformer_deploy.export.half import HALF_TYPES, LARGEST, Half, to_half
 from tformer_deploy.export.save import load_graph
 from tformer_deploy.metrics import corpus_bleu
 from tformer_deploy.plans import trt_variant
@@ -53,7 +53,7 @@ class RoundedEngine(ChoosingEngine):
 
 def rounded(model: onnx.ModelProto, half: Half) -> onnx.ModelProto:
     """A typed graph in fp32, in which what was half is rounded to it wherever it is written."""
-    kind, graph = KINDS[half][0], model.graph
+    kind, graph = HALF_TYPES[half][0], model.graph
     inferred = onnx.shape_inference.infer_shapes(model).graph
     values = (*inferred.value_info, *inferred.input, *inferred.output)
     halves = {value.name for value in values if value.type.tensor_type.elem_type == kind}
@@ -87,7 +87,7 @@ def rounded(model: onnx.ModelProto, half: Half) -> onnx.ModelProto:
 
 def rounding(exact: str, name: str, half: Half) -> list[NodeProto]:
     """To half and back."""
-    to, middle = KINDS[half][0], f"{name}_half"
+    to, middle = HALF_TYPES[half][0], f"{name}_half"
     return [
         helper.make_node("Cast", [exact], [middle], f"{name}_round", to=to),
         helper.make_node("Cast", [middle], [name], f"{name}_widen", to=TensorProto.FLOAT),

@@ -73,7 +73,7 @@ def remembered_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
             part.write_bytes(ir.to_proto(seen[key]).SerializeToString())
             part.rename(path)
         found = seen[key].clone()
-        tensors = {"src_positions": model.src_positions, "tgt_positions": model.tgt_positions, **model.state_dict()}
+        tensors = {**dict(model.named_buffers(remove_duplicate=False)), **model.state_dict()}
         for name, value in found.graph.initializers.items():
             if name in tensors:
                 value.const_value = ir.tensor(tensors[name].detach().numpy(), name=name)
@@ -85,18 +85,19 @@ def remembered_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 def random_model(config: ModelConfig, seed: int = 1) -> Transformer:
-    """Random weights, and biases, so that they count."""
+    """Random weights, and biases, of positions too, so that they count."""
     model = Transformer(config).init_weights(seed)
     rng = np.random.default_rng(seed)
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            parameter.data += parameter.new_tensor(rng.normal(0, 0.1, parameter.shape))
+        if name.endswith("bias") or "relative" in name:
+            parameter.data += parameter.new_tensor(rng.normal(0, 0.4 if "relative" in name else 0.1, parameter.shape))
     return model
 
 
-def ending_model(positions: int) -> Transformer:
+def ending_model(max_positions: int, **changes: object) -> Transformer:
     """Long outputs; likelier to stop than most, so that sentences end at different steps."""
-    model = random_model(small_config(max_positions=positions, share_embeddings="none"), seed=8).eval()
+    config = small_config(max_positions=max_positions, share_embeddings="none", **changes)
+    model = random_model(config, seed=8).eval()
     model.output.weight.data[3] *= 2
     return model
 

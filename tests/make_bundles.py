@@ -1,5 +1,7 @@
 """Makes the small bundles of tests/bundles: `PYTHONPATH=. python tests/make_bundles.py FOLDER`, with the code to keep.
 
+With names of recipes behind FOLDER: `copy` alone, with these beside `fp32`.
+
 Two models learn to repeat numbers (`copy`: one vocabulary) and to name them (`names`: two vocabularies, two decoder
 layers, learned positions, norms behind the sublayers, GELU, a bias at the output). What every kind of graph answers is
 stored beside them, for lines whose answers are no near ties.
@@ -19,6 +21,7 @@ from tformer_deploy import load, runs
 from tformer_deploy.bundle import changing
 from tformer_deploy.data import DataConfig
 from tformer_deploy.export_checked import export_checked
+from tformer_deploy.recipe import load_recipe
 from tformer_deploy.shortlist import Settings, add_shortlist
 from tformer_deploy.text import Tokenizers, Words
 
@@ -46,7 +49,7 @@ LINES, MARGIN = 8, {"fp32": 0.005, "trt": 0.005, "int8": 0.05, "int4": 0.05}
 """Lines with stored answers; between the values of the best outputs of each."""
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, recipes: dict[str, list[str]]) -> None:
     """Train, export, learn lists and store what every engine answers."""
     work = folder / "runs"
     work.mkdir(parents=True)
@@ -55,6 +58,8 @@ def make(folder: Path) -> None:
     sources = list(made)
     named = [" ".join(NAMES[int(word) - 1] for word in line.split()) for line in sources]
     for kind, targets in (("copy", sources), ("names", named)):
+        if kind not in recipes:
+            continue
         paths = [work / f"{kind}.{part}" for part in ("src", "tgt", "valid_src", "valid_tgt")]
         for path, lines in zip(paths, (sources[200:], targets[200:], sources[:200], targets[:200]), strict=True):
             path.write_text("".join(f"{line}\n" for line in lines))
@@ -66,17 +71,17 @@ def make(folder: Path) -> None:
         more = OTHER if kind == "names" else COPY
         trainer = runs.start_run(work / kind, DataConfig(**names), "tiny", "words", 100, {**values, **more}, TRAIN)
         trainer.run()
-        export_checked(work / kind, folder / kind, RECIPES[kind], paths[2])
-        if kind == "copy":
+        export_checked(work / kind, folder / kind, recipes[kind], paths[2])
+        lists = [name for name in recipes[kind] if load_recipe(name).target == "ort-cpu"]
+        if lists:
             with changing(folder / kind) as opened:
                 add_shortlist(opened, sources, targets, Settings(2, 1))
-        answers = answer(folder / kind, kind, sources[:200])
+        answers = answer(folder / kind, kind, [*recipes[kind], *(f"{name}+shortlist" for name in lists)], sources[:200])
         (folder / f"{kind}.json").write_text(json.dumps(answers) + "\n")
 
 
-def answer(bundle: Path, kind: str, lines: list[str]) -> dict[str, Any]:
+def answer(bundle: Path, kind: str, variants: list[str], lines: list[str]) -> dict[str, Any]:
     """Tokens of a few lines by variant, greedily and of the best of three beams; `+shortlist` with lists."""
-    variants = [*RECIPES[kind], *(f"{name}+shortlist" for name in RECIPES[kind][1:-1])]
     if kind == "names":
         variants = ["fp32"]
     greedy, beam = ({} for _ in range(2))
@@ -106,4 +111,4 @@ def answer(bundle: Path, kind: str, lines: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make(Path(sys.argv[1]), {"copy": ["fp32", *sys.argv[2:]]} if sys.argv[2:] else RECIPES)

@@ -21,9 +21,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from tformer_deploy import processes
-from tformer_deploy.bench import BenchPlan, Point, ceiling, make_points, roofline, run, turns
+from tformer_deploy.bench import BenchPlan, Point, ceiling, make_points, roofline, run_benchmark, turns
 from tformer_deploy.bench.ceiling import bandwidth, matrix_rates
-from tformer_deploy.bench.measure import Sample, Watched, decode_part, random_sources, some
+from tformer_deploy.bench.measure import Sample, Watched, decode_part, some, synthetic_sources
 from tformer_deploy.bench.report import PointReport, Spread, figure, table
 from tformer_deploy.bundle import Bundle, open_bundle
 from tformer_deploy.cli.bench import numbers
@@ -37,7 +37,7 @@ from tformer_deploy.export.trace import Tracer
 from tformer_deploy.export_checked import export_checked
 from tformer_deploy.model import Transformer
 from tformer_deploy.recipe import Recipe
-from tformer_deploy.report.bench import render
+from tformer_deploy.report.bench import bench_page
 
 from .command import COMMAND, failed_line, printed, run_here
 from .conftest import random_model, small_config
@@ -185,11 +185,11 @@ def parameters(model: Transformer, part: str, cross: bool) -> list[Any]:
     return [value for name, value in named if bool(is_cross.match(name)) is cross]
 
 
-def weights(model: Transformer, folder: Path) -> list[roofline.Weights]:
+def weights(model: Transformer, folder: Path) -> list[roofline.WeightsRead]:
     """Of the encoder and of a step, as an export writes them down."""
     folder.mkdir(exist_ok=True)
     export_graphs(Tracer(model.eval()), Recipe().for_model(model.config), folder, "0")
-    return [roofline.Weights(**found) for found in weights_read(folder).values()]
+    return [roofline.WeightsRead(**found) for found in weights_read(folder).values()]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_an_output_never_ends_early_and_takes_the_usual_path(bundle: Path) -> No
         step = engine.step
         engine.step = lambda *given, **named: asked.append(given) or step(*given, **named)  # type: ignore[method-assign,func-returns-value]
         point = Point(2, 1, 5, 20)
-        sources = random_sources(opened.config, point)
+        sources = synthetic_sources(opened.config, point)
         sample = decode_part(engine, sources, DecodeOptions(max_tokens=20, endless=True))
         assert sample.tokens == 40 and len(sample.steps_ms) == 20
         assert not any(full for _, _, full, _ in asked)  # all log-probabilities would be another, slower step
@@ -367,7 +367,7 @@ def test_a_worker_that_dies_is_told_of(bundle: Path, started: list[int], monkeyp
 
     monkeypatch.setattr(processes.Process, "ask", ask)
     with pytest.raises(EngineError, match="ort: its process was ended by SIGKILL: there may be too little memory"):
-        run(*small_plan(bundle))
+        run_benchmark(*small_plan(bundle))
 
 
 def test_a_bug_in_a_worker_is_told_of(bundle: Path, started: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +387,7 @@ def test_nothing_is_left_after_a_failure(
 
     monkeypatch.setattr("tformer_deploy.bench.turns._round", fail)
     with pytest.raises(type(error)):
-        run(*small_plan(bundle))
+        run_benchmark(*small_plan(bundle))
 
 
 def test_ctrl_c_is_130_and_leaves_nothing(bundle: Path) -> None:
@@ -459,10 +459,10 @@ def test_without_onnxruntime_there_are_no_limits(bundle: Path, monkeypatch: pyte
         return original(self, call, **arguments)
 
     monkeypatch.setattr(processes.Process, "ask", ask)
-    report = run(*small_plan(bundle))
+    report = run_benchmark(*small_plan(bundle))
     assert report.ceiling is None and report.points[0].step_bound is None
     said = "no limits of the machine: the package "
-    assert said in str(report) and said in render(report)
+    assert said in str(report) and said in bench_page(report)
 
 
 def test_a_wrong_list_is_refused() -> None:
@@ -472,4 +472,4 @@ def test_a_wrong_list_is_refused() -> None:
 
 def test_random_sources_of_a_vocabulary_without_words() -> None:
     config = ModelConfig(src_vocab=4, tgt_vocab=4, d_model=4, heads=1)
-    assert random_sources(config, Point(2, 1, 3, 1)).max() < 4
+    assert synthetic_sources(config, Point(2, 1, 3, 1)).max() < 4

@@ -35,7 +35,7 @@ from tformer_deploy.trt_builder import (
     BuildOptions,
     check_precision,
     compile_plan,
-    interrupted_behind,
+    defer_interrupt,
     tensor_types,
     weight_types,
 )
@@ -161,8 +161,8 @@ def test_plans_lie_in_the_bundle_with_their_stamp(built: Path, text: Path) -> No
 def test_a_request_gets_the_smallest_plan_that_takes_it(built: Path) -> None:
     version = load_tensorrt("rtx").version
     plans = find_plans(open_bundle(built), "trt", [Stamp("sm80+", f"TensorRT for RTX {version}", "fp16")])
-    assert plans.fitting(1, 1, 5, 10) == Profile(1, 1, 8, 16)
-    assert plans.fitting(2, 1, 8, 16) == plans.fitting(1, 3, 1, 1) == Profile(4, 3, 8, 16)
+    assert plans.fitting(Profile(1, 1, 5, 10)) == Profile(1, 1, 8, 16)
+    assert plans.fitting(Profile(2, 1, 8, 16)) == plans.fitting(Profile(1, 3, 1, 1)) == Profile(4, 3, 8, 16)
     for request, message in (
         (
             (5, 1, 8, 16),
@@ -173,10 +173,10 @@ def test_a_request_gets_the_smallest_plan_that_takes_it(built: Path) -> None:
         ((1, 1, 8, 17), r"capacity 17 exceeds"),
     ):
         with pytest.raises(LimitError, match=message):
-            plans.fitting(*request)
+            plans.fitting(Profile(*request))
     uneven = dataclasses.replace(plans, header={**plans.header, "profiles": ["4x1x8x16", "1x4x8x16"]})
     with pytest.raises(LimitError, match=r"no plan takes 4x4x8x16 .*there are 1x4x8x16, 4x1x8x16"):
-        uneven.fitting(4, 4, 8, 16)
+        uneven.fitting(Profile(4, 4, 8, 16))
 
 
 def test_plans_of_another_host_are_named(built: Path) -> None:
@@ -277,11 +277,11 @@ def test_a_plan_of_the_wrong_precision_fails(trt_bundle: Path, tmp_path: Path) -
         compile_plan(load_builder(), tmp_path / "step.onnx", BuildOptions("fp16"))
     with pytest.raises(EngineError, match="its weights"):
         check_precision(Path("step.onnx"), "fp16", {"output_fp16": "fp32"}, {"matrix_multiply": {"half": 3}})
-    with pytest.raises(EngineError, match="matrix products"):
+    with pytest.raises(EngineError, match="its matmuls are"):
         check_precision(Path("step.onnx"), "bf16", {}, {"matrix_multiply": {"half": 3}})
     mixed = {"matrix_multiply": {"half": 3, "float": 2}}
     check_precision(Path("step.onnx"), "fp16", {}, mixed, exact=2)
-    with pytest.raises(EngineError, match="matrix products"):
+    with pytest.raises(EngineError, match="its matmuls are"):
         check_precision(Path("step.onnx"), "fp16", {}, mixed, exact=1)
 
 
@@ -389,7 +389,7 @@ def test_the_report_tells_what_a_batch_takes(trt_bundle: Path, text: Path, tmp_p
     model = small_config()
     rows, heads = 4 * 3, 2 * model.decoder_layers * model.decoder.heads * model.decoder.head_dim
     half = 2 * (2 * rows * heads * 16 + 4 * heads * 8)  # both sets of caches, the encoder's outputs
-    choices = 4 * (rows * model.tgt_vocab + 2 * (3 * rows + 1) + 2 * rows * 6)  # all scores, what is fed, the best
+    choices = 4 * (rows * model.tgt_vocab + 2 * 4 * rows + 2 * rows * 6)  # all scores, what is fed, the best
     given = 4 * (4 * 8 + 4 + 1 + 1)
     wanted = f"a batch of 4x3x8x16 holds {(half + choices + given) / 1e6:.1f} MB on the device"
     assert (
@@ -461,21 +461,21 @@ def test_plans_that_go_are_named(trt_bundle: Path, tmp_path: Path) -> None:
 def test_ctrl_c_ends_a_build_behind_the_plan_that_it_meets() -> None:
     original, done = signal.signal(signal.SIGINT, signal.default_int_handler), []
     try:
-        with pytest.raises(KeyboardInterrupt), interrupted_behind():
+        with pytest.raises(KeyboardInterrupt), defer_interrupt():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.05)  # nothing is raised here, where the library would lose it
             assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL, "a second one ends the process"
             done.append(1)
         assert done and signal.getsignal(signal.SIGINT) == signal.default_int_handler
-        with interrupted_behind():
+        with defer_interrupt():
             pass
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with interrupted_behind():
+        with defer_interrupt():
             os.kill(os.getpid(), signal.SIGINT)  # as to a background job
     finally:
         signal.signal(signal.SIGINT, original)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: interrupted_behind().__enter__()).result()
+        pool.submit(lambda: defer_interrupt().__enter__()).result()
 
 
 def test_ctrl_c_leaves_no_plans(trt_bundle: Path, tmp_path: Path) -> None:

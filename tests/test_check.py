@@ -29,8 +29,9 @@ from tformer_deploy.check import (
     make_corpus,
 )
 from tformer_deploy.check.compare import Judge, relative
-from tformer_deploy.check.observe import Observation, Run, Trace
+from tformer_deploy.check.observe import Observation
 from tformer_deploy.check.parity import check, eager_invariance, generated_sources
+from tformer_deploy.check.recording import Run, Trace
 from tformer_deploy.check.reference import make_reference
 from tformer_deploy.check.report import Divergence, Outputs, describe_divergence
 from tformer_deploy.check.sizes import rows_apart, run_large, run_wide
@@ -445,7 +446,7 @@ def test_ties_have_a_cap() -> None:
     counts = {mode: totals(report, mode).ties for mode in ("greedy", "beam", "sampling")}
     assert 0 < counts["greedy"] < counts["beam"] and counts["sampling"]
     assert report.failures == [
-        f"{mode}: {counts[mode]} of 150 sentences are ties, more than 0: so many near decisions are no chance"
+        f"{mode}: {counts[mode]} of 150 sentences are ties, more than 0: more than chance explains (tolerance.ties)"
         for mode in ("greedy", "beam")
     ]
     (line,) = found(counts["greedy"] / 150).failures

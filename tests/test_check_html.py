@@ -22,9 +22,9 @@ from tformer_deploy.check.report import (
     Top1,
 )
 from tformer_deploy.recipe import Tolerance
-from tformer_deploy.report.check import MAX_ROWS, render
+from tformer_deploy.report.check import MAX_ROWS, check_page
 from tformer_deploy.report.figures import Decades, layer_plot, step_plot
-from tformer_deploy.report.page import number
+from tformer_deploy.report.page import short_number
 
 NASTY = "<script>alert('x')</script> & \"q\" \x00 \udc80"
 NAMES = ("encoder_embedding", "encoder_layer_0", "memory", "cross_k_0", "decoder_embedding", "hidden", "log_probs")
@@ -119,20 +119,20 @@ def test_constants_entries_and_sizes_are_told() -> None:
         sizes=[Outputs("wide beam", "", 3, 3), Outputs("greedy", "large", 512, 448, failed=64)],
         rows_max=1.5e-6,
     )
-    page = render(report(found))
+    page = check_page(report(found))
     text = Page(page).text
     assert "83 of 83 equal to the checkpoint's; 1 of other origin (encoder: val_44)" in text
     assert "Target entries, each once" in text and "32,001 ids" in text and "greedy, as many sentences as fit" in text
-    assert f"Equal rows of a wide beam have scores within {number(1.5e-6)} of each other." in text
+    assert f"Equal rows of a wide beam have scores within {short_number(1.5e-6)} of each other." in text
     lines = str(report(found))
     assert "constants         83 of 83" in lines and "large, greedy          448 of 512 rows the same" in lines
     assert "target entries    max difference 3.00e-03   32,001, each fed once" in lines
     skipped = engine(constants=Constants(skipped="no <onnx>"))
-    assert "not compared: no &lt;onnx&gt;" in render(report(skipped))
+    assert "not compared: no &lt;onnx&gt;" in check_page(report(skipped))
 
 
 def test_a_passing_report() -> None:
-    page = render(report(engine()))
+    page = check_page(report(engine()))
     text = Page(page).text
     assert "✓ PASSED" in text and "FAILED" not in text and "loosened" not in text
     for expected in ("corpus.en", "13,460", "abababababab", "fp32", "998 / 1,000", "1.70e-5", "39.05", "-0.05"):
@@ -144,14 +144,14 @@ def test_a_passing_report() -> None:
 
 def test_a_failing_report_tells_where() -> None:
     failures = [f"failure number {n}" for n in range(9)]
-    text = Page(render(report(engine(failures=failures, blame="sentence 4, encoder_layer_2")))).text
+    text = Page(check_page(report(engine(failures=failures, blame="sentence 4, encoder_layer_2")))).text
     assert "✗ FAILED" in text and "PASSED" not in text
     assert "First difference: sentence 4, encoder_layer_2" in text and "5 more failures" in text
     assert all(text.count(failure) == 1 for failure in failures)
 
 
 def test_no_engine_is_a_failure() -> None:
-    assert "✗ FAILED" in render(report()) and "No engine was checked" in render(report())
+    assert "✗ FAILED" in check_page(report()) and "No engine was checked" in check_page(report())
 
 
 def test_decisions_calibration_and_shortlists_are_told() -> None:
@@ -159,14 +159,14 @@ def test_decisions_calibration_and_shortlists_are_told() -> None:
     found = report(
         engine(top1=few, tolerance=Tolerance(top1=0.97)), shortlist="lists.bin", calibration="calibrated <so>"
     )
-    page = render(found)
+    page = check_page(found)
     assert marked(page, "Decisions") == ["96.00%<small>at least 97.00%</small>"] and "calibrated &lt;so&gt;" in page
     assert "With lists.bin: both sides" in page
-    assert marked(render(report(engine(top1=few, tolerance=Tolerance(top1=0.95)))), "Decisions") == []
+    assert marked(check_page(report(engine(top1=few, tolerance=Tolerance(top1=0.95)))), "Decisions") == []
 
 
 def test_several_engines_have_a_summary_and_a_section_each() -> None:
-    page = Page(render(report(engine(), engine("trt", failures=["scores differ"]))))
+    page = Page(check_page(report(engine(), engine("trt", failures=["scores differ"]))))
     assert "FAILED 1 of 2 engines" in page.text
     for target in ("engine-1", "engine-2"):
         assert ("id", target) in page.attributes and ("href", f"#{target}") in page.attributes
@@ -175,7 +175,7 @@ def test_several_engines_have_a_summary_and_a_section_each() -> None:
 
 def test_loosened_limits_are_marked() -> None:
     loose = engine("ort:mine", loosened=["scores", "tokens"], tolerance=Tolerance(1e-4, 1e-2, tokens=False))
-    text = Page(render(report(engine(), loose))).text
+    text = Page(check_page(report(engine(), loose))).text
     assert "loosened limits" in text and "scores 0.01loosened" in text and "tokens may differloosened" in text
     assert text.count("encoder 1e-4 ·") == 2 and text.count("0.01loosened") == 2, "the line of limits and the table"
 
@@ -185,7 +185,7 @@ LOSSY = Tolerance(0.5, 1.0, 0.3, tokens=False, unstable=0.01)
 
 def test_every_engine_has_its_own_precision_and_limits() -> None:
     lossy = engine("ort:int8", precision="int8", tolerance=LOSSY, encoder_max=0.03, scores_max=0.4)
-    page = render(report(engine(), lossy))
+    page = check_page(report(engine(), lossy))
     text = Page(page).text
     assert "Limits of fp32 · encoder 1e-4 · scores 1e-4 · bleu 0.1 · tokens equal" in text
     assert "Limits of int8 · encoder 0.5 · scores 1 · bleu 0.3 · tokens may differ · unstable 0.01" in text
@@ -202,8 +202,8 @@ def test_decisions_that_may_differ_are_not_failures() -> None:
     outputs = [Outputs("greedy", "", 1000, 700, 200, 100), Outputs("beam", "", 1000, 640, 200, 160)]
     again = [Outputs("greedy", "alone", 100, 97, failed=3)]
     values = {"outputs": outputs, "invariance": again, "failures": ["greedy (alone): 3 of 100 sentences differ"]}
-    exact = render(report(engine(**values), engine()))
-    lossy = render(report(engine(precision="int8", tolerance=LOSSY, **values), engine()))
+    exact = check_page(report(engine(**values), engine()))
+    lossy = check_page(report(engine(precision="int8", tolerance=LOSSY, **values), engine()))
     assert marked(exact, "Outputs") == ["100", "160"] and marked(lossy, "Outputs") == []
     for page in (exact, lossy):
         assert marked(page, "Same sentences in other batches") == ["97 / 100<small>3 failed</small>" + EAGER]
@@ -218,7 +218,7 @@ def test_a_share_may_differ_from_itself_in_another_batch() -> None:
     """Rounded up, as the check does."""
     for sentences, failed, bad in ((100, 1, False), (100, 2, True), (12, 1, False), (101, 2, False)):
         again = [Outputs("greedy", "alone", sentences, sentences - failed, failed=failed)]
-        page = render(report(engine(tolerance=LOSSY, invariance=again), engine()))
+        page = check_page(report(engine(tolerance=LOSSY, invariance=again), engine()))
         assert bool(marked(page, "Same sentences in other batches")) == bad
         text = Page(page).text
         assert (f"{failed} failed" in text) == bad and (f"{failed} differ" in text) == (not bad)
@@ -228,7 +228,7 @@ EAGER = "<small>eager 99\u00a0/\u00a0100</small>"
 
 
 def test_nothing_is_loaded_or_run() -> None:
-    page = render(report(engine(), engine(NASTY, failures=[NASTY])))
+    page = check_page(report(engine(), engine(NASTY, failures=[NASTY])))
     parsed = Page(page)
     assert not {"script", "link", "img", "iframe", "object", "base", "form"} & set(parsed.tags)
     names = {name for name, _ in parsed.attributes}
@@ -244,7 +244,7 @@ def test_every_text_is_escaped() -> None:
     nasty.quality = {NASTY: {"eager": {NASTY: 1.0}, "engine": {}}}
     nasty.precision = NASTY
     values = {"corpus": NASTY, "weights_sha256": NASTY, "options": {NASTY: "<td>"}}
-    page = render(report(nasty, nasty, reference={NASTY: NASTY}, machine={"<td>": "<td>"}, **values))
+    page = check_page(report(nasty, nasty, reference={NASTY: NASTY}, machine={"<td>": "<td>"}, **values))
     page.encode("utf-8")
     assert "<script" not in page and "\x00" not in page
     assert "<script>alert('x')</script> & \"q\" \ufffd \ufffd" in Page(page).text
@@ -259,8 +259,8 @@ def test_odd_numbers_are_shown(odd: float) -> None:
     found.outputs = [Outputs("greedy", score_max=odd)]
     found.divergences = found.ties = [Divergence(0, "greedy", "", 0, 1, 2, odd, odd, odd)]
     found.quality = {"greedy": {"eager": {"BLEU": odd}, "engine": {"BLEU": odd}}}
-    page = render(report(found))
-    assert number(odd) in Page(page).text
+    page = check_page(report(found))
+    assert short_number(odd) in Page(page).text
     for svg in svgs(page):
         for element in svg.iter():
             numbers = [element.get(name, "0") for name in ("x", "y")] + element.get("d", "").split()
@@ -297,7 +297,7 @@ def test_steps_tell_how_many_sentences_are_behind_them() -> None:
     bars = [path.get("d", "") for path in plot.iter("path") if "fill: var(--counts)" in path.get("style", "")]
     tall = [max(ys) - min(ys) for d in bars if (ys := [float(y) for y in re.findall(r"[ML] \S+ (\S+)", d)])]
     assert len(tall) == 2 and tall[0] == pytest.approx(4 * tall[1], rel=1e-3)
-    text = Page(render(report(engine(steps=steps)))).text
+    text = Page(check_page(report(engine(steps=steps)))).text
     assert re.search(r"Values\s*Position\s*Largest\s*Mean\s*Sentences\s*12\.00e-61\.00e-640\s*20010", text)
 
 
@@ -312,13 +312,15 @@ def test_a_scale_holds_its_values_in_order(values: list[float]) -> None:
 
 def test_tables_of_divergences_are_cut() -> None:
     found = engine(divergences=[divergence(n) for n in range(MAX_ROWS + 57)], ties=[divergence(5000, math.inf)])
-    text = Page(render(report(found))).text
+    text = Page(check_page(report(found))).text
     assert f"Divergences ({MAX_ROWS + 57})" in text and "and 57 more" in text and "Ties (1)" in text
     assert text.count("-0.250000") == MAX_ROWS + 1 and "5,001" in text
 
 
 def test_empty_lists() -> None:
-    page = render(report(EngineReport("ort"), sentences=0, options={}, reference={}, machine={}, eager_invariance=[]))
+    page = check_page(
+        report(EngineReport("ort"), sentences=0, options={}, reference={}, machine={}, eager_invariance=[])
+    )
     text = Page(page).text
     for expected in ("No output was compared", "Not checked", "No layer was compared", "No step was compared"):
         assert expected in text

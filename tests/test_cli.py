@@ -104,7 +104,7 @@ def test_a_report_outlives_its_page(bundle: Path, tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tformer_deploy.report.check.render", full)
+    monkeypatch.setattr("tformer_deploy.report.check.check_page", full)
     (tmp_path / "lines.txt").write_text("w5\n")
     small = ("--src", tmp_path / "lines.txt", "--max-tokens", 3, "--invariance", 1)
     done = run_here("check", bundle, *small, "--html", tmp_path / "page.html", "--json")

@@ -79,6 +79,9 @@ def test_heads_that_do_not_divide_the_width_list_the_divisors() -> None:
         ({"eos_id": 8000}, "eos_id=8000 is outside the vocabulary of 8000"),
         ({"norm_eps": -1.0}, "norm_eps=-1.0"),
         ({"position_base": 0.0}, "position_base=0.0"),
+        ({"relative_buckets": 3}, "relative_buckets=3, model.relative_distance=128: needs at least 4 buckets"),
+        ({"relative_buckets": 64, "relative_distance": 32}, "a distance above half as many"),
+        ({"final_norm": False, "final_norm_sides": "encoder"}, "final_norm_sides=encoder: model.final_norm=false"),
     ],
     ids=str,
 )
@@ -392,6 +395,9 @@ def test_layer_names_are_in_order_and_nothing_else_has_them() -> None:
     decoder = ("decoder_embedding", "decoder_layer_0", "decoder_layer_1", "hidden")
     assert layer_names("decoder_step", config) == decoder
     assert layer_names("decoder_step", tiny(decoder_layers=2, final_norm=False)) == decoder[:-1]
+    for sides, names in (("encoder", ("memory", "decoder_layer_0")), ("decoder", ("encoder_layer_0", "hidden"))):
+        one_side = tiny(encoder_layers=1, decoder_layers=1, final_norm_sides=sides)
+        assert tuple(layer_names(graph, one_side)[-1] for graph in GRAPHS) == names
     for graph in GRAPHS:
         found = signature(graph, config, Recipe(attention=True))
         assert not {spec.name for spec in (*found.inputs, *found.outputs)} & set(layer_names(graph, config))

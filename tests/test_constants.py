@@ -14,7 +14,7 @@ from onnx import GraphProto, numpy_helper
 
 from tformer_deploy.bundle import Bundle, open_bundle
 from tformer_deploy.check import EngineReport, Gate
-from tformer_deploy.check.constants import compare_constants, failures, tensors_of
+from tformer_deploy.check.constants import compare_constants, failures, named_tensors
 from tformer_deploy.check.report import Constants, describe_constants
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.contract import graphs_of
@@ -31,6 +31,7 @@ RECIPES = ("fp32-cpu", "int8", "int8-latency", "int4", "trt")
 CONFIGS: dict[str, dict[str, Any]] = {
     "tied": {},
     "apart, post-norm": {"share_embeddings": "none", "norm_position": "post", "final_norm": False, "output_bias": True},
+    "relative": {"positions": "relative", "relative_per_layer": True, "ff": "gated"},
     "annotated, learned": {"norm": "annotated", "positions": "learned", "scale_embeddings": False},
     "odd sizes": {"d_model": 40, "d_ff": 100, "src_vocab": 33, "tgt_vocab": 47, "share_embeddings": "decoder"},
 }
@@ -156,7 +157,7 @@ def test_nan_and_other_shapes_are_no_equality(exported: dict[str, Any], tmp_path
 
 def test_the_tensors_of_a_checkpoint_have_their_positions() -> None:
     model = random_model(ModelConfig(**{**vars(small_config()), "encoder_layers": 1, "decoder_layers": 1}))
-    found = tensors_of(model)
+    found = named_tensors(model)
     assert found["src_positions"].shape == (24, 32) and "decoder.0.ff.up.weight" in found
 
 

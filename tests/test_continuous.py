@@ -15,8 +15,10 @@ from tformer_deploy.bundle import open_bundle
 from tformer_deploy.contract import GRAPHS, SLOTS_GRAPH
 from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Trie, decode
 from tformer_deploy.engines import make_engine
+from tformer_deploy.engines.ahead import AheadState
 from tformer_deploy.engines.base import Engine
 from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy.engines.ort.choosing import ChoosingEngine
 from tformer_deploy.engines.ort.in_place import InPlaceEngine
 from tformer_deploy.errors import LimitError
 
@@ -85,10 +87,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Targets are longer than a new cache has room for."""
-    with variant_engine(ending_model(90), tmp_path_factory.mktemp("slots"), graphs=(*GRAPHS, SLOTS_GRAPH)) as found:
+KINDS = ("fp32-cpu", "fp32-cpu, relative", "trt", "trt, relative", "trt, kept")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Targets are longer than a new cache has room for; kept: as on a GPU, with sizes and buffers that are shared."""
+    recipe, _, how = request.param.partition(", ")
+    graphs = GRAPHS if recipe == "trt" else (*GRAPHS, SLOTS_GRAPH)
+    model = ending_model(90, positions="relative" if how == "relative" else "sinusoidal")
+    with variant_engine(model, tmp_path_factory.mktemp("slots"), recipe, graphs) as found:
+        if isinstance(found, ChoosingEngine):
+            found.keeps = 16 if how == "kept" else 0
         yield found
 
 
@@ -113,6 +123,14 @@ def test_searches_of_every_kind_share_steps(engine: Engine) -> None:
     assert_close(run_joined(engine, requests, [0, 2, 5, 11]), alone)
 
 
+def buffers(state: Any) -> list[Any]:
+    """All that is written of sentences."""
+    if isinstance(state, AheadState):
+        device = state.seats.device
+        return [*device.caches(0), *device.caches(1), *device.cross()]
+    return [value.numpy() for value in (*state.past, *state.cross)]
+
+
 def test_what_a_sentence_left_behind_harms_nobody(engine: Any) -> None:
     """Places of a sentence that has ended are masked, but read: they may hold no numbers."""
     first, second = sources(5, [(4, 6), (2, 6)])
@@ -122,14 +140,14 @@ def test_what_a_sentence_left_behind_harms_nobody(engine: Any) -> None:
     running.join(first, options)
     running.step()
     state: Any = running._state
-    for value in (*state.past, *state.cross):
-        value.numpy()[2:] = np.nan
+    for value in buffers(state):
+        value[2:] = np.nan
     engine.reorder(state, np.arange(2, dtype=np.int32)[:, None], np.arange(2, dtype=np.int32))
     engine.admit(state, second.src_ids, second.src_lengths)
     tokens = np.full((4, 1), engine.config.start_id, np.int32)
     scores = engine.step(tokens, state)
     assert np.isfinite(scores.scores).all()
-    assert scores.ids[2:, 0, 0].tolist() == [each[0].ids[0] for each in alone]
+    assert scores.ids[2:, 0, 0].tolist() == [[*each[0].ids, engine.config.eos_id][0] for each in alone]
 
 
 def test_what_cannot_join_is_refused(engine: Engine, variants_bundle: Path) -> None:
@@ -139,19 +157,23 @@ def test_what_cannot_join_is_refused(engine: Engine, variants_bundle: Path) -> N
         EagerEngine(random_model(small_config())),
         make_engine("ort", opened),
         make_engine("ort:fp32-cpu", older),
+        make_engine("ort:trt", older),
         InPlaceEngine(opened, 1, "fp32-cpu", lists(opened.config.src_vocab, opened.config.tgt_vocab)),
     ]
     for each in others:
         with each as other:
             running = ContinuousBatch(other)
             running.join(Batch(np.array([[4, 3]], np.int32), np.array([2], np.int32)), DecodeOptions())
-            message = "no sentence can join others here: use a variant of target ort-cpu, without a shortlist"
+            message = (
+                "no sentence can join others here: use a variant of target ort-cpu or trt of a new export, no shortlist"
+            )
             with pytest.raises(LimitError, match=message):
                 running.join(Batch(np.array([[4, 3]], np.int32), np.array([2], np.int32)), DecodeOptions())
             assert not other.admits
     running = ContinuousBatch(engine)
     running.join(batch, DecodeOptions())
     many = sources(1, [(engine.limits.batch, 1)])[0]
-    with pytest.raises(LimitError, match="1026 sentences exceed the limit of 1024: admit fewer"):
+    most = engine.limits.batch
+    with pytest.raises(LimitError, match=f"{most + 2} sentences exceed the limit of {most}: admit fewer"):
         running.join(many, DecodeOptions())
     assert engine.admits and len(running.searches) == 1

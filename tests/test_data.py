@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tformer_deploy.config import BOS_ID, EOS_ID, PAD_ID
 from tformer_deploy.data import (
     BatchStream,
-    Corpus,
     DataConfig,
+    EncodedPairs,
     Parallel,
     load_data,
     make_task,
@@ -38,10 +38,10 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
-def make_corpus(pairs: list[tuple[int, int]], max_tokens: int = 100) -> Corpus:
+def make_corpus(pairs: list[tuple[int, int]], max_tokens: int = 100) -> EncodedPairs:
     """Pairs of so many words; eos makes each one longer."""
     text = Parallel([" ".join("w" * s) for s, _ in pairs], [" ".join("w" * t) for _, t in pairs])
-    return Corpus(text, Tokenizers(WORDS, WORDS), max_tokens)
+    return EncodedPairs(text, Tokenizers(WORDS, WORDS), max_tokens)
 
 
 def as_lists(plan: list[NDArray[np.int64]]) -> list[list[int]]:

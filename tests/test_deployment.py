@@ -143,7 +143,7 @@ def test_builds_plans_from_a_fresh_install(run: Path, tmp_path: Path) -> None:
     text.write_text("w5 w6\nw7\n")
     command = ("build", bundle, "--src", text, "--profile", "2x2x8x8")
     done = run_there(there, *command, "--precision", "fp32")
-    assert done.returncode == 0 and "products: " in done.stdout and done.stdout.endswith("plans written\n"), done.stderr
+    assert done.returncode == 0 and "matmuls: " in done.stdout and done.stdout.endswith("plans written\n"), done.stderr
     done = run_there(there, *command)
     assert done.returncode == 1
     assert done.stderr == "error: the package 'onnxruntime' is not installed: pip install 'tformer-deploy[cpu]'\n"

@@ -150,18 +150,47 @@ class Choosing(Runtime):
         self.caches = self.zeros(len(sources) * beams, CAPACITY)
         self.values = np.zeros((len(sources), beams), np.float32)
 
+    def at(self) -> Feed:
+        return {"position": np.array([self.position], np.int32)}
+
+    def go_on(self, found: Feed) -> None:
+        self.position += 1
+        assert found["next_position"].tolist() == [self.position]
+
     def feed(self, tokens: Any, parents: Any) -> Feed:
         batch, beams = tokens.shape
-        inputs = {"tokens": tokens, "parents": parents, "position": np.array([self.position], np.int32)}
+        inputs = {"tokens": tokens, "parents": parents, **self.at()}
         inputs |= {"values": self.values, "end_id": np.array([self.end_id], np.int32)}
         inputs["live_beams"] = np.array([self.live_beams or beams], np.int32)
         names = [value.name for value in self.step.get_outputs()]
         found = dict(zip(names, self.step.run(None, {**inputs, **self.given, **self.caches}), strict=True))
         self.caches = {name: found[name.replace("past", "present")] for name in self.past}
-        self.position += 1
-        assert found["next_position"].tolist() == [self.position]
+        self.go_on(found)
         rows = ("top_ids", "top_scores", "log_probs")
         return {**found, **{name: found[name].reshape(batch, beams, -1) for name in rows}}
+
+
+class OwnPositions(Choosing):
+    """`choosing/2`: the same, each sentence at a position of its own, in buffers that hold anything."""
+
+    def begin(self, sources: list[list[int]], beams: int) -> None:
+        super().begin(sources, beams)
+        self.positions = np.zeros((len(sources), beams), np.int32)
+        self.caches = {name: zeros + np.nan for name, zeros in self.caches.items()}
+
+    def join(self, b: int) -> None:
+        """Begin with a sentence where another one left whatever it wrote."""
+        self.positions[b] = 0
+        for array in self.caches.values():
+            array.reshape(len(self.positions), -1)[b] = np.nan
+
+    def at(self) -> Feed:
+        return {"positions": self.positions}
+
+    def go_on(self, found: Feed) -> None:
+        most = self.recipe["axes"]["past_len"]["max"]
+        assert np.array_equal(found["next_positions"], np.minimum(self.positions + 1, most))
+        self.positions = found["next_positions"]
 
 
 SOURCES = [[4, 9, 7, 3], [11, 3], [6, 6, 12, 5, 8, 3]]
@@ -200,14 +229,17 @@ def alone(bundle: str, steps: list[tuple[Any, Any, Feed]], b: int, k: int) -> An
 @pytest.mark.parametrize(
     ("kind", "bundle", "variant"),
     [
-        (kind, f"{version}/{bundle}", variant)
-        for version in ("v2", "v3")
-        for kind, bundle, variant in (
-            (Growing, "copy", ""),
-            (InPlace, "copy", "fp32-cpu"),
-            (Choosing, "copy", "trt"),
-            (Growing, "names", ""),
-        )
+        (OwnPositions, "v4/copy", "trt"),
+        *(
+            (kind, f"{version}/{bundle}", variant)
+            for version in ("v2", "v3")
+            for kind, bundle, variant in (
+                (Growing, "copy", ""),
+                (InPlace, "copy", "fp32-cpu"),
+                (Choosing, "copy", "trt"),
+                (Growing, "names", ""),
+            )
+        ),
     ],
 )
 def test_rows_that_change_their_histories(kind: Any, bundle: str, variant: str, beams: int) -> None:
@@ -229,10 +261,14 @@ def test_rows_that_change_their_histories(kind: Any, bundle: str, variant: str, 
         assert np.abs(found["attention"].sum(-1) - 1).max() < 1e-5
 
 
-def test_a_sentence_joins_others_on_their_way() -> None:
-    runtime, beams, first = Slots("v3/copy", "fp32-cpu", "slots_step"), 2, 3
+@pytest.mark.parametrize(
+    ("kind", "bundle", "graph"), [(Slots, "v3/copy", ("fp32-cpu", "slots_step")), (OwnPositions, "v4/copy", ("trt",))]
+)
+def test_a_sentence_joins_others_on_their_way(kind: Any, bundle: str, graph: tuple[str, ...]) -> None:
+    runtime, beams, first = kind(bundle, *graph), 2, 3
     runtime.begin(SOURCES, beams)
-    runtime.live[1] = 0
+    if kind is Slots:
+        runtime.live[1] = 0
     own = np.arange(len(SOURCES) * beams, dtype=np.int32).reshape(-1, beams)
     rng, vocab = np.random.default_rng(1), runtime.model["tgt_vocab"]
     tokens, parents, steps = np.full(own.shape, 2, np.int32), own, []
@@ -245,7 +281,7 @@ def test_a_sentence_joins_others_on_their_way() -> None:
         parents = (rng.integers(0, beams, own.shape) + own[:, :1]).astype(np.int32)
     for b in range(len(SOURCES)):
         for k in range(beams):
-            expected = alone("v3/copy", steps[first:] if b == 1 else steps, b, k)
+            expected = alone(bundle, steps[first:] if b == 1 else steps, b, k)
             assert np.abs(steps[-1][2]["log_probs"][b, k] - expected).max() < 1e-4
 
 
@@ -306,9 +342,10 @@ def test_short_steps_score_a_list(variant: str) -> None:
         assert (some["top_ids"] == filled[places]).all()
 
 
-def test_the_choice_is_a_beam_search() -> None:
+@pytest.mark.parametrize(("kind", "bundle"), [(Choosing, "v3/copy"), (OwnPositions, "v4/copy")])
+def test_the_choice_is_a_beam_search(kind: Any, bundle: str) -> None:
     """Fed back, it is the plain search over the same scores, of as many beams as live."""
-    runtime = Choosing("v3/copy", "trt")
+    runtime = kind(bundle, "trt")
     runtime.end_id, runtime.live_beams = 3, 2
     runtime.begin(SOURCES, 3)
     runtime.values[:, 1:] = DEAD  # one row begins
@@ -328,10 +365,19 @@ def test_the_choice_is_a_beam_search() -> None:
         tokens, parents, runtime.values = (found[f"next_{name}"] for name in ("tokens", "parents", "values"))
 
 
-@pytest.mark.parametrize(("kind", "variant"), [(Growing, ""), (InPlace, "int8"), (InPlace, "int4"), (Choosing, "trt")])
-def test_greedy_search_gives_the_stored_tokens(kind: Any, variant: str) -> None:
-    answers = json.loads((BUNDLES / "v3/copy.json").read_text())
-    runtime = kind("v3/copy", variant)
+@pytest.mark.parametrize(
+    ("kind", "bundle", "variant"),
+    [
+        (Growing, "v3/copy", ""),
+        (InPlace, "v3/copy", "int8"),
+        (InPlace, "v3/copy", "int4"),
+        (Choosing, "v3/copy", "trt"),
+        (OwnPositions, "v4/copy", "trt"),
+    ],
+)
+def test_greedy_search_gives_the_stored_tokens(kind: Any, bundle: str, variant: str) -> None:
+    answers = json.loads((BUNDLES / f"{bundle}.json").read_text())
+    runtime = kind(bundle, variant)
     for line, expected in zip(answers["lines"], answers["greedy"][variant or "fp32"], strict=True):
         runtime.begin([runtime.ids(line)], 1)
         output, token = [], runtime.model.get("start_id", runtime.model["bos_id"])

@@ -105,7 +105,7 @@ def test_a_check_with_a_shortlist_needs_graphs_and_lists(
         gate_of(variants_bundle, run)
     gate = gate_of(listed, run)
     reference = dataclasses.replace(gate.reference(corpus_of(gate)), shortlist="shortlist-000000000000.npz")
-    with pytest.raises(ArtifactError, match=r"the reference is with shortlist-0+.npz, the check"):
+    with pytest.raises(ArtifactError, match=r"the reference was made with shortlist-0+.npz, the check"):
         gate.run([f"ort:{EXACT}"], reference)
 
 

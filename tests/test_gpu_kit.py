@@ -28,7 +28,7 @@ from benchmarks.gpu.results import BEGIN, END, load, main, markdown, sides
 from benchmarks.gpu.seeded import LISTED, fill, restore
 from tformer_deploy import build as building
 from tformer_deploy.bundle import open_bundle
-from tformer_deploy.check.observe import VARIANTS, by_length, other_batches, spread
+from tformer_deploy.check.observe import REBATCHED, by_length, other_batches, spread
 from tformer_deploy.check.reference import load_reference
 from tformer_deploy.engines.base import Limits
 from tformer_deploy.engines.eager import EagerEngine
@@ -281,10 +281,11 @@ def test_every_plan_of_the_random_model_is_checked(kit: Path, used: Path) -> Non
     picked = spread(reference.sources, options.invariance)
     for decoding in options.modes().values():
         batches = list(by_length(engine, reference.sources, range(len(reference.sources)), options, decoding))
-        for variant in VARIANTS:
+        for variant in REBATCHED:
             batches += other_batches(variant, engine, reference.sources, picked, options, decoding)
         for batch, _ in batches:
-            taken.add(plans.fitting(len(batch.src_ids), decoding.rows, batch.src_ids.shape[1], decoding.max_tokens))
+            wanted = Profile(len(batch.src_ids), decoding.rows, batch.src_ids.shape[1], decoding.max_tokens)
+            taken.add(plans.fitting(wanted))
     assert taken == set(profiles)
 
 

@@ -24,16 +24,21 @@ UNLIMITED = 9223372036854771712
 
 @pytest.mark.parametrize("sharing", ["none", "decoder", "all"])
 def test_parameters_are_counted_without_making_them(sharing: str) -> None:
-    for positions, final_norm, output_bias, norm in product(
-        ("sinusoidal", "learned"), (True, False), (True, False), ("standard", "annotated")
+    for positions, sides, output_bias, norm in product(
+        ("sinusoidal", "learned", "relative"),
+        ("both", "encoder", "decoder", ""),
+        (True, False),
+        ("standard", "annotated"),
     ):
         config = small_config(
             share_embeddings=sharing,
             src_vocab=60 if sharing == "all" else 70,
             positions=positions,
-            final_norm=final_norm,
+            final_norm=bool(sides),
+            final_norm_sides=sides or "both",
             output_bias=output_bias,
             norm=norm,
+            relative_per_layer=norm == "standard",
             encoder_layers=3,
         )
         with torch.device("meta"):

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from tformer_deploy.config import ModelConfig, preset
 from tformer_deploy.contract import layer_names
 from tformer_deploy.model import (
+    ACTIVATIONS,
     AnnotatedLayerNorm,
     Attention,
     DecoderLayer,
@@ -85,7 +86,7 @@ def test_sharing_decides_how_many_vocabulary_tables_there_are(sharing: str, tabl
     assert shapes.count(torch.Size([VOCAB, 16])) == tables
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "relative"])
 @pytest.mark.parametrize("sharing", ["none", "all"])
 def test_initial_weights_depend_on_the_seed_alone(sharing: str, positions: str) -> None:
     def build(global_seed: int, seed: int) -> dict[str, Tensor]:
@@ -161,7 +162,7 @@ def assert_step_equals_forward(model: Transformer) -> None:
 @pytest.mark.parametrize("norm", ["standard", "annotated"])
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
 def test_cached_step_equals_forward(norm_position: str, norm: str, positions: str, sharing: str) -> None:
-    for activation in ("relu", "gelu", "silu"):
+    for activation in ACTIVATIONS:
         assert_step_equals_forward(
             make_model(
                 norm_position=norm_position,
@@ -178,6 +179,11 @@ def test_cached_step_equals_forward(norm_position: str, norm: str, positions: st
     [
         {"output_bias": True},
         {"final_norm": False},
+        {"positions": "none"},
+        {"positions": "relative", "relative_buckets": 4, "relative_distance": 4},
+        {"positions": "relative", "relative_per_layer": True, "encoder_layers": 1, "decoder_layers": 3},
+        {"final_norm_sides": "encoder"},
+        {"final_norm_sides": "decoder", "norm_position": "post"},
         {"scale_embeddings": False, "pad_embedding_zero": False},
         {"encoder_layers": 1, "decoder_layers": 3, "heads": 1},
         {"src_vocab": VOCAB + 4, "share_embeddings": "decoder"},
@@ -201,6 +207,14 @@ def test_sinusoids_equal_the_annotated_transformer(base: float) -> None:
         table[position][i + 1] = math.cos(position * div_term)
     # The package computes in single precision: 40 * 2^-24.
     torch.testing.assert_close(sinusoids(count, width, base), torch.tensor(table), atol=3e-6, rtol=0)
+
+
+def test_relative_positions_are_a_table_a_side_or_layer() -> None:
+    for per_layer, tables in ((False, 1), (True, 2)):
+        model = make_model(positions="relative", relative_per_layer=per_layer, relative_buckets=6, relative_distance=9)
+        assert model.src_positions is None and model.tgt_positions is None
+        for side in (model.encoder_relative, model.decoder_relative):
+            assert [table.shape for table in side.tables] == [(6, 4)] * tables
 
 
 def test_learned_positions_are_one_table_a_side() -> None:
@@ -398,8 +412,9 @@ def test_later_target_tokens_do_not_change_earlier_logits(length: int, seed: int
     assert not torch.allclose(before[:, cut:], after[:, cut:])
 
 
-def test_attention_weights_are_distributions_over_what_is_visible() -> None:
-    model, lengths = make_model(), torch.tensor([6, 2])
+@pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
+def test_attention_weights_are_distributions_over_what_is_visible(positions: str) -> None:
+    model, lengths = make_model(positions=positions), torch.tensor([6, 2])
     weights = model.attention_weights(words(2, 6), lengths, targets(2, 4))
     sizes = {"encoder.{}.attention": (6, 6), "decoder.{}.attention": (4, 4), "decoder.{}.cross": (4, 6)}
     assert weights.keys() == {name.format(layer) for name in sizes for layer in (0, 1)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tformer_deploy.build import build
 from tformer_deploy.export_checked import export_checked
 from tformer_deploy.plans import Profile
@@ -12,7 +14,7 @@ from tformer_deploy.trt_builder import BuildOptions
 from .conftest import small_config, write_checkpoint, write_lines
 from .test_seq2seq import RECIPES
 
-EVERYTHING = {
+EVERYTHING: dict[str, object] = {
     "norm": "rms",
     "ff": "gated",
     "activation": "gelu",
@@ -29,8 +31,28 @@ EVERYTHING = {
 }
 
 
-def test_every_option_at_once_in_every_target(tmp_path: Path) -> None:
-    run, text = write_checkpoint(tmp_path / "run", small_config(**EVERYTHING)), write_lines(tmp_path / "text")
+T5: dict[str, object] = {
+    "norm": "rms",
+    "ff": "gated",
+    "activation": "gelu_tanh",
+    "positions": "relative",
+    "relative_buckets": 8,
+    "relative_distance": 12,
+    "head_dim": 12,
+}
+OTHERS: dict[str, object] = {
+    "activation": "gelu_sigmoid",
+    "positions": "relative",
+    "relative_per_layer": True,
+    "final_norm_sides": "encoder",
+    "norm_position": "post",
+    "encoder_layers": 3,
+}
+
+
+@pytest.mark.parametrize("options", [EVERYTHING, T5, OTHERS], ids=["everything", "T5", "others"])
+def test_options_in_every_target(options: dict[str, object], tmp_path: Path) -> None:
+    run, text = write_checkpoint(tmp_path / "run", small_config(**options)), write_lines(tmp_path / "text")
     report = export_checked(run, tmp_path / "bundle", RECIPES, text)
     assert report.passed and len(report.engines) == len(RECIPES), str(report)
     assert all(each.constants and not each.constants.wrong for each in report.engines)

@@ -45,7 +45,7 @@ def benchmark(*names: str) -> Benchmark:
 def pages() -> dict[str, str]:
     broken = engine("trt", failures=["scores differ"], blame="sentence 1, token 2, hidden")
     broken.layers[-2].difference = 1.0
-    return {"check": check.render(report(broken, engine())), "bench": bench.render(benchmark("ort", "eager"))}
+    return {"check": check.check_page(report(broken, engine())), "bench": bench.bench_page(benchmark("ort", "eager"))}
 
 
 def seen(page: Path, *options: str, width: int = 1100) -> tuple[Any, str]:
@@ -90,7 +90,7 @@ def test_a_browser_would_tell_of_what_a_page_must_not_do(tmp_path: Path) -> None
 
 
 def test_the_page_of_a_benchmark() -> None:
-    html = bench.render(benchmark("ort", "<eager> & $x$"))
+    html = bench.bench_page(benchmark("ort", "<eager> & $x$"))
     page = Page(html)
     for words in (
         "A processor",

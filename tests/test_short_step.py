@@ -24,7 +24,7 @@ from tformer_deploy.shortlist import Shortlist
 from tformer_deploy.translate import make_batch
 
 from .conftest import VOCAB, random_model, random_sources, small_config, variant_engine
-from .test_options import EVERYTHING
+from .test_options import EVERYTHING, T5
 
 WITH_LISTS = (*GRAPHS, *SHORT_GRAPHS)
 # Of a log-probability. Products in blocks round the input of the full step only.
@@ -35,6 +35,7 @@ CONFIGS: dict[str, dict[str, object]] = {
     "width 24": {"d_model": 24, "heads": 3, "d_ff": 40},
     "a prime vocabulary": {"src_vocab": 1009, "tgt_vocab": 1009},
     "every option": EVERYTHING,
+    "T5": T5,
 }
 OUTSIDE = 59
 """A token that is in no list of `lists`."""

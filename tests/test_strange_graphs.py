@@ -18,7 +18,7 @@ from tformer_deploy.bench import ceiling
 from tformer_deploy.bench.profile import read_trace
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.engines.ort.layers import open_copy
-from tformer_deploy.engines.ort.library import LONGEST, check_library, reason
+from tformer_deploy.engines.ort.library import LONGEST_REASON, check_library, reason
 from tformer_deploy.engines.ort.standard import OrtEngine
 from tformer_deploy.errors import ArtifactError, ConfigError, EngineError
 from tformer_deploy.export_checked import export_checked
@@ -60,7 +60,7 @@ def refused(bundle: Path, *arguments: object) -> str:
     """The one line of a translation that fails."""
     done = run_process("translate", bundle, *arguments, stdin=b"w5 w6\n")
     line = failed_line(done)
-    assert done.stdout == b"" and len(line) < len(str(bundle)) + LONGEST + 300 and line.isprintable()
+    assert done.stdout == b"" and len(line) < len(str(bundle)) + LONGEST_REASON + 300 and line.isprintable()
     return line
 
 
@@ -313,4 +313,4 @@ def test_reasons_are_short() -> None:
     said = f"[ONNXRuntimeError] : 1 : FAIL : Load model from a/b.onnx failed:{places}No good.\n"
     assert reason(RuntimeError(said)) == "No good"
     assert reason(RuntimeError("Fail: tensorprotoutils.cc:434 GetData No\tgood\x1b[0m")) == "Fail: No good?[0m"
-    assert len(reason(RuntimeError("x" * 10_000))) <= LONGEST
+    assert len(reason(RuntimeError("x" * 10_000))) <= LONGEST_REASON

@@ -26,11 +26,12 @@ from tformer_deploy.errors import ConfigError
 from tformer_deploy.export_checked import export_checked
 from tformer_deploy.files import sha256
 from tformer_deploy.plans import Profile, Stamp
-from tformer_deploy.trt_builder import BuildOptions, Plan
+from tformer_deploy.trt_builder import BuildOptions, Plan, Precision
 
 from .command import COMMAND, Done, failed_line, printed, run_process
 
 SIMULATED = Path(__file__).parent / "simulated"
+BUNDLES = Path(__file__).parent / "bundles"
 PROFILES = [Profile(8, 1, 24, 24), Profile(6, 5, 24, 24)]
 
 
@@ -57,6 +58,12 @@ def bundle(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     export_checked(run, out, ["fp32", "trt"])
     text = out.parent / "lines.txt"
     text.write_text("".join(f"{line}\n" for line in lines()))
+    for precision in ("fp16", "fp32"):
+        simulate_build(out, precision, PROFILES, text)
+    return out
+
+
+def simulate_build(bundle: Path, precision: Precision, profiles: list[Profile], text: Path | None = None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "load_builder", lambda flavor: TensorRt("tensorrt", None, "11.4.0"))
         patch.setattr(building, "compile_plan", keep_graph)
@@ -65,9 +72,7 @@ def bundle(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "make_stamp",
             lambda tensorrt, options: Stamp("sm90", tensorrt.title, options.precision),
         )
-        for precision in ("fp16", "fp32"):
-            building.build(out, BuildOptions(precision), PROFILES, text)  # type: ignore[arg-type]
-    return out
+        building.build(bundle, BuildOptions(precision), profiles, text)
 
 
 def lines() -> list[str]:
@@ -121,6 +126,53 @@ with load({str(bundle)!r}, "trt", variant="fp32", max_tokens=24, beams=5) as tra
     env = {**os.environ, "PYTHONPATH": str(SIMULATED)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_sentences_join_and_move_to_larger_plans(bundle: Path) -> None:
+    """One beam's plan gives way to that of five, with the caches that it has written; beyond both a join is refused."""
+    code = f"""
+import numpy as np
+from tformer_deploy import load
+from tformer_deploy.batches import make_batch
+from tformer_deploy.decoding import ContinuousBatch, DecodeOptions, decode
+from tformer_deploy.errors import LimitError
+with load({str(bundle)!r}, "trt", variant="fp32", max_tokens=24) as translator:
+    engine = translator.engine
+    sources = [[4 + (7 * i + 3 * j) % 50 for j in range(i)] + [3] for i in range(1, 9)]
+    batches = [make_batch(sources[i : i + 2], 0) for i in (0, 2, 4)]
+    options = [DecodeOptions(24, beams=beams, n_best=beams, endless=True) for beams in (1, 1, 4)]
+    alone = [decode(engine, *each) for each in zip(batches, options)]
+    running = ContinuousBatch(engine)
+    searches = []
+    for each in zip(batches, options):
+        searches.append(running.join(*each))
+        for _ in range(3):
+            running.step()
+        print(running._state.seats.device.profile)
+    try:
+        running.join(make_batch(sources[:1], 0), options[0])
+    except LimitError as error:
+        print(error)
+    while running.searches:
+        running.step()
+    found = [[[h.ids for h in outputs] for outputs in search.outputs()] for search in searches]
+    assert found == [[[h.ids for h in outputs] for outputs in each] for each in alone]
+"""
+    env = {**os.environ, "PYTHONPATH": str(SIMULATED)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    *profiles, refused = done.stdout.splitlines()
+    assert profiles == ["8x1x24x24", "8x1x24x24", "6x5x24x24"]
+    assert refused.startswith("no plan takes 7x4x7x24 ") and "--profile 7x4x7x24" in refused
+
+
+def test_plans_of_older_graphs_run(tmp_path: Path) -> None:
+    """Where all sentences are at one position, and caches must be finite."""
+    older, lines = Path(shutil.copytree(BUNDLES / "v3/copy", tmp_path / "bundle")), b"3 1 4\n1 5 9 2 6 5\n3\n"
+    simulate_build(older, "fp32", [Profile(2, 3, 16, 16)])
+    words = ["translate", older, "--beams", 3, "--max-tokens", 16]
+    ours = run_simulated(*words, "--backend", "trt", stdin=lines)
+    assert printed(ours) == printed(run_simulated(*words, "--variant", "fp32", stdin=lines))
 
 
 def test_compiled_kernels_are_kept(bundle: Path, tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def first_step(model: Transformer, half: bool, largest: dict[str, float]) -> NDA
     for value in graph.graph.input:
         shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        feed[value.name] = np.zeros(shape, kind) if value.name == "position" else np.ones(shape, kind)
+        feed[value.name] = np.zeros(shape, kind) if value.name == "positions" else np.ones(shape, kind)
     with np.errstate(all="ignore"):
         found = ReferenceEvaluator(graph).run(["log_probs"], feed)
     return np.asarray(found[0])

@@ -24,7 +24,7 @@ from .files import atomic_directory, scratch, write_json
 from .headers import within
 from .plans import FOLDER, HEADER, Profile, Stamp, file_hashes, plan_file, plans_header, trt_variant
 from .recipe import Axes
-from .trt_builder import BuildOptions, Plan, Precision, compile_plan
+from .trt_builder import BuildOptions, Plan, PlanPrecision, compile_plan
 
 LargestValues = dict[str, dict[str, float]]
 """Graph -> tensor -> largest absolute value."""
@@ -90,11 +90,11 @@ class BuildReport:
             lines.append(f"profile {profile} takes {share:.1%} of the text's sources")
         for plan in self.plans:
             types = plan.layers.get("matrix_multiply", {})
-            products = ", ".join(f"{count} {kind}" for kind, count in types.items())
+            matmuls = ", ".join(f"{count} {kind}" for kind, count in types.items())
             scratch = "" if plan.scratch_megabytes is None else f", computes in {plan.scratch_megabytes:.1f} MB"
             lines.append(
                 f"{plan.graph} {plan.profile}: {plan.megabytes:.1f} MB in {plan.seconds:.1f} s{scratch}; "
-                f"products: {products}"
+                f"matmuls: {matmuls}"
             )
         lines += [f"a batch of {profile} holds {size:.1f} MB on the device" for profile, size in self.buffers.items()]
         gone = "were there before and are gone: name that profile too to keep it"
@@ -171,7 +171,7 @@ def build_plans(
                     plan = compile_plan(tensorrt, typed, options, exact)
                     sizes |= buffer_sizes(typed)
                 (folder / plan_file(graph, profile)).write_bytes(plan.data)
-                report.plans.append(describe(graph, profile, plan))
+                report.plans.append(reported(graph, profile, plan))
                 if progress:
                     progress(1)
             report.buffers[str(profile)] = sum(sizes.values()) / 1e6
@@ -274,7 +274,7 @@ def measure(
 
 
 def type_graph(
-    source: Path, out: Path, profile: Profile, precision: Precision, largest: dict[str, float]
+    source: Path, out: Path, profile: Profile, precision: PlanPrecision, largest: dict[str, float]
 ) -> list[Island]:
     """Write a graph with fixed sizes and the types of the precision."""
     model = load_graph(source)
@@ -296,7 +296,7 @@ def buffer_sizes(graph: Path) -> dict[str, int]:
     return found
 
 
-def describe(graph: str, profile: Profile, plan: Plan) -> Built:
+def reported(graph: str, profile: Profile, plan: Plan) -> Built:
     """A plan as it stands in a report."""
     scratch = None if plan.scratch is None else plan.scratch / 1e6
     size = len(plan.data) / 1e6

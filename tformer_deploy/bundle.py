@@ -14,7 +14,7 @@ from typing import Any
 
 from . import __version__
 from .config import ModelConfig, from_dict
-from .contract import GRAPHS, KINDS, SHORT_GRAPHS, SLOTS_GRAPH, WEIGHTS, described, graphs_of
+from .contract import GRAPHS, KINDS, OLDER, SHORT_GRAPHS, SLOTS_GRAPH, WEIGHTS, described, graphs_of, kind_of
 from .errors import ArtifactError, ConfigError
 from .files import hold, remove_leftovers, sha256, write_json
 from .headers import member, parse_json, read_header, verify
@@ -53,6 +53,14 @@ class Bundle:
         """Whether a variant has a graph that older bundles lack."""
         return f"{variant}/{graph}.onnx" in self.manifest["files"]
 
+    def kind(self, graph: str, variant: str) -> str:
+        """The kind of a graph, as it says, or as it follows from what it is fed where it is too old to say."""
+        own = kind_of(graph, self.variants[variant] if variant else self.recipe)
+        part = self.manifest.get("variants", {}).get(variant, {}) if variant else self.manifest
+        stated = part.get("graphs", {}).get(graph, {})
+        one = any(spec["name"] == "position" for spec in stated.get("inputs", ()))
+        return str(stated.get("kind", OLDER.get(own, own) if one else own))
+
     def require_kinds(self, variant: str) -> None:
         """Raise ArtifactError where a variant has graphs that this tformer does not know how to feed."""
         recipe = self.variants[variant] if variant else self.recipe
@@ -61,8 +69,8 @@ class Bundle:
         for name in graphs_of(recipe):
             if name not in stated:
                 continue  # older bundles have fewer
-            ours, theirs = described(name, self.config, recipe), stated[name]
-            kind = theirs.get("kind", ours["kind"])
+            kind, theirs = self.kind(name, variant), stated[name]
+            ours = described(name, self.config, recipe, kind)
             if kind not in KINDS:
                 raise ArtifactError(
                     f"{where} has a graph '{name}' of kind {kind}, this tformer runs {', '.join(KINDS)}: "
@@ -187,7 +195,10 @@ def upgraded(bundle: Bundle) -> dict[str, Any]:
     recipes = {"": bundle.recipe, **bundle.variants}
     for name, recipe in recipes.items():
         bundle.require_kinds(name)
-        graphs = {graph: described(graph, config, recipe) for graph in parts[name].get("graphs", GRAPHS)}
+        graphs = {
+            graph: described(graph, config, recipe, bundle.kind(graph, name))
+            for graph in parts[name].get("graphs", GRAPHS)
+        }
         parts[name] = {**parts[name], "recipe": dataclasses.asdict(recipe), "graphs": graphs}
     specials = OUR_SPECIALS.to_json()
     return {

@@ -28,6 +28,8 @@ MOST_OF_MODEL = {
     "encoder_layers": 1 << 11,
     "decoder_layers": 1 << 11,
     "max_positions": 1 << 20,
+    "relative_buckets": 1 << 16,
+    "relative_distance": 1 << 30,
 }
 """No model is larger; what is gets a clear answer, not the end of the machine's memory."""
 MOST_OF_TRAINING = {
@@ -40,9 +42,10 @@ MOST_OF_TRAINING = {
 NormPosition = Literal["pre", "post"]
 NormKind = Literal["standard", "annotated", "rms"]
 FeedForwardKind = Literal["plain", "gated"]
-PositionKind = Literal["sinusoidal", "learned"]
+PositionKind = Literal["sinusoidal", "learned", "relative", "none"]
 Sharing = Literal["none", "decoder", "all"]
-Activation = Literal["relu", "gelu", "silu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"]
+Sides = Literal["both", "encoder", "decoder"]
 Precision = Literal["fp32", "bf16"]
 
 
@@ -56,6 +59,7 @@ class Side:
     heads: int
     head_dim: int
     layers: int
+    final_norm: bool
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,9 @@ class ModelConfig:
     norm_position: NormPosition = "pre"
     """`pre`: x + f(norm(x)); `post`: norm(x + f(x))."""
     final_norm: bool = True
-    """A norm after the last encoder and the last decoder layer."""
+    """A norm after the last layer."""
+    final_norm_sides: Sides = "both"
+    """Where: after the encoder's and the decoder's, or after one of them."""
     norm: NormKind = "standard"
     """`standard`: biased variance, eps inside the root; `annotated`: unbiased deviation, eps added outside it; `rms`:
     root mean square, nothing subtracted, no bias."""
@@ -105,6 +111,14 @@ class ModelConfig:
     pad_embedding_zero: bool = True
     """Keep the padding embedding at zero in training."""
     positions: PositionKind = "sinusoidal"
+    """`relative`: none are added, but a score of self-attention gains a learned number by how far apart its two tokens
+    are, as in T5."""
+    relative_buckets: int = 32
+    """Groups of distances with a number of their own each, a head."""
+    relative_distance: int = 128
+    """From here on all distances are in the last group."""
+    relative_per_layer: bool = False
+    """Each layer has its own numbers, as in UMT5; else the layers of a side share them."""
     position_base: float = 10000.0
     """Base of the sinusoids' wavelengths."""
     max_positions: int = 512
@@ -113,6 +127,7 @@ class ModelConfig:
     """`decoder`: target embedding = output projection; `all`: the source embedding too."""
     output_bias: bool = False
     activation: Activation = "relu"
+    """`gelu_tanh`: its approximation by tanh; `gelu_sigmoid`: x * sigmoid(1.702 * x)."""
     ff: FeedForwardKind = "plain"
     """`gated`: down(activation(gate(x)) * up(x))."""
     pad_id: int = PAD_ID
@@ -134,6 +149,15 @@ class ModelConfig:
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"model.{name}={getattr(self, name)}: must be at least 0 and less than 1")
         _at_least(self, "module_parameters", 0)
+        if not self.final_norm and self.final_norm_sides != "both":
+            raise ConfigError(
+                f"model.final_norm_sides={self.final_norm_sides}: model.final_norm=false leaves no norm there"
+            )
+        if self.relative_buckets < 4 or self.relative_distance <= self.relative_buckets // 2:
+            raise ConfigError(
+                f"model.relative_buckets={self.relative_buckets}, model.relative_distance={self.relative_distance}: "
+                "needs at least 4 buckets, and a distance above half as many"
+            )
         if self.norm_eps < 0:
             raise ConfigError(f"model.norm_eps={self.norm_eps}: must be at least 0")
         if self.position_base <= 0:
@@ -181,8 +205,13 @@ class ModelConfig:
         tables += 0 if self.share_embeddings == "all" else self.src_vocab * encoder.width
         width = encoder.width + decoder.width
         tables += self.max_positions * width * (self.positions == "learned")
-        ends = norms * width * (self.final_norm + self.embedding_norm) + self.tgt_vocab * self.output_bias
-        return layers + tables + ends
+        tables += self.relative_buckets * sum(side.heads * self.relative_tables(side) for side in (encoder, decoder))
+        ends = norms * sum(side.width * (side.final_norm + self.embedding_norm) for side in (encoder, decoder))
+        return layers + tables + ends + self.tgt_vocab * self.output_bias
+
+    def relative_tables(self, side: Side) -> int:
+        """How many tables of relative positions a side has."""
+        return (side.layers if self.relative_per_layer else 1) * (self.positions == "relative")
 
     @staticmethod
     def _attention(side: Side, source: Side) -> int:
@@ -196,7 +225,8 @@ class ModelConfig:
     @property
     def decoder(self) -> Side:
         """The decoder's sizes; the caches' heads among them."""
-        return _side(self.d_model, self.d_ff, self.heads, self.head_dim, self.decoder_layers)
+        final_norm = self.final_norm and self.final_norm_sides != "encoder"
+        return _side(self.d_model, self.d_ff, self.heads, self.head_dim, self.decoder_layers, final_norm)
 
     @property
     def encoder(self) -> Side:
@@ -204,12 +234,13 @@ class ModelConfig:
         width, heads = self.encoder_d_model or self.d_model, self.encoder_heads or self.heads
         same = width == self.d_model and heads == self.heads
         head_dim = self.encoder_head_dim or (self.head_dim if same else 0)
-        return _side(width, self.encoder_d_ff or self.d_ff, heads, head_dim, self.encoder_layers)
+        final_norm = self.final_norm and self.final_norm_sides != "decoder"
+        return _side(width, self.encoder_d_ff or self.d_ff, heads, head_dim, self.encoder_layers, final_norm)
 
 
-def _side(width: int, ff_width: int, heads: int, head_dim: int, layers: int) -> Side:
+def _side(width: int, ff_width: int, heads: int, head_dim: int, layers: int, final_norm: bool) -> Side:
     """`head_dim` 0 where it is not given and cannot be computed."""
-    return Side(width, ff_width, heads, head_dim or (0 if width % heads else width // heads), layers)
+    return Side(width, ff_width, heads, head_dim or (0 if width % heads else width // heads), layers, final_norm)
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,14 @@ KINDS = {
     "growing/1": "a step whose self-attention caches grow by a position",
     "inplace/1": "a step whose caches are buffers of a fixed capacity that it writes into",
     "slots/1": "`inplace/1` where each sentence is at a position of its own, so that others can join it",
-    "choosing/1": "a step that reads one set of buffers, writes another and chooses what the next one is fed",
+    "choosing/2": "a step that reads one set of buffers, writes another and chooses what the next one is fed",
+    "choosing/1": "`choosing/2` of older bundles, with one position for all sentences",
     "rows/1": "the rows of the output's table that belong to a list of tokens",
     "short/1": "`inplace` that scores only the tokens of such a list",
 }
 """What this version runs, and what each is; an older version of a kind stays here as long as its graphs run."""
+OLDER = {"choosing/2": "choosing/1"}
+"""Kinds of which graphs of an older version run too."""
 SIZES = {
     "batch": "sentences",
     "beams": "rows of a sentence",
@@ -89,7 +92,7 @@ CHOICE = (
     TensorSpec("next_tokens", "int32", ("batch", "beams")),
     TensorSpec("next_parents", "int32", ("batch", "beams")),
     TensorSpec("next_values", "float32", ("batch", "beams")),
-    TensorSpec("next_position", "int32", (1,)),
+    TensorSpec("next_positions", "int32", ("batch", "beams")),
 )
 """What a step of target `trt` feeds the next one: the best of the candidates that do not end an output, best first."""
 
@@ -101,13 +104,16 @@ def graphs_of(recipe: Recipe) -> tuple[str, ...]:
 
 def kind_of(graph: str, recipe: Recipe) -> str:
     """The kind of a graph of `graphs_of`, of `KINDS`."""
-    steps = {"onnx": "growing/1", "ort-cpu": "inplace/1", "trt": "choosing/1"}
+    steps = {"onnx": "growing/1", "ort-cpu": "inplace/1", "trt": "choosing/2"}
     others = {"encoder": "encoder/1", SLOTS_GRAPH: "slots/1", "short_rows": "rows/1", "short_step": "short/1"}
     return others.get(graph, steps[recipe.target])
 
 
-def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
-    """What a graph takes and gives."""
+def signature(graph: str, config: ModelConfig, recipe: Recipe, kind: str = "") -> Signature:
+    """What a graph takes and gives; `kind`: if it is of an older one."""
+    if kind == "choosing/1":
+        now = signature(graph, config, recipe)
+        return Signature(*(tuple(map(_one_position, specs)) for specs in (now.inputs, now.outputs)))
     cross = caches("cross", config, ("batch", config.decoder.heads, "src_len", config.decoder.head_dim))
     lengths = TensorSpec("src_lengths", "int32", ("batch",))
     if graph == "encoder":
@@ -152,6 +158,10 @@ def _static_step(config: ModelConfig, recipe: Recipe, own_positions: bool = Fals
     buffer = ("rows", config.decoder.heads, "capacity", config.decoder.head_dim)
     best = ("rows", recipe.top_k or "best")
     in_place = recipe.target == "ort-cpu"
+    # The place in the caches that every row writes; without `positions` also the index of `tokens` in the target.
+    place = (TensorSpec("position", "int32", (1,)),) if in_place else ()
+    # The index of `tokens` in the target; without `position` also the place that a row writes.
+    positions = (TensorSpec("positions", "int32", ("batch", "beams")),) if own_positions or not in_place else ()
     # In place: which beam of its sentence wrote each earlier position of a beam's target. Else as in a growing step.
     history = (
         TensorSpec("written_by", "int32", ("batch", "beams", "capacity"))
@@ -162,9 +172,8 @@ def _static_step(config: ModelConfig, recipe: Recipe, own_positions: bool = Fals
     return Signature(
         (
             TensorSpec("tokens", "int32", ("batch", "beams")),
-            # The place in the caches that is written; without `positions` also the index of `tokens` in the target.
-            TensorSpec("position", "int32", (1,)),
-            *((TensorSpec("positions", "int32", ("batch", "beams")),) if own_positions else ()),
+            *place,
+            *positions,
             history,
             *(() if in_place else CHOOSING),
             TensorSpec("src_lengths", "int32", ("batch",)),
@@ -180,6 +189,10 @@ def _static_step(config: ModelConfig, recipe: Recipe, own_positions: bool = Fals
             *caches("present", config, buffer),
         ),
     )
+
+
+def _one_position(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.name[:-1], spec.dtype, (1,)) if spec.name.endswith("positions") else spec
 
 
 def _listed(config: ModelConfig, recipe: Recipe) -> tuple[TensorSpec, ...]:
@@ -202,9 +215,11 @@ def _short_step(config: ModelConfig, recipe: Recipe) -> Signature:
     )
 
 
-def described(graph: str, config: ModelConfig, recipe: Recipe) -> dict[str, Any]:
-    """A graph as it stands in a manifest: its kind and its signature."""
-    return {"kind": kind_of(graph, recipe), **signature(graph, config, recipe).to_json()}
+def described(graph: str, config: ModelConfig, recipe: Recipe, kind: str = "") -> dict[str, Any]:
+    """A graph as it stands in a manifest: its kind, which may be an older one, `kind`, and its signature."""
+    own = kind_of(graph, recipe)
+    known = kind if kind == OLDER.get(own) else own
+    return {"kind": known, **signature(graph, config, recipe, known).to_json()}
 
 
 def number(size: str, sizes: Mapping[str, int]) -> int:
@@ -234,11 +249,9 @@ def layer_names(graph: str, config: ModelConfig) -> tuple[str, ...]:
     """
     if config.module_parameters:
         return ()
-    side, layers, last = (
-        ("encoder", config.encoder_layers, "memory")
-        if graph == "encoder"
-        else ("decoder", config.decoder_layers, "hidden")
+    name, side, last = (
+        ("encoder", config.encoder, "memory") if graph == "encoder" else ("decoder", config.decoder, "hidden")
     )
     # Without a final norm the last value would be the last layer's, and one value cannot have two names.
-    final = (last,) if config.final_norm else ()
-    return (f"{side}_embedding", *(f"{side}_layer_{i}" for i in range(layers)), *final)
+    final = (last,) if side.final_norm else ()
+    return (f"{name}_embedding", *(f"{name}_layer_{i}" for i in range(side.layers)), *final)

@@ -179,7 +179,7 @@ def _plain_or_gz(path: Path) -> Path:
     raise DataError(f"{path}(.gz): no such file; --multi30k takes the folder with train.en, val.en and so on")
 
 
-class Corpus:
+class EncodedPairs:
     """Encoded pairs that can be cut into batches by padded tokens, differently but repeatably for every epoch."""
 
     def __init__(self, text: Parallel, tokenizers: Tokenizers, max_tokens: int) -> None:
@@ -240,7 +240,7 @@ def pad(rows: list[Ids], pad_id: int) -> Ids:
 class BatchStream:
     """Batches without end; `epoch` and `index` say where to go on after a restart."""
 
-    corpus: Corpus
+    corpus: EncodedPairs
     batch_tokens: int
     seed: int
     epoch: int = 0

@@ -68,6 +68,7 @@ _EXTRA_OF_MODULE = {
     "jinja2": "report",
     "onnx": "export",
     "onnxscript": "export",
+    "yaml": "export",
     "onnxruntime": "cpu",
     "cuda": "trt",
     "spacy": "words",

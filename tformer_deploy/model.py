@@ -7,7 +7,8 @@ Sources are right-padded and described by lengths, so that a mask cannot be forg
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,13 @@ from torch.nn import functional as F
 from .config import ModelConfig, Side
 from .seq2seq import Cache, KeysValues, Layers, keep, length_mask
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+}
 
 
 class AnnotatedLayerNorm(nn.Module):
@@ -62,7 +69,10 @@ class Attention(nn.Module):
         return self.split(self.key(x)), self.split(self.value(x))
 
     def attend(self, q: Tensor, keys_values: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
-        """Queries (B, H, T, D) over keys and values (B, H, S, D) -> (B, H, T, D); mask is true where allowed."""
+        """Queries (B, H, T, D) over keys and values (B, H, S, D) -> (B, H, T, D).
+
+        mask is true where allowed, or numbers to add to the scores, see `RelativeBias`.
+        """
         k, v = keys_values
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout)
@@ -70,12 +80,37 @@ class Attention(nn.Module):
     def weights(self, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         """How x (B, T, d) attends to keys (B, H, S, D): (B, H, T, S), to look at; `attend` has its own."""
         scores = self.split(self.query(x)) @ keys.transpose(2, 3) / math.sqrt(self.head_dim)
-        return scores.masked_fill(~mask, -math.inf).softmax(-1)
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        return scores.softmax(-1)
 
     def forward(self, x: Tensor, keys_values: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
         """Attend from x (B, T, d) to keys and values; returns (B, T, d)."""
         mixed = self.attend(self.split(self.query(x)), keys_values, mask, causal)
         return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class RelativeBias(nn.Module):
+    """What a side's scores gain by how far their key is behind their query, where positions are relative.
+
+    A learned number for each head and bucket of distances, of each layer or of all. Source: Raffel et al. 2020 (T5).
+    """
+
+    def __init__(self, config: ModelConfig, side: Side, causal: bool) -> None:
+        super().__init__()
+        self.layers, self.most, count = side.layers, config.max_positions - 1, config.relative_tables(side)
+        self.tables = nn.ParameterList(torch.empty(config.relative_buckets, side.heads) for _ in range(count))
+        distances = torch.arange(-self.most, self.most + 1)
+        buckets = distance_buckets(distances, config.relative_buckets, config.relative_distance, causal)
+        self.buckets: Tensor
+        self.register_buffer("buckets", buckets if count else None, persistent=False)
+
+    def forward(self, distances: Tensor, mask: Tensor | None) -> Sequence[Tensor | None]:
+        """distances (B, T, S), mask (B, 1, T, S) -> each layer's mask, with numbers (B, H, T, S) if there are any."""
+        places = (distances + self.most).clamp(0, 2 * self.most)
+        # The inner lookup has no inputs but constants: runtimes do it when they load.
+        found = (F.embedding(places, F.embedding(self.buckets, table)) for table in self.tables)  # (B, T, S, H)
+        masks = [biased(mask, bias.permute(0, 3, 1, 2)) for bias in found] or [mask]
+        return masks * (self.layers // len(masks))
 
 
 class FeedForward(nn.Module):
@@ -120,7 +155,7 @@ class EncoderLayer(nn.Module):
         self.ff, self.ff_residual = FeedForward(config, side), Residual(config, d)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x (B, S, d), mask (B, 1, S, S) true where a token is."""
+        """x (B, S, d), mask (B, 1 or H, S, S)."""
         y = self.attention_residual.before(x)
         x = self.attention_residual.after(x, self.attention(y, self.attention.keys_values(y), mask))
         return self.ff_residual.after(x, self.ff(self.ff_residual.before(x)))
@@ -136,19 +171,33 @@ class DecoderLayer(nn.Module):
         self.cross, self.cross_residual = Attention(config, side, config.encoder.width), Residual(config, d)
         self.ff, self.ff_residual = FeedForward(config, side), Residual(config, d)
 
-    def forward(self, x: Tensor, cross: KeysValues, cross_mask: Tensor) -> Tensor:
-        """All target positions at once: x (B, T, d), cross two of (B, H, S, D), cross_mask (B, 1, T, S)."""
+    def forward(self, x: Tensor, cross: KeysValues, cross_mask: Tensor, mask: Tensor | None = None) -> Tensor:
+        """All target positions at once: x (B, T, d), cross two of (B, H, S, D), cross_mask (B, 1, T, S).
+
+        mask (1, H, T, T): None where it is no more than causal.
+        """
         y = self.attention_residual.before(x)
-        x = self.attention_residual.after(x, self.attention(y, self.attention.keys_values(y), None, causal=True))
+        own = self.attention(y, self.attention.keys_values(y), mask, causal=mask is None)
+        x = self.attention_residual.after(x, own)
         return self.rest(x, cross, cross_mask)
 
     def step(
-        self, x: Tensor, cache: Cache, layer: int, cross: KeysValues, mask: Tensor, seen: Layers | None = None
+        self,
+        x: Tensor,
+        cache: Cache,
+        layer: int,
+        bias: Tensor | None,
+        cross: KeysValues,
+        mask: Tensor,
+        seen: Layers | None = None,
     ) -> Tensor:
-        """One position of every row: x (B, K, d), cross two of (B, H, S, D), mask (B, 1, K, S) -> (B, K, d)."""
+        """One position of every row: x (B, K, d), cross two of (B, H, S, D), mask (B, 1, K, S) -> (B, K, d).
+
+        bias (1 or R, H, 1, T) is of self-attention.
+        """
         rows = self.attention_residual.before(x).reshape(-1, 1, x.shape[2])  # (R, 1, d)
         keys_values, earlier = cache.extend(layer, *self.attention.keys_values(rows))
-        y = self.attention(rows, keys_values, earlier).view_as(x)
+        y = self.attention(rows, keys_values, biased(earlier, bias)).view_as(x)
         return self.rest(self.attention_residual.after(x, y), cross, mask, seen)
 
     def rest(self, x: Tensor, cross: KeysValues, cross_mask: Tensor, seen: Layers | None = None) -> Tensor:
@@ -180,19 +229,25 @@ class Transformer(nn.Module):
         self.output = nn.Linear(d, config.tgt_vocab, bias=config.output_bias)
         if config.share_embeddings != "none":
             self.output.weight = self.tgt_embedding.weight
+        self.src_positions: Tensor | None
+        self.tgt_positions: Tensor | None
         if config.positions == "learned":
             self.src_positions = nn.Parameter(torch.empty(config.max_positions, source))
             self.tgt_positions = nn.Parameter(torch.empty(config.max_positions, d))
-        else:
+        elif config.positions == "sinusoidal":
             tables = {width: sinusoids(config.max_positions, width, config.position_base) for width in {source, d}}
             self.register_buffer("src_positions", tables[source], persistent=False)
             self.register_buffer("tgt_positions", tables[d], persistent=False)
+        else:
+            self.src_positions = self.tgt_positions = None
+        self.encoder_relative = RelativeBias(config, config.encoder, causal=False)
+        self.decoder_relative = RelativeBias(config, config.decoder, causal=True)
         self.src_embedding_norm = make_norm(config, source) if config.embedding_norm else nn.Identity()
         self.tgt_embedding_norm = make_norm(config, d) if config.embedding_norm else nn.Identity()
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
-        self.encoder_norm = make_norm(config, source) if config.final_norm else nn.Identity()
-        self.decoder_norm = make_norm(config, d) if config.final_norm else nn.Identity()
+        self.encoder_norm = make_norm(config, source) if config.encoder.final_norm else nn.Identity()
+        self.decoder_norm = make_norm(config, d) if config.decoder.final_norm else nn.Identity()
 
     def init_weights(self, seed: int) -> Transformer:
         """Xavier-uniform matrices, zero biases, embeddings of deviation 1/sqrt(d) so that tied outputs start small."""
@@ -211,19 +266,22 @@ class Transformer(nn.Module):
                 self.tgt_embedding.weight[self.config.pad_id].zero_()
         return self
 
-    def embed(self, ids: Tensor, table: nn.Embedding, positions: Tensor, norm: nn.Module) -> Tensor:
+    def embed(self, ids: Tensor, table: nn.Embedding, positions: Tensor | None, norm: nn.Module) -> Tensor:
         """ids (B, T) plus positions (T, d), (1, d) or (B, T, d) -> (B, T, d)."""
         x = table(ids)
         if self.config.scale_embeddings:
             x = x * math.sqrt(x.shape[-1])
-        return F.dropout(norm(x + positions), self.config.dropout, self.training)
+        x = x if positions is None else x + positions
+        return F.dropout(norm(x), self.config.dropout, self.training)
 
     def encode(self, src_ids: Tensor, src_lengths: Tensor, layers: Layers | None = None) -> Tensor:
         """src_ids (B, S), src_lengths (B) -> memory (B, S, d); `layers` receives the value of every layer."""
-        mask = length_mask(src_lengths, src_ids.shape[1], src_ids.shape[1])
-        x = self.embed(src_ids, self.src_embedding, self.src_positions[: src_ids.shape[1]], self.src_embedding_norm)
+        count = src_ids.shape[1]
+        mask = length_mask(src_lengths, count, count)
+        x = self.embed(src_ids, self.src_embedding, first(self.src_positions, count), self.src_embedding_norm)
         keep(layers, "encoder_embedding", x)
-        for i, layer in enumerate(self.encoder):
+        masks = self.encoder_relative(all_distances(src_ids), mask)
+        for i, (layer, mask) in enumerate(zip(self.encoder, masks, strict=True)):
             x = keep(layers, f"encoder_layer_{i}", layer(x, mask))
         return keep(layers, "memory", self.encoder_norm(x))
 
@@ -234,9 +292,13 @@ class Transformer(nn.Module):
     def decode(self, memory: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> Tensor:
         """Teacher-forced: memory (B, S, d), tgt_ids (B, T) beginning with bos -> hidden states (B, T, d)."""
         mask = length_mask(src_lengths, memory.shape[1], tgt_ids.shape[1])
-        x = self.embed(tgt_ids, self.tgt_embedding, self.tgt_positions[: tgt_ids.shape[1]], self.tgt_embedding_norm)
-        for layer, cross in zip(self.decoder, self.cross_keys_values(memory), strict=True):
-            x = layer(x, cross, mask)
+        positions = first(self.tgt_positions, tgt_ids.shape[1])
+        x = self.embed(tgt_ids, self.tgt_embedding, positions, self.tgt_embedding_norm)
+        distances = all_distances(tgt_ids)
+        causal = distances[:, None] >= 0 if self.config.positions == "relative" else None
+        masks = self.decoder_relative(distances, causal)
+        for layer, cross, own in zip(self.decoder, self.cross_keys_values(memory), masks, strict=True):
+            x = layer(x, cross, mask, own)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
     def forward(self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> Tensor:
@@ -254,12 +316,12 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """One decoding step: what `output` makes logits of, (B, K, d). See `Seq2Seq.step`."""
         mask = length_mask(src_lengths, cross[0][0].shape[2], tokens.shape[1])
-        positions = F.embedding(position, self.tgt_positions)
+        positions = None if self.tgt_positions is None else F.embedding(position, self.tgt_positions)
         x = self.embed(tokens, self.tgt_embedding, positions, self.tgt_embedding_norm)
         keep(layers, "decoder_embedding", x)
-        last = len(self.decoder) - 1
-        for i, (layer, layer_cross) in enumerate(zip(self.decoder, cross, strict=True)):
-            x = layer.step(x, cache, i, layer_cross, mask, layers if i == last else None)  # type: ignore[operator]
+        biases, last = self.decoder_relative(cache.distances[:, None], None), len(self.decoder) - 1
+        for i, (layer, layer_cross, bias) in enumerate(zip(self.decoder, cross, biases, strict=True)):
+            x = layer.step(x, cache, i, bias, layer_cross, mask, layers if i == last else None)  # type: ignore[operator]
             keep(layers, f"decoder_layer_{i}", x)
         return keep(layers, "hidden", self.decoder_norm(x))
 
@@ -291,6 +353,37 @@ class Transformer(nn.Module):
             for hook in hooks:
                 hook.remove()
         return weights
+
+
+def biased(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """What is added to scores: a bias, and -inf where the mask is false; without a bias the mask as it is."""
+    if mask is None or bias is None:
+        return mask if bias is None else bias
+    return torch.where(mask, bias, -math.inf)
+
+
+def all_distances(ids: Tensor) -> Tensor:
+    """Of ids (B, T): (1, T, T), how far each is behind each."""
+    places = torch.arange(ids.shape[1], device=ids.device)
+    return (places[:, None] - places)[None]
+
+
+def first(positions: Tensor | None, count: int) -> Tensor | None:
+    """The first rows of a table, if there is one."""
+    return None if positions is None else positions[:count]
+
+
+def distance_buckets(distances: Tensor, count: int, furthest: int, causal: bool) -> Tensor:
+    """The bucket, less than `count`, of how far keys are behind their queries; `causal`: of those ahead, that of 0.
+
+    Half as many have one distance each, the others grow with its logarithm; not causal, half of all are for keys ahead.
+    Source: transformers, `T5Attention._relative_position_bucket`.
+    """
+    start = 0 if causal else (distances < 0) * (count // 2)
+    count, size = (count, distances.clamp(min=0)) if causal else (count // 2, distances.abs())
+    exact = count // 2
+    grown = torch.log(size.clamp(min=1) / exact) / math.log(furthest / exact) * (count - exact)
+    return start + torch.where(size < exact, size, (exact + grown.long()).clamp(max=count - 1))
 
 
 def sinusoids(count: int, width: int, base: float) -> Tensor:

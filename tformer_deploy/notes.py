@@ -20,6 +20,12 @@ def nowhere() -> TextIO:
     return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", errors="backslashreplace")
 
 
+def shortened(text: str, most: int) -> str:
+    """The beginning and the end of a text of more than `most` characters."""
+    half = most // 2 - 1
+    return text if len(text) <= most else f"{text[:half]}… {text[-half:]}"
+
+
 def printable(text: str) -> str:
     """A text without what a terminal obeys, as it may come from a stranger's file."""
     half = range(0xD800, 0xE000)  # of a character, which the stream shows as an escape

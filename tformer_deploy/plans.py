@@ -114,23 +114,20 @@ class Plans:
         """The file of one plan."""
         return self.directory / plan_file(graph, profile)
 
-    def fitting(self, batch: int, beams: int, src_len: int, tgt_len: int) -> Profile:
+    def fitting(self, wanted: Profile) -> Profile:
         """The profile with the fewest rows, then the shortest, that takes a request. Raises LimitError."""
-        wanted = {"batch": batch, "beams": beams, "src_len": src_len, "capacity": tgt_len}
-        fits = [p for p in self.profiles if all(getattr(p, name) >= size for name, size in wanted.items())]
+        sizes = asdict(wanted)
+        fits = [p for p in self.profiles if all(getattr(p, name) >= size for name, size in sizes.items())]
         if fits:
             return min(fits, key=lambda p: (p.batch * p.beams, p.src_len, p.capacity))
-        for name, size in wanted.items():
+        command = build_command(self.bundle, self.stamp.precision, [*self.profiles, wanted])
+        for name, size in sizes.items():
             largest = max(getattr(profile, name) for profile in self.profiles)
             if size > largest:
-                raise LimitError(
-                    f"{name} {size} exceeds the plans' largest, {largest}: "
-                    f"{build_command(self.bundle, self.stamp.precision, [*self.profiles, Profile(**wanted)])}"
-                )
+                raise LimitError(f"{name} {size} exceeds the plans' largest, {largest}: {command}")
         raise LimitError(
-            f"no plan takes {Profile(**wanted)} (batch, beams, source, target): there are "
-            f"{', '.join(map(str, self.profiles))}: "
-            f"{build_command(self.bundle, self.stamp.precision, [*self.profiles, Profile(**wanted)])}"
+            f"no plan takes {wanted} (batch, beams, source, target): there are "
+            f"{', '.join(map(str, self.profiles))}: {command}"
         )
 
 

@@ -26,6 +26,11 @@ class Cache(Protocol):
     present: list[KeysValues]
     """What the next step continues, of each layer that has been extended."""
 
+    @property
+    def distances(self) -> Tensor:
+        """How many positions each key is behind the query: (1 or R, T or M); any number where the mask is false."""
+        ...
+
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[KeysValues, Tensor | None]:
         """Add this position's keys and values, (R, H, 1, D) each.
 
@@ -96,6 +101,12 @@ class GrowingCache:
     def __init__(self, past: list[KeysValues]) -> None:
         self.past, self.present = past, list[KeysValues]()
 
+    @property
+    def distances(self) -> Tensor:
+        """See `Cache.distances`."""
+        k = self.past[0][0]
+        return torch.arange(k.shape[2], -1, -1, device=k.device)[None]
+
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[KeysValues, Tensor | None]:
         """See `Cache.extend`."""
         past_k, past_v = self.past[layer]
@@ -105,6 +116,8 @@ class GrowingCache:
 
 class StaticCache:
     """Buffers with room for M positions, two of (R, H, M, D) a layer, of which `position` is written.
+
+    What is behind it is masked, and written as well, so that it is finite whatever was there.
 
     position: (1), or (R) where rows write different ones; first: (R, 1) where each row's target begins, if that is not
     0. Where `written_by` (B, K, M) is given, rows are not reordered: it names the beam of the same sentence that wrote
@@ -119,17 +132,23 @@ class StaticCache:
         written_by: Tensor | None = None,
     ) -> None:
         self.past, self.present, self.written_by = past, list[KeysValues](), written_by
-        places = torch.arange(past[0][0].shape[2], dtype=position.dtype, device=position.device)
-        self.here = (places == position[:, None])[:, None, :, None]
-        mask = places <= position[:, None]
+        self.position = position
+        self.places = torch.arange(past[0][0].shape[2], dtype=position.dtype, device=position.device)
+        self.before = (self.places < position[:, None])[:, None, :, None]
+        mask = self.places <= position[:, None]
         if first is not None:
-            mask = mask & (places >= first)
+            mask = mask & (self.places >= first)
         self.mask = mask[:, None, None, :]
+
+    @property
+    def distances(self) -> Tensor:
+        """See `Cache.distances`."""
+        return self.position[:, None] - self.places
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[KeysValues, Tensor | None]:
         """See `Cache.extend`."""
         past_k, past_v = self.past[layer]
-        present = torch.where(self.here, k, past_k), torch.where(self.here, v, past_v)
+        present = torch.where(self.before, past_k, k), torch.where(self.before, past_v, v)
         self.present.append(present)
         return (self.of_beams(present[0]), self.of_beams(present[1])), self.mask
 

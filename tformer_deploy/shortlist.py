@@ -26,9 +26,9 @@ Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Sentences: ids of the source and of its translation, without special tokens."""
 ITERATIONS, CHUNK = 5, 10_000
 """Of expectation maximization; sentences that are looked at together."""
-MOST = 1 << 28
+MAX_ENTRIES = 1 << 28
 """Entries of the table of all lists, filled up: 1 GiB."""
-MAGIC, HEADER = b"tformer shortlist 1\n", struct.Struct("<20sIIIQ32s32s24x")
+MAGIC, LAYOUT = b"tformer shortlist 1\n", struct.Struct("<20sIIIQ32s32s24x")
 """What a file begins with: that, both vocabularies' sizes, how many tokens are in every list and how many in those of
 single tokens, and the SHA-256 of both tokenizers' files. 128 bytes, little-endian."""
 
@@ -77,7 +77,7 @@ class Shortlist:
         if not 0 <= min(always.min(), targets.min(initial=0)) <= max(always.max(), targets.max(initial=0)) < vocab:
             raise ValueError(f"a token is outside the vocabulary of {vocab}")
         counts = np.diff(offsets)
-        if offsets[0] or counts.min(initial=0) < 0 or (len(counts) + 1) * int(counts.max(initial=1)) > MOST:
+        if offsets[0] or counts.min(initial=0) < 0 or (len(counts) + 1) * int(counts.max(initial=1)) > MAX_ENTRIES:
             raise ValueError("its lists overlap or are too long")
         places = np.arange(int(counts.max(initial=1)))
         # Filled up with what every list has, and a row of that for padding, so that one look-up does for a batch.
@@ -210,23 +210,23 @@ def side_hashes(bundle: Bundle) -> tuple[bytes, bytes]:
 
 
 def packed(shortlist: Shortlist, tokenizers: tuple[bytes, bytes]) -> bytes:
-    """The file of some lists: see `HEADER`, then offsets (int64), always and targets (int32)."""
+    """The file of some lists: see `LAYOUT`, then offsets (int64), always and targets (int32)."""
     sizes = len(shortlist.offsets) - 1, shortlist.vocab, len(shortlist.always), len(shortlist.targets)
     arrays = shortlist.offsets.astype("<i8"), shortlist.always.astype("<i4"), shortlist.targets.astype("<i4")
-    return HEADER.pack(MAGIC, *sizes, *tokenizers) + b"".join(array.tobytes() for array in arrays)
+    return LAYOUT.pack(MAGIC, *sizes, *tokenizers) + b"".join(array.tobytes() for array in arrays)
 
 
 def unpacked(path: Path) -> tuple[Shortlist, tuple[bytes, bytes]]:
     """The lists of a file, and the tokenizers that they are for. Raises one of `DAMAGED`."""
     content = np.fromfile(path, np.uint8)
-    magic, sources, vocab, every, own, *tokenizers = HEADER.unpack(content[: HEADER.size].tobytes())
+    magic, sources, vocab, every, own, *tokenizers = LAYOUT.unpack(content[: LAYOUT.size].tobytes())
     if magic != MAGIC:
         raise ValueError("it is no file of lists of version 1")
     sizes = (sources + 1, "<i8"), (every, "<i4"), (own, "<i4")
-    expected = HEADER.size + sum(count * np.dtype(kind).itemsize for count, kind in sizes)
+    expected = LAYOUT.size + sum(count * np.dtype(kind).itemsize for count, kind in sizes)
     if len(content) != expected:
         raise ValueError(f"it has {len(content)} bytes, not {expected}")
-    arrays, place = [], HEADER.size
+    arrays, place = [], LAYOUT.size
     for count, kind in sizes:
         arrays.append(np.frombuffer(content, kind, count, place))
         place += arrays[-1].nbytes

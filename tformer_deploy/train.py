@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .checkpoint import HEADER, load_tensors, load_weights, model_tensors, require_like, save_checkpoint, save_tensors
 from .checkpoint import VERSION as CHECKPOINT_VERSION
 from .config import ModelConfig, TrainConfig
-from .data import BatchStream, Corpus, DataConfig, Parallel, TrainingBatch
+from .data import BatchStream, DataConfig, EncodedPairs, Parallel, TrainingBatch
 from .engines.eager import EagerEngine
 from .errors import ArtifactError, Interrupted, TrainingError
 from .files import sha256, write_json
@@ -39,7 +39,7 @@ from .notes import note
 from .text import Tokenizers
 from .translate import Translator
 
-STATE, VERSION, METRICS = "train/state.json", 1, "metrics.jsonl"
+STATE, STATE_VERSION, METRICS = "train/state.json", 1, "metrics.jsonl"
 AVERAGE = "weights/average.safetensors"
 NUMBER = "[0-9]" * 7
 OWN_FILES = (
@@ -79,7 +79,7 @@ class Trainer:
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         longest = min(settings.max_tokens, config.max_positions)
-        self.train_set, self.valid_set = (Corpus(part, tokenizers, longest) for part in text)
+        self.train_set, self.valid_set = (EncodedPairs(part, tokenizers, longest) for part in text)
         self.valid_text = self.valid_set.text
         self.model = Transformer(config).init_weights(settings.seed).to(self.device)
         self.parallel = DistributedDataParallel(self.model) if self.world > 1 else self.model
@@ -156,7 +156,7 @@ class Trainer:
             "seconds": time.perf_counter() - start,
         }
 
-    def batch(self, corpus: Corpus, indices: Any) -> TrainingBatch:
+    def batch(self, corpus: EncodedPairs, indices: Any) -> TrainingBatch:
         """Some pairs, padded."""
         config = self.model.config
         return corpus.batch(indices, config.pad_id, config.start_id)
@@ -236,7 +236,7 @@ class Trainer:
         save_tensors(self.folder / state, tensors)
         header = {
             "format": "tformer-training",
-            "version": VERSION,
+            "version": STATE_VERSION,
             **self.description(),
             "data_sha256": self.data_sha256,
             "progress": dataclasses.asdict(self.progress),
@@ -322,7 +322,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         begun = any((folder / name).exists() for name in (HEADER, METRICS))
         how = "use --force in place of --resume" if begun else "leave out --resume"
         raise ArtifactError(f"{folder} has nothing saved to continue from: {how}")
-    header = read_header(folder, STATE, "training", VERSION)
+    header = read_header(folder, STATE, "training", STATE_VERSION)
     if header["state"] not in header["files"]:
         raise ArtifactError(f"{folder / STATE} is damaged: no hash of {header['state']}; start over with --force")
     return header

@@ -18,21 +18,21 @@ from typing import Any, Literal
 from .engines.trt.api import TensorRt, make_logger, make_runtime
 from .errors import EngineError
 
-TYPES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}
+PLAN_TYPES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}
 """What a plan calls the types of its weights."""
 
 
-Precision = Literal["fp16", "bf16", "fp32"]
+PlanPrecision = Literal["fp16", "bf16", "fp32"]
 
 
 @dataclass(frozen=True)
 class BuildOptions:
     """What is built."""
 
-    precision: Precision = "fp16"
-    """Of products and caches."""
+    precision: PlanPrecision = "fp16"
+    """Of matmuls and caches."""
     fast: bool = False
-    """The least search for kernels."""
+    """Spend the least time on the search for kernels."""
     version_compatible: bool = False
     """The plan also loads in later releases of the same major version."""
     hardware_compatible: bool = False
@@ -59,7 +59,7 @@ class Plan:
 
 
 def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: int = 0) -> Plan:
-    """Build the graph, of whose products `exact` stay fp32.
+    """Build the graph, of whose matmuls `exact` stay fp32.
 
     Raises EngineError with the library's own reason, and where the plan is of another precision.
     """
@@ -67,7 +67,7 @@ def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: 
     from polygraphy.exception import PolygraphyException
 
     start = time.perf_counter()
-    with interrupted_behind(), Errors(tensorrt.module) as errors:
+    with defer_interrupt(), Errors(tensorrt.module) as errors:
         try:
             loaded = network_from_onnx_path(str(graph), **tensorrt.network_options())
             network = loaded[1]
@@ -158,7 +158,7 @@ def inspect_plan(tensorrt: TensorRt, data: bytes) -> tuple[str, int]:
 
 
 def tensor_types(layers: str) -> dict[str, int]:
-    """Precision -> how many of the tensors that layers read and write, of an inspector's JSON."""
+    """PlanPrecision -> how many of the tensors that layers read and write, of an inspector's JSON."""
     called = {"fp16": ("half", "fp16"), "bf16": ("bfloat16", "bf16"), "fp32": ("float", "fp32")}
     found: Counter[str] = Counter()
     for text in re.findall(r'"Format/Datatype":\s*"([^"]*)"', layers):
@@ -169,7 +169,7 @@ def tensor_types(layers: str) -> dict[str, int]:
 
 def weight_types(plan: bytes) -> dict[str, str]:
     """Name -> precision of the constants that a plan of TensorRT for RTX names; {} for other plans."""
-    names = {called: precision for precision, called in TYPES.items()}
+    names = {called: precision for precision, called in PLAN_TYPES.items()}
     found = re.findall(rb"([A-Za-z][\w.]*)_constant(Float|Half|BFloat16)\b", plan)
     return {name.decode(): names[kind.decode()] for name, kind in found}
 
@@ -177,7 +177,7 @@ def weight_types(plan: bytes) -> dict[str, str]:
 def check_precision(
     graph: Path, precision: str, weights: dict[str, str], layers: dict[str, dict[str, int]], exact: int = 0
 ) -> None:
-    """Raise EngineError where more than `exact` products of a half precision plan came out otherwise."""
+    """Raise EngineError where more than `exact` matmuls of a half precision plan are of another type."""
     if precision == "fp32":
         return
     suffix = f"_{precision}"
@@ -185,26 +185,24 @@ def check_precision(
     if wrong or (weights and precision not in weights.values()):
         found = {name: weights[name] for name in (wrong or list(weights))[:3]}
         raise EngineError(f"the plan of {graph.name} is not {precision}: its weights are {json.dumps(found)}")
-    products = layers.get("matrix_multiply", {})
-    half = products.get("half" if precision == "fp16" else "bf16", 0)
-    if not half or sum(products.values()) - half > exact:
-        raise EngineError(
-            f"the plan of {graph.name} is not {precision}: its matrix products are {json.dumps(products)}"
-        )
+    matmuls = layers.get("matrix_multiply", {})
+    half = matmuls.get("half" if precision == "fp16" else "bf16", 0)
+    if not half or sum(matmuls.values()) - half > exact:
+        raise EngineError(f"the plan of {graph.name} is not {precision}: its matmuls are {json.dumps(matmuls)}")
 
 
 @contextmanager
-def interrupted_behind() -> Iterator[None]:
-    """Have Ctrl-C end what is behind this: TensorRT, which calls Python in between, loses it. A second one kills."""
+def defer_interrupt() -> Iterator[None]:
+    """Hold Ctrl-C back until the block ends, as TensorRT, which calls Python, would lose it. A second one kills."""
     came: list[int] = []
 
     def note(number: int, frame: object) -> None:
         came.append(number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        print("stopping behind this plan; once more to stop at once", file=sys.stderr)
+        print("stopping after this plan; press again to stop at once", file=sys.stderr)
 
     before = signal.getsignal(signal.SIGINT)
-    # Other threads get no signals; a background job ignores this one, and somebody else's way with it is his.
+    # Other threads get no signals, a background job ignores this one, and a handler of somebody else stays.
     if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
         yield
         return

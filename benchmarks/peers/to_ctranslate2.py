@@ -16,7 +16,13 @@ from ctranslate2.specs.common_spec import Activation
 from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 from safetensors.numpy import load_file
 
-ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SWISH}
+ACTIVATIONS = {
+    "relu": Activation.RELU,
+    "gelu": Activation.GELU,
+    "gelu_tanh": Activation.GELUTanh,
+    "gelu_sigmoid": Activation.GELUSigmoid,
+    "silu": Activation.SWISH,
+}
 
 
 def convert(checkpoint: Path, out: Path) -> None:
@@ -33,11 +39,16 @@ def make_spec(checkpoint: Path) -> TransformerSpec:
     """The checkpoint as CTranslate2 describes a model."""
     header = json.loads((checkpoint / "checkpoint.json").read_text())
     config, weights = header["model"], load_file(checkpoint / header["weights"])
+    pre_norm, relative = config["norm_position"] == "pre", config["positions"] == "relative"
     if config["norm"] not in ("standard", "rms"):
         sys.exit(f"CTranslate2 has no {config['norm']} layer norm: take a checkpoint with model.norm standard or rms")
+    if relative and config["relative_per_layer"]:
+        sys.exit("CTranslate2 has one bias for all layers: take a checkpoint with model.relative_per_layer=false")
+    if config["final_norm"] and not pre_norm:
+        sys.exit("CTranslate2 has no final norm after post-norm layers: take a checkpoint with model.final_norm=false")
     how = {
-        "pre_norm": config["norm_position"] == "pre",
-        "no_final_norm": not config["final_norm"],
+        "pre_norm": pre_norm,
+        "relative_attention_bias": relative,
         "activation": ACTIVATIONS[config["activation"]],
         "layernorm_embedding": config.get("embedding_norm", False),
         "ffn_glu": config.get("ff") == "gated",
@@ -48,9 +59,11 @@ def make_spec(checkpoint: Path) -> TransformerSpec:
     same = not (own["encoder_d_model"] or own["encoder_heads"])
     encoder_heads = own["encoder_heads"] or config["heads"]
     encoder_head_dim = own["encoder_head_dim"] or (own["head_dim"] if same else 0)
+    encoder = {"head_dim": encoder_head_dim or None, "no_final_norm": not has_final_norm(config, "encoder"), **how}
+    decoder = {"head_dim": own["head_dim"] or None, "no_final_norm": not has_final_norm(config, "decoder"), **how}
     spec = TransformerSpec(
-        TransformerEncoderSpec(config["encoder_layers"], encoder_heads, head_dim=encoder_head_dim or None, **how),
-        TransformerDecoderSpec(config["decoder_layers"], config["heads"], head_dim=own["head_dim"] or None, **how),
+        TransformerEncoderSpec(config["encoder_layers"], encoder_heads, **encoder),
+        TransformerDecoderSpec(config["decoder_layers"], config["heads"], **decoder),
     )
     spec.config.layer_norm_epsilon = config["norm_eps"]
     fill(spec, config, weights)
@@ -73,15 +86,17 @@ def fill(spec: Any, config: dict[str, Any], weights: dict[str, Any]) -> None:
     for name, side, embeddings, table, short in sides:
         embeddings.weight = table
         side.scale_embeddings = config["scale_embeddings"]
-        positions = weights.get(f"{short}_positions")
-        sines = sinusoids(config, table.shape[1]) if positions is None else positions
-        side.position_encodings.encodings = sines
+        if config["positions"] != "relative":
+            side.position_encodings.encodings = position_table(config, weights, short, table.shape[1])
         if config.get("embedding_norm"):
             norm(side.layernorm_embedding, weights, f"{short}_embedding_norm")
-        if config["final_norm"]:
+        if has_final_norm(config, name):
             norm(side.layer_norm, weights, f"{name}_norm")
         for i, layer in enumerate(side.layer):
             fill_layer(layer, weights, f"{name}.{i}", name == "decoder")
+            if config["positions"] == "relative":
+                layer.self_attention.relative_attention_bias = weights[f"{name}_relative.tables.0"]
+                layer.self_attention.relative_attention_max_distance = np.int32(config["relative_distance"])
     spec.decoder.projection.weight = weights.get("output.weight", target)
     if config["output_bias"]:
         spec.decoder.projection.bias = weights["output.bias"]
@@ -118,6 +133,19 @@ def norm(spec: Any, weights: dict[str, Any], name: str) -> None:
     spec.gamma = weights[f"{name}.weight"]
     if f"{name}.bias" in weights:
         spec.beta = weights[f"{name}.bias"]
+
+
+def has_final_norm(config: dict[str, Any], side: str) -> bool:
+    """Whether a norm follows the last layer of a side; older checkpoints have both or none."""
+    return bool(config["final_norm"]) and config.get("final_norm_sides", "both") in ("both", side)
+
+
+def position_table(config: dict[str, Any], weights: dict[str, Any], side: str, width: int) -> Any:
+    """What is added to embeddings (positions, width)."""
+    if config["positions"] == "none":
+        return np.zeros((config["max_positions"], width), np.float32)
+    learned = weights.get(f"{side}_positions")
+    return sinusoids(config, width) if learned is None else learned
 
 
 def sinusoids(config: dict[str, Any], width: int) -> Any:

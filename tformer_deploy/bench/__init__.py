@@ -2,6 +2,6 @@
 
 from .plan import BenchPlan, Point, make_points, usual_points
 from .report import BenchReport
-from .turns import run
+from .turns import run_benchmark
 
-__all__ = ["BenchPlan", "BenchReport", "Point", "make_points", "run", "usual_points"]
+__all__ = ["BenchPlan", "BenchReport", "Point", "make_points", "run_benchmark", "usual_points"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 TRIES = 3
-"""The best counts: whatever else runs only takes away."""
+"""The best counts, as other work on the machine only takes away."""
 TRY_SECONDS = 0.01
 ASSUMED_GB = 20
 """Gigabytes per second and thread, for the number of repetitions that fill a try."""
@@ -22,8 +22,8 @@ DTYPES: dict[str, tuple[Any, Any]] = {"fp32": (np.float32, np.float32), "int8": 
 def bandwidth(size: int, threads: int) -> float:
     """Bytes per second at which `threads` threads together read a buffer of `size` bytes again and again.
 
-    A buffer that fits a cache comes from there, as weights do that fit it. numpy reads without the interpreter's lock;
-    the largest of whole numbers takes least arithmetic.
+    A buffer that fits into a cache is read from there, as weights that fit are. numpy reads without the interpreter's
+    lock; the maximum of integers takes the least arithmetic.
     """
     parts = np.array_split(np.ones(max(1, size // 4), np.int32), threads)
     repetitions = max(1, round(ASSUMED_GB * 1e9 * TRY_SECONDS / max(1, parts[0].nbytes)))
@@ -31,7 +31,7 @@ def bandwidth(size: int, threads: int) -> float:
 
 
 def _seconds(parts: list[Any], repetitions: int) -> float:
-    """Time in which each thread reads its part so often."""
+    """Time in which every thread reads its part `repetitions` times."""
     parts = [part for part in parts if len(part)]
     gate = threading.Barrier(len(parts) + 1)
 
@@ -55,7 +55,7 @@ def _seconds(parts: list[Any], repetitions: int) -> float:
 
 
 def matrix_rates(threads: int) -> dict[str, float]:
-    """Operations per second (a multiplication and an addition are two) of ONNX Runtime's matrix product by type.
+    """Operations per second (a multiplication and an addition are two) of ONNX Runtime's matmul, by type.
 
     Raises ModuleNotFoundError where ONNX Runtime is not installed, ArtifactError where it does not work.
     """

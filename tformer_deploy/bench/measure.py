@@ -23,7 +23,7 @@ MAX_REPETITIONS = 50
 WARM_UP_LINES, SINGLE_LINES = 50, 100
 """Lines of a text that are translated before the clock starts; at most so many are translated one at a time."""
 TIMED = 5
-"""Decodes whose time a GPU tells."""
+"""Decodes that a GPU times by its own events."""
 FIRST_WORD = 4
 """Ids below are special tokens."""
 
@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Sample:
-    """One decode of a batch. In several parts: the last part's times, the mean of steps and of shares."""
+    """One decode of a batch. With several workers: the times of the slowest part, the mean of steps and of shares."""
 
     latency_ms: float
     encoder_ms: float
@@ -86,7 +86,7 @@ class Watched:
         return found
 
     def sample(self, start: float, tokens: int) -> Sample:
-        """What the calls since `start` amount to, now."""
+        """The sample of a decode that began at `start` and ends now."""
         end = time.perf_counter()
         steps: list[float] = []
         for name, begin, finish in self.calls:
@@ -111,7 +111,7 @@ class Bench:
 
     def point(self, point: Point, seconds: float) -> list[Sample]:
         """Samples of a synthetic request for `seconds`, after one that does not count."""
-        src_ids = random_sources(self.engine.config, point)
+        src_ids = synthetic_sources(self.engine.config, point)
         options = DecodeOptions(max_tokens=point.new_tokens, beams=point.beams, endless=True)
         runs = repeat(lambda: self._decode(src_ids, options), seconds=seconds, most=MAX_REPETITIONS)
         return [sample for _, sample in runs]
@@ -124,7 +124,7 @@ class Bench:
         options, found = DecodeOptions(max_tokens=point.new_tokens, beams=point.beams, endless=True), []
         engine.timings = []
         for _ in range(TIMED):
-            self._decode(random_sources(engine.config, point), options)
+            self._decode(synthetic_sources(engine.config, point), options)
             found.append(float(engine.device_ms()))
         engine.timings = None
         return median(found)
@@ -169,7 +169,7 @@ def decode_part(engine: Engine, src_ids: Ints, options: DecodeOptions) -> Sample
     return watched.sample(start, sum(len(found[0].ids) for found in outputs))
 
 
-def random_sources(config: ModelConfig, point: Point) -> Ints:
+def synthetic_sources(config: ModelConfig, point: Point) -> Ints:
     """Ids (B, S) of random words, each with eos at its end."""
     low = min(FIRST_WORD, config.src_vocab - 1)
     ids = np.random.default_rng(point.batch).integers(low, config.src_vocab, (point.batch, point.src_len), np.int32)

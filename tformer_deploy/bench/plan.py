@@ -1,4 +1,4 @@
-"""What to measure: engines and points, refused here if they cannot be, before anything starts."""
+"""What to measure: engines and points. What cannot be measured is refused here, before anything starts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class BenchPlan:
 
 
 def has_profile(engine: str) -> bool:
-    """Whether the time of each kind of node can be told."""
+    """Whether an engine's time can be measured by kind of node."""
     return parse_name(engine).backend == "ort"
 
 

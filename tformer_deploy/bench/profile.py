@@ -18,7 +18,7 @@ from ..engines import make_engine
 from ..engines.ort.standard import OrtGraphs
 from ..errors import EngineError
 from ..files import scratch
-from .measure import decode_part, random_sources
+from .measure import decode_part, synthetic_sources
 from .plan import Point
 from .report import NodeKind
 
@@ -32,7 +32,7 @@ def node_kinds(bundle: Bundle, name: str, threads: int, point: Point, shortlist:
     """Median times of one encoder call, then one step, the longest first, at a point of one worker."""
     engine = make_engine(name, bundle, None, threads, shortlist)
     assert isinstance(engine, OrtGraphs)
-    src_ids = random_sources(bundle.config, point)
+    src_ids = synthetic_sources(bundle.config, point)
     repetitions = max(1, STEPS // point.new_tokens)
     warm_up = min(2, point.new_tokens)
     with scratch("tformer-profile") as folder:

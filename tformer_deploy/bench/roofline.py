@@ -1,4 +1,4 @@
-"""What a step and an encoder cannot avoid, and how near an engine comes to it.
+"""The bytes and operations that a step and an encoder cannot avoid, and how near an engine comes to that limit.
 
 Source: Williams et al. 2009, "Roofline". `docs/bench.md` has the rules.
 """
@@ -15,11 +15,11 @@ from .plan import Point
 LARGE_BUFFER = 512 << 20
 """Bytes; larger than the caches of most processors."""
 WEIGHT_BITS = {"int8": 8, "int4": 4}
-"""By group; by column, as in every encoder that is of integers, weights have 8."""
+"""Bits of a weight with a scale per group. With a scale per column, as in every quantized encoder, it has 8."""
 FLOAT_BYTES = 4
 HALF_BYTES = 2
 OVERHEAD = 0.5
-"""Below this share of the limit neither memory nor arithmetic is what an engine waits for."""
+"""Below this share of the limit an engine waits for neither memory nor arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightsRead:
     """What a graph reads of its weights, as the export wrote it down: see `export.save.weights_read`."""
 
     matmuls: Sequence[tuple[int, int]]
@@ -63,7 +63,7 @@ class Cost:
     cache_bytes: int
     """Cached keys and values, read or written."""
     weight_operations: int
-    """Of products with weights; a multiplication and an addition are two."""
+    """Of matmuls with weights; a multiplication and an addition are two."""
     attention_operations: int
 
     @property
@@ -111,7 +111,7 @@ class Bound:
         return f"{100 * self.share:.0f} %, {self.by}"
 
 
-def step_cost(config: ModelConfig, weights: Weights, storage: Storage, point: Point) -> Cost:
+def step_cost(config: ModelConfig, weights: WeightsRead, storage: Storage, point: Point) -> Cost:
     """The mean of all steps but the first: past lengths 1 to new_tokens - 1."""
     side, rows = config.decoder, point.batch * point.beams
     inner, layers = side.heads * side.head_dim, side.layers
@@ -126,7 +126,7 @@ def step_cost(config: ModelConfig, weights: Weights, storage: Storage, point: Po
     )
 
 
-def encoder_cost(config: ModelConfig, weights: Weights, storage: Storage, point: Point) -> Cost:
+def encoder_cost(config: ModelConfig, weights: WeightsRead, storage: Storage, point: Point) -> Cost:
     """The encoder, and the keys and values of its output for every decoder layer."""
     side, tokens = config.encoder, point.batch * point.src_len
     cross = config.decoder.heads * config.decoder.head_dim
@@ -148,7 +148,7 @@ def buffer_size(cost: Cost, workers: int) -> int:
 def bound(cost: Cost, workers: int, ceiling: Ceiling, precision: str, measured_ms: float) -> Bound:
     """Compare a call with the slower of reading its bytes and doing its operations, `workers` such calls at a time."""
     rates = ceiling.operations_per_s
-    # Products with int4 weights are computed in int8 or in fp32.
+    # Matmuls with int4 weights are computed in int8 or in fp32.
     rate = rates["fp32"] if precision == "fp32" else max(rates.values())
     reading = 1e3 * workers * cost.bytes / ceiling.read_bytes_per_s[buffer_size(cost, workers)]
     computing = 1e3 * workers * (cost.weight_operations / rate + cost.attention_operations / rates["fp32"])

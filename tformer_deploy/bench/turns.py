@@ -22,7 +22,7 @@ from .roofline import (
     Ceiling,
     Cost,
     Storage,
-    Weights,
+    WeightsRead,
     bound,
     buffer_size,
     device_bound,
@@ -32,10 +32,9 @@ from .roofline import (
 
 Samples = dict[tuple[Point, str], list[Sample]]
 CorpusSamples = dict[tuple[int, str], list[CorpusSample]]
-Progress = Callable[[int], None]
 
 
-def run(plan: BenchPlan, bundle: Bundle, progress: Progress = lambda count: None) -> BenchReport:
+def run_benchmark(plan: BenchPlan, bundle: Bundle, progress: Callable[[int], None] = lambda count: None) -> BenchReport:
     """Measure everything. Raises LimitError or DataError, before anything runs, for what cannot be measured."""
     plan.check(bundle)
     report = BenchReport(
@@ -86,7 +85,11 @@ def _load(plan: BenchPlan, name: str, process: Process) -> EngineFigures:
 
 
 def _round(
-    plan: BenchPlan, engines: dict[str, Process], samples: Samples, texts: CorpusSamples, progress: Progress
+    plan: BenchPlan,
+    engines: dict[str, Process],
+    samples: Samples,
+    texts: CorpusSamples,
+    progress: Callable[[int], None],
 ) -> None:
     """Every engine at every point, then on the text."""
     for point in plan.points:
@@ -113,7 +116,7 @@ class MachineLimits:
             for engine in report.engines
         }
         weights = bundle.manifest.get("weights", {})
-        self.weights = [Weights(**weights[graph]) for graph in GRAPHS if graph in weights]
+        self.weights = [WeightsRead(**weights[graph]) for graph in GRAPHS if graph in weights]
         if not weights:
             report.notes.append("no limits of the machine: the bundle is of an older version, export it again")
         costs = [cost for name in plan.engines for point in plan.points for cost in self.costs(name, point)]

@@ -9,11 +9,12 @@ import numpy as np
 
 from ..decoding import DecodeOptions, Hypothesis
 from ..decoding.search import length_norm
-from .observe import Observation, Run, Trace, tokens_of
+from .observe import Observation, tokens_of
+from .recording import Run, Trace
 from .report import Divergence, Layer, Outputs, StepDifference
 
 WIDE = "wide beam"
-BEAMS = ("beam", WIDE)
+BEAM_MODES = ("beam", WIDE)
 """Modes whose candidates are sums of several steps."""
 
 
@@ -56,7 +57,7 @@ class Judge:
 
     def open_margin(self, found: Divergence, totals: Outputs) -> float:
         """Two numbers can each be off by the measured error, so their order is open within twice that."""
-        if found.mode in BEAMS:  # sums of several steps
+        if found.mode in BEAM_MODES:  # sums of several steps
             return 2 * min(max(self.error, totals.score_max), self.tolerance * (found.step + 1))
         measured = max(self.error, totals.score_max) if found.variant else self.error
         return 2 * min(measured, self.tolerance)
@@ -68,7 +69,7 @@ class Judge:
         apart = (a.parents[:steps, :width] != b.parents[:steps, :width]) | (
             a.tokens[:steps, :width] != b.tokens[:steps, :width]
         )
-        if totals.mode in BEAMS:
+        if totals.mode in BEAM_MODES:
             for step, row in enumerate(apart):
                 row[max(self.decisive(a, step), self.decisive(b, step)) :] = False
         places = np.argwhere(apart)[:1].tolist()
@@ -83,7 +84,7 @@ class Judge:
         """The divergence of candidate n at a step."""
         (step, n), a, b = where, ours.traces[i], theirs.traces[i]
         token, chosen = int(a.tokens[step, n]), int(b.tokens[step, n])
-        if totals.mode in BEAMS:
+        if totals.mode in BEAM_MODES:
             mine, other = float(a.values[step, n]), float(b.values[step, n])
             same = np.flatnonzero((a.parents[step] == b.parents[step, n]) & (a.tokens[step] == chosen))
             below = same[same > n]  # above it, the engine has named a candidate twice

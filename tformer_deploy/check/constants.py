@@ -39,7 +39,7 @@ ORIGIN = re.compile(r"(?P<name>[^,*^]+)(\*(?P<factor>[0-9.e+-]*[0-9]))?")
 NAME = re.compile(
     r"(?P<origins>.+?)(?P<form>\.int8|\.int4|\.scales|\.zeros)?(?P<layout>\.groups)?(\.rows|\.column)?(?P<turned>\^T)?"
 )
-"""How the passes of export name a constant: tensors side by side, each with a factor, then what became of them."""
+"""How the passes of export name a constant: tensors side by side, each with a factor, then what was done to them."""
 COMPARED = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT8, TensorProto.UINT8)
 """What weights are; arrays of other types are sizes and places, which no checkpoint has."""
 Origins = Iterator[tuple[list[str], list[str], Array]]
@@ -50,25 +50,25 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
     """Every constant of a variant's graphs; empty: the standard ones."""
     found = Constants()
     if bundle.manifest.get("version", NAMED_SINCE) < NAMED_SINCE:
-        found.skipped = "the graphs are of an older version, whose names tell other things: export again"
+        found.skipped = "the bundle is of an older version, whose constants have other names: export it again"
         return found
-    weights = tensors_of(model)
+    weights = named_tensors(model)
     seen: set[str] = set()
     for graph in graphs_of(recipe):
         path = bundle.graph(graph, variant)
         if path.is_file():  # older bundles have no graphs for shortlists
-            seen |= Comparison(path, graph, recipe, weights, model.config).run(found)
+            seen |= GraphConstants(path, graph, recipe, weights, model.config).run(found)
     needed = [name for name in weights if name not in getattr(model, "unread", ())]
     absent = [name for name in needed if name not in seen and not _repeated(name, seen, weights)]
-    found.wrong += [f"no constant of the graphs is the checkpoint's {name}" for name in absent]
+    found.wrong += [f"the graphs have no constant for the checkpoint's {name}" for name in absent]
     return found
 
 
-def tensors_of(model: Seq2Seq) -> dict[str, Array]:
-    """The tensors of a model by name, tables that are not trained among them."""
+def named_tensors(model: Seq2Seq) -> dict[str, Array]:
+    """The tensors of a model by name, tables that are not trained among them, but none of whole numbers."""
     module: Any = model  # a torch.nn.Module as well
     tensors = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict()}
-    return {name: t.detach().cpu().numpy() for name, t in tensors.items()}
+    return {name: t.detach().cpu().numpy() for name, t in tensors.items() if t.is_floating_point()}
 
 
 def failures(found: Constants) -> list[str]:
@@ -82,7 +82,7 @@ def _repeated(name: str, seen: set[str], weights: Mapping[str, Array]) -> bool:
     return any(np.array_equal(weights[name], weights[other]) for other in seen)
 
 
-class Comparison:
+class GraphConstants:
     """Compares the constants of one graph."""
 
     def __init__(
@@ -140,7 +140,7 @@ class Comparison:
                 group, off = self.rounded(name, parsed["origins"], expected)
                 yield group, origins, off
             else:
-                yield [name], origins, apart(self.array(name), expected.T if parsed["turned"] else expected)
+                yield [name], origins, elements_off(self.array(name), expected.T if parsed["turned"] else expected)
 
     def misplaced(self) -> Origins:
         """Weights of one layer where another's bias is added."""
@@ -239,7 +239,7 @@ class Comparison:
         return np.where(wrong, np.where(off == 0, CLOSE, off), 0)
 
 
-def apart(ours: Array, expected: Array) -> Array:
+def elements_off(ours: Array, expected: Array) -> Array:
     """How far elements are apart, 0 where that is within CLOSE; one that is not a number is."""
     if ours.shape != expected.shape:
         return np.array(np.nan)

@@ -1,4 +1,4 @@
-"""The gate: eager PyTorch once, or from a file, then every engine against it."""
+"""The gate: runs eager PyTorch once, or reads its outputs from a file, then compares every engine with them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from ..recipe import TOLERANCES, Axes, Recipe, Tolerance, narrowest
 from ..shortlist import open_shortlist
 from ..text import Tokenizers
 from .blame import find_layer
-from .observe import CheckOptions, Run, tokens_of
+from .observe import CheckOptions, tokens_of
 from .parity import check, eager_invariance, generated_sources
+from .recording import Run
 from .reference import Reference, make_reference
 from .report import Constants, EngineReport, Report
 from .restricted import RestrictedEngine, with_shortlist
@@ -31,7 +32,7 @@ from .restricted import RestrictedEngine, with_shortlist
 GENERATED = CheckOptions(max_tokens=32, invariance=12)
 """For generated sources: random ones would run to the model's last position."""
 LAYER_NOISE = 3
-"""Times the noise of calibration that a layer may have: what is checked is other text, and may leave its ranges."""
+"""A layer may differ by so many times what calibration measured, as other text may leave the ranges that it saw."""
 ENOUGH = 1000
 """Sentences below which a few words move BLEU by more than its limits."""
 _PACKAGES = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "sentencepiece", "numpy")
@@ -71,7 +72,7 @@ def make_corpus(
         if line:
             found.append(ids)
     if not found:
-        raise DataError(f"{src}: no line with text")
+        raise DataError(f"{src}: no line with text: give a file with a sentence a line")
     return Corpus(src.name, found, options or CheckOptions())
 
 
@@ -192,15 +193,22 @@ class Gate:
 
     def _check_fit(self, reference: Reference, translations: Sequence[str]) -> None:
         if reference.weights_sha256 != self.bundle.weights_sha256:
-            raise ArtifactError("the reference is of other weights than the bundle: make it again for this bundle")
+            raise ArtifactError(
+                "the reference is of other weights than the bundle: make one for this bundle with --save-reference"
+            )
         if reference.shortlist != self.shortlist:
             theirs, ours = (name or "no shortlist" for name in (reference.shortlist, self.shortlist))
-            raise ArtifactError(f"the reference is with {theirs}, the check with {ours}: make it again as you check")
+            raise ArtifactError(
+                f"the reference was made with {theirs}, the check with {ours}: make it again as you check"
+            )
         if translations and len(translations) != len(reference.sources):
-            raise ConfigError(f"{len(translations)} reference translations for {len(reference.sources)} sentences")
+            raise ConfigError(
+                f"{len(translations)} reference translations for {len(reference.sources)} sentences: "
+                "give --tgt the translation of the text that the reference is of, a line for a line"
+            )
 
     def add_layer_limits(self, report: EngineReport) -> None:
-        """Hold a variant's layers to a multiple of what its rounding did to them when it was calibrated."""
+        """Limit a variant's layers to a multiple of the differences that calibration measured for its rounding."""
         variants = self.bundle.manifest.get("variants", {})
         measured = variants.get(parse_name(report.engine).variant, {}).get("limits", {})
         for layer in report.layers:
@@ -258,7 +266,7 @@ def _add_quality(
     tokenizers: Tokenizers,
     tolerance: Tolerance,
 ) -> None:
-    """BLEU and chrF of both sides; fails the report where they are further apart than allowed.
+    """BLEU and chrF of both sides; fails the report if they are further apart than allowed.
 
     Samples of engines that may decide otherwise are other texts: their BLEU differs by more than their quality does.
     """

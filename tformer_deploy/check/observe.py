@@ -6,43 +6,41 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import cycle, islice
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..batches import length_batches, make_batch
 from ..config import MAX_SEED, check_types
 from ..data import pad
-from ..decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Search, Step, forced_steps
+from ..decoding import Batch, DecodeOptions, Hypothesis, forced_steps
 from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Ints, Limits, Outlook, Scores
 from ..errors import ConfigError, EngineError, MissingExtra, ParityError
+from .recording import Run, record, room
 from .vocabulary import Vocabulary
 
 BEST, OTHERS = 16, 48
 """Log-probabilities compared at a step: of the best tokens, and of others that rotate through the vocabulary."""
 ENCODER_SENTENCES = 32
 """Sentences whose encoder outputs, and attention if the graph returns it, are compared."""
-NOISE_SENTENCES = 8
+OWN_NOISE_SENTENCES = 8
 """Sentences by which the noise between an engine's own batches is measured."""
-MOST = 1 << 20
-"""Of whatever is counted."""
+MAX_OPTION = 1 << 20
+"""The most that a count among the options may be."""
 PADDING = 16
 """Columns of padding that the invariance check adds."""
-VARIANTS = ("alone", "neighbours", "shuffled", "padded")
-"""Batches of the invariance check: one sentence; short ones beside long ones; in random order; padded too wide."""
+REBATCHED = {
+    "alone": "one sentence at a time",
+    "neighbours": "short sentences beside long ones",
+    "shuffled": "in random order",
+    "padded": "more padding",
+}
+"""Batches of the invariance check, and what each is."""
+JOINED = "joined"
+"""One more, of engines that admit sentences: groups that join others on their way, `recording.JOIN_STEPS` apart."""
 FORCED = DecodeOptions(max_tokens=1 << 30)
 """A target that is fed may be as long as an engine takes."""
-JOINED = "joined"
-"""One more, of engines that admit sentences: groups that join others on their way, so many steps apart."""
-JOIN_STEPS = 3
-Progress = Callable[[int], None]
-Rows = list[list[tuple[Ints, Ints, NDArray[np.float64], NDArray[np.float64]]]]
-"""Of each sentence and step: parents, tokens, values and margins."""
-Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -83,15 +81,15 @@ class CheckOptions:
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least {least}")
-            if getattr(self, name) > MOST:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be at most {MOST}")
+            if getattr(self, name) > MAX_OPTION:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be at most {MAX_OPTION}")
         if self.n_best > self.beams:
             raise ConfigError(f"n_best={self.n_best}: must be at most beams={self.beams}")
         if not 0 <= self.seed < MAX_SEED:
             raise ConfigError(f"seed={self.seed}: must be at least 0 and less than {MAX_SEED}")
 
     def within(self, limits: Limits) -> CheckOptions:
-        """The same, as far as an engine can go."""
+        """These options, cut down to the limits of an engine."""
         beams = min(self.beams, limits.beams)
         tokens = min(self.max_tokens, limits.tgt_tokens)
         positions = min(self.positions or limits.tgt_tokens, limits.tgt_tokens)
@@ -107,25 +105,6 @@ class CheckOptions:
             "sampling": DecodeOptions(self.max_tokens, sampling=True, n_best=samples, top_p=0.95, seed=self.seed),
         }
         return {name: options for name, options in modes.items() if name != "beam" or self.beams > 1}
-
-
-@dataclass
-class Trace:
-    """What a search decided for one sentence: of each of T steps up to N candidates, as in `decoding.Step`."""
-
-    parents: Ints
-    tokens: Ints
-    """(T, N); -1: no candidate."""
-    values: NDArray[np.float64]
-    margins: NDArray[np.float64]
-
-
-@dataclass
-class Run:
-    """Outputs of one mode, and how they came about; a dictionary by sentence each."""
-
-    outputs: dict[int, list[Hypothesis]] = field(default_factory=dict)
-    traces: dict[int, Trace] = field(default_factory=dict)
 
 
 @dataclass
@@ -162,7 +141,7 @@ def observe(
     sources: Sequence[Sequence[int]],
     options: CheckOptions,
     reference: Observation | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Observation:
     """Decode the corpus in every mode and score the greedy outputs of `reference`, or its own."""
     found = Observation()
@@ -185,73 +164,13 @@ def observe(
     return found
 
 
-def record(engine: Engine, batch: Batch, indices: Sequence[int], options: DecodeOptions, run: Run) -> None:
-    """Decode a batch and add outputs and traces to `run` under `indices`."""
-    record_joined(engine, [(batch, indices)], options, run)
-
-
-def record_joined(
-    engine: Engine, batches: Sequence[tuple[Batch, Sequence[int]]], options: DecodeOptions, run: Run
-) -> None:
-    """The same, where each batch joins those before it a few steps after the last."""
-    running, steps = ContinuousBatch(engine, strict=False), 0
-    found: list[tuple[Search, Rows, Sequence[int]]] = []
-    for batch, indices in batches:
-        while running.searches and (steps % JOIN_STEPS or running.sentences + len(indices) > engine.limits.batch):
-            running.step()
-            steps += 1
-        rows: Rows = [[] for _ in indices]
-        found.append((running.join(batch, options, on_step=partial(_note, rows, options)), rows, indices))
-        running.step()
-        steps += 1
-    while running.searches:
-        running.step()
-    for search, rows, indices in found:
-        for i, output, noted in zip(indices, search.outputs(), rows, strict=True):
-            run.outputs[i] = output
-            parents, tokens, values, margins = zip(*noted, strict=True)
-            decided = _stack(parents, -1), _stack(tokens, -1)
-            run.traces[i] = Trace(*decided, _stack(values, -np.inf), _stack(margins, np.inf))
-
-
-def _note(rows: Rows, options: DecodeOptions, step: Step) -> None:
-    """Add what a step decided to the rows of its sentences."""
-    step = _by_sample(step, step.samples, options.n_best) if step.samples is not None else step
-    margins = np.full(step.tokens.shape, np.inf) if step.margins is None else step.margins
-    for row, sentence in enumerate(step.sentences.tolist()):
-        rows[sentence].append((step.parents[row], step.tokens[row], step.values[row], margins[row]))
-
-
-def _by_sample(step: Step, samples: Ints, count: int) -> Step:
-    """A step with a column for each sample, where rows move up as others end."""
-    live = samples >= 0
-    where = np.nonzero(live)[0], samples[live]
-
-    def place(array: NDArray[Number], filler: float) -> NDArray[Number]:
-        placed = np.full((len(array), count), filler, array.dtype)
-        placed[where] = array[live]
-        return placed
-
-    assert step.margins is not None
-    values, margins = place(step.values, -np.inf), place(step.margins, np.inf)
-    return Step(step.sentences, place(samples, -1), place(step.tokens, -1), values, values, margins)
-
-
-def _stack(rows: Sequence[NDArray[Number]], filler: float) -> NDArray[Number]:
-    """Rows of up to N numbers as (T, N)."""
-    stacked = np.full((len(rows), max(map(len, rows))), filler, rows[0].dtype)
-    for row, out in zip(rows, stacked, strict=True):
-        out[: len(row)] = row
-    return stacked
-
-
 def _score(
     engine: Engine,
     sources: Sequence[Sequence[int]],
     options: CheckOptions,
     reference: Observation | None,
     found: Observation,
-    progress: Progress | None,
+    progress: Callable[[int], None] | None,
 ) -> None:
     """Fill in the probes and the attention."""
     vocab = engine.config.tgt_vocab
@@ -259,7 +178,8 @@ def _score(
     targets = [tokens_of(greedy.outputs[i][0]) for i in range(len(sources))]
     if not all(targets):
         raise ParityError(
-            f"eager PyTorch has no token for sentence {targets.index([]) + 1}: its scores are not numbers"
+            f"eager PyTorch has no token for sentence {targets.index([]) + 1}, as its scores are not numbers: "
+            "check the weights of the checkpoint, or train it again"
         )
     looked_at = set(spread(sources, ENCODER_SENTENCES))
     if sources:
@@ -311,7 +231,7 @@ def _largest(a: Floats, b: Floats) -> float:
 def own_noise(engine: Engine, sources: Sequence[Sequence[int]], reference: Observation, found: Observation) -> float:
     """How far an engine's log-probabilities of a few sentences alone are from its own in `found`, tokens fed."""
     worst = 0.0
-    for i in spread(sources, NOISE_SENTENCES):
+    for i in spread(sources, OWN_NOISE_SENTENCES):
         target = tokens_of(reference.runs["greedy"].outputs[i][0])
         batch = make_batch([sources[i]], engine.config.pad_id)
         for step, _, scores in forced_steps(engine, batch, [target]):
@@ -335,12 +255,6 @@ def by_length(
         yield make_batch([sources[i] for i in indices], engine.config.pad_id, indices), indices
 
 
-def room(engine: Engine, decoding: DecodeOptions, src_tokens: int) -> int:
-    """Most sentences of a batch, of sources of that length at most."""
-    tokens = min(decoding.max_tokens, engine.limits.tgt_tokens)
-    return engine.limits.sentences(decoding.rows, src_tokens, tokens)
-
-
 def other_batches(
     variant: str,
     engine: Engine,
@@ -349,7 +263,7 @@ def other_batches(
     options: CheckOptions,
     decoding: DecodeOptions,
 ) -> Iterator[tuple[Batch, list[int]]]:
-    """The same sentences in other company; see VARIANTS."""
+    """The same sentences in other company; see REBATCHED."""
     if variant == "padded":
         for batch, indices in by_length(engine, sources, picked, options, decoding):
             width = min(batch.src_ids.shape[1] + PADDING, engine.limits.src_tokens)

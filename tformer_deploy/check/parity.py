@@ -14,16 +14,17 @@ from ..engines.base import Engine
 from ..errors import ArtifactError
 from ..recipe import Tolerance
 from .compare import WIDE, Judge, by_layer, by_step, differences, worse
-from .observe import BEST, Observation, Run, end_ids, observe, own_noise
+from .observe import BEST, Observation, end_ids, observe, own_noise
+from .recording import Run
 from .reference import Reference, run_variants
 from .report import EngineReport, Entries, Outputs, Top1, describe_divergence
 from .sizes import compare_large, rows_apart, run_large, run_wide
 from .vocabulary import SIDES, read_vocabulary
 
 NEAR = 0.1
-"""Tokens are equally good in this many nats: between them the best one is no finding. Measured: see docs/check.md."""
+"""Another best token that eager has within so many nats of its own counts as equally good: see docs/check.md."""
 OWN_NOISE = 0.05
-"""Between its batches a lossy engine's scores may differ by this share of what it may differ from eager."""
+"""Share of `tolerance.scores` by which a lossy engine's scores may differ between its own batches."""
 SAME_SCORES = 1e-4
 """The best tokens are chosen from a step's log-probabilities, so in any precision they have the same scores."""
 CAPPED = ("greedy", "beam")
@@ -131,7 +132,8 @@ def _compare_vocabulary(engine: Engine, reference: Reference) -> list[Entries]:
         ours, theirs = getattr(expected, side), getattr(found, side)
         if ours.shape != theirs.shape:
             raise ArtifactError(
-                f"the reference has {len(ours)} {side} entries, the bundle {len(theirs)}: make it again"
+                f"the reference has {len(ours)} {side} entries, the bundle {len(theirs)}: "
+                "make the reference again with --save-reference"
             )
         apart = differences([ours], [theirs]).reshape(ours.shape).max(1)
         worst = int(np.where(np.isnan(apart), np.inf, apart).argmax())
@@ -201,13 +203,13 @@ def _failures(report: EngineReport, sentences: int, tolerance: Tolerance) -> lis
         if totals.mode in CAPPED and totals.ties > (most := allowed(tolerance.ties, totals.sentences)):
             found.append(
                 f"{totals.mode}: {totals.ties} of {totals.sentences} sentences are ties, more than {most}: "
-                f"so many near decisions are no chance"
+                f"more than chance explains (tolerance.ties)"
             )
     return found
 
 
 def allowed(share: float, count: int) -> int:
-    """A share of so many, rounded up; what a binary fraction is too large by does not count."""
+    """A share of `count`, rounded up, but not for the rounding error of the product."""
     return math.ceil(share * count - 1e-9)
 
 

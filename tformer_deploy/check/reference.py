@@ -23,16 +23,14 @@ from .compare import WIDE
 from .observe import (
     ENCODER_SENTENCES,
     JOINED,
-    VARIANTS,
+    REBATCHED,
     CheckOptions,
     Observation,
-    Run,
-    Trace,
     observe,
     other_batches,
-    record_joined,
     spread,
 )
+from .recording import Run, Trace, record_joined
 from .sizes import run_wide, wide_beam, wide_sentences
 from .vocabulary import PROBES, SIDES, Vocabulary, read_vocabulary
 
@@ -111,7 +109,7 @@ def run_variants(
     """Decode some sentences again in other batches."""
     found: dict[str, dict[str, Run]] = {}
     picked = spread(sources, options.invariance)
-    for variant in (*VARIANTS, *([JOINED] if engine.admits else [])) if picked else ():
+    for variant in (*REBATCHED, *([JOINED] if engine.admits else [])) if picked else ():
         found[variant] = {}
         for mode, decoding in options.modes().items():
             run = found[variant][mode] = Run()
@@ -131,7 +129,7 @@ def load_reference(path: Path) -> Reference:
         arrays = read_arrays(path)
         header = parse_json(bytes(arrays["header"]).decode())
         if header["format"] != "tformer-reference":
-            raise ArtifactError(f"{path} is not a reference of tformer check")
+            raise ArtifactError(f"{path} is not a reference of tformer check: make one with --save-reference")
         if header["version"] < VERSION:
             raise ArtifactError(
                 f"{path} has version {header['version']}, older than {VERSION}: make it again with --save-reference"
@@ -167,7 +165,7 @@ def load_reference(path: Path) -> Reference:
         picked = spread(reference.sources, reference.options.invariance)
         for mode in reference.options.modes():
             reference.observed.runs[mode] = _unpack_run(arrays, mode, range(len(reference.sources)))
-            for variant in VARIANTS if picked else ():
+            for variant in REBATCHED if picked else ():
                 runs = reference.variants.setdefault(variant, {})
                 runs[mode] = _unpack_run(arrays, f"{variant}.{mode}", picked)
         if wide_beam(reference.options) and reference.sources:

@@ -11,7 +11,8 @@ from ..batches import make_batch
 from ..decoding import DecodeOptions
 from ..engines.base import Engine, Outlook
 from .compare import Judge, differences, worse
-from .observe import CheckOptions, Run, by_length, record, room, spread, tokens_of
+from .observe import CheckOptions, by_length, spread, tokens_of
+from .recording import Run, record, room
 from .report import Divergence, Outputs
 
 WIDE_SENTENCES, WIDE_TOKENS = 3, 6

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..engines.base import Engine, Floats, Ints, Outlook
 
-ROWS = 512
+MAX_BATCH = 512
 """Most sentences of a batch, as far as an engine goes; each is one source entry, whose step is fed one target entry."""
 PROBES = 8
 """Numbers that are kept for each entry."""
@@ -36,7 +36,7 @@ def read_vocabulary(engine: Engine) -> Vocabulary:
     count = max(config.src_vocab, config.tgt_vocab)
     entries = (np.random.default_rng(0).permutation(config.src_vocab), np.arange(config.tgt_vocab))
     sources, targets = (np.resize(side, count).astype(np.int32) for side in entries)
-    batch = max(1, min(ROWS, limits.sentences(1, 1, 1)))
+    batch = max(1, min(MAX_BATCH, limits.sentences(1, 1, 1)))
     for start in range(0, count, batch):
         ids, tokens = (side[start : start + batch, None] for side in (sources, targets))
         state = engine.encode(np.ascontiguousarray(ids), np.ones(len(ids), np.int32), Outlook(1, 1))

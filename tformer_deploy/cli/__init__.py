@@ -6,7 +6,7 @@ import errno
 import sys
 
 from ..errors import Interrupted, ParityError, TformerError, missing_extra
-from ..notes import note, printable
+from ..notes import note, printable, shortened
 from . import bench, build, check, export, import_, init, inspect, score, shortlist, train, translate  # noqa: F401
 from .lines import open_streams, output_lost
 from .root import app
@@ -29,11 +29,12 @@ def main() -> None:
         if "--debug" in sys.argv:
             raise
         if not isinstance(error, BrokenPipeError):
-            note(_ends(printable(f"{'stopped' if isinstance(error, Interrupted) else 'error'}: {_one_line(error)}")))
+            kind = "stopped" if isinstance(error, Interrupted) else "error"
+            note(shortened(printable(f"{kind}: {_one_line(error)}"), LONGEST_ERROR))
         sys.exit(_exit_code(error))
 
 
-LONGEST = 4000
+LONGEST_ERROR = 4000
 """Characters of an error."""
 _FULL = "make room or choose another folder"
 _ADVICE = {
@@ -50,11 +51,6 @@ _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EFBIG, errno.EDQUOT), _FULL),
 }
 """How to mend what the system refused, by its number."""
-
-
-def _ends(line: str) -> str:
-    """The beginning and the end of a line that is too long to be read."""
-    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
 
 
 def _one_line(error: Exception) -> str:

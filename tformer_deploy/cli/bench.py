@@ -18,7 +18,10 @@ from .root import app, emit, progress
 def bench(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Annotated[list[str] | None, typer.Option(help="Engine: ort, trt or eager; repeatable.")] = None,
-    variant: Annotated[list[str] | None, typer.Option(help="Graphs of ort; repeatable. Without it: all.")] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="Variant that ort runs (fp32: the standard graphs); repeatable. Without it: all."),
+    ] = None,
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,
     batch: Annotated[str | None, typer.Option(help="Sentences at once. Without it: 1,8,32.")] = None,
@@ -27,9 +30,9 @@ def bench(
     new_tokens: Annotated[str | None, typer.Option(help="Tokens of an output. Without it: 32.")] = None,
     src: Annotated[Path | None, typer.Option(help="Text to translate as well, one sentence a line.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest output of the text.")] = 256,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of every engine.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0, help="Least time at a point in a round.")] = 0.2,
-    threads: Annotated[int, typer.Option(min=0, help="Threads of each worker; 0: the cores divided.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every engine takes its turn.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0, help="Least time at each point in each round.")] = 0.2,
+    threads: Annotated[int, typer.Option(min=0, help="Threads of each worker; 0: the cores divided by --workers.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Parts of a batch that are decoded at the same time.")] = 1,
     shortlist: Shortlisted = False,
     profile: Annotated[bool, typer.Option("--profile", help="Add the time of each kind of node.")] = False,
@@ -37,11 +40,11 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure engines in turns, each in a process of its own: time, memory, disk, and their share of what this machine
-    could do at most. What each figure is stands in docs/bench.md.
+    could do at most. docs/bench.md says what each figure is.
 
     With --backend trt and without --batch, --beam, --src-len and --new-tokens: the sizes of its plans.
     """
-    from ..bench import BenchPlan, make_points, run, usual_points
+    from ..bench import BenchPlan, make_points, run_benchmark, usual_points
     from ..bundle import open_bundle
     from ..check import with_shortlist
     from ..engines import expand, threads_each
@@ -50,7 +53,7 @@ def bench(
     lists = {"batch": batch, "beam": beam, "src-len": src_len, "new-tokens": new_tokens}
     given = {option: numbers(option, text) for option, text in lists.items() if text is not None}
     if html:
-        from ..report.bench import render
+        from ..report.bench import bench_page
 
         check_writable(html)
     opened = open_bundle(bundle)
@@ -74,12 +77,12 @@ def bench(
     )
     try:
         with progress("bench", plan.turns) as advance:
-            report = run(plan, opened, advance)
+            report = run_benchmark(plan, opened, advance)
     except KeyboardInterrupt:
-        raise Interrupted("nothing is reported of a benchmark that did not end") from None
+        raise Interrupted("the benchmark did not end, so it has no report") from None
     emit(report.to_json(), json, str(report))
     if html:
-        write_output(html, render(report))
+        write_output(html, bench_page(report))
 
 
 def numbers(option: str, text: str) -> list[int]:

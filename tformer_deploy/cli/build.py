@@ -13,7 +13,7 @@ from .root import app, emit, progress
 
 
 class Precisions(StrEnum):
-    """Types of a plan's products."""
+    """Types of a plan's matmuls."""
 
     fp16 = "fp16"
     bf16 = "bf16"
@@ -24,7 +24,7 @@ class Precisions(StrEnum):
 def build(
     bundle: Annotated[Path, typer.Argument(help="Bundle with graphs for TensorRT: export --recipe trt.")],
     precision: Annotated[
-        Precisions, typer.Option(help="Of products and caches; the rest stays fp32.")
+        Precisions, typer.Option(help="Type of matmuls and caches; the rest stays fp32.")
     ] = Precisions.fp16,
     profile: Annotated[
         list[str] | None,
@@ -44,7 +44,7 @@ def build(
         str,
         typer.Option(help="tensorrt or rtx (TensorRT for RTX, builds without a GPU); without it, what is installed."),
     ] = "",
-    fast: Annotated[bool, typer.Option("--fast", help="The least search for kernels.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Spend the least time on the search for kernels.")] = False,
     version_compatible: Annotated[
         bool, typer.Option("--version-compatible", help="Plans load in later releases of the major version too.")
     ] = False,

@@ -21,21 +21,23 @@ def check(
     backend: Annotated[list[str] | None, typer.Option(help="Engine to check; repeatable. Without it: ort.")] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="Graphs that ort runs, fp32 the standard ones; repeatable. Without it: all."),
+        typer.Option(help="Variant that ort runs (fp32: the standard graphs); repeatable. Without it: all."),
     ] = None,
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,
     src: Annotated[Path | None, typer.Option(help="Text, one sentence a line; without it, generated ids.")] = None,
     tgt: Annotated[Path | None, typer.Option(help="Its translation: adds BLEU and chrF of both sides.")] = None,
-    save_reference: Annotated[Path | None, typer.Option(help="Write eager's side to this file.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="Such a file, in place of eager PyTorch and --src.")] = None,
+    save_reference: Annotated[Path | None, typer.Option(help="Write eager PyTorch's outputs to this file.")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="A file of --save-reference, instead of eager PyTorch and --src.")
+    ] = None,
     beams: Annotated[int | None, typer.Option(help="Width of the beam.")] = None,
     n_best: Annotated[int | None, typer.Option(help="Outputs of the beam that must agree, in order.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the samples.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest output in tokens.")] = None,
     invariance: Annotated[int | None, typer.Option(help="Sentences to decode again in other batches.")] = None,
     loosened: Annotated[
-        bool, typer.Option("--loosened", help="Accept what the bundle's recipe accepts beyond its precision's limits.")
+        bool, typer.Option("--loosened", help="Use the recipe's limits where they are wider than its precision's.")
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Write the report to this file as a page.")] = None,
     shortlist: Shortlisted = False,
@@ -43,7 +45,7 @@ def check(
     json: Json = False,
 ) -> None:
     """Compare engines with eager PyTorch: encoder, scores of every step, greedy, beam and sampled tokens, and each
-    engine with itself in other batches. Exit code 3 if anything differs; what a tie is stands in docs/check.md.
+    engine with itself in other batches. Exit code 3 if anything differs; docs/check.md has the rules and explains ties.
 
     With --save-reference and no --backend only the reference is made.
     """
@@ -62,7 +64,7 @@ def check(
     from ..files import write_output
 
     if html:
-        from ..report.check import render
+        from ..report.check import check_page
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens, "invariance": invariance}
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     if beams is not None and n_best is None:
@@ -96,7 +98,7 @@ def check(
         report = gate.run(names, expected, targets)
     emit(report.to_json(), json, str(report))
     if html:
-        write_output(html, render(report))
+        write_output(html, check_page(report))
     if not report.passed:
         raise typer.Exit(3)
 

@@ -42,10 +42,10 @@ def inspect(
         checkpoint = open_checkpoint(path)
         header = {**checkpoint.header, "model": asdict(checkpoint.config)}
     header["sizes"] = {name: (path / name).stat().st_size for name in header["files"]}
-    emit(header, json, describe(path, header))
+    emit(header, json, listing(path, header))
 
 
-def describe(path: Path, header: dict[str, Any]) -> str:
+def listing(path: Path, header: dict[str, Any]) -> str:
     """A few lines for people."""
     model = header["model"]
     lines = [

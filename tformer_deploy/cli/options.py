@@ -35,7 +35,7 @@ DecodeSettings = Annotated[
 ]
 Variant = Annotated[
     str | None,
-    typer.Option(help="Graphs that ort runs, fp32: the standard ones; precision of trt's plans."),
+    typer.Option(help="Variant that ort runs (fp32: the standard graphs), or precision of trt's plans."),
 ]
 DeviceOption = Annotated[str, typer.Option(help="Where ort and eager run: cpu or cuda.")]
 Shortlisted = Annotated[

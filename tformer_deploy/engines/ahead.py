@@ -1,7 +1,7 @@
 """Engines of fixed sizes whose steps choose what the next one is fed, so that a device need not wait for the search.
 
 The search on the host stays the one judge: it is shown every step, late, and where it decides otherwise than the device
-did, the steps from there on are done again. What it gets never depends on whether the device was ahead.
+did, that step is done again. What it gets never depends on whether the device was ahead.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,12 @@ class Choice:
     """Rows, counted over B*K."""
     values: Floats
     """Sums so far."""
+    positions: Ints
+    """In the target of each sentence."""
+
+
+FED = ("tokens", "parents", "values", "positions")
+"""As the inputs are called; a step of kind `choosing/1` has one `position` instead."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +57,18 @@ class Record:
 
 
 class Device(Protocol):
-    """Buffers for one batch of a profile, and what runs on them. Steps are counted from 0."""
+    """Buffers for one batch of a profile, and what runs on them. Steps are counted from 0.
+
+    Even steps read what odd ones write, and the other way round, so that the last step can be done again.
+    """
 
     profile: Profile
     best: int
     """Tokens that a step returns per row."""
+    freed: bool
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
-        """Begin with these sources, (B, S) and (B) of the profile's sizes."""
+        """Have these sources, (B, S) and (B) of the profile's sizes, at any step."""
         ...
 
     def feed(self, choice: Choice, step: int) -> None:
@@ -70,7 +80,7 @@ class Device(Protocol):
         ...
 
     def read(self, step: int) -> Record:
-        """What one of the last `ahead` + 1 steps found; waits for it."""
+        """What one of the last two steps found; waits for it."""
         ...
 
     def log_probs(self, step: int) -> Floats:
@@ -81,31 +91,60 @@ class Device(Protocol):
         """The encoder's outputs."""
         ...
 
+    def caches(self, step: int) -> list[NDArray[Any]]:
+        """What step `step` reads of earlier ones: 2L of (B*K, H, M, D), in the step's own type."""
+        ...
+
+    def fill(self, caches: list[NDArray[Any]], step: int) -> None:
+        """Have step `step` read this, of up to M positions."""
+        ...
+
     def free(self) -> None:
         """Give the memory back."""
         ...
 
 
 @dataclass
-class AheadState:
-    """A batch on a device; `places` and `parents` are rows of the device, for each row (B, K) of the search."""
+class Seats:
+    """A device and its sentences."""
 
     device: Device
-    src_tokens: int
-    steps: int
-    """How far the device may work ahead."""
-    places: Ints
-    """Where the last step's rows lie."""
+    src_ids: Ints
+    """(B, S)"""
+    src_lengths: Ints
+    begins: Ints
+    """(B) The step that was the first of each."""
+
+
+@dataclass
+class AheadState:
+    """Sentences on a device; `parents` are its rows, for each row (B, K) of the search."""
+
+    seats: Seats
+    outlook: Outlook
     parents: Ints
     """What the next step's rows continue."""
+    steps: int = 0
+    """How far the device may work ahead."""
     position: int = 0
-    issued: int = 0
-    """Steps that the device was told to do."""
-    fed: list[Choice] = field(default_factory=list)
-    """What the steps up to `position` were fed."""
+    """Steps until now."""
+    ahead: bool = False
+    """Whether the device has done the next one too, by its own choice."""
     record: Record | None = None
-    """Of the step before `position`."""
+    """Of the last step."""
+    sums: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    """(B*K) `values` that it was fed."""
     misses: int = 0
+
+    @property
+    def sentences(self) -> Ints:
+        """Where those of the search are on the device."""
+        return self.parents[:, 0] // self.seats.device.profile.beams  # type: ignore[no-any-return]
+
+    @property
+    def longest(self) -> int:
+        """Positions of the longest target."""
+        return int((self.position - self.seats.begins[self.sentences]).max(initial=0))
 
 
 class AheadEngine(SameStep, ABC):
@@ -114,8 +153,6 @@ class AheadEngine(SameStep, ABC):
     config: ModelConfig
     limits: Limits
     attention = False
-    ahead = 1
-    """Steps that a device does before the search has seen those before them."""
     keeps = 0
     """So many devices that a batch has done with wait for another one of their sizes."""
     not_captured = ""
@@ -133,8 +170,8 @@ class AheadEngine(SameStep, ABC):
         self._idle.clear()
 
     @abstractmethod
-    def choose(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
-        """The sizes for a request. Raises LimitError."""
+    def choose(self, wanted: Profile, filled: int) -> Profile:
+        """The sizes for a request whose targets have up to `filled` positions by now. Raises LimitError."""
 
     @abstractmethod
     def make(self, profile: Profile) -> Device:
@@ -162,7 +199,7 @@ class AheadEngine(SameStep, ABC):
 
     def give_back(self, device: Device) -> None:
         """A batch has ended; without the lock, as any thread may come by here at any time, collecting garbage."""
-        if self.keeps and self._open:
+        if self.keeps and self._open and not device.freed:
             self._idle.append(device)
 
     def note_not_captured(self, reason: str) -> None:
@@ -173,106 +210,169 @@ class AheadEngine(SameStep, ABC):
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> AheadState:
         """See `Engine.encode`."""
-        lengths = np.array(src_lengths, np.int32)
-        check_request(src_ids, lengths, self.config, self.limits)
-        batch, src_tokens = src_ids.shape
-        profile = self.choose(batch, src_tokens, outlook)
-        device = self.take(profile)
-        # Sentences that there is room for beside the request's have one token.
-        every = np.full((profile.batch, profile.src_len), self.config.pad_id, np.int32)
-        sizes = np.ones(profile.batch, np.int32)
-        every[:batch, :src_tokens], sizes[:batch] = src_ids, lengths
-        try:
-            device.encode(every, sizes, outlook)
-        except EngineError:
-            device.free()
-            raise
-        first = np.arange(batch, dtype=np.int32)[:, None] * profile.beams
-        last = 0 if outlook.drawn else min(outlook.tokens or profile.capacity, profile.capacity)
-        state = AheadState(device, src_tokens, last, first, first)
-        weakref.finalize(state, self.give_back, device)
+        check_request(src_ids, src_lengths, self.config, self.limits)
+        seats = self._seats(self.choose(self._wanted(len(src_ids), src_ids.shape[1], outlook), 0))
+        if not self.admits:  # a step of kind choosing/1 reads what is masked, and leaves it
+            seats.device.fill([each[:, :, :0] for each in seats.device.caches(0)], 0)
+        state = AheadState(seats, outlook, np.empty((0, 1), np.int32))
+        self._seat(state, src_ids, src_lengths, outlook)
         return state
+
+    def admit(self, state: AheadState, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
+        """See `Engine.admit`. What there is no room for moves to a larger device, with all others."""
+        if not self.admits:
+            super().admit(state, src_ids, src_lengths, outlook)
+        check_request(src_ids, src_lengths, self.config, self.limits)
+        outlook = state.outlook.beside(outlook)
+        total = len(state.parents) + len(src_ids)
+        if total > self.limits.batch:
+            raise LimitError(f"{total} sentences exceed the limit of {self.limits.batch}: admit fewer")
+        widest = max(src_ids.shape[1], state.seats.src_lengths[state.sentences].max(initial=1))
+        wanted = self._wanted(total, int(widest), outlook)
+        chosen = self.choose(wanted, state.longest)
+        have, need, most = map(astuple, (state.seats.device.profile, wanted, chosen))
+        if any(has < min(size, enough) for has, size, enough in zip(have, need, most, strict=True)):
+            self._move(state, chosen)
+        self._seat(state, src_ids, src_lengths, outlook)
 
     def best(self, beams: int, state: AheadState) -> int:
         """See `Engine.best`."""
-        return state.device.best
+        return state.seats.device.best
 
     def step(self, tokens: Ints, state: AheadState, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`. Of tokens with equal scores any may come first."""
-        device, width = state.device, tokens.shape[1]
-        if width > device.profile.beams:
-            raise LimitError(f"{width} beams exceed the {device.profile.beams} that were announced: {device.profile}")
-        check_step(width, state.position, self.limits)
-        if state.position >= device.profile.capacity:
-            raise LimitError(f"decoding step {state.position + 1} is beyond what was announced: {device.profile}")
+        profile, width, longest = state.seats.device.profile, tokens.shape[1], state.longest
+        if width > profile.beams:
+            raise LimitError(f"{width} beams exceed the {profile.beams} that were announced: {profile}")
+        check_step(width, longest, self.limits)
         if attention:
             raise LimitError("graphs of target trt do not return attention: use the standard graphs of fp32-attention")
-        places = self._chosen(tokens, state)
-        if places is None or (full and state.issued > state.position + 1):
-            places = self._again(tokens, state)
-        if not full and state.misses < MISSES:
-            while state.issued < min(state.position + 1 + self.ahead, state.steps):
-                device.issue(state.issued)
-                state.issued += 1
-        record = device.read(state.position)
+        if longest == profile.capacity:
+            wanted = self._wanted(len(tokens), int(state.seats.src_lengths[state.sentences].max()), state.outlook)
+            chosen = self.choose(wanted, longest)
+            if chosen.capacity <= longest:
+                raise LimitError(f"decoding step {longest + 1} is beyond what was announced: {profile}")
+            self._move(state, chosen)
+        device = state.seats.device
+        places = self._chosen(tokens, state) if state.ahead else None
+        if places is None:
+            places = self._feed(tokens, state)
+        following, room = state.position + 1, longest + 1 < device.profile.capacity
+        state.ahead = not full and state.misses < MISSES and following < state.steps and room
+        if state.ahead:
+            device.issue(following)
+        state.record = record = device.read(state.position)
         every = device.log_probs(state.position)[places] if full else None
-        state.record, state.places, state.parents = record, places, places
-        state.position += 1
+        state.parents, state.position = places, following
         return Scores(record.ids[places], record.scores[places], every)
 
     def reorder(self, state: AheadState, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
-        state.parents = state.places.ravel()[parents]
+        state.parents = state.parents.ravel()[parents]
 
     def cross_keys_values(self, state: AheadState) -> list[Floats]:
         """See `Engine.cross_keys_values`."""
-        sentences = state.parents[:, 0] // state.device.profile.beams
-        return [value[sentences][:, :, : state.src_tokens] for value in state.device.cross()]
+        longest = state.seats.src_lengths[state.sentences].max()
+        return [value[state.sentences][:, :, :longest] for value in state.seats.device.cross()]
+
+    def _wanted(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
+        limits = self.limits
+        tokens = min(outlook.tokens or limits.tgt_tokens, limits.tgt_tokens)
+        return Profile(batch, outlook.beams or limits.beams, src_tokens, tokens)
+
+    def _seats(self, profile: Profile) -> Seats:
+        """A device; sentences that nobody has asked for have one token."""
+        sources = np.full((profile.batch, profile.src_len), self.config.pad_id, np.int32)
+        device = self.take(profile)
+        seats = Seats(device, sources, *(np.full(profile.batch, n, np.int32) for n in (1, 0)))
+        weakref.finalize(seats, self.give_back, device)
+        return seats
+
+    def _seat(self, state: AheadState, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
+        """Put sentences where none of the search are; a device encodes all that it has, as it has one size."""
+        seats, profile = state.seats, state.seats.device.profile
+        free = np.setdiff1d(np.arange(profile.batch), state.sentences)[: len(src_ids)]
+        seats.src_ids[free] = self.config.pad_id
+        seats.src_ids[free, : src_ids.shape[1]] = src_ids
+        seats.src_lengths[free], seats.begins[free] = src_lengths, state.position
+        self._encode(seats, outlook)
+        rows = np.repeat(free[:, None] * profile.beams, state.parents.shape[1], 1).astype(np.int32)
+        state.parents = np.concatenate((state.parents, rows))
+        state.outlook, state.ahead = outlook, False
+        state.steps = 0 if outlook.drawn else state.position + (outlook.tokens or self.limits.tgt_tokens)
+
+    def _encode(self, seats: Seats, outlook: Outlook) -> None:
+        try:
+            seats.device.encode(seats.src_ids, seats.src_lengths, outlook)
+        except EngineError:
+            seats.device.free()
+            raise
+
+    def _move(self, state: AheadState, profile: Profile) -> None:
+        """Go on on another device, with what is known of the search's rows."""
+        seats, own, filled = self._seats(profile), state.sentences, state.longest
+        rows = np.arange(len(own))[:, None] * profile.beams + np.arange(state.parents.shape[1])
+
+        def moved(values: NDArray[Any]) -> NDArray[Any]:
+            found = np.zeros((profile.batch * profile.beams, *values.shape[1:]), values.dtype)
+            found[rows] = values[state.parents]
+            return found
+
+        here, width = slice(len(own)), slice(min(profile.src_len, state.seats.src_ids.shape[1]))
+        seats.src_ids[here, width] = state.seats.src_ids[own, width]
+        seats.src_lengths[here], seats.begins[here] = state.seats.src_lengths[own], state.seats.begins[own]
+        self._encode(seats, state.outlook)
+        if state.record:
+            caches = state.seats.device.caches(state.position)
+            seats.device.fill([moved(each[:, :, :filled]) for each in caches], state.position)
+            ids, scores = moved(state.record.ids), moved(state.record.scores)
+            state.record, state.sums = replace(state.record, ids=ids, scores=scores), moved(state.sums)
+        state.seats, state.parents, state.ahead = seats, rows.astype(np.int32), False
 
     def _chosen(self, tokens: Ints, state: AheadState) -> Ints | None:
         """Where the device's own next step has the rows that the search wants, in whatever order; or nothing."""
-        if state.issued <= state.position:
-            return None
         assert state.record
-        own, width = state.record.next, state.device.profile.beams
-        sentences = state.parents[:, 0] // width
+        own, sentences = state.record.next, state.sentences
         same: NDArray[np.bool_] = own.tokens[sentences][:, None] == tokens[:, :, None]
         same &= own.parents[sentences][:, None] == state.parents[:, :, None]  # (B, K, rows of the device)
         if not same.any(2).all():
+            state.misses += 1
             return None
-        state.fed.append(own)
-        places: Ints = (sentences[:, None] * width + same.argmax(2)).astype(np.int32)
+        state.sums = own.values.ravel()
+        places: Ints = (sentences[:, None] * own.tokens.shape[1] + same.argmax(2)).astype(np.int32)
         return places
 
-    def _again(self, tokens: Ints, state: AheadState) -> Ints:
-        """Feed what the search wants, after doing again what led there if the device has gone on without it."""
-        device, step, width = state.device, state.position, state.device.profile.beams
-        if state.issued > step:
-            state.misses += 1
-            # With one row a sentence nothing was moved, and what was written too much is masked or written again.
-            for i, choice in enumerate(state.fed[:step] if width > 1 else []):
-                device.feed(choice, i)
-                device.issue(i)
-        sums = self._sums(tokens, state)
-        sentences = state.parents[:, 0] // width
-        rows = np.minimum(np.arange(width), tokens.shape[1] - 1)  # rows that the search does not have repeat its last
-        shape = device.profile.batch, width
-        every = np.arange(device.profile.batch * width, dtype=np.int32).reshape(shape)
-        choice = Choice(np.zeros(shape, np.int32), every, np.full(shape, DEAD))
-        choice.tokens[sentences], choice.parents[sentences] = tokens[:, rows], state.parents[:, rows]
-        choice.values[sentences, : tokens.shape[1]] = sums
-        state.fed[step:] = [choice]
-        device.feed(choice, step)
-        device.issue(step)
-        state.issued = step + 1
-        return (sentences[:, None] * width + np.arange(tokens.shape[1])).astype(np.int32)
+    def _feed(self, tokens: Ints, state: AheadState) -> Ints:
+        """Do a step of what the search wants, again if the device has done one of its own choice."""
+        seats, sentences = state.seats, state.sentences
+        profile = seats.device.profile
+        shape = profile.batch, profile.beams
+        columns = np.minimum(np.arange(shape[1]), tokens.shape[1] - 1)  # what the search has not, repeats its last
+        every = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape)
+        positions = np.clip(state.position - seats.begins, 0, profile.capacity - 1)
+        choice = Choice(
+            np.zeros(shape, np.int32),
+            every,
+            np.full(shape, DEAD),
+            np.repeat(positions[:, None], shape[1], 1).astype(np.int32),
+        )
+        choice.values[sentences, : tokens.shape[1]] = self._sums(tokens, state)
+        choice.tokens[sentences], choice.parents[sentences] = tokens[:, columns], state.parents[:, columns]
+        seats.device.feed(choice, state.position)
+        seats.device.issue(state.position)
+        state.sums = choice.values.ravel()
+        return (sentences[:, None] * shape[1] + np.arange(tokens.shape[1])).astype(np.int32)
 
     def _sums(self, tokens: Ints, state: AheadState) -> Floats:
         """What the search's rows (B, K) add up to, where their tokens are among the best that the device knows."""
-        if not state.position:
-            return np.zeros(tokens.shape, np.float32)
-        assert state.record
-        same = state.record.ids[state.parents] == tokens[:, :, None]
-        added = np.where(same, state.record.scores[state.parents], 0).sum(2)
-        before = state.fed[state.position - 1].values.ravel()[state.parents]
-        return np.where(same.any(2), before + added, DEAD).astype(np.float32)
+        parents, record = state.parents, state.record
+        sums = np.zeros(tokens.shape, np.float32)
+        if record:
+            same = record.ids[parents] == tokens[:, :, None]
+            added = np.where(same, record.scores[parents], 0).sum(2)
+            old = state.seats.begins[state.sentences] < state.position
+            sums[old] = np.where(same.any(2), state.sums[parents] + added, DEAD)[old]
+        # A search that is narrower than others repeats a row, from which candidates are to come once.
+        again = (tokens[:, 1:] == tokens[:, :-1]) & (parents[:, 1:] == parents[:, :-1])
+        sums[:, 1:][again] = DEAD
+        return sums

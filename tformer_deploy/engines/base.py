@@ -80,6 +80,13 @@ class Outlook:
     drawn: bool = False
     """What steps are fed is drawn, so that nobody can tell it before."""
 
+    def beside(self, other: Outlook) -> Outlook:
+        """What two searches ask for together."""
+        pairs = (self.beams, other.beams), (self.tokens, other.tokens)
+        beams, tokens = (max(pair) if all(pair) else 0 for pair in pairs)
+        end_id = self.end_id if self.end_id == other.end_id else -1
+        return Outlook(beams, tokens, end_id, drawn=self.drawn or other.drawn)
+
 
 ANYTHING = Outlook()
 
@@ -167,7 +174,9 @@ class SameStep:
 
     def admit(self, state: State, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
         """See `Engine.admit`."""
-        raise LimitError("no sentence can join others here: use a variant of target ort-cpu, without a shortlist")
+        raise LimitError(
+            "no sentence can join others here: use a variant of target ort-cpu or trt of a new export, no shortlist"
+        )
 
 
 def check_request(src_ids: Ints, src_lengths: Ints, config: ModelConfig, limits: Limits) -> None:

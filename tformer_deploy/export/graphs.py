@@ -56,7 +56,7 @@ class StepGraph(GraphModule):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Sizes as in `contract.signature`."""
         given, layers = self.named(inputs), Layers()
-        cache, positions = self.cache(given), given.get("positions", given["position"])
+        cache, positions = self.cache(given), given["positions" if "positions" in given else "position"]
         hidden = self.model.step(given["tokens"], positions, given["src_lengths"], pairs("cross", given), cache, layers)
         found = self.best(hidden, given)
         return self.result({**layers, **found, **flat("present", cache.present)})
@@ -131,7 +131,7 @@ class ChoosingStep(InPlaceStep):
 
     def cache(self, given: dict[str, Tensor]) -> Cache:
         """See `StepGraph.cache`."""
-        return StaticCache(list(reordered(given)), given["position"])
+        return StaticCache(list(reordered(given)), given["positions"].flatten())
 
     def top(self, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """See `InPlaceStep.top`. What it makes of NaN is nowhere written, and an id outside of a table ends all."""
@@ -152,12 +152,13 @@ class ChoosingStep(InPlaceStep):
         sums = torch.where(sums > 3 * DEAD, sums, DEAD)  # no NaN
         best_sums, chosen = sums.reshape(batch, -1).topk(beams, dim=-1)
         lives = torch.arange(beams, dtype=torch.int32) < given["live_beams"]
+        last = torch.tensor(self.recipe.axes.past_len.max, dtype=torch.int32)  # sentences that have ended go on
         owners = torch.arange(rows, dtype=torch.int32)[:, None].expand(-1, count).contiguous()
         return {
             "next_tokens": ids.reshape(batch, -1).gather(1, chosen),
             "next_parents": owners.view(batch, -1).gather(1, chosen),
             "next_values": torch.where(lives, best_sums, DEAD),
-            "next_position": given["position"] + 1,
+            "next_positions": torch.minimum(given["positions"] + 1, last),
         }
 
 

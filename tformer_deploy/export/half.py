@@ -19,7 +19,7 @@ from ..contract import number
 from ..errors import LimitError
 
 Half = Literal["fp16", "bf16"]
-KINDS: dict[str, tuple[int, Any]] = {
+HALF_TYPES: dict[str, tuple[int, Any]] = {
     "fp16": (TensorProto.FLOAT16, np.float16),
     "bf16": (TensorProto.BFLOAT16, ml_dtypes.bfloat16),
 }
@@ -27,8 +27,6 @@ LARGEST = {"fp16": 65504 / 2, "bf16": 1.6e38}
 """What a tensor may reach on the calibration text and still be half: half of what the type holds."""
 EXACT = {"LayerNormalization", "Softmax", "LogSoftmax", "TopK"}
 """Sums over many elements and what decides: always fp32."""
-IDS = ("src_ids", "tokens")
-"""What rows of a table are read by, which are stored in half and widened into the fp32 stream."""
 PARENTS, NEXT_PARENTS = "parents", "next_parents"
 """The row that each row of a step continues, and for the next step."""
 
@@ -115,7 +113,7 @@ def to_half(model: onnx.ModelProto, half: Half, largest: Mapping[str, float]) ->
 class _Half:
     def __init__(self, model: onnx.ModelProto, half: Half, largest: Mapping[str, float]) -> None:
         self.graph, self.limit = model.graph, LARGEST[half]
-        self.half, self.dtype = KINDS[half]
+        self.half, self.dtype = HALF_TYPES[half]
         self.name = half
         self.constants = {tensor.name: tensor for tensor in self.graph.initializer}
         self.largest = dict(largest)
@@ -139,9 +137,10 @@ class _Half:
                 )
             value.type.tensor_type.elem_type = self.half
         self.halves |= {value.name for value in self.graph.input if _is_cache(value.name)}
-        islands = []
+        islands, ids = [], ("src_ids", "tokens")
         for node in list(self.graph.node):
-            if node.op_type == "Gather" and node.input[1] in IDS and not self.too_large(node.input[0]):
+            # Rows of an embedding are stored in half and widened into the fp32 stream.
+            if node.op_type == "Gather" and node.input[1] in ids and not self.too_large(node.input[0]):
                 self.table(node)
                 continue
             island = self.island(node)

@@ -39,7 +39,7 @@ def export_graphs(
     models = {}
     for name in graphs_of(recipe):
         exported = build_graph(name, tracer, recipe, ranges or {})
-        describe(
+        label(
             exported,
             {
                 "tformer.graph": name,
@@ -75,7 +75,7 @@ def hide(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
         model.graph.output.remove(output)
 
 
-def describe(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
+def label(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
     """Pin the IR version and store what the graph is inside it; drop the exporter's notes on each node."""
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "tformer-deploy", __version__

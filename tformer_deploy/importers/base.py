@@ -53,8 +53,8 @@ class Original(Protocol):
     name: str
     """What it is, with its version."""
 
-    def memory(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor:
-        """Encoder states (B, S, d) of src_ids (B, S), src_lengths (B)."""
+    def memory(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor | None:
+        """Encoder states (B, S, d) of src_ids (B, S), src_lengths (B); None where the original does not show them."""
         ...
 
     def log_probs(self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> Tensor:
@@ -106,12 +106,10 @@ class Parameters:
         self._made: dict[str, Callable[[], Tensor]] = {}
 
     def put(self, ours: str, theirs: str, change: Change | None = None) -> None:
-        """A parameter is a tensor, changed. A name that our model does not have is ignored."""
+        """A parameter is a tensor, changed. Where our model has no such parameter, the tensor is not used for it."""
+        self.weights.shape(theirs)
         if ours in self.shapes:
             self.make(ours, lambda: change(self.weights.take(theirs)) if change else self.weights.take(theirs))
-            self.weights.shape(theirs)
-        elif theirs in self.weights:
-            self.weights.ignore(theirs)
 
     def make(self, ours: str, how: Callable[[], Tensor]) -> None:
         """A parameter is computed."""

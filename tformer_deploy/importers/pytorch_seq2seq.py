@@ -7,19 +7,23 @@ from pathlib import Path
 from ..config import ModelConfig, from_dict
 from .base import Imported, ImportOptions, Parameters
 from .vocabularies import word_tokenizers
-from .weights import read_weights
+from .weights import WRAPPERS, read_weights
 
 ATTENTION = ("fc_q", "fc_k", "fc_v", "fc_o")
 
 
 def recognises(path: Path) -> bool:
     """Whether a file has its names."""
-    return path.is_file() and path.suffix in (".pt", ".pth") and "encoder.tok_embedding.weight" in read_weights(path)
+    return (
+        path.is_file()
+        and path.suffix in (".pt", ".pth")
+        and "encoder.tok_embedding.weight" in read_weights(path, *WRAPPERS)
+    )
 
 
 def read(path: Path, options: ImportOptions) -> Imported:
     """See `base.Imported`."""
-    weights = read_weights(path)
+    weights = read_weights(path, *WRAPPERS)
     src_vocab, width = weights.shape("encoder.tok_embedding.weight")
     tgt_vocab, decoder_width = weights.shape("decoder.tok_embedding.weight")
     positions = [weights.shape(f"{side}.pos_embedding.weight")[0] for side in ("encoder", "decoder")]

@@ -22,7 +22,15 @@ from .weights import writing
 FORMATS = {
     "hf": "a Hugging Face folder: Marian, M2M100, NLLB, Pegasus, Blenderbot, FSMT, BART, mBART, PLBart, T5, mT5, UMT5",
     "annotated": "a state dict of The Annotated Transformer and its relatives",
+    "multi30k-tutorial": "a checkpoint of LZHMS/TransformerPractice",
+    "torch": "a state dict of a module around torch.nn.Transformer",
     "pytorch-seq2seq": "a state dict of bentrevett/pytorch-seq2seq",
+    "ctranslate2": "a folder with CTranslate2's model.bin",
+    "opennmt-py": "a .pt file of OpenNMT-py 3",
+    "joeynmt": "a .ckpt file of JoeyNMT",
+    "sockeye": "a folder of Sockeye 3",
+    "marian": "an .npz file of Marian",
+    "fairseq": "a .pt file of fairseq's translation task",
 }
 """Each has a module of its name, with `recognises(path)` and `read(path, options)`."""
 
@@ -38,9 +46,16 @@ def recognised(path: Path) -> str:
     """The one format that a path looks like. Raises ConfigError where there is none, or more."""
     if not path.exists():
         raise ArtifactError(f"{path} is not there")
-    found = [name for name in FORMATS if module_of(name).recognises(path)]
+    found, unreadable = [], []
+    for name in FORMATS:
+        try:
+            found += [name] if module_of(name).recognises(path) else []
+        except ArtifactError as error:  # one format's file may be what another one refuses
+            unreadable.append(error)
     if len(found) == 1:
         return found[0]
+    if unreadable and not found:
+        raise unreadable[0]
     formats = ", ".join(found or FORMATS)
     seen = f"could be of several formats, {formats}" if found else f"looks like none of {formats}"
     raise ConfigError(f"{path} {seen}: name one, as in tformer import {(found or [*FORMATS])[0]} {path}")

@@ -19,6 +19,8 @@ from ..errors import ArtifactError
 from ..headers import DAMAGED, RATIO, member, parse_json
 
 Read = Callable[[], Tensor]
+WRAPPERS = ("module.", "model.", "_orig_mod.")
+"""What DataParallel, Lightning and torch.compile put before names."""
 
 
 class Weights:
@@ -210,9 +212,8 @@ def load_plain_pickle(path: Path) -> Any:
         with path.open("rb") as file:
             return Plain(file).load()
     except pickle.UnpicklingError as error:
-        raise ArtifactError(
-            f"{path} is refused: loading it would execute {error}: write a word a line instead"
-        ) from None
+        found = f"{path} is refused: loading it would execute {error}"
+        raise ArtifactError(f"{found}: write the words to a text file, one a line") from None
     except DAMAGED as error:
         raise ArtifactError(f"{path} is damaged: {error!r:.200}: copy it again") from None
 

@@ -24,7 +24,7 @@ from .figures import ENGINE_COLOURS, kind_plot, line_plot
 from .page import Table, render_page
 
 
-def render(report: BenchReport) -> str:
+def bench_page(report: BenchReport) -> str:
     """The whole page."""
     names = [engine.engine for engine in report.engines]
     devices = [describe_device(engine) for engine in report.engines if engine.device]
@@ -50,7 +50,7 @@ def render(report: BenchReport) -> str:
 def growth(points: Sequence[PointReport], names: Sequence[str]) -> Iterator[tuple[Markup, Table]]:
     """How costs grow with the cache, the output and the batch: plots, and the values behind them."""
     longest = max(found.point.new_tokens for found in points)
-    for where, group in groups(points, "batch", "beams", "src_len"):
+    for where, group in group_points(points, "batch", "beams", "src_len"):
         whole = [found for found in group if found.point.new_tokens == longest > 1]
         # The first step is left out: it has a row a sentence, whatever the beam.
         if lines := {found.engine: [*enumerate(found.steps_ms)][1:] for found in whole}:
@@ -61,7 +61,7 @@ def growth(points: Sequence[PointReport], names: Sequence[str]) -> Iterator[tupl
     ]
     for axis, across, value, title in grown:
         fixed = [name for name in ("batch", "beams", "src_len", "new_tokens") if name != axis]
-        for where, group in groups(points, *fixed):
+        for where, group in group_points(points, *fixed):
             lines = {n: sorted((getattr(f.point, axis), value(f)) for f in group if f.engine == n) for n in names}
             if len(lines[names[0]]) > 1:
                 yield drawn(f"{title}, {where}", across, lines, log=True)
@@ -79,7 +79,7 @@ def drawn(
     return line_plot(title, across, lines, log), Table("", (across, *lines), rows, shown=0, folded="Values")
 
 
-def groups(points: Sequence[PointReport], *fields: str) -> Iterator[tuple[str, list[PointReport]]]:
+def group_points(points: Sequence[PointReport], *fields: str) -> Iterator[tuple[str, list[PointReport]]]:
     """Points that agree in some sizes, with a title."""
 
     def key(found: PointReport) -> tuple[int, ...]:

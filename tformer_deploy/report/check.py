@@ -6,26 +6,21 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
+from ..check.observe import JOINED, REBATCHED
 from ..check.report import Divergence, EngineReport, Outputs, Report, describe_constants
 from .figures import layer_plot, step_plot
-from .page import Cell, Row, Table, counted, limit_text, number, render_page
+from .page import Cell, Row, Table, counted, limit_text, render_page, short_number
 
 MAX_ROWS, SHOWN_ROWS = 200, 20
 """Of a table of divergences; of those, rows that are not folded away."""
-VARIANTS = {
-    "alone": "one sentence at a time",
-    "neighbours": "short sentences beside long ones",
-    "shuffled": "in random order",
-    "padded": "more padding",
-    "joined": "joining others on their way",
-}
+BATCHES = {**REBATCHED, JOINED: "joining others on their way"}
 EXPLAINED = (
     "Sentences and tokens count from 1. Expected: eager's token id; in another batch, the engine's own in its usual "
     "one. Margin ∞: the choice was not among the candidates."
 )
 
 
-def render(report: Report) -> str:
+def check_page(report: Report) -> str:
     """The whole page."""
     engines = [
         {
@@ -67,7 +62,7 @@ def outline(engine: EngineReport) -> Iterator[str]:
     """An engine's figures in a line."""
     yield from (f"{found.mode} {share(found)}" for found in engine.outputs)
     if engine.scores_count:
-        yield f"scores within {number(engine.scores_max)}"
+        yield f"scores within {short_number(engine.scores_max)}"
     yield f"{engine.seconds:,.1f} s"
 
 
@@ -100,7 +95,7 @@ def summary(report: Report) -> Table:
 def tables(engine: EngineReport, eager: Sequence[Outputs]) -> Iterator[Table]:
     """What was compared with what."""
     head: tuple[str, ...] = ("Absolute difference", "Max", "99.9 %", "Mean", "Limit", "Max / limit", "Over")
-    yield Table("Scores and encoder outputs", head, [*differences(engine)])
+    yield Table("Scores and encoder outputs", head, [*difference_rows(engine)])
     if engine.top1.steps:
         steps = (engine.top1.steps, engine.top1.equal, engine.top1.near, engine.top1.differ)
         few = engine.top1.share < engine.tolerance.top1
@@ -111,12 +106,12 @@ def tables(engine: EngineReport, eager: Sequence[Outputs]) -> Iterator[Table]:
     if engine.constants:
         yield Table("Constants", notes=[describe_constants(engine.constants)])
     head = ("Mode", "Sentences", "Equal", "Ties", "Failed" if engine.tolerance.tokens else "Differ")
-    rows = [(*counts(engine, o.mode, o), number(o.score_max)) for o in engine.outputs]
+    rows = [(*counts(engine, o.mode, o), short_number(o.score_max)) for o in engine.outputs]
     none = [] if rows else ["No output was compared."]
     yield Table("Outputs", (*head, "Largest score difference"), rows, none)
     yield invariance(engine, eager)
     if engine.sizes:
-        told = f"Equal rows of a wide beam have scores within {number(engine.rows_max or 0.0)} of each other."
+        told = f"Equal rows of a wide beam have scores within {short_number(engine.rows_max or 0.0)} of each other."
         named = {o.mode + (", as many sentences as fit" if o.variant else ", beside eager"): o for o in engine.sizes}
         sizes = [counts(engine, name, o) for name, o in named.items()]
         notes = [told] if engine.rows_max is not None else []
@@ -131,13 +126,13 @@ def tables(engine: EngineReport, eager: Sequence[Outputs]) -> Iterator[Table]:
         yield Table("Quality", ("", "Eager", "Engine", "Difference"), quality)
 
 
-def differences(engine: EngineReport) -> Iterator[Row]:
+def difference_rows(engine: EngineReport) -> Iterator[Row]:
     """Rows of the largest differences beside their limits."""
     none = ("-", "-")
     found = [("Encoder outputs", "encoder", engine.encoder_max, engine.encoder_sentences, "sentence", none)]
     if engine.attention_max is not None:
         found.append(("Attention", "encoder", engine.attention_max, engine.encoder_sentences, "sentence", none))
-    spread = (number(engine.scores_p999), number(engine.scores_mean)) if engine.scores_count else none
+    spread = (short_number(engine.scores_p999), short_number(engine.scores_mean)) if engine.scores_count else none
     found.append(("Log-probabilities", "scores", engine.scores_max, engine.scores_count, "value", spread))
     for each in engine.vocabulary:
         name = "encoder" if each.side == "source" else "scores"
@@ -145,7 +140,7 @@ def differences(engine: EngineReport) -> Iterator[Row]:
     for label, name, largest, count, noun, others in found:
         limit = getattr(engine.tolerance, name)
         allowed = Cell(limit_text(limit), badge="loosened" if name in engine.loosened else "")
-        part = number(largest / limit) if limit and count else "-"
+        part = short_number(largest / limit) if limit and count else "-"
         yield label, over(largest, limit, count), *others, allowed, part, counted(count, noun)
 
 
@@ -155,7 +150,7 @@ def invariance(engine: EngineReport, eager: Sequence[Outputs]) -> Table:
     modes, variants = (dict.fromkeys(key[n] for key in (*ours, *theirs)) for n in (1, 0))
     rows = [
         (
-            Cell(variant, notes=[VARIANTS.get(variant, "")]),
+            Cell(variant, notes=[BATCHES.get(variant, "")]),
             *(equal(engine, ours.get((variant, mode)), theirs.get((variant, mode))) for mode in modes),
         )
         for variant in variants
@@ -170,10 +165,10 @@ def divergences(title: str, found: Sequence[Divergence], shown: int, lossy: bool
     for d in found[:MAX_ROWS]:
         tokens = [str(token) if token >= 0 else "-" for token in (d.eager_token, d.engine_token)]
         scores = [
-            f"{value:.6f}" if math.isfinite(value) else number(value) for value in (d.eager_score, d.engine_score)
+            f"{value:.6f}" if math.isfinite(value) else short_number(value) for value in (d.eager_score, d.engine_score)
         ]
         where = (f"{d.sentence + 1:,}", d.mode, d.variant or "-", f"{d.step + 1:,}")
-        rows.append((*where, *tokens, *scores, number(d.margin)))
+        rows.append((*where, *tokens, *scores, short_number(d.margin)))
     notes = ["Outputs that differ from eager's, as this precision may, are counted above."] if lossy else []
     notes.append(EXPLAINED if found else "None.")
     notes += [f"The first {MAX_ROWS:,}, and {len(found) - MAX_ROWS:,} more"] if len(found) > MAX_ROWS else []
@@ -194,7 +189,7 @@ def step_values(engine: EngineReport) -> Table:
 
 def over(value: float, limit: float, count: int, told: str = "") -> Cell:
     """A difference, marked where it is beyond its limit; none where nothing was compared."""
-    return Cell(number(value), not value <= limit, [told] if told else []) if count or value else Cell("-")
+    return Cell(short_number(value), not value <= limit, [told] if told else []) if count or value else Cell("-")
 
 
 def counts(engine: EngineReport, name: str, found: Outputs) -> Row:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from ..bench.report import NodeKind, figure
 from ..check.report import EngineReport, StepDifference
 from ..fonts import no_fonts_at_home
-from .page import limit_text, number, printable
+from .page import limit_text, page_text, short_number
 
 with no_fonts_at_home():
     import matplotlib as mpl
@@ -23,11 +23,11 @@ with no_fonts_at_home():
 
 ENGINE_COLOURS = 6
 """c0, c1 and so on of the style sheet; further engines begin again."""
-NAMES = ("text", "muted", "line", "counts", "mean", "bad", "encoder", "decoder", "bg")
-INK = {name: f"#ab{n:04x}" for n, name in enumerate([*NAMES, *(f"c{n}" for n in range(ENGINE_COLOURS))])}
+VARIABLES = ("text", "muted", "line", "counts", "mean", "bad", "encoder", "decoder", "bg")
+INK = {name: f"#ab{n:04x}" for n, name in enumerate([*VARIABLES, *(f"c{n}" for n in range(ENGINE_COLOURS))])}
 """Placeholders, by the variable of the style sheet that takes their place."""
 WIDE_PX, HALF_PX, ROW_PX = 1000, 480, 18
-MAX_TICKS, MARKED_POINTS, SHOWN_KINDS = 7, 60, 12
+MAX_TICKS, MARKED_POINTS, PLOTTED_KINDS = 7, 60, 12
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # letters stay text
     "text.parse_math": False,
@@ -87,11 +87,11 @@ def layer_plot(engine: EngineReport) -> Markup:
         plot, axes = _axes(WIDE_PX, ROW_PX * len(engine.layers) + 80)
         left, blamed = min(scale.ticks().values()) - 0.1 * scale.stride, engine.blame.rsplit(", ", 1)[-1]
         names = [("▸ " if layer.name == blamed else "") + layer.name for layer in engine.layers]
-        axes.set_yticks(range(len(names)), [printable(name) for name in names])
+        axes.set_yticks(range(len(names)), [page_text(name) for name in names])
         axes.set_xticks([*scale.ticks().values()], [*scale.ticks()])
         axes.set(xlim=(left, max(scale.ticks().values()) + 0.1 * scale.stride), ylim=(len(names) - 0.5, -0.5))
         right = axes.secondary_yaxis("right")
-        found = [f"{number(layer.difference)} of {number(layer.largest)}" for layer in engine.layers]
+        found = [f"{short_number(layer.difference)} of {short_number(layer.largest)}" for layer in engine.layers]
         right.set_yticks(range(len(names)), found)
         figures = right.get_yticklabels()
         for y, (layer, label) in enumerate(zip(engine.layers, axes.get_yticklabels(), strict=True)):
@@ -157,7 +157,7 @@ def kind_plot(kinds: Mapping[int, Sequence[NodeKind]]) -> Markup:
     """One graph's nodes: a row a kind, a bar an engine; kinds by the engines' numbers."""
     times = {n: {kind.kind: kind.ms for kind in found} for n, found in kinds.items()}
     longest = {name: max(each.get(name, 0.0) for each in times.values()) for each in times.values() for name in each}
-    names = sorted(longest, key=lambda name: -longest[name])[:SHOWN_KINDS]
+    names = sorted(longest, key=lambda name: -longest[name])[:PLOTTED_KINDS]
     with mpl.rc_context({**STYLE, "axes.grid.axis": "x", "ytick.major.size": 0}):
         plot, axes = _axes(WIDE_PX, 12 * len(names) * (len(times) + 0.5) + 60)
         for place, (n, found) in enumerate(times.items()):
@@ -166,7 +166,7 @@ def kind_plot(kinds: Mapping[int, Sequence[NodeKind]]) -> Markup:
             bars = axes.barh(rows, values, 0.9 / (len(times) + 0.5), color=INK[f"c{n % ENGINE_COLOURS}"])
             axes.bar_label(bars, [figure(value) for value in values], padding=4, size=10)
         middle = 0.5 * len(times) / (len(times) + 0.5)
-        axes.set_yticks([row + middle for row in range(len(names))], [printable(name) for name in names])
+        axes.set_yticks([row + middle for row in range(len(names))], [page_text(name) for name in names])
         axes.set(ylim=(len(names), -0.1), xlabel="ms")
         return _svg(plot, "Time of each kind of node")
 
@@ -188,7 +188,7 @@ def _svg(plot: Figure, told: str) -> Markup:
         plot.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     inside = file.getvalue().partition("<svg")[2].partition(">")[2]
     box = f"0 0 {72 * plot.get_figwidth():g} {72 * plot.get_figheight():g}"
-    start = Markup('<svg viewBox="{}" role="img" aria-label="{}">').format(box, printable(told))
+    start = Markup('<svg viewBox="{}" role="img" aria-label="{}">').format(box, page_text(told))
     inside = re.sub(r' (d|x|y)="[^"]*"', lambda place: re.sub(r"(\.\d\d)\d+", r"\1", place[0]), inside)
     text = start + Markup(_NOISE.sub("", inside))
     for name, colour in INK.items():

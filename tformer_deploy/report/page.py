@@ -45,12 +45,12 @@ class Table:
     """What the others are called."""
 
 
-def printable(value: Any) -> Any:
+def page_text(value: Any) -> Any:
     """A text without what no page may hold, such as lone surrogates; markup and other values as they are."""
     return _UNPRINTABLE.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def number(value: float) -> str:
+def short_number(value: float) -> str:
     """As in 1.23e-5, or 0.123 and 12.3 where that is short."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
@@ -62,7 +62,7 @@ def number(value: float) -> str:
 
 def limit_text(value: float) -> str:
     """As in 1e-4."""
-    text = number(value)
+    text = short_number(value)
     return re.sub(r"\.?0+e", "e", text) if "e" in text else f"{value:g}"
 
 
@@ -76,7 +76,7 @@ def render_page(template: str, **values: Any) -> str:
     env = Environment(
         loader=PackageLoader("tformer_deploy.report"),
         autoescape=True,
-        finalize=printable,  # which sees a value before it is escaped
+        finalize=page_text,  # which sees a value before it is escaped
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -100,7 +100,9 @@ def _load(directory: Path, description: Mapping[str, Any]) -> Tokenizer:
         if kind == "sentencepiece":
             return SentencePiece(content, specials or OUR_SPECIALS)
         if kind == "words":
-            return Words(content.decode("utf-8").split("\n")[:-1], description.get("language"), specials, **how)
+            listed = name.endswith(".json")
+            words = _strings(directory, name, "entries") if listed else content.decode("utf-8").split("\n")[:-1]
+            return Words(words, description.get("language"), specials, **how)
         if kind == "pieces":
             return PieceList(content, _strings(directory, description["entries"], "entries"), specials or OUR_SPECIALS)
         if kind in (ByteBpe.kind, WordBpe.kind):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArtifactError, ConfigError, missing_extra
-from ..files import atomic_file
+from ..files import atomic_file, write_json
 from .base import OUR_SPECIALS, SPECIALS, Specials, ids_of, require_entries
 
 Splitter = Callable[[str], list[str]]
@@ -72,10 +72,15 @@ class Words:
         return specials.get(piece, self._ids.get(piece))
 
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
-        """Write `<stem>.words`, one a line."""
-        with atomic_file(directory / f"{stem}.words") as temporary:
-            temporary.write_text("\n".join(self._words) + "\n", encoding="utf-8")
-        named = {"kind": "words", "file": f"{stem}.words", "language": self._language}
+        """Write `<stem>.words`, one a line; `<stem>.json` where a word has a line's end."""
+        lines = not any("\n" in word for word in self._words)
+        name = f"{stem}.words" if lines else f"{stem}.json"
+        if lines:
+            with atomic_file(directory / name) as temporary:
+                temporary.write_text("\n".join(self._words) + "\n", encoding="utf-8")
+        else:
+            write_json(directory / name, {"entries": self._words})
+        named = {"kind": "words", "file": name, "language": self._language}
         how = {**({"regex": self._regex} if self._regex else {}), **({"lower": True} if self._lower else {})}
         return {**named, **how, "specials": self.specials.to_json()}
 

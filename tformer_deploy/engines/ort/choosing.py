@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...bundle import Bundle
-from ...contract import signature
+from ...contract import OLDER, signature
 from ...errors import EngineError, NoRoom
 from ...plans import Profile
-from ..ahead import AheadEngine, AheadState, Choice, Record
+from ..ahead import FED, AheadEngine, AheadState, Choice, Record
 from ..base import ANYTHING, Floats, Ints, Limits, Outlook, Scores
 from .library import OrtValue, RunOptions, reason
 from .standard import OrtGraphs, view
@@ -44,6 +46,7 @@ class ChoosingEngine(AheadEngine, OrtGraphs):
     def __enter__(self) -> Self:
         OrtGraphs.__enter__(self)
         super().__enter__()
+        self.admits = self.bundle.kind(self.step_graph, self.variant) not in OLDER.values()
         if self.keeps:
             self._thread = ThreadPoolExecutor(1, "gpu")
             self._try()
@@ -60,6 +63,10 @@ class ChoosingEngine(AheadEngine, OrtGraphs):
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> AheadState:
         """See `Engine.encode`."""
         return self._alone(super().encode, src_ids, src_lengths, outlook)
+
+    def admit(self, state: AheadState, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
+        """See `Engine.admit`."""
+        self._alone(super().admit, state, src_ids, src_lengths, outlook)
 
     def step(self, tokens: Ints, state: AheadState, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`."""
@@ -86,15 +93,14 @@ class ChoosingEngine(AheadEngine, OrtGraphs):
     def _take_step(self) -> None:
         device, one = self.make(Profile(1, 1, 1, 1)), np.zeros((1, 1), np.int32)
         device.encode(one, np.ones(1, np.int32), ANYTHING)
-        device.feed(Choice(one, one, np.zeros((1, 1), np.float32)), 0)
+        device.feed(Choice(one, one, np.zeros((1, 1), np.float32), one), 0)
         device.issue(0)
 
-    def choose(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
-        """See `AheadEngine.choose`: what is asked for, or sizes that many requests share where devices are kept."""
-        limits = self.limits
-        tokens = min(outlook.tokens or limits.tgt_tokens, limits.tgt_tokens)
-        exact = Profile(batch, outlook.beams or limits.beams, src_tokens, tokens)
-        return rounded(exact, limits) if self.keeps else exact
+    def choose(self, wanted: Profile, filled: int) -> Profile:
+        """See `AheadEngine.choose`: what is needed by now, or sizes that many requests share where devices are kept."""
+        if self.keeps:
+            return rounded(wanted, self.limits)
+        return replace(wanted, capacity=min(wanted.capacity, CAPACITY << (filled // CAPACITY).bit_length()))
 
     def make(self, profile: Profile) -> OrtDevice:
         """See `AheadEngine.make`."""
@@ -121,15 +127,14 @@ class ChoosingEngine(AheadEngine, OrtGraphs):
 
 
 class OrtDevice:
-    """See `static.Device`. Even steps read what odd ones write, and the other way round."""
+    """See `ahead.Device`."""
 
     def __init__(self, engine: ChoosingEngine, profile: Profile) -> None:
-        self.engine, self.profile = engine, profile
+        self.engine, self.profile, self.freed = engine, profile, False
         self.best = engine.recipe.top_k or 2 * profile.beams
-        # What is captured stays where it is, and caches on a GPU are not looked into from here.
-        self._capacity = profile.capacity if engine.keeps else min(CAPACITY, profile.capacity)
         self._encoder, self._step = engine.sessions()
-        step = signature("decoder_step", engine.config, engine.recipe)
+        kind = engine.bundle.kind("decoder_step", engine.variant)
+        step = signature("decoder_step", engine.config, engine.recipe, kind)
         self._specs = {spec.name: spec for spec in (*step.inputs, *step.outputs)}
         types = (*self._step.get_inputs(), *self._step.get_outputs())
         self._types = {value.name: TYPES[value.type] for value in types}
@@ -139,7 +144,9 @@ class OrtDevice:
         self._given = self._buffers(spec.name for spec in step.inputs if spec.name not in self._carried)
         self._states = [self._buffers(self._carried) for _ in range(2)]
         self._found = [self._buffers(found) for _ in range(2)]
-        self._bindings = self._bind()
+        self._fed = [name if name in self._carried else "position" for name in FED]
+        self._past = [name for name in self._carried if name.startswith("past_")]
+        self._bindings = [self._binding(turn) for turn in range(2)]
         self._options = [engine.numbered() for _ in self._bindings]
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
@@ -157,21 +164,18 @@ class OrtDevice:
 
     def feed(self, choice: Choice, step: int) -> None:
         """See `Device.feed`."""
-        values = {"tokens": choice.tokens, "parents": choice.parents, "values": choice.values}
-        for name, array in {**values, "position": np.array([step], np.int32)}.items():
-            self._states[step % 2][name].update_inplace(np.ascontiguousarray(array))
+        for name, array in zip(self._fed, vars(choice).values(), strict=True):
+            value = self._states[step % 2][name]
+            value.update_inplace(np.resize(array, value.shape()))
 
     def issue(self, step: int) -> None:
         """See `Device.issue`."""
-        if step == self._capacity:
-            self._grow()
-        kind = step % 2 if step else 2
-        self.engine.run(self._step, self._bindings[kind], self._options[kind])
+        self.engine.run(self._step, self._bindings[step % 2], self._options[step % 2])
 
     def read(self, step: int) -> Record:
         """See `Device.read`."""
         found, state = self._found[step % 2], self._states[1 - step % 2]
-        choice = Choice(*(view(state[name]).copy() for name in ("tokens", "parents", "values")))
+        choice = Choice(*(view(state[name]).copy() for name in self._fed))
         return Record(view(found["top_ids"]).copy(), view(found["top_scores"]).copy(), choice)
 
     def log_probs(self, step: int) -> Floats:
@@ -182,51 +186,43 @@ class OrtDevice:
         """See `Device.cross`."""
         return [view(value) for name, value in self._given.items() if name.startswith("cross_")]
 
+    def caches(self, step: int) -> list[NDArray[Any]]:
+        """See `Device.caches`."""
+        return [view(self._states[step % 2][name]) for name in self._past]
+
+    def fill(self, caches: list[NDArray[Any]], step: int) -> None:
+        """See `Device.fill`."""
+        for name, some in zip(self._past, caches, strict=True):
+            value = self._states[step % 2][name]
+            behind = value.shape()[2] - some.shape[2]
+            value.update_inplace(np.pad(some, ((0, 0), (0, 0), (0, behind), (0, 0))))
+
     def free(self) -> None:
         """See `Device.free`."""
+        self.freed = True
         self._bindings.clear()
         for part in (self._given, *self._states, *self._found):
             part.clear()
 
-    def _buffers(self, names: Iterable[str], zeros: bool = False) -> dict[str, OrtValue]:
-        """Room for inputs or outputs. Raises NoRoom."""
-        sizes, device = {**self.profile.sizes, "capacity": self._capacity}, self.engine.device
+    def _buffers(self, names: Iterable[str]) -> dict[str, OrtValue]:
+        """Zeros for inputs or outputs. Raises NoRoom."""
+        sizes, device = self.profile.sizes, self.engine.device
         shapes = {name: (self._specs[name].sized(sizes), self._types[name]) for name in names}
         try:
-            if zeros:
-                return {name: OrtValue.ortvalue_from_numpy(np.zeros(*each), device) for name, each in shapes.items()}
-            return {name: OrtValue.ortvalue_from_shape_and_type(*each, device) for name, each in shapes.items()}
+            return {name: OrtValue.ortvalue_from_numpy(np.zeros(*each), device) for name, each in shapes.items()}
         except Exception as error:  # the library's exceptions share no base class
             raise NoRoom(f"onnxruntime has no room for {self.profile}: {reason(error)}: use smaller batches") from None
 
-    def _bind(self) -> list[Any]:
-        """What even steps, odd steps and the first one read and write."""
-        past = [name for name in self._carried if name.startswith("past_")]
-        # The first reads caches that are masked as a whole, but must be finite.
-        empty = dict.fromkeys(past, self._buffers(past[:1], zeros=True)[past[0]])
-        return [self._binding(0, {}), self._binding(1, {}), self._binding(0, empty)]
-
-    def _binding(self, turn: int, instead: dict[str, OrtValue]) -> Any:
+    def _binding(self, turn: int) -> Any:
         """`turn` 0: even steps, 1: odd ones."""
         binding = self._step.io_binding()
-        for name, value in {**self._given, **self._states[turn], **instead}.items():
+        for name, value in {**self._given, **self._states[turn]}.items():
             binding.bind_ortvalue_input(name, value)
         for name, value in self._found[turn].items():
             binding.bind_ortvalue_output(name, value)
         for name, output in self._carried.items():
             binding.bind_ortvalue_output(output, self._states[1 - turn][name])
         return binding
-
-    def _grow(self) -> None:
-        """Room for twice as many positions."""
-        filled, self._capacity = self._capacity, min(2 * self._capacity, self.profile.capacity)
-        names = [name for name in self._carried if name.startswith("past_")]
-        for state in self._states:
-            larger = self._buffers(names, zeros=True)
-            for name, value in larger.items():
-                view(value)[:, :, :filled] = view(state[name])
-            state.update(larger)
-        self._bindings = self._bind()
 
 
 def rounded(profile: Profile, limits: Limits) -> Profile:

@@ -45,28 +45,28 @@ def layer_values(engine: Graphs, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints
     check_request(src_ids, src_lengths, config, engine.limits)
     encoder, step = (open_copy(engine, graph) for graph in GRAPHS)
     lengths = np.array(src_lengths, np.int32)
-    values = run(encoder, {"src_ids": np.array(src_ids, np.int32), "src_lengths": lengths})
+    values = run(encoder, {"src_ids": np.array(src_ids, np.int32), "src_lengths": lengths}, {})
     cross = {spec.name: values[spec.name] for spec in caches("cross", config, ())}
     static, in_place = engine.recipe.cache == "static", engine.recipe.target == "ort-cpu"
     shape = batch, config.decoder.heads, length if static else 0, config.decoder.head_dim
     past = {spec.name: np.zeros(shape, np.float32) for spec in caches("past", config, ())}
-    steps = []
+    fixed = {
+        "src_lengths": lengths,
+        **cross,
+        "parents": np.arange(batch, dtype=np.int32)[:, None],
+        "written_by": np.zeros((batch, 1, length), np.int32),
+        "values": np.zeros((batch, 1), np.float32),
+        "end_id": np.full(1, -1, np.int32),
+        "live_beams": np.ones(1, np.int32),
+    }
+    asked, steps = {value.name for value in step.get_inputs()}, []
     for position, token in enumerate(tgt_ids.T):
         check_step(1, position, engine.limits)
-        feed = {
-            "tokens": np.array(token[:, None], np.int32),
-            "position": np.array([position], np.int32),
-            "src_lengths": lengths,
-            **cross,
-        }
-        if in_place:
-            found = run(step, {**feed, "written_by": np.zeros((batch, 1, length), np.int32)}, past)
-        else:
-            if static:
-                feed |= {"values": np.zeros((batch, 1), np.float32), "end_id": np.full(1, -1, np.int32)}
-                feed["live_beams"] = np.ones(1, np.int32)
-            found = run(step, {**feed, "parents": np.arange(batch, dtype=np.int32)[:, None], **past})
-            past = {name: found[name.replace("past", "present")] for name in past}
+        positions = np.full((batch, 1), position, np.int32)
+        feed = {**fixed, "tokens": token[:, None].astype(np.int32), "position": positions[0], "positions": positions}
+        feed |= {} if in_place else past
+        found = run(step, {name: feed[name] for name in feed.keys() & asked}, past if in_place else {})
+        past = past if in_place else {name: found[name.replace("past", "present")] for name in past}
         steps.append(found)
     for name in (*layer_names("decoder_step", config), "log_probs"):
         if name in steps[0]:
@@ -87,12 +87,12 @@ def open_copy(engine: Graphs, graph: str) -> InferenceSession:
         return open_session(path, engine.options(spin_us=SHORT_SPIN_US), copy=model.SerializeToString())
 
 
-def run(session: InferenceSession, feed: dict[str, Any], buffers: dict[str, Floats] | None = None) -> dict[str, Floats]:
+def run(session: InferenceSession, feed: dict[str, Any], buffers: dict[str, Floats]) -> dict[str, Floats]:
     """All outputs by name, in order; caches in `buffers`, by their `past` names, are read and written in place."""
     binding = session.io_binding()
     for name, array in feed.items():
         binding.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(array))
-    written = {name.replace("past", "present"): (name, array) for name, array in (buffers or {}).items()}
+    written = {name.replace("past", "present"): (name, array) for name, array in buffers.items()}
     names = [output.name for output in session.get_outputs()]
     for output in names:
         if output in written:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from ...errors import ArtifactError, ConfigError, EngineError, MissingExtra, TformerError
+from ...notes import shortened
 
 # The wheels report usage to their vendor unless this is set before the library loads.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -26,7 +27,7 @@ Providers = list[tuple[str, dict[str, str]]]
 CPU: Providers = [("CPUExecutionProvider", {})]
 SHORT_SPIN_US = 100
 """Long enough to the next operator of the encoder, short enough not to take a core from the step that follows."""
-LONGEST = 300
+LONGEST_REASON = 300
 """Characters of a message."""
 _PLACES = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .+? failed:"
@@ -95,16 +96,10 @@ def loading(graph: Path, on_gpu: bool = False) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What an exception of the library says, on one line of at most `LONGEST` characters that can be printed."""
-    said = _PLACES.sub(" ", _ends(str(error), 10 * LONGEST))
+    """What an exception of the library says, on one line of at most `LONGEST_REASON` characters that can be printed."""
+    said = _PLACES.sub(" ", shortened(str(error), 10 * LONGEST_REASON))
     said = "".join(letter if letter.isprintable() else "?" for letter in " ".join(said.split()))
-    return _ends(said.rstrip("."), LONGEST)
-
-
-def _ends(text: str, most: int) -> str:
-    """The beginning and the end of a text that is too long."""
-    half = most // 2 - 1
-    return text if len(text) <= most else f"{text[:half]}… {text[-half:]}"
+    return shortened(said.rstrip("."), LONGEST_REASON)
 
 
 def has_vnni() -> bool:

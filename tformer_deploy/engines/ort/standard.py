@@ -37,7 +37,7 @@ from .operators import require_no_control_flow
 
 PROVIDERS: dict[str, Providers] = {"cpu": CPU, "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"}), *CPU]}
 """Where nodes run; shapes are computed on the processor in any case."""
-TYPES = {"int32": ("tensor(int32)",), "int8": ("tensor(int8)",), "float32": ("tensor(float)", "tensor(float16)")}
+ONNX_TYPES = {"int32": ("tensor(int32)",), "int8": ("tensor(int8)",), "float32": ("tensor(float)", "tensor(float16)")}
 """What the contract's types are called; half precision is for graphs of plans."""
 
 
@@ -138,7 +138,7 @@ class OrtGraphs(SameStep):
                 "look at nvidia-smi, then pip install 'onnxruntime-gpu[cuda,cudnn]'"
             )
         self.bundle.check_metadata(graph, metadata, self.recipe)
-        check_tensors(path, found, signature(graph, self.config, self.recipe))
+        check_tensors(path, found, signature(graph, self.config, self.recipe, self.bundle.kind(graph, self.variant)))
         return session
 
     def _changed(self, graph: str, path: Path) -> bytes:
@@ -240,7 +240,7 @@ def check_tensors(path: Path, found: Mapping[str, Any], wanted: Signature) -> No
         if value is None:
             raise ArtifactError(f"{path} has no '{spec.name}': it is not a graph of tformer, export the bundle again")
         sizes = zip(value.shape, spec.shape, strict=False)
-        fits = value.type in TYPES[spec.dtype] and len(value.shape) == len(spec.shape)
+        fits = value.type in ONNX_TYPES[spec.dtype] and len(value.shape) == len(spec.shape)
         if not fits or any(size != other for size, other in sizes if isinstance(size, int) and isinstance(other, int)):
             raise ArtifactError(
                 f"{path}: '{spec.name}' is {value.type} of {value.shape}, not {spec.dtype} of {list(spec.shape)}: "

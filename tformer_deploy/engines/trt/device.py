@@ -14,15 +14,12 @@ from ...config import ModelConfig
 from ...contract import caches
 from ...errors import EngineError, NoRoom
 from ...plans import Profile
-from ..ahead import Choice, Record
+from ..ahead import FED, Choice, Record
 from ..base import Floats, Ints, Outlook
 from .api import Kernels, TensorRt
 from .cuda import Event, Graph, Memory, Pinned, Stream, lay_out
 
-AHEAD = 2
-"""Steps in flight beside the one that is read; more would only be waited for where a batch ends."""
 GIVEN = ("src_lengths", "end_id", "live_beams", "src_ids")
-FED = ("tokens", "parents", "values", "position")
 FOUND = ("top_ids", "top_scores")
 TYPES = {"FLOAT": np.float32, "HALF": np.float16, "BF16": np.uint16, "INT32": np.int32}
 """numpy has no bf16: its bits."""
@@ -44,7 +41,7 @@ class Owner(Protocol):
 
 
 class TrtDevice:
-    """See `static.Device`. Even steps read what odd ones write, and the other way round."""
+    """See `ahead.Device`."""
 
     def __init__(self, engine: Owner, profile: Profile, encoder: Any, step: Any) -> None:
         self.engine, self.profile, self.freed, self.not_captured = engine, profile, False, ""
@@ -61,29 +58,29 @@ class TrtDevice:
     def _make(self, encoder: Any, step: Any) -> None:
         """Take memory, and prepare the encoder and both kinds of step."""
         self._shapes = shapes = {**tensors_of(encoder), **tensors_of(step)}
-        if missing := {*GIVEN, *FED, *FOUND} - shapes.keys():
+        fed = self._fed = [name if name in shapes else "position" for name in FED]
+        if missing := {*GIVEN, *fed, *FOUND} - shapes.keys():
             raise EngineError(f"the plans for {self.profile} have no {min(missing)}: export and build again")
         self.best = shapes["top_ids"][0][-1]
         self._stream = self._own(Stream())
         given, given_size = lay_out({name: shapes[name] for name in GIVEN})
-        turn, turn_size = lay_out({name: shapes[name] for name in (*FED, *FOUND)})
+        turn, turn_size = lay_out({name: shapes[name] for name in (*fed, *FOUND)})
         self._fed_size = turn[FOUND[0]].offset
         self._memory = {
             name: self._own(Memory(size_of(shapes[name]))) for name in shapes if name.startswith(("cross_", "log_"))
         }
-        past, past_size = lay_out({name: shapes[name] for name in shapes if name.startswith("past_")})
+        self._past, past_size = lay_out({name: shapes[name] for name in shapes if name.startswith("past_")})
         self._pasts = [self._own(Memory(past_size)) for _ in range(2)]
         self._given = self._own(Memory(given_size))
         self._turns = [self._own(Memory(turn_size)) for _ in range(2)]
         self._requests, self._choices = self._own(Pinned(given_size)), self._own(Pinned(self._fed_size))
-        self._slots = [self._own(Pinned(turn_size)) for _ in range(AHEAD + 2)]
+        self._slots = [self._own(Pinned(turn_size)) for _ in range(2)]
         self._ends = [self._own(Event()) for _ in self._slots]
         self._fetched: dict[str, Pinned] = {}
         # Made once, as a step has no time for it.
         self._request = {name: place.view(self._requests.bytes) for name, place in given.items()}
-        self._choice = {name: turn[name].view(self._choices.bytes) for name in FED}
-        read = (*FOUND, *FED[:3])
-        self._records = [[turn[name].view(slot.bytes) for name in read] for slot in self._slots]
+        self._choice = {name: turn[name].view(self._choices.bytes) for name in fed}
+        self._records = [[turn[name].view(slot.bytes) for name in (*FOUND, *fed)] for slot in self._slots]
         places = {name: self._given.address + place.offset for name, place in given.items()}
         fixed = {**{name: memory.address for name, memory in self._memory.items()}, **places}
         for memory in (*self._memory.values(), *self._pasts, self._given, *self._turns):
@@ -92,8 +89,8 @@ class TrtDevice:
             addresses = dict(fixed)
             for name, place in turn.items():
                 here, there = (self._turns[each].address + place.offset for each in (now, other))
-                addresses |= {name: here, f"next_{name}": there} if name in FED else {name: there}
-            for name, place in past.items():
+                addresses |= {name: here, f"next_{name}": there} if name in fed else {name: there}
+            for name, place in self._past.items():
                 addresses[name] = self._pasts[now].address + place.offset
                 addresses[name.replace("past", "present")] = self._pasts[other].address + place.offset
             self._launches.append(self._prepare(step, addresses))
@@ -113,11 +110,8 @@ class TrtDevice:
         """See `Device.feed`."""
         if step:  # what was fed before may not have left the host; the encoder feeds nothing
             self._stream.wait()
-        else:
-            # A masked value must be finite, and one sentence that overflowed would leave others what is not.
-            self._stream.clear(self._pasts[0])
-        self._choice["tokens"][:], self._choice["parents"][:] = choice.tokens, choice.parents
-        self._choice["values"][:], self._choice["position"][:] = choice.values, step
+        for name, array in zip(self._fed, vars(choice).values(), strict=True):
+            self._choice[name][...] = np.resize(array, self._choice[name].shape)
         self._stream.to_device(self._turns[step % 2].address, self._choices, self._fed_size)
 
     def issue(self, step: int) -> None:
@@ -141,6 +135,26 @@ class TrtDevice:
     def cross(self) -> list[Floats]:
         """See `Device.cross`."""
         return [self._fetch(spec.name) for spec in caches("cross", self.engine.config, ())]
+
+    def caches(self, step: int) -> list[NDArray[Any]]:
+        """See `Device.caches`."""
+        memory = self._pasts[step % 2]
+        block = Pinned(memory.size)
+        self._stream.to_host(block, memory.address, memory.size)
+        self._stream.wait()
+        found = [place.view(block.bytes).copy() for place in self._past.values()]
+        block.free()
+        return found
+
+    def fill(self, caches: list[NDArray[Any]], step: int) -> None:
+        """See `Device.fill`."""
+        memory = self._pasts[step % 2]
+        block = Pinned(memory.size)
+        for place, some in zip(self._past.values(), caches, strict=True):
+            place.view(block.bytes)[:, :, : some.shape[2]] = some
+        self._stream.to_device(memory.address, block, memory.size)
+        self._stream.wait()
+        block.free()
 
     def free(self) -> None:
         """Give everything back to the device."""

@@ -12,20 +12,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from ...bundle import Bundle
-from ...contract import GRAPHS
+from ...contract import GRAPHS, OLDER
 from ...errors import EngineError, NoRoom
 from ...plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_variant
 from ..ahead import AheadEngine
-from ..base import Floats, Ints, Limits, Outlook
+from ..base import Floats, Ints, Limits
 from .api import Kernels, TensorRt, find_gpu, installed, load_tensorrt, make_runtime
 from .cuda import Event
-from .device import AHEAD, TrtDevice, free_all
+from .device import TrtDevice, free_all
 
 
 class TrtEngine(AheadEngine):
     """Runs the plans of a bundle that fit this host."""
 
-    ahead, keeps = AHEAD, sys.maxsize
+    keeps = sys.maxsize
 
     def __init__(self, bundle: Bundle, precision: str = "") -> None:
         self.bundle, self.config, self.precision = bundle, bundle.config, precision
@@ -36,6 +36,7 @@ class TrtEngine(AheadEngine):
         """Find the plans and what they take, without the device. Raises ArtifactError, EngineError, MissingExtra."""
         self.plans, self.tensorrt = self._find()
         self.precision = self.plans.stamp.precision
+        self.admits = self.bundle.kind(GRAPHS[1], trt_variant(self.bundle)) not in OLDER.values()
         profiles = self.plans.profiles
         self.limits = Limits(
             max(each.batch for each in profiles),
@@ -85,11 +86,9 @@ class TrtEngine(AheadEngine):
         """See `Engine.layers`: a plan shows none. Raises EngineError."""
         raise EngineError("a plan does not show its layers: check ort:trt, which runs the graphs that it was made of")
 
-    def choose(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
+    def choose(self, wanted: Profile, filled: int) -> Profile:
         """See `AheadEngine.choose`: the smallest that takes the request."""
-        limits = self.limits
-        tokens = min(outlook.tokens or limits.tgt_tokens, limits.tgt_tokens)
-        return self.plans.fitting(batch, outlook.beams or limits.beams, src_tokens, tokens)
+        return self.plans.fitting(wanted)
 
     def make(self, profile: Profile) -> TrtDevice:
         """See `AheadEngine.make`."""
@@ -101,11 +100,6 @@ class TrtEngine(AheadEngine):
         if device.not_captured:
             self.note_not_captured(device.not_captured)
         return device
-
-    def give_back(self, device: Any) -> None:
-        """See `AheadEngine.give_back`."""
-        if not device.freed:
-            super().give_back(device)
 
     def device_ms(self) -> float:
         """How long the device has worked since `timings` was emptied; empties it again."""

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...errors import ArtifactError
-from .rewriting import MICROSOFT, Builder, behind, constant_of, made_by
+from .rewriting import MICROSOFT, Builder, behind, biased_mask, constant_of, made_by
 
 AXES = ("Unsqueeze", "Expand", "Cast", "Reshape", "Squeeze")
 """What a mask goes through without another meaning."""
@@ -34,6 +34,9 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> None:
         raise ArtifactError(f"fuse_attention does not know an Attention with {unknown or 'these inputs'}: {node.name}")
     build, given = Builder(graph, node), {value.name: value for value in graph.inputs}
     how = {"num_heads": q.shape[1], **({"scale": _value(node, "scale")} if "scale" in node.attributes else {})}
+    mask, bias = biased_mask(mask)
+    if bias is not None and (bias.shape is None or list(bias.shape)[:2] != [1, q.shape[1]]):  # with others it is wrong
+        raise ArtifactError(f"fuse_attention: {node.name} adds a bias {bias.shape} that is not one for all rows")
     written = [_written(value, given) for value in (k, v)]
     if all(written):
         (new_k, past_k, present_k), (new_v, past_v, present_v) = written  # type: ignore[misc]
@@ -41,7 +44,8 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> None:
         if first is None and not _compares(mask, "LessOrEqual", position):
             raise ArtifactError(f"fuse_attention: {node.name} reads a cache with another mask than of its positions")
         inputs: list[ir.Value | None] = [_flat(build, each) for each in (q, new_k, new_v)]
-        inputs += [None, _from(build, first, position) if first is not None else None, None]
+        inputs += [None, _from(build, first, position) if first is not None else None]
+        inputs += [_until(build, bias, position) if bias is not None else None]
         inputs += [past_k, past_v, position, given["written_by"]]
         mixed, *present = build.nodes("MultiHeadAttention", inputs, 3, MICROSOFT, unidirectional=1, **how)
         for old, new in zip((present_k, present_v), present, strict=True):
@@ -53,7 +57,7 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> None:
         if not _compares(mask, "Less", lengths):
             raise ArtifactError(f"fuse_attention: {node.name} has another mask than of src_lengths")
         keys = [each if each.is_graph_input() else _flat(build, each) for each in (k, v)]
-        mixed = build.node("MultiHeadAttention", [_flat(build, q), *keys, None, lengths], MICROSOFT, **how)
+        mixed = build.node("MultiHeadAttention", [_flat(build, q), *keys, None, lengths, bias], MICROSOFT, **how)
     mixed.type = q.type
     mixed.shape = ir.Shape([q.shape[0], q.shape[2], q.shape[1] * q.shape[3]])  # type: ignore[operator]
     heads = build.ints([0, 0, q.shape[1], q.shape[3]])  # type: ignore[list-item]
@@ -81,9 +85,9 @@ def _written(value: ir.Value, given: dict[str | None, ir.Value]) -> tuple[ir.Val
     write = made_by(present, "Where")
     if gathered is None or write is None or present is None:
         return None
-    here, new, past = write.inputs
+    before, past, new = write.inputs
     of_beams = behind(gathered.inputs[1], *AXES) is given.get("written_by")
-    if not of_beams or past is None or not past.is_graph_input() or not _compares(here, "Equal", given["position"]):
+    if not of_beams or past is None or not past.is_graph_input() or not _compares(before, "Less", given["position"]):
         return None
     assert new is not None
     return new, past, present
@@ -99,6 +103,13 @@ def _first_place(mask: ir.Value | None, position: ir.Value) -> ir.Value | None:
     if compared is None or not _compares(until, "LessOrEqual", position) or not _counts(compared.inputs[0]):
         return None
     return compared.inputs[1]
+
+
+def _until(build: Builder, bias: ir.Value, position: ir.Value) -> ir.Value:
+    """(1, heads, 1, position + 1) Of a bias for the whole buffer, which the operator refuses."""
+    end = build.node("Add", [position, build.constant("int32s1_1", np.array([1], np.int32))])
+    ends = [build.constant(f"int32s1_{n}", np.array([n], np.int32)) for n in (0, 3)]
+    return build.node("Slice", [bias, ends[0], end, ends[1]])
 
 
 def _from(build: Builder, first: ir.Value, position: ir.Value) -> ir.Value:

@@ -14,12 +14,12 @@ import numpy as np
 import onnx_ir as ir
 
 from ...errors import ArtifactError
-from .rewriting import Builder, constant_of, made_by
+from .rewriting import Builder, biased_mask, constant_of, made_by
 
 OPSET = 17
 HIDDEN = -1e9
 """Added to scores of what must not be looked at: exp gives 0, and no row is all of it."""
-SAME = """
+UNCHANGED = """
     Add And Cast Concat Div Equal Erf Expand Gather GatherElements Gemm Greater Identity LayerNormalization Less
     LessOrEqual LogSoftmax MatMul Max Min Mod Mul Neg Not Or Range Relu Reshape Shape Sigmoid Slice Softmax Sqrt
     Squeeze Sub Tanh TopK Transpose Unsqueeze Where
@@ -48,7 +48,7 @@ def older_operators(model: ir.Model) -> None:
             _reduce(Builder(graph, node), node)
         elif node.op_type == "Shape" and {"start", "end"} & set(node.attributes):
             _shape(Builder(graph, node), node)
-        elif node.op_type not in SAME.split() or node.domain:
+        elif node.op_type not in UNCHANGED.split() or node.domain:
             raise ArtifactError(f"older_operators does not know {node.domain} {node.op_type} at opset {OPSET}")
     graph.opset_imports[""] = OPSET
 
@@ -63,21 +63,25 @@ def _attention(build: Builder, node: ir.Node) -> None:
     q = q if scale == 1 else build.node("Mul", [q, build.number(scale)])
     scores = build.node("MatMul", [q, build.node("Transpose", [k], perm=[0, 1, 3, 2])])
     if mask is not None:
-        if mask.dtype is not ir.DataType.BOOL:
+        allowed, bias = biased_mask(mask)
+        if allowed is None or allowed.dtype is not ir.DataType.BOOL:
             raise ArtifactError(f"older_operators: {node.name} has a mask of numbers")
-        made = mask.producer()
-        widened = made is not None and made.op_type == "Expand"  # adding broadcasts by itself
-        allowed = made.inputs[0] if widened and made is not None else mask
-        added = build.node("Where", [allowed, build.number(0.0), build.number(HIDDEN)])
+        widened = made_by(allowed, "Expand")  # adding broadcasts by itself
+        allowed = widened.inputs[0] if widened is not None else allowed
+        added = build.node("Where", [allowed, bias or build.number(0.0), build.number(HIDDEN)])
         scores = build.node("Add", [scores, added])
     build.replace(node.outputs[0], build.node("MatMul", [build.node("Softmax", [scores], axis=-1), v]))
 
 
 def _gelu(build: Builder, node: ir.Node) -> None:
-    """x / 2 * (1 + erf(x / sqrt(2)))."""
+    """x / 2 * (1 + erf(x / sqrt(2))); by tanh x / 2 * (1 + tanh(y)), which is x * sigmoid(2 * y)."""
     x, how = node.inputs[0], node.attributes.get("approximate")
-    if how is not None and how.value != "none":
-        raise ArtifactError(f"older_operators does not know gelu by {how.value}")
+    if how is not None and how.value == "tanh":
+        root = math.sqrt(8 / math.pi)  # y is sqrt(2 / pi) * (x + 0.044715 * x^3)
+        square = build.node("Mul", [build.node("Mul", [x, x]), build.number(0.044715 * root)])
+        twice = build.node("Mul", [x, build.node("Add", [square, build.number(root)])])
+        build.replace(node.outputs[0], build.node("Mul", [x, build.node("Sigmoid", [twice])]))
+        return
     error = build.node("Erf", [build.node("Mul", [x, build.number(math.sqrt(0.5))])])
     half = build.node("Mul", [x, build.number(0.5)])
     build.replace(node.outputs[0], build.node("Mul", [half, build.node("Add", [error, build.number(1.0)])]))

@@ -129,6 +129,15 @@ def made_by(value: ir.Value | None, *kinds: str) -> ir.Node | None:
     return node if node is not None and node.op_type in kinds else None
 
 
+def biased_mask(mask: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
+    """What an attention may look at, and what its scores gain there, if its mask says both."""
+    chosen = made_by(mask, "Where")
+    hidden = constant_of(chosen.inputs[2]) if chosen is not None else None
+    if chosen is None or hidden is None or not (hidden == -np.inf).all():
+        return mask, None
+    return chosen.inputs[0], chosen.inputs[1]
+
+
 def behind(value: ir.Value | None, *kinds: str) -> ir.Value | None:
     """What a value is made of, past nodes of these kinds."""
     while (node := made_by(value, *kinds)) is not None:

@@ -14,11 +14,11 @@ from onnxscript.rewriter import rewrite
 
 from .rewriting import Builder, behind, constant_of, made_by
 
-LARGEST, MOST_NUMBERS = 1024, 8
+MAX_FOLDED, MAX_NUMBERS = 1024, 8
 """Elements of an array that is folded: shapes and scalars, no weights; and of one that is called by its numbers."""
 
 
-KINDS = {"float32": "float", "int64": "ints", "int32": "int32s", "bool": "bools"}
+PREFIXES = {"float32": "float", "int64": "ints", "int32": "int32s", "bool": "bools"}
 
 
 def simplify(model: ir.Model, rules: bool = True) -> None:
@@ -27,7 +27,7 @@ def simplify(model: ir.Model, rules: bool = True) -> None:
     `rules`: also onnxscript's, which choose operators of their own, as Clip for Min and Max.
     """
     for _ in range(2):
-        fold_constants(model, input_size_limit=LARGEST, should_fold=_not_a_weight)
+        fold_constants(model, input_size_limit=MAX_FOLDED, should_fold=_not_a_weight)
         if rules:
             rewrite(model)
         common.IdentityEliminationPass()(model)
@@ -51,7 +51,7 @@ def _share_numbers(graph: ir.Graph) -> None:
     """One constant for equal sizes and scalars, called by its value, so that what is computed from them is one too."""
     for name, value in list(graph.initializers.items()):
         array = constant_of(value)
-        kind = KINDS.get(array.dtype.name) if array is not None and array.size <= MOST_NUMBERS else None
+        kind = PREFIXES.get(array.dtype.name) if array is not None and array.size <= MAX_NUMBERS else None
         # A weight has its module's name, with a dot.
         if array is None or kind is None or "." in name or value.is_graph_output():
             continue

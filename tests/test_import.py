@@ -1,0 +1,348 @@
+"""`tformer import` of tutorials' checkpoints: the numbers and tokens of plain code with the tutorial's names."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import tformer_deploy
+from tformer_deploy.checkpoint import open_checkpoint
+from tformer_deploy.errors import ArtifactError, ConfigError, TformerError
+from tformer_deploy.export_checked import export_checked
+from tformer_deploy.importers.base import ImportOptions
+from tformer_deploy.importers.run import import_checkpoint, recognised
+
+from .command import run_here
+from .plain_models import ANNOTATED, FC, LINEARS, MULTI30K, PACKED, SEQ2SEQ, TORCH, PlainModel, random_state, sines
+
+LIMIT = 1e-4
+POSITIONS = 30
+
+
+@dataclass
+class Case:
+    """A format, a file of it, and what its code computes."""
+
+    format: str
+    make: Callable[[], tuple[dict[str, Tensor], PlainModel]]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def annotated(**how: Any) -> tuple[dict[str, Tensor], PlainModel]:
+    """As published: norms of its own, pre-norm, a table of positions in the file."""
+    state = random_state(ANNOTATED, LINEARS, ("a_2", "b_2"))
+    table = published_sines(POSITIONS, 32)
+    plain = dict(state)
+    if how.pop("one_attention", False):
+        state = {name: tensor for name, tensor in state.items() if "src_attn" not in name}
+        plain = {
+            **state,
+            **{k.replace("self_attn", "src_attn"): v for k, v in state.items() if k.startswith("decoder")},
+        }
+    if base := how.pop("base", None):
+        table = sines(POSITIONS, 32, base)
+    if how.pop("shared", False):
+        state["src_embed.0.lut.weight"] = plain["src_embed.0.lut.weight"] = state["tgt_embed.0.lut.weight"]
+        state["generator.proj.weight"] = plain["generator.proj.weight"] = state["tgt_embed.0.lut.weight"]
+    stored = {**state, **{f"{side}_embed.1.pe": table[None] for side in ("src", "tgt")}}
+    model = PlainModel(plain, 4, ANNOTATED, LINEARS, 2, annotated=True, eps=1e-6, positions=(table, table))
+    return stored, model
+
+
+def published_sines(count: int, width: int) -> Tensor:
+    """In float32 and by powers of e, which differs in last digits from other ways."""
+    table, position = torch.zeros(count, width), torch.arange(count).unsqueeze(1)
+    rates = torch.exp(torch.arange(0, width, 2) * -(math.log(10000.0) / width))
+    table[:, 0::2], table[:, 1::2] = torch.sin(position * rates), torch.cos(position * rates)
+    return table
+
+
+def plain_norms() -> tuple[dict[str, Tensor], PlainModel]:
+    """torch's LayerNorm instead, no table in the file, words not scaled."""
+    state = random_state(ANNOTATED, LINEARS, embeddings=6.0)
+    return state, PlainModel(state, 4, ANNOTATED, LINEARS, 2, scaled=False)
+
+
+def multi30k() -> tuple[dict[str, Tensor], PlainModel]:
+    state = random_state(MULTI30K, LINEARS, ("a_2", "b_2"), embeddings=6.0)
+    table = sines(POSITIONS, 32)
+    stored = {**state, **{f"{side}.emb.pos_emb.pe": table[None] for side in ("encoder", "decoder")}}
+    return stored, PlainModel(state, 4, MULTI30K, LINEARS, 2, scaled=False, annotated=True, eps=1e-6)
+
+
+def seq2seq() -> tuple[dict[str, Tensor], PlainModel]:
+    state = random_state(SEQ2SEQ, FC)
+    tables = tuple(torch.randn(POSITIONS, 32, generator=torch.Generator().manual_seed(i)) for i in (5, 6))
+    stored = {**state, **{f"{s}.pos_embedding.weight": t for s, t in zip(("encoder", "decoder"), tables, strict=True)}}
+    return stored, PlainModel(state, 4, SEQ2SEQ, FC, 2, pre=False, positions=(tables[0], tables[1]))
+
+
+def of_torch(pre: bool, gelu: bool, biases: bool, final: bool) -> tuple[dict[str, Tensor], PlainModel]:
+    names = TORCH if final else {**TORCH, "decoder_norm": ""}
+    state = random_state(names, PACKED, biases=biases)
+    table = torch.randn(POSITIONS, 1, 32, generator=torch.Generator().manual_seed(7))
+    model = PlainModel(
+        state,
+        4,
+        names,
+        PACKED,
+        2,
+        pre=pre,
+        activation=F.gelu if gelu else torch.relu,
+        positions=(table[:, 0], table[:, 0]),
+    )
+    return {**state, "positional_encoding.pos_embedding": table}, model
+
+
+CASES = {
+    "annotated": Case("annotated", annotated),
+    "annotated, base 1000": Case("annotated", lambda: annotated(base=1000.0)),
+    "annotated, one attention for both": Case("annotated", lambda: annotated(one_attention=True)),
+    "annotated, other norms and embeddings": Case(
+        "annotated", plain_norms, {"model": {"scale_embeddings": False, "max_positions": POSITIONS}}
+    ),
+    "multi30k-tutorial": Case("multi30k-tutorial", multi30k),
+    "pytorch-seq2seq": Case("pytorch-seq2seq", seq2seq),
+    **{
+        f"torch, {pre=}, {gelu=}, {biases=}, {final=}": Case(
+            "torch",
+            lambda how=(pre, gelu, biases, final): of_torch(*how),  # type: ignore[misc]
+            {"model": {"norm_position": "pre" if pre else "post", "activation": "gelu" if gelu else "relu"}},
+        )
+        for pre, gelu, biases, final in [
+            (False, False, True, True),
+            (True, True, True, True),
+            (True, False, False, True),
+            (False, True, True, False),
+        ]
+    },
+}
+
+
+def write_words(path: Path, count: int, specials: tuple[str, ...] = ("<unk>", "<pad>", "<bos>", "<eos>")) -> Path:
+    path.write_text("\n".join([*specials, *(f"w{i}" for i in range(len(specials), count))]) + "\n", encoding="utf-8")
+    return path
+
+
+def imported(case: Case, folder: Path) -> tuple[Path, PlainModel]:
+    """A run folder of a case, by the command's own function."""
+    folder.mkdir(exist_ok=True)
+    stored, model = case.make()
+    torch.save(stored, folder / "model.pt")
+    vocabularies = {"src_vocab": write_words(folder / "src", 40), "tgt_vocab": write_words(folder / "tgt", 44)}
+    options = ImportOptions(heads=4, **vocabularies, **case.options)
+    import_checkpoint(case.format, folder / "model.pt", folder / "run", options)
+    return folder / "run", model
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_numbers_and_tokens_are_those_of_the_tutorials_code(case: Case, tmp_path: Path) -> None:
+    run, plain = imported(case, tmp_path / "case")
+    checkpoint = open_checkpoint(run)
+    model = checkpoint.load_model()
+    rng = np.random.default_rng(1)
+    sources = [[2, *rng.integers(4, 40, n).tolist(), 3] for n in (1, 4, 9, 16)]
+    src = torch.ones(len(sources), 18, dtype=torch.long)
+    for row, source in zip(src, sources, strict=True):
+        row[: len(source)] = torch.tensor(source)
+    lengths = torch.tensor([len(source) for source in sources])
+    tgt = torch.from_numpy(rng.integers(4, 44, (len(sources), 12)))
+    tgt[:, 0] = 2
+    with torch.inference_mode():
+        real = torch.arange(18) < lengths[:, None]
+        assert (model.encode(src, lengths)[real] - plain.memory(src, lengths)[real]).abs().max() < LIMIT
+        ours, theirs = model(src, lengths, tgt).log_softmax(-1), plain.log_probs(src, lengths, tgt)
+    assert (ours - theirs).abs().max() < LIMIT
+    assert theirs.std() > 0.5, "flat log-probabilities compare nothing"
+    lines = [" ".join(f"w{i}" for i in source[1:-1]) for source in sources]
+    report = export_checked(run, tmp_path / "bundle")
+    assert report.passed
+    with tformer_deploy.load(tmp_path / "bundle", max_tokens=12) as translator:
+        assert [translator.tokenizers.source_ids(line) for line in lines] == sources
+        found = [result.ids for result in translator.translate(lines)]
+    assert found == [plain.greedy(source, 2, 3, 12) for source in sources]
+    assert len({tuple(ids) for ids in found}) > 2, "outputs must differ"
+
+
+def test_shared_tables_are_shared(tmp_path: Path) -> None:
+    stored, _ = annotated(shared=True)
+    torch.save(stored, tmp_path / "model.pt")
+    words = write_words(tmp_path / "words", 44)
+    import_checkpoint("annotated", tmp_path / "model.pt", tmp_path / "run", ImportOptions(vocab=words, heads=4))
+    config = open_checkpoint(tmp_path / "run").config
+    assert config.share_embeddings == "all" and config.output_bias and config.positions == "sinusoidal"
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("annotated", "annotated"),
+        ("multi30k-tutorial", "multi30k-tutorial"),
+        ("pytorch-seq2seq", "pytorch-seq2seq"),
+        ("torch, pre=True, gelu=True, biases=True, final=True", "torch"),
+    ],
+)
+def test_formats_are_recognised(case: str, name: str, tmp_path: Path) -> None:
+    torch.save(CASES[case].make()[0], tmp_path / "model.pt")
+    assert recognised(tmp_path / "model.pt") == name
+    parallel = {f"module.{key}": tensor for key, tensor in CASES[case].make()[0].items()}
+    torch.save({"epoch": 3, "state_dict": parallel}, tmp_path / "model.pt")
+    assert recognised(tmp_path / "model.pt") == name
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(seq2seq()[0], tmp_path / "model.pt")
+    (tmp_path / "words.json").write_text(json.dumps(write_words(tmp_path / "w", 40).read_text().split()), "utf-8")
+    write_words(tmp_path / "tgt", 44)
+    files = ["--src-vocab", "words.json", "--tgt-vocab", "tgt", "--heads", "4", "--out", "run"]
+    found = run_here("import", "model.pt", *files)
+    assert found.returncode == 0, found.stderr
+    assert b"run: pytorch-seq2seq" in found.stdout and b"NOT COMPARED" in found.stderr
+    again = run_here("import", "pytorch-seq2seq", "model.pt", *files)
+    assert again.returncode == 1 and b"exists already" in again.stderr
+    forced = run_here("import", "pytorch-seq2seq", "model.pt", *files, "--force", "--json")
+    assert json.loads(forced.stdout)["format"] == "pytorch-seq2seq"
+    many = run_here("import", "a", "b", "c", "--out", "run")
+    assert many.returncode == 1 and b"write [FORMAT] PATH" in many.stderr
+
+
+class Evil:
+    """Would run a command where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("evil"),)
+
+
+def broken(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        stored = dict(seq2seq()[0])
+        made = change(stored)
+        torch.save(stored if made is None else made, path)
+
+    return write
+
+
+def bomb(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({}))
+        archive.writestr("archive/data/0", bytes(64 << 20))
+
+
+BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
+    "missing": (
+        broken(lambda s: s.__delitem__("decoder.layers.1.self_attention.fc_v.weight")),
+        "no tensor 'decoder.layers.1.self_attention.fc_v.weight'",
+    ),
+    "surplus": (
+        broken(lambda s: s.update({"decoder.extra.weight": torch.ones(2, 2), "more": torch.ones(3)})),
+        "tensors that this format does not know: decoder.extra.weight, more",
+    ),
+    "wrong shape": (
+        broken(lambda s: s.update({"encoder.layers.0.ff_layer_norm.weight": torch.ones(31)})),
+        r"encoder.0.ff_residual.norm.weight would be \(31,\), not \(32,\)",
+    ),
+    "NaN": (
+        broken(lambda s: s.update({"decoder.fc_out.bias": torch.full((44,), float("nan"))})),
+        "tensor 'decoder.fc_out.bias' has values that are no numbers",
+    ),
+    "whole numbers": (
+        broken(lambda s: s.update({"decoder.fc_out.bias": torch.ones(44, dtype=torch.int64)})),
+        "'decoder.fc_out.bias' is int64, not floating point",
+    ),
+    "code": (broken(lambda s: {"model": Evil()}), "is refused: loading it would execute .*save model.state_dict"),
+    "no tensors": (broken(lambda s: {"a": 1}), "holds no tensors: save model.state_dict"),
+    "a list": (broken(lambda s: [1, 2]), "holds a list, not a state dict"),
+    "damaged": (lambda path: path.write_bytes(b"PK\x03\x04 not a zip") and None, "is damaged|is refused"),
+    "a bomb": (bomb, "unpacks to"),
+    "nothing": (lambda path: None, "is not there"),
+}
+
+
+@pytest.mark.parametrize(("write", "message"), BROKEN.values(), ids=BROKEN)
+def test_what_cannot_be_read_is_one_line_and_leaves_nothing(
+    write: Callable[[Path], None], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "model.pt")
+    vocab = {"src_vocab": write_words(tmp_path / "src", 40), "tgt_vocab": write_words(tmp_path / "tgt", 44)}
+    with pytest.raises(TformerError, match=message):
+        import_checkpoint("pytorch-seq2seq", tmp_path / "model.pt", tmp_path / "run", ImportOptions(heads=4, **vocab))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "model.pt") == ["src", "tgt"]
+
+
+def test_wrong_options(tmp_path: Path) -> None:
+    path, words = tmp_path / "model.pt", write_words(tmp_path / "words", 44)
+    torch.save(seq2seq()[0], path)
+    sides = {"src_vocab": write_words(tmp_path / "src", 40), "tgt_vocab": words}
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({}, "name the vocabulary with --vocab"),
+        ({"vocab": words}, "has 44 entries, the embedding 40"),
+        ({**sides, "heads": 5}, "heads=5 does not divide"),
+        ({**sides, "model": {"norm": "rms"}}, "tensors that this format does not know: .*norm.bias"),
+        ({**sides, "split_regex": "(a)|b"}, r"write groups as \(\?:"),
+        ({**sides, "split_regex": r"\p{L}+"}, r"'\\p' is not the same in every language"),
+        ({**sides, "split_regex": "x*"}, "matches nothing"),
+        ({"src_vocab": write_words(tmp_path / "no", 40, ("<pad>",)), "tgt_vocab": words}, "no entry is called <eos>"),
+    ]
+    for options, message in wrong:
+        with pytest.raises((ConfigError, ArtifactError), match=message):
+            import_checkpoint("pytorch-seq2seq", path, tmp_path / "run", ImportOptions(**options))
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match=r"looks like none of hf, annotated.*name one"):
+        recognised(words)
+    with pytest.raises(ConfigError, match="did you mean 'annotated'"):
+        import_checkpoint("anotated", path, tmp_path / "run")
+    part = ImportOptions(**sides, heads=4, parts={"src_embedding": "src_tok_emb.embedding"})
+    other = {"src_tok_emb": "a", "tgt_tok_emb": "b"}
+    state = {other.get(name.split(".")[0], "") + name: x for name, x in of_torch(False, False, True, True)[0].items()}
+    torch.save(state, path)
+    with pytest.raises(ConfigError, match=r"the src_embedding is none of .*: name it with --part src_embedding=NAME"):
+        import_checkpoint("torch", path, tmp_path / "run", part)
+
+
+def test_vocabularies_of_every_kind(tmp_path: Path) -> None:
+    from tformer_deploy.importers.vocabularies import read_entries
+
+    words = ["<unk>", "<pad>", "<bos>", "<eos>", "\n", "a b", "ß"]
+    ids = {word: i for i, word in enumerate(words)}
+    for name, content in {
+        "list": words,
+        "ids": ids,
+        "itos": {"itos": words, "stoi": ids},
+        "stoi": {"stoi": ids},
+    }.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+        (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps(content))
+        assert read_entries(tmp_path / f"{name}.json") == read_entries(tmp_path / f"{name}.pkl") == words
+    (tmp_path / "evil.pkl").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(ArtifactError, match=r"refused: loading it would execute .*: write the words to a text file"):
+        read_entries(tmp_path / "evil.pkl")
+    for content in (3, {"a": "b"}, {"a": 1 << 40}, [1], {"a": -1}):
+        (tmp_path / "bad.json").write_text(json.dumps(content))
+        with pytest.raises(ArtifactError, match="is not a vocabulary"):
+            read_entries(tmp_path / "bad.json")
+
+
+def test_the_tutorial_of_multi30k_keeps_the_ends_of_lines(tmp_path: Path) -> None:
+    """Its vocabulary has them as a word, which every source ends with; a word file cannot hold it, JSON can."""
+    torch.save(multi30k()[0], tmp_path / "model.pt")
+    entries = write_words(tmp_path / "src", 40).read_text().split()
+    (tmp_path / "src.json").write_text(json.dumps([*entries[:4], "\n", *entries[5:]]))
+    options = ImportOptions(src_vocab=tmp_path / "src.json", tgt_vocab=write_words(tmp_path / "tgt", 44), heads=4)
+    import_checkpoint("multi30k-tutorial", tmp_path / "model.pt", tmp_path / "run", options)
+    tokenizers = open_checkpoint(tmp_path / "run").tokenizers
+    assert tokenizers.source_ids("w9 w10.") == [2, 9, 0, 0, 4, 3] or tokenizers.source_ids("w9 w10.")[-2:] == [4, 3]
+    assert tokenizers.source_ids("w9")[0] == 2 and tokenizers.source.size == 40

@@ -1,0 +1,256 @@
+"""`tformer import` of Hugging Face folders: encoder states, log-probabilities, tokens, ids and text of transformers."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tformer_deploy.bundle import open_bundle
+from tformer_deploy.checkpoint import open_checkpoint
+from tformer_deploy.errors import ArtifactError, ConfigError, ParityError, TformerError
+from tformer_deploy.export_checked import export_checked
+from tformer_deploy.importers.base import ImportOptions
+from tformer_deploy.importers.hf_generation import decoding_defaults
+from tformer_deploy.importers.run import import_checkpoint, recognised
+from tformer_deploy.translate import TranslatorOptions, open_translator
+
+from .conftest import small_config
+from .hf_folders import FOLDERS, OPTIONS, SENTENCES
+
+EXPORTED = ("marian", "m2m_100", "mbart", "t5", "flan-t5", "umt5")
+"""What the others export is one of these: norms, positions, tables, activations."""
+LINES = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders that are made once, when they are asked for."""
+    root = tmp_path_factory.mktemp("folders")
+
+    class Made(dict[str, Path]):
+        def __missing__(self, name: str) -> Path:
+            self[name] = FOLDERS[name](root / name)
+            return self[name]
+
+    return Made()
+
+
+def imported(folder: Path, name: str, out: Path, **options: Any) -> Any:
+    given = ImportOptions(**{**OPTIONS.get(name, {}), **options})
+    return import_checkpoint("hf", folder, out, given, SENTENCES)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_is_imported_is_what_transformers_has(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Greedy, beams of 4 and 5 with the folder's own defaults, on text and random ids; then three targets of some."""
+    assert recognised(folders[name]) == "hf"
+    found, comparison = imported(folders[name], name, tmp_path / "run")
+    assert comparison.passed and comparison.original and comparison.sentences >= 60
+    assert comparison.tokens == dict.fromkeys(("greedy", "beams 4", "beams 5"), f"{comparison.sentences} of 60")
+    assert comparison.lines == (0 if name in ("fsmt", "umt5") else len(SENTENCES))
+    checkpoint = open_checkpoint(tmp_path / "run")
+    assert checkpoint.decoding == found.decoding and "beams" in found.decoding
+    if name not in EXPORTED:
+        return
+    report = export_checked(tmp_path / "run", tmp_path / "bundle", ["fp32", "fp32-cpu", "int8"])
+    assert report.passed
+    bundle = open_bundle(tmp_path / "bundle")
+    assert bundle.decoding == found.decoding
+    outputs = []
+    for backend, variant in (("eager", None), ("ort", "fp32"), ("ort", "fp32-cpu")):
+        with open_translator(TranslatorOptions(bundle, backend, variant, threads=1)) as translator:
+            assert translator.options.beams == found.decoding["beams"]
+            outputs.append([(result.ids, result.text) for result in translator.translate(SENTENCES)])
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+NOISE = (
+    "abc XYZ  ",
+    "äöüßéñ",
+    "日本語中文",
+    "😀👍🏽",
+    "12345.,;:!?'\"()",
+    "ﬁﬂ①½",
+    "▁_#@%&*",
+    "Привет",
+    "العربية",
+    "\t\u200b\u3000",
+)
+
+
+def noise(count: int) -> list[str]:
+    """Lines of everything, without what transformers takes for special tokens in a text."""
+    rng = random.Random(1)
+    lines = ("".join(rng.choice(rng.choice(NOISE)) for _ in range(rng.randint(1, 30))) for _ in range(count))
+    return [line.strip() or "x" for line in lines]
+
+
+@pytest.mark.parametrize("name", ["marian", "m2m_100", "plbart", "bart", "blenderbot", "mbart", "pegasus", "t5"])
+def test_ids_and_text_of_noise(name: str, folders: dict[str, Path]) -> None:
+    """Where transformers runs the folder's own files. It makes tokenizers of its own for mBART, Pegasus and T5, which
+    leave out the normalization of a sentencepiece model: on plain text they agree."""
+    from tformer_deploy.importers import hf, hf_original
+
+    read = hf.read(folders[name], ImportOptions(**OPTIONS.get(name, {})))
+    assert read.original is not None
+    original = read.original()
+    assert isinstance(original, hf_original.HfOriginal)
+    lines = LINES if name in ("mbart", "pegasus", "t5") else [*LINES, *noise(300)]
+    for line in lines:
+        assert read.tokenizers.source_ids(line) == original.source_ids(line)
+    for line in lines if name != "plbart" else LINES:  # whose text transformers tidies up around punctuation
+        ids = read.tokenizers.target.encode(line)
+        assert read.tokenizers.target_text(ids) == original.text(ids)
+
+
+def test_special_tokens_in_a_text_are_text(folders: dict[str, Path]) -> None:
+    """transformers reads them as what they name, so that a line can end its own sentence."""
+    from tformer_deploy.importers import hf
+
+    for name in ("marian", "bart", "t5"):
+        tokenizers = hf.read(folders[name], ImportOptions(**OPTIONS.get(name, {}))).tokenizers
+        for special in ("</s>", "<pad>", "<s>", ">>fra<<", "<extra_id_0>"):
+            ids = tokenizers.source.encode(f"one {special} two")
+            assert not set(ids) & ({*tokenizers.source.specials.ids} - {tokenizers.source.specials.unk})
+
+
+def test_defaults_of_the_folder_are_overridden(folders: dict[str, Path], tmp_path: Path) -> None:
+    imported(folders["bart"], "bart", tmp_path / "run")
+    export_checked(tmp_path / "run", tmp_path / "bundle")
+    asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {"beams": 4, "length_penalty": 2.0, "no_repeat_ngram": 3, "forced_end": True, "first_ids": (0,)}),
+        ({"length_penalty": 0.5}, {"beams": 4, "length_penalty": 0.5}),
+        ({"beams": 1}, {"beams": 1, "length_penalty": 1.0, "min_tokens": 8}),
+        ({"sampling": True}, {"beams": 1, "sampling": True, "no_repeat_ngram": 3}),
+        ({"first_ids": ()}, {"first_ids": ()}),
+    ]
+    for decoding, expected in asked:
+        with open_translator(TranslatorOptions(tmp_path / "bundle", decoding=decoding)) as translator:
+            assert {name: getattr(translator.options, name) for name in expected} == expected
+            assert translator.score(["a man"], ["ein Mann"])[0]
+
+
+def edited(folder: Path, out: Path, file: str, change: Any) -> Path:
+    """A copy of a folder in which one file is another."""
+    shutil.copytree(folder, out)
+    if change is None:
+        (out / file).unlink()
+    elif callable(change):
+        (out / file).write_text(json.dumps(change(json.loads((out / file).read_text()))))
+    else:
+        (out / file).write_text(change)
+    return out
+
+
+BAD: dict[str, tuple[str, str, Any, str]] = {
+    "no weights": ("marian", "model.safetensors", None, "has no model.safetensors and no pytorch_model.bin"),
+    "damaged weights": ("marian", "model.safetensors", "x" * 100, "cannot be read"),
+    "damaged config": ("marian", "config.json", "{", "config.json cannot be read"),
+    "a list": ("marian", "config.json", "[]", "is no JSON object"),
+    "another model": ("marian", "config.json", lambda c: {**c, "model_type": "gpt2"}, "'gpt2' cannot be imported"),
+    "no width": ("marian", "config.json", lambda c: {**c, "d_model": None}, "has no whole number 'd_model'"),
+    "another width": ("marian", "config.json", lambda c: {**c, "d_model": 36}, r"would be \(.*\), not \(.*\)"),
+    "an activation": (
+        "bart",
+        "config.json",
+        lambda c: {**c, "activation_function": "sin"},
+        "activation 'sin' is not one",
+    ),
+    "more layers": ("bart", "config.json", lambda c: {**c, "encoder_layers": 3}, "no tensor 'model.encoder.layers.2"),
+    "fewer layers": (
+        "bart",
+        "config.json",
+        lambda c: {**c, "decoder_layers": 1},
+        "tensors that this format does not know",
+    ),
+    "no tokenizer": ("marian", "source.spm", None, "source.spm is missing"),
+    "no vocabulary": ("bart", "vocab.json", None, "has no vocab.json"),
+    "other ids": (
+        "bart",
+        "vocab.json",
+        lambda v: {w: i for i, w in enumerate(v)} | {"x": 10**9},
+        "is not a vocabulary",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "file", "change", "message"), BAD.values(), ids=BAD)
+def test_a_folder_that_cannot_be_read_is_one_line_and_leaves_nothing(
+    name: str, file: str, change: Any, message: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = edited(folders[name], tmp_path / "folder", file, change)
+    with pytest.raises(TformerError, match=message):
+        imported(folder, name, tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_languages(folders: dict[str, Path], tmp_path: Path) -> None:
+    for name, wrong in (
+        ("m2m_100", {"tgt_lang": "xx"}),
+        ("mbart", {"src_lang": ""}),
+        ("plbart", {"tgt_lang": "latin"}),
+    ):
+        with pytest.raises(ConfigError, match=r"the model needs one of its .* languages, such as"):
+            imported(folders[name], name, tmp_path / "run", **wrong)
+    with pytest.raises(ConfigError, match="--tgt-lang spa: the model has >>deu<<, >>fra<<"):
+        imported(folders["marian"], "marian", tmp_path / "run", tgt_lang="spa")
+    found, _ = imported(folders["marian"], "marian", tmp_path / "run", tgt_lang="")
+    assert found.notes == ["sources carry no language: say which with --tgt-lang, such as deu"]
+
+
+def test_a_wrong_mapping_is_noticed(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tformer_deploy.importers import hf
+
+    monkeypatch.setattr(hf, "ATTENTION", ("k_proj", "q_proj", "v_proj", "out_proj"))
+    with pytest.raises(ParityError, match=r"not written, it differs from BartFor.*: .*differ by"):
+        imported(folders["bart"], "bart", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_generate_has_and_we_have_not_is_said() -> None:
+    settings = {"num_beam_groups": 2, "bad_words_ids": [[1], [2, 3]], "repetition_penalty": 1.2, "do_sample": True}
+    found, notes = decoding_defaults({**settings, "eos_token_id": [3, 5]}, (), small_config())
+    assert found == {"suppress": [1], "repetition_penalty": 1.2, "end_ids": [3, 5]}
+    assert [note.split(" ")[0] for note in notes] == [
+        "num_beam_groups=2",
+        "bad_words_ids",
+        "repetition_penalty",
+        "do_sample",
+    ]
+
+
+def test_without_transformers_nothing_is_compared_and_that_is_said(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    _, comparison = imported(folders["bart"], "bart", tmp_path / "run")
+    assert str(comparison) == (
+        "NOT COMPARED with the original: transformers is not installed: pip install transformers, and import again"
+    )
+
+
+def test_old_files(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Weights in shards and as .bin; no generation_config.json."""
+    import torch
+    from safetensors.torch import load_file
+
+    folder = edited(folders["bart"], tmp_path / "folder", "generation_config.json", None)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names, shards = sorted(tensors), ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
+    places = {name: shards[i % 2] for i, name in enumerate(names)}
+    for shard in shards:
+        torch.save({name: tensors[name] for name in names if places[name] == shard}, folder / shard)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    found, comparison = import_checkpoint("hf", folder, tmp_path / "run", comparing=False)
+    assert found.config.decoder_layers == 2 and "--no-compare" in str(comparison)
+    (folder / shards[0]).unlink()
+    with pytest.raises(ArtifactError, match=r"00001-of-00002.bin is missing"):
+        import_checkpoint("hf", folder, tmp_path / "other")

@@ -1,0 +1,309 @@
+"""Hugging Face folders: Marian, M2M100, NLLB, Pegasus, Blenderbot, FSMT, BART, mBART, PLBart, T5, mT5, UMT5."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import ModelConfig, from_dict
+from ..errors import ArtifactError, ConfigError
+from .base import Imported, ImportOptions, Parameters
+from .hf_generation import decoding_defaults
+from .hf_original import HfOriginal
+from .hf_text import read_text
+from .weights import Weights, read_folder, read_json_file
+
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "gelu_sigmoid",
+    "silu": "silu",
+    "swish": "silu",
+}
+ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
+T5_ATTENTION = ("q", "k", "v", "o")
+T5_FAMILY = ("t5", "mt5", "umt5")
+T5_POSITIONS = 512
+"""The longest source and target where positions have no end and no option says more."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the code of a model type does that its config does not say."""
+
+    norm_position: str
+    table: str
+    """Positions: `halves` (Marian's), `fairseq`, or `learned` behind `offset` rows."""
+    offset: int = 0
+    embedding_norm: bool = False
+
+    @property
+    def final_norm(self) -> bool:
+        """Pre-norm models have a norm after the last layer."""
+        return self.norm_position == "pre"
+
+
+FAMILIES = {
+    "marian": Family("post", "halves"),
+    "pegasus": Family("pre", "halves"),
+    "m2m_100": Family("pre", "fairseq"),
+    "fsmt": Family("post", "fairseq"),
+    "blenderbot": Family("pre", "learned"),
+    "blenderbot-small": Family("post", "learned", embedding_norm=True),
+    "bart": Family("post", "learned", 2, embedding_norm=True),
+    "plbart": Family("post", "learned", 2, embedding_norm=True),
+    "mbart": Family("pre", "learned", 2, embedding_norm=True),
+}
+
+
+def recognises(path: Path) -> bool:
+    """Whether a folder has a config of a known model type."""
+    config = path / "config.json"
+    return config.is_file() and read_json_file(config).get("model_type") in (*FAMILIES, *T5_FAMILY)
+
+
+def read(path: Path, options: ImportOptions) -> Imported:
+    """See `base.Imported`."""
+    stated = Stated(path, read_json_file(path / "config.json"))
+    generation = path / "generation_config.json"
+    settings = read_json_file(generation) if generation.is_file() else stated.generation
+    kind = stated.values.get("model_type")
+    if kind not in (*FAMILIES, *T5_FAMILY):
+        known = ", ".join((*FAMILIES, *T5_FAMILY))
+        raise ArtifactError(f"{path}: model type '{kind}' cannot be imported: it must be one of {known}")
+    weights = read_folder(path)
+    text = read_text(path, str(kind), options, settings, stated.values)
+    ids = {"pad_id": text.specials.pad, "eos_id": text.specials.eos, "start_id": text.start_id}
+    ids["bos_id"] = text.specials.bos if text.specials.bos >= 0 else text.start_id
+    config, made = (_t5 if kind in T5_FAMILY else _bart)(stated, weights, {**ids, **options.model})
+    decoding, notes = decoding_defaults(settings, text.first_ids, config)
+    return Imported(
+        config, made, text.tokenizers, decoding, lambda: HfOriginal(path, text, settings), notes=[*text.notes, *notes]
+    )
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A config.json."""
+
+    path: Path
+    values: Mapping[str, Any]
+
+    def number(self, *names: str) -> int:
+        """A whole number under one of its names. Raises ArtifactError."""
+        for name in names:
+            if type(self.values.get(name)) is int:
+                return int(self.values[name])
+        raise ArtifactError(f"{self.path / 'config.json'} has no whole number '{names[0]}': copy it again")
+
+    def activation(self, name: str) -> str:
+        """What our model calls an activation. Raises ConfigError."""
+        if name not in ACTIVATIONS:
+            raise ConfigError(f"{self.path}: activation '{name}' is not one of {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[name]
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """What older folders have here instead of in generation_config.json."""
+        return {name: value for name, value in self.values.items() if value is not None}
+
+
+def _bart(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[ModelConfig, Parameters]:
+    """What BART's relatives share, and their differences."""
+    family = FAMILIES[str(stated.values["model_type"])]
+    tables = Tables.of(weights, "model.", "lm_head.weight", "model.decoder.output_projection.weight")
+    side = {"encoder": "encoder_", "decoder": ""}
+    sizes = {
+        f"{ours}{name}": stated.number(f"{theirs}_{key}")
+        for theirs, ours in side.items()
+        for name, key in (("heads", "attention_heads"), ("d_ff", "ffn_dim"))
+    }
+    learned = {f"model.{theirs}.embed_positions.weight" for theirs in side} if family.table == "learned" else set()
+    rows = [weights.shape(name)[0] - family.offset for name in learned]
+    bias = "final_logits_bias" in weights and bool(weights.take("final_logits_bias").any())
+    values = {
+        **tables.values(weights),
+        **sizes,
+        "d_model": stated.number("d_model"),
+        "encoder_layers": stated.number("encoder_layers"),
+        "decoder_layers": stated.number("decoder_layers"),
+        "norm_position": family.norm_position,
+        "final_norm": family.final_norm,
+        "embedding_norm": family.embedding_norm,
+        "scale_embeddings": bool(stated.values.get("scale_embedding", stated.values["model_type"] == "fsmt")),
+        "activation": stated.activation(str(stated.values.get("activation_function", "relu"))),
+        "positions": "learned",
+        "max_positions": min(rows, default=0) or stated.number("max_position_embeddings"),
+        "output_bias": bias,
+        "pad_embedding_zero": False,
+        **given,
+    }
+    config = from_dict(ModelConfig, values, "model")
+    made = Parameters(weights, config)
+    tables.put(made)
+    if bias:
+        made.put("output.bias", "final_logits_bias", lambda b: b.reshape(-1))
+    weights.ignore("final_logits_bias")
+    for ours, theirs in (("src", "encoder"), ("tgt", "decoder")):
+        _positions(made, family, f"{ours}_positions", f"model.{theirs}.embed_positions.weight", stated)
+        if family.embedding_norm:
+            made.norm(f"{ours}_embedding_norm", f"model.{theirs}.layernorm_embedding")
+        if family.final_norm:
+            made.norm(f"{theirs}_norm", f"model.{theirs}.layer_norm")
+    for name, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        for i in range(count):
+            ours, theirs = f"{name}.{i}", f"model.{name}.layers.{i}"
+            made.attention(f"{ours}.attention", f"{theirs}.self_attn", ATTENTION)
+            made.norm(f"{ours}.attention_residual.norm", f"{theirs}.self_attn_layer_norm")
+            if name == "decoder":
+                made.attention(f"{ours}.cross", f"{theirs}.encoder_attn", ATTENTION)
+                made.norm(f"{ours}.cross_residual.norm", f"{theirs}.encoder_attn_layer_norm")
+            made.linear(f"{ours}.ff.up", f"{theirs}.fc1")
+            made.linear(f"{ours}.ff.down", f"{theirs}.fc2")
+            made.norm(f"{ours}.ff_residual.norm", f"{theirs}.final_layer_norm")
+    return config, made
+
+
+def _positions(made: Parameters, family: Family, ours: str, theirs: str, stated: Stated) -> None:
+    """A table of positions: the file's own, or what the family computes."""
+    count, width = made.shapes[ours]
+    first = family.offset if family.table == "learned" else stated.number("pad_token_id") + 1
+    if family.table == "halves":
+        first = 0
+    if theirs in made.weights and made.weights.shape(theirs)[0] >= first + count:
+        made.put(ours, theirs, lambda table: table[first : first + count])
+        return
+    made.weights.ignore(theirs)
+    compute = marian_sines if family.table == "halves" else fairseq_sines
+    made.make(ours, lambda: compute(first + count, width)[first:])
+
+
+def marian_sines(count: int, width: int) -> Tensor:
+    """(count, width): the wavelengths of Vaswani et al. 2017, sines in the first half, cosines in the second."""
+    position = torch.arange(count, dtype=torch.float64)[:, None]
+    angles = position / 10000 ** (2 * torch.arange((width + 1) // 2, dtype=torch.float64) / width)
+    return torch.cat((angles.sin(), angles[:, : width // 2].cos()), 1).float()
+
+
+def fairseq_sines(count: int, width: int) -> Tensor:
+    """(count, width): those of tensor2tensor, sines in the first half, cosines in the second, an odd column 0."""
+    half = width // 2
+    wavelengths = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
+    angles = torch.arange(count).float()[:, None] * wavelengths
+    return torch.cat((angles.sin(), angles.cos(), torch.zeros(count, width % 2)), 1)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Which tensors are the source's embedding, the target's and the output's weights; equal names are one tensor."""
+
+    source: str
+    target: str
+    output: str
+    prefix: str
+
+    @classmethod
+    def of(cls, weights: Weights, prefix: str, *outputs: str) -> Tables:
+        """By the names that a file has; a tied output that is stored as well is recognised by its values."""
+        shared = f"{prefix}shared.weight"
+        names = [f"{prefix}{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
+        source, target = ((name if name in weights else shared) for name in names)
+        if shared in weights and all(name == shared or _equal(weights, name, shared) for name in (source, target)):
+            source = target = shared
+        output = next((name for name in outputs if name in weights), target)
+        output = target if output != target and _equal(weights, output, target) else output
+        for name in (shared, *names, *outputs):
+            weights.ignore(name)
+        return cls(source, target, output, prefix)
+
+    def values(self, weights: Weights) -> dict[str, Any]:
+        """Fields of the config."""
+        tied = self.output == self.target
+        return {
+            "src_vocab": weights.shape(self.source)[0],
+            "tgt_vocab": weights.shape(self.target)[0],
+            "share_embeddings": ("all" if self.source == self.target else "decoder") if tied else "none",
+        }
+
+    def put(self, made: Parameters) -> None:
+        """The parameters."""
+        made.put("src_embedding.weight", self.source)
+        made.put("tgt_embedding.weight", self.target)
+        made.put("output.weight", self.output)
+
+
+def _equal(weights: Weights, a: str, b: str) -> bool:
+    return weights.shape(a) == weights.shape(b) and torch.equal(weights.take(a), weights.take(b))
+
+
+def _t5(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[ModelConfig, Parameters]:
+    """T5 and its relatives: RMS norm, relative positions, no biases."""
+    kind, values = stated.values["model_type"], stated.values
+    gate, _, name = str(values.get("feed_forward_proj", "relu")).rpartition("-")
+    if gate not in ("", "gated"):
+        raise ConfigError(f"{stated.path}: feed_forward_proj '{values['feed_forward_proj']}' is not known")
+    name = "gelu_new" if (gate, name) == ("gated", "gelu") else name
+    tables = Tables.of(weights, "", "lm_head.weight")
+    # mT5 never scales what the output reads, UMT5 always; T5 where its output was tied.
+    old = values.get("tie_word_embeddings") is not False
+    scaled = {"mt5": False, "umt5": True}.get(str(kind), bool(values.get("scale_decoder_outputs", old)))
+    width, head_dim = stated.number("d_model"), stated.number("d_kv")
+    layers = stated.number("num_layers")
+    fields = {
+        **tables.values(weights),
+        "d_model": width,
+        "d_ff": stated.number("d_ff"),
+        "heads": stated.number("num_heads"),
+        "head_dim": head_dim,
+        "encoder_layers": layers,
+        "decoder_layers": stated.number("num_decoder_layers") if values.get("num_decoder_layers") else layers,
+        "norm": "rms",
+        "norm_eps": float(values.get("layer_norm_epsilon", 1e-6)),
+        "scale_embeddings": False,
+        "pad_embedding_zero": False,
+        "positions": "relative",
+        "relative_buckets": stated.number("relative_attention_num_buckets"),
+        "relative_distance": int(values.get("relative_attention_max_distance", 128)),
+        "relative_per_layer": kind == "umt5",
+        "max_positions": T5_POSITIONS,
+        "activation": stated.activation(name),
+        "ff": "gated" if gate else "plain",
+        **given,
+    }
+    config = from_dict(ModelConfig, fields, "model")
+    made = Parameters(weights, config)
+    tables.put(made)
+    for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        last = {"encoder": 1, "decoder": 2}[side]
+        for i in range(count):
+            ours, theirs = f"{side}.{i}", f"{side}.block.{i}.layer"
+            # Scores are not divided by the root of the head's size.
+            scale = math.sqrt(head_dim)
+            made.attention(f"{ours}.attention", f"{theirs}.0.SelfAttention", T5_ATTENTION, scale)
+            made.norm(f"{ours}.attention_residual.norm", f"{theirs}.0.layer_norm")
+            if side == "decoder":
+                made.attention(f"{ours}.cross", f"{theirs}.1.EncDecAttention", T5_ATTENTION, scale)
+                made.norm(f"{ours}.cross_residual.norm", f"{theirs}.1.layer_norm")
+                weights.ignore(f"{theirs}.1.EncDecAttention.relative_attention_bias.weight")
+            dense = f"{theirs}.{last}.DenseReluDense"
+            if gate:
+                made.linear(f"{ours}.ff.gate", f"{dense}.wi_0")
+            made.linear(f"{ours}.ff.up", f"{dense}.wi_1" if gate else f"{dense}.wi")
+            made.linear(f"{ours}.ff.down", f"{dense}.wo")
+            made.norm(f"{ours}.ff_residual.norm", f"{theirs}.{last}.layer_norm")
+            if i == 0 or config.relative_per_layer:
+                bias = f"{theirs}.0.SelfAttention.relative_attention_bias.weight"
+                made.put(f"{side}_relative.tables.{i}", bias)
+        made.norm(f"{side}_norm", f"{side}.final_layer_norm")
+    if scaled:
+        scaling: Callable[[Tensor], Tensor] = lambda w: w * width**-0.5  # noqa: E731
+        made.put("decoder_norm.weight", "decoder.final_layer_norm.weight", scaling)
+    return config, made

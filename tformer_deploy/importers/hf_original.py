@@ -1,0 +1,83 @@
+"""transformers as the original of a Hugging Face folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..notes import note
+from .hf_text import Text
+
+
+class HfOriginal:
+    """See `base.Original`."""
+
+    def __init__(self, path: Path, text: Text, settings: Mapping[str, Any]) -> None:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all there is; nothing is fetched
+        import transformers
+
+        logging: Any = transformers.logging
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        self.model = transformers.AutoModelForSeq2SeqLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.name = f"{type(self.model).__name__} of transformers {transformers.__version__}"
+        self._text, self._settings = text, settings
+        self._tokenizer = self._load_tokenizer(path, transformers)
+
+    def _load_tokenizer(self, path: Path, transformers: Any) -> Any:
+        languages = {"src_lang": self._text.src_lang, "tgt_lang": self._text.tgt_lang}
+        given = {name: code.strip("_") if code.startswith("__") else code for name, code in languages.items() if code}
+        try:
+            return transformers.AutoTokenizer.from_pretrained(path, **given)
+        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+            note(f"text is not compared: transformers cannot load the tokenizer: {error!s:.200}")
+            return None
+
+    def memory(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor:
+        """See `base.Original`."""
+        found = self.model.get_encoder()(input_ids=src_ids, attention_mask=mask_of(src_ids, src_lengths))
+        return found.last_hidden_state  # type: ignore[no-any-return]
+
+    def log_probs(self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> Tensor:
+        """See `base.Original`."""
+        mask = mask_of(src_ids, src_lengths)
+        logits = self.model(input_ids=src_ids, attention_mask=mask, decoder_input_ids=tgt_ids, use_cache=False).logits
+        return logits.log_softmax(-1)  # type: ignore[no-any-return]
+
+    def generate(self, src_ids: Tensor, src_lengths: Tensor, beams: int, max_tokens: int) -> list[list[int]]:
+        """See `base.Original`."""
+        first = {"forced_bos_token_id": self._text.first_ids[0]} if self._text.first_ids else {}
+        found = self.model.generate(
+            input_ids=src_ids,
+            attention_mask=mask_of(src_ids, src_lengths),
+            num_beams=beams,
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            decoder_start_token_id=self._text.start_id,
+            **first,
+        )
+        ends = self._settings.get("eos_token_id")
+        ends = {*ends} if isinstance(ends, list) else {self._text.specials.eos}
+        outputs = []
+        for row in found[:, 1:].tolist():
+            end = next((i for i, token in enumerate(row) if token in ends), None)
+            outputs.append(row[:end])
+        return outputs
+
+    def source_ids(self, text: str) -> list[int] | None:
+        """See `base.Original`."""
+        return None if self._tokenizer is None else list(self._tokenizer(self._text.before + text).input_ids)
+
+    def text(self, ids: list[int]) -> str | None:
+        """See `base.Original`."""
+        return None if self._tokenizer is None else str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def mask_of(src_ids: Tensor, src_lengths: Tensor) -> Tensor:
+    """(B, S), 1 where a token is."""
+    return (torch.arange(src_ids.shape[1]) < src_lengths[:, None]).long()

@@ -1,0 +1,223 @@
+"""Models of Marian: an .npz file, whose settings are in it as special:model.yml, and vocabularies, .yml or .spm.
+
+Positions, norms and activations are Marian's own, not those of converters. The decoder starts from zeros: the model
+gets one more entry, which is never produced. Refused: SSRU, average attention, multi-source and RNN models, factored
+vocabularies, highway connections, feed-forward layers of another depth than 2, quantized (intgemm) files.
+Source: marian-dev, src/models/transformer.h.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import ModelConfig, from_dict
+from ..errors import ArtifactError, ConfigError
+from ..headers import DAMAGED, read_arrays
+from ..text import Specials, Tokenizer, Tokenizers
+from ..text.pieces import processor
+from .base import Imported, ImportOptions, Parameters
+from .toolkit import (
+    MOST_POSITIONS,
+    NEVER,
+    Settings,
+    both_sides,
+    coded,
+    ids_of,
+    named_specials,
+    notes_of,
+    parse_yaml,
+    read_text,
+    rows,
+    sharing,
+    with_start,
+)
+from .weights import Weights
+
+SETTINGS = "special:model.yml"
+ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu_sigmoid"}
+OPERATIONS = ("postprocess-emb", "preprocess", "postprocess", "postprocess-top")
+SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
+ONLY: dict[str, tuple[Any, ...]] = {
+    "type": ("transformer",),
+    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-no-projection": (False,),
+    "transformer-ffn-depth": (2,),
+    "transformer-decoder-ffn-depth": (0, 2),
+    "transformer-disable-position-embeddings": (False,),
+    "transformer-pool": (False,),
+    "transformer-no-bias": (False,),
+    "transformer-no-affine": (False,),
+    "transformer-attention-mask": ("default",),
+    "lemma-dim-emb": (0,),
+    "ulr": (False,),
+}
+
+
+def recognises(path: Path) -> bool:
+    """Whether it is an .npz file with their settings."""
+    return path.is_file() and path.suffix == ".npz" and SETTINGS in _arrays(path)
+
+
+def read(path: Path, options: ImportOptions) -> Imported:
+    """See `base.Imported`."""
+    arrays = _arrays(path)
+    if SETTINGS not in arrays:
+        raise ArtifactError(f"{path} has no {SETTINGS}: is it a model of Marian?")
+    text = arrays.pop(SETTINGS).tobytes().rstrip(b"\0").decode("utf-8", "replace")
+    found = parse_yaml(text, f"{path}: {SETTINGS}")
+    settings = Settings(str(path), found if isinstance(found, dict) else {})
+    for name, supported in ONLY.items():
+        settings.only(name, *supported)
+    weights = Weights.of(path, {name: torch.from_numpy(array) for name, array in arrays.items()})
+    tables = [weights.shape(name)[0] for name in _tables(weights)[:2]]
+    tokenizers = _tokenizers(options, tables[0], tables[1])
+    values = {**_values(weights, settings), **ids_of(tokenizers.target.specials), **with_start(tables[0], tables[1])}
+    config = from_dict(ModelConfig, {**values, **options.model}, "model")
+    made = Parameters(weights, config)
+    _fill(made, settings)
+    spm = (options.src_vocab or options.vocab or path).suffix == ".spm"
+    return Imported(
+        config,
+        made,
+        tokenizers,
+        not_compared="Marian is not run here: compare some outputs with marian-decoder's",
+        notes=[] if spm else notes_of(options),
+    )
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    try:
+        return read_arrays(path)
+    except DAMAGED as error:
+        raise ArtifactError(f"{path} is damaged: {error}: copy it again") from None
+
+
+def _tables(weights: Weights) -> tuple[str, str, str]:
+    """Names of the source's and the target's embedding and of the output, which may be the same."""
+    source, target = ("Wemb", "Wemb") if "Wemb" in weights else ("encoder_Wemb", "decoder_Wemb")
+    outputs = (f"decoder_ff_logit_out_{kind}" for kind in ("Wt", "W"))
+    return source, target, next((name for name in outputs if name in weights), target)
+
+
+def _tokenizers(options: ImportOptions, src_size: int, tgt_size: int) -> Tokenizers:
+    paths = options.src_vocab or options.vocab, options.tgt_vocab or options.vocab
+    if paths[0] is None or paths[1] is None:
+        raise ConfigError("the file has no words: name its .yml or .spm with --vocab, or --src-vocab and --tgt-vocab")
+    codes = options.src_codes, options.tgt_codes or options.src_codes
+    source = _tokenizer(paths[0], codes[0], src_size, options.lower)
+    if (paths[0], codes[0], src_size) == (paths[1], codes[1], tgt_size):
+        return Tokenizers(source, source)
+    return Tokenizers(source, _tokenizer(paths[1], codes[1], tgt_size, options.lower))
+
+
+def _tokenizer(path: Path, codes: Path | None, size: int, lower: bool) -> Tokenizer:
+    """A vocabulary that is a sentencepiece model, or a list of words that codes split."""
+    if path.suffix == ".spm":
+        model = processor(path.read_bytes()) if path.is_file() else None
+        if model is None:
+            raise ConfigError(f"{path} is not there")
+        entries = [model.id_to_piece(i) for i in range(model.get_piece_size())]
+        codes = codes or path
+    else:
+        found = parse_yaml(read_text(path), str(path), texts=True)
+        if not isinstance(found, dict) or not all(isinstance(i, str) and i.isdecimal() for i in found.values()):
+            raise ArtifactError(f"{path} is no vocabulary of Marian: it has no word with a number on each line")
+        ids = {int(i): word for word, i in found.items()}
+        entries = [ids.get(i, "") for i in range(size)]
+    if len(entries) != size or "" in entries:
+        raise ArtifactError(f"{path} does not have the {size} entries of the model: is it another vocabulary?")
+    specials: Specials = named_specials(entries, path, SPECIALS)
+    return coded(entries, specials, codes, lower)
+
+
+def _values(weights: Weights, settings: Settings) -> dict[str, Any]:
+    """Fields of the model's config."""
+    emb, pre, post, top = (settings.get(f"transformer-{name}", "").replace("d", "") for name in OPERATIONS)
+    kind = "r" if "r" in pre + post else "n"
+    if (pre, post) not in ((kind, "a"), ("", f"a{kind}")) or {emb, top} - {"", kind}:
+        raise settings.refused("transformer-" + ", -".join(OPERATIONS), (emb, pre, post, top))
+    source, target, output = _tables(weights)
+    learned = settings.get("transformer-train-positions", False)
+    sizes = [
+        {
+            "d_model": weights.shape(table)[1],
+            "d_ff": weights.shape(f"{side}_l1_ffn_W1")[1],
+            "heads": settings.count("transformer-heads", 8),
+            "layers": settings.count(f"{side[:3]}-depth"),
+        }
+        for side, table in (("decoder", target), ("encoder", source))
+    ]
+    return {
+        **both_sides(*sizes),
+        "norm": "rms" if kind == "r" else "standard",
+        "norm_eps": 1e-6,
+        "norm_position": "pre" if pre else "post",
+        "final_norm": bool(top),
+        "embedding_norm": bool(emb),
+        "scale_embeddings": not learned,
+        "positions": "learned",
+        "max_positions": weights.shape("Wpos")[0] if learned else MOST_POSITIONS,
+        "share_embeddings": sharing(output == target, source == target),
+        "activation": settings.activation("transformer-ffn-activation", ACTIVATIONS, "swish"),
+        "pad_embedding_zero": False,
+    }
+
+
+def _fill(made: Parameters, settings: Settings) -> None:
+    """All parameters; matrices are stored transposed."""
+    config, weights = made.config, made.weights
+    source, target, output = _tables(weights)
+    made.put("src_embedding.weight", source, rows(config.src_vocab))
+    made.put("tgt_embedding.weight", target, rows(config.tgt_vocab))
+    turned = output.endswith("_W")
+    made.put("output.weight", output, lambda w: rows(config.tgt_vocab)(w.T if turned else w))
+    bias = "decoder_ff_logit_out_b"
+    if bias in weights:
+        made.put("output.bias", bias, lambda b: rows(config.tgt_vocab, NEVER)(b.flatten()))
+    else:
+        made.make("output.bias", lambda: rows(config.tgt_vocab, NEVER)(torch.zeros(config.tgt_vocab - 1)))
+    tied: list[Any] = settings.get("transformer-tied-layers", [])
+    for short, name, side in (("src", "encoder", config.encoder), ("tgt", "decoder", config.decoder)):
+        if config.scale_embeddings:
+            made.make(f"{short}_positions", lambda width=side.width: sines(config.max_positions, width))  # type: ignore[misc]
+        else:
+            made.put(f"{short}_positions", "Wpos", lambda table: table[: config.max_positions])
+        _norm(made, f"{short}_embedding_norm", f"{name}_emb", "_pre")
+        _norm(made, f"{name}_norm", f"{name}_top", "")
+        suffix = "_pre" if config.norm_position == "pre" else ""
+        for i in range(side.layers):
+            ours, theirs = f"{name}.{i}", f"{name}_l{i + 1}"
+            if name == "decoder" and tied:
+                theirs = f"{name}_l{tied[i]}"
+            for part, their_part in (("attention", "self"), ("cross", "context"))[: 1 + (name == "decoder")]:
+                for kind, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
+                    _linear(made, f"{ours}.{part}.{kind}", f"{theirs}_{their_part}", letter)
+                _norm(made, f"{ours}.{part}_residual.norm", f"{theirs}_{their_part}_Wo", suffix)
+            _linear(made, f"{ours}.ff.up", f"{theirs}_ffn", "1")
+            _linear(made, f"{ours}.ff.down", f"{theirs}_ffn", "2")
+            _norm(made, f"{ours}.ff_residual.norm", f"{theirs}_ffn_ffn", suffix)
+
+
+def _linear(made: Parameters, ours: str, theirs: str, letter: str) -> None:
+    made.put(f"{ours}.weight", f"{theirs}_W{letter}", lambda w: w.T)
+    made.put(f"{ours}.bias", f"{theirs}_b{letter}", lambda b: b.flatten())
+
+
+def _norm(made: Parameters, ours: str, theirs: str, suffix: str) -> None:
+    if f"{ours}.weight" in made.shapes:
+        kind = "rms" if made.config.norm == "rms" else "ln"
+        made.put(f"{ours}.weight", f"{theirs}_{kind}_scale{suffix}", lambda w: w.flatten())
+        if kind == "ln":
+            made.put(f"{ours}.bias", f"{theirs}_{kind}_bias{suffix}", lambda b: b.flatten())
+
+
+def sines(count: int, width: int) -> Tensor:
+    """Sines, then cosines. Source: marian-dev, src/tensors/cpu/tensor_operators.cpp."""
+    half = width // 2
+    angles = torch.arange(count)[:, None] * torch.exp(torch.arange(half) * -(math.log(10000) / (half - 1)))
+    return torch.cat((angles.sin(), angles.cos()), 1)

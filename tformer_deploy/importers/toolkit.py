@@ -1,0 +1,270 @@
+"""What the toolkits' formats share: settings that are read or refused by their names, YAML, vocabularies with codes."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..config import Activation
+from ..errors import ArtifactError, ConfigError, missing_extra
+from ..text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe, Words
+from .base import Change, ImportOptions, Parameters
+from .weights import Weights, load_torch
+
+T = TypeVar("T")
+YAML_BYTES = 16 << 20
+"""A longer file is no settings and no vocabulary."""
+MOST_POSITIONS = 1024
+"""As many as are taken of a table of sines, unless model.max_positions says otherwise."""
+SPLIT = "the source names no codes: lines are split at spaces, so give text as the model was trained on, or --src-codes"
+
+
+class Settings:
+    """What a toolkit wrote down about a model. Reading one that is not as supported raises ArtifactError."""
+
+    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
+        self.where, self.values = where, values
+
+    def get(self, name: str, default: T) -> T:
+        """A setting of the default's type; the default too where it is null."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if isinstance(default, float) and isinstance(value, int):
+            return float(value)  # type: ignore[return-value]
+        if not isinstance(value, type(default)) or isinstance(value, bool) != isinstance(default, bool):
+            raise ArtifactError(f"{self.where}: {name}={value!r:.60} is no {type(default).__name__}")
+        return value  # type: ignore[no-any-return]
+
+    def count(self, name: str, default: int = 0) -> int:
+        """A whole number above 0. Without a default it must be there."""
+        value = self.get(name, default)
+        if value < 1:
+            raise ArtifactError(f"{self.where} has no {name}: is it of another model or version?")
+        return value
+
+    def only(self, name: str, *supported: Any) -> Any:
+        """A setting that must be one of some values, the first of which holds where it is not there."""
+        value = self.values.get(name)
+        if value is None:
+            return supported[0]
+        if value not in supported:
+            raise self.refused(name, value)
+        return value
+
+    def same(self, first: str, second: str, default: T) -> T:
+        """A setting that encoder and decoder have for themselves, and must have alike."""
+        value, other = self.get(first, default), self.get(second, default)
+        if value != other:
+            raise ArtifactError(
+                f"{self.where}: {first}={value} and {second}={other} are not supported: they must agree"
+            )
+        return value
+
+    def section(self, name: str) -> Settings:
+        """Settings under a name."""
+        found = self.values.get(name)
+        if not isinstance(found, Mapping):
+            raise ArtifactError(f"{self.where} has no {name}: is it of another model or version?")
+        return Settings(f"{self.where}: {name}", found)
+
+    def activation(self, name: str, theirs: Mapping[str, str], default: str = "relu") -> str:
+        """Our name of an activation function."""
+        value = self.get(name, default)
+        return known_activation(theirs.get(value, value), f"{self.where}: {name}")
+
+    def refused(self, name: str, value: Any) -> ArtifactError:
+        """A setting that our model has no counterpart of."""
+        return ArtifactError(f"{self.where}: {name}={value!r:.60} is not supported")
+
+
+def known_activation(ours: str, where: str) -> str:
+    """An activation that our model has. Raises ArtifactError."""
+    if ours not in get_args(Activation):
+        raise ArtifactError(f"{where}={ours} is not supported, only {', '.join(get_args(Activation))}")
+    return ours
+
+
+def named_specials(entries: Sequence[str], where: Path, names: Sequence[str]) -> Specials:
+    """Ids of padding, begin, end and unknown by a toolkit's names of them; there must be an end and an unknown."""
+    ids = [entries.index(name) if name in entries else -1 for name in names]
+    if missing := next((name for name, i in zip(names[2:], ids[2:], strict=True) if i < 0), ""):
+        raise ArtifactError(f"{where}: the vocabulary has no '{missing}': is it of another format?")
+    return Specials(ids[0], ids[1], ids[2], ids[3])
+
+
+def ids_of(specials: Specials) -> dict[str, int]:
+    """Fields of the model's config; one that the vocabulary lacks is never used, and becomes one that it has."""
+    return {
+        "pad_id": specials.pad if specials.pad >= 0 else specials.unk,
+        "bos_id": specials.bos if specials.bos >= 0 else specials.eos,
+        "eos_id": specials.eos,
+    }
+
+
+def sharing(output: bool, source: bool) -> str:
+    """`share_embeddings` of a model whose output, and whose source embedding, is the target embedding."""
+    return ("all" if source else "decoder") if output else "none"
+
+
+def both_sides(decoder: Mapping[str, Any], encoder: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the decoder's sizes, and of the encoder's where they differ."""
+    layers = {"encoder_layers": encoder["layers"], "decoder_layers": decoder["layers"]}
+    own = {f"encoder_{name}": size for name, size in encoder.items() if size != decoder[name]}
+    return {**{name: size for name, size in decoder.items() if name != "layers"}, **own, **layers}
+
+
+def equal(weights: Weights, *names: str) -> bool:
+    """Whether tensors are there and all the same."""
+    if not all(name in weights and weights.shape(name) == weights.shape(names[0]) for name in names):
+        return False
+    first = weights.take(names[0])
+    return all(torch.equal(first, weights.take(name)) for name in names[1:])
+
+
+NEVER = -1e9
+"""Output bias of what is never produced."""
+
+
+def with_start(src_vocab: int, tgt_vocab: int) -> dict[str, Any]:
+    """Fields of a model that starts with an embedding of zeros: one more entry, which is never produced."""
+    return {
+        "src_vocab": max(src_vocab, tgt_vocab + 1),
+        "tgt_vocab": tgt_vocab + 1,
+        "start_id": tgt_vocab,
+        "output_bias": True,
+    }
+
+
+def rows(count: int, value: float = 0.0) -> Change:
+    """Make a table's, or a vector's, rows as many as `count` by more of one value."""
+
+    def filled(tensor: Tensor) -> Tensor:
+        return F.pad(tensor, (0,) * (2 * tensor.dim() - 1) + (max(0, count - len(tensor)),), value=value)
+
+    return filled
+
+
+@dataclass(frozen=True)
+class LayerNames:
+    """What the parts of a layer are called."""
+
+    projections: tuple[str, str, str, str]
+    """Query, key, value, output."""
+    attention: str
+    attention_norm: str
+    cross: str
+    cross_norm: str
+    up: str
+    down: str
+    ff_norm: str
+    gate: str = ""
+
+
+def put_layer(made: Parameters, ours: str, theirs: str, names: LayerNames) -> None:
+    """All parameters of a layer; one without cross-attention is the encoder's."""
+    made.attention(f"{ours}.attention", f"{theirs}.{names.attention}", names.projections)
+    made.norm(f"{ours}.attention_residual.norm", f"{theirs}.{names.attention_norm}")
+    if names.cross and f"{ours}.cross.query.weight" in made.shapes:
+        made.attention(f"{ours}.cross", f"{theirs}.{names.cross}", names.projections)
+        made.norm(f"{ours}.cross_residual.norm", f"{theirs}.{names.cross_norm}")
+    made.linear(f"{ours}.ff.up", f"{theirs}.{names.up}")
+    made.linear(f"{ours}.ff.down", f"{theirs}.{names.down}")
+    if names.gate:
+        made.linear(f"{ours}.ff.gate", f"{theirs}.{names.gate}")
+    made.norm(f"{ours}.ff_residual.norm", f"{theirs}.{names.ff_norm}")
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The parts of a .pt file, which may hold argparse's options. Raises ArtifactError."""
+    parts = load_torch(path, [Namespace])
+    if not isinstance(parts, Mapping):
+        raise ArtifactError(f"{path} holds a {type(parts).__name__}, not the parts of a checkpoint")
+    return {str(name): part for name, part in parts.items()}
+
+
+def options_of(part: Any) -> dict[str, Any]:
+    """Options as a dict."""
+    return dict(part) if isinstance(part, Mapping) else {**vars(part)} if isinstance(part, Namespace) else {}
+
+
+def parse_yaml(text: str, where: str, texts: bool = False) -> Any:
+    """YAML of plain values, or of texts alone; objects with a tag of their own are dicts. Raises ArtifactError."""
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from None
+
+    class Plain(yaml.SafeLoader):  # type: ignore[misc]
+        pass
+
+    def plain(loader: Any, _: str, node: Any) -> Any:
+        if isinstance(node, yaml.SequenceNode):
+            return loader.construct_sequence(node, deep=True)
+        return loader.construct_mapping(node, deep=True) if isinstance(node, yaml.MappingNode) else node.value
+
+    Plain.add_multi_constructor("", plain)
+    try:
+        if len(text) > YAML_BYTES:
+            raise ValueError(f"it has more than {YAML_BYTES} characters")
+        fast = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+        return yaml.load(text, fast if texts else Plain)
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        raise ArtifactError(f"{where} is damaged: {' '.join(str(error).split())[:200]}: copy it again") from None
+
+
+def read_text(path: Path) -> str:
+    """A text file. Raises ArtifactError."""
+    try:
+        if path.stat().st_size > 4 * YAML_BYTES:
+            raise ValueError(f"it has more than {4 * YAML_BYTES} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}: copy it again") from None
+
+
+def coded(entries: Sequence[str], specials: Specials, codes: Path | None, lower: bool = False) -> Tokenizer:
+    """A tokenizer of a toolkit's vocabulary: codes are a sentencepiece model or BPE rules; without them, words.
+
+    Raises ArtifactError.
+    """
+    if codes is None:
+        return Words(entries, None, specials, lower=lower)
+    if codes.is_file() and codes.suffix in (".model", ".spm"):
+        return PieceList(codes.read_bytes(), entries, specials)
+    lines = [line for line in read_text(codes).split("\n") if line.strip()]
+    # subword-nmt's version 0.1 had the word's end as a symbol of its own; some tools write how often a pair was seen.
+    if not lines or not lines[0].startswith("#version: 0.2"):
+        raise ArtifactError(f"{codes} is neither a .model of sentencepiece nor BPE codes with #version: 0.2")
+    merges = [" ".join(line.split(" ")[:2]) for line in lines[1:]]
+    bytewise = sum(entry.startswith("\u0120") for entry in entries) > len(entries) // 10
+    return ByteBpe(entries, merges, specials) if bytewise else WordBpe(entries, merges, specials)
+
+
+def coded_tokenizers(
+    options: ImportOptions,
+    entries: tuple[Sequence[str], Sequence[str]],
+    specials: tuple[Specials, Specials],
+    prefix: tuple[int, ...] = (),
+    suffix: tuple[int, ...] | None = None,
+) -> Tokenizers:
+    """Both sides' tokenizers; one for both where they are the same."""
+    if options.src_codes is None and options.tgt_codes is not None:
+        raise ConfigError("--tgt-codes: name --src-codes too")
+    tgt_codes = options.tgt_codes or options.src_codes
+    source = coded(entries[0], specials[0], options.src_codes, options.lower)
+    if (list(entries[0]), specials[0], options.src_codes) == (list(entries[1]), specials[1], tgt_codes):
+        return Tokenizers(source, source, prefix, suffix)
+    return Tokenizers(source, coded(entries[1], specials[1], tgt_codes, options.lower), prefix, suffix)
+
+
+def notes_of(options: ImportOptions) -> list[str]:
+    """What the user should know about text."""
+    return [] if options.src_codes else [SPLIT]
