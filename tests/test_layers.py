@@ -41,6 +41,10 @@ HEAVY = {
         "importers.sockeye",
         "importers.toolkit",
         "importers.weights",
+        "modules.probe",
+        "modules.recompute",
+        "modules.running",
+        "modules.user_model",
     },
     "onnx": {
         "build",

@@ -6,10 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .modules.user_model import UserModel
     from .translate import Translator
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load"]
+__all__ = ["UserModel", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """`UserModel`, which needs torch."""
+    if name == "UserModel":
+        from .modules.user_model import UserModel
+
+        return UserModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load(bundle: str | Path, backend: str = "ort", **options: Any) -> Translator:

@@ -20,6 +20,7 @@ from .files import atomic_file, sha256, write_json
 from .headers import digest, read_header, verify
 from .memory import require_memory
 from .model import Transformer
+from .modules.running import UserCheckpoint, names_function, open_user_model
 from .text import Tokenizers, load_tokenizers, tokenizer_files
 
 HEADER, VERSION = "checkpoint.json", 3
@@ -54,6 +55,11 @@ class Checkpoint:
     def tokenizer_hashes(self) -> dict[str, str]:
         """SHA-256 of each tokenizer's file, by its name."""
         return tokenizer_hashes(self.header)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that it is made of."""
+        return [self.directory / name for name in (HEADER, *self.header["files"])]
 
     def load_model(self) -> Transformer:
         """The model with its weights, in eval mode. Raises ArtifactError where they do not fit the config."""
@@ -136,20 +142,32 @@ def save_checkpoint(
     write_json(directory / HEADER, {**header, "sha256": digest(header)})
 
 
-def open_reference(bundle: Bundle, directory: Path | None = None) -> Checkpoint:
+def open_reference(bundle: Bundle, directory: Path | None = None) -> Checkpoint | UserCheckpoint:
     """The checkpoint that a bundle was exported from: at `directory`, else where it was at export.
 
-    Raises ArtifactError where there is none or its weights are others.
+    A file of Python is only run where `directory` names it, as the bundle may be a stranger's. Raises ArtifactError
+    where there is none or its weights are others.
     """
     where = directory or bundle.checkpoint
-    if not where.is_dir():
+    if directory is None and names_function(where):
+        raise ArtifactError(
+            f"eager PyTorch needs the module of {where}, which tformer runs only if you say so: --checkpoint {where}"
+        )
+    if not (where.is_dir() or names_function(where)):
         raise ArtifactError(f"eager PyTorch needs the checkpoint, which is not at {where}: name it with --checkpoint")
-    checkpoint = open_checkpoint(where)
+    checkpoint = open_source(where)
     if checkpoint.weights_sha256 != bundle.weights_sha256 or checkpoint.config != bundle.config:
-        raise ArtifactError(f"{bundle.directory} was not exported from the weights in {where}: export it again")
+        random = "; where the module has random ones, load its weights from a file, or set a seed"
+        hint = random if isinstance(checkpoint, UserCheckpoint) else ""
+        raise ArtifactError(f"{bundle.directory} was not exported from the weights in {where}: export it again{hint}")
     if checkpoint.tokenizer_hashes != bundle.tokenizer_hashes:
         raise ArtifactError(f"{bundle.directory} has other tokenizers than {where}: export it again")
     return checkpoint
+
+
+def open_source(path: Path) -> Checkpoint | UserCheckpoint:
+    """A checkpoint's folder, or what a function of a Python file makes: this runs the file. Raises TformerError."""
+    return open_user_model(path) if names_function(path) else open_checkpoint(path)
 
 
 def open_checkpoint(directory: Path, weights: bool = True) -> Checkpoint:

@@ -136,6 +136,9 @@ class ModelConfig:
     """Ends every target."""
     start_id: int = -1
     """First decoder input; -1 becomes `bos_id`."""
+    module_parameters: int = 0
+    """Numbers of a module of the user's own, of which this says vocabularies, ids, positions and caches alone. 0: the
+    network is what all of this describes."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -145,6 +148,7 @@ class ModelConfig:
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"model.{name}={getattr(self, name)}: must be at least 0 and less than 1")
+        _at_least(self, "module_parameters", 0)
         if not self.final_norm and self.final_norm_sides != "both":
             raise ConfigError(
                 f"model.final_norm_sides={self.final_norm_sides}: model.final_norm=false leaves no norm there"
@@ -189,6 +193,8 @@ class ModelConfig:
     @property
     def parameters(self) -> int:
         """How many numbers are trained, each shared one once."""
+        if self.module_parameters:
+            return self.module_parameters
         encoder, decoder = self.encoder, self.decoder
         norms = 1 if self.norm == "rms" else 2  # weights, and biases
         layers = encoder.layers * (self._attention(encoder, encoder) + self._ff(encoder) + 2 * norms * encoder.width)

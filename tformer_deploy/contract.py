@@ -244,8 +244,11 @@ def caches(kind: str, config: ModelConfig, shape: tuple[int | str, ...]) -> tupl
 def layer_names(graph: str, config: ModelConfig) -> tuple[str, ...]:
     """Values inside a graph that carry these names, in order of computation: `[batch, src_len or beams, d_model]`.
 
-    They are no outputs, so that a runtime may fuse them away; a debugger makes them outputs of a copy.
+    They are no outputs, so that a runtime may fuse them away; a debugger makes them outputs of a copy. A module of the
+    user's own has none.
     """
+    if config.module_parameters:
+        return ()
     name, side, last = (
         ("encoder", config.encoder, "memory") if graph == "encoder" else ("decoder", config.decoder, "hidden")
     )

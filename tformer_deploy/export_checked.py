@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from .bundle import MANIFEST, add_report, open_bundle, write_manifest
 from .check import Corpus, Gate, Report, make_corpus, translations
-from .checkpoint import Checkpoint, open_checkpoint
-from .config import ModelConfig
+from .checkpoint import Checkpoint, open_source
+from .config import ModelConfig, from_dict
+from .decoding import DecodeOptions
 from .engines import STANDARD, expand
 from .errors import ConfigError, DataError, ParityError
 from .export.calibrate import NOISE_SENTENCES, SENTENCES, input_ranges, layer_noise
@@ -20,6 +22,9 @@ from .export.save import weights_read
 from .export.to_onnx import export_graphs
 from .export.trace import Tracer
 from .files import atomic_directory
+from .modules.probe import calling
+from .modules.running import UserCheckpoint
+from .notes import note
 from .recipe import Recipe, load_recipe, narrowest
 from .text import require_fit
 
@@ -62,9 +67,12 @@ def export_checked(
     fails; ArtifactError where `out` exists without `force`.
     """
     texts = texts if isinstance(texts, Texts) else Texts(texts)
-    checkpoint = open_checkpoint(run)
+    checkpoint = open_source(run)
     require_fit(checkpoint.config, checkpoint.tokenizers, f"{run}: ")
+    from_dict(DecodeOptions, checkpoint.decoding, "decoding")
     chosen = choose(recipes, checkpoint.config)
+    if isinstance(checkpoint, UserCheckpoint):
+        require_exportable(checkpoint, chosen)
     corpus, targets, calibration = _read(texts, checkpoint, chosen)
     with atomic_directory(out, force, "bundle", lambda folder: (folder / MANIFEST).is_file()) as directory:
         description = checkpoint.tokenizers.save(directory)
@@ -73,9 +81,11 @@ def export_checked(
         lossy = {name: recipe for name, recipe in chosen.items() if recipe.quantized}
         limits = {name: layer_noise(model, recipe, ranges, calibration.sources) for name, recipe in lossy.items()}
         tracer = Tracer(model)
+        own = isinstance(checkpoint, UserCheckpoint)
         for name, recipe in chosen.items():
             identity = checkpoint.weights_sha256, ranges, checkpoint.tokenizer_hashes
-            export_graphs(tracer, recipe, directory / name, *identity)
+            with calling(str(run), "torch.export of the module") if own else nullcontext():
+                export_graphs(tracer, recipe, directory / name, *identity)
         place = os.path.relpath(os.path.realpath(run), os.path.realpath(out))
         write_manifest(
             directory,
@@ -93,12 +103,33 @@ def export_checked(
         report = gate.run(expand(["ort"], [], bundle), gate.reference(corpus), targets)
         report.calibration = calibration.line
         if not report.passed:
-            raise ParityError(f"{out} not written, the check failed: {'; '.join(report.failures)}")
+            hint = "; what a module must not do is in docs/your-model.md" if own else ""
+            raise ParityError(f"{out} not written, the check failed: {'; '.join(report.failures)}{hint}")
         add_report(directory, report.to_json())
     return report
 
 
-def _read(texts: Texts, checkpoint: Checkpoint, chosen: Mapping[str, Recipe]) -> tuple[Corpus, list[str], Calibration]:
+def require_exportable(checkpoint: UserCheckpoint, chosen: Mapping[str, Recipe]) -> None:
+    """Raise ConfigError for recipes that a module without keys and values cannot have; say what would be faster."""
+    if not checkpoint.config.module_parameters:
+        return
+    for name, recipe in chosen.items():
+        if recipe.target != "onnx" or recipe.attention:
+            needs = "the attention" if recipe.attention else "keys and values"
+            raise ConfigError(
+                f"recipe {name or 'with attention'}: it needs {needs} of every layer, which {checkpoint.directory} "
+                "does not give: leave it out, or return a module that follows seq2seq.Seq2Seq, see docs/your-model.md"
+            )
+    if checkpoint.advice:
+        note(
+            f"{checkpoint.directory}: every step runs the whole prefix again; {checkpoint.advice} of UserModel make it "
+            "faster, see docs/your-model.md"
+        )
+
+
+def _read(
+    texts: Texts, checkpoint: Checkpoint | UserCheckpoint, chosen: Mapping[str, Recipe]
+) -> tuple[Corpus, list[str], Calibration]:
     """What is checked, its translation, and what calibrates. Raises ConfigError, DataError."""
     if texts.tgt and not texts.src:
         raise ConfigError("--tgt needs the sources it translates: add --src")

@@ -6,6 +6,7 @@ batch, S source length, K beams, R = B*K rows, H heads, D head size, T target le
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol, Self
 
 import torch
@@ -76,6 +77,14 @@ class Seq2Seq(Protocol):
         ...
 
     training: bool
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """See `nn.Module.parameters`."""
+        ...
+
+    def to(self, device: str) -> Self:
+        """See `nn.Module.to`."""
+        ...
 
     def train(self, mode: bool = True) -> Self:
         """See `nn.Module.train`."""

@@ -101,10 +101,9 @@ class Worker:
 def needed_files(bundle: Bundle, engine: Engine, name: str, checkpoint: str | None) -> list[Path]:
     """What an engine reads: headers, tokenizers, and its graphs, plans or the checkpoint's weights."""
     if parse_name(name).backend == "eager":
-        from ..checkpoint import HEADER, open_reference
+        from ..checkpoint import open_reference
 
-        reference = open_reference(bundle, Path(checkpoint) if checkpoint else None)
-        return [reference.directory / name for name in (HEADER, *reference.header["files"])]
+        return open_reference(bundle, Path(checkpoint) if checkpoint else None).paths
     common = [bundle.directory / file for file in (MANIFEST, *tokenizer_files(bundle.manifest["tokenizer"]))]
     if plans := getattr(engine, "plans", None):
         return [*common, *plans.directory.iterdir()]

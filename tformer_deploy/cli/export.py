@@ -13,7 +13,7 @@ from .root import app, emit, progress
 
 @app.command(epilog="Example: tformer export runs/numbers --out bundles/numbers --recipe fp32 --recipe int8")
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder or checkpoint.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or FILE.py:FUNCTION, a Python file of yours, which is run.")],
     out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
     recipe: Annotated[
         list[str] | None,
@@ -30,7 +30,10 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle in --out.")] = False,
     json: Json = False,
 ) -> None:
-    """Export a checkpoint to a bundle and check it against eager PyTorch; a failed check leaves no bundle."""
+    """Export a checkpoint to a bundle and check it against eager PyTorch; a failed check leaves no bundle.
+
+    FILE.py:FUNCTION runs that file and exports the module that its function returns, see docs/your-model.md.
+    """
     from ..export_checked import Texts, export_checked
 
     with progress("check") as advance:

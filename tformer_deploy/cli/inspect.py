@@ -50,7 +50,10 @@ def listing(path: Path, header: dict[str, Any]) -> str:
     model = header["model"]
     lines = [
         f"{path}: {header['format']} {header['version']}, every hash verified",
-        f"  model      {model['encoder_layers']}+{model['decoder_layers']} layers, d {model['d_model']}, "
+        f"  model      a module of {model['module_parameters']:,} parameters, {model['decoder_layers']} caches of "
+        f"{model['d_model']}, vocabulary {model['src_vocab']}/{model['tgt_vocab']}, {model['max_positions']} positions"
+        if model["module_parameters"]
+        else f"  model      {model['encoder_layers']}+{model['decoder_layers']} layers, d {model['d_model']}, "
         f"ff {model['d_ff']}, {model['heads']} heads, vocabulary {model['src_vocab']}/{model['tgt_vocab']}, "
         f"{model['max_positions']} positions, {model['norm_position']}-norm",
     ]

@@ -23,7 +23,10 @@ SettingsOption = Annotated[
 ]
 
 CheckpointOption = Annotated[
-    Path | None, typer.Option(help="Run folder for eager PyTorch, if it is not where it was at export.")
+    Path | None,
+    typer.Option(
+        help="Run folder for eager PyTorch, if it is not where it was at export; or FILE.py:FUNCTION, which is run."
+    ),
 ]
 Backend = Annotated[str, typer.Option(help="Engine: ort, trt or eager.")]
 DecodeSettings = Annotated[

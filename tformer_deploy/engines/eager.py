@@ -99,7 +99,7 @@ class EagerEngine(SameStep):
 
     def _encode(self, src_ids: Ints, src_lengths: Ints, layers: Layers | None) -> EagerState:
         check_request(src_ids, src_lengths, self.config, self.limits)
-        device = self.model.output.weight.device
+        device = next(iter(self.model.parameters())).device
         lengths = torch.from_numpy(src_lengths).to(device)
         cross = self.model.cross_keys_values(self.model.encode(torch.from_numpy(src_ids).to(device), lengths, layers))
         empty = cross[0][0].new_empty(len(src_ids), self.config.decoder.heads, 0, self.config.decoder.head_dim)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import warnings
+from contextlib import redirect_stderr
 from typing import Any
 
 import onnx_ir as ir
@@ -16,6 +18,7 @@ from ..errors import ArtifactError
 from ..recipe import Recipe
 from ..seq2seq import Seq2Seq
 from .graphs import GraphModule, make_graph
+from .passes.expand_masks import expand_masks
 from .passes.simplify import simplify
 
 _DTYPES = {"int32": torch.int32, "float32": torch.float32}
@@ -50,7 +53,7 @@ def trace(module: GraphModule) -> ir.Model:
             example.fill_(sizes["src_len"])
     shapes = [spec.shape for spec in expected.inputs]
     dynamic = tuple({i: Dim.DYNAMIC for i, size in enumerate(shape) if isinstance(size, str)} for shape in shapes)
-    with quiet(), torch.no_grad():
+    with quiet(), torch.no_grad(), redirect_stderr(io.StringIO()):  # torch prints the graph of a trace that fails
         exported = torch.export.export(
             module, inputs, dynamic_shapes=(dynamic,), prefer_deferred_runtime_asserts_over_guards=True
         )
@@ -65,6 +68,7 @@ def trace(module: GraphModule) -> ir.Model:
         value.name = spec.name
     rename_weights(model.graph)
     simplify(model)
+    expand_masks(model.graph)
     keep_contract(model, module.name, expected)
     return model
 
@@ -76,8 +80,8 @@ def example_sizes(module: GraphModule) -> dict[str, int]:
     return {
         "batch": 2,
         "beams": beams,
-        "src_len": min(7, config.max_positions),
-        "past_len": min(5, config.max_positions - 1),
+        "src_len": min(8, config.max_positions),
+        "past_len": min(4, config.max_positions - 1),
         "past_rows": 2 * beams + 1,
         "rows": 2 * beams,
         "capacity": 11,
@@ -112,7 +116,8 @@ class quiet:
         self._warnings = warnings.catch_warnings()
         self._warnings.__enter__()
         warnings.simplefilter("ignore")
-        self._loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+        names = ("torch.onnx", "onnxscript", "onnx_ir", "torch.fx.experimental.symbolic_shapes")
+        self._loggers = [logging.getLogger(name) for name in names]
         self._levels = [logger.level for logger in self._loggers]
         for logger in self._loggers:
             logger.setLevel(logging.ERROR)

@@ -1,0 +1,224 @@
+"""Tries a user's module on a few ids, and makes it a `seq2seq.Seq2Seq`; what does not fit is said in one line."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError, TformerError, unknown
+from ..seq2seq import GrowingCache, KeysValues, Seq2Seq, log_probs
+from .recompute import Hooked, Hooks, Recomputed, entering, plain_attention
+from .user_model import UserModel
+
+BATCH, SOURCE, TARGET, BEAMS = 3, 5, 4, 2
+"""Sizes of what is tried, all of them different."""
+LIMIT = 5e-4
+"""Largest difference of a log-probability, of what must be the same; a mask that is wrong makes more."""
+
+
+def wrapped(user: UserModel, where: str) -> Seq2Seq:
+    """A user's module as something that can be exported. Raises ConfigError."""
+    module = user.module.eval()
+    if wrong := [name for name, tensor in module.named_parameters() if tensor.dtype != torch.float32]:
+        raise ConfigError(f"{where}: parameter {wrong[0]} is not float32: call .float() on the module")
+    if user.follows_protocol([name for name in ("forward", "encode", "decode") if getattr(user, name)]):
+        return cast(Seq2Seq, module)
+    with torch.no_grad():
+        plain = Recomputed(user, _memory_width(user, where))
+        _logits(plain, user, where)
+        _require_masked(plain, where)
+        made = plain
+        if user.layers:
+            made = Hooked(user, plain.memory_width, _hooks(plain, user, where))
+            _require_equal(made, plain, where)
+    made.unread = unread(plain)
+    return cast(Seq2Seq, made)
+
+
+@contextmanager
+def calling(where: str, what: str) -> Iterator[None]:
+    """Say in one line what a user's code raised, and in which line of their file. Raises ConfigError."""
+    try:
+        yield
+    except TformerError:
+        raise
+    except Exception as error:
+        file = where.rpartition(":")[0]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
+        lines += [error.lineno] if isinstance(error, SyntaxError) else []
+        place = f"{file}, line {lines[-1]}" if lines else where
+        said = " ".join(str(error).split())[:300]
+        if "data-dependent" in said:
+            said = "a choice by values, which no graph has (with nn.Transformer, pass tgt_is_causal=True)"
+        raise ConfigError(f"{place}: {what} raised {type(error).__name__}: {said}") from error
+
+
+def _ids(user: UserModel) -> tuple[Tensor, Tensor, Tensor]:
+    """src_ids (B, S) with padding, src_lengths (B), tgt_ids (B, T), none of them special where there are others."""
+    generator = torch.Generator().manual_seed(1)
+    special = {user.pad_id, user.start_id, user.eos_id}
+
+    def draw(vocab: int, *shape: int) -> Tensor:
+        usual = torch.tensor([i for i in range(vocab) if i not in special] or [0])
+        return usual[torch.randint(len(usual), shape, generator=generator)]
+
+    lengths = torch.tensor([SOURCE, SOURCE - 2, 1]).clamp(max=user.max_positions)
+    src_ids = draw(user.src_vocab, BATCH, int(lengths.max()))
+    src_ids[torch.arange(src_ids.shape[1]) >= lengths[:, None]] = user.pad_id
+    tgt_ids = draw(user.tgt_vocab, BATCH, min(TARGET, user.max_positions))
+    tgt_ids[:, 0] = user.start_id
+    return src_ids, lengths, tgt_ids
+
+
+def _memory_width(user: UserModel, where: str) -> int:
+    if user.encode is None:
+        return 1
+    src_ids, lengths, _ = _ids(user)
+    with calling(where, "encode"), plain_attention():
+        memory: Any = user.encode(user.module, src_ids, torch.arange(src_ids.shape[1]) < lengths[:, None])
+    _require(memory, (*src_ids.shape, -1), "memory (B, S, d)", "encode", where)
+    return int(memory.shape[2])
+
+
+def _logits(plain: Recomputed, user: UserModel, where: str) -> None:
+    """Raise ConfigError where the module returns no logits."""
+    src_ids, lengths, tgt_ids = _ids(user)
+    what = "forward" if user.forward else "decode"
+    with calling(where, what):
+        logits = _decoded(plain, src_ids, lengths, tgt_ids)
+    _require(logits, (*tgt_ids.shape, user.tgt_vocab), "logits (B, T, V)", what, where)
+    if not logits.isfinite().all():
+        raise ConfigError(f"{where}: {what} returned logits that are not numbers: look at its masks and weights")
+
+
+def _require(found: Any, shape: tuple[int, ...], what: str, function: str, where: str) -> None:
+    """Raise ConfigError for what is no float tensor of a shape; -1 stands for any size."""
+    if not isinstance(found, Tensor):
+        raise ConfigError(f"{where}: {function} returned a {type(found).__name__}, not a tensor of {what}")
+    fits = found.dim() == len(shape) and all(b in (-1, a) for a, b in zip(found.shape, shape, strict=True))
+    if not fits or not found.is_floating_point():
+        wanted = tuple("d" if size == -1 else size for size in shape)
+        raise ConfigError(
+            f"{where}: {function} returned {str(found.dtype)[6:]} {tuple(found.shape)}, where {what} is "
+            f"({', '.join(map(str, wanted))})"
+        )
+
+
+def _decoded(model: Recomputed, src_ids: Tensor, lengths: Tensor, tgt_ids: Tensor) -> Tensor:
+    """Logits (B, T, V) of a whole target at once."""
+    memory = model.encode(src_ids, lengths)
+    mask = torch.arange(src_ids.shape[1]) < lengths[:, None]
+    with plain_attention():
+        return model.decode(memory, mask, tgt_ids, GrowingCache([]))
+
+
+def _require_masked(plain: Recomputed, where: str) -> None:
+    """Raise ConfigError where a sentence's logits depend on its padding."""
+    src_ids, lengths, tgt_ids = _ids(plain.user)
+    together = _decoded(plain, src_ids, lengths, tgt_ids).log_softmax(-1)
+    for row, size in enumerate(lengths.tolist()):
+        one = slice(row, row + 1)
+        alone = _decoded(plain, src_ids[one, :size], lengths[one], tgt_ids[one]).log_softmax(-1)
+        if not (off := float((alone - together[one]).abs().max())) <= LIMIT:
+            raise ConfigError(
+                f"{where}: a sentence's log-probabilities change by {off:.2g} where longer ones stand beside it: "
+                "mask its padding with src_mask, in the encoder and in cross-attention, and switch dropout off in eval"
+            )
+
+
+def unread(plain: Recomputed) -> frozenset[str]:
+    """Names of tensors that logits do not depend on: no graph needs them."""
+    named = [*plain.named_parameters(remove_duplicate=False), *plain.named_buffers(remove_duplicate=False)]
+    tensors = {name: tensor for name, tensor in named if tensor.is_floating_point()}
+    frozen = [tensor for tensor in tensors.values() if not tensor.requires_grad]
+    try:
+        for tensor in frozen:
+            tensor.requires_grad_(True)
+        with torch.enable_grad():
+            logits = _decoded(plain, *_ids(plain.user))
+        gradients = torch.autograd.grad(logits.sum(), list(tensors.values()), allow_unused=True)
+    except RuntimeError:  # not every function has a gradient
+        return frozenset()
+    finally:
+        for tensor in frozen:
+            tensor.requires_grad_(False)
+    return frozenset(name for name, gradient in zip(tensors, gradients, strict=True) if gradient is None)
+
+
+def _hooks(plain: Recomputed, user: UserModel, where: str) -> Hooks:
+    """Where the module is taken apart. Raises ConfigError for names that it does not have."""
+    module, hooks = user.module, Hooks(user.layers, user.self_attention)
+    lists = {name for name, each in module.named_modules() if isinstance(each, nn.ModuleList | nn.Sequential)}
+    if user.layers not in lists:
+        raise unknown("list of layers", user.layers, lists)
+    layers = module.get_submodule(user.layers)
+    if not list(layers.children()):
+        raise ConfigError(f"{where}: layers={user.layers!r} has no layers in it: name the list of the decoder's layers")
+    for i, layer in enumerate(layers.children()):
+        _submodule(layer, user.self_attention, f"module of {user.layers}.{i}")
+    shapes: list[tuple[int, ...]] = []
+
+    def look(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        shapes.append(tuple(entering(args, kwargs).shape))
+
+    watched = [hooks.first_layer(module), *hooks.attentions(module)]
+    handles = [each.register_forward_pre_hook(look, with_kwargs=True) for each in watched]
+    try:
+        src_ids, lengths, tgt_ids = _ids(user)
+        with calling(where, "decode"):
+            _decoded(plain, src_ids, lengths, tgt_ids)
+    finally:
+        for handle in handles:
+            handle.remove()
+    batch, size = tgt_ids.shape
+    if len(shapes) < 2 or shapes[0][:2] not in ((batch, size), (size, batch)):
+        raise ConfigError(
+            f"{where}: the layers of {user.layers} are not called with hidden states (B, T, d): "
+            "leave out layers and self_attention"
+        )
+    axis = 1 if shapes[0][:2] == (batch, size) else 0
+    return Hooks(user.layers, user.self_attention, axis, shapes[0][2], len(shapes) - 1)
+
+
+def _submodule(module: nn.Module, name: str, kind: str) -> nn.Module:
+    """A module by its name. Raises ConfigError with the nearest names."""
+    modules: dict[str, nn.Module] = dict(module.named_modules())
+    if name not in modules:
+        depth = name.count(".")  # all names would be a page
+        raise unknown(kind, name, [each for each in modules if each and each.count(".") <= depth])
+    return modules[name]
+
+
+def _require_equal(hooked: Hooked, plain: Recomputed, where: str) -> None:
+    """Raise ConfigError where steps with caches give other scores than the module over the whole prefix."""
+    src_ids, lengths, tgt_ids = _ids(plain.user)
+    expected = _decoded(plain, src_ids, lengths, tgt_ids).log_softmax(-1)
+    with calling(where, f"decode, with hooks on {hooked.hooks.layers} and {hooked.hooks.self_attention},"):
+        found = stepped(hooked, src_ids, lengths, tgt_ids)
+    if found.shape == expected.shape and float((found - expected).abs().max()) <= LIMIT:
+        return
+    apart = f"differ by {float((found - expected).abs().max()):.2g}" if found.shape == expected.shape else "are others"
+    raise ConfigError(
+        f"{where}: with caches of what enters {hooked.hooks.self_attention}, log-probabilities {apart}: the decoder "
+        "must not look ahead, and only its self-attention may read earlier tokens; leave out layers and self_attention"
+    )
+
+
+def stepped(model: Recomputed, src_ids: Tensor, lengths: Tensor, tgt_ids: Tensor) -> Tensor:
+    """Log-probabilities (B, T, V) of a target that is fed token by token, in the last of several equal rows."""
+    cross = model.cross_keys_values(model.encode(src_ids, lengths))
+    config, found = model.config, []
+    empty = torch.zeros(len(src_ids) * BEAMS, 1, 0, config.head_dim)
+    past: list[KeysValues] = [(empty, empty)] * config.decoder_layers
+    for position, token in enumerate(tgt_ids.T):
+        cache = GrowingCache(past)
+        tokens = token[:, None].expand(-1, BEAMS).int()
+        hidden = model.step(tokens, torch.tensor([position]), lengths, cross, cache)
+        found.append(log_probs(cast(Seq2Seq, model), hidden)[:, -1])
+        past = cache.present
+    return torch.stack(found, 1)
