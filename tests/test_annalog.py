@@ -89,7 +89,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(run: Path) -> Path:
-    """Checked on molecules; not in 8 bits, as scores of its first attention are in the millions, too large for those."""
+    """Checked on molecules; not in 8 bits, for which the scores of its first attention, millions, are too large."""
     text = run.parent / "molecules"
     text.write_text("\n".join(MOLECULES[::5]) + "\n", encoding="utf-8")
     out = run.parent / "bundle"
