@@ -16,7 +16,7 @@ from tformer_deploy.errors import ArtifactError, ConfigError, ParityError, Tform
 from tformer_deploy.export_checked import export_checked
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.hf_generation import decoding_defaults
-from tformer_deploy.importers.run import import_checkpoint, recognised
+from tformer_deploy.importers.run import compare_again, import_checkpoint, recognised
 from tformer_deploy.translate import TranslatorOptions, open_translator
 
 from .conftest import small_config
@@ -202,6 +202,30 @@ def test_languages(folders: dict[str, Path], tmp_path: Path) -> None:
         imported(folders["marian"], "marian", tmp_path / "run", tgt_lang="spa")
     found, _ = imported(folders["marian"], "marian", tmp_path / "run", tgt_lang="")
     assert found.notes == ["sources carry no language: say which with --tgt-lang, such as deu"]
+
+
+def test_check_compares_with_the_original_again(folders: dict[str, Path], tmp_path: Path) -> None:
+    """The folder is read again, with what was said at import; a folder that has changed since is another model."""
+    folder = tmp_path / "folder"
+    shutil.copytree(folders["marian"], folder)
+    imported(folder, "marian", tmp_path / "run")
+    checkpoint = open_checkpoint(tmp_path / "run")
+    assert compare_again(checkpoint, SENTENCES).passed
+    write_changed(folder)
+    found = compare_again(checkpoint, SENTENCES)
+    assert not found.passed and "differ by" in found.failures[0]
+    shutil.rmtree(folder)
+    with pytest.raises(ArtifactError, match="is not there: put it back"):
+        compare_again(checkpoint)
+
+
+def write_changed(folder: Path) -> None:
+    """One number of one matrix is another."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.encoder.layers.0.fc1.weight"][0, 0] += 0.5
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def test_a_wrong_mapping_is_noticed(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ConfigError, unknown
+from ..notes import note
 from .options import CheckpointOption, DeviceOption, Json, Shortlisted, Threads
 from .root import app, emit, progress
+
+if TYPE_CHECKING:
+    from ..bundle import Bundle
+    from ..importers.compare import Comparison
 
 
 @app.command(
@@ -36,6 +41,9 @@ def check(
     seed: Annotated[int | None, typer.Option(help="Seed of the samples.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest output in tokens.")] = None,
     invariance: Annotated[int | None, typer.Option(help="Sentences to decode again in other batches.")] = None,
+    original: Annotated[
+        bool, typer.Option("--original", help="Compare an imported checkpoint with the original code as well.")
+    ] = False,
     loosened: Annotated[
         bool, typer.Option("--loosened", help="Use the recipe's limits where they are wider than its precision's.")
     ] = False,
@@ -96,11 +104,26 @@ def check(
                 emit({"reference": str(save_reference)}, json, f"{save_reference}: reference written")
                 return
         report = gate.run(names, expected, targets)
-    emit(report.to_json(), json, str(report))
+    again = _with_original(opened, checkpoint, src) if original else None
+    emit({**report.to_json(), **({"original": again.to_json()} if again else {})}, json, str(report))
     if html:
         write_output(html, check_page(report))
-    if not report.passed:
+    if again:
+        note("\n".join([str(again), *again.failures]))
+    if not report.passed or (again and not again.passed):
         raise typer.Exit(3)
+
+
+def _with_original(bundle: Bundle, checkpoint: Path | None, src: Path | None) -> Comparison:
+    """The checkpoint of a bundle against the code that it was imported from."""
+    from ..checkpoint import Checkpoint, open_reference
+    from ..data import read_lines
+    from ..importers.run import compare_again
+
+    imported = open_reference(bundle, checkpoint)
+    if not isinstance(imported, Checkpoint):
+        raise ConfigError("--original: a module of your own is its own original: leave it out")
+    return compare_again(imported, read_lines(src) if src else [])
 
 
 def _check_names(backends: list[str], files: list[Path]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from .weights import Weights
 
 Change = Callable[[Tensor], Tensor]
 TABLES = ("src_embedding.weight", "output.weight")
+FILES = ("vocab", "src_vocab", "tgt_vocab", "src_codes", "tgt_codes")
+"""Fields of ImportOptions that are paths."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,16 @@ class ImportOptions:
     """Names of a wrapper's modules."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ModelConfig that are known better."""
+
+    def to_json(self, name_of: Callable[[Path], str]) -> dict[str, Any]:
+        """What was said, for a header; `name_of` says how files are called there."""
+        said = {each.name: value for each in fields(self) if (value := getattr(self, each.name))}
+        return {name: name_of(value) if isinstance(value, Path) else value for name, value in said.items()}
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any], folder: Path) -> Self:
+        """The reverse, of files by their names from a folder."""
+        return cls(**{name: folder / value if name in FILES else value for name, value in said.items()})
 
 
 class Original(Protocol):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -86,12 +87,29 @@ def import_checkpoint(
         if not comparison.passed:
             shown = "; ".join(comparison.failures[:3])
             raise ParityError(f"{out} not written, it differs from {comparison.original}: {shown}")
-        place = os.path.relpath(os.path.realpath(path), os.path.realpath(out))
-        source = {"format": name, "path": place, "compared": comparison.to_json()}
+        source = {"format": name, "path": _from(out, path), "options": options.to_json(partial(_from, out))}
         if path.is_file():
             source["sha256"] = sha256(path)
-        _save(directory, imported, weights, source)
+        _save(directory, imported, weights, {**source, "compared": comparison.to_json()})
     return imported, comparison
+
+
+def compare_again(checkpoint: Checkpoint, lines: Sequence[str] = ()) -> Comparison:
+    """Compare an imported checkpoint with the original, where that was at import. Raises ConfigError, ArtifactError."""
+    source = checkpoint.header["training"].get("imported")
+    if not isinstance(source, Mapping) or "options" not in source:
+        raise ConfigError(f"{checkpoint.directory} was not imported: there is no original to compare with")
+    path = checkpoint.directory / str(source["path"])
+    if not path.exists():
+        raise ArtifactError(f"{path}, from which {checkpoint.directory} was imported, is not there: put it back")
+    options = ImportOptions.of(source["options"], checkpoint.directory)
+    imported: Imported = module_of(str(source["format"])).read(path, options)
+    return _compared(imported, checkpoint, lines, comparing=True)
+
+
+def _from(folder: Path, path: Path) -> str:
+    """A path as it is seen from a folder."""
+    return os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
 
 
 def _save(directory: Path, imported: Imported, weights: Path, source: dict[str, Any]) -> Checkpoint:
