@@ -138,10 +138,11 @@ class Parameters:
 
     def linear(self, ours: str, theirs: str, scale: float = 1.0, transpose: bool = False) -> None:
         """A linear layer, `theirs`.weight and, if it has one, `theirs`.bias."""
-        turned: Change = (lambda w: w.T * scale) if transpose else (lambda w: w * scale)
+        scaled: Change | None = None if scale == 1 else lambda tensor: tensor * scale
+        turned: Change | None = (lambda w: w.T * scale) if transpose else scaled
         self.put(f"{ours}.weight", f"{theirs}.weight", turned)
         if f"{theirs}.bias" in self.weights:
-            self.put(f"{ours}.bias", f"{theirs}.bias", lambda b: b * scale)
+            self.put(f"{ours}.bias", f"{theirs}.bias", scaled)
         else:
             self.fill(f"{ours}.bias")
 

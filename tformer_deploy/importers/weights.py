@@ -7,6 +7,7 @@ import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ class Weights:
         if not tensor.is_floating_point():
             raise ArtifactError(f"{self.where}: tensor '{name}' is {str(tensor.dtype)[6:]}, not floating point")
         tensor = tensor.float()
-        if not tensor.isfinite().all():
+        # Unlike isfinite, this makes no copies of a table of gigabytes.
+        if tensor.numel() and not all(value.isfinite() for value in torch.aminmax(tensor)):
             raise ArtifactError(f"{self.where}: tensor '{name}' has values that are no numbers: it is damaged")
         return tensor
 
@@ -124,11 +126,17 @@ def _safetensors(where: Path, paths: Iterable[Path]) -> Weights:
         try:
             file: Any = safe_open(path, "pt")
             for name in list(file.keys()):
-                tensors[name] = lambda file=file, name=name: file.get_tensor(name)  # type: ignore[misc]
+                tensors[name] = partial(_safetensor, path, name)
                 shapes[name] = tuple(file.get_slice(name).get_shape())
         except (OSError, SafetensorError) as error:
             raise ArtifactError(f"{path} cannot be read: {error}: copy it again") from None
     return Weights(where, tensors, shapes)
+
+
+def _safetensor(path: Path, name: str) -> Tensor:
+    """One tensor. The file is mapped anew for each, so that its pages do not pile up in memory."""
+    file: Any = safe_open(path, "pt")
+    return file.get_tensor(name)  # type: ignore[no-any-return]
 
 
 def _bins(where: Path, paths: Iterable[Path]) -> Weights:
