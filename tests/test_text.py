@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,19 @@ from tformer_deploy.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from tformer_deploy.errors import ArtifactError, ConfigError
 from tformer_deploy.text import (
     SPECIALS,
+    ByteBpe,
+    PieceList,
     SentencePiece,
+    Specials,
+    Tokenizer,
     Tokenizers,
+    WordBpe,
     Words,
     load_tokenizers,
     tokenizer_files,
     train_tokenizers,
 )
+from tformer_deploy.text.bpe import BYTES, byte_words
 
 ENGLISH = [
     "Two young, white males are outside near many bushes.",
@@ -254,3 +262,79 @@ def test_missing_file_and_unknown_kind(bpe: Tokenizers, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").unlink()
     with pytest.raises(ArtifactError, match=r"incomplete: tokenizer\.model is missing"):
         load_tokenizers(tmp_path, description)
+
+
+# Kinds that imports make
+
+
+def byte_bpe(space: bool = False) -> ByteBpe:
+    entries = ["<s>", "<pad>", "</s>", "<unk>", *sorted(set(BYTES.values())), "\u0120t", "he", "\u0120the"]
+    return ByteBpe(entries, ["\u0120 t", "h e", "\u0120t he"], Specials(1, 0, 2, 3, (0, 3)), space=space)
+
+
+def word_bpe(**how: str) -> WordBpe:
+    letters = ["a", "b", "c", "ab", "abc"]
+    inner, final = how.get("inner", "@@"), how.get("final", "")
+    pieces = [*(letter + inner for letter in letters), *(letter + final for letter in letters)]
+    entries = list(dict.fromkeys(["<unk>", "<pad>", "<s>", "</s>", *pieces]))
+    return WordBpe(entries, ["a b", "ab c</w>", "ab c"], Specials(), **how)
+
+
+OTHERS: dict[str, Callable[[], Tokenizer]] = {
+    "bytes": byte_bpe,
+    "bytes behind a space": lambda: byte_bpe(space=True),
+    "subword-nmt": word_bpe,
+    "ends of words": lambda: word_bpe(inner="", final="</w>"),
+    "expression": lambda: Words([*SPECIALS, "ab", "c", "d"], None, regex=r"ab|.", lower=True),
+    "a word with a line's end": lambda: Words([*SPECIALS, "a", "\n"], None),
+}
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_other_kinds_are_read_as_they_were_written(make: Callable[[], Tokenizer], tmp_path: Path) -> None:
+    made = make()
+    tokenizers = Tokenizers(made, made, prefix=(5,), suffix=(6, 2))
+    description = json.loads(json.dumps(tokenizers.save(tmp_path)))
+    loaded = load_tokenizers(tmp_path, description)
+    assert loaded.source is loaded.target and loaded.source.specials == made.specials
+    for text in ("abc ab", "the  they\tABC", "", "</s> a", "日本 ab\u00a0c"):
+        assert loaded.source_ids(text) == [5, *made.encode(text), 6, 2]
+        assert loaded.target_text(loaded.target_ids(text)) == made.decode(made.encode(text))
+        assert not {*made.encode(text)} & ({*made.specials.ids} - {made.specials.unk})
+
+
+@given(st.text(max_size=30))
+def test_bytes_give_every_text_back(text: str) -> None:
+    tokenizer = byte_bpe()
+    assert tokenizer.decode(tokenizer.encode(text)) == text.encode("utf-8", "replace").decode()
+    assert "".join(byte_words(text)) == text
+
+
+def test_pairs_are_merged_in_the_order_of_their_rules() -> None:
+    tokenizer = word_bpe()
+    found = {word: tokenizer.pieces(tokenizer.encode(word)) for word in ("abc", "abcc", "ca", "abx")}
+    assert found == {"abc": ["abc"], "abcc": ["abc@@", "c"], "ca": ["c@@", "a"], "abx": ["ab@@", "<unk>"]}
+    assert tokenizer.decode(tokenizer.encode("abcc ca")) == "abcc ca"
+    with pytest.raises(ArtifactError, match="the merge rule 'a' is not two symbols"):
+        WordBpe(list("abcde"), ["a"], Specials())
+
+
+def test_words_by_an_expression() -> None:
+    words = Words([*SPECIALS, "[C@H]", "Cl", "C", "%12"], None, regex=r"\[[^\]]*\]|%\d\d|Br|Cl|.")
+    assert words.pieces(words.encode("C[C@H]Cl%12Br")) == ["C", "[C@H]", "Cl", "%12", "<unk>"]
+    assert words.decode(words.encode("C[C@H]Cl%12")) == "C[C@H]Cl%12"
+
+
+def test_a_list_of_pieces_gives_its_own_ids(bpe: Tokenizers, tmp_path: Path) -> None:
+    """Also for a piece that the model splits into others, or does not know."""
+    model = sentencepiece_of(bpe)._model
+    entries = ["</s>", "<unk>", "<pad>", *reversed(bpe.source.pieces(range(4, bpe.source.size)))]
+    listed = PieceList(model, entries, Specials(2, -1, 0, 1))
+    tokenizers = Tokenizers(listed, listed)
+    loaded = load_tokenizers(tmp_path, tokenizers.save(tmp_path))
+    assert tokenizer_files(tokenizers.save(tmp_path)) == ["tokenizer.json", "tokenizer.model"]
+    for line in ENGLISH:
+        assert loaded.source.pieces(loaded.source.encode(line)) == bpe.source.pieces(bpe.source.encode(line))
+        assert loaded.target_text(loaded.target_ids(line)) == line
+    with pytest.raises(ArtifactError, match="a vocabulary of 2 entries has no special token 2"):
+        PieceList(model, entries[:2], Specials(2, -1, 0, 1))
