@@ -109,6 +109,29 @@ def test_ids_and_text_of_noise(name: str, folders: dict[str, Path]) -> None:
         assert theirs is not None and read.tokenizers.target_text(ids).strip() == theirs.strip()
 
 
+@pytest.mark.parametrize("name", ["t5", "mbart", "pegasus", "bart"])
+def test_a_folder_that_transformers_has_written_anew(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """It has a tokenizer.json and nothing else; ids and text are those of transformers, which made it."""
+    from tformer_deploy.importers import hf
+
+    options = ImportOptions(**OPTIONS.get(name, {}))
+    old = hf.read(folders[name], options)
+    assert old.original is not None
+    original: Any = old.original()
+    folder = tmp_path / "folder"
+    shutil.copytree(
+        folders[name], folder, ignore=shutil.ignore_patterns("*.model", "vocab.json", "merges.txt", "*token*")
+    )
+    original._tokenizer.save_pretrained(folder)
+    assert (folder / "tokenizer.json").is_file() and not [*folder.glob("*.model"), *folder.glob("vocab.json")]
+    read = hf.read(folder, options)
+    for line in LINES:
+        assert read.tokenizers.source_ids(line) == original.source_ids(line) == old.tokenizers.source_ids(line)
+        ids = read.tokenizers.target.encode(line)
+        assert read.tokenizers.target_text(ids) == line
+    assert read.decoding == old.decoding and read.config == old.config
+
+
 def test_special_tokens_in_a_text_are_text(folders: dict[str, Path]) -> None:
     """transformers reads them as what they name, so that a line can end its own sentence."""
     from tformer_deploy.importers import hf

@@ -63,7 +63,7 @@ HEAVY = {
     "spacy": {"text.words"},
     "ctranslate2": {"importers.ctranslate2"},
     "yaml": {"importers.toolkit"},
-    "sentencepiece": {"text.pieces"},
+    "sentencepiece": {"text.pieces", "importers.hf_rebuilt"},
     "matplotlib": {"metrics", "report.figures"},
     "jinja2": {"report.page"},
     "sacrebleu": {"metrics"},

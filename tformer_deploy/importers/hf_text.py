@@ -10,7 +10,9 @@ from typing import Any
 from ..errors import ArtifactError, ConfigError
 from ..headers import TOKENIZER_BYTES, read_bytes
 from ..text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe
+from ..text.pieces import processor
 from .base import ImportOptions
+from .hf_rebuilt import entries_of, merges_of, sentencepiece_model
 from .vocabularies import read_entries
 from .weights import read_json_file
 
@@ -59,7 +61,7 @@ class Folder:
                 return found
         return default
 
-    def bytes(self, name: str) -> bytes:
+    def content(self, name: str) -> bytes:
         """A file."""
         return read_bytes(self.path, name, TOKENIZER_BYTES)
 
@@ -69,6 +71,21 @@ class Folder:
             if (self.path / name).is_file():
                 return name
         raise ArtifactError(f"{self.path} has no {' and no '.join(names)}: download its tokenizer's files too")
+
+    @property
+    def rebuilt(self) -> bool:
+        """Whether tokenizer.json is all that there is of a sentencepiece model."""
+        return not any(self.path.glob("*.model"))
+
+    def sentencepiece(self, *names: str) -> tuple[bytes, list[str]]:
+        """A sentencepiece model and its pieces. Raises ArtifactError."""
+        if self.rebuilt:
+            path = self.path / self.first(*names, "tokenizer.json")
+            tokenizer = read_json_file(path)
+            return sentencepiece_model(tokenizer, path), entries_of(tokenizer, path)
+        model = self.content(self.first(*names))
+        made = processor(model)
+        return model, [made.id_to_piece(i) for i in range(made.get_piece_size())]
 
     def specials(self, entries: list[str], others: list[int]) -> Specials:
         """Special ids; the unknown token is not shown, as transformers does not."""
@@ -144,7 +161,7 @@ def _no_text(folder: Folder) -> Text:
 
 def _marian(folder: Folder) -> Text:
     """Two sentencepiece models, one vocabulary or two; `>>fra<<` before a source says the language."""
-    models = [folder.bytes(f"{side}.spm") for side in ("source", "target")]
+    models = [folder.content(f"{side}.spm") for side in ("source", "target")]
     names = "vocab.json", folder.first("target_vocab.json", "vocab.json")
     entries = [read_entries(folder.path / name) for name in names]
     codes = {entry: i for i, entry in enumerate(entries[0]) if entry.startswith(">>") and entry.endswith("<<")}
@@ -165,7 +182,7 @@ def _marian(folder: Folder) -> Text:
 def _many_languages(folder: Folder) -> Text:
     """M2M100, NLLB, mBART, PLBart: a language's code stands beside a source and begins an output."""
     kind = folder.config["model_type"]
-    model = folder.bytes(folder.first("sentencepiece.bpe.model", "spiece.model"))
+    model, pieces = folder.sentencepiece("sentencepiece.bpe.model", "spiece.model")
     if kind == "m2m_100" and (folder.path / "vocab.json").is_file():
         entries = read_entries(folder.path / "vocab.json")
         known = {
@@ -173,8 +190,8 @@ def _many_languages(folder: Folder) -> Text:
         }
         spell: Callable[[str], tuple[str, ...]] = lambda code: (f"__{code}__",)  # noqa: E731
     else:
-        entries = fairseq_entries(model)
-        known = {token: i for token, i in folder.added().items() if i >= len(entries)}
+        entries = pieces if folder.rebuilt else [*FAIRSEQ, *pieces[3:]]
+        known = {token: i for token, i in folder.added().items() if token not in FAIRSEQ}
         spell = lambda code: (code, f"__{code}__", f"{code}_XX", f"__{code.lower()}__")  # noqa: E731
     with_added(entries, known)
     languages = {token: i for token, i in known.items() if token != "<mask>"}
@@ -198,20 +215,16 @@ def _is_mbart50(folder: Folder) -> bool:
     return path.is_file() and "50" in str(read_json_file(path).get("tokenizer_class"))
 
 
-def fairseq_entries(model: bytes) -> list[str]:
-    """Four special tokens, then a sentencepiece model's pieces behind its own first three."""
-    from ..text.pieces import processor
-
-    made = processor(model)
-    return [*FAIRSEQ, *(made.id_to_piece(i) for i in range(3, made.get_piece_size()))]
-
-
 def _bytes(folder: Folder) -> Text:
     """BART and Blenderbot: byte-level BPE."""
-    entries = read_entries(folder.path / folder.first("vocab.json"))
+    if (folder.path / "vocab.json").is_file():
+        entries = read_entries(folder.path / "vocab.json")
+        merges = _merges(folder.path / folder.first("merges.txt"))
+    else:
+        tokenizer_json = read_json_file(folder.path / folder.first("vocab.json", "tokenizer.json"))
+        entries, merges = entries_of(tokenizer_json, folder.path), merges_of(tokenizer_json)
     known = {token: i for token, i in folder.added().items() if i >= len(entries)}
     with_added(entries, known)
-    merges = _merges(folder.path / folder.first("merges.txt"))
     others = [i for i, entry in enumerate(entries) if entry in ("<mask>", "<s>", *known)]
     blenderbot = folder.config["model_type"] == "blenderbot"
     tokenizer = ByteBpe(entries, merges, folder.specials(entries, others), space=blenderbot)
@@ -236,12 +249,8 @@ def _fsmt(folder: Folder) -> Text:
 
 def _sentencepiece(folder: Folder) -> Text:
     """T5, mT5, UMT5 and Pegasus: one sentencepiece model; Pegasus counts from 103."""
-    from ..text.pieces import processor
-
-    model = folder.bytes(folder.first("spiece.model"))
-    made = processor(model)
-    pieces = [made.id_to_piece(i) for i in range(made.get_piece_size())]
-    if folder.config["model_type"] == "pegasus":
+    model, pieces = folder.sentencepiece("spiece.model")
+    if folder.config["model_type"] == "pegasus" and not folder.rebuilt:
         unknown = [f"<unk_{i}>" for i in range(2, 103)]
         pieces = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *unknown, *pieces[2:]]
     known = {token: i for token, i in folder.added().items() if i >= len(pieces)}

@@ -1,0 +1,69 @@
+"""What a tokenizer.json alone has: entries, merge rules, and the sentencepiece model that it was made of.
+
+transformers 5 writes nothing else. The model that is made anew splits text as the old one did.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArtifactError
+
+UNIGRAM, BPE = 1, 2
+NORMAL, UNKNOWN, CONTROL = 1, 2, 3
+"""Types of models and of pieces in sentencepiece's format."""
+
+
+def entries_of(tokenizer: Mapping[str, Any], where: Path) -> list[str]:
+    """The vocabulary in the order of its ids. Raises ArtifactError."""
+    vocab = tokenizer.get("model", {}).get("vocab")
+    if isinstance(vocab, list):
+        return [str(piece) for piece, _ in vocab]
+    if not isinstance(vocab, Mapping) or sorted(vocab.values()) != list(range(len(vocab))):
+        raise ArtifactError(f"{where} has no vocabulary with ids 0, 1, 2 and so on: copy it again")
+    return sorted(vocab, key=lambda piece: vocab[piece])
+
+
+def merges_of(tokenizer: Mapping[str, Any]) -> list[str]:
+    """Merge rules such as `a b`."""
+    rules = tokenizer.get("model", {}).get("merges") or []
+    return [rule if isinstance(rule, str) else " ".join(rule) for rule in rules]
+
+
+def sentencepiece_model(tokenizer: Mapping[str, Any], where: Path) -> bytes:
+    """A sentencepiece model with the pieces, scores and normalization of a tokenizer.json. Raises ArtifactError."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    made = sentencepiece_model_pb2.ModelProto()
+    model, entries = tokenizer.get("model", {}), entries_of(tokenizer, where)
+    kind = model.get("type")
+    if kind not in ("Unigram", "BPE") or model.get("byte_fallback"):
+        raise ArtifactError(f"{where} has a {kind} model, not one of sentencepiece: add the folder's .model file")
+    made.trainer_spec.model_type = UNIGRAM if kind == "Unigram" else BPE
+    scores = dict(model["vocab"]) if kind == "Unigram" else _ranks(merges_of(tokenizer))
+    unknown = model.get("unk_token") or entries[int(model.get("unk_id") or 0)]
+    special = {each["content"] for each in tokenizer.get("added_tokens", [])}
+    for entry in entries:
+        piece = made.pieces.add()
+        piece.piece, piece.score = entry, scores.get(entry, 0.0)
+        piece.type = UNKNOWN if entry == unknown else CONTROL if entry in special else NORMAL
+    made.normalizer_spec.add_dummy_prefix = made.normalizer_spec.remove_extra_whitespaces = True
+    for step in _normalizers(tokenizer.get("normalizer")):
+        if step.get("type") == "Precompiled":
+            made.normalizer_spec.precompiled_charsmap = base64.b64decode(step["precompiled_charsmap"])
+    return bytes(made.SerializeToString())
+
+
+def _ranks(merges: list[str]) -> dict[str, float]:
+    """The score of each merged piece: sentencepiece merges the pair of highest score first."""
+    return {rule.replace(" ", ""): -float(rank) for rank, rule in reversed(list(enumerate(merges)))}
+
+
+def _normalizers(normalizer: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(normalizer, Mapping):
+        yield normalizer
+        for each in normalizer.get("normalizers", []):
+            yield from _normalizers(each)
