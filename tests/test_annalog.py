@@ -23,6 +23,7 @@ from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint
 from tformer_deploy.translate import Translator
 
+from .command import run_here
 from .plain_decoding import make_batch
 from .plain_models import PrefixEngine
 
@@ -165,3 +166,62 @@ def test_tokens_are_the_packages(original: Any, bundle: Path, options: dict[str,
     ours = [[each.ids for each in (result, *result.alternatives)] for result in results]
     assert ours == EXPECTED[key]
     assert len({tuple(ids[0]) for ids in ours}) > len(sources) // 2
+
+
+OWN_FILE = """
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+import tformer_deploy
+from tformer_deploy.importers.vocabularies import read_entries
+from tformer_deploy.text import Specials, Words
+
+PACKAGE = Path({package!r})
+parent = sys.modules["annalog"] = ModuleType("annalog")
+parent.__path__ = [str(PACKAGE)]
+from annalog.model_files import Decoder, Encoder, Seq2Seq
+
+
+def make():
+    sizes = (59, 256, 3, 8, 512, 0.1, "cpu", 102)
+    model = Seq2Seq(Encoder(*sizes), Decoder(*sizes), 1, 1, "cpu")
+    files = PACKAGE / "ckpt_and_vocab"
+    model.load_state_dict(torch.load(files / "Lev_extended.pt", "cpu", weights_only=True))
+    words = read_entries(files / "stereo_experiment_vocab_ttf.pkl")
+    split = Words(words, None, Specials(1, 2, 3, 0), regex={regex!r})
+    return tformer_deploy.UserModel(
+        model,
+        src_vocab=59,
+        tgt_vocab=59,
+        max_positions=102,
+        pad_id=1,
+        start_id=2,
+        eos_id=3,
+        encode=lambda m, src_ids, mask: m.encoder(src_ids, mask[:, None, None]),
+        decode=lambda m, memory, mask, ids: m.decoder(ids, memory, m.make_trg_mask(ids), mask[:, None, None])[0],
+        layers="decoder.layers",
+        self_attention="self_attention",
+        source=split,
+        target=split,
+        source_prefix=(2,),
+    )
+"""
+
+
+def test_a_stranger_exports_the_module_itself(original: Any, tmp_path: Path) -> None:
+    """Without the importer: the package's own code, called from a file, with hooks on its decoder's layers."""
+    (tmp_path / "mine.py").write_text(OWN_FILE.format(package=str(PACKAGE), regex=REGEX), encoding="utf-8")
+    text = tmp_path / "molecules"
+    text.write_text("\n".join(KNOWN[:8]) + "\n", encoding="utf-8")
+    done = run_here("export", f"{tmp_path / 'mine.py'}:make", "--out", tmp_path / "bundle", "--src", text)
+    assert done.returncode == 0, done.stderr
+    opened = open_bundle(tmp_path / "bundle")
+    sources = [opened.tokenizers().source_ids(molecule) for molecule in KNOWN]
+    chosen = DecodeOptions(max_tokens=40, beams=3, n_best=3)
+    with engine_of(original, opened.config) as theirs, make_engine("ort", opened, None, 1) as ours:
+        outputs = [decode(engine, make_batch(sources), chosen) for engine in (theirs, ours)]  # type: ignore[arg-type]
+    found = [[[output.ids for output in each] for each in engine] for engine in outputs]
+    assert found[0] == found[1]
