@@ -91,10 +91,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def bundle(run: Path) -> Path:
     """Checked on molecules; not in 8 bits, for which the scores of its first attention, millions, are too large."""
-    text = run.parent / "molecules"
-    text.write_text("\n".join(MOLECULES[::10]) + "\n", encoding="utf-8")
     out = run.parent / "bundle"
-    report = export_checked(run, out, ["fp32", "fp32-cpu", "trt"], Texts(text))
+    report = export_checked(run, out, ["fp32", "fp32-cpu", "trt"], Texts(Path(__file__).parent / "molecules.txt"))
     assert report.passed
     return out
 

@@ -26,7 +26,7 @@ from tformer_deploy.errors import ConfigError
 from tformer_deploy.export_checked import export_checked
 from tformer_deploy.files import sha256
 from tformer_deploy.plans import Profile, Stamp
-from tformer_deploy.trt_builder import BuildOptions, Plan, Precision
+from tformer_deploy.trt_builder import BuildOptions, Plan, PlanPrecision
 
 from .command import COMMAND, Done, failed_line, printed, run_process
 
@@ -63,7 +63,7 @@ def bundle(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def simulate_build(bundle: Path, precision: Precision, profiles: list[Profile], text: Path | None = None) -> None:
+def simulate_build(bundle: Path, precision: PlanPrecision, profiles: list[Profile], text: Path | None = None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "load_builder", lambda flavor: TensorRt("tensorrt", None, "11.4.0"))
         patch.setattr(building, "compile_plan", keep_graph)

@@ -153,7 +153,8 @@ class ModelConfig:
             raise ConfigError(
                 f"model.final_norm_sides={self.final_norm_sides}: model.final_norm=false leaves no norm there"
             )
-        if self.relative_buckets < 4 or self.relative_distance <= self.relative_buckets // 2:
+        few = self.relative_buckets < 4 or self.relative_distance <= self.relative_buckets // 2
+        if self.positions == "relative" and few:
             raise ConfigError(
                 f"model.relative_buckets={self.relative_buckets}, model.relative_distance={self.relative_distance}: "
                 "needs at least 4 buckets, and a distance above half as many"

@@ -123,7 +123,7 @@ def _compare_sizes(engine: Engine, judge: Judge, reference: Reference, report: E
 
 
 RELATIVE = 1e-5
-"""Part of a number by which it may differ beside what the recipe allows, where it is one of improbable tokens."""
+"""What numbers of improbable tokens may differ by beside what the recipe allows: a part of what they are beyond 10."""
 
 
 def _compare_vocabulary(engine: Engine, reference: Reference) -> list[Entries]:
@@ -141,7 +141,7 @@ def _compare_vocabulary(engine: Engine, reference: Reference) -> list[Entries]:
             )
         apart = differences([ours], [theirs]).reshape(ours.shape)
         # Of a large number the last digits differ by more; NaN stays.
-        apart = (apart - RELATIVE * np.abs(ours)).max(1).clip(0)
+        apart = (apart - RELATIVE * (np.abs(ours) - 10).clip(0)).max(1)
         worst = int(np.where(np.isnan(apart), np.inf, apart).argmax())
         entries.append(Entries(side, len(ours), float(apart[worst]), worst))
     return entries
