@@ -79,8 +79,11 @@ def test_heads_that_do_not_divide_the_width_list_the_divisors() -> None:
         ({"eos_id": 8000}, "eos_id=8000 is outside the vocabulary of 8000"),
         ({"norm_eps": -1.0}, "norm_eps=-1.0"),
         ({"position_base": 0.0}, "position_base=0.0"),
-        ({"relative_buckets": 3}, "relative_buckets=3, model.relative_distance=128: needs at least 4 buckets"),
-        ({"relative_buckets": 64, "relative_distance": 32}, "a distance above half as many"),
+        (
+            {"positions": "relative", "relative_buckets": 3},
+            "relative_buckets=3, model.relative_distance=128: needs at least 4 buckets",
+        ),
+        ({"positions": "relative", "relative_buckets": 64, "relative_distance": 32}, "a distance above half as many"),
         ({"final_norm": False, "final_norm_sides": "encoder"}, "final_norm_sides=encoder: model.final_norm=false"),
     ],
     ids=str,
