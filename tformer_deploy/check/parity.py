@@ -123,7 +123,7 @@ def _compare_sizes(engine: Engine, judge: Judge, reference: Reference, report: E
 
 
 RELATIVE = 2e-5
-"""A number beyond 10, such as an improbable token's, may differ by this part of itself beside what the recipe allows."""
+"""A number beyond 10, as of an improbable token, may differ by this part of itself beside what the recipe allows."""
 
 
 def _compare_vocabulary(engine: Engine, reference: Reference) -> list[Entries]:
