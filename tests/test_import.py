@@ -241,6 +241,12 @@ def bomb(path: Path) -> None:
         archive.writestr("archive/data/0", bytes(64 << 20))
 
 
+def half(path: Path) -> None:
+    torch.save(seq2seq()[0], path)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] + content[-200:])
+
+
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "missing": (
         broken(lambda s: s.__delitem__("decoder.layers.1.self_attention.fc_v.weight")),
@@ -267,6 +273,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "a list": (broken(lambda s: [1, 2]), "holds a list, not a state dict"),
     "damaged": (lambda path: path.write_bytes(b"PK\x03\x04 not a zip") and None, "is damaged|is refused"),
     "a bomb": (bomb, "unpacks to"),
+    "half of a zip": (half, "is damaged|is refused"),
     "nothing": (lambda path: None, "is not there"),
 }
 
@@ -291,6 +298,7 @@ def test_wrong_options(tmp_path: Path) -> None:
         ({}, "name the vocabulary with --vocab"),
         ({"vocab": words}, "has 44 entries, the embedding 40"),
         ({**sides, "heads": 5}, "heads=5 does not divide"),
+        ({**sides, "language": "de"}, "--language de: write source and target language as in en-de"),
         ({**sides, "model": {"norm": "rms"}}, "tensors that this format does not know: .*norm.bias"),
         ({**sides, "split_regex": "(a)|b"}, r"write groups as \(\?:"),
         ({**sides, "split_regex": r"\p{L}+"}, r"'\\p' is not the same in every language"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,9 @@ def test_languages(folders: dict[str, Path], tmp_path: Path) -> None:
     assert found.notes == ["sources carry no language: say which with --tgt-lang, such as deu"]
 
 
-def test_check_compares_with_the_original_again(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_check_compares_with_the_original_again(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The folder is read again, with what was said at import; a folder that has changed since is another model."""
     folder = tmp_path / "folder"
     shutil.copytree(folders["marian"], folder)
@@ -240,6 +243,31 @@ def test_check_compares_with_the_original_again(folders: dict[str, Path], tmp_pa
     shutil.rmtree(folder)
     with pytest.raises(ArtifactError, match="is not there: put it back"):
         compare_again(checkpoint)
+    shutil.copytree(folders["marian"], folder)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match="cannot be compared with the original: transformers is not installed"):
+        compare_again(checkpoint)
+
+
+def test_an_original_that_gives_no_numbers_is_no_match(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tformer_deploy.importers.hf_original import HfOriginal
+
+    whole = HfOriginal.log_probs
+    monkeypatch.setattr(HfOriginal, "log_probs", lambda *given: whole(*given) * float("nan"))
+    with pytest.raises(ParityError, match="log-probabilities differ by nan"):
+        imported(folders["bart"], "bart", tmp_path / "run")
+
+
+def test_a_folder_of_links(folders: dict[str, Path], tmp_path: Path) -> None:
+    """As in the cache of Hugging Face, whose files lie elsewhere."""
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    for path in folders["marian"].iterdir():
+        (folder / path.name).symlink_to(path)
+    _, comparison = imported(folder, "marian", tmp_path / "run")
+    assert comparison.passed and comparison.lines
 
 
 def write_changed(folder: Path) -> None:
@@ -272,11 +300,22 @@ def test_what_generate_has_and_we_have_not_is_said() -> None:
     ]
 
 
+def test_lengths_of_generate() -> None:
+    """Theirs count the start token, ours the end token."""
+    config = small_config(max_positions=64)
+    for settings, expected in (
+        ({"max_length": 20, "min_length": 5}, {"max_tokens": 19, "min_tokens": 5}),
+        ({"max_new_tokens": 20, "min_new_tokens": 5}, {"max_tokens": 20, "min_tokens": 6}),
+        ({"max_length": 20, "max_new_tokens": 30}, {"max_tokens": 30}),
+        ({"max_length": 512}, {"max_tokens": 64}),
+        ({}, {}),
+    ):
+        assert decoding_defaults(settings, (), config)[0] == expected
+
+
 def test_without_transformers_nothing_is_compared_and_that_is_said(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "transformers", None)
     _, comparison = imported(folders["bart"], "bart", tmp_path / "run")
     assert str(comparison) == (

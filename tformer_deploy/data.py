@@ -164,11 +164,11 @@ def _numbers(rng: random.Random) -> Parallel:
     return Parallel(*([num2words(n, lang=language) for n in numbers] for language in ("en", "de")))
 
 
-def split_pair(pair: str) -> tuple[str, str]:
+def split_pair(pair: str, option: str = "--pair") -> tuple[str, str]:
     """Source and target language of `en-de`. Raises ConfigError."""
     parts = pair.split("-")
     if len(parts) != 2 or not all(parts):
-        raise ConfigError(f"--pair {pair}: write source and target language as in en-de")
+        raise ConfigError(f"{option} {pair}: write source and target language as in en-de")
     return parts[0], parts[1]
 
 

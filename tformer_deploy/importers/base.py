@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import ModelConfig
@@ -35,7 +34,7 @@ class ImportOptions:
     """A sentencepiece model or BPE codes that split sources."""
     tgt_codes: Path | None = None
     heads: int = 0
-    """Attention heads; 0: as the source says, or d_model / 64."""
+    """Attention heads; 0: as the source says, or 8."""
     src_lang: str = ""
     tgt_lang: str = ""
     split_regex: str = ""
@@ -196,6 +195,3 @@ def listed(names: list[str]) -> str:
     """Names for a message, all of them where they are few."""
     shown = ", ".join(names[:20])
     return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
-
-
-Array = NDArray[Any]

@@ -20,7 +20,7 @@ from ..text import Tokenizers
 from .base import Original
 
 LIMIT = 1e-4
-"""Largest difference of an encoder state or a log-probability; of a sum, where outputs of a beam are equally good."""
+"""Largest difference of an encoder state or a log-probability; between sums of a beam that are equally good."""
 SENTENCES, BATCH, MOST_TOKENS = 200, 16, 64
 BEAMS = (1, 4, 5)
 TIES = 0.05
@@ -118,7 +118,7 @@ def _compare_numbers(original: Original, model: Transformer, batch: Batch, found
     real = torch.arange(src_ids.shape[1]) < lengths[:, None]
     theirs, ours = original.memory(src_ids, lengths), model.encode(src_ids, lengths)
     if theirs is not None:
-        found.memory = max(found.memory or 0.0, _largest(ours[real], theirs[real]))
+        found.memory = _larger(found.memory or 0.0, _largest(ours[real], theirs[real]))
     generator = torch.Generator().manual_seed(int(lengths.sum()))
     size = min(src_ids.shape[1] + 2, config.max_positions)
     targets = torch.randint(config.tgt_vocab, (len(src_ids), size), generator=generator)
@@ -126,7 +126,12 @@ def _compare_numbers(original: Original, model: Transformer, batch: Batch, found
     targets[(targets == config.pad_id) | (targets == config.start_id)] = config.eos_id
     targets[:, 0] = config.start_id
     log_probs = model(src_ids, lengths, targets).log_softmax(-1)
-    found.log_probs = max(found.log_probs, _largest(log_probs, original.log_probs(src_ids, lengths, targets)))
+    found.log_probs = _larger(found.log_probs, _largest(log_probs, original.log_probs(src_ids, lengths, targets)))
+
+
+def _larger(a: float, b: float) -> float:
+    """The larger number; NaN if one is, which Python's max may lose."""
+    return float(np.maximum(a, b))
 
 
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -38,10 +38,13 @@ def decoding_defaults(
     if beams > 1:
         found["stop"] = STOPS.get(settings.get("early_stopping") or False, "estimate")
         found["length_penalty"] = float(found.get("length_penalty", 1.0))
-    if settings.get("max_length"):
-        found["max_tokens"] = max(1, min(int(settings["max_length"]) - 1, config.max_positions))
-    if settings.get("min_length"):
-        found["min_tokens"] = min(int(settings["min_length"]), found.get("max_tokens", config.max_positions))
+    # Their lengths count the start token, ours the end token; numbers of new tokens count neither and both.
+    longest = settings.get("max_new_tokens") or (settings.get("max_length") or 0) - 1
+    shortest = settings["min_new_tokens"] + 1 if settings.get("min_new_tokens") else settings.get("min_length")
+    if longest > 0:
+        found["max_tokens"] = min(int(longest), config.max_positions)
+    if shortest:
+        found["min_tokens"] = min(int(shortest), found.get("max_tokens", config.max_positions))
     banned = [words for words in settings.get("bad_words_ids") or [] if len(words) == 1]
     suppress = [*(settings.get("suppress_tokens") or []), *(words[0] for words in banned)]
     if suppress:

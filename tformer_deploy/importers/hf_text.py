@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArtifactError, ConfigError
-from ..headers import TOKENIZER_BYTES, read_bytes
+from ..headers import TOKENIZER_BYTES
 from ..text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe
 from ..text.pieces import processor
 from .base import ImportOptions
 from .hf_rebuilt import entries_of, merges_of, sentencepiece_model
 from .vocabularies import read_entries
-from .weights import read_json_file
+from .weights import file_in, read_json_file
 
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 """What stands before a sentencepiece model's pieces in models of fairseq, which lose their first three."""
@@ -63,7 +63,10 @@ class Folder:
 
     def content(self, name: str) -> bytes:
         """A file."""
-        return read_bytes(self.path, name, TOKENIZER_BYTES)
+        path = file_in(self.path, name)
+        if path.stat().st_size > TOKENIZER_BYTES:
+            raise ArtifactError(f"{path} has more than {TOKENIZER_BYTES} bytes: is it a tokenizer?")
+        return path.read_bytes()
 
     def first(self, *names: str) -> str:
         """The first of some files that is there. Raises ArtifactError."""
@@ -199,9 +202,8 @@ def _many_languages(folder: Folder) -> Text:
     eos, start, first = tokenizer.specials.eos, folder.id_of("decoder_start"), ()
     chosen = folder.languages(languages, spell)
     (src, src_id), (tgt, tgt_id) = chosen["src"], chosen["tgt"]
-    behind = kind in ("mbart", "plbart") and folder.config.get("tokenizer_class") != "MBart50Tokenizer"
-    behind = behind and folder.id_of("forced_bos") < 0 and not _is_mbart50(folder)
-    if behind:  # the code ends a source, and is the first decoder input
+    if kind != "m2m_100" and folder.id_of("forced_bos") < 0 and not _is_mbart50(folder):
+        # The code ends a source, and is the first decoder input.
         around: dict[str, tuple[int, ...]] = {"suffix": (eos, src_id)}
         start = tgt_id
     else:
@@ -212,7 +214,8 @@ def _many_languages(folder: Folder) -> Text:
 
 def _is_mbart50(folder: Folder) -> bool:
     path = folder.path / "tokenizer_config.json"
-    return path.is_file() and "50" in str(read_json_file(path).get("tokenizer_class"))
+    stated = read_json_file(path) if path.is_file() else {}
+    return any("MBart50" in str(each.get("tokenizer_class")) for each in (stated, folder.config))
 
 
 def _bytes(folder: Folder) -> Text:

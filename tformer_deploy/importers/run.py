@@ -104,7 +104,10 @@ def compare_again(checkpoint: Checkpoint, lines: Sequence[str] = ()) -> Comparis
         raise ArtifactError(f"{path}, from which {checkpoint.directory} was imported, is not there: put it back")
     options = ImportOptions.of(source["options"], checkpoint.directory)
     imported: Imported = module_of(str(source["format"])).read(path, options)
-    return _compared(imported, checkpoint, lines, comparing=True)
+    found = _compared(imported, checkpoint, lines, comparing=True)
+    if not found.original:
+        raise ConfigError(f"{checkpoint.directory} cannot be compared with the original: {found.reason}")
+    return found
 
 
 def _from(folder: Path, path: Path) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..config import MOST_OF_MODEL
+from ..data import split_pair
 from ..errors import ArtifactError, ConfigError
 from ..headers import parse_json
 from ..text import Specials, Tokenizers, Words
@@ -84,7 +85,7 @@ def word_tokenizers(
     paths = options.src_vocab or options.vocab, options.tgt_vocab or options.vocab
     if paths[0] is None or paths[1] is None:
         raise ConfigError("the file has no words: name the vocabulary with --vocab, or --src-vocab and --tgt-vocab")
-    languages: Iterable[str | None] = options.language.split("-") if options.language else (None, None)
+    languages = split_pair(options.language, "--language") if options.language else (None, None)
     made: list[Words] = []
     for path, size, language in zip((paths[0], paths[1]), sizes, languages, strict=False):
         entries = read_entries(path)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import ArtifactError
-from ..headers import DAMAGED, RATIO, member, parse_json
+from ..headers import DAMAGED, JSON_BYTES, RATIO, parse_json
 
 Read = Callable[[], Tensor]
 WRAPPERS = ("module.", "model.", "_orig_mod.")
@@ -83,14 +83,12 @@ class Weights:
 
 
 def read_weights(path: Path, *prefixes: str) -> Weights:
-    """The tensors of a .safetensors, .pt, .pth, .bin, .ckpt or .npz file; of names that begin so, the rest of them.
+    """The tensors of a .safetensors, .pt, .pth, .bin or .ckpt file; of names that begin so, the rest of them.
 
     Raises ArtifactError, also for what would have to be executed.
     """
     if path.suffix == ".safetensors":
         weights = _safetensors(path, [path])
-    elif path.suffix == ".npz":
-        weights = Weights.of(path, {name: torch.from_numpy(array) for name, array in _arrays(path).items()})
     else:
         weights = Weights.of(path, state_dict(path, load_torch(path)))
     for prefix in prefixes:
@@ -104,13 +102,22 @@ def read_folder(directory: Path) -> Weights:
     for stem, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _bins)):
         index = directory / f"{stem}.index.json"
         if index.is_file():
-            listed = _json(index).get("weight_map", {})
+            listed = read_json_file(index).get("weight_map", {})
             if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
                 raise ArtifactError(f"{index} has no weight_map: copy the folder again")
-            return read(directory, [member(directory, name) for name in sorted(set(listed.values()))])
+            return read(directory, [file_in(directory, name) for name in sorted(set(listed.values()))])
         if (directory / stem).is_file():
-            return read(directory, [member(directory, stem)])
+            return read(directory, [file_in(directory, stem)])
     raise ArtifactError(f"{directory} has no model.safetensors and no pytorch_model.bin: download its weights too")
+
+
+def file_in(directory: Path, name: str) -> Path:
+    """A file of a source's folder, which may be a link, as in the cache of Hugging Face. Raises ArtifactError."""
+    if Path(name).name != name:
+        raise ArtifactError(f"{directory} names a file outside it, {name!r:.80}: copy it again")
+    if not (directory / name).is_file():
+        raise ArtifactError(f"{directory} is incomplete: {name} is missing; copy or make it again")
+    return directory / name
 
 
 def renamed(weights: Weights, rename: Callable[[str], str]) -> Weights:
@@ -187,22 +194,15 @@ def _checked_zip(path: Path) -> bool:
     """Whether a file is a zip, as torch writes them. Raises ArtifactError for one that unpacks to much more."""
     if not zipfile.is_zipfile(path):
         return False
-    with zipfile.ZipFile(path) as archive:
-        for part in archive.infolist():
-            if part.file_size > max(1 << 20, RATIO * part.compress_size):
-                raise ArtifactError(f"{path} is refused: {part.filename} unpacks to {part.file_size} bytes")
-    return True
-
-
-def _arrays(path: Path) -> dict[str, Any]:
-    """The arrays of an .npz file that torch knows. Raises ArtifactError."""
-    from ..headers import read_arrays
-
     try:
-        arrays = read_arrays(path)
+        with zipfile.ZipFile(path) as archive:
+            parts = archive.infolist()
     except DAMAGED as error:
         raise ArtifactError(f"{path} is damaged: {error}: copy it again") from None
-    return {name: array for name, array in arrays.items() if array.dtype != np.dtype(object)}
+    for part in parts:
+        if part.file_size > max(1 << 20, RATIO * part.compress_size):
+            raise ArtifactError(f"{path} is refused: {part.filename} unpacks to {part.file_size} bytes")
+    return True
 
 
 def load_plain_pickle(path: Path) -> Any:
@@ -226,17 +226,17 @@ def load_plain_pickle(path: Path) -> Any:
         raise ArtifactError(f"{path} is damaged: {error!r:.200}: copy it again") from None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json_file(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises ArtifactError."""
     try:
+        if path.stat().st_size > JSON_BYTES:
+            raise ValueError(f"it has more than {JSON_BYTES} bytes")
         found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}: copy it again") from None
     if not isinstance(found, dict):
         raise ArtifactError(f"{path} is no JSON object: copy it again")
     return found
-
-
-read_json_file = _json
 
 
 @contextmanager

@@ -19,8 +19,6 @@ from .rewriting import MICROSOFT
 from .shortlists import gather_quantized, quantize_listed
 from .simplify import simplify
 
-Pass = Callable[[ir.Model, Recipe, Ranges], None]
-
 
 def run_passes(model: ir.Model, names: tuple[str, ...], recipe: Recipe, ranges: Ranges) -> None:
     """Rewrite a traced graph by passes in order, see `Recipe.passes`. Raises ArtifactError for what one does not know.

@@ -14,7 +14,7 @@ from ..quantizing import Ranges, channels, group_size, packed_groups
 from .quantize import round_input
 from .rewriting import MICROSOFT, Builder, constant_of
 
-ROWS, SCALES, LIST = "listed_rows", "listed_scales", "shortlist"
+ROWS, SCALES = "listed_rows", "listed_scales"
 
 
 def quantize_listed(graph: ir.Graph, ranges: Ranges) -> None:
