@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ SENTENCES = [
     "Ein kleines Mädchen klettert in ein Spielhaus aus Holz.",
     "Ein Mann in einem blauen Hemd steht auf einer Leiter und putzt ein Fenster.",
 ]
+WORDS = " ".join(SENTENCES).split()
+LINES = [*SENTENCES, *(" ".join(random.Random(i).choices(WORDS, k=1 + i % 8)) for i in range(492))]
 SIZES: dict[str, Any] = {
     "d_model": 32,
     "encoder_layers": 2,

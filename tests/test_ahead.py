@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from tformer_deploy.decoding import ContinuousBatch, DecodeOptions, decode
 from tformer_deploy.engines import ahead as static
-from tformer_deploy.engines.base import Limits, Outlook
+from tformer_deploy.engines.base import FIRST_CAPACITY, Limits, Outlook
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.engines.ort.choosing import CAPACITY, ChoosingEngine, OrtDevice, rounded
+from tformer_deploy.engines.ort.choosing import ChoosingEngine, OrtDevice, rounded
 from tformer_deploy.engines.ort.standard import OrtGraphs
 from tformer_deploy.errors import EngineError, LimitError, NoRoom
 from tformer_deploy.model import Transformer
@@ -171,7 +171,7 @@ def test_any_course_gives_eagers_numbers(
     src_ids, lengths = random_sources(sentences, 6, seed)
     states = [side.encode(src_ids, lengths, Outlook(beams, 60)) for side in (engine, eager)]
     tokens: NDArray[np.int32] = np.full((sentences, 1), 2, np.int32)
-    for position in range(CAPACITY + 12):
+    for position in range(FIRST_CAPACITY + 12):
         full = rng.random() < 0.2
         ours, theirs = (
             side.step(tokens, state, full=True if side is eager else full)

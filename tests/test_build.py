@@ -347,7 +347,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_builder()
     monkeypatch.setitem(sys.modules, "tformer_deploy.engines.trt.cuda", None)
     with pytest.raises(MissingExtra, match=r"cuda-python is not installed: pip install 'tformer-deploy\[trt\]'"):
-        api.find_gpu("TensorRT")
+        api.require_gpu("TensorRT")
 
 
 def test_without_profiles_the_text_decides() -> None:

@@ -21,11 +21,10 @@ from tformer_deploy.importers.run import compare_again, import_checkpoint, recog
 from tformer_deploy.translate import TranslatorOptions, open_translator
 
 from .conftest import small_config
-from .hf_folders import FOLDERS, OPTIONS, SENTENCES
+from .hf_folders import FOLDERS, LINES, OPTIONS, SENTENCES
 
 EXPORTED = {"marian": ["fp32", "fp32-cpu", "int8"], "umt5": ["fp32", "fp32-cpu", "int8"], "mbart": ["fp32-cpu"]}
 """What the others export has the norms, positions, tables and activations of one of these."""
-LINES = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def imported(folder: Path, name: str, out: Path, **options: Any) -> Any:
     given = ImportOptions(**{**OPTIONS.get(name, {}), **options})
-    return import_checkpoint("hf", folder, out, given, SENTENCES)
+    return import_checkpoint("hf", folder, out, given, LINES[:180])
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -51,9 +50,9 @@ def test_what_is_imported_is_what_transformers_has(name: str, folders: dict[str,
     """Greedy, beams of 4 and 5 with the folder's own defaults, on text and random ids; then three targets of some."""
     assert recognised(folders[name]) == "hf"
     found, comparison = imported(folders[name], name, tmp_path / "run")
-    assert comparison.passed and comparison.original and comparison.sentences >= 60
-    assert comparison.tokens.keys() == {"greedy", "beams 4", "beams 5"} and comparison.ties <= 3
-    assert comparison.lines == (0 if name in ("fsmt", "umt5") else len(SENTENCES))
+    assert comparison.passed and comparison.original and comparison.sentences == 200
+    assert comparison.tokens.keys() == {"greedy", "beams 4", "beams 5"} and comparison.ties <= 2
+    assert comparison.lines == (0 if name in ("fsmt", "umt5") else 180)
     checkpoint = open_checkpoint(tmp_path / "run")
     assert checkpoint.decoding == found.decoding and "beams" in found.decoding
     if name not in EXPORTED:
@@ -101,7 +100,7 @@ def test_ids_and_text_of_noise(name: str, folders: dict[str, Path]) -> None:
     assert read.original is not None
     original = read.original()
     assert isinstance(original, hf_original.HfOriginal)
-    lines = LINES if name in ("mbart", "pegasus", "t5") else [*LINES, *noise(300)]
+    lines = LINES if name in ("mbart", "pegasus", "t5") else [*LINES, *noise(500)]
     for line in lines:
         assert read.tokenizers.source_ids(line) == original.source_ids(line)
     for line in lines if name != "plbart" else LINES:  # whose text transformers tidies up around punctuation

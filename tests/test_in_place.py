@@ -15,9 +15,10 @@ from tformer_deploy.bundle import open_bundle
 from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines import make_engine
+from tformer_deploy.engines.base import FIRST_CAPACITY as FIRST
 from tformer_deploy.engines.base import Engine, Ints
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.engines.ort.in_place import CAPACITY, SPARSE, InPlaceEngine
+from tformer_deploy.engines.ort.in_place import SPARSE, InPlaceEngine
 from tformer_deploy.errors import ArtifactError, LimitError
 from tformer_deploy.model import Transformer
 from tformer_deploy.translate import make_batch
@@ -75,8 +76,8 @@ def test_caches_grow_to_the_last_position(engine: InPlaceEngine, eager: Engine) 
     for _ in range(POSITIONS):
         sides.step(rng.integers(0, VOCAB, (3, 1)).astype(np.int32))
         capacities.append(sides.states[0].written_by.shape[2])
-    doubled = [CAPACITY] * CAPACITY + [2 * CAPACITY] * CAPACITY + [4 * CAPACITY] * (POSITIONS - 2 * CAPACITY)
-    assert capacities == doubled and POSITIONS > 2 * CAPACITY
+    doubled = [FIRST] * FIRST + [2 * FIRST] * FIRST + [4 * FIRST] * (POSITIONS - 2 * FIRST)
+    assert capacities == doubled and POSITIONS > 2 * FIRST
     with pytest.raises(LimitError, match=f"step {POSITIONS + 1} exceeds the limit of {POSITIONS}"):
         engine.step(np.full((3, 1), 5, np.int32), sides.states[0])
 
@@ -122,7 +123,7 @@ def test_every_beam_of_a_sentence_may_continue_any_other(engine: InPlaceEngine, 
     """The history of a beam is spread over the buffers of all."""
     sides, rng = both(engine, eager, 2, 5), np.random.default_rng(2)
     sides.reorder(np.array([[0] * 4, [1] * 4], np.int32), None)
-    for _ in range(CAPACITY + 5):
+    for _ in range(FIRST + 5):
         sides.step(rng.integers(0, VOCAB, (2, 4)).astype(np.int32))
         sides.reorder(np.stack([rng.integers(0, 4, 4), 4 + rng.integers(0, 4, 4)]).astype(np.int32), None)
 
@@ -185,7 +186,7 @@ def test_decodes_as_eager_does(engine: InPlaceEngine, eager: Engine, options: di
     assert [[h.ids for h in found] for found in ours] == [[h.ids for h in found] for found in theirs]
     lengths = [len(found[0].ids) for found in ours]
     assert len(set(lengths)) > 2 or options.get("suppress")
-    assert max(lengths) > 2 * CAPACITY or options.get("max_tokens") or options.get("no_repeat_ngram")
+    assert max(lengths) > 2 * FIRST or options.get("max_tokens") or options.get("no_repeat_ngram")
 
 
 def test_threads_share_one_engine(engine: InPlaceEngine) -> None:

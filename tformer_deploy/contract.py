@@ -33,6 +33,8 @@ KINDS = {
 """What this version runs, and what each is; an older version of a kind stays here as long as its graphs run."""
 OLDER = {"choosing/2": "choosing/1"}
 """Kinds of which graphs of an older version run too."""
+DEAD = -1e9
+"""Sum of a row that nothing comes from, in `choosing`."""
 SIZES = {
     "batch": "sentences",
     "beams": "rows of a sentence",

@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import ModelConfig
+from ..contract import DEAD
 from ..errors import EngineError, LimitError, NoRoom
 from ..plans import Profile
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 
-DEAD = np.float32(-1e9)
-"""The sum of a row that no candidate may come from."""
 MISSES = 4
 """After so many other decisions of the search the device no longer works ahead for a batch."""
 
@@ -353,7 +352,7 @@ class AheadEngine(SameStep, ABC):
         choice = Choice(
             np.zeros(shape, np.int32),
             every,
-            np.full(shape, DEAD),
+            np.full(shape, DEAD, np.float32),
             np.repeat(positions[:, None], shape[1], 1).astype(np.int32),
         )
         choice.values[sentences, : tokens.shape[1]] = self._sums(tokens, state)

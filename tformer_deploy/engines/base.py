@@ -19,6 +19,8 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 State = Any
 """What a decode carries between steps: caches and lengths. Opaque; belongs to the engine that made it."""
+FIRST_CAPACITY = 32
+"""Target positions that a new cache of a fixed capacity has room for; it doubles when they are full."""
 
 
 @dataclass(frozen=True)

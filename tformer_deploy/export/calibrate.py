@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..contract import layer_names
 from ..recipe import Recipe
 from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
-from .quantizing import Ranges, channels, group_size, groups
+from .quantizing import Ranges, channels, group_size, groups, step_and_zero
 
 Noise = dict[str, float]
 """Name of a layer's output, see `contract.layer_names` -> the root mean square of its differences."""
@@ -150,8 +150,7 @@ def _by_blocks(weight: Tensor, bits: int, size: int) -> Tensor:
 
 def _over(x: Tensor, least: float, largest: float) -> Tensor:
     """x in 8 bits over a range, as `passes.quantize.round_input` has it."""
-    step = max(largest - least, 1e-6) / 255
-    zero = round(min(max(-least / step, 0), 255))
+    step, zero = (float(value) for value in step_and_zero(least, largest))
     return ((x / step).round() + zero).clamp(0, 255).sub(zero).mul(step)
 
 

@@ -12,12 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..contract import GRAPHS, SLOTS_GRAPH, Signature, layer_names, signature
+from ..contract import DEAD, GRAPHS, SLOTS_GRAPH, Signature, layer_names, signature
 from ..recipe import Recipe
 from ..seq2seq import Cache, GrowingCache, KeysValues, Layers, Seq2Seq, StaticCache, log_probs
-
-DEAD = -1e9
-"""The sum of a row that no candidate may come from."""
 
 
 class GraphModule(nn.Module):

@@ -17,6 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ..contract import number
 from ..errors import LimitError
+from .save import INDICES
 
 Half = Literal["fp16", "bf16"]
 HALF_TYPES: dict[str, tuple[int, Any]] = {
@@ -58,7 +59,7 @@ def fix_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
     if sizes.get("beams") == 1:
         _keep_rows(graph)
     shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in graph.input}
-    known = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if _is_integer(tensor)}
+    known = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.data_type in INDICES}
     left = []
     for node in graph.node:
         if node.op_type == "Shape" and node.input[0] in shapes:
@@ -223,10 +224,6 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _is_cache(name: str) -> bool:
     return name.startswith(("cross_", "past_", "present_"))
-
-
-def _is_integer(tensor: TensorProto) -> bool:
-    return tensor.data_type in (TensorProto.INT64, TensorProto.INT32)
 
 
 def _replace(graph: onnx.GraphProto, nodes: Iterable[NodeProto], constants: Iterable[TensorProto] = ()) -> None:

@@ -18,6 +18,12 @@ def channels(weight: Array) -> tuple[Array, Array]:
     return np.rint(weight / scales[:, None]).astype(np.int8), scales
 
 
+def step_and_zero(least: float, largest: float) -> tuple[np.float32, np.uint8]:
+    """Of 8 bits over a range: the step between two integers, and the integer that stands for 0."""
+    step = np.float32(max(largest - least, 1e-6) / 255)
+    return step, np.uint8(np.clip(np.rint(-least / step), 0, 255))
+
+
 def group_size(largest: int, inputs: int) -> int:
     """A group that is no longer than needed."""
     return min(largest, max(16, 1 << (inputs.bit_length() - 1)))

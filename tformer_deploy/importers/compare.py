@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +21,9 @@ from .base import Original
 
 LIMIT = 1e-4
 """Largest difference of an encoder state or a log-probability; between sums of a beam that are equally good."""
-SENTENCES, BATCH, MOST_TOKENS = 200, 16, 64
+SENTENCES, BATCH, MOST_TOKENS = 200, 64, 64
+NUMBERS = 1 << 26
+"""Most log-probabilities of a batch: fewer sentences of a large vocabulary."""
 BEAMS = (1, 4, 5)
 TIES = 0.05
 """Share of outputs that may differ because a decision was as good as another one."""
@@ -88,8 +90,8 @@ def compare(
     sources += random_sources(model.config, tokenizers, max(20, 60 - len(sources)), longest)
     sources.sort(key=len)
     found.sentences = len(sources)
-    for begin in range(0, len(sources), BATCH):
-        _compare_numbers(original, model, make_batch(sources[begin : begin + BATCH], model.config.pad_id), found)
+    for some in _batches(sources, model.config):
+        _compare_numbers(original, model, make_batch(some, model.config.pad_id), found)
     for beams in BEAMS:
         _compare_tokens(original, model, tokenizers, decoding, sources, beams, found)
     largest = {"encoder states": found.memory or 0.0, "log-probabilities": found.log_probs}
@@ -108,6 +110,12 @@ def random_sources(config: ModelConfig, tokenizers: Tokenizers, count: int, long
     ends = tokenizers.suffix if tokenizers.suffix is not None else (tokenizers.source.specials.eos,)
     sizes = rng.integers(1, max(2, longest - around + 1), count)
     return [[*tokenizers.prefix, *rng.choice(words, size).tolist(), *ends] for size in sizes]
+
+
+def _batches(sources: list[list[int]], config: ModelConfig) -> Iterator[list[list[int]]]:
+    size = max(1, min(BATCH, NUMBERS // (MOST_TOKENS * config.tgt_vocab)))
+    for begin in range(0, len(sources), size):
+        yield sources[begin : begin + size]
 
 
 @torch.inference_mode()
@@ -154,8 +162,8 @@ def _compare_tokens(
     most = min(model.config.max_positions - 2, MOST_TOKENS)
     options = over_defaults(decoding, {"beams": beams, "max_tokens": most})
     with EagerEngine(model) as engine:
-        for begin in range(0, len(sources), BATCH):
-            batch = make_batch(sources[begin : begin + BATCH], model.config.pad_id)
+        for some in _batches(sources, model.config):
+            batch = make_batch(some, model.config.pad_id)
             src_ids, lengths = torch.from_numpy(batch.src_ids).long(), torch.from_numpy(batch.src_lengths)
             theirs = original.generate(src_ids, lengths, beams, most)
             if theirs is None:
@@ -171,7 +179,7 @@ def _compare_tokens(
                 elif gaps[i] <= LIMIT or _tie(model, src_ids[i : i + 1, : lengths[i]], a[0].ids, b):
                     ties += 1
                 else:
-                    found.failures.append(f"beams {beams}, source {sources[begin + i]}: {b} there, {a[0].ids} here")
+                    found.failures.append(f"beams {beams}, source {some[i]}: {b} there, {a[0].ids} here")
     name = "greedy" if beams == 1 else f"beams {beams}"
     found.tokens[name], found.ties = f"{equal} of {total}", found.ties + ties
     if ties > max(1, total * TIES):

@@ -17,16 +17,14 @@ from ...contract import OLDER, signature
 from ...errors import EngineError, NoRoom
 from ...plans import Profile
 from ..ahead import FED, AheadEngine, AheadState, Choice, Record
-from ..base import ANYTHING, Floats, Ints, Limits, Outlook, Scores
+from ..base import ANYTHING, FIRST_CAPACITY, Floats, Ints, Limits, Outlook, Scores
 from .library import OrtValue, RunOptions, reason
 from .standard import OrtGraphs, view
 
-CAPACITY = 32
-"""Positions that a new cache has room for; it doubles when they are full."""
 KEPT = 16
 """Devices that wait for a batch of their sizes on a GPU; of those given up, ONNX Runtime keeps what it captured."""
 Out = TypeVar("Out")
-TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int32)": np.int32}
+ORT_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int32)": np.int32}
 
 
 class ChoosingEngine(AheadEngine, OrtGraphs):
@@ -100,7 +98,7 @@ class ChoosingEngine(AheadEngine, OrtGraphs):
         """See `AheadEngine.choose`: what is needed by now, or sizes that many requests share where devices are kept."""
         if self.keeps:
             return rounded(wanted, self.limits)
-        return replace(wanted, capacity=min(wanted.capacity, CAPACITY << (filled // CAPACITY).bit_length()))
+        return replace(wanted, capacity=min(wanted.capacity, FIRST_CAPACITY << (filled // FIRST_CAPACITY).bit_length()))
 
     def make(self, profile: Profile) -> OrtDevice:
         """See `AheadEngine.make`."""
@@ -137,7 +135,7 @@ class OrtDevice:
         step = signature("decoder_step", engine.config, engine.recipe, kind)
         self._specs = {spec.name: spec for spec in (*step.inputs, *step.outputs)}
         types = (*self._step.get_inputs(), *self._step.get_outputs())
-        self._types = {value.name: TYPES[value.type] for value in types}
+        self._types = {value.name: ORT_TYPES[value.type] for value in types}
         self._carried = {spec.name: carried for spec in step.inputs if (carried := next_name(spec.name)) in self._specs}
         """Input of a step -> the output of the step before it."""
         found = [spec.name for spec in step.outputs if spec.name not in self._carried.values()]

@@ -13,12 +13,10 @@ from ...bundle import Bundle
 from ...contract import LISTED, SLOTS_GRAPH, caches, signature
 from ...errors import ConfigError, LimitError
 from ...shortlist import Shortlist
-from ..base import ANYTHING, Floats, Ints, Outlook, Scores, check_step
+from ..base import ANYTHING, FIRST_CAPACITY, Floats, Ints, Outlook, Scores, check_step
 from .library import SHORT_SPIN_US, OrtValue, has_vnni
 from .standard import OrtEngine, view
 
-CAPACITY = 32
-"""Positions that a new cache has room for; it doubles when they are full."""
 SPARSE = 0.75
 """Sentences that have ended are carried along until fewer than this share is left: a copy costs more than they do."""
 
@@ -98,8 +96,8 @@ class InPlaceEngine(OrtEngine):
         """See `Engine.encode`."""
         batch, lengths = len(src_ids), np.array(src_lengths, np.int32)
         cross = self._encode(src_ids, lengths)
-        past = [self._buffer(batch, CAPACITY) for _ in self._past]
-        tokens, written_by = np.zeros((batch, 1), np.int32), np.zeros((batch, 1, CAPACITY), np.int32)
+        past = [self._buffer(batch, FIRST_CAPACITY) for _ in self._past]
+        tokens, written_by = np.zeros((batch, 1), np.int32), np.zeros((batch, 1, FIRST_CAPACITY), np.int32)
         state = InPlaceState(lengths, cross, past, np.arange(batch, dtype=np.int32), tokens, written_by)
         if self.shortlist:
             allowed = self.shortlist.allowed(src_ids, lengths)

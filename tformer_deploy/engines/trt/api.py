@@ -59,7 +59,7 @@ class TensorRt:
 
     def capability(self) -> str:
         """What plans that are built here run on, such as `sm90`. Raises EngineError where that takes a GPU."""
-        return PORTABLE if self.flavor == "rtx" else find_gpu(self.title).capability
+        return PORTABLE if self.flavor == "rtx" else require_gpu(self.title).capability
 
     def scratch(self, plan: Any) -> int:
         """Bytes on the device that a plan computes in, beside its weights, inputs and outputs."""
@@ -107,14 +107,14 @@ def load_builder(flavor: str = "") -> TensorRt:
     return load_tensorrt(chosen)
 
 
-def find_gpu(wanted_by: str) -> Gpu:
+def require_gpu(wanted_by: str) -> Gpu:
     """The first GPU. Raises MissingExtra or EngineError that says which of package, driver and GPU is missing."""
     try:
-        from .cuda import find_gpu as find
+        from .cuda import find_gpu
     except ModuleNotFoundError:
         extra = EXTRAS[installed()[0]]
         raise MissingExtra(f"cuda-python is not installed: pip install 'tformer-deploy[{extra}]'") from None
-    return find(wanted_by)
+    return find_gpu(wanted_by)
 
 
 class Kernels:

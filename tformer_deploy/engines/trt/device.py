@@ -21,7 +21,7 @@ from .cuda import Event, Graph, Memory, Pinned, Stream, lay_out
 
 GIVEN = ("src_lengths", "end_id", "live_beams", "src_ids")
 FOUND = ("top_ids", "top_scores")
-TYPES = {"FLOAT": np.float32, "HALF": np.float16, "BF16": np.uint16, "INT32": np.int32}
+TRT_TYPES = {"FLOAT": np.float32, "HALF": np.float16, "BF16": np.uint16, "INT32": np.int32}
 """numpy has no bf16: its bits."""
 
 Part = TypeVar("Part", bound=Any)
@@ -238,7 +238,7 @@ class Calls:
 def tensors_of(plan: Any) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     """Shape and type of every input and output."""
     names = [plan.get_tensor_name(i) for i in range(plan.num_io_tensors)]
-    types = {name: np.dtype(TYPES[plan.get_tensor_dtype(name).name]) for name in names}
+    types = {name: np.dtype(TRT_TYPES[plan.get_tensor_dtype(name).name]) for name in names}
     return {name: (tuple(plan.get_tensor_shape(name)), types[name]) for name in names}
 
 

@@ -17,7 +17,7 @@ from ...errors import EngineError, NoRoom
 from ...plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_variant
 from ..ahead import AheadEngine
 from ..base import Floats, Ints, Limits
-from .api import Kernels, TensorRt, find_gpu, installed, load_tensorrt, make_runtime
+from .api import Kernels, TensorRt, installed, load_tensorrt, make_runtime, require_gpu
 from .cuda import Event
 from .device import TrtDevice, free_all
 
@@ -69,7 +69,7 @@ class TrtEngine(AheadEngine):
     def _find(self) -> tuple[Plans, TensorRt]:
         """The plans for this host, and what runs them."""
         found = [load_tensorrt(flavor) for flavor in installed()]
-        self.gpu = find_gpu(found[0].title)
+        self.gpu = require_gpu(found[0].title)
         precisions = [self.precision] if self.precision else list(PRECISIONS)
         owners = {
             stamp: each for name in precisions for each in found for stamp in each.stamps(self.gpu.capability, name)

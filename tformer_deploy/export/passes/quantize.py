@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...errors import ArtifactError
-from ..quantizing import Array, Ranges, channels, group_size, packed_groups
+from ..quantizing import Array, Ranges, channels, group_size, packed_groups, step_and_zero
 from .rewriting import MICROSOFT, Builder, Linear, constant_of, linears, made_by
 
 IDS = ("src_ids", "tokens", "shortlist")
@@ -54,8 +54,7 @@ def range_of(linear: Linear, ranges: Ranges) -> tuple[float, float]:
 
 def round_input(build: Builder, x: ir.Value, least: float, largest: float) -> tuple[ir.Value, ir.Value, ir.Value]:
     """x in 8 bits over its range, the step between two integers, and the integer that stands for 0."""
-    step = np.float32(max(largest - least, 1e-6) / 255)
-    zero = np.uint8(np.clip(np.rint(-least / step), 0, 255))
+    step, zero = step_and_zero(least, largest)
     names = build.constant(f"step_{step!s}", step), build.constant(f"zero_{zero}", zero)
     for use in x.uses():  # one for all products that read x
         if use.node.op_type == "QuantizeLinear" and use.node.inputs[1:] == names:
