@@ -26,12 +26,13 @@ from tformer_deploy.recipe import load_recipe
 
 from .conftest import random_model, small_config
 from .mutations import CONSTANTS, Mutation
+from .test_options import OTHERS
 
 RECIPES = ("fp32-cpu", "int8", "int8-latency", "int4", "trt")
 CONFIGS: dict[str, dict[str, Any]] = {
     "tied": {},
     "apart, post-norm": {"share_embeddings": "none", "norm_position": "post", "final_norm": False, "output_bias": True},
-    "relative": {"positions": "relative", "relative_per_layer": True, "ff": "gated"},
+    "relative": OTHERS,
     "annotated, learned": {"norm": "annotated", "positions": "learned", "scale_embeddings": False},
     "odd sizes": {"d_model": 40, "d_ff": 100, "src_vocab": 33, "tgt_vocab": 47, "share_embeddings": "decoder"},
 }
@@ -65,7 +66,7 @@ def test_what_export_makes_is_equal(changes: dict[str, Any], recipe: str, tmp_pa
 
 @pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
 def test_standard_graphs_are_equal(changes: dict[str, Any], tmp_path: Path) -> None:
-    model = random_model(small_config(encoder_layers=1, decoder_layers=1, **changes))
+    model = random_model(small_config(**changes))
     bundle = graphs(model, "fp32", tmp_path)
     found = compared(model, bundle)
     assert not found.wrong and found.equal == found.compared > 30

@@ -31,7 +31,7 @@ def test_command_runs(command: str) -> None:
     shutil.rmtree(ROOT / ".demo/random", ignore_errors=True)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        command, shell=True, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=300
+        command, shell=True, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
@@ -46,5 +46,5 @@ def test_demo_learned_its_task() -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program_runs(program: str) -> None:
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.stdout.strip() == "siebenhundertzwölf", done.stderr

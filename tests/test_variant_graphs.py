@@ -33,54 +33,51 @@ from tformer_deploy.recipe import Axes, Axis, Recipe, load_recipe
 from tformer_deploy.translate import make_batch
 
 from .conftest import random_model, random_sources, small_config, variant_engine
+from .test_options import EVERYTHING, OTHERS, T5
 
 Array = NDArray[Any]
 TOLERANCE = 1e-5
 CONFIGS: dict[str, dict[str, object]] = {
     "pre-norm": {},
     "post-norm": {"norm_position": "post", "final_norm": False},
-    "post-norm with a final norm": {"norm_position": "post"},
-    "pre-norm without a final norm": {"final_norm": False},
+    "post-norm with final norms, gelu, learned positions": {
+        "norm_position": "post",
+        "activation": "gelu",
+        "positions": "learned",
+    },
+    "pre-norm without a final norm, width 36, one head": {"final_norm": False, "d_model": 36, "heads": 1, "d_ff": 20},
+    "a final norm of the decoder, gated": {"final_norm_sides": "decoder", "ff": "gated", "activation": "silu"},
     "annotated": {"norm": "annotated", "norm_eps": 1e-6},
-    "annotated post-norm": {"norm": "annotated", "norm_eps": 1e-6, "norm_position": "post", "final_norm": False},
-    "gelu, learned positions": {"activation": "gelu", "positions": "learned"},
-    "relative positions": {"positions": "relative", "relative_buckets": 8, "relative_distance": 12},
-    "relative positions of each layer": {
-        "positions": "relative",
-        "relative_per_layer": True,
-        "encoder_layers": 3,
-        "encoder_d_model": 24,
-        "encoder_heads": 3,
-        "share_embeddings": "decoder",
+    "annotated post-norm, a large eps": {
+        "norm": "annotated",
+        "norm_eps": 1e-3,
+        "norm_position": "post",
+        "final_norm": False,
     },
-    "no positions": {"positions": "none"},
-    "gelu by tanh": {"activation": "gelu_tanh"},
+    "no positions, rms norm": {"positions": "none", "norm": "rms", "norm_eps": 1e-6},
     "gelu by sigmoid, gated": {"activation": "gelu_sigmoid", "ff": "gated"},
-    "a final norm of the encoder": {"final_norm_sides": "encoder", "norm_position": "post"},
-    "a final norm of the decoder": {"final_norm_sides": "decoder"},
-    "silu, plain embeddings": {"activation": "silu", "scale_embeddings": False, "norm_eps": 1e-12},
-    "nothing shared": {"share_embeddings": "none", "tgt_vocab": 45, "output_bias": True},
-    "decoder shared": {"share_embeddings": "decoder", "tgt_vocab": 101, "pad_embedding_zero": False},
-    "width 24": {"d_model": 24, "heads": 3, "d_ff": 40},
-    "width 36, one head": {"d_model": 36, "heads": 1, "d_ff": 20},
-    "many blocks": {"src_vocab": 4096, "tgt_vocab": 4096, "output_bias": True},
-    "a prime vocabulary": {"src_vocab": 1009, "tgt_vocab": 1009},
-    "one layer": {"encoder_layers": 1, "decoder_layers": 1},
-    "annotated with a large eps": {"norm": "annotated", "norm_eps": 1e-3},
-    "rms norm": {"norm": "rms", "norm_eps": 1e-6},
-    "gated": {"ff": "gated", "activation": "silu"},
-    "norm of embeddings": {"embedding_norm": True, "norm_position": "post", "final_norm": False},
-    "small heads": {"head_dim": 4},
-    "another encoder": {
-        "encoder_d_model": 24,
-        "encoder_d_ff": 40,
-        "encoder_heads": 3,
-        "encoder_head_dim": 16,
-        "share_embeddings": "decoder",
+    "silu, plain embeddings, width 24": {
+        "activation": "silu",
+        "scale_embeddings": False,
+        "norm_eps": 1e-12,
+        "d_model": 24,
+        "heads": 3,
+        "d_ff": 40,
     },
-    "another start": {"start_id": 3},
-    "all that T5 has": {"norm": "rms", "ff": "gated", "activation": "gelu", "head_dim": 12, "output_bias": True},
-    "uneven depths": {"encoder_layers": 3, "decoder_layers": 1, "d_ff": 1},
+    "nothing shared": {"share_embeddings": "none", "tgt_vocab": 45, "output_bias": True},
+    "decoder shared, another start": {
+        "share_embeddings": "decoder",
+        "tgt_vocab": 101,
+        "pad_embedding_zero": False,
+        "start_id": 3,
+    },
+    "many blocks": {"src_vocab": 4096, "tgt_vocab": 4096, "output_bias": True},
+    "a prime vocabulary, one layer": {"src_vocab": 1009, "tgt_vocab": 1009, "encoder_layers": 1, "decoder_layers": 1},
+    "norm of embeddings": {"embedding_norm": True, "norm_position": "post", "final_norm": False},
+    "every option": EVERYTHING,
+    "T5": T5,
+    "relative positions of each layer": OTHERS,
+    "small heads, uneven depths": {"head_dim": 4, "encoder_layers": 3, "decoder_layers": 1, "d_ff": 1},
 }
 
 
