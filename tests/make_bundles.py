@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from tformer_deploy import load, runs
-from tformer_deploy.bundle import changing
+from tformer_deploy.bundle import changing, open_bundle
 from tformer_deploy.data import DataConfig
+from tformer_deploy.encode import EncoderOptions, TextEncoder
+from tformer_deploy.engines import encoder_names
 from tformer_deploy.export_checked import export_checked
 from tformer_deploy.recipe import load_recipe
 from tformer_deploy.shortlist import Settings, add_shortlist
@@ -71,7 +73,7 @@ def make(folder: Path, recipes: dict[str, list[str]]) -> None:
         more = OTHER if kind == "names" else COPY
         trainer = runs.start_run(work / kind, DataConfig(**names), "tiny", "words", 100, {**values, **more}, TRAIN)
         trainer.run()
-        export_checked(work / kind, folder / kind, recipes[kind], paths[2])
+        export_checked(work / kind, folder / kind, recipes[kind], paths[2], memory=True)
         lists = [name for name in recipes[kind] if load_recipe(name).target == "ort-cpu"]
         if lists:
             with changing(folder / kind) as opened:
@@ -102,11 +104,18 @@ def answer(bundle: Path, kind: str, variants: list[str], lines: list[str]) -> di
     if kind == "names":  # the only one whose step returns attention
         with load(bundle, threads=1, align=True) as translator:
             looked = {"fp32": [found.alignment for found in translator.translate([lines[i] for i in chosen])]}
+    vectors = {}
+    for name in encoder_names(open_bundle(bundle)):
+        variant = name.partition(":")[2] or "fp32"
+        with TextEncoder(EncoderOptions(bundle, variant=variant, threads=1)) as encoder:
+            made = [each.vectors for each in encoder.encode([lines[i] for i in chosen])]
+        vectors[variant] = [[round(float(number), 6) for number in vector] for vector in made]
     return {
         "lines": [lines[i] for i in chosen],
         "greedy": {name: [found[i] for i in chosen] for name, found in greedy.items()},
         "beam": {name: [found[i] for i in chosen] for name, found in beam.items()},
         **({"alignment": looked} if looked else {}),
+        "vectors": vectors,
     }
 
 

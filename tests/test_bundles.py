@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -16,6 +17,7 @@ from onnx import TensorProto, helper
 from tformer_deploy import load
 from tformer_deploy.bundle import MANIFEST, VERSION, hashes, open_bundle, upgraded
 from tformer_deploy.contract import KINDS, SIZES, described, graphs_of
+from tformer_deploy.encode import EncoderOptions, TextEncoder
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.ort.library import has_vnni
 from tformer_deploy.errors import ArtifactError
@@ -53,6 +55,15 @@ def test_every_kind_gives_the_stored_tokens(bundle: str, name: str) -> None:
             assert [found.alignment for found in translator.translate(answers["lines"])] == alignments[name]
 
 
+@pytest.mark.parametrize("variant", ["fp32", "int8"])
+def test_the_encoder_alone_gives_the_stored_vectors(variant: str) -> None:
+    """Means of the tokens' vectors, rounded; in 8 bits processors may differ."""
+    answers = json.loads((BUNDLES / "v5/copy.json").read_text())
+    with TextEncoder(EncoderOptions(BUNDLES / "v5/copy", variant=variant, threads=1)) as encoder:
+        found = np.array([each.vectors for each in encoder.encode(answers["lines"])])
+    assert np.abs(found - np.array(answers["vectors"][variant])).max() < (2e-5 if variant == "fp32" else 0.02)
+
+
 def test_the_first_version_still_translates() -> None:
     with load(BUNDLES / "v1", threads=1) as translator:
         assert translator.translate(["3 1 4 1 5 9 2"])[0].text == "3 1 4 1 5 9 2"
@@ -60,7 +71,7 @@ def test_the_first_version_still_translates() -> None:
 
 def test_every_kind_is_among_the_committed_bundles() -> None:
     found = set()
-    for path in BUNDLES.glob("v[34]/*/manifest.json"):
+    for path in BUNDLES.glob("v[345]/*/manifest.json"):
         manifest = json.loads(path.read_text())
         for part in (manifest, *manifest["variants"].values()):
             found |= {graph["kind"] for graph in part["graphs"].values()}

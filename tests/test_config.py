@@ -19,7 +19,16 @@ from tformer_deploy.config import (
     parse_settings,
     preset,
 )
-from tformer_deploy.contract import GRAPHS, SHORT_GRAPHS, SLOTS_GRAPH, described, graphs_of, layer_names, signature
+from tformer_deploy.contract import (
+    GRAPHS,
+    MEMORY_GRAPH,
+    SHORT_GRAPHS,
+    SLOTS_GRAPH,
+    described,
+    graphs_of,
+    layer_names,
+    signature,
+)
 from tformer_deploy.errors import ConfigError
 from tformer_deploy.recipe import (
     TOLERANCES,
@@ -184,6 +193,7 @@ def to_toml(recipe: Recipe) -> str:
             f"opset = {recipe.opset}",
             f"top_k = {recipe.top_k}",
             f"attention = {str(recipe.attention).lower()}",
+            f"memory = {str(recipe.memory).lower()}",
             "[axes]",
             *axes,
             "[tolerance]",
@@ -194,6 +204,7 @@ def to_toml(recipe: Recipe) -> str:
             f"unstable = {recipe.tolerance.unstable}",
             f"ties = {recipe.tolerance.ties}",
             f"top1 = {recipe.tolerance.top1}",
+            f"memory = {recipe.tolerance.memory}",
         ]
     )
 
@@ -202,6 +213,7 @@ ORT_CPU = {"target": "ort-cpu", "cache": "static"}
 GRAPH_KINDS: list[dict[str, Any]] = [
     {},
     {"attention": True},
+    {"memory": True},
     ORT_CPU,
     {**ORT_CPU, "precision": "int8"},
     {**ORT_CPU, "precision": "int4", "group_size": 64},
@@ -212,14 +224,14 @@ GRAPH_KINDS: list[dict[str, Any]] = [
 @given(
     bounds=st.lists(st.tuples(*[st.integers(0, 999)] * 3).map(sorted), min_size=4, max_size=4),
     opset=st.integers(18, 24),
-    tolerances=st.tuples(*[st.floats(1e-9, 1)] * 3, st.booleans(), *[st.floats(0, 1)] * 3),
+    tolerances=st.tuples(*[st.floats(1e-9, 1)] * 3, st.booleans(), *[st.floats(0, 1)] * 4),
     graphs=st.sampled_from(GRAPH_KINDS),
 )
 def test_recipes_round_trip_through_toml_and_json(
     tmp_path_factory: pytest.TempPathFactory,
     bounds: list[list[int]],
     opset: int,
-    tolerances: tuple[float, float, float, bool, float, float, float],
+    tolerances: tuple[float, float, float, bool, float, float, float, float],
     graphs: dict[str, Any],
 ) -> None:
     axes = Axes(*(Axis(*bound) for bound in bounds))
@@ -345,6 +357,14 @@ def test_the_signature_of_slots_is_the_golden_one() -> None:
 def test_signatures_for_shortlists_are_the_golden_ones(graph: str, suffix: str, recipe: str) -> None:
     golden = json.loads((GOLDEN / "ort-cpu" / f"{graph}{suffix}.json").read_text(encoding="utf-8"))
     assert described(graph, tiny(), load_recipe(recipe).for_model(tiny())) == golden
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "fp32-cpu", "int8"])
+def test_the_signature_of_memory_is_the_golden_one(recipe: str) -> None:
+    golden = json.loads((GOLDEN / "memory.json").read_text(encoding="utf-8"))
+    chosen = dataclasses.replace(load_recipe(recipe), memory=True)
+    assert described(MEMORY_GRAPH, tiny(), chosen.for_model(tiny())) == golden
+    assert graphs_of(chosen) == (*graphs_of(load_recipe(recipe)), MEMORY_GRAPH)
 
 
 def test_only_graphs_for_processors_have_slots_and_shortlists() -> None:

@@ -225,6 +225,18 @@ def alone(bundle: str, steps: list[tuple[Any, Any, Feed]], b: int, k: int) -> An
     return found["log_probs"][0, 0]
 
 
+@pytest.mark.parametrize(("variant", "apart"), [("", 2e-5), ("int8", 0.02)])
+def test_memory_without_a_decoder(variant: str, apart: float) -> None:
+    """Lines beside each other; what is behind a source's length has no meaning."""
+    answers = json.loads((BUNDLES / "v5/copy.json").read_text())
+    vectors = answers["vectors"][variant or "fp32"]
+    runtime = Runtime("v5/copy", variant)
+    runtime.sessions["encoder"] = runtime.open("memory")
+    given = runtime.encode([runtime.ids(line) for line in answers["lines"]])
+    for row, n, expected in zip(given["memory"], given["src_lengths"], vectors, strict=True):
+        assert np.abs(row[:n].mean(0) - expected).max() < apart
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize(
     ("kind", "bundle", "variant"),

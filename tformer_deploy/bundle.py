@@ -14,7 +14,18 @@ from typing import Any
 
 from . import __version__
 from .config import ModelConfig, from_dict
-from .contract import GRAPHS, KINDS, OLDER, SHORT_GRAPHS, SLOTS_GRAPH, WEIGHTS, described, graphs_of, kind_of
+from .contract import (
+    GRAPHS,
+    KINDS,
+    MEMORY_GRAPH,
+    OLDER,
+    SHORT_GRAPHS,
+    SLOTS_GRAPH,
+    WEIGHTS,
+    described,
+    graphs_of,
+    kind_of,
+)
 from .errors import ArtifactError, ConfigError
 from .files import hold, remove_leftovers, sha256, write_json
 from .headers import member, parse_json, read_header, verify
@@ -51,7 +62,7 @@ class Bundle:
 
     def lists(self, graph: str, variant: str) -> bool:
         """Whether a variant has a graph that older bundles lack."""
-        return f"{variant}/{graph}.onnx" in self.manifest["files"]
+        return (Path(variant) / f"{graph}.onnx").as_posix() in self.manifest["files"]
 
     def kind(self, graph: str, variant: str) -> str:
         """The kind of a graph, as it says, or as it follows from what it is fed where it is too old to say."""
@@ -285,7 +296,7 @@ def files_in_use(directory: Path, manifest: Mapping[str, Any]) -> set[str]:
     """Names of the files that a manifest must have hashes of."""
     variants = ("", *manifest.get("variants", {}))
     needed = {(Path(variant) / f"{name}.onnx").as_posix() for name in GRAPHS for variant in variants}
-    added = WEIGHTS, *(f"{name}.onnx" for name in (SLOTS_GRAPH, *SHORT_GRAPHS))
+    added = WEIGHTS, *(f"{name}.onnx" for name in (SLOTS_GRAPH, *SHORT_GRAPHS, MEMORY_GRAPH))
     newer = {(Path(variant) / name).as_posix() for name in added for variant in variants}
     needed |= {name for name in newer if (directory / name).exists()}  # older bundles have none
     needed |= {*tokenizer_files(manifest["tokenizer"])}

@@ -18,6 +18,7 @@ from .recipe import Recipe
 GRAPHS = ("encoder", "decoder_step")
 SHORT_GRAPHS = ("short_rows", "short_step")
 SLOTS_GRAPH = "slots_step"
+MEMORY_GRAPH = "memory"
 WEIGHTS = "weights.data"
 """The file beside the graphs that holds what both read."""
 KINDS = {
@@ -29,6 +30,7 @@ KINDS = {
     "choosing/1": "`choosing/2` of older bundles, with one position for all sentences",
     "rows/1": "the rows of the output's table that belong to a list of tokens",
     "short/1": "`inplace` that scores only the tokens of such a list",
+    "memory/1": "source ids to the encoder's output, to be used without a decoder",
 }
 """What this version runs, and what each is; an older version of a kind stays here as long as its graphs run."""
 OLDER = {"choosing/2": "choosing/1"}
@@ -101,13 +103,15 @@ CHOICE = (
 
 def graphs_of(recipe: Recipe) -> tuple[str, ...]:
     """The graphs that a recipe makes."""
-    return (*GRAPHS, SLOTS_GRAPH, *SHORT_GRAPHS) if recipe.target == "ort-cpu" else GRAPHS
+    steps = (SLOTS_GRAPH, *SHORT_GRAPHS) if recipe.target == "ort-cpu" else ()
+    return (*GRAPHS, *steps, *([MEMORY_GRAPH] if recipe.memory else []))
 
 
 def kind_of(graph: str, recipe: Recipe) -> str:
     """The kind of a graph of `graphs_of`, of `KINDS`."""
     steps = {"onnx": "growing/1", "ort-cpu": "inplace/1", "trt": "choosing/2"}
     others = {"encoder": "encoder/1", SLOTS_GRAPH: "slots/1", "short_rows": "rows/1", "short_step": "short/1"}
+    others[MEMORY_GRAPH] = "memory/1"
     return others.get(graph, steps[recipe.target])
 
 
@@ -118,8 +122,10 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe, kind: str = "") -
         return Signature(*(tuple(map(_one_position, specs)) for specs in (now.inputs, now.outputs)))
     cross = caches("cross", config, ("batch", config.decoder.heads, "src_len", config.decoder.head_dim))
     lengths = TensorSpec("src_lengths", "int32", ("batch",))
-    if graph == "encoder":
-        return Signature((TensorSpec("src_ids", "int32", ("batch", "src_len")), lengths), cross)
+    if graph in ("encoder", MEMORY_GRAPH):
+        memory = TensorSpec("memory", "float32", ("batch", "src_len", config.encoder.width))
+        source = TensorSpec("src_ids", "int32", ("batch", "src_len"))
+        return Signature((source, lengths), cross if graph == "encoder" else (memory,))
     if graph == "short_rows":
         return Signature((LISTED,), _listed(config, recipe))
     if graph == "short_step":

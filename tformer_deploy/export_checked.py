@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from .checkpoint import Checkpoint, open_source
 from .config import ModelConfig, from_dict
 from .decoding import DecodeOptions
 from .engines import STANDARD, expand
+from .engines.eager import NO_ENCODER
 from .errors import ConfigError, DataError, ParityError
 from .export.calibrate import NOISE_SENTENCES, SENTENCES, input_ranges, layer_noise
 from .export.save import weights_read
@@ -59,11 +61,13 @@ def export_checked(
     texts: Texts | Path | None = None,
     force: bool = False,
     progress: Callable[[int], None] | None = None,
+    memory: bool = False,
 ) -> Report:
     """Make a bundle of a checkpoint and check every engine of it against eager PyTorch.
 
     It always has the standard graphs; recipes of another target add variants. What runs where no variant is named is
-    the first recipe. `texts`: a path is that of `Texts.src`. Raises ParityError, and leaves nothing, where the check
+    the first recipe. `texts`: a path is that of `Texts.src`. `memory`: also a graph for the encoder alone, of every
+    recipe but of target `trt`. Raises ParityError, and leaves nothing, where the check
     fails; ArtifactError where `out` exists without `force`.
     """
     texts = texts if isinstance(texts, Texts) else Texts(texts)
@@ -71,6 +75,8 @@ def export_checked(
     require_fit(checkpoint.config, checkpoint.tokenizers, f"{run}: ")
     from_dict(DecodeOptions, checkpoint.decoding, "decoding")
     chosen = choose(recipes, checkpoint.config)
+    if memory:
+        chosen = {name: dataclasses.replace(each, memory=each.target != "trt") for name, each in chosen.items()}
     if isinstance(checkpoint, UserCheckpoint):
         require_exportable(checkpoint, chosen)
     corpus, targets, calibration = _read(texts, checkpoint, chosen)
@@ -114,6 +120,8 @@ def require_exportable(checkpoint: UserCheckpoint, chosen: Mapping[str, Recipe])
     if not checkpoint.config.module_parameters:
         return
     for name, recipe in chosen.items():
+        if recipe.memory and not checkpoint.encodes:
+            raise ConfigError(f"memory of {checkpoint.directory}: {NO_ENCODER}, or leave out --memory")
         if recipe.target != "onnx" or recipe.attention:
             needs = "the attention" if recipe.attention else "keys and values"
             raise ConfigError(

@@ -15,13 +15,14 @@ from .. import __version__
 from ..bundle import Bundle
 from ..config import ModelConfig
 from ..data import read_lines
-from ..engines import limits_of, make_engine, parse_name, recipe_of
-from ..engines.base import Engine, Limits
+from ..engines import limits_of, make_encoder, make_engine, parse_name, recipe_of
+from ..engines.base import Encoder, Engine, Limits
 from ..errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, MissingExtra, missing_extra
 from ..recipe import TOLERANCES, Axes, Recipe, Tolerance, narrowest
 from ..shortlist import open_shortlist
 from ..text import Tokenizers
 from .blame import find_layer
+from .memory import compare_memory
 from .observe import CheckOptions, tokens_of
 from .parity import check, eager_invariance, generated_sources
 from .recording import Run
@@ -149,7 +150,8 @@ class Gate:
         allowed = allowed or narrowest([self.bundle.recipe, *self.bundle.variants.values()])
         options = corpus.options.within(Limits.of(allowed.axes))
         with self.eager() as eager:
-            return make_reference(eager, corpus.sources, options, about, self.progress)
+            encoder = cast(Encoder, self.plain_eager())  # the same, or what it restricts
+            return make_reference(eager, corpus.sources, options, about, self.progress, encoder)
 
     def run(self, backends: Sequence[str], reference: Reference, translations: Sequence[str] = ()) -> Report:
         """Compare each engine; `translations` of the corpus add BLEU and chrF.
@@ -184,6 +186,8 @@ class Gate:
                 behaved = found.passed
                 self.add_constants(found, recipe)
                 self.add_layer_limits(found)
+                if recipe.memory and parse_name(backend).backend == "ort":
+                    self.add_memory(found, reference)
                 if translations:
                     _add_quality(found, reference.observed.runs, runs, translations, bundle.tokenizers(), tolerance)
                 if not found.passed:
@@ -221,6 +225,17 @@ class Gate:
                 f"layer {first.name} differs by {first.noise:.2g} (root mean square), "
                 f"more than {LAYER_NOISE} times what rounding did to it in calibration, {first.limit:.2g}"
             )
+
+    def add_memory(self, report: EngineReport, reference: Reference) -> None:
+        """Compare the encoder's output with eager's."""
+        expected, sources = reference.observed.memory, reference.sources
+        if sources and not expected:
+            raise ArtifactError("the reference has no output of the encoder: make it again with --save-reference")
+        with make_encoder(report.engine, self.bundle, self.checkpoint, self.threads) as encoder:
+            report.memory = compare_memory(encoder, sources, expected)
+        if not report.memory.largest <= report.tolerance.memory:
+            sentence = report.memory.worst + 1
+            report.failures.append(f"memory of sentence {sentence} differs by {report.memory.largest:.2e}")
 
     def add_constants(self, report: EngineReport, recipe: Recipe) -> None:
         """Compare the constants of an engine's graphs with the checkpoint's tensors, where both can be read."""

@@ -128,6 +128,8 @@ class Observation:
     """Of some sentences: cross-attention keys and values, 2L of (H, S, D)."""
     attention: dict[int, Floats] = field(default_factory=dict)
     """Of the same sentences (T, S): where each step looks, if the engine returns that."""
+    memory: dict[int, Floats] = field(default_factory=dict)
+    """Of the same sentences (S, d): the encoder's output; of eager alone, if its model has an encoder of its own."""
     layers: dict[str, Floats] = field(default_factory=dict)
     """What every layer puts out for `probe_sentence`."""
     wide: Run | None = None

@@ -15,11 +15,12 @@ import numpy as np
 
 from ..config import from_dict
 from ..decoding import Hypothesis
-from ..engines.base import Engine
+from ..engines.base import Encoder, Engine
 from ..errors import ArtifactError, ConfigError
 from ..files import output_file
 from ..headers import DAMAGED, digest, parse_json, read_arrays
 from .compare import WIDE
+from .memory import read_memory
 from .observe import (
     ENCODER_SENTENCES,
     JOINED,
@@ -34,7 +35,7 @@ from .recording import Run, Trace, record_joined
 from .sizes import run_wide, wide_beam, wide_sentences
 from .vocabulary import PROBES, SIDES, Vocabulary, read_vocabulary
 
-VERSION = 3
+VERSION = 4
 MOST_AXES = 4
 """Of an array in the file."""
 
@@ -70,6 +71,8 @@ class Reference:
         _pack(arrays, "layers", list(self.observed.layers.values()))
         arrays["encoder.sentences"] = np.array(list(self.observed.encoder), np.int32)
         _pack(arrays, "encoder", [array for arrays_ in self.observed.encoder.values() for array in arrays_])
+        arrays["memory.sentences"] = np.array(list(self.observed.memory), np.int32)
+        _pack(arrays, "memory", list(self.observed.memory.values()))
         arrays["attention.sentences"] = np.array(list(self.observed.attention), np.int32)
         _pack(arrays, "attention", list(self.observed.attention.values()))
         if self.observed.vocabulary:
@@ -89,11 +92,17 @@ def make_reference(
     options: CheckOptions,
     about: dict[str, Any],
     progress: Callable[[int], None] | None = None,
+    encoder: Encoder | None = None,
 ) -> Reference:
-    """Run eager PyTorch, entered, over a corpus. `about`: corpus, weights_sha256, machine, shortlist."""
+    """Run eager PyTorch, entered, over a corpus. `about`: corpus, weights_sha256, machine, shortlist.
+
+    `encoder`: what gives the encoder's output, entered as well.
+    """
     options = options.within(eager.limits)
     observed = observe(eager, sources, options, None, progress)
     observed.wide = run_wide(eager, sources, options)
+    if encoder and encoder.encodes:
+        observed.memory = read_memory(encoder, sources, together=1)
     if options.vocabulary and sources:
         observed.vocabulary = read_vocabulary(eager)
     variants = run_variants(eager, sources, options, progress)
@@ -150,6 +159,7 @@ def load_reference(path: Path) -> Reference:
                 probes=_unpack(arrays, "probes"),
                 encoder={i: encoder[n * each : (n + 1) * each] for n, i in enumerate(sentences)},
                 attention=dict(zip(arrays["attention.sentences"].tolist(), _unpack(arrays, "attention"), strict=True)),
+                memory=dict(zip(arrays["memory.sentences"].tolist(), _unpack(arrays, "memory"), strict=True)),
                 layers=dict(zip(header["layers"], _unpack(arrays, "layers"), strict=True)),
             ),
             header["shortlist"],
@@ -160,6 +170,7 @@ def load_reference(path: Path) -> Reference:
             and sorted(observed.encoder)
             == sorted(observed.attention)
             == sorted(spread(reference.sources, ENCODER_SENTENCES))
+            and sorted(observed.memory) in ([], sorted(observed.encoder))
         ):
             raise ValueError("its parts do not fit each other")
         picked = spread(reference.sources, reference.options.invariance)

@@ -88,6 +88,19 @@ class Constants:
 
 
 @dataclass
+class Memory:
+    """The encoder's output beside eager's, of graphs that return it."""
+
+    sentences: int = 0
+    largest: float = 0.0
+    """Largest absolute difference, padding left out."""
+    worst: int = 0
+    """The sentence that has it."""
+    cosine: float = 1.0
+    """Least cosine of the two sides' means over a sentence's tokens."""
+
+
+@dataclass
 class Top1:
     """The best tokens of all steps beside eager's, with eager's greedy tokens fed."""
 
@@ -143,6 +156,8 @@ class EngineReport:
     encoder_sentences: int = 0
     attention_max: float | None = None
     """Largest absolute difference of an attention weight, for a graph that returns them."""
+    memory: Memory | None = None
+    """Of an engine with a graph for the encoder alone."""
     scores_max: float = 0.0
     """Largest absolute difference of a log-probability, teacher-forced with eager's greedy tokens."""
     scores_mean: float = 0.0
@@ -264,6 +279,11 @@ def _describe(report: EngineReport) -> list[str]:
         )
     if report.attention_max is not None:
         lines.append(f"  attention         max difference {report.attention_max:.2e}")
+    if report.memory:
+        lines.append(
+            f"  memory            max difference {report.memory.largest:.2e}   {report.memory.sentences} sentences, "
+            f"cosine of their means at least {report.memory.cosine:.7f}"
+        )
     if limited := [layer for layer in report.layers if layer.limit is not None]:
         share = max((layer.noise / layer.limit for layer in limited if layer.limit), default=0.0)
         lines.append(f"  layers            {len(limited)} with a limit from calibration, at most {share:.0%} of it")
@@ -322,6 +342,8 @@ def _limits(report: EngineReport) -> str:
     texts = []
     for name, limit in dataclasses.asdict(report.tolerance).items():
         if (name == "unstable" and not limit) or (name == "ties" and not report.tolerance.tokens):
+            continue
+        if name == "memory" and not report.memory:
             continue
         value = ("equal" if limit else "may differ") if isinstance(limit, bool) else f"{limit:.0e}"
         value = f"{100 * limit:g} %" if name in SHARES else value

@@ -27,6 +27,10 @@ def export(
         Path | None,
         typer.Option(help="Text to calibrate quantized variants with; without it, a part of --src, not checked."),
     ] = None,
+    memory: Annotated[
+        bool,
+        typer.Option("--memory", help="Also graphs of the encoder alone, for tformer encode; not of trt."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle in --out.")] = False,
     json: Json = False,
 ) -> None:
@@ -37,5 +41,5 @@ def export(
     from ..export_checked import Texts, export_checked
 
     with progress("check") as advance:
-        report = export_checked(run, out, recipe or ["fp32"], Texts(src, tgt, calibrate), force, advance)
+        report = export_checked(run, out, recipe or ["fp32"], Texts(src, tgt, calibrate), force, advance, memory)
     emit({"bundle": str(out), "check": report.to_json()}, json, f"{report}\n{out}: bundle written")

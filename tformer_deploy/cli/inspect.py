@@ -47,6 +47,9 @@ def inspect(
 
 def listing(path: Path, header: dict[str, Any]) -> str:
     """A few lines for people."""
+    from ..contract import MEMORY_GRAPH
+    from ..engines import STANDARD
+
     model = header["model"]
     lines = [
         f"{path}: {header['format']} {header['version']}, every hash verified",
@@ -71,6 +74,9 @@ def listing(path: Path, header: dict[str, Any]) -> str:
         for graph, made in variant["graphs"].items():
             if made.get("passes"):
                 lines.append(f"             {graph}: {', '.join(made['passes'])}")
+    parts = {STANDARD: header, **header.get("variants", {})}
+    if encoders := [name for name, part in parts.items() if MEMORY_GRAPH in part.get("graphs", {})]:
+        lines.append(f"  encode     {', '.join(encoders)}")
     if "shortlist" in header:
         lists = header["shortlist"]
         found = f"{lists['tokens']:.2%} of its text's tokens, lists of {lists['size']:.0f}"

@@ -6,15 +6,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..bundle import Bundle
 from ..config import check_whole
+from ..contract import MEMORY_GRAPH
 from ..errors import ConfigError, EngineError, missing_extra, unknown
 from ..plans import PRECISIONS, trt_variant
 from ..recipe import Recipe
 from ..shortlist import open_shortlist
-from .base import Engine, Limits
+from .base import Encoder, Engine, Limits
+
+if TYPE_CHECKING:
+    from .eager import EagerEngine
 
 BACKENDS = ("eager", "ort", "trt")
 DEVICES = ("cpu", "cuda")
@@ -183,7 +187,38 @@ def make_engine(
         raise missing_extra(error) from None
 
 
-def _eager(bundle: Bundle, directory: Path | None, threads: int, device: str) -> Engine:
+def encoder_names(bundle: Bundle) -> list[str]:
+    """The engines that have the graph for the encoder alone, by their names."""
+    found = ["ort"] if bundle.lists(MEMORY_GRAPH, "") else []
+    return [*found, *(f"ort:{name}" for name in bundle.variants if bundle.lists(MEMORY_GRAPH, name))]
+
+
+def make_encoder(name: str, bundle: Bundle, checkpoint: Path | None = None, threads: int = 0) -> Encoder:
+    """`eager`, or an engine of `encoder_names`, for the encoder alone; not entered yet.
+
+    Raises what `make_engine` does, and ConfigError where there is no graph for it.
+    """
+    parts = parse_name(name)
+    if parts.backend == "trt":
+        raise ConfigError("plans have no graph for the encoder alone: use --backend ort or eager")
+    check_name(name, bundle)
+    check_whole("threads", threads, 0, most_parallel())
+    if parts.backend == "ort" and name not in encoder_names(bundle):
+        others = [each.removeprefix("ort").removeprefix(":") or STANDARD for each in encoder_names(bundle)]
+        use = f"use --variant {' or '.join(others)}" if others else "export it again with --memory, or use eager"
+        what = f"variant {parts.variant}" if parts.variant else "the standard graphs"
+        raise ConfigError(f"{bundle.directory}: {what} cannot run the encoder alone: {use}")
+    try:
+        if parts.backend == "eager":
+            return _eager(bundle, checkpoint, threads, parts.device)
+        from .ort.memory import OrtMemory
+
+        return OrtMemory(bundle, threads, parts.variant)
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from None
+
+
+def _eager(bundle: Bundle, directory: Path | None, threads: int, device: str) -> EagerEngine:
     import torch
 
     from ..checkpoint import open_reference

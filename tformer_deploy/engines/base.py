@@ -169,6 +169,32 @@ class Engine(Protocol):
         ...
 
 
+class Encoder(Protocol):
+    """Runs the encoder alone. Entered and left as an `Engine`."""
+
+    config: ModelConfig
+    limits: Limits
+    precision: str
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the model has an encoder of its own, as all have but modules that give `forward` alone."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def memory(self, src_ids: Ints, src_lengths: Ints) -> Floats:
+        """src_ids (B, S) right-padded, src_lengths (B) -> the encoder's output (B, S, d), anything at padding.
+
+        Raises LimitError beyond `limits`.
+        """
+        ...
+
+
 class SameStep:
     """What engines share whose sentences are all at the same step."""
 

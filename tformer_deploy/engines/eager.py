@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from ..contract import caches, layer_names
+from ..errors import ConfigError
 from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
+
+NO_ENCODER = "the module gives forward alone, so that it has no encoder's output: give encode and decode of UserModel"
 
 
 @dataclass
@@ -81,6 +84,24 @@ class EagerEngine(SameStep):
         return [tensor.cpu().numpy() for pair in state.cross for tensor in pair]
 
     @torch.inference_mode()
+    def memory(self, src_ids: Ints, src_lengths: Ints) -> Floats:
+        """See `Encoder.memory`. Raises ConfigError for a module that has no encoder of its own."""
+        if not self.encodes:
+            raise ConfigError(NO_ENCODER)
+        check_request(src_ids, src_lengths, self.config, self.limits)
+        ids, lengths = (torch.from_numpy(each).to(self._device) for each in (src_ids, src_lengths))
+        return self.model.encode(ids, lengths).cpu().numpy()  # type: ignore[no-any-return]
+
+    @property
+    def encodes(self) -> bool:
+        """See `Encoder.encodes`."""
+        return getattr(self.model, "encodes", True)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.model.parameters())).device
+
+    @torch.inference_mode()
     def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
         """See `Engine.layers`."""
         encoder: Layers = {}
@@ -99,7 +120,7 @@ class EagerEngine(SameStep):
 
     def _encode(self, src_ids: Ints, src_lengths: Ints, layers: Layers | None) -> EagerState:
         check_request(src_ids, src_lengths, self.config, self.limits)
-        device = next(iter(self.model.parameters())).device
+        device = self._device
         lengths = torch.from_numpy(src_lengths).to(device)
         cross = self.model.cross_keys_values(self.model.encode(torch.from_numpy(src_ids).to(device), lengths, layers))
         empty = cross[0][0].new_empty(len(src_ids), self.config.decoder.heads, 0, self.config.decoder.head_dim)

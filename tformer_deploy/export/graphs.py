@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..contract import DEAD, GRAPHS, SLOTS_GRAPH, Signature, layer_names, signature
+from ..contract import DEAD, GRAPHS, MEMORY_GRAPH, SLOTS_GRAPH, Signature, layer_names, signature
 from ..recipe import Recipe
 from ..seq2seq import Cache, GrowingCache, KeysValues, Layers, Seq2Seq, StaticCache, log_probs
 
@@ -45,6 +45,15 @@ class EncoderGraph(GraphModule):
         given, layers = self.named(inputs), Layers()
         memory = self.model.encode(given["src_ids"], given["src_lengths"], layers)
         return self.result({**layers, **flat("cross", self.model.cross_keys_values(memory))})
+
+
+class MemoryGraph(GraphModule):
+    """Source ids to the encoder's output."""
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """src_ids (B, S), src_lengths (B) -> (B, S, d)."""
+        given = self.named(inputs)
+        return self.result({"memory": self.model.encode(given["src_ids"], given["src_lengths"])})
 
 
 class StepGraph(GraphModule):
@@ -163,6 +172,7 @@ def make_graph(name: str, model: Seq2Seq, recipe: Recipe) -> GraphModule:
     """The module of a graph of `contract.graphs_of`."""
     kinds: dict[str, type[GraphModule]] = {
         "encoder": EncoderGraph,
+        MEMORY_GRAPH: MemoryGraph,
         SLOTS_GRAPH: SlotsStep,
         "short_rows": ShortRows,
         "short_step": ShortStep,

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from torch.export import Dim
 
-from ..contract import Signature
+from ..contract import MEMORY_GRAPH, Signature
 from ..errors import ArtifactError
 from ..recipe import Recipe
 from ..seq2seq import Seq2Seq
@@ -37,7 +37,7 @@ class Tracer:
         plain = dataclasses.replace(recipe, precision="fp32", group_size=0)
         # What a trace depends on; the other fields are for passes, or limits.
         of_step = plain.target, plain.top_k, plain.attention, plain.axes
-        key = name, plain.opset, *(() if name == "encoder" else of_step)
+        key = name, plain.opset, *(() if name in ("encoder", MEMORY_GRAPH) else of_step)
         if key not in self._traced:
             self._traced[key] = trace(make_graph(name, self.model, plain))
         return self._traced[key].clone()

@@ -34,9 +34,11 @@ class Recomputed(nn.Module):
         super().__init__()
         self.module = user.module
         self.user, self.memory_width, self.output = user, memory_width, nn.Identity()
-        self.config: ModelConfig = user.config(1, half(memory_width))
+        self.config: ModelConfig = user.config(1, half(memory_width), memory_width)
         self.unread: frozenset[str] = frozenset()
         """Names of tensors that no step depends on."""
+        self.encodes = user.encode is not None
+        """Whether memory is what an encoder makes, not the source's ids."""
 
     def encode(self, src_ids: Tensor, src_lengths: Tensor, layers: Layers | None = None) -> Tensor:
         """src_ids (B, S), src_lengths (B) -> memory (B, S, d)."""
@@ -88,7 +90,7 @@ class Hooked(Recomputed):
     def __init__(self, user: UserModel, memory_width: int, layers: Hooks) -> None:
         super().__init__(user, memory_width)
         self.hooks = layers
-        self.config = user.config(1 + layers.count, half(max(memory_width, layers.width)))
+        self.config = user.config(1 + layers.count, half(max(memory_width, layers.width)), memory_width)
 
     def decode(self, memory: Tensor, mask: Tensor, prefix: Tensor, cache: Cache) -> Tensor:
         """See `Recomputed.decode`."""

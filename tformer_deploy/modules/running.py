@@ -58,6 +58,11 @@ class UserCheckpoint:
         return [file_of(self.directory)[0]]
 
     @property
+    def encodes(self) -> bool:
+        """Whether the module has an encoder of its own."""
+        return getattr(self.model, "encodes", True)
+
+    @property
     def advice(self) -> str:
         """How steps could be faster; empty: they are as fast as they get."""
         if not isinstance(self.model, Recomputed):

@@ -95,13 +95,14 @@ class UserModel:
         """Whether the module itself is what is exported."""
         return not given and not lacking(self.module)
 
-    def config(self, caches: int, width: int) -> ModelConfig:
-        """What the graphs need to know: vocabularies, ids, positions, and caches of one head of that width."""
+    def config(self, caches: int, width: int, memory_width: int) -> ModelConfig:
+        """What the graphs need to know: vocabularies, ids, positions, caches of one head of a width, memory's width."""
         return ModelConfig(
             src_vocab=self.src_vocab,
             tgt_vocab=self.tgt_vocab,
             d_model=width,
             d_ff=1,
+            encoder_d_model=memory_width,
             heads=1,
             head_dim=width,
             encoder_layers=1,

@@ -54,7 +54,7 @@ def limits(engine: EngineReport) -> Iterator[tuple[str, bool]]:
     for name, value in dataclasses.asdict(engine.tolerance).items():
         if isinstance(value, bool):
             yield f"{name} equal" if value else f"{name} may differ", name in engine.loosened
-        elif value and (name != "bleu" or engine.quality):
+        elif value and (name != "bleu" or engine.quality) and (name != "memory" or engine.memory):
             yield f"{name} {limit_text(value)}", name in engine.loosened
 
 
@@ -132,6 +132,8 @@ def difference_rows(engine: EngineReport) -> Iterator[Row]:
     found = [("Encoder outputs", "encoder", engine.encoder_max, engine.encoder_sentences, "sentence", none)]
     if engine.attention_max is not None:
         found.append(("Attention", "encoder", engine.attention_max, engine.encoder_sentences, "sentence", none))
+    if engine.memory:
+        found.append(("Memory", "memory", engine.memory.largest, engine.memory.sentences, "sentence", none))
     spread = (short_number(engine.scores_p999), short_number(engine.scores_mean)) if engine.scores_count else none
     found.append(("Log-probabilities", "scores", engine.scores_max, engine.scores_count, "value", spread))
     for each in engine.vocabulary:

@@ -1,0 +1,48 @@
+"""The encoder's output, of engines that have a graph for it, beside eager PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..engines.base import Encoder, Floats
+from ..pooling import pooled
+from .compare import differences, worse
+from .observe import ENCODER_SENTENCES, PADDING, spread
+from .report import Memory
+
+
+def read_memory(encoder: Encoder, sources: Sequence[Sequence[int]], together: int = 2) -> dict[int, Floats]:
+    """(S, d) of some sentences, each encoded beside the one that differs most in length, or alone, with padding.
+
+    Of an encoder that is entered.
+    """
+    picked = spread(sources, ENCODER_SENTENCES)
+    ends = zip(picked, reversed(picked), strict=True)
+    order = [i for pair in ends for i in pair][: len(picked)]
+    longest = max((len(sources[i]) for i in picked), default=1)
+    width = min(longest + PADDING, encoder.limits.src_tokens)
+    size = min(together, encoder.limits.sentences(1, width, 1))
+    found: dict[int, Floats] = {}
+    for start in range(0, len(order), size):
+        indices = order[start : start + size]
+        ids = np.full((len(indices), width), encoder.config.pad_id, np.int32)
+        for row, i in zip(ids, indices, strict=True):
+            row[: len(sources[i])] = sources[i]
+        memory = encoder.memory(ids, np.array([len(sources[i]) for i in indices], np.int32))
+        found |= {i: memory[row, : len(sources[i])].copy() for row, i in enumerate(indices)}
+    return found
+
+
+def compare_memory(encoder: Encoder, sources: Sequence[Sequence[int]], expected: dict[int, Floats]) -> Memory:
+    """How far an encoder that is entered is from eager's output."""
+    found, result = read_memory(encoder, sources), Memory(sentences=len(expected))
+    for i, ours in expected.items():
+        largest = float(differences([ours], [found[i]]).max())
+        if worse(result.largest, largest) is not result.largest:
+            result.largest, result.worst = largest, i
+        a, b = (pooled(each, "mean").astype(np.float64) for each in (ours, found[i]))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            result.cosine = float(np.minimum(result.cosine, a @ b / np.sqrt((a @ a) * (b @ b))))
+    return result

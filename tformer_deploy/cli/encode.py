@@ -1,0 +1,94 @@
+"""tformer encode"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from ..config import LINE_BYTES, MOST_LINE_BYTES
+from ..notes import note
+from ..pooling import NO_POOL
+from .lines import utf8_output, windows
+from .options import CheckpointOption, Json, Threads
+from .root import app, emit, progress
+
+if TYPE_CHECKING:
+    from ..encode import Encoded, TextEncoder
+
+WINDOW_BYTES = 16
+"""For each token of a batch that many bytes are read ahead, so that lines of similar length meet in a batch."""
+Requests = Iterator[list[str]]
+
+
+@app.command(epilog="Example: echo 'forty-two' | tformer encode bundles/numbers --pool mean --json")
+def encode(
+    bundle: Annotated[Path, typer.Argument(help="Bundle that was exported with --memory; eager takes any.")],
+    backend: Annotated[str, typer.Option(help="Engine: ort or eager.")] = "ort",
+    variant: Annotated[str | None, typer.Option(help="Variant that ort runs (fp32: the standard graphs).")] = None,
+    checkpoint: CheckpointOption = None,
+    pool: Annotated[
+        str, typer.Option(help="One vector a line: mean, first or last of its tokens; none: one a token.")
+    ] = "mean",
+    out: Annotated[
+        Path | None, typer.Option(help="File for numpy instead of text: .npy, or .npz with --pool none.")
+    ] = None,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Padded source tokens of a batch.")] = 4096,
+    max_line_bytes: Annotated[
+        int, typer.Option(min=1, max=MOST_LINE_BYTES, help="A longer line of the input is refused.")
+    ] = LINE_BYTES,
+    threads: Threads = 0,
+    json: Json = False,
+) -> None:
+    """Run the encoder alone: a line of text to a vector, or with --pool none to its memory, a vector a token.
+
+    Numbers are printed with spaces between them, the vectors of tokens with tabs; --json adds the source's ids. An
+    empty line gives an empty line, in a file zeros. docs/encode.md.
+    """
+    stdout = utf8_output()
+    from ..encode import EncoderOptions, TextEncoder
+    from .vectors import check_name, vector_file
+
+    options = EncoderOptions(bundle, backend, variant, checkpoint, threads, pool, batch_tokens, max_line_bytes)
+    encoder = TextEncoder(options)
+    requests = windows(batch_tokens * WINDOW_BYTES, max_line_bytes)
+    if not out:
+        with encoder:
+            _run(encoder, requests, lambda found: print(line_of(found, pool, json), file=stdout), stdout)
+        return
+    check_name(out, pool)
+    with encoder, vector_file(out, pool, encoder.width) as add:
+        lines, tokens, empty = _run(encoder, requests, add, None)
+    if empty:
+        note(f"{empty} empty lines have {'no row' if pool == NO_POOL else 'zeros'}")
+    result = {"out": str(out), "lines": lines, "tokens": tokens, "width": encoder.width}
+    emit(result, json, f"{out}: {lines:,} lines of {tokens:,} tokens, {encoder.width} numbers a vector")
+
+
+def _run(
+    encoder: TextEncoder, requests: Requests, write: Callable[[Encoded], None], flushed: TextIO | None
+) -> tuple[int, int, int]:
+    """Encode the windows, each written before the next is read. Returns lines, tokens, empty lines."""
+    lines = tokens = empty = 0
+    with progress("lines") as advance:
+        for window in requests:
+            for found in encoder.results(window, lines):
+                write(found)
+                lines, tokens, empty = lines + 1, tokens + len(found.ids), empty + (not found.ids)
+                advance(1, len(found.ids))
+            if flushed:
+                flushed.flush()
+    return lines, tokens, empty
+
+
+def line_of(found: Encoded, pool: str, json: bool) -> str:
+    """A line's vectors with as many digits as float32 needs."""
+    rows = [list(map(str, row)) for row in found.vectors.reshape(-1, found.vectors.shape[-1])]
+    if json:
+        numbers = [list(map(float, row)) for row in rows]
+        values = {"memory": numbers} if pool == NO_POOL else {"vector": numbers[0] if found.ids else []}
+        return jsonlib.dumps({"ids": found.ids, **values})
+    return "\t".join(" ".join(row) for row in rows) if found.ids else ""

@@ -1,0 +1,49 @@
+"""ONNX Runtime with the encoder alone: no decoder is loaded."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from ...bundle import Bundle
+from ...contract import MEMORY_GRAPH
+from ...errors import EngineError
+from ..base import Floats, Ints, check_request
+from .library import SHORT_SPIN_US, check_library
+from .standard import OrtGraphs, view
+
+
+class OrtMemory(OrtGraphs):
+    """Runs the graph `memory` of a bundle's standard graphs or of a variant."""
+
+    encodes = True
+
+    def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "") -> None:
+        super().__init__(bundle, threads, variant)
+
+    def __enter__(self) -> Self:
+        check_library()
+        self.bundle.verify_graphs(self.variant)
+        self._memory = self._session(MEMORY_GRAPH, SHORT_SPIN_US)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self._memory
+
+    def memory(self, src_ids: Ints, src_lengths: Ints) -> Floats:
+        """See `Encoder.memory`."""
+        check_request(src_ids, src_lengths, self.config, self.limits)
+        binding = self._memory.io_binding()
+        binding.bind_cpu_input("src_ids", np.ascontiguousarray(src_ids, np.int32))
+        binding.bind_cpu_input("src_lengths", np.ascontiguousarray(src_lengths, np.int32))
+        binding.bind_output("memory")
+        self.run(self._memory, binding)
+        found = view(binding.get_outputs()[0])
+        if found.shape != (*src_ids.shape, self.config.encoder.width):
+            path = self.bundle.graph(MEMORY_GRAPH, self.variant)
+            raise EngineError(f"{path} returns 'memory' of {list(found.shape)}: export the bundle again")
+        return found.copy()  # type: ignore[no-any-return]
