@@ -1,4 +1,4 @@
-#include "contract.hpp"
+#include "bundle/contract.hpp"
 
 namespace tformer {
 namespace {

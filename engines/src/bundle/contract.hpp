@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "../engine.hpp"
+#include "engine.hpp"
 
 namespace tformer {
 

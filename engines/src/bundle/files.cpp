@@ -1,11 +1,11 @@
-#include "files.hpp"
+#include "bundle/files.hpp"
 
 #include <algorithm>
 #include <fstream>
 #include <numeric>
 #include <stdexcept>
 
-#include "../errors.hpp"
+#include "errors.hpp"
 
 namespace fs = std::filesystem;
 

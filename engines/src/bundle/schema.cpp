@@ -1,11 +1,11 @@
-#include "schema.hpp"
+#include "bundle/schema.hpp"
 
 #include <map>
 #include <mutex>
 #include <regex>
 #include <stdexcept>
 
-#include "schema_text.hpp"
+#include "bundle/schema_text.hpp"
 
 namespace tformer {
 namespace {

@@ -1,4 +1,4 @@
-#include "sha256.hpp"
+#include "bundle/sha256.hpp"
 
 #define OPENSSL_SUPPRESS_DEPRECATED  // the functions without EVP, which take no more of the library than SHA-256 itself
 #include <openssl/sha.h>
@@ -10,7 +10,7 @@
 #include <memory>
 #include <unistd.h>
 
-#include "../errors.hpp"
+#include "errors.hpp"
 
 namespace tformer {
 namespace {
