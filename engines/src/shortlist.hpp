@@ -9,24 +9,29 @@ namespace tformer {
 
 class Bundle;
 
+/// What a file of lists holds.
+struct ShortlistParts {
+  std::size_t sources = 0, vocab = 0;
+  std::string tokenizers;              ///< SHA-256 of both tokenizers' files, hex
+  std::vector<std::int64_t> offsets;   ///< where the tokens of each source token begin, and the last ones end
+  std::vector<std::int32_t> always, targets;
+};
+
+/// Of a file `shortlist-HASH.bin`. Throws std::invalid_argument.
+ShortlistParts unpacked(const std::string& content);
+
 /// The lists of a bundle. Immutable.
 class Shortlist {
  public:
-  /// Throws std::invalid_argument for content that is not as it was written.
-  explicit Shortlist(std::string content);
+  /// Throws std::invalid_argument for parts that do not fit each other.
+  explicit Shortlist(ShortlistParts parts);
 
-  std::size_t sources() const { return sources_; }
-  std::size_t vocab() const { return vocab_; }
-  /// SHA-256 of both tokenizers' files, hex.
-  const std::string& tokenizers() const { return tokenizers_; }
+  const ShortlistParts& parts() const { return parts_; }
   /// Mark in `allowed`, of V entries, what a source may use.
   void allow(const std::int32_t* source, std::size_t length, std::uint8_t* allowed) const;
 
  private:
-  std::size_t sources_ = 0, vocab_ = 0;
-  std::string tokenizers_;
-  std::vector<std::int64_t> offsets_;
-  std::vector<std::int32_t> always_, targets_;
+  ShortlistParts parts_;
 };
 
 /// The lists of a bundle, for one of its variants. Throws Error.
