@@ -36,6 +36,7 @@ class Talk:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.communicate(timeout=60)
+        assert kind or self._process.returncode == 0, f"the program ended with {self._process.returncode}"
 
     def send(self, value: Any) -> None:
         """A line, or bytes as they are."""

@@ -37,13 +37,13 @@ class Beam final : public Search {
       for (std::size_t n = 0; n < ranked_.size(); ++n) {
         const Candidate& one = ranked_[n];
         const bool ends = rules_.is_end(one.token);
-        if (n < beams_ && (ends || last)) collect(s, output(b, static_cast<std::size_t>(one.row), one.token, one.value, one.score));
+        if (n < beams_ && (ends || last)) collect(s, output(b, one));
         if (!ends && next_.size() < beams_) next_.push_back({one.value, one.score, one.row, one.token, 0});
       }
       if (next_.empty() && found_[s].empty()) {
         for (std::size_t row = 0; row < width_; ++row) {
           const std::size_t place = b * width_ + row;
-          if (alive(place)) collect(s, output(b, row, -1, values_[place], scores_[place]));
+          if (alive(place)) collect(s, stuck(b, row));
         }
       }
       if (!last && !next_.empty() && !stops(s, length)) go_on(b);
@@ -56,7 +56,7 @@ class Beam final : public Search {
     for (std::size_t row = 0; row < width_; ++row) {
       const std::size_t place = b * width_ + row;
       if (!alive(place)) continue;
-      if (full) best_of(ruled(scores, b, row));
+      if (full) best_of(ruled(scores, b, row), wanted_, best_);
       else best_listed(scores, b, place);
       const float* log_probs = full ? scores.log_probs.data() + place * vocab_ : nullptr;
       for (const Choice& choice : best_) {
@@ -91,33 +91,6 @@ class Beam final : public Search {
         best_.push_back({checked(ids[i]), values[i]});
       }
     }
-  }
-
-  /// The best tokens of a row of all.
-  void best_of(const Ruled& row) {
-    best_.clear();
-    const auto add = [this](const Choice& choice) {
-      if (best_.size() == wanted_) {
-        if (!better(choice, best_.front())) return;
-        std::pop_heap(best_.begin(), best_.end(), better);
-        best_.pop_back();
-      }
-      best_.push_back(choice);
-      std::push_heap(best_.begin(), best_.end(), better);
-    };
-    if (row.scores) {
-      float bar = forbidden;
-      for (std::size_t v = 0; v < row.count; ++v) {
-        if (!(row.scores[v] > bar)) continue;
-        add({static_cast<std::int32_t>(v), row.scores[v]});
-        if (best_.size() == wanted_) bar = best_.front().score;
-      }
-    } else {
-      for (const Choice& choice : *row.few) {
-        if (choice.score > forbidden) add(choice);
-      }
-    }
-    std::sort_heap(best_.begin(), best_.end(), better);
   }
 
   /// Count an output, and keep it if it is among the best; of equal ones the earlier.

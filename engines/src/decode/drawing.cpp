@@ -36,50 +36,44 @@ class Sampling final : public Search {
     const std::size_t s = sentence(b), place = b * width_ + row;
     Hypothesis& found = found_[s][static_cast<std::size_t>(sample)];
     const std::int64_t request = batch_.numbers.empty() ? sentences_[b] : batch_.numbers[s];
-    fill(scores, full, b, row);
     const std::int32_t token =
-        sampler_.draw(uniform(static_cast<std::uint64_t>(options_.seed), static_cast<std::uint64_t>(request),
+        sampler_.draw(full ? ruled(scores, b, row) : listed(scores, b, row),
+                      uniform(static_cast<std::uint64_t>(options_.seed), static_cast<std::uint64_t>(request),
                               static_cast<std::uint64_t>(sample), step()));
     if (token < 0) {
-      found = output(b, row, -1, values_[place], scores_[place]);
+      found = stuck(b, row);
       return;
     }
     const double sum = scores_[place] + static_cast<double>(plain(scores, full, place, token));
-    if (hooks_.on_step) said_.push_back({sum, sum, sentences_[b], static_cast<std::int32_t>(row), token, sample});
-    if (rules_.is_end(token) || rules_.longest(s) <= step() + 1) found = output(b, row, token, sum, sum);
+    const Candidate drawn{sum, sum, sentences_[b], static_cast<std::int32_t>(row), token, sample};
+    if (hooks_.on_step) said_.push_back(drawn);
+    if (rules_.is_end(token) || rules_.longest(s) <= step() + 1) found = output(b, drawn);
     else next_.push_back({sum, sum, static_cast<std::int32_t>(row), token, sample});
   }
 
-  /// Give the sampler what the rules leave of a row.
-  void fill(const Scores& scores, bool full, std::size_t b, std::size_t row) {
-    std::vector<Choice>& choices = sampler_.choices();
-    choices.clear();
-    if (full) {
-      const Ruled left = ruled(scores, b, row);
-      if (left.few) choices = *left.few;
-      for (std::size_t v = 0; left.scores && v < left.count; ++v) {
-        choices.push_back({static_cast<std::int32_t>(v), left.scores[v]});
-      }
-      return;
+  /// What the rules leave of a row that has only its best tokens.
+  Ruled listed(const Scores& scores, std::size_t b, std::size_t row) {
+    few_.clear();
+    const auto count = static_cast<std::size_t>(scores.best);
+    const std::size_t begin = (b * width_ + row) * count;
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      if (!rules_.forbids(scores.ids[i], sentence(b), step())) few_.push_back({scores.ids[i], scores.scores[i]});
     }
-    const auto listed = static_cast<std::size_t>(scores.best);
-    const std::size_t begin = (b * width_ + row) * listed;
-    for (std::size_t i = begin; i < begin + listed; ++i) {
-      if (!rules_.forbids(scores.ids[i], sentence(b), step())) choices.push_back({scores.ids[i], scores.scores[i]});
-    }
-    std::sort(choices.begin(), choices.end(), [](const Choice& x, const Choice& y) { return x.token < y.token; });
+    std::sort(few_.begin(), few_.end(), [](const Choice& x, const Choice& y) { return x.token < y.token; });
+    return {nullptr, few_.size(), &few_};
   }
 
   /// The log-probability of a token of a row.
   float plain(const Scores& scores, bool full, std::size_t place, std::int32_t token) const {
     if (full) return scores.log_probs[place * vocab_ + static_cast<std::size_t>(token)];
-    const auto listed = static_cast<std::size_t>(scores.best);
-    const auto ids = scores.ids.begin() + static_cast<std::ptrdiff_t>(place * listed);
-    const auto found = std::find(ids, ids + static_cast<std::ptrdiff_t>(listed), checked(token));
-    return scores.scores[place * listed + static_cast<std::size_t>(found - ids)];
+    const auto count = static_cast<std::size_t>(scores.best);
+    const auto ids = scores.ids.begin() + static_cast<std::ptrdiff_t>(place * count);
+    const auto found = std::find(ids, ids + scores.best, checked(token));
+    return scores.scores[place * count + static_cast<std::size_t>(found - ids)];
   }
 
   Sampler sampler_;
+  std::vector<Choice> few_;
   std::vector<std::vector<Hypothesis>> found_;
 };
 

@@ -19,6 +19,40 @@ std::vector<std::int32_t> ordered(std::vector<std::int32_t> ids) {
 
 }  // namespace
 
+void best_of(const Ruled& row, std::size_t count, std::vector<Choice>& best) {
+  best.clear();
+  const auto add = [&](const Choice& choice) {
+    if (best.size() == count) {
+      if (!better(choice, best.front())) return;
+      std::pop_heap(best.begin(), best.end(), better);
+      best.pop_back();
+    }
+    best.push_back(choice);
+    std::push_heap(best.begin(), best.end(), better);
+  };
+  float bar = forbidden;
+  const auto scan = [&](std::size_t begin, std::size_t end) {
+    for (std::size_t v = begin; v < end; ++v) {
+      if (!(row.scores[v] > bar)) continue;
+      add({static_cast<std::int32_t>(v), row.scores[v]});
+      if (best.size() == count) bar = best.front().score;
+    }
+  };
+  constexpr std::size_t block = 64;
+  std::size_t begin = 0;
+  for (; row.scores && begin + block <= row.count; begin += block) {
+    // Compilers make this quick; most blocks have nothing that is better.
+    unsigned above = 0;
+    for (std::size_t v = begin; v < begin + block; ++v) above |= static_cast<unsigned>(row.scores[v] > bar);
+    if (above) scan(begin, begin + block);
+  }
+  if (row.scores) scan(begin, row.count);
+  for (std::size_t i = 0; row.few && i < row.count; ++i) {
+    if ((*row.few)[i].score > forbidden) add((*row.few)[i]);
+  }
+  std::sort_heap(best.begin(), best.end(), better);
+}
+
 Rules::Rules(const DecodeOptions& options, std::vector<std::int32_t> end_ids, std::int64_t positions,
              const std::vector<std::int32_t>& src_lengths, const std::vector<std::vector<std::int32_t>>& prefixes,
              const Trie* allowed)

@@ -28,6 +28,9 @@ struct Ruled {
   const std::vector<Choice>* few = nullptr;
 };
 
+/// The best `count` tokens of a row that are not forbidden, best first; all that there are, if there are fewer.
+void best_of(const Ruled& row, std::size_t count, std::vector<Choice>& best);
+
 /// The options of a batch that concern single tokens. Sentences are named by their index in the batch.
 class Rules {
  public:

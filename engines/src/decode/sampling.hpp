@@ -17,19 +17,17 @@ class Sampler {
  public:
   explicit Sampler(const DecodeOptions& options) : options_(options) {}
 
-  /// The tokens to draw from, in the order of their ids.
-  std::vector<Choice>& choices() { return choices_; }
-  /// A token of `choices`, by a number from `uniform`; -1 where all are forbidden. Changes them.
-  std::int32_t draw(double u);
+  /// A token of a row, by a number from `uniform`; -1 where all are forbidden.
+  std::int32_t draw(const Ruled& row, double u);
 
  private:
-  void keep_best();
+  void choose_from(const Ruled& row);
   void keep_nucleus();
 
   const DecodeOptions& options_;
-  std::vector<Choice> choices_;
+  std::vector<Choice> choices_;      ///< that are not forbidden, in the order of their ids
   std::vector<double> x_, weights_;  ///< of each choice
-  std::vector<std::size_t> order_;
+  std::vector<Choice> heap_;
   std::vector<char> inside_;
 };
 

@@ -122,14 +122,24 @@ void Search::keep() {
   history_.add(parents_, tokens_);
 }
 
-Hypothesis Search::output(std::size_t b, std::size_t row, std::int32_t token, double value, double score) const {
+Hypothesis Search::output(std::size_t b, const Candidate& last) const {
   Hypothesis output;
-  output.score = score;
-  output.value = value;
-  history_.written(b * width_ + row, output.ids);
-  output.finished = token >= 0 && rules_.is_end(token);
-  if (output.finished) output.end_id = token;
-  else if (token >= 0) output.ids.push_back(token);
+  output.score = last.score;
+  output.value = last.value;
+  history_.written(b * width_ + static_cast<std::size_t>(last.row), output.ids);
+  output.finished = rules_.is_end(last.token);
+  if (output.finished) output.end_id = last.token;
+  else output.ids.push_back(last.token);
+  describe(output, b, static_cast<std::size_t>(last.row));
+  return output;
+}
+
+Hypothesis Search::stuck(std::size_t b, std::size_t row) const {
+  const std::size_t place = b * width_ + row;
+  Hypothesis output;
+  output.score = scores_[place];
+  output.value = values_[place];
+  history_.written(place, output.ids);
   describe(output, b, row);
   return output;
 }

@@ -48,8 +48,10 @@ class Search {
   /// What the rules leave of a row of all log-probabilities.
   Ruled ruled(const Scores& scores, std::size_t b, std::size_t row);
   std::int32_t checked(std::int32_t token) const;
-  /// The output of a row of sentence b, whose last token is `token`; -1: none.
-  Hypothesis output(std::size_t b, std::size_t row, std::int32_t token, double value, double score) const;
+  /// The output of sentence b whose last token is an end token, or cut off by a limit.
+  Hypothesis output(std::size_t b, const Candidate& last) const;
+  /// The output of a row that no token may follow.
+  Hypothesis stuck(std::size_t b, std::size_t row) const;
   /// Let a sentence go on with the rows in `next_`.
   void go_on(std::size_t b);
 
