@@ -4,6 +4,7 @@
 #include <new>
 
 #include "errors.hpp"
+#include "text/unicode.hpp"
 #include "tformer/tformer.h"
 #include "translator.hpp"
 
@@ -30,9 +31,13 @@ namespace {
 
 thread_local std::string last_message;
 
+/// Keeps a message: one line of UTF-8, whatever a damaged file has put into it.
 tformer_status failed(Status status, const char* message) noexcept {
   try {
-    last_message = message;
+    last_message = tformer::utf8_replaced(message);
+    for (char& letter : last_message) {
+      if (static_cast<unsigned char>(letter) < 0x20) letter = ' ';
+    }
   } catch (const std::bad_alloc&) {
     last_message.clear();
   }

@@ -146,6 +146,10 @@ std::string Bundle::chosen(const std::string& name) const {
   return name;
 }
 
+fs::path Bundle::folder(const std::string& variant) const {
+  return variant.empty() ? directory_ : directory_ / variant;
+}
+
 fs::path Bundle::graph(const std::string& name, const std::string& variant) const {
   return directory_ / in_folder(variant, name + ".onnx");
 }
@@ -176,7 +180,7 @@ void Bundle::require_kinds(const std::string& variant) const {
   const Recipe& own = recipe(variant);
   const Json& description = part(variant);
   if (!description.contains("graphs")) return;
-  const std::string where = (directory_ / variant).string();
+  const std::string where = folder(variant).string();
   for (const std::string& name : graphs_of(own)) {
     if (!description["graphs"].contains(name)) continue;  // older bundles have fewer
     const Json& theirs = description["graphs"][name];

@@ -26,6 +26,8 @@ class Bundle {
   const Recipe& recipe(const std::string& variant) const { return recipes_.at(variant); }
   /// A name as a user gives it to the variant that runs: none is the default, `fp32` the standard graphs. Throws Error.
   std::string chosen(const std::string& name) const;
+  /// Where the graphs of a variant lie.
+  std::filesystem::path folder(const std::string& variant) const;
   /// The ONNX file of a graph.
   std::filesystem::path graph(const std::string& name, const std::string& variant) const;
   /// Whether a variant has a graph that older bundles lack.

@@ -189,7 +189,7 @@ void Graphs::run(Which which, Feed& feed) const {
     const bool memory = said.find("alloc") != std::string::npos;
     throw Error(memory ? Status::no_memory : Status::engine,
                 "onnxruntime " + onnxruntime_version() + " stopped in " +
-                    (bundle_->directory() / variant_).string() + ": " + said + ": " +
+                    bundle_->folder(variant_).string() + ": " + said + ": " +
                     (memory ? "use smaller batches" : "export the bundle again if tformer check fails too"));
   }
 }
