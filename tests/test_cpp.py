@@ -375,13 +375,7 @@ DAMAGE: dict[str, Change] = {
     "short weights": lambda folder: (folder / "weights.data").write_bytes(b"short"),
 }
 OWN_WORDS = {
-    "no JSON",
-    "a list",
-    "nested",
-    "not UTF-8",
-    "version of text",
-    "no model",
-    "text for a number",
+    *("no JSON", "a list", "nested", "not UTF-8", "version of text", "no model", "text for a number"),
     "newer kind",
 }
 """Damage that both have words of their own for: of their JSON libraries and schemas, or of the kinds that they run."""
@@ -433,6 +427,15 @@ def test_the_small_examples_run(example: str) -> None:
 def test_an_installed_library_is_found_by_cmake_and_pkg_config(tmp_path: Path) -> None:
     prefix, project = tmp_path / "prefix", tmp_path / "project"
     subprocess.run(["cmake", "--install", built(), "--prefix", prefix], check=True, capture_output=True)
+    shipped = tmp_path / "shipped"  # libraries beside the program, as docs/cpp.md says; nothing in the environment
+    shipped.mkdir()
+    shutil.copy(prefix / "bin" / "tformer-cpp", shipped)
+    shutil.copy(next(prefix.rglob("libtformer.so.0")), shipped)
+    shutil.copy(onnxruntime(), shipped / "libonnxruntime.so.1")
+    alone = subprocess.run(
+        [shipped / "tformer-cpp", "translate", BUNDLES / "v1"], input=b"7 7\n", env={}, capture_output=True
+    )
+    assert (alone.returncode, alone.stdout) == (0, b"7 7\n"), alone.stderr
     project.mkdir()
     shutil.copy(ROOT / "engines/examples/minimal.cpp", project)
     (project / "CMakeLists.txt").write_text(
