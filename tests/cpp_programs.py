@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 def program(name: str) -> Path:
     """A program of the C++ build; skips where it was not built."""
-    build = Path(os.environ.get("TFORMER_CPP_BUILD", ROOT / ".cache" / "cpp" / "build"))
+    build = Path(os.environ.get("TFORMER_CPP_BUILD", ROOT / "engines" / "build"))
     path = build / "tests" / name
     if not path.is_file():
         pytest.skip(f"{path} was not built: make cpp")
