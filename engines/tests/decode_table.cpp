@@ -1,6 +1,6 @@
-// A search over a table, for tests/test_cpp_decoding.py: decode_table. A case is a line of JSON. The search asks for the
-// rows of the table that it needs by lines {"source": ids, "output": ids}; the answer is float32: V log-probabilities,
-// then the attention to each source token. The last line of a case is what was found. float64 are shown as their bits.
+// A search over a table, for tests/test_cpp_decoding.py. A case is a line of JSON. The search asks for the rows of the
+// table that it needs by lines {"source": ids, "output": ids}; the answer is float32: V log-probabilities, then the
+// attention to each source token. The last line of a case is what was found. float64 are shown as their bits.
 #include <cstring>
 #include <iostream>
 #include <map>
@@ -64,7 +64,8 @@ class TableEngine final : public tformer::Engine {
     require(tokens.size() == state.outputs.size(), "one token a row");
     asked.push_back(full);
     const auto vocab = static_cast<std::size_t>(model_.tgt_vocab);
-    const auto k = std::max<std::size_t>(1, static_cast<std::size_t>(best(static_cast<std::int64_t>(state.rows), state)));
+    const auto beams = static_cast<std::int64_t>(state.rows);
+    const auto k = static_cast<std::size_t>(std::max<std::int64_t>(1, best(beams, state)));
     scores.best = static_cast<std::int64_t>(k);
     scores.ids.clear();
     scores.scores.clear();

@@ -11,7 +11,8 @@ namespace tformer {
 namespace {
 
 void stop_if(const std::atomic<bool>* cancel) {
-  if (cancel && cancel->load(std::memory_order_relaxed)) throw Error(Status::cancelled, "the translation was cancelled");
+  if (!cancel || !cancel->load(std::memory_order_relaxed)) return;
+  throw Error(Status::cancelled, "the translation was cancelled");
 }
 
 void check_targets(const Engine& engine, const std::vector<std::vector<std::int32_t>>& targets) {

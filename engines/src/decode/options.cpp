@@ -109,7 +109,8 @@ double number(const DecodeOptions& options, const char* name) {
 }
 
 void check_choice(const std::string& name, const std::string& value, const std::vector<std::string>& valid) {
-  if (std::find(valid.begin(), valid.end(), value) == valid.end()) throw Error(Status::usage, unknown(name, value, valid));
+  if (std::find(valid.begin(), valid.end(), value) != valid.end()) return;
+  throw Error(Status::usage, unknown(name, value, valid));
 }
 
 void check_ranges(const DecodeOptions& options) {
@@ -189,7 +190,8 @@ void DecodeOptions::check() const {
   const DecodeOptions usual;
   for (const std::string& name : sampling ? of_search : of_sampling) {
     const std::string value = shown(usual, *find(name));
-    require(*this, name, shown(*this, *find(name)) == value, value + (sampling ? " with sampling" : " without sampling"));
+    const std::string rule = value + (sampling ? " with sampling" : " without sampling");
+    require(*this, name, shown(*this, *find(name)) == value, rule);
   }
   if (stop != "count") require(*this, "patience", patience == 1, "1 unless stop is 'count'");
 }
@@ -221,8 +223,8 @@ json option_value(const std::string& name, const std::string& text) {
     std::int64_t value = 0;
     const std::size_t sign = part.substr(0, 1) == "+" ? 1 : 0;
     const auto [end, problem] = std::from_chars(part.data() + sign, part.data() + part.size(), value);
-    if (problem != std::errc() || end != part.data() + part.size()) throw Error(Status::usage, where + "a whole number");
-    return value;
+    if (problem == std::errc() && end == part.data() + part.size()) return value;
+    throw Error(Status::usage, where + "a whole number");
   };
   if (std::holds_alternative<std::int64_t DecodeOptions::*>(field.member)) return whole(text);
   if (std::holds_alternative<std::string DecodeOptions::*>(field.member)) return text;

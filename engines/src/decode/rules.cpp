@@ -122,7 +122,9 @@ Ruled Rules::apply(const float* log_probs, std::size_t vocab, const std::vector<
   }
   const bool early = step + 1 < shortest_[sentence];
   const bool repeats = options_.repetition_penalty != 1 && step > 0;
-  if (!repeats && banned_.empty() && !early && !options_.no_repeat_ngram && !allowed_) return {log_probs, vocab, nullptr};
+  if (!repeats && banned_.empty() && !early && !options_.no_repeat_ngram && !allowed_) {
+    return {log_probs, vocab, nullptr};
+  }
 
   row_.assign(log_probs, log_probs + vocab);
   if (repeats) {

@@ -44,7 +44,10 @@ std::size_t word_end(const std::u32string& text, std::size_t start) {
 class ByteBpe final : public Tokenizer {
  public:
   ByteBpe(BpeFile file, Specials special, bool space)
-      : Tokenizer(std::move(special)), entries_(std::move(file.entries), specials), merges_(file.merges), space_(space) {}
+      : Tokenizer(std::move(special)),
+        entries_(std::move(file.entries), specials),
+        merges_(file.merges),
+        space_(space) {}
 
   std::int32_t size() const override { return entries_.size(); }
 

@@ -92,7 +92,9 @@ class PieceList final : public Tokenizer {
       else bytes += static_cast<char>(static_cast<unsigned char>(byte));
     }
     std::string text = utf8_replaced(bytes);
-    for (std::size_t i = 0; (i = text.find(space_mark, i)) != std::string::npos; ++i) text.replace(i, space_mark.size(), " ");
+    for (std::size_t i = 0; (i = text.find(space_mark, i)) != std::string::npos; ++i) {
+      text.replace(i, space_mark.size(), " ");
+    }
     const std::size_t first = text.find_first_not_of(' ');
     return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(' ') + 1 - first);
   }
