@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -11,13 +10,12 @@ from typing import Any, Self
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from .cpp_library import built
 
 
 def program(name: str) -> Path:
-    """A program of the C++ build; skips where it was not built."""
-    build = Path(os.environ.get("TFORMER_CPP_BUILD", ROOT / "engines" / "build"))
-    path = build / "tests" / name
+    """A program of the C++ build; skips where that cannot be made."""
+    path = built() / "tests" / name
     if not path.is_file():
         pytest.skip(f"{path} was not built: make cpp")
     return path

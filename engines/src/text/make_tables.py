@@ -1,11 +1,10 @@
-"""Write `unicode_tables.inc`: what this Python knows of characters, for the C++ tokenizers. Run it in this folder."""
+"""What this Python knows of characters, for the C++ tokenizers: python3 make_tables.py > unicode_tables.inc"""
 
 from __future__ import annotations
 
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 EVERY = [chr(i) for i in range(sys.maxunicode + 1) if not 0xD800 <= i < 0xE000]
 
@@ -53,7 +52,7 @@ def table(kind: str, name: str, rows: Sequence[tuple[int, ...]]) -> str:
 
 
 def main() -> None:
-    """Write the file. Of all characters, only U+0130 has a lower case of more than one."""
+    """Print the file. Of all characters, only U+0130 has a lower case of more than one."""
     if [c for c in EVERY if len(c.lower()) > 1] != ["\u0130"]:
         raise SystemExit("another character has a lower case of several: unicode.cpp does not know it")
     parts = [
@@ -64,7 +63,7 @@ def main() -> None:
         table("Range", "ignorable", ranges(is_ignorable)),
         table("Lower", "lowers", lower_ranges()),
     ]
-    Path("unicode_tables.inc").write_text("".join(parts), encoding="utf-8")
+    sys.stdout.write("".join(parts))
 
 
 if __name__ == "__main__":
