@@ -2,32 +2,33 @@
 
 #include <map>
 #include <mutex>
-#include <regex>
 #include <stdexcept>
 
 #include "bundle/schema_text.hpp"
+#include "text/regex.hpp"
 
 namespace tformer {
 namespace {
 
 using Json = nlohmann::json;
-constexpr std::size_t longest_matched = 4096;  // bytes; no name is longer, and std::regex takes stack for each
+constexpr std::size_t longest_matched = 4096;  // bytes; no name is longer
 
 /// An expression of the schema. JSON that was parsed has no half characters, so what excludes those is left out.
-const std::regex& expression(std::string pattern) {
-  static std::map<std::string, std::regex> known;
+const Regex& expression(const std::string& pattern) {
+  static std::map<std::string, Regex> known;
   static std::mutex lock;
   const std::lock_guard<std::mutex> held(lock);
   const auto found = known.find(pattern);
   if (found != known.end()) return found->second;
-  const std::string key = pattern;
+  std::string read = pattern;
   static const std::string halves = "\\ud800-\\udfff";
-  for (std::size_t at; (at = pattern.find(halves)) != std::string::npos;) pattern.erase(at, halves.size());
-  return known.emplace(key, std::regex(pattern, std::regex::ECMAScript | std::regex::optimize)).first->second;
+  for (std::size_t at; (at = read.find(halves)) != std::string::npos;) read.erase(at, halves.size());
+  if (!read.empty() && read.back() == '$') read.replace(read.size() - 1, 1, "\\z");  // not before a line feed
+  return known.emplace(pattern, read).first->second;
 }
 
 bool matches(const std::string& text, const std::string& pattern) {
-  return text.size() <= longest_matched && std::regex_search(text, expression(pattern));
+  return text.size() <= longest_matched && !expression(pattern).find_all(text).empty();
 }
 
 bool has_type(const Json& value, const std::string& type) {
