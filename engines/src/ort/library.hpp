@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 namespace tformer {
 
@@ -27,7 +28,9 @@ std::string reason(const std::string& said);
 /// Whether the processor sums products of bytes in 32 bits.
 bool has_vnni();
 
-/// Throws Error for a graph that branches or loops, which need not end, or a file that is no graph.
+/// Throws Error for a graph that branches or loops, which need not end, std::invalid_argument for what is no graph.
 void require_no_control_flow(const std::filesystem::path& graph);
+/// The same for a file's content; `name` is for the message.
+void require_no_control_flow(std::string_view content, const std::string& name);
 
 }  // namespace tformer

@@ -71,22 +71,26 @@ void fields(std::string_view data, const Each& each) {
 }  // namespace
 
 void require_no_control_flow(const std::filesystem::path& graph) {
+  const Mapped file(graph);
+  require_no_control_flow(file.view(), graph.string());
+}
+
+void require_no_control_flow(std::string_view content, const std::string& graph) {
   constexpr std::uint64_t graph_field = 7, functions_field = 25, node_field = 1, operator_field = 4;
   const auto refuse = [&graph](std::string_view name) {
-    throw Error(Status::bundle, graph.string() + " has " + std::string(name) +
+    throw Error(Status::bundle, graph + " has " + std::string(name) +
                                     ", which tformer never exports: get another bundle");
   };
-  const auto node = [&refuse](std::uint64_t field, std::string_view content) {
+  const auto node = [&refuse](std::uint64_t field, std::string_view value) {
     if (field != operator_field) return;
     for (const char* name : {"If", "Loop", "Scan", "SequenceMap"}) {
-      if (content == name) refuse(content);
+      if (value == name) refuse(value);
     }
   };
-  const Mapped file(graph);
-  fields(file.view(), [&](std::uint64_t field, std::string_view content) {
+  fields(content, [&](std::uint64_t field, std::string_view value) {
     if (field == functions_field) refuse("functions of its own");
     if (field != graph_field) return;
-    fields(content, [&](std::uint64_t inner, std::string_view part) {
+    fields(value, [&](std::uint64_t inner, std::string_view part) {
       if (inner == node_field) fields(part, node);
     });
   });
