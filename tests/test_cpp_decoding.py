@@ -275,7 +275,7 @@ def test_settings_of_the_command_line(table: Talk) -> None:
         ("beams", "4", 4),
         ("max_ratio", "1.5", 1.5),
         ("align", "True", True),
-        ("end_ids", "3,4", [3, 4]),
+        ("end_ids", "3, 4", [3, 4]),
         ("stop", "exact", "exact"),
         ("seed", "+7", 7),
     ]:
@@ -284,7 +284,7 @@ def test_settings_of_the_command_line(table: Talk) -> None:
         ("beams", "4.0", "decoding.beams=4.0: must be a whole number"),
         ("align", "1", "decoding.align=1: must be true or false"),
         ("top_p", "", "decoding.top_p=: must be a number"),
-        ("end_ids", "3,", "decoding.end_ids=3,: must be a whole number"),
+        ("end_ids", "3,", "decoding.end_ids=: must be a whole number"),
         ("beam", "4", "unknown key of [decoding] 'beam': did you mean 'beams'? valid: "),
     ]:
         said = table.ask({"setting": [name, text]})

@@ -216,35 +216,42 @@ DecodeOptions options_of(const json& values) {
   return options;
 }
 
+namespace {
+
+/// A number of a text, which may have white space around it.
+template <typename Number>
+Number parsed(const std::string& where, const std::string& text, const char* rule) {
+  constexpr const char* space = " \t\n\v\f\r";
+  std::size_t first = std::min(text.find_first_not_of(space), text.size());
+  const std::size_t last = text.find_last_not_of(space);
+  if (text.compare(first, 1, "+") == 0 && text.compare(first + 1, 1, "-") != 0) ++first;
+  const char* const begin = text.data() + first;
+  const char* const stop = last == std::string::npos ? begin : text.data() + last + 1;
+  Number value = 0;
+  const auto [end, problem] = std::from_chars(begin, stop, value);
+  if (problem == std::errc() && end == stop) return value;
+  throw Error(Status::usage, where + "=" + text.substr(0, 60) + ": must be " + rule);
+}
+
+}  // namespace
+
 json option_value(const std::string& name, const std::string& text) {
   const Field& field = field_of(name);
-  const std::string where = "decoding." + name + "=" + text.substr(0, 60) + ": must be ";
-  const auto whole = [&](std::string_view part) {
-    std::int64_t value = 0;
-    const std::size_t sign = part.substr(0, 1) == "+" ? 1 : 0;
-    const auto [end, problem] = std::from_chars(part.data() + sign, part.data() + part.size(), value);
-    if (problem == std::errc() && end == part.data() + part.size()) return value;
-    throw Error(Status::usage, where + "a whole number");
-  };
+  const std::string where = "decoding." + name;
+  const auto whole = [&](const std::string& part) { return parsed<std::int64_t>(where, part, "a whole number"); };
   if (std::holds_alternative<std::int64_t DecodeOptions::*>(field.member)) return whole(text);
+  if (std::holds_alternative<double DecodeOptions::*>(field.member)) return parsed<double>(where, text, "a number");
   if (std::holds_alternative<std::string DecodeOptions::*>(field.member)) return text;
   if (std::holds_alternative<bool DecodeOptions::*>(field.member)) {
     std::string low = text;
     std::transform(low.begin(), low.end(), low.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
-    if (low != "true" && low != "false") throw Error(Status::usage, where + "true or false");
-    return low == "true";
-  }
-  if (std::holds_alternative<double DecodeOptions::*>(field.member)) {
-    double value = 0;
-    const std::size_t sign = text.compare(0, 1, "+") == 0 ? 1 : 0;
-    const auto [end, problem] = std::from_chars(text.data() + sign, text.data() + text.size(), value);
-    if (problem != std::errc() || end != text.data() + text.size()) throw Error(Status::usage, where + "a number");
-    return value;
+    if (low == "true" || low == "false") return low == "true";
+    throw Error(Status::usage, where + "=" + text.substr(0, 60) + ": must be true or false");
   }
   json ids = json::array();
   for (std::size_t start = 0; start <= text.size();) {
     const std::size_t end = std::min(text.find(',', start), text.size());
-    ids.push_back(whole(std::string_view(text).substr(start, end - start)));
+    ids.push_back(whole(text.substr(start, end - start)));
     start = end + 1;
   }
   return ids;
