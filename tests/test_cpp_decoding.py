@@ -193,6 +193,28 @@ def test_what_is_no_number_is_an_error_that_names_the_request(table: Talk, numbe
         assert in_cpp(table, engine, {**case, "strict": True}) == {"error": str(error.value), "status": 6}
 
 
+def test_a_search_that_is_cancelled_takes_no_further_step(table: Talk) -> None:
+    case = {"sources": [(4,), (5, 6)], "numbers": [], "prefixes": []}
+    for options in ({"min_tokens": 6}, {"sampling": True, "min_tokens": 6}):
+        asked: list[Tokens] = []
+        engine = CountingEngine(asked)
+        said = in_cpp(table, engine, {**case, "options": options, "steps": 3})
+        assert said == {"error": "the translation was cancelled", "status": 8}
+        assert {len(output) for output in asked} == {0, 1, 2}
+
+
+class CountingEngine(TableEngine):
+    """Notes which outputs it is asked for."""
+
+    def __init__(self, asked: list[Tokens]) -> None:
+        super().__init__(1)
+        self.outputs = asked
+
+    def log_probs(self, source: Tokens, output: Tokens) -> Any:
+        self.outputs.append(output)
+        return super().log_probs(source, output)
+
+
 REFUSED: list[tuple[dict[str, Any], Tokens]] = [
     ({"suppress": (VOCAB,)}, ()),
     ({"end_ids": (-1,)}, ()),
@@ -246,6 +268,8 @@ BAD: list[dict[str, Any]] = [
     {"beams": 2.0},
     {"align": 1},
     {"stop": 1},
+    {"beams": 1 << 63},
+    {"sampling": True, "seed": 1 << 63},
 ]
 
 

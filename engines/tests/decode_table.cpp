@@ -178,17 +178,21 @@ json answer(const json& given) {
     return {{"scores", all}};
   }
   json steps = json::array();
+  std::atomic<bool> cancel = false;
+  const std::size_t last = given.value("steps", std::size_t{0});  // the caller wants no more; 0: all
   tformer::Hooks hooks;
+  hooks.cancel = &cancel;
   hooks.strict = given.at("strict");
   const tformer::Trie allowed(given.at("allowed").is_null() ? std::vector<Ids>{}
                                                             : given["allowed"].get<std::vector<Ids>>());
   if (!given.at("allowed").is_null()) hooks.allowed = &allowed;
-  hooks.on_step = [&steps](const std::vector<tformer::Candidate>& found) {
+  hooks.on_step = [&](const std::vector<tformer::Candidate>& found) {
     json step = json::array();
     for (const auto& one : found) {
       step.push_back({one.sentence, one.row, one.token, bits(one.value), bits(one.score), one.rank});
     }
     steps.push_back(step);
+    if (steps.size() == last) cancel = true;
   };
   const json found = shown(tformer::decode(engine, batch, options, hooks));
   return {{"found", found}, {"steps", steps}, {"asked", engine.asked}};

@@ -156,7 +156,8 @@ void set(DecodeOptions& options, const Field& field, const json& value) {
           if (!value.is_number_integer()) wrong("of type int");
           if (value.is_number_unsigned() &&
               value.get<std::uint64_t>() > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
-            wrong("less than 9223372036854775808");
+            const bool is_seed = field.name == std::string_view("seed");
+            wrong(is_seed ? "at least 0 and less than 9223372036854775808" : "less than " + std::to_string(most));
           }
           options.*member = value.get<std::int64_t>();
         } else {
