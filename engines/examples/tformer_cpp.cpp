@@ -190,9 +190,12 @@ std::vector<std::string> begins_of(const std::vector<std::string>& prefixes, con
 
 int translate(CommandLine line) {
   Windows windows(line.stream ? 1 : line.batch_tokens * window_bytes, line.max_line_bytes);
-  const std::vector<std::string> prefixes = line.prefix_file ? read_lines(*line.prefix_file) : std::vector<std::string>{};
-  const std::vector<std::string> allowed = line.allowed_file ? read_lines(*line.allowed_file) : std::vector<std::string>{};
-  if (line.allowed_file && allowed.empty()) throw Failed(*line.allowed_file + " has no line: give each output that is allowed");
+  std::vector<std::string> prefixes, allowed;
+  if (line.prefix_file) prefixes = read_lines(*line.prefix_file);
+  if (line.allowed_file) allowed = read_lines(*line.allowed_file);
+  if (line.allowed_file && allowed.empty()) {
+    throw Failed(*line.allowed_file + " has no line: give each output that is allowed");
+  }
   std::vector<std::string> lines = windows.next();
   const bool enough = static_cast<long>(lines.size()) >= lines_each * cores();
   const std::string workers = std::to_string(line.workers ? line.workers : enough ? cores() : 1);

@@ -131,7 +131,8 @@ tformer_status tformer_model_open(const char* folder, const tformer_options* opt
     *model = nullptr;
     require(folder, "folder");
     auto opened = std::make_unique<tformer_model>();
-    opened->open = std::make_shared<const tformer::OpenModel>(folder, options ? options->settings : tformer::Settings());
+    const tformer::Settings settings = options ? options->settings : tformer::Settings();
+    opened->open = std::make_shared<const tformer::OpenModel>(folder, settings);
     *model = opened.release();
   });
 }

@@ -18,6 +18,8 @@ Number number_at(std::string_view content, std::size_t place) {
   return value;
 }
 
+std::size_t short_at(std::string_view content, std::size_t place) { return number_at<std::uint16_t>(content, place); }
+
 std::string_view part(std::string_view content, std::size_t place, std::size_t size) {
   if (place > content.size() || content.size() - place < size) refuse("it ends too soon");
   return content.substr(place, size);
@@ -78,12 +80,12 @@ std::map<std::string, NpyArray> read_npz(std::string_view content) {
   for (std::size_t i = number_at<std::uint16_t>(content, end + 10); i > 0; --i) {
     if (part(content, at, 4) != "PK\x01\x02") refuse("its directory is damaged");
     if (number_at<std::uint16_t>(content, at + 10) != 0) refuse("it is compressed");
-    const std::size_t size = number_at<std::uint32_t>(content, at + 24), place = number_at<std::uint32_t>(content, at + 42);
-    const std::size_t name_size = number_at<std::uint16_t>(content, at + 28);
+    const std::size_t size = number_at<std::uint32_t>(content, at + 24);
+    const std::size_t place = number_at<std::uint32_t>(content, at + 42), name_size = short_at(content, at + 28);
     const std::string_view name = part(content, at + entry_size, name_size);
-    const std::size_t skipped = number_at<std::uint16_t>(content, place + 26) + number_at<std::uint16_t>(content, place + 28);
-    arrays[std::string(name.substr(0, name.rfind(".npy")))] = read_npy(part(content, place + local_size + skipped, size));
-    at += entry_size + name_size + number_at<std::uint16_t>(content, at + 30) + number_at<std::uint16_t>(content, at + 32);
+    const std::size_t skipped = local_size + short_at(content, place + 26) + short_at(content, place + 28);
+    arrays[std::string(name.substr(0, name.rfind(".npy")))] = read_npy(part(content, place + skipped, size));
+    at += entry_size + name_size + short_at(content, at + 30) + short_at(content, at + 32);
   }
   return arrays;
 }

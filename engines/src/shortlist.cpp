@@ -55,7 +55,8 @@ ShortlistParts unpacked(const std::string& content) {
   const std::size_t every = number_at<std::uint32_t>(content, 28);
   const std::uint64_t own = number_at<std::uint64_t>(content, 32);
   parts.tokenizers = hex(content.substr(40, 2 * digest_bytes));
-  const std::uint64_t expected = header_size + 8 * (std::uint64_t{parts.sources} + 1) + 4 * std::uint64_t{every} + 4 * own;
+  const std::uint64_t sources = parts.sources, tokens = every + own;
+  const std::uint64_t expected = header_size + 8 * (sources + 1) + 4 * tokens;
   if (own > most_bytes || content.size() != expected) {
     throw std::invalid_argument("it has " + std::to_string(content.size()) + " bytes, not " + std::to_string(expected));
   }

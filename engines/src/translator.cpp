@@ -252,7 +252,8 @@ Results Translator::stream(std::string_view line, std::string_view prefix, std::
   };
   Results results;
   try {
-    const std::vector<std::string_view> prefixes = prefix.empty() ? std::vector<std::string_view>{} : std::vector{prefix};
+    std::vector<std::string_view> prefixes;
+    if (!prefix.empty()) prefixes.push_back(prefix);
     results = translate({line}, prefixes, number);
   } catch (...) {
     on_step = others;

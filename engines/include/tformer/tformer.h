@@ -1,4 +1,4 @@
-/* libtformer: runs the bundles of tformer-deploy. Text in, translations out, token for token what the Python package gives.
+/* libtformer: runs the bundles of tformer-deploy. Text in, translations out, token for token what Python gives.
  *
  *   tformer_options *options = tformer_options_new();
  *   tformer_options_set(options, "beams", "5");
@@ -148,8 +148,8 @@ TFORMER_API void tformer_on_step(tformer_translator *translator, tformer_step_ca
 /* Stop the call that another thread makes, before its next step. A call that begins later is not stopped. */
 TFORMER_API void tformer_cancel(tformer_translator *translator);
 
-/* Translate lines. An empty line gives an empty output. `prefixes`: how each output begins, or null. `first`: the number
- * of the first line among all, which messages name and draws depend on.
+/* Translate lines. An empty line gives an empty output. `prefixes`: how each output begins, or null. `first`: number of
+ * the first line among all, which messages name and draws depend on.
  *
  * Where a line is bad, the status says so and `results` has those of all lines before it. `results` is null only where
  * there is nothing at all. */
@@ -164,8 +164,8 @@ TFORMER_API tformer_status tformer_generate(tformer_translator *translator, cons
 TFORMER_API tformer_status tformer_stream(tformer_translator *translator, tformer_text line, tformer_text prefix,
                                           uint64_t number, tformer_text_callback write, void *user,
                                           tformer_results **results);
-/* The log-probability of every token of each target, end token included, given its source. `ids` and `score` of output 0
- * of each line are the target's and their sum; tformer_results_scores has them one by one. */
+/* The log-probability of every token of each target, end token included, given its source. `ids` and `score` of
+ * output 0 of each line are the target's and their sum; tformer_results_scores has them one by one. */
 TFORMER_API tformer_status tformer_score(tformer_translator *translator, const tformer_text *sources,
                                          const tformer_text *targets, size_t count, uint64_t first,
                                          tformer_results **results);

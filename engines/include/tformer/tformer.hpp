@@ -140,8 +140,9 @@ class Translator {
     if (!prefixes.empty() && prefixes.size() != lines.size()) throw std::invalid_argument("give one prefix a line");
     const std::vector<tformer_text> from = detail::texts(lines), begins = detail::texts(prefixes);
     tformer_results* results = nullptr;
-    const tformer_status status = tformer_translate(translator_.get(), from.data(), begins.empty() ? nullptr : begins.data(),
-                                                    from.size(), first, &results);
+    const tformer_text* begin = begins.empty() ? nullptr : begins.data();
+    const tformer_status status =
+        tformer_translate(translator_.get(), from.data(), begin, from.size(), first, &results);
     const detail::Owned<tformer_results> freed(results);
     found = detail::outputs(results);
     return status;

@@ -64,7 +64,9 @@ std::vector<TensorSpec> stated(const Json& tensors) {
   std::vector<TensorSpec> specs;
   for (const Json& each : tensors) {
     TensorSpec spec{each["name"], each["dtype"], {}};
-    for (const Json& size : each["shape"]) spec.shape.push_back(size.is_number_integer() ? size.get<std::int64_t>() : 0);
+    for (const Json& size : each["shape"]) {
+      spec.shape.push_back(size.is_number_integer() ? size.get<std::int64_t>() : 0);
+    }
     specs.push_back(std::move(spec));
   }
   return specs;

@@ -156,7 +156,8 @@ Recipe recipe_of(const Json& values) {
                                 recipe.target);
   }
   for (const auto& [name, axis] : all["axes"].items()) {
-    const bool ordered = axis["min"] >= 0 && axis["min"] <= axis["opt"] && (axis["max"] == 0 || axis["opt"] <= axis["max"]);
+    const bool open = axis["max"] == 0;
+    const bool ordered = axis["min"] >= 0 && axis["min"] <= axis["opt"] && (open || axis["opt"] <= axis["max"]);
     if (!ordered || axis["max"] > std::int64_t{1} << 31) {
       throw std::invalid_argument("axis " + name + " " + axis.dump() + ": must be min <= opt <= max");
     }

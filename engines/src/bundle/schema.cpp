@@ -1,5 +1,6 @@
 #include "bundle/schema.hpp"
 
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -39,9 +40,7 @@ bool has_type(const Json& value, const std::string& type) {
   if (type == "null") return value.is_null();
   if (type == "number") return value.is_number();
   if (type == "integer") {
-    return value.is_number_integer() ||
-           (value.is_number_float() && value.get<double>() == static_cast<double>(static_cast<long long>(
-                                                                  std::min(std::max(value.get<double>(), -9e18), 9e18))));
+    return value.is_number_integer() || (value.is_number_float() && std::trunc(value.get<double>()) == value);
   }
   throw std::logic_error("schema: unknown type " + type);
 }

@@ -259,7 +259,9 @@ class InPlaceEngine : public Engine {
     state.log_probs.clear();
     state.values.clear();
     state.values.reserve(8);
-    const auto keep = [&state](Ort::Value value) -> const Ort::Value& { return state.values.emplace_back(std::move(value)); };
+    const auto keep = [&state](Ort::Value value) -> const Ort::Value& {
+      return state.values.emplace_back(std::move(value));
+    };
     Feed feed;
     feed.input_names = {"tokens", "position", "written_by", "src_lengths"};
     feed.inputs = {keep(tensor(state.tokens, {state.batch, state.beams})), keep(tensor(state.position, {1})),
@@ -289,7 +291,8 @@ class InPlaceEngine : public Engine {
 
   void bind_log_probs(InPlaceState& state) const {
     const std::int64_t rows = state.batch * state.beams;
-    const std::int64_t width = state.listed ? static_cast<std::int64_t>(state.listed->filled.size()) : model().tgt_vocab;
+    const std::size_t scored = state.listed ? state.listed->filled.size() : size(model().tgt_vocab);
+    const auto width = static_cast<std::int64_t>(scored);
     state.log_probs.resize(size(rows * width));
     state.values.push_back(tensor(state.log_probs, {rows, width}));
     state.feed[1].output_names.push_back("log_probs");

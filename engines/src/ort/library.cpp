@@ -69,7 +69,7 @@ void check_version(const std::string& version) {
   }
   if (numbers[0] != 1 || numbers[1] < ORT_API_VERSION) {
     throw missing("onnxruntime " + version + " has not the API 1." + std::to_string(ORT_API_VERSION) +
-                  " that this library was built for: use a version from 1." + std::to_string(ORT_API_VERSION) + " to 1.x");
+                  " that this library was built for: use 1." + std::to_string(ORT_API_VERSION) + " or a later 1.x");
   }
 }
 

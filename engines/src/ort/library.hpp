@@ -12,7 +12,7 @@
 
 namespace tformer {
 
-/// Load the library, once for the process: a file, the folder that has it, or, where that is empty, what the environment
+/// Load the library, once for the process: a file or the folder that has it. Where that is empty, what the environment
 /// variable TFORMER_ONNXRUNTIME names, or what the loader finds. Throws Error.
 void load_onnxruntime(const std::string& place);
 
