@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test lint bench-peers gpu-kit gpu-results
+.PHONY: demo test lint cpp cpp-build bench-peers gpu-kit gpu-results
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
@@ -39,6 +39,16 @@ lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# The C++ runtime: what it is built from, the library and tformer-cpp in engines/build, and their tests.
+cpp: cpp-build $(READY) .demo/bundle/manifest.json
+	ctest --test-dir engines/build --output-on-failure
+	$(BIN)/pytest -rs tests/test_cpp*.py
+
+cpp-build:
+	engines/get-dependencies
+	cmake -S engines -B engines/build -G Ninja --log-level=WARNING
+	cmake --build engines/build
 
 # Options: make bench-peers BENCH='--quick', or BENCH='--multi30k BUNDLE --data FOLDER'.
 bench-peers: $(READY) .venv-peers/.installed bundles/base/manifest.json

@@ -1,0 +1,124 @@
+#include "command_line.hpp"
+
+#include <charconv>
+#include <functional>
+#include <map>
+
+const char* const help_text = R"(Usage: tformer-cpp translate [OPTIONS] BUNDLE
+       tformer-cpp --version
+
+  Translate standard input to standard output, a line for a line.
+
+Options:
+  --variant NAME          Variant that runs (fp32: the standard graphs).
+  --shortlist             Score only what tformer shortlist found likely.
+  --beams N               Width of the beam; 1: greedy.
+  --n-best N              Outputs per line, as NUMBER ||| TEXT ||| SCORE.
+  --sample                Draw tokens; --n-best is the number of samples.
+  --seed N                Seed of --sample.
+  --max-tokens N          Longest output in tokens.
+  --set NAME=VALUE        Any decoding option, such as length_penalty=0.6.
+  --prefix FILE           How each output must begin, a line for a line.
+  --allowed FILE          The only outputs allowed, one a line.
+  --align                 Add the source position of each token: TEXT ||| 0-0.
+  --stream                Print tokens as they come, a line at a time.
+  --batch-tokens N        Padded source tokens of a batch, per beam. [4096]
+  --max-line-bytes N      A longer line of the input is refused. [1048576]
+  --threads N             Threads of ONNX Runtime; 0: the workers share the cores.
+  --workers N             Batches decoded at a time; 0: one per core if there is text for all.
+  --json                  Print results as JSON: text, ids, score, value.
+  --ids                   Lines are the ids that the model sees, not text.
+  --score                 Lines are SOURCE tab TARGET: print the log-probability of each target token.
+  --onnxruntime FILE      The library; else TFORMER_ONNXRUNTIME, else what the loader finds.
+  --no-verify             Do not compare files with their SHA-256.
+  --help                  Show this message and exit.
+)";
+
+namespace {
+
+long whole(const std::string& flag, const std::string& value, long least, long most) {
+  long number = 0;
+  const auto [end, problem] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (problem != std::errc() || end != value.data() + value.size() || number < least || number > most) {
+    throw UsageError("invalid value for '" + flag + "': '" + value + "' is not a whole number from " +
+                     std::to_string(least) + " to " + std::to_string(most));
+  }
+  return number;
+}
+
+}  // namespace
+
+CommandLine parse_command_line(const std::vector<std::string>& arguments) {
+  CommandLine line;
+  constexpr long most = 1L << 30;
+  using Value = const std::string&;
+  const auto decoding = [&line](const char* name) {
+    return [&line, name](Value value) { line.translator.emplace_back(name, value); };
+  };
+  const std::map<std::string, std::function<void(Value)>> with_value = {
+      {"--variant", [&](Value value) { line.model.emplace_back("variant", value); }},
+      {"--onnxruntime", [&](Value value) { line.model.emplace_back("onnxruntime", value); }},
+      {"--threads", [&](Value value) { line.model.emplace_back("threads", value); }},
+      {"--beams", decoding("beams")},
+      {"--n-best", [&](Value value) { line.translator.emplace_back("n_best", value); }},
+      {"--seed", decoding("seed")},
+      {"--max-tokens", decoding("max_tokens")},
+      {"--prefix", [&](Value value) { line.prefix_file = value; }},
+      {"--allowed", [&](Value value) { line.allowed_file = value; }},
+      {"--batch-tokens",
+       [&](Value value) { line.batch_tokens = static_cast<std::size_t>(whole("--batch-tokens", value, 1, 1 << 24)); }},
+      {"--max-line-bytes",
+       [&](Value value) { line.max_line_bytes = static_cast<std::size_t>(whole("--max-line-bytes", value, 1, most)); }},
+      {"--workers", [&](Value value) { line.workers = whole("--workers", value, 0, most); }},
+      {"--set",
+       [&](Value value) {
+         const std::size_t equals = value.find('=');
+         if (equals == std::string::npos) throw UsageError("--set " + value + ": must be NAME=VALUE");
+         line.translator.emplace_back(value.substr(0, equals), value.substr(equals + 1));
+       }},
+  };
+  const std::map<std::string, std::function<void()>> switches = {
+      {"--shortlist", [&] { line.model.emplace_back("shortlist", "true"); }},
+      {"--no-verify", [&] { line.model.emplace_back("verify", "false"); }},
+      {"--sample", [&] { line.translator.emplace_back("sampling", "true"); }},
+      {"--align", [&] { line.align = true, line.translator.emplace_back("align", "true"); }},
+      {"--stream", [&] { line.stream = true; }},
+      {"--json", [&] { line.json = true; }},
+      {"--ids", [&] { line.ids = true; }},
+      {"--score", [&] { line.score = true; }},
+      {"--help", [&] { line.help = true; }},
+      {"--version", [&] { line.version = true; }},
+  };
+  std::vector<std::string> words;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    std::string flag = arguments[i];
+    std::optional<std::string> value;
+    if (flag.rfind("--", 0) == 0 && flag.find('=') != std::string::npos) {
+      value = flag.substr(flag.find('=') + 1);
+      flag.erase(flag.find('='));
+    }
+    if (const auto found = switches.find(flag); found != switches.end() && !value) {
+      found->second();
+    } else if (const auto valued = with_value.find(flag); valued != with_value.end()) {
+      if (!value && ++i == arguments.size()) throw UsageError("option '" + flag + "' requires an argument");
+      valued->second(value ? *value : arguments[i]);
+    } else if (flag.rfind("-", 0) == 0) {
+      throw UsageError("no such option: " + flag);
+    } else {
+      words.push_back(flag);
+    }
+  }
+  if (line.help || line.version) return line;
+  if (words.empty() || words[0] != "translate") throw UsageError("no such command: say translate");
+  if (words.size() != 2) throw UsageError(words.size() < 2 ? "missing argument BUNDLE" : "one BUNDLE, not several");
+  line.bundle = words[1];
+  line.translator.emplace_back("batch_tokens", std::to_string(line.batch_tokens));
+  line.translator.emplace_back("max_line_bytes", std::to_string(line.max_line_bytes));
+  for (const auto& [name, value] : line.translator) {
+    if (name == "n_best") line.n_best = whole("--n-best", value, 1, most);
+  }
+  if (line.stream && (line.json || line.align)) {
+    throw UsageError("--stream prints plain text: leave out --json and --align");
+  }
+  return line;
+}

@@ -1,0 +1,243 @@
+// tformer-cpp: `tformer translate` without Python, over the public API alone.
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "command_line.hpp"
+
+namespace {
+
+constexpr std::size_t window_bytes = 16;  // a token of a batch: so far it reads ahead, and lines of similar length meet
+constexpr long lines_each = 8;            // lines per core from which a core does best alone with its own
+
+struct Failed : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// Lines of standard input in groups of about `budget` bytes; ends with the message of what is wrong with a line.
+class Windows {
+ public:
+  Windows(std::size_t budget, std::size_t most) : budget_(budget), most_(most) {}
+
+  /// The next group; empty at the end.
+  std::vector<std::string> next() {
+    std::vector<std::string> lines;
+    std::string line;
+    for (std::size_t size = 0; size < budget_ && problem.empty() && std::getline(std::cin, line);) {
+      ++number_;
+      if (line.size() > most_) {
+        problem = "standard input, line " + std::to_string(number_) + ": longer than " + std::to_string(most_) +
+                  " bytes: split it, or raise --max-line-bytes";
+        break;
+      }
+      size += line.size() + 1;
+      lines.push_back(std::move(line));
+    }
+    return lines;
+  }
+  std::string problem;
+
+ private:
+  std::size_t budget_, most_, number_ = 0;
+};
+
+long cores() {
+  cpu_set_t set;
+  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+std::vector<std::string> read_lines(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw Failed(path + " cannot be read: name a text file");
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
+std::vector<std::int32_t> parse_ids(const std::string& line) {
+  std::istringstream words(line);
+  std::vector<std::int32_t> ids;
+  for (std::string word; words >> word;) {
+    std::int32_t id = 0;
+    const auto [end, problem] = std::from_chars(word.data(), word.data() + word.size(), id);
+    if (problem != std::errc() || *end) throw Failed("'" + word + "' is no token id: give whole numbers");
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+std::string number(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  return text;
+}
+
+template <typename Values, typename Show>
+std::string list(const Values& values, const Show& show) {
+  std::string text;
+  for (const auto& value : values) text += (text.empty() ? "" : ", ") + show(value);
+  return "[" + text + "]";
+}
+
+std::string quoted(const std::string& text) {
+  std::string made = "\"";
+  for (const char letter : text) {
+    char escape[8];
+    if (letter == '"' || letter == '\\') {
+      made += '\\';
+      made += letter;
+    } else if (static_cast<unsigned char>(letter) < 0x20) {
+      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(letter));
+      made += escape;
+    } else {
+      made += letter;
+    }
+  }
+  return made + "\"";
+}
+
+std::string json(const tformer::Output& it, const std::vector<tformer::Output>& others) {
+  const auto whole = [](std::int32_t value) { return std::to_string(value); };
+  return "{\"text\": " + quoted(it.text) + ", \"ids\": " + list(it.ids, whole) + ", \"score\": " + number(it.score) +
+         ", \"value\": " + number(it.value) + ", \"finished\": " + (it.finished ? "true" : "false") +
+         ", \"alignment\": " + list(it.alignment, whole) + ", \"alternatives\": " +
+         list(others, [](const tformer::Output& other) { return json(other, {}); }) + "}";
+}
+
+/// The outputs of a line for machines, or as Marian writes them.
+std::string shown(std::uint64_t line_number, const std::vector<tformer::Output>& outputs, const CommandLine& line) {
+  if (line.json) return json(outputs[0], {outputs.begin() + 1, outputs.end()});
+  std::string text;
+  for (const tformer::Output& each : outputs) {
+    if (&each != &outputs[0]) text += '\n';
+    char score[40];
+    std::snprintf(score, sizeof score, "%.6f", each.score);
+    text += line.n_best > 1 ? std::to_string(line_number) + " ||| " + each.text + " ||| " + score : each.text;
+    if (!line.align) continue;
+    text += " |||";
+    for (std::size_t i = 0; i < each.alignment.size(); ++i) {
+      text += " " + std::to_string(each.alignment[i]) + "-" + std::to_string(i);
+    }
+    if (each.alignment.empty()) text += " ";
+  }
+  return text;
+}
+
+/// Prints what standard output takes, or stops where nobody reads any more.
+void print(const std::string& text) {
+  std::cout << text;
+  if (!std::cout) throw Failed("standard output cannot be written: is the disk full, or the pipe closed?");
+}
+
+void print_scores(tformer::Translator& translator, const std::vector<std::string>& lines, std::uint64_t first) {
+  std::vector<std::string> sources, targets;
+  for (const std::string& line : lines) {
+    const std::size_t tab = line.find('\t');
+    if (tab == std::string::npos) throw Failed("a line has no tab: give SOURCE tab TARGET");
+    sources.push_back(line.substr(0, tab));
+    targets.push_back(line.substr(tab + 1));
+  }
+  for (const auto& scores : translator.score(sources, targets, first)) print(list(scores, number) + "\n");
+}
+
+void print_stream(tformer::Translator& translator, const std::vector<std::string>& lines,
+                  const std::vector<std::string>& begins, std::uint64_t first) {
+  const auto write = [](const std::string& piece) { return static_cast<bool>(std::cout << piece << std::flush); };
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    translator.stream(lines[i], write, begins.empty() ? "" : begins[i], first + i);
+    print("\n");
+  }
+}
+
+/// The outputs of some lines, those before a bad one too; then what is wrong with that is thrown.
+std::size_t print_outputs(tformer::Translator& translator, const std::vector<std::string>& lines,
+                          const std::vector<std::string>& begins, std::uint64_t first, const CommandLine& line) {
+  tformer::Outputs found;
+  tformer_status status = TFORMER_OK;
+  if (line.ids) {
+    std::vector<std::vector<std::int32_t>> ids;
+    for (const std::string& each : lines) ids.push_back(parse_ids(each));
+    found = translator.generate(ids, first);
+  } else {
+    status = translator.translate_to(found, lines, begins, first);
+  }
+  std::size_t cut = 0;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    print(shown(first + i, found[i], line) + "\n");
+    cut += !found[i][0].finished;
+  }
+  std::cout.flush();
+  tformer::check(status);
+  return cut;
+}
+
+/// How each of some lines must begin.
+std::vector<std::string> begins_of(const std::vector<std::string>& prefixes, const CommandLine& line, std::size_t first,
+                                   std::size_t count) {
+  if (!line.prefix_file) return {};
+  if (prefixes.size() < first + count) {
+    throw Failed(*line.prefix_file + " has " + std::to_string(prefixes.size()) +
+                 " lines, the input more: give one a line, empty for none");
+  }
+  const auto from = prefixes.begin() + static_cast<std::ptrdiff_t>(first);
+  return {from, from + static_cast<std::ptrdiff_t>(count)};
+}
+
+int translate(CommandLine line) {
+  Windows windows(line.stream ? 1 : line.batch_tokens * window_bytes, line.max_line_bytes);
+  std::vector<std::string> prefixes, allowed;
+  if (line.prefix_file) prefixes = read_lines(*line.prefix_file);
+  if (line.allowed_file) allowed = read_lines(*line.allowed_file);
+  if (line.allowed_file && allowed.empty()) {
+    throw Failed(*line.allowed_file + " has no line: give each output that is allowed");
+  }
+  std::vector<std::string> lines = windows.next();
+  const bool enough = static_cast<long>(lines.size()) >= lines_each * cores();
+  const std::string workers = std::to_string(line.workers ? line.workers : enough ? cores() : 1);
+  line.model.emplace_back("workers", workers);
+  line.translator.emplace_back("workers", workers);
+  const tformer::Model model(line.bundle, line.model);
+  tformer::Translator translator(model, line.translator);
+  if (!allowed.empty()) translator.allow(allowed);
+  std::size_t first = 0, cut = 0;
+  for (; !lines.empty(); lines = windows.next()) {
+    const std::vector<std::string> begins = begins_of(prefixes, line, first, lines.size());
+    if (line.score) print_scores(translator, lines, first);
+    else if (line.stream) print_stream(translator, lines, begins, first);
+    else cut += print_outputs(translator, lines, begins, first, line);
+    first += lines.size();
+  }
+  if (!windows.problem.empty()) throw Failed(windows.problem);
+  if (line.prefix_file && prefixes.size() != first) {
+    throw Failed(*line.prefix_file + " has " + std::to_string(prefixes.size()) + " lines, the input " +
+                 std::to_string(first) + ": give one a line");
+  }
+  std::cout.flush();
+  if (!std::cout) throw Failed("standard output cannot be written: is the disk full, or the pipe closed?");
+  if (cut) std::cerr << cut << " outputs were cut off at a limit\n";
+  return 0;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  std::ios::sync_with_stdio(false);
+  try {
+    const CommandLine line = parse_command_line({arguments + 1, arguments + count});
+    if (line.help) std::cout << help_text;
+    if (line.version) std::cout << "tformer " << tformer::version() << '\n';
+    return line.help || line.version ? 0 : translate(line);
+  } catch (const UsageError& error) {
+    std::cerr << "tformer-cpp: " << error.what() << "; tformer-cpp --help shows the options\n";
+    return 2;
+  } catch (const std::exception& error) {
+    std::cout.flush();
+    std::cerr << "error: " << error.what() << '\n';
+    return 1;
+  }
+}

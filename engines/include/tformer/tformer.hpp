@@ -1,0 +1,211 @@
+// libtformer for C++17: objects over tformer.h, which has the rules for threads and errors. Only this header is needed.
+//
+//   tformer::Model model("bundles/numbers");
+//   tformer::Translator translator(model, {{"beams", "5"}});
+//   std::cout << translator.translate({"forty-two"})[0][0].text << '\n';
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tformer.h"
+
+namespace tformer {
+
+/// What is wrong, where, and how to fix it.
+class Failure : public std::runtime_error {
+ public:
+  explicit Failure(tformer_status status) : std::runtime_error(tformer_error()), status_(status) {}
+  tformer_status status() const { return status_; }
+
+ private:
+  tformer_status status_;
+};
+
+inline void check(tformer_status status) {
+  if (status != TFORMER_OK) throw Failure(status);
+}
+
+/// Names and values, as tformer_options_set takes them.
+using Options = std::vector<std::pair<std::string, std::string>>;
+
+/// One output of a line.
+struct Output {
+  std::string text;
+  std::vector<std::int32_t> ids;        ///< target tokens without start and end token
+  std::vector<std::int32_t> alignment;  ///< the source token, from 0, of each of `ids`; only with `align`
+  double score = 0;                     ///< sum of the tokens' log-probabilities, end token included
+  double value = 0;                     ///< what a beam is ranked by
+  bool finished = true;                 ///< ended by itself; false: a limit cut it off
+};
+
+/// Of each line its outputs, best first.
+using Outputs = std::vector<std::vector<Output>>;
+
+namespace detail {
+
+struct Free {
+  void operator()(tformer_options* it) const { tformer_options_free(it); }
+  void operator()(tformer_model* it) const { tformer_model_close(it); }
+  void operator()(tformer_translator* it) const { tformer_translator_free(it); }
+  void operator()(tformer_results* it) const { tformer_results_free(it); }
+};
+
+template <typename Handle>
+using Owned = std::unique_ptr<Handle, Free>;
+
+inline Owned<tformer_options> options(const Options& values) {
+  Owned<tformer_options> made(tformer_options_new());
+  if (!made) throw std::bad_alloc();
+  for (const auto& [name, value] : values) check(tformer_options_set(made.get(), name.c_str(), value.c_str()));
+  return made;
+}
+
+inline tformer_text text(const std::string& text) { return {text.data(), text.size()}; }
+
+inline std::vector<tformer_text> texts(const std::vector<std::string>& lines) {
+  std::vector<tformer_text> all;
+  for (const std::string& line : lines) all.push_back(text(line));
+  return all;
+}
+
+inline Outputs outputs(const tformer_results* results) {
+  Outputs lines(tformer_results_lines(results));
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    for (std::size_t k = 0; k < tformer_results_outputs(results, i); ++k) {
+      const tformer_output* it = tformer_results_output(results, i, k);
+      Output output{std::string(it->text, it->text_size), {it->ids, it->ids + it->ids_size}, {}, it->score, it->value,
+                    it->finished != 0};
+      if (it->alignment) output.alignment.assign(it->alignment, it->alignment + it->ids_size);
+      lines[i].push_back(std::move(output));
+    }
+  }
+  return lines;
+}
+
+}  // namespace detail
+
+/// An open bundle. Any number of threads may make translators of it.
+class Model {
+ public:
+  explicit Model(const std::string& folder, const Options& options = {}) {
+    tformer_model* model = nullptr;
+    check(tformer_model_open(folder.c_str(), detail::options(options).get(), &model));
+    model_.reset(model);
+  }
+  std::string variant() const { return tformer_model_variant(model_.get()); }
+  std::size_t source_tokens() const { return tformer_model_source_tokens(model_.get()); }
+  std::size_t target_tokens() const { return tformer_model_target_tokens(model_.get()); }
+  std::vector<std::int32_t> source_ids(const std::string& text) const { return ids(tformer_source_ids, text); }
+  std::vector<std::int32_t> target_ids(const std::string& text) const { return ids(tformer_target_ids, text); }
+  tformer_model* get() const { return model_.get(); }
+
+ private:
+  detail::Owned<tformer_model> model_;
+
+  std::vector<std::int32_t> ids(tformer_status (*of)(const tformer_model*, tformer_text, tformer_ids*),
+                                const std::string& text) const {
+    tformer_ids found{};
+    check(of(model_.get(), detail::text(text), &found));
+    const std::unique_ptr<tformer_ids, void (*)(tformer_ids*)> freed(&found, tformer_ids_free);
+    return {found.data, found.data + found.size};
+  }
+};
+
+/// For one thread at a time; `cancel` may be called from another. A function that it calls must not throw.
+class Translator {
+ public:
+  explicit Translator(const Model& model, const Options& options = {}) {
+    tformer_translator* translator = nullptr;
+    check(tformer_translator_new(model.get(), detail::options(options).get(), &translator));
+    translator_.reset(translator);
+  }
+
+  /// What is wrong with a line is thrown.
+  Outputs translate(const std::vector<std::string>& lines, const std::vector<std::string>& prefixes = {},
+                    std::uint64_t first = 0) {
+    Outputs found;
+    check(translate_to(found, lines, prefixes, first));
+    return found;
+  }
+
+  /// The same; where a line is bad, the status says so and `found` has the outputs of all lines before it.
+  tformer_status translate_to(Outputs& found, const std::vector<std::string>& lines,
+                              const std::vector<std::string>& prefixes = {}, std::uint64_t first = 0) {
+    if (!prefixes.empty() && prefixes.size() != lines.size()) throw std::invalid_argument("give one prefix a line");
+    const std::vector<tformer_text> from = detail::texts(lines), begins = detail::texts(prefixes);
+    tformer_results* results = nullptr;
+    const tformer_text* begin = begins.empty() ? nullptr : begins.data();
+    const tformer_status status =
+        tformer_translate(translator_.get(), from.data(), begin, from.size(), first, &results);
+    const detail::Owned<tformer_results> freed(results);
+    found = detail::outputs(results);
+    return status;
+  }
+
+  /// For sources given as the ids that the model sees.
+  Outputs generate(const std::vector<std::vector<std::int32_t>>& sources, std::uint64_t first = 0) {
+    std::vector<tformer_ids> ids;
+    for (const auto& source : sources) ids.push_back({source.data(), source.size()});
+    tformer_results* results = nullptr;
+    const tformer_status status = tformer_generate(translator_.get(), ids.data(), ids.size(), first, &results);
+    const detail::Owned<tformer_results> freed(results);
+    check(status);
+    return detail::outputs(results);
+  }
+
+  /// One line; `write` gets its text piece by piece, and stops the call where it returns false.
+  Output stream(const std::string& line, const std::function<bool(const std::string&)>& write,
+                const std::string& prefix = "", std::uint64_t number = 0) {
+    const auto call = [](void* user, const char* piece, std::size_t size) {
+      return (*static_cast<const std::function<bool(const std::string&)>*>(user))(std::string(piece, size)) ? 0 : 1;
+    };
+    tformer_results* results = nullptr;
+    auto* user = const_cast<std::function<bool(const std::string&)>*>(&write);
+    const tformer_status status =
+        tformer_stream(translator_.get(), detail::text(line), detail::text(prefix), number, call, user, &results);
+    const detail::Owned<tformer_results> freed(results);
+    check(status);
+    return detail::outputs(results)[0][0];
+  }
+
+  /// The log-probability of every token of each target, end token included.
+  std::vector<std::vector<double>> score(const std::vector<std::string>& sources,
+                                         const std::vector<std::string>& targets, std::uint64_t first = 0) {
+    if (sources.size() != targets.size()) throw std::invalid_argument("give one target a source");
+    const std::vector<tformer_text> from = detail::texts(sources), to = detail::texts(targets);
+    tformer_results* results = nullptr;
+    const tformer_status status =
+        tformer_score(translator_.get(), from.data(), to.data(), from.size(), first, &results);
+    const detail::Owned<tformer_results> freed(results);
+    check(status);
+    std::vector<std::vector<double>> scores;
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      const double* each = tformer_results_scores(results, i);
+      scores.emplace_back(each, each + tformer_results_output(results, i, 0)->ids_size);
+    }
+    return scores;
+  }
+
+  /// The only outputs that may come from now on; none: any.
+  void allow(const std::vector<std::string>& lines) {
+    const std::vector<tformer_text> outputs = detail::texts(lines);
+    check(tformer_allow(translator_.get(), outputs.data(), outputs.size()));
+  }
+
+  /// Stop the call that another thread makes.
+  void cancel() { tformer_cancel(translator_.get()); }
+  tformer_translator* get() const { return translator_.get(); }
+
+ private:
+  detail::Owned<tformer_translator> translator_;
+};
+
+inline std::string version() { return tformer_version(); }
+
+}  // namespace tformer

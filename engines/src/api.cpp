@@ -1,0 +1,282 @@
+// The C API: nothing passes it but plain data, and no exception.
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "errors.hpp"
+#include "text/unicode.hpp"
+#include "tformer/tformer.h"
+#include "translator.hpp"
+
+using tformer::Status;
+
+struct tformer_options {
+  tformer::Settings settings;
+};
+
+struct tformer_model {
+  std::shared_ptr<const tformer::OpenModel> open;
+};
+
+struct tformer_translator {
+  tformer::Translator translator;
+};
+
+struct tformer_results {
+  tformer::Results found;
+  std::vector<std::vector<tformer_output>> outputs;
+};
+
+namespace {
+
+thread_local std::string last_message;
+
+/// Keeps a message: one line of UTF-8, whatever a damaged file has put into it.
+tformer_status failed(Status status, const char* message) noexcept {
+  try {
+    last_message = tformer::utf8_replaced(message);
+    for (char& letter : last_message) {
+      if (static_cast<unsigned char>(letter) < 0x20) letter = ' ';
+    }
+  } catch (const std::bad_alloc&) {
+    last_message.clear();
+  }
+  return static_cast<tformer_status>(status);
+}
+
+/// The status of what is being thrown, whose message is kept.
+tformer_status status_of_exception() noexcept {
+  try {
+    throw;
+  } catch (const tformer::Error& error) {
+    return failed(error.status, error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(Status::no_memory, "there is no memory left: use smaller batches or fewer workers");
+  } catch (const std::exception& error) {
+    return failed(Status::internal, (std::string("internal fault: ") + error.what() + ": please report it").c_str());
+  } catch (...) {
+    return failed(Status::internal, "internal fault: please report it");
+  }
+}
+
+template <typename Work>
+tformer_status guarded(const Work& work) noexcept {
+  try {
+    work();
+    return TFORMER_OK;
+  } catch (...) {
+    return status_of_exception();
+  }
+}
+
+template <typename Pointer>
+void require(Pointer pointer, const char* name) {
+  if (!pointer) throw tformer::Error(Status::usage, std::string(name) + " is null: give one");
+}
+
+std::vector<std::string_view> views(const tformer_text* texts, std::size_t count) {
+  std::vector<std::string_view> all;
+  for (std::size_t i = 0; i < count; ++i) all.emplace_back(texts[i].size ? texts[i].data : "", texts[i].size);
+  return all;
+}
+
+/// Hands results over, and throws what is wrong with the first bad line.
+void hand_over(tformer::Results found, tformer_results** results) {
+  auto made = std::make_unique<tformer_results>();
+  made->found = std::move(found);
+  for (const auto& line : made->found.lines) {
+    std::vector<tformer_output>& outputs = made->outputs.emplace_back();
+    for (const tformer::Output& each : line) {
+      const tformer::Hypothesis& it = each.found;
+      outputs.push_back({each.text.c_str(), each.text.size(), it.ids.data(), it.ids.size(),
+                         it.alignment.empty() ? nullptr : it.alignment.data(), it.score, it.value, it.finished});
+    }
+  }
+  const std::exception_ptr error = made->found.error;
+  *results = made.release();
+  if (error) std::rethrow_exception(error);
+}
+
+void copy_ids(const std::vector<std::int32_t>& found, tformer_ids* ids) {
+  auto copy = std::make_unique<std::int32_t[]>(found.size() + 1);
+  if (!found.empty()) std::memcpy(copy.get(), found.data(), found.size() * sizeof(std::int32_t));
+  ids->size = found.size();
+  ids->data = copy.release();
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* tformer_version(void) { return TFORMER_VERSION; }
+
+const char* tformer_error(void) { return last_message.c_str(); }
+
+tformer_options* tformer_options_new(void) { return new (std::nothrow) tformer_options; }
+
+tformer_status tformer_options_set(tformer_options* options, const char* name, const char* value) {
+  return guarded([&] {
+    require(options, "options");
+    require(name, "name");
+    require(value, "value");
+    options->settings.set(name, value);
+  });
+}
+
+void tformer_options_free(tformer_options* options) { delete options; }
+
+tformer_status tformer_model_open(const char* folder, const tformer_options* options, tformer_model** model) {
+  return guarded([&] {
+    require(model, "model");
+    *model = nullptr;
+    require(folder, "folder");
+    auto opened = std::make_unique<tformer_model>();
+    const tformer::Settings settings = options ? options->settings : tformer::Settings();
+    opened->open = std::make_shared<const tformer::OpenModel>(folder, settings);
+    *model = opened.release();
+  });
+}
+
+void tformer_model_close(tformer_model* model) { delete model; }
+
+const char* tformer_model_variant(const tformer_model* model) { return model ? model->open->variant().c_str() : ""; }
+
+size_t tformer_model_source_tokens(const tformer_model* model) {
+  return model ? static_cast<size_t>(model->open->graphs()->recipe().limits.src_tokens) : 0;
+}
+
+size_t tformer_model_target_tokens(const tformer_model* model) {
+  return model ? static_cast<size_t>(model->open->graphs()->recipe().limits.tgt_tokens) : 0;
+}
+
+tformer_status tformer_source_ids(const tformer_model* model, tformer_text text, tformer_ids* ids) {
+  return guarded([&] {
+    require(model, "model");
+    require(ids, "ids");
+    copy_ids(tformer::source_ids(*model->open, views(&text, 1)[0]), ids);
+  });
+}
+
+tformer_status tformer_target_ids(const tformer_model* model, tformer_text text, tformer_ids* ids) {
+  return guarded([&] {
+    require(model, "model");
+    require(ids, "ids");
+    copy_ids(tformer::target_ids(*model->open, views(&text, 1)[0]), ids);
+  });
+}
+
+void tformer_ids_free(tformer_ids* ids) {
+  if (!ids) return;
+  delete[] ids->data;
+  *ids = {nullptr, 0};
+}
+
+tformer_status tformer_translator_new(tformer_model* model, const tformer_options* options,
+                                      tformer_translator** translator) {
+  return guarded([&] {
+    require(translator, "translator");
+    *translator = nullptr;
+    require(model, "model");
+    *translator = new tformer_translator{{model->open, options ? options->settings : tformer::Settings()}};
+  });
+}
+
+void tformer_translator_free(tformer_translator* translator) { delete translator; }
+
+tformer_status tformer_allow(tformer_translator* translator, const tformer_text* outputs, size_t count) {
+  return guarded([&] {
+    require(translator, "translator");
+    if (count) require(outputs, "outputs");
+    translator->translator.allow(views(outputs, count));
+  });
+}
+
+void tformer_on_step(tformer_translator* translator, tformer_step_callback callback, void* user) {
+  if (!translator) return;
+  translator->translator.on_step = nullptr;
+  if (!callback) return;
+  translator->translator.on_step = [callback, user](const std::vector<tformer::Candidate>& candidates) {
+    std::vector<tformer_candidate> all;
+    for (const tformer::Candidate& it : candidates) {
+      all.push_back({static_cast<std::uint64_t>(it.sentence), it.row, it.token, it.rank, it.value, it.score});
+    }
+    return callback(user, all.data(), all.size()) == 0;
+  };
+}
+
+void tformer_cancel(tformer_translator* translator) {
+  if (translator) translator->translator.cancel();
+}
+
+tformer_status tformer_translate(tformer_translator* translator, const tformer_text* lines,
+                                 const tformer_text* prefixes, size_t count, uint64_t first,
+                                 tformer_results** results) {
+  return guarded([&] {
+    require(results, "results");
+    *results = nullptr;
+    require(translator, "translator");
+    if (count) require(lines, "lines");
+    hand_over(translator->translator.translate(views(lines, count), views(prefixes, prefixes ? count : 0),
+                                               static_cast<std::int64_t>(first)),
+              results);
+  });
+}
+
+tformer_status tformer_generate(tformer_translator* translator, const tformer_ids* sources, size_t count,
+                                uint64_t first, tformer_results** results) {
+  return guarded([&] {
+    require(results, "results");
+    *results = nullptr;
+    require(translator, "translator");
+    if (count) require(sources, "sources");
+    std::vector<std::vector<std::int32_t>> all;
+    for (std::size_t i = 0; i < count; ++i) all.emplace_back(sources[i].data, sources[i].data + sources[i].size);
+    hand_over(translator->translator.generate(all, static_cast<std::int64_t>(first)), results);
+  });
+}
+
+tformer_status tformer_stream(tformer_translator* translator, tformer_text line, tformer_text prefix, uint64_t number,
+                              tformer_text_callback write, void* user, tformer_results** results) {
+  return guarded([&] {
+    require(results, "results");
+    *results = nullptr;
+    require(translator, "translator");
+    require(write, "write");
+    const auto show = [&](std::string_view piece) { return write(user, piece.data(), piece.size()) == 0; };
+    hand_over(translator->translator.stream(views(&line, 1)[0], views(&prefix, 1)[0],
+                                            static_cast<std::int64_t>(number), show),
+              results);
+  });
+}
+
+tformer_status tformer_score(tformer_translator* translator, const tformer_text* sources, const tformer_text* targets,
+                             size_t count, uint64_t first, tformer_results** results) {
+  return guarded([&] {
+    require(results, "results");
+    *results = nullptr;
+    require(translator, "translator");
+    if (count) require(sources, "sources");
+    if (count) require(targets, "targets");
+    hand_over(translator->translator.score(views(sources, count), views(targets, count),
+                                           static_cast<std::int64_t>(first)),
+              results);
+  });
+}
+
+size_t tformer_results_lines(const tformer_results* results) { return results ? results->outputs.size() : 0; }
+
+size_t tformer_results_outputs(const tformer_results* results, size_t line) {
+  return line < tformer_results_lines(results) ? results->outputs[line].size() : 0;
+}
+
+const tformer_output* tformer_results_output(const tformer_results* results, size_t line, size_t output) {
+  return output < tformer_results_outputs(results, line) ? &results->outputs[line][output] : nullptr;
+}
+
+const double* tformer_results_scores(const tformer_results* results, size_t line) {
+  return results && line < results->found.scores.size() ? results->found.scores[line].data() : nullptr;
+}
+
+void tformer_results_free(tformer_results* results) { delete results; }
+
+}  // extern "C"

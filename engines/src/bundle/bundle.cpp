@@ -1,0 +1,233 @@
+#include "bundle/bundle.hpp"
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+
+#include "errors.hpp"
+#include "bundle/model.hpp"
+#include "bundle/schema.hpp"
+#include "bundle/sha256.hpp"
+
+namespace fs = std::filesystem;
+
+namespace tformer {
+namespace {
+
+constexpr const char* manifest_name = "manifest.json";
+constexpr const char* weights_name = "weights.data";
+constexpr std::int64_t newest_version = 2;
+const std::vector<std::string> known_kinds = {"encoder/1", "growing/1", "inplace/1", "slots/1", "rows/1", "short/1"};
+
+std::string in_folder(const std::string& variant, const std::string& file) {
+  return variant.empty() ? file : variant + "/" + file;
+}
+
+Error damaged(const fs::path& path, const std::string& wrong) {
+  return Error(Status::bundle, path.string() + " is damaged: " + wrong);
+}
+
+/// The manifest, checked against its schema.
+Json read_manifest(const fs::path& directory) {
+  const fs::path path = directory / manifest_name;
+  std::error_code missing;
+  if (!fs::exists(path, missing)) {
+    throw Error(Status::bundle, directory.string() + " is not a bundle: it has no " + manifest_name);
+  }
+  Json manifest = read_json(directory, manifest_name, header_bytes);
+  for (const char* key : {"format", "version"}) {
+    if (!manifest.is_object() || !manifest.contains(key)) {
+      throw Error(Status::bundle, path.string() + " is damaged ('" + key + "'): make the bundle again");
+    }
+  }
+  const Json &format = manifest["format"], &version = manifest["version"];
+  if (format != "tformer-bundle") {
+    throw Error(Status::bundle, path.string() + " describes a '" +
+                                    (format.is_string() ? format.get<std::string>() : format.dump()).substr(0, 80) +
+                                    "', not a bundle");
+  }
+  const std::string shown = path.string() + " has format version " + version.dump().substr(0, 40);
+  if (!version.is_number_integer() || version < 1) {
+    throw Error(Status::bundle, shown + ", which never was: make the bundle again");
+  }
+  if (version > newest_version) {
+    throw Error(Status::bundle,
+                shown + ", this tformer reads up to " + std::to_string(newest_version) + ": update it");
+  }
+  const std::string wrong = schema_error(manifest, bundle_schema());
+  if (!wrong.empty()) throw damaged(path, wrong + "; make the bundle again");
+  return manifest;
+}
+
+/// Names, types and shapes of a graph in a manifest.
+std::vector<TensorSpec> stated(const Json& tensors) {
+  std::vector<TensorSpec> specs;
+  for (const Json& each : tensors) {
+    TensorSpec spec{each["name"], each["dtype"], {}};
+    for (const Json& size : each["shape"]) {
+      spec.shape.push_back(size.is_number_integer() ? size.get<std::int64_t>() : 0);
+    }
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+bool same(const std::vector<TensorSpec>& one, const std::vector<TensorSpec>& other) {
+  return std::equal(one.begin(), one.end(), other.begin(), other.end(), [](const auto& a, const auto& b) {
+    return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape;
+  });
+}
+
+}  // namespace
+
+Bundle Bundle::open(const fs::path& directory, bool verified) {
+  Bundle bundle;
+  bundle.directory_ = directory;
+  bundle.verified_ = verified;
+  bundle.manifest_ = read_manifest(directory);
+  const Json& manifest = bundle.manifest_;
+  const fs::path path = bundle.manifest_path();
+  try {
+    if (manifest.contains("variants")) {
+      for (const auto& [name, variant] : manifest["variants"].items()) {
+        bundle.recipes_[name] = recipe_of(variant["recipe"]);
+      }
+    }
+    bundle.model_ = model_of(manifest["model"]);
+    bundle.recipes_[""] = recipe_of(manifest["recipe"]);
+  } catch (const std::invalid_argument& error) {
+    throw damaged(path, error.what());
+  }
+  bundle.default_ = manifest.value("default", "");
+  if (!bundle.recipes_.count(bundle.default_)) throw damaged(path, "it has no variant '" + bundle.default_ + "'");
+  const Json& files = manifest["files"];
+  for (const std::string& name : bundle.names_in_use()) {
+    if (!files.contains(name)) throw damaged(path, "no hash of " + name);
+  }
+  for (const auto& [name, unused] : files.items()) member(directory, name);
+  return bundle;
+}
+
+fs::path Bundle::manifest_path() const { return directory_ / manifest_name; }
+
+const Json& Bundle::part(const std::string& variant) const {
+  return variant.empty() ? manifest_ : manifest_["variants"][variant];
+}
+
+/// Names of the files that a manifest must have hashes of.
+std::vector<std::string> Bundle::names_in_use() const {
+  std::set<std::string> names;
+  for (const auto& [variant, unused] : recipes_) {
+    for (const char* graph : {"encoder.onnx", "decoder_step.onnx"}) names.insert(in_folder(variant, graph));
+    for (const char* newer : {weights_name, "slots_step.onnx", "short_rows.onnx", "short_step.onnx"}) {
+      const std::string name = in_folder(variant, newer);
+      std::error_code ignored;
+      if (fs::exists(directory_ / name, ignored)) names.insert(name);  // older bundles have none
+    }
+  }
+  for (const char* side : {"source", "target"}) {
+    for (const char* key : {"file", "entries"}) {
+      const Json& description = manifest_["tokenizer"][side];
+      if (description.contains(key)) names.insert(description[key]);
+    }
+  }
+  if (manifest_.contains("shortlist")) names.insert(manifest_["shortlist"]["file"]);
+  return {names.begin(), names.end()};
+}
+
+std::string Bundle::chosen(const std::string& name) const {
+  if (name.empty()) return default_;
+  if (name == "fp32") return "";
+  if (!recipes_.count(name)) {
+    std::vector<std::string> valid = {"fp32"};
+    for (const auto& [variant, unused] : recipes_) {
+      if (!variant.empty()) valid.push_back(variant);
+    }
+    throw Error(Status::usage, unknown("variant", name, valid));
+  }
+  return name;
+}
+
+fs::path Bundle::folder(const std::string& variant) const {
+  return variant.empty() ? directory_ : directory_ / variant;
+}
+
+fs::path Bundle::graph(const std::string& name, const std::string& variant) const {
+  return directory_ / in_folder(variant, name + ".onnx");
+}
+
+bool Bundle::lists(const std::string& graph, const std::string& variant) const {
+  return manifest_["files"].contains(in_folder(variant, graph + ".onnx"));
+}
+
+void Bundle::verify(const std::vector<std::string>& names) const {
+  if (!verified_) return;
+  for (const std::string& name : names) {
+    if (sha256_of_file(member(directory_, name)) != manifest_["files"][name]) {
+      throw Error(Status::bundle, "bundle " + directory_.string() + " is damaged: " + name +
+                                      " does not match its SHA-256 in the header; copy or make it again");
+    }
+  }
+}
+
+std::vector<std::string> Bundle::graph_files(const std::vector<std::string>& graphs, const std::string& variant) const {
+  std::vector<std::string> names;
+  for (const std::string& graph : graphs) names.push_back(in_folder(variant, graph + ".onnx"));
+  const std::string weights = in_folder(variant, weights_name);
+  if (manifest_["files"].contains(weights)) names.push_back(weights);
+  return names;
+}
+
+void Bundle::require_kinds(const std::string& variant) const {
+  const Recipe& own = recipe(variant);
+  const Json& description = part(variant);
+  if (!description.contains("graphs")) return;
+  const std::string where = folder(variant).string();
+  for (const std::string& name : graphs_of(own)) {
+    if (!description["graphs"].contains(name)) continue;  // older bundles have fewer
+    const Json& theirs = description["graphs"][name];
+    const std::string ours = kind_of(name, own), kind = theirs.value("kind", ours);
+    if (std::find(known_kinds.begin(), known_kinds.end(), kind) == known_kinds.end()) {
+      throw Error(Status::bundle, where + " has a graph '" + name + "' of kind " + kind + ", this tformer runs " +
+                                      joined(known_kinds) + ": update it, or export the bundle again with it");
+    }
+    const Signature wanted = signature(name, model_, own);
+    if (kind != ours || !same(stated(theirs["inputs"]), wanted.inputs) ||
+        !same(stated(theirs["outputs"]), wanted.outputs)) {
+      throw Error(Status::bundle, where + " has graphs of an older version, or " + manifest_name +
+                                      " was edited: export the bundle again");
+    }
+  }
+}
+
+void Bundle::check_metadata(const std::string& name, const std::map<std::string, std::string>& metadata,
+                            const std::string& variant) const {
+  bool fits = false;
+  try {
+    fits = metadata.at("tformer.graph") == name &&
+           metadata.at("tformer.weights_sha256") == manifest_["checkpoint"]["weights_sha256"] &&
+           same_model(parse_json(metadata.at("tformer.model")), manifest_["model"]) &&
+           same_recipe(parse_json(metadata.at("tformer.recipe")), part(variant)["recipe"]);
+    const auto tokenizers = metadata.find("tformer.tokenizers");  // older graphs do not say which belong to them
+    if (fits && tokenizers != metadata.end()) fits = parse_json(tokenizers->second) == Json(tokenizer_hashes());
+  } catch (const std::out_of_range&) {
+  } catch (const std::invalid_argument&) {
+  }
+  if (!fits) {
+    throw Error(Status::bundle, manifest_path().string() + " was edited: " + name +
+                                    ".onnx is of another model, recipe or tokenizer");
+  }
+}
+
+std::map<std::string, std::string> Bundle::tokenizer_hashes() const {
+  std::map<std::string, std::string> hashes;
+  for (const char* side : {"source", "target"}) {
+    for (const char* key : {"file", "entries"}) {
+      const Json& description = manifest_["tokenizer"][side];
+      if (description.contains(key)) hashes[description[key]] = manifest_["files"][description[key].get<std::string>()];
+    }
+  }
+  return hashes;
+}
+
+}  // namespace tformer

@@ -1,0 +1,57 @@
+// Names, types, sizes and kinds of the graphs, as in tformer_deploy/contract.py; docs/bundle.md has their rules.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine.hpp"
+
+namespace tformer {
+
+/// The network of a bundle, as far as a runtime needs it.
+struct Model : ModelInfo {
+  std::int64_t d_model = 0;
+  std::int64_t heads = 0;     ///< of a decoder layer's caches
+  std::int64_t head_dim = 0;  ///< width of one
+  std::int64_t decoder_layers = 0;
+  bool output_bias = false;
+};
+
+/// How graphs were made, as far as a runtime needs it.
+struct Recipe {
+  std::string target;     ///< onnx, ort-cpu or trt
+  std::string precision;  ///< of the weights: fp32, int8 or int4
+  std::int64_t group_size = 0;
+  std::int64_t top_k = 0;
+  bool attention = false;
+  Limits limits;
+  /// Whether a step's products are of integers, with a scale per output.
+  bool integer_step() const { return precision != "fp32" && group_size == 0; }
+};
+
+/// One input or output of a graph.
+struct TensorSpec {
+  std::string name;
+  std::string dtype;                ///< int32, float32 or int8
+  std::vector<std::int64_t> shape;  ///< 0: a size that a request says
+};
+
+/// Inputs and outputs of a graph, in order.
+struct Signature {
+  std::vector<TensorSpec> inputs, outputs;
+};
+
+/// `<kind>_k_0`, `<kind>_v_0`, `<kind>_k_1` and so on: keys and values of every decoder layer.
+std::vector<std::string> cache_names(const std::string& kind, const Model& model);
+
+/// Names of all graphs of a variant.
+std::vector<std::string> graphs_of(const Recipe& recipe);
+
+/// The kind of a graph, as this version feeds it; empty for graphs of TensorRT's steps.
+std::string kind_of(const std::string& graph, const Recipe& recipe);
+
+/// What a graph of `graphs_of` takes and gives.
+Signature signature(const std::string& graph, const Model& model, const Recipe& recipe);
+
+}  // namespace tformer

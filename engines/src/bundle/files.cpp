@@ -1,0 +1,124 @@
+#include "bundle/files.hpp"
+
+#include <algorithm>
+#include <fstream>
+#include <numeric>
+#include <stdexcept>
+
+#include "errors.hpp"
+
+namespace fs = std::filesystem;
+
+namespace tformer {
+namespace {
+
+/// Changes that make one name of another (Levenshtein).
+std::size_t distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t corner = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t changed = corner + (a[i - 1] != b[j - 1]);
+      corner = row[j];
+      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+fs::path member(const fs::path& directory, const std::string& name) {
+  const fs::path path = directory / name;
+  std::error_code missing;
+  const fs::path root = fs::canonical(directory, missing);
+  const fs::path real = missing ? fs::path() : fs::weakly_canonical(path, missing);
+  if (!missing) {
+    const auto [end, unused] = std::mismatch(root.begin(), root.end(), real.begin(), real.end());
+    if (end != root.end()) {
+      throw Error(Status::bundle, path.string() + " lies outside " + directory.string() +
+                                      ": copy it into the folder, or make the folder again");
+    }
+  }
+  const fs::file_status status = missing ? fs::file_status() : fs::status(path, missing);
+  if (missing || !fs::exists(status)) {
+    throw Error(Status::bundle, directory.string() + " is incomplete: " + name + " is missing; copy or make it again");
+  }
+  if (!fs::is_regular_file(status)) {
+    throw Error(Status::bundle, path.string() + " is no regular file: copy or make it again");
+  }
+  return path;
+}
+
+std::string read_bytes(const fs::path& directory, const std::string& name, std::uintmax_t limit) {
+  const fs::path path = member(directory, name);
+  const std::uintmax_t size = fs::file_size(path);
+  if (size > limit) {
+    throw Error(Status::bundle, path.string() + " has " + std::to_string(size) + " bytes, more than " +
+                                    std::to_string(limit) + ": make it again");
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::string content(static_cast<std::size_t>(size), '\0');
+  file.read(content.data(), static_cast<std::streamsize>(size));
+  if (!file || file.gcount() != static_cast<std::streamsize>(size)) {
+    throw Error(Status::bundle, path.string() + " cannot be read: copy it again");
+  }
+  return content;
+}
+
+Json parse_json(const std::string& text) {
+  std::size_t depth = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {  // before the parser makes objects that are destroyed one in another
+    if (quoted) {
+      if (text[i] == '\\') ++i;
+      else if (text[i] == '"') quoted = false;
+    } else if (text[i] == '"') quoted = true;
+    else if (text[i] == '[' || text[i] == '{') ++depth;
+    else if ((text[i] == ']' || text[i] == '}') && depth) --depth;
+    if (depth > most_nesting) throw std::invalid_argument("it is nested too deeply");
+  }
+  try {
+    return Json::parse(text);
+  } catch (const Json::exception& error) {
+    const std::string said = error.what();  // "[json.exception.parse_error.101] parse error at ..."
+    const std::size_t words = said.find("] ");
+    throw std::invalid_argument(words == std::string::npos ? said : said.substr(words + 2));
+  }
+}
+
+Json read_json(const fs::path& directory, const std::string& name, std::uintmax_t limit) {
+  const std::string content = read_bytes(directory, name, limit);
+  try {
+    return parse_json(content);
+  } catch (const std::invalid_argument& error) {
+    throw Error(Status::bundle,
+                (directory / name).string() + " is damaged (" + error.what() + "): make it again");
+  }
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+std::string unknown(const std::string& kind, const std::string& name, std::vector<std::string> valid) {
+  std::sort(valid.begin(), valid.end());
+  const std::string shown = name.substr(0, 80);
+  std::string near;
+  std::size_t fewest = shown.size() / 2 + 1;
+  for (const std::string& each : valid) {
+    const std::size_t changes = distance(shown, each);
+    if (changes < fewest) {
+      fewest = changes;
+      near = each;
+    }
+  }
+  const std::string hint = near.empty() ? "" : "did you mean '" + near + "'? ";
+  return "unknown " + kind + " '" + shown + "': " + hint + "valid: " + joined(valid);
+}
+
+}  // namespace tformer

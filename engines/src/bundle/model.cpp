@@ -1,0 +1,185 @@
+#include "bundle/model.hpp"
+
+#include <stdexcept>
+
+namespace tformer {
+namespace {
+
+/// Every key of `model` and its default; null: there is none. As in tformer_deploy/config.py.
+const Json& model_defaults() {
+  static const Json defaults = Json::parse(R"({
+    "src_vocab": null, "tgt_vocab": null, "d_model": 512, "d_ff": 2048, "heads": 8, "head_dim": 0, "encoder_layers": 6,
+    "decoder_layers": 6, "encoder_d_model": 0, "encoder_d_ff": 0, "encoder_heads": 0, "encoder_head_dim": 0,
+    "dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1, "norm_position": "pre", "final_norm": true,
+    "final_norm_sides": "both", "norm": "standard", "norm_eps": 1e-05, "embedding_norm": false,
+    "scale_embeddings": true, "pad_embedding_zero": true, "positions": "sinusoidal", "relative_buckets": 32,
+    "relative_distance": 128, "relative_per_layer": false, "position_base": 10000.0, "max_positions": 512,
+    "share_embeddings": "all", "output_bias": false, "activation": "relu", "ff": "plain", "pad_id": 1, "bos_id": 2,
+    "eos_id": 3, "start_id": -1, "module_parameters": 0})");
+  return defaults;
+}
+
+/// The same of `recipe`, as in tformer_deploy/recipe.py.
+const Json& recipe_defaults() {
+  static const Json defaults = Json::parse(R"({
+    "target": "onnx", "precision": "fp32", "group_size": 0, "cache": "growing", "opset": 23, "top_k": 0,
+    "attention": false, "axes": {}, "tolerance": {}, "plans": {}})");
+  return defaults;
+}
+
+const Json& axes_defaults() {
+  static const Json defaults = Json::parse(R"({
+    "batch": {"min": 1, "opt": 8, "max": 1024}, "beams": {"min": 1, "opt": 1, "max": 64},
+    "src_len": {"min": 1, "opt": 32, "max": 0}, "past_len": {"min": 0, "opt": 32, "max": 0}})");
+  return defaults;
+}
+
+std::vector<std::string> keys_of(const Json& table) {
+  std::vector<std::string> keys;
+  for (const auto& [key, unused] : table.items()) keys.push_back(key);
+  return keys;
+}
+
+/// Values over defaults. Throws std::invalid_argument for an unknown key, and for one of another type.
+Json filled(const Json& values, const Json& defaults, const std::string& where) {
+  if (!values.is_object()) throw std::invalid_argument("[" + where + "]: must be a table");
+  Json all = defaults;
+  for (const auto& [key, value] : values.items()) {
+    if (!defaults.contains(key)) {
+      throw std::invalid_argument(unknown("key of [" + where + "]", key, keys_of(defaults)));
+    }
+    const Json& usual = defaults[key];
+    const bool whole = usual.is_null() || usual.is_number_integer();
+    const bool fits = whole ? value.is_number_integer()
+                            : usual.is_number() ? value.is_number() : value.type() == usual.type();
+    if (!fits) {
+      const char* kind = whole ? "int" : usual.is_number() ? "float" : usual.is_boolean() ? "bool" : usual.type_name();
+      throw std::invalid_argument(where + "." + key + ": must be of type " + kind);
+    }
+    all[key] = value;
+  }
+  return all;
+}
+
+std::int64_t within(const Json& values, const char* name, std::int64_t least, std::int64_t most) {
+  const Json& value = values[name];
+  const std::string shown = std::string("model.") + name + "=" + value.dump().substr(0, 40);
+  if (!value.is_number_integer() || value < least) {
+    throw std::invalid_argument(shown + ": must be at least " + std::to_string(least));
+  }
+  if (value > most) throw std::invalid_argument(shown + ": must be at most " + std::to_string(most));
+  return value.get<std::int64_t>();
+}
+
+Json filled_model(const Json& values) {
+  Json all = filled(values, model_defaults(), "model");
+  if (all["start_id"] == -1) all["start_id"] = all["bos_id"];
+  return all;
+}
+
+Json filled_recipe(const Json& values) {
+  Json renamed = values;
+  if (renamed.is_object() && renamed.contains("block") && !renamed.contains("group_size")) {
+    renamed["group_size"] = renamed["block"];  // its name in older recipes and bundles
+    renamed.erase("block");
+  }
+  Json all = filled(renamed, recipe_defaults(), "recipe");
+  Json axes = filled(all["axes"], axes_defaults(), "axes");
+  for (auto& [name, axis] : axes.items()) axis = filled(axis, axes_defaults()[name], "axes." + name);
+  all["axes"] = axes;
+  return all;
+}
+
+/// Whether what both tables have is the same in both.
+bool agree(const Json& one, const Json& other) {
+  if (!one.is_object() || !other.is_object()) return one == other;
+  for (const auto& [key, value] : one.items()) {
+    if (other.contains(key) && !agree(value, other[key])) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Model model_of(const Json& values) {
+  const Json all = filled_model(values);
+  constexpr std::int64_t most_vocab = 1 << 24, most_width = 1 << 16, most_layers = 1 << 11;
+  Model model;
+  model.src_vocab = static_cast<std::int32_t>(within(all, "src_vocab", 1, most_vocab));
+  model.tgt_vocab = static_cast<std::int32_t>(within(all, "tgt_vocab", 1, most_vocab));
+  model.max_positions = static_cast<std::int32_t>(within(all, "max_positions", 1, 1 << 20));
+  model.d_model = within(all, "d_model", 1, most_width);
+  model.heads = within(all, "heads", 1, 1 << 12);
+  model.head_dim = within(all, "head_dim", 0, most_width);
+  model.decoder_layers = within(all, "decoder_layers", 1, most_layers);
+  model.output_bias = all["output_bias"];
+  if (!model.head_dim && model.d_model % model.heads == 0) model.head_dim = model.d_model / model.heads;
+  if (!model.head_dim) {
+    throw std::invalid_argument("model.heads=" + std::to_string(model.heads) + " does not divide model.d_model=" +
+                                std::to_string(model.d_model) + ": or set head_dim");
+  }
+  const std::int32_t smallest = std::min(model.src_vocab, model.tgt_vocab);
+  for (const char* name : {"pad_id", "bos_id", "eos_id", "start_id"}) {
+    if (!all[name].is_number_integer() || all[name] < 0 || all[name] >= smallest) {
+      throw std::invalid_argument(std::string("model.") + name + "=" + all[name].dump().substr(0, 40) +
+                                  " is outside the vocabulary of " + std::to_string(smallest));
+    }
+  }
+  model.pad_id = all["pad_id"];
+  model.eos_id = all["eos_id"];
+  model.start_id = all["start_id"];
+  return model;
+}
+
+Recipe recipe_of(const Json& values) {
+  const Json all = filled_recipe(values);
+  Recipe recipe;
+  recipe.target = all["target"];
+  recipe.precision = all["precision"];
+  const auto one_of = [](const char* name, const std::string& value, const std::vector<std::string>& valid) {
+    for (const std::string& each : valid) {
+      if (value == each) return;
+    }
+    throw std::invalid_argument(unknown(name, value, valid));
+  };
+  one_of("target", recipe.target, {"onnx", "ort-cpu", "trt"});
+  one_of("precision", recipe.precision, {"fp32", "int8", "int4"});
+  recipe.group_size = all["group_size"];
+  recipe.top_k = all["top_k"];
+  recipe.attention = all["attention"];
+  if (recipe.top_k < 0 || recipe.top_k > (1 << 24)) {
+    throw std::invalid_argument("top_k=" + std::to_string(recipe.top_k) + ": must be at least 0");
+  }
+  const std::string cache = recipe.target == "onnx" ? "growing" : "static";
+  if (all["cache"] != cache) {
+    throw std::invalid_argument("cache=" + all["cache"].get<std::string>() + ": must be " + cache + " with target=" +
+                                recipe.target);
+  }
+  for (const auto& [name, axis] : all["axes"].items()) {
+    const bool open = axis["max"] == 0;
+    const bool ordered = axis["min"] >= 0 && axis["min"] <= axis["opt"] && (open || axis["opt"] <= axis["max"]);
+    if (!ordered || axis["max"] > std::int64_t{1} << 31) {
+      throw std::invalid_argument("axis " + name + " " + axis.dump() + ": must be min <= opt <= max");
+    }
+  }
+  const Json& axes = all["axes"];
+  recipe.limits.batch = axes["batch"]["max"];
+  recipe.limits.beams = axes["beams"]["max"];
+  recipe.limits.src_tokens = axes["src_len"]["max"];
+  recipe.limits.tgt_tokens = axes["past_len"]["max"].get<std::int64_t>() + 1;
+  return recipe;
+}
+
+bool same_model(const Json& one, const Json& other) { return filled_model(one) == filled_model(other); }
+
+bool same_recipe(const Json& one, const Json& other) {
+  Json a = filled_recipe(one), b = filled_recipe(other);
+  for (const char* part : {"tolerance", "plans"}) {
+    if (!agree(a[part], b[part])) return false;
+    a.erase(part);
+    b.erase(part);
+  }
+  return a == b;
+}
+
+}  // namespace tformer

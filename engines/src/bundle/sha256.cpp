@@ -1,0 +1,60 @@
+#include "bundle/sha256.hpp"
+
+#define OPENSSL_SUPPRESS_DEPRECATED  // the functions without EVP, which take no more of the library than SHA-256 itself
+#include <openssl/sha.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <memory>
+#include <unistd.h>
+
+#include "errors.hpp"
+
+namespace tformer {
+namespace {
+
+constexpr std::size_t chunk_bytes = std::size_t{1} << 18;
+
+std::string finished(SHA256_CTX& context) {
+  std::array<unsigned char, SHA256_DIGEST_LENGTH> digest{};
+  SHA256_Final(digest.data(), &context);
+  static constexpr char digits[] = "0123456789abcdef";
+  std::string hex;
+  for (const unsigned char byte : digest) {
+    hex += digits[byte >> 4];
+    hex += digits[byte & 15];
+  }
+  return hex;
+}
+
+}  // namespace
+
+std::string sha256_of_file(const std::filesystem::path& path) {
+  const auto fail = [&path] {
+    return Error(Status::bundle, path.string() + " cannot be read: " + std::strerror(errno) + ": copy it again");
+  };
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) throw fail();
+  const std::unique_ptr<const int, void (*)(const int*)> closing(&file, [](const int* it) { ::close(*it); });
+  SHA256_CTX context;
+  SHA256_Init(&context);
+  const auto buffer = std::make_unique<unsigned char[]>(chunk_bytes);
+  for (;;) {
+    const ssize_t count = ::read(file, buffer.get(), chunk_bytes);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw fail();
+    if (count == 0) return finished(context);
+    SHA256_Update(&context, buffer.get(), static_cast<std::size_t>(count));
+  }
+}
+
+std::string sha256_of(const std::string& bytes) {
+  SHA256_CTX context;
+  SHA256_Init(&context);
+  SHA256_Update(&context, bytes.data(), bytes.size());
+  return finished(context);
+}
+
+}  // namespace tformer

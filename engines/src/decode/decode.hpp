@@ -1,0 +1,63 @@
+// Decoding over the Engine interface: greedy, beam search, sampling, scoring. docs/decoding.md has the rules.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "decode/options.hpp"
+#include "decode/trie.hpp"
+#include "engine.hpp"
+
+namespace tformer {
+
+/// Sources to decode together.
+struct Batch {
+  std::vector<std::int32_t> src_ids;      ///< (B, S) right-padded, as the encoder sees them
+  std::vector<std::int32_t> src_lengths;  ///< (B)
+  std::vector<std::int64_t> numbers;      ///< of all requests, for draws and messages; none: the index in the batch
+  std::vector<std::vector<std::int32_t>> prefixes;  ///< tokens that each output begins with; none: nothing
+};
+
+/// One decoded output.
+struct Hypothesis {
+  std::vector<std::int32_t> ids;  ///< tokens, without bos and end token
+  double score = 0;               ///< sum of the log-probabilities of ids and, where `finished`, of the end token
+  bool finished = false;          ///< ended by an end token, not by a limit
+  double value = 0;               ///< what a beam is ranked by: the score after penalties
+  std::vector<std::int32_t> alignment;  ///< the source position that each of ids looks at most; only with `align`
+  std::int32_t end_id = -1;             ///< the end token, where `finished`
+};
+
+/// A token that a step found: a candidate of a beam, or what was drawn.
+struct Candidate {
+  double value;  ///< sum after the rules, which a beam is ranked by
+  double score;  ///< sum of plain log-probabilities
+  std::int32_t sentence;  ///< index in the batch
+  std::int32_t row;       ///< row of its sentence that it continues
+  std::int32_t token;
+  std::int32_t rank;  ///< of a sentence's candidates, from 0, or the number of the sample
+};
+
+/// What the caller of `decode` may add.
+struct Hooks {
+  const Trie* allowed = nullptr;  ///< the only outputs that may come
+  std::function<void(const std::vector<Candidate>&)> on_step;  ///< gets what each step found, sentence by sentence
+  const std::atomic<bool>* cancel = nullptr;  ///< stops before the next step once it is true: Status::cancelled
+  bool strict = true;  ///< stop at log-probabilities that are no numbers; else those are never chosen
+};
+
+/// The outputs of each source, best first, or its samples.
+///
+/// Throws Error: Status::limit where the options ask for what the engine cannot do, NotNumbers for log-probabilities
+/// that are no numbers, Status::engine for tokens that do not exist.
+std::vector<std::vector<Hypothesis>> decode(Engine& engine, const Batch& batch, const DecodeOptions& options,
+                                            const Hooks& hooks = {});
+
+/// Of each target, end token included, the log-probability of every token behind those before it. Throws as `decode`.
+std::vector<std::vector<double>> score(Engine& engine, const Batch& batch,
+                                       const std::vector<std::vector<std::int32_t>>& targets,
+                                       const std::atomic<bool>* cancel = nullptr);
+
+}  // namespace tformer

@@ -1,0 +1,30 @@
+// A set of allowed outputs, given as token ids without end tokens.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace tformer {
+
+class Trie {
+ public:
+  struct Node {
+    std::map<std::int32_t, std::size_t> next;  ///< the tokens that may follow, and the nodes that they lead to
+    bool ends = false;                         ///< whether an output may end here
+  };
+
+  explicit Trie(const std::vector<std::vector<std::int32_t>>& outputs);
+
+  /// Where the tokens from `first` on lead; null: no output begins so.
+  const Node* after(const std::vector<std::int32_t>& ids, std::size_t first) const;
+  /// Every token of every output, in order.
+  const std::vector<std::int32_t>& tokens() const { return tokens_; }
+
+ private:
+  std::vector<Node> nodes_;
+  std::vector<std::int32_t> tokens_;
+};
+
+}  // namespace tformer

@@ -1,0 +1,42 @@
+// A model that is open: a bundle, its sessions and its tokenizers. Immutable; any number of threads may use one.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ort/graphs.hpp"
+#include "settings.hpp"
+#include "text/tokenizer.hpp"
+
+namespace tformer {
+
+class OpenModel {
+ public:
+  /// Throws Error.
+  OpenModel(const std::string& folder, const Settings& settings);
+
+  const std::shared_ptr<const Graphs>& graphs() const { return graphs_; }
+  /// Throws Error where C++ does not have the bundle's tokenizers.
+  const Tokenizers& tokenizers() const;
+  bool has_tokenizers() const { return tokenizer_problem_.empty(); }
+  /// The bundle's own decoding options.
+  const Json& decoding() const { return decoding_; }
+  /// The variant's name, fp32 for the standard graphs.
+  const std::string& variant() const { return variant_; }
+
+ private:
+  std::shared_ptr<const Graphs> graphs_;
+  Tokenizers tokenizers_;
+  std::string tokenizer_problem_;
+  Json decoding_ = Json::object();
+  std::string variant_;
+
+  void open_tokenizers(const Bundle& bundle);
+};
+
+/// The ids that the encoder sees of a text. Throws Error for what is no text.
+Ids source_ids(const OpenModel& model, std::string_view text);
+/// What the decoder must produce for a text, end token included. Throws Error for what is no text.
+Ids target_ids(const OpenModel& model, std::string_view text);
+
+}  // namespace tformer

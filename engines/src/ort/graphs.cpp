@@ -1,0 +1,213 @@
+#include "ort/graphs.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <future>
+#include <numeric>
+
+#include "errors.hpp"
+
+namespace tformer {
+namespace {
+
+constexpr int short_spin_us = 100;  // enough to the next operator; then the core is free for the step that follows
+constexpr std::size_t alignment = 64;
+
+/// What the library says of a graph that a later version may know.
+bool newer(const std::string& said) {
+  for (const char* words : {"IR version", "onnx opset versions", "No Op registered", "not a registered function"}) {
+    if (said.find(words) != std::string::npos) return true;
+  }
+  return false;
+}
+
+Error cannot_load(const std::filesystem::path& path, const std::string& error) {
+  std::string said = reason(error);
+  if (said.find("alloc") != std::string::npos) said += ": free some memory";
+  else if (newer(said)) said += ": update onnxruntime, or export with a lower opset";
+  else said = "it is damaged, or tformer did not make it (" + said + "): copy or export the bundle again";
+  return Error(Status::bundle, "onnxruntime " + onnxruntime_version() + " cannot load " + path.string() + ": " + said);
+}
+
+std::string dtype_name(ONNXTensorElementDataType type) {
+  switch (type) {
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT: return "float32";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32: return "int32";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8: return "int8";
+    default: return "type " + std::to_string(static_cast<int>(type));
+  }
+}
+
+std::string shown(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (const std::int64_t size : shape) text += (text.empty() ? "" : ", ") + (size > 0 ? std::to_string(size) : "?");
+  return "[" + text + "]";
+}
+
+std::size_t elements(const std::vector<std::int64_t>& shape) {
+  return static_cast<std::size_t>(std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()));
+}
+
+const Ort::MemoryInfo& cpu() {
+  static const auto* info = new Ort::MemoryInfo(Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeCPU));
+  return *info;
+}
+
+}  // namespace
+
+int cores() {
+  cpu_set_t set;
+  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+void Feed::input(const std::string& name, const Ort::Value& value) {
+  input_names.push_back(name.c_str());
+  inputs.push_back(value);
+}
+
+void Feed::output(const std::string& name, Ort::Value& value) {
+  output_names.push_back(name.c_str());
+  outputs.push_back(value);
+}
+
+Graphs::Graphs(std::shared_ptr<const Bundle> bundle, const OpenOptions& options)
+    : bundle_(std::move(bundle)), variant_(bundle_->chosen(options.variant)),
+      threads_(options.threads ? options.threads : cores()) {
+  const std::string target = recipe().target;
+  if (target == "trt") {
+    throw Error(Status::usage, "variant " + variant_ + " of " + bundle_->directory().string() +
+                                   " has graphs for TensorRT, which this library does not run: use another variant");
+  }
+  if (options.shortlist) {
+    const std::string shown = variant_.empty() ? "fp32" : variant_;
+    if (target != "ort-cpu") {
+      throw Error(Status::usage, "shortlist: " + shown + " has no graphs for it: use a variant of target ort-cpu");
+    }
+    if (recipe().integer_step() && !has_vnni()) {  // its weights are no constants, which could be made unsigned
+      throw Error(Status::usage, "shortlist: " + shown + " needs a processor with VNNI for it: use another variant");
+    }
+    shortlist_.emplace(open_shortlist(*bundle_, variant_));
+  }
+  bundle_->require_kinds(variant_);
+  load_onnxruntime(options.onnxruntime);
+  std::vector<std::string> names = {"encoder", shortlist_ ? "short_step" : "decoder_step"};
+  if (shortlist_) names.push_back("short_rows");
+  // The three take about as long as each other.
+  auto verified = std::async(std::launch::async, [&] { bundle_->verify(bundle_->graph_files(names, variant_)); });
+  auto first = std::async(std::launch::async, [&] { return open(names[encoder], short_spin_us); });
+  auto second = std::async(std::launch::async, [&] { return open(names[step], 0); });
+  verified.get();  // first, as a damaged graph may not load either
+  sessions_.push_back(first.get());
+  sessions_.push_back(second.get());
+  if (shortlist_) sessions_.push_back(open(names[rows], short_spin_us));
+}
+
+/// The settings of a session; its threads stay awake so long after an operator, with 0 as long as is usual.
+Ort::SessionOptions Graphs::session_options(int spin_us) const {
+  Ort::SessionOptions options;
+  options.SetIntraOpNumThreads(threads_).SetInterOpNumThreads(1).SetLogSeverityLevel(ORT_LOGGING_LEVEL_FATAL);
+  if (spin_us) options.AddConfigEntry("session.intra_op.spin_duration_us", std::to_string(spin_us).c_str());
+  // Without VNNI, products of unsigned and signed bytes overflow, unless the weights are made unsigned as well.
+  options.AddConfigEntry("session.x64quantprecision", has_vnni() ? "0" : "1");
+  // The fused kernel takes several times as long as its parts.
+  options.AddConfigEntry("optimization.disable_specified_optimizers", "SkipLayerNormFusion");
+  return options;
+}
+
+Ort::Session Graphs::open(const std::string& graph, int spin_us) const {
+  const std::filesystem::path path = bundle_->graph(graph, variant_);
+  Ort::Session session{nullptr};
+  std::map<std::string, std::string> metadata;
+  try {
+    require_no_control_flow(path);
+    session = Ort::Session(ort_env(), path.c_str(), session_options(spin_us));
+    const Ort::AllocatorWithDefaultOptions allocator;
+    const Ort::ModelMetadata about = session.GetModelMetadata();
+    for (const Ort::AllocatedStringPtr& key : about.GetCustomMetadataMapKeysAllocated(allocator)) {
+      metadata[key.get()] = about.LookupCustomMetadataMapAllocated(key.get(), allocator).get();
+    }
+  } catch (const std::invalid_argument& error) {
+    throw cannot_load(path, std::string("Protobuf parsing failed: ") + error.what());
+  } catch (const Ort::Exception& error) {
+    throw cannot_load(path, error.what());
+  }
+  bundle_->check_metadata(graph, metadata, variant_);
+  check_tensors(graph, session);
+  return session;
+}
+
+/// Throws Error for a graph without an input or output of the contract, or with one of another kind.
+void Graphs::check_tensors(const std::string& graph, const Ort::Session& session) const {
+  struct Found {
+    std::string dtype;
+    std::vector<std::int64_t> shape;
+  };
+  std::map<std::string, Found> found;
+  const Ort::AllocatorWithDefaultOptions allocator;
+  const auto note = [&found](const char* name, const Ort::TypeInfo& type) {
+    if (type.GetONNXType() != ONNX_TYPE_TENSOR) return;
+    const auto tensor = type.GetTensorTypeAndShapeInfo();
+    found[name] = {dtype_name(tensor.GetElementType()), tensor.GetShape()};
+  };
+  for (std::size_t i = 0; i < session.GetInputCount(); ++i) {
+    note(session.GetInputNameAllocated(i, allocator).get(), session.GetInputTypeInfo(i));
+  }
+  for (std::size_t i = 0; i < session.GetOutputCount(); ++i) {
+    note(session.GetOutputNameAllocated(i, allocator).get(), session.GetOutputTypeInfo(i));
+  }
+  const std::string path = bundle_->graph(graph, variant_).string();
+  const Signature wanted = signature(graph, model(), recipe());
+  for (const auto* side : {&wanted.inputs, &wanted.outputs}) {
+    for (const TensorSpec& spec : *side) {
+      const auto value = found.find(spec.name);
+      if (value == found.end()) {
+        throw Error(Status::bundle, path + " has no '" + spec.name +
+                                        "': it is not a graph of tformer, export the bundle again");
+      }
+      const auto& [dtype, shape] = value->second;
+      bool fits = dtype == spec.dtype && shape.size() == spec.shape.size();
+      for (std::size_t i = 0; fits && i < shape.size(); ++i) {
+        fits = shape[i] <= 0 || spec.shape[i] == 0 || shape[i] == spec.shape[i];
+      }
+      if (!fits) {
+        throw Error(Status::bundle, path + ": '" + spec.name + "' is " + dtype + " of " + shown(shape) + ", not " +
+                                        spec.dtype + " of " + shown(spec.shape) + ": export the bundle again");
+      }
+    }
+  }
+}
+
+void Graphs::run(Which which, Feed& feed) const {
+  const OrtSession* session = sessions_[which];
+  try {
+    Ort::ThrowOnError(Ort::GetApi().Run(const_cast<OrtSession*>(session), nullptr, feed.input_names.data(),
+                                        feed.inputs.data(), feed.inputs.size(), feed.output_names.data(),
+                                        feed.output_names.size(), feed.outputs.data()));
+  } catch (const Ort::Exception& error) {
+    const std::string said = reason(error.what());
+    const bool memory = said.find("alloc") != std::string::npos;
+    throw Error(memory ? Status::no_memory : Status::engine,
+                "onnxruntime " + onnxruntime_version() + " stopped in " +
+                    bundle_->folder(variant_).string() + ": " + said + ": " +
+                    (memory ? "use smaller batches" : "export the bundle again if tformer check fails too"));
+  }
+}
+
+Buffer::Buffer(const std::vector<std::int64_t>& shape) {
+  const std::size_t count = elements(shape);
+  const std::size_t bytes = std::max(alignment, (count * sizeof(float) + alignment - 1) / alignment * alignment);
+  memory_.reset(static_cast<float*>(std::aligned_alloc(alignment, bytes)));
+  if (!memory_) throw Error(Status::no_memory, "no memory for caches of " + shown(shape) + ": use smaller batches");
+  value_ = Ort::Value::CreateTensor<float>(cpu(), memory_.get(), count, shape.data(), shape.size());
+}
+
+Ort::Value tensor(std::vector<std::int32_t>& values, const std::vector<std::int64_t>& shape) {
+  return Ort::Value::CreateTensor<std::int32_t>(cpu(), values.data(), values.size(), shape.data(), shape.size());
+}
+
+Ort::Value tensor(std::vector<float>& values, const std::vector<std::int64_t>& shape) {
+  return Ort::Value::CreateTensor<float>(cpu(), values.data(), values.size(), shape.data(), shape.size());
+}
+
+}  // namespace tformer

@@ -1,0 +1,87 @@
+// The sessions of a variant's graphs: opened and checked once, run by any number of threads.
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bundle/bundle.hpp"
+#include "ort/library.hpp"
+#include "shortlist.hpp"
+
+namespace tformer {
+
+/// How a model is opened.
+struct OpenOptions {
+  std::string variant;  ///< empty: the bundle's default; fp32: the standard graphs
+  int threads = 0;      ///< of one call of the engine; 0: as many as this process has cores
+  bool shortlist = false;
+  bool verify = true;       ///< compare files with their hashes
+  std::string onnxruntime;  ///< the library's file; empty: see load_onnxruntime
+};
+
+/// Names and values of one run; values belong to others.
+struct Feed {
+  std::vector<const char*> input_names, output_names;
+  std::vector<const OrtValue*> inputs;
+  std::vector<OrtValue*> outputs;  ///< null: the library makes one
+  void input(const std::string& name, const Ort::Value& value);
+  void output(const std::string& name, Ort::Value& value);
+};
+
+/// Immutable once it is made; `run` may be called from several threads.
+class Graphs {
+ public:
+  /// Throws Error.
+  Graphs(std::shared_ptr<const Bundle> bundle, const OpenOptions& options);
+
+  const Bundle& bundle() const { return *bundle_; }
+  const Model& model() const { return bundle_->model(); }
+  const Recipe& recipe() const { return bundle_->recipe(variant_); }
+  const std::string& variant() const { return variant_; }
+  const Shortlist* shortlist() const { return shortlist_ ? &*shortlist_ : nullptr; }
+
+  enum Which { encoder = 0, step = 1, rows = 2 };
+  /// Run a session; outputs that were null belong to the caller afterwards. Throws Error.
+  void run(Which which, Feed& feed) const;
+
+ private:
+  std::shared_ptr<const Bundle> bundle_;
+  std::string variant_;
+  int threads_;
+  std::optional<Shortlist> shortlist_;
+  std::vector<Ort::Session> sessions_;
+
+  Ort::SessionOptions session_options(int spin_us) const;
+  Ort::Session open(const std::string& graph, int spin_us) const;
+  void check_tensors(const std::string& graph, const Ort::Session& session) const;
+};
+
+/// Cores that this process may run on.
+int cores();
+
+/// Frees memory of std::aligned_alloc.
+struct Free {
+  void operator()(float* memory) const { std::free(memory); }
+};
+
+/// A tensor of ours, without first values.
+class Buffer {
+ public:
+  explicit Buffer(const std::vector<std::int64_t>& shape);
+  float* data() const { return memory_.get(); }
+  const Ort::Value& value() const { return value_; }
+  Ort::Value& value() { return value_; }
+
+ private:
+  std::unique_ptr<float, Free> memory_;
+  Ort::Value value_{nullptr};
+};
+
+/// Tensors over memory of the caller's, which must outlive them.
+Ort::Value tensor(std::vector<std::int32_t>& values, const std::vector<std::int64_t>& shape);
+Ort::Value tensor(std::vector<float>& values, const std::vector<std::int64_t>& shape);
+
+}  // namespace tformer

@@ -1,0 +1,22 @@
+// Options by their names, as the C API and the command line have them.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "ort/graphs.hpp"
+
+namespace tformer {
+
+struct Settings {
+  OpenOptions open;
+  std::int64_t batch_tokens = 4096;           ///< padded source tokens of a batch, per beam
+  std::int64_t workers = 1;                   ///< batches that are decoded at a time
+  std::int64_t max_line_bytes = 1 << 20;      ///< longer lines are refused
+  Json decoding = Json::object();             ///< decoding options that are asked for
+
+  /// Throws Error for a name or value that does not exist.
+  void set(const std::string& name, const std::string& value);
+};
+
+}  // namespace tformer

@@ -1,0 +1,90 @@
+#include "text/regex.hpp"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <array>
+#include <cctype>
+
+#include "errors.hpp"
+
+namespace tformer {
+namespace {
+
+/// `{,n}` means `{0,n}`, which PCRE2 before 10.43 reads as these characters.
+std::string with_zeros(const std::string& expression) {
+  std::string made;
+  bool in_class = false;
+  for (std::size_t i = 0; i < expression.size(); ++i) {
+    const char c = expression[i];
+    made += c;
+    if (c == '\\' && i + 1 < expression.size()) {
+      made += expression[++i];
+    } else if (c == '[' && !in_class) {
+      in_class = true;
+      // A bracket that comes first does not end the class.
+      if (expression.compare(i + 1, 1, "^") == 0) made += expression[++i];
+      if (expression.compare(i + 1, 1, "]") == 0) made += expression[++i];
+    } else if (c == ']') {
+      in_class = false;
+    } else if (c == '{' && !in_class && expression.compare(i + 1, 1, ",") == 0) {
+      std::size_t end = i + 2;
+      while (end < expression.size() && std::isdigit(static_cast<unsigned char>(expression[end]))) ++end;
+      if (end < expression.size() && expression[end] == '}') made += '0';
+    }
+  }
+  return made;
+}
+
+std::string message_of(int code) {
+  std::array<PCRE2_UCHAR, 256> text{};
+  pcre2_get_error_message(code, text.data(), text.size());
+  return reinterpret_cast<const char*>(text.data());
+}
+
+}  // namespace
+
+struct Regex::Compiled {
+  std::string expression;
+  pcre2_code* code = nullptr;
+  ~Compiled() { pcre2_code_free(code); }
+};
+
+Regex::Regex(const std::string& expression) : compiled_(std::make_unique<Compiled>()) {
+  compiled_->expression = expression;
+  const std::string read = with_zeros(expression);
+  int problem = 0;
+  PCRE2_SIZE where = 0;
+  compiled_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(read.data()), read.size(),
+                                  PCRE2_UTF, &problem, &where, nullptr);
+  if (!compiled_->code) {
+    throw Error(Status::bundle, "regular expression '" + expression.substr(0, 80) + "': " + message_of(problem));
+  }
+}
+
+Regex::~Regex() = default;
+
+std::vector<std::string_view> Regex::find_all(std::string_view text) const {
+  std::vector<std::string_view> found;
+  const std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> match(pcre2_match_data_create(1, nullptr),
+                                                                             pcre2_match_data_free);
+  if (!match) throw std::bad_alloc();
+  PCRE2_SIZE start = 0;
+  std::uint32_t options = 0;
+  while (true) {
+    const int count = pcre2_match(compiled_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), start,
+                                  options, match.get(), nullptr);
+    if (count == PCRE2_ERROR_NOMATCH) return found;
+    if (count < 0) {
+      throw Error(Status::text, "regular expression '" + compiled_->expression.substr(0, 80) +
+                                    "' cannot split the line: " + message_of(count) + "; split the line");
+    }
+    const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(match.get());
+    found.push_back(text.substr(ends[0], ends[1] - ends[0]));
+    // Behind an empty match, the next one may not be the same.
+    options = PCRE2_NO_UTF_CHECK | (ends[0] == ends[1] ? PCRE2_NOTEMPTY_ATSTART : 0U);
+    start = ends[1];
+  }
+}
+
+}  // namespace tformer

@@ -1,0 +1,38 @@
+// UTF-8 and what Python's str knows of characters: white space, letters, numbers, lower case.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tformer {
+
+/// What is wrong with a text that is not UTF-8, in Python's words; empty: nothing is.
+std::string_view utf8_problem(std::string_view text);
+
+/// The text with U+FFFD for each part that is not UTF-8, as Python's `decode("utf-8", "replace")`.
+std::string utf8_replaced(std::string_view bytes);
+
+/// The characters of valid UTF-8.
+std::u32string characters(std::string_view text);
+
+/// Append a character as UTF-8.
+void append_utf8(std::string& text, char32_t character);
+std::string utf8(std::u32string_view text);
+
+/// What Unicode calls white space, and U+001C to U+001F.
+bool is_space(char32_t character);
+bool is_letter(char32_t character);
+bool is_number(char32_t character);
+
+/// Lower case with the final sigma, as Python's `str.lower`.
+std::string lower(std::string_view text);
+
+/// A text without the white space at both ends.
+std::string_view stripped(std::string_view text);
+
+/// What stands between white space.
+std::vector<std::string_view> split(std::string_view text);
+
+}  // namespace tformer

@@ -1,0 +1,56 @@
+// One id a word: split at white space, or by a regular expression.
+#include "errors.hpp"
+#include "text/kinds.hpp"
+#include "text/regex.hpp"
+#include "text/unicode.hpp"
+
+namespace tformer {
+namespace {
+
+class Words final : public Tokenizer {
+ public:
+  Words(std::vector<std::string> words, Specials special, const WordsHow& how)
+      : Tokenizer(std::move(special)), words_(std::move(words), specials), how_(how) {
+    if (how.regex) regex_ = std::make_unique<Regex>(*how.regex);
+  }
+
+  std::int32_t size() const override { return words_.size(); }
+
+  Ids encode(std::string_view text) const override {
+    if (!regex_ && !how_.language.empty()) {
+      throw Error(Status::missing, "this bundle's text is split by spaCy's rules for '" + how_.language +
+                                       "', and C++ has no spaCy rules: give token ids, or translate with Python");
+    }
+    const std::string low = how_.lower ? lower(text) : std::string();
+    if (how_.lower) text = low;
+    Ids ids;
+    for (const std::string_view word : regex_ ? regex_->find_all(text) : split(text)) {
+      ids.push_back(words_.id(std::string(word)));
+    }
+    return ids;
+  }
+
+  std::string decode(const Ids& ids) const override {
+    std::string text;
+    bool first = true;
+    for (const std::string_view word : words_.shown(ids, specials)) {
+      if (!first && !regex_) text += ' ';
+      text += word;
+      first = false;
+    }
+    return text;
+  }
+
+ private:
+  Vocabulary words_;
+  WordsHow how_;
+  std::unique_ptr<Regex> regex_;
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_words(std::vector<std::string> words, Specials specials, const WordsHow& how) {
+  return std::make_unique<Words>(std::move(words), std::move(specials), how);
+}
+
+}  // namespace tformer

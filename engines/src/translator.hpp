@@ -1,0 +1,88 @@
+// Requests to batches and back: text to ids, sort by length, decode, restore the order.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "batches.hpp"
+#include "decode/decode.hpp"
+#include "model.hpp"
+
+namespace tformer {
+
+/// One output of a request.
+struct Output {
+  std::string text;
+  Hypothesis found;
+};
+
+/// What became of some requests.
+struct Results {
+  std::vector<std::vector<Output>> lines;   ///< those before the first bad one; best outputs first
+  std::vector<std::vector<double>> scores;  ///< of `score`
+  std::exception_ptr error;                 ///< what is wrong with the bad one; null: none is bad
+};
+
+/// For one thread at a time.
+class Translator {
+ public:
+  using StepCallback = std::function<bool(const std::vector<Candidate>&, std::uint64_t first)>;
+
+  /// Throws Error.
+  Translator(std::shared_ptr<const OpenModel> model, const Settings& settings);
+
+  void allow(const std::vector<std::string_view>& outputs);
+  /// Gets what each step found, with `sentence` the number of the request; stops where it returns false.
+  std::function<bool(const std::vector<Candidate>&)> on_step;
+  /// Stop the call that another thread makes.
+  void cancel() { cancelled_ = true; }
+
+  /// `prefixes`: how each output begins, if given. Throws Error for arguments that do not fit each other.
+  Results translate(const std::vector<std::string_view>& lines, const std::vector<std::string_view>& prefixes,
+                    std::int64_t first);
+  /// For sources given as the ids that the encoder sees.
+  Results generate(const std::vector<std::vector<std::int32_t>>& sources, std::int64_t first);
+  /// One line; `write` gets its text piece by piece and stops where it returns false.
+  Results stream(std::string_view line, std::string_view prefix, std::int64_t number,
+                 const std::function<bool(std::string_view)>& write);
+  /// The log-probability of every token of each target.
+  Results score(const std::vector<std::string_view>& sources, const std::vector<std::string_view>& targets,
+                std::int64_t first);
+
+ private:
+  /// Ids of all sources before the first bad one, how each output begins, and what is wrong with the bad one.
+  struct Requests {
+    std::vector<std::vector<std::int32_t>> sources, prefixes;
+    std::exception_ptr error;
+  };
+
+  std::shared_ptr<const OpenModel> model_;
+  DecodeOptions options_;
+  std::size_t batch_tokens_, workers_, max_line_bytes_;
+  std::unique_ptr<const Trie> allowed_;
+  std::vector<std::unique_ptr<Engine>> engines_;  // one for each worker
+  std::atomic<bool> cancelled_{false};
+  std::mutex callback_lock_;
+
+  const Model& sizes() const { return model_->graphs()->model(); }
+  const Limits& limits() const { return model_->graphs()->recipe().limits; }
+  void check_line(std::string_view text, const std::string& where) const;
+  std::vector<std::int32_t> source(std::string_view text, std::int64_t number) const;
+  std::vector<std::int32_t> target(std::string_view text, std::int64_t number) const;
+  std::vector<std::int32_t> wanted(std::string_view text, const std::string& where) const;
+  void check_source(const std::vector<std::int32_t>& ids, std::int64_t number) const;
+  Requests requests(const std::vector<std::string_view>& lines, const std::vector<std::string_view>& prefixes,
+                    std::int64_t first) const;
+  Results run(const Requests& asked, std::int64_t first);
+  void decode_batch(const Requests& asked, std::vector<std::size_t> indices, std::int64_t first, std::size_t worker,
+                    std::vector<std::vector<Output>>& found, std::vector<std::exception_ptr>& failed);
+  Output output(Hypothesis hypothesis) const;
+};
+
+}  // namespace tformer

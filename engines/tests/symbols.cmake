@@ -1,0 +1,15 @@
+# The library exports what symbols.txt lists, and nothing else.
+execute_process(COMMAND "${NM}" -D --defined-only --format=posix "${LIBRARY}" OUTPUT_VARIABLE table
+                COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCHALL "[^\n]+" lines "${table}")
+set(found "")
+foreach(line IN LISTS lines)
+  string(REGEX REPLACE " .*" "" name "${line}")
+  list(APPEND found "${name}")
+endforeach()
+list(SORT found)
+file(STRINGS "${LIST}" wanted)
+list(SORT wanted)
+if(NOT found STREQUAL wanted)
+  message(FATAL_ERROR "exported symbols differ from ${LIST}\nexported: ${found}\nlisted:   ${wanted}")
+endif()

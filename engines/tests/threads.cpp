@@ -1,0 +1,58 @@
+// Eight threads on one model, and a model that is opened and closed again and again: threads BUNDLE VARIANT TIMES LINE...
+// Run it with ThreadSanitizer, AddressSanitizer, or as it is: it says how memory grew.
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <thread>
+#include <tformer/tformer.hpp>
+
+namespace {
+
+/// Resident memory in KiB.
+long resident() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("VmRSS:", 0) == 0) return std::stol(line.substr(6));
+  }
+  return 0;
+}
+
+std::string translated(const tformer::Model& model, const std::vector<std::string>& lines) {
+  tformer::Translator translator(model, {{"beams", "3"}});
+  std::string text;
+  for (const auto& outputs : translator.translate(lines)) text += outputs[0].text + "\n";
+  return text;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) try {
+  if (count < 5) throw std::invalid_argument("usage: threads BUNDLE VARIANT TIMES LINE...");
+  const tformer::Options options = {{"variant", arguments[2]}, {"threads", "1"}};
+  const std::vector<std::string> lines(arguments + 4, arguments + count);
+  const int times = std::stoi(arguments[3]);
+  const tformer::Model model(arguments[1], options);
+  const std::string expected = translated(model, lines);
+  std::vector<std::thread> threads;
+  std::vector<int> wrong(8, 0);
+  for (int& own : wrong) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 3; ++i) own += translated(model, lines) != expected;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const int each : wrong) {
+    if (each) throw std::runtime_error("threads disagree");
+  }
+  long first = 0;
+  for (int i = 0; i < times; ++i) {
+    const tformer::Model again(arguments[1], options);
+    if (translated(again, lines) != expected) throw std::runtime_error("another model disagrees");
+    if (i == times / 10) first = resident();
+  }
+  std::cout << "8 threads agree; " << times << " models, memory grew by " << resident() - first << " KiB since the "
+            << times / 10 + 1 << "th\n";
+} catch (const std::exception& error) {
+  std::cerr << error.what() << '\n';
+  return 1;
+}

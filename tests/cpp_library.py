@@ -1,0 +1,246 @@
+"""libtformer through its C API, by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BUILD = Path(os.environ.get("TFORMER_CPP_BUILD", ROOT / "engines" / "build"))
+
+
+@cache
+def built() -> Path:
+    """The folder of the C++ build, which is made where it is missing; skips where that cannot be."""
+    if not (BUILD / "build.ninja").is_file():
+        for tool in ("cmake", "ninja", "c++"):
+            if not shutil.which(tool):
+                pytest.skip(f"{tool} is not installed, so the C++ runtime is not built: apt-get install {tool}")
+        made = subprocess.run(["make", "cpp-build"], cwd=ROOT, capture_output=True, text=True)
+        if made.returncode and "get-dependencies:" in made.stderr:
+            pytest.skip(made.stderr.strip().splitlines()[0])
+        assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
+    return BUILD
+
+
+@cache
+def onnxruntime() -> str:
+    """The library's file in the wheel."""
+    spec = find_spec("onnxruntime")
+    assert spec and spec.origin
+    return str(next((Path(spec.origin).parent / "capi").glob("libonnxruntime.so.*")))
+
+
+class Text(ctypes.Structure):
+    _fields_ = (("data", c_char_p), ("size", c_size_t))
+
+
+class Ids(ctypes.Structure):
+    _fields_ = (("data", POINTER(c_int32)), ("size", c_size_t))
+
+
+class CppOutput(ctypes.Structure):
+    _fields_ = (
+        ("text", c_void_p),
+        ("text_size", c_size_t),
+        ("ids", POINTER(c_int32)),
+        ("ids_size", c_size_t),
+        ("alignment", POINTER(c_int32)),
+        ("score", c_double),
+        ("value", c_double),
+        ("finished", c_int),
+    )
+
+
+class Candidate(ctypes.Structure):
+    _fields_ = (
+        ("request", c_uint64),
+        ("row", c_int32),
+        ("token", c_int32),
+        ("rank", c_int32),
+        ("value", c_double),
+        ("score", c_double),
+    )
+
+
+STEP = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(Candidate), c_size_t)
+WRITE = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(ctypes.c_char), c_size_t)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a line."""
+
+    ids: list[int]
+    score: float
+    finished: bool
+    alignment: list[int]
+    text: str
+
+
+class CppError(Exception):
+    """A status and its message, and the outputs of the lines before."""
+
+    def __init__(self, status: int, message: str, outputs: list[list[Output]]) -> None:
+        super().__init__(message)
+        self.status, self.outputs = status, outputs
+
+
+@cache
+def library() -> Any:
+    """The C API."""
+    found = ctypes.CDLL(str(built() / "libtformer.so"))
+    for name in ("options_new", "error", "version", "model_variant", "results_output", "results_scores"):
+        getattr(found, f"tformer_{name}").restype = c_void_p
+    for name in ("version", "error", "model_variant"):
+        getattr(found, f"tformer_{name}").restype = c_char_p
+    for name in ("results_lines", "results_outputs"):
+        getattr(found, f"tformer_{name}").restype = c_size_t
+    found.tformer_results_output.restype = POINTER(CppOutput)
+    found.tformer_results_scores.restype = POINTER(c_double)
+    return found
+
+
+def options(values: Mapping[str, Any]) -> c_void_p:
+    """Options as the library has them. Raises CppError."""
+    made = c_void_p(library().tformer_options_new())
+    for name, value in values.items():
+        if isinstance(value, (list, tuple)):
+            text = ",".join(map(str, value))
+        else:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+        if status := library().tformer_options_set(made, name.encode(), text.encode()):
+            message = library().tformer_error().decode()
+            library().tformer_options_free(made)
+            raise CppError(status, message, [])
+    return made
+
+
+class Model:
+    """An open bundle."""
+
+    def __init__(self, folder: Path, **values: Any) -> None:
+        self.handle = c_void_p()
+        own = options({"threads": 1, "onnxruntime": onnxruntime(), **values})
+        status = library().tformer_model_open(str(folder).encode(), own, byref(self.handle))
+        library().tformer_options_free(own)
+        if status:
+            raise CppError(status, library().tformer_error().decode(), [])
+
+    def close(self) -> None:
+        library().tformer_model_close(self.handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def texts(lines: Sequence[str | bytes]) -> Any:
+    """Lines as the library takes them."""
+    raw = [line.encode() if isinstance(line, str) else line for line in lines]
+    return (Text * len(raw))(*((each, len(each)) for each in raw))
+
+
+class Translator:
+    """A translator of a model."""
+
+    def __init__(self, model: Model, **values: Any) -> None:
+        self.handle = c_void_p()
+        own = options(values)
+        status = library().tformer_translator_new(model.handle, own, byref(self.handle))
+        library().tformer_options_free(own)
+        if status:
+            raise CppError(status, library().tformer_error().decode(), [])
+        self._callback: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        library().tformer_translator_free(self.handle)
+
+    def translate(
+        self, lines: Sequence[str | bytes], prefixes: Sequence[str] = (), first: int = 0
+    ) -> list[list[Output]]:
+        """Raises CppError."""
+        begins = texts(prefixes) if prefixes else None
+        return self._call(library().tformer_translate, texts(lines), begins, c_size_t(len(lines)), c_uint64(first))
+
+    def generate(self, sources: Sequence[Sequence[int]]) -> list[list[Output]]:
+        """Raises CppError."""
+        arrays = [(c_int32 * len(ids))(*ids) for ids in sources]
+        both = (Ids * len(arrays))(*((array, len(array)) for array in arrays))
+        return self._call(library().tformer_generate, both, c_size_t(len(arrays)), c_uint64(0))
+
+    def stream(self, line: str, write: Callable[[str], bool]) -> list[list[Output]]:
+        """Raises CppError."""
+        call = WRITE(lambda _, data, size: 0 if write(ctypes.string_at(data, size).decode()) else 1)
+        text, none = Text(line.encode(), len(line.encode())), Text(None, 0)
+        return self._call(library().tformer_stream, text, none, c_uint64(0), call, None)
+
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[list[float]]:
+        """Raises CppError."""
+        found: list[list[float]] = []
+
+        def keep(results: c_void_p) -> None:
+            for i in range(len(sources)):
+                size = library().tformer_results_output(results, c_size_t(i), c_size_t(0)).contents.ids_size
+                found.append(library().tformer_results_scores(results, c_size_t(i))[:size])
+
+        arguments = texts(sources), texts(targets), c_size_t(len(sources)), c_uint64(0)
+        self._call(library().tformer_score, *arguments, keep=keep)
+        return found
+
+    def allow(self, outputs: Sequence[str]) -> None:
+        """Raises CppError."""
+        if status := library().tformer_allow(self.handle, texts(outputs), c_size_t(len(outputs))):
+            raise CppError(status, library().tformer_error().decode(), [])
+
+    def on_step(self, call: Callable[[list[Candidate]], bool]) -> None:
+        """`call` gets what each step found, and returns whether to go on."""
+        self._callback = STEP(lambda _, all_, count: 0 if call(all_[:count]) else 1)
+        library().tformer_on_step(self.handle, self._callback, None)
+
+    def _call(self, function: Any, *arguments: Any, keep: Callable[[c_void_p], None] | None = None) -> Any:
+        results = c_void_p()
+        status = function(self.handle, *arguments, byref(results))
+        message = library().tformer_error().decode() if status else ""
+        lines = outputs_of(results)
+        if keep and not status:
+            keep(results)
+        library().tformer_results_free(results)
+        if status:
+            raise CppError(status, message, lines)
+        return lines
+
+
+def outputs_of(results: c_void_p) -> list[list[Output]]:
+    """Of each line its outputs."""
+    found = []
+    for line in range(library().tformer_results_lines(results)):
+        outputs = []
+        for k in range(library().tformer_results_outputs(results, c_size_t(line))):
+            it = library().tformer_results_output(results, c_size_t(line), c_size_t(k)).contents
+            alignment = it.alignment[: it.ids_size] if it.alignment else []
+            text = ctypes.string_at(it.text, it.text_size).decode()
+            outputs.append(Output(it.ids[: it.ids_size], it.score, bool(it.finished), alignment, text))
+        found.append(outputs)
+    return found

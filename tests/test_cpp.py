@@ -1,0 +1,462 @@
+"""libtformer and tformer-cpp against the Python package: the same tokens, scores, errors and words."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer_deploy import __version__, load
+from tformer_deploy.engines.ort.library import has_vnni
+from tformer_deploy.errors import ConfigError, LimitError, TformerError
+
+from .cpp_library import ROOT, CppError, Model, Output, Translator, built, library, onnxruntime
+
+BUNDLES = ROOT / "tests" / "bundles"
+DEMO = ROOT / ".demo" / "bundle"
+NUMBERS = [
+    *("forty-two", "", "nine hundred and ninety-nine thousand, one hundred and seven", "  seven\r", "one million"),
+    *("twelve thousand and two", "\x1c three ", "six hundred and sixty-six thousand", "eleven", "no number at all"),
+]
+USAGE, BUNDLE, LIMIT, TEXT, CANCELLED = 1, 2, 3, 4, 8
+SEARCHES: list[dict[str, Any]] = [
+    {},
+    {"beams": 4, "n_best": 4},
+    {"beams": 3, "length_penalty": 0.6, "stop": "estimate", "no_repeat_ngram": 2},
+    {"sampling": True, "n_best": 3, "seed": 5, "top_k": 5},
+    {"sampling": True, "seed": 7, "temperature": 2.0, "repetition_penalty": 1.2},
+]
+ALIGNED: list[dict[str, Any]] = [{"align": True}, {"beams": 3, "align": True, "coverage_penalty": 0.2}]
+
+
+def folders() -> Iterator[Path]:
+    """The demo's bundle and every committed one."""
+    yield DEMO
+    yield from sorted(path.parent for path in BUNDLES.glob("v*/**/manifest.json"))
+
+
+def cases() -> Iterator[tuple[Path, str, bool]]:
+    """Each bundle, each of its variants that ONNX Runtime runs, without and with its shortlist."""
+    for folder in folders():
+        if not folder.is_dir():
+            continue
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for name, part in {"fp32": manifest, **manifest.get("variants", {})}.items():
+            if part["recipe"].get("target") == "trt":
+                continue
+            yield folder, name, False
+            if part["recipe"].get("target") == "ort-cpu" and "shortlist" in manifest:
+                yield folder, name, True
+
+
+def lines_of(folder: Path) -> list[str]:
+    answers = folder.with_suffix(".json")
+    if answers.is_file():
+        return [*json.loads(answers.read_text())["lines"], "", "1 2 3 4 5 6 7 8 9 10"]
+    return NUMBERS if folder == DEMO else ["3 1 4 1 5 9 2", "", "7 7"]
+
+
+def name_of(case: tuple[Path, str, bool]) -> str:
+    folder, variant, shortlist = case
+    return f"{folder.relative_to(ROOT)}:{variant}{'+shortlist' * shortlist}"
+
+
+@cache
+def demo(variant: str) -> Model:
+    if not DEMO.is_dir():
+        pytest.skip("no .demo/bundle: make demo")
+    return Model(DEMO, variant=variant)
+
+
+@cache
+def demo_in_python(variant: str) -> Any:
+    """An engine that is open, and tokenizers; translators of other options share them."""
+    return load(DEMO, variant=variant, threads=1)
+
+
+def in_python(translator: Any, lines: list[str]) -> list[list[Output]]:
+    found = translator.translate(lines)
+    return [
+        [Output(r.ids, r.score, r.finished, r.alignment, r.text) for r in (each, *each.alternatives)] for each in found
+    ]
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=name_of)
+def test_every_variant_gives_the_same_tokens_and_scores(case: tuple[Path, str, bool]) -> None:
+    """To the last bit, as both run one ONNX Runtime with one thread."""
+    folder, variant, shortlist = case
+    if shortlist and variant == "int8" and not has_vnni():
+        pytest.skip("int8 with a shortlist needs a processor with VNNI")
+    lines = lines_of(folder)
+    aligned = (
+        ALIGNED
+        if variant == "fp32" and json.loads((folder / "manifest.json").read_text())["recipe"].get("attention")
+        else []
+    )
+    with Model(folder, variant=variant, shortlist=shortlist) as model:
+        for asked in (*SEARCHES, *aligned):
+            with Translator(model, **asked) as translator:
+                found = translator.translate(lines)
+            with load(folder, variant=variant, threads=1, shortlist=shortlist, **asked) as reference:
+                assert found == in_python(reference, lines), asked
+
+
+options_asked = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_tokens": st.integers(1, 20),
+        "min_tokens": st.integers(0, 6),
+        "max_ratio": st.sampled_from([0.0, 0.5, 1.0, 2.5]),
+        "min_ratio": st.sampled_from([0.0, 0.5, 1.5]),
+        "n_best": st.integers(1, 4),
+        "beams": st.integers(1, 6),
+        "length_norm": st.sampled_from(["power", "gnmt"]),
+        "length_penalty": st.sampled_from([0.0, 0.6, 1.0, -1.0]),
+        "stop": st.sampled_from(["count", "estimate", "exact"]),
+        "patience": st.sampled_from([1.0, 2.0]),
+        "sampling": st.booleans(),
+        "temperature": st.sampled_from([0.5, 1.0, 3.0]),
+        "top_k": st.integers(0, 20),
+        "top_p": st.sampled_from([0.3, 0.9, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.1]),
+        "seed": st.integers(0, 2**40),
+        "repetition_penalty": st.sampled_from([1.0, 1.3, 0.8]),
+        "no_repeat_ngram": st.integers(0, 3),
+        "suppress": st.lists(st.integers(0, 149), min_size=1, max_size=3),
+        "end_ids": st.lists(st.integers(0, 149), min_size=1, max_size=2),
+        "first_ids": st.lists(st.integers(4, 149), min_size=1, max_size=2),
+        "first_adds_zero": st.booleans(),
+        "forced_end": st.booleans(),
+        "endless": st.booleans(),
+    },
+)
+
+
+@settings(max_examples=int(os.environ.get("TFORMER_EXAMPLES", "120")), deadline=None)
+@given(options_asked, st.sampled_from(["fp32", "int8"]), st.lists(st.sampled_from(NUMBERS), max_size=6))
+def test_any_options_give_the_same_tokens_and_scores(asked: dict[str, Any], variant: str, lines: list[str]) -> None:
+    model, reference = demo(variant), demo_in_python(variant)
+    try:
+        from tformer_deploy.decoding import over_defaults
+
+        reference.options = over_defaults({}, asked)
+        expected: Any = in_python(reference, lines)
+    except ConfigError as error:
+        with pytest.raises(CppError) as refused:
+            Translator(model, **asked)
+        assert refused.value.status == USAGE
+        assert str(refused.value) == str(error)
+        return
+    except TformerError as error:
+        with Translator(model, **asked) as translator, pytest.raises(CppError) as failed:
+            translator.translate(lines)
+        assert str(failed.value) == str(error)
+        return
+    with Translator(model, **asked) as translator:
+        assert translator.translate(lines) == expected
+
+
+def test_scores_of_given_targets() -> None:
+    sources, targets = ["forty-two", "seven", "one million"], ["zweiundvierzig", "sieben", "eine Million"]
+    for variant in ("fp32", "int8"):
+        with Translator(demo(variant)) as translator, load(DEMO, variant=variant, threads=1) as reference:
+            assert translator.score(sources, targets) == reference.score(sources, targets)
+
+
+def test_prefixes_allowed_outputs_and_streams() -> None:
+    lines, begins = ["forty-two", "seven"], ["dreiund", ""]
+    outputs = ["zweiundvierzig", "sieben", "acht"]
+    with Translator(demo("fp32")) as translator, load(DEMO, variant="fp32", threads=1) as reference:
+        found = [each[0].text for each in translator.translate(lines, begins)]
+        assert found == [each.text for each in reference.translate(lines, begins)]
+        pieces: list[str] = []
+        assert translator.stream("forty-two", lambda piece: pieces.append(piece) is None)[0][0].text == "".join(pieces)
+        assert len(pieces) > 1
+        translator.allow(outputs)
+        chosen = [each[0].text for each in translator.translate(lines)]
+    with load(DEMO, variant="fp32", threads=1, allowed=outputs) as reference:
+        assert chosen == [each.text for each in reference.translate(lines)]
+
+
+def test_batches_and_workers_change_no_tokens() -> None:
+    lines = NUMBERS * 4
+    with Translator(demo("fp32"), beams=3) as translator:
+        expected = [each[0].ids for each in translator.translate(lines)]
+    for asked in ({"batch_tokens": 16}, {"workers": 3}, {"workers": 2, "batch_tokens": 40}):
+        with Translator(demo("fp32"), beams=3, **asked) as translator:
+            assert [each[0].ids for each in translator.translate(lines)] == expected
+
+
+def test_a_bad_line_comes_after_the_results_of_those_before() -> None:
+    with Translator(demo("fp32"), max_line_bytes=400) as translator:
+        good = translator.translate(["seven", "eight"])
+        for bad, status, words in (
+            (b"\xff\xfe", TEXT, "line 3: not UTF-8"),
+            (b"x" * 401, TEXT, "line 3: longer than 400 bytes: split it, or raise max_line_bytes"),
+            (b"seven " * 66, LIMIT, "line 3: a source of"),
+        ):
+            with pytest.raises(CppError, match=words) as failed:
+                translator.translate(["seven", "eight", bad, "nine"])
+            assert failed.value.status == status and failed.value.outputs == good
+    with pytest.raises(LimitError) as expected, load(DEMO, variant="fp32", threads=1) as reference:
+        reference.translate(["seven " * 66])
+    with Translator(demo("fp32")) as translator, pytest.raises(CppError) as found:
+        translator.translate(["seven " * 66])
+    assert str(found.value) == str(expected.value)
+
+
+def test_ids_without_text() -> None:
+    with Translator(demo("int8")) as translator, load(DEMO, variant="int8", threads=1) as reference:
+        sources = [reference.tokenizers.source_ids(line) for line in ("seven", "forty-two")]
+        assert [each[0].ids for each in translator.generate(sources)] == [r.ids for r in reference.generate(sources)]
+        with pytest.raises(CppError, match="source 2: token id 150 is outside the source vocabulary of 150"):
+            translator.generate([[4, 3], [150, 3]])
+
+
+def test_callbacks_see_every_step_and_can_stop() -> None:
+    with Translator(demo("fp32")) as translator:
+        tokens: list[int] = []
+        translator.on_step(lambda found: tokens.extend(each.token for each in found) is None)
+        ids = translator.translate(["forty-two"])[0][0].ids
+        assert tokens[: len(ids)] == ids
+        translator.on_step(lambda found: False)
+        with pytest.raises(CppError) as stopped:
+            translator.translate(["forty-two"])
+        assert stopped.value.status == CANCELLED
+    with Translator(demo("fp32"), endless=True, max_tokens=60) as translator:
+        steps = []
+        translator.on_step(lambda found: steps.append(1) or library().tformer_cancel(translator.handle) or True)
+        with pytest.raises(CppError) as stopped:
+            translator.translate(["forty-two"])
+        assert stopped.value.status == CANCELLED and len(steps) == 1
+
+
+def test_one_model_many_threads() -> None:
+    model, wrong = demo("int8"), []
+    with Translator(model, beams=2) as translator:
+        expected = translator.translate(NUMBERS)
+
+    def work() -> None:
+        with Translator(model, beams=2) as own:
+            for _ in range(5):
+                if own.translate(NUMBERS) != expected:
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_model_may_be_closed_before_its_translators() -> None:
+    model = Model(DEMO, variant="int8")
+    with Translator(model) as translator:
+        model.close()
+        assert translator.translate(["seven"])[0][0].text == "sieben"
+
+
+def run(*arguments: str | Path, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """tformer-cpp translate."""
+    command = [built() / "examples" / "tformer-cpp", "translate", *arguments, "--threads", "1"]
+    changed = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime(), **environment}
+    return subprocess.run(command, input=stdin, capture_output=True, env=changed, timeout=60)
+
+
+def test_the_command_line_example_prints_what_tformer_translate_prints() -> None:
+    text = "\n".join(NUMBERS).encode()
+    demo("fp32")
+    for flags in (
+        [],
+        ["--beams", "3", "--n-best", "2"],
+        ["--sample", "--seed", "4"],
+        ["--set", "max_tokens=2"],
+        ["--stream"],
+    ):
+        command = [ROOT / ".venv/bin/python", "-m", "tformer_deploy", "translate", DEMO, *flags, "--threads", "1"]
+        expected = subprocess.run(command, input=text, capture_output=True, cwd=ROOT, check=True)
+        found = run(DEMO, *flags, stdin=text)
+        assert (found.returncode, found.stdout) == (0, expected.stdout), found.stderr
+
+
+def test_the_command_line_example_says_what_is_wrong() -> None:
+    demo("fp32")
+    for arguments, code, words in (
+        ([DEMO, "--variant", "int9"], 1, b"error: unknown variant 'int9': did you mean 'int8'?"),
+        ([DEMO, "--variant", "trt"], 1, b"graphs for TensorRT"),
+        ([DEMO, "--set", "beems=4"], 1, b"beems"),
+        ([DEMO, "--set", "beams=four"], 1, b"must be a whole number"),
+        ([DEMO, "--shortlist"], 1, b"has no graphs for it"),
+        ([DEMO, "--nothing"], 2, b"no such option: --nothing"),
+        ([], 2, b"missing argument BUNDLE"),
+        ([DEMO, "--onnxruntime", "/nowhere.so"], 1, b"ONNX Runtime cannot be loaded"),
+        ([DEMO, "--onnxruntime", built() / "libtformer.so"], 1, b"is not ONNX Runtime"),
+    ):
+        found = run(*arguments, stdin=b"seven\n")
+        assert found.returncode == code and words in found.stderr and found.stderr.count(b"\n") == 1, found.stderr
+    found = run(DEMO, stdin=b"seven\neight\n\xff\n")
+    assert found.returncode == 1 and found.stdout == b"sieben\nacht\n" and b"line 3: not UTF-8" in found.stderr
+
+
+Change = Callable[[Path], Any]
+
+
+def edited(change: Callable[[dict[str, Any]], Any]) -> Change:
+    def apply(folder: Path) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        change(manifest)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    return apply
+
+
+def flipped(name: str) -> Change:
+    def apply(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+
+    return apply
+
+
+def linked_elsewhere(folder: Path) -> None:
+    (folder / "weights.data").rename(folder.parent / "weights.data")
+    (folder / "weights.data").symlink_to(folder.parent / "weights.data")
+
+
+DAMAGE: dict[str, Change] = {
+    "no folder": shutil.rmtree,
+    "no manifest": lambda folder: (folder / "manifest.json").unlink(),
+    "no JSON": lambda folder: (folder / "manifest.json").write_text("{"),
+    "a list": lambda folder: (folder / "manifest.json").write_text("[]"),
+    "nested": lambda folder: (folder / "manifest.json").write_text("[" * 100_000),
+    "not UTF-8": lambda folder: (folder / "manifest.json").write_bytes(b'{"\xff": 1}'),
+    "other format": edited(lambda it: it.update(format="tformer-checkpoint")),
+    "newer": edited(lambda it: it.update(version=3)),
+    "version 0": edited(lambda it: it.update(version=0)),
+    "version of text": edited(lambda it: it.update(version="2")),
+    "no model": edited(lambda it: it.pop("model")),
+    "text for a number": edited(lambda it: it["model"].update(heads="4")),
+    "unknown key": edited(lambda it: it["model"].update(colour=1)),
+    "no such default": edited(lambda it: it.update(default="int9")),
+    "other width": edited(lambda it: it["model"].update(d_model=256)),
+    "other start": edited(lambda it: it["model"].update(start_id=4)),
+    "other limits": edited(lambda it: it["recipe"]["axes"]["beams"].update(max=128)),
+    "other weights": edited(lambda it: it["checkpoint"].update(weights_sha256="0" * 64)),
+    "newer kind": edited(lambda it: it["graphs"]["decoder_step"].update(kind="growing/2")),
+    "other tensors": edited(lambda it: it["graphs"]["encoder"]["inputs"].pop()),
+    "name outside": edited(lambda it: it["files"].update({"../weights.data": "0" * 64})),
+    "a file too many": edited(lambda it: it["files"].update({"more.onnx": "0" * 64})),
+    "no hash": edited(lambda it: it["files"].pop("encoder.onnx")),
+    "no hash of weights": edited(lambda it: it["files"].pop("weights.data")),
+    "unknown decoding": edited(lambda it: it.update(decoding={"beems": 2})),
+    "a link": linked_elsewhere,
+    "no graph": lambda folder: (folder / "decoder_step.onnx").unlink(),
+    "a folder for a graph": lambda folder: (
+        (folder / "decoder_step.onnx").unlink(),
+        (folder / "decoder_step.onnx").mkdir(),
+    ),
+    "encoder flipped": flipped("encoder.onnx"),
+    "step flipped": flipped("decoder_step.onnx"),
+    "weights flipped": flipped("weights.data"),
+    "tokenizer flipped": flipped("tokenizer.words"),
+    "empty step": lambda folder: (folder / "decoder_step.onnx").write_bytes(b""),
+    "short weights": lambda folder: (folder / "weights.data").write_bytes(b"short"),
+}
+OWN_WORDS = {
+    *("no JSON", "a list", "nested", "not UTF-8", "version of text", "no model", "text for a number"),
+    "newer kind",
+}
+"""Damage that both have words of their own for: of their JSON libraries and schemas, or of the kinds that they run."""
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_bundle_is_refused_in_the_words_of_the_python_package(damage: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(BUNDLES / "v3" / "copy", tmp_path / "bundle"))
+    DAMAGE[damage](folder)
+    with pytest.raises(CppError) as found:
+        Model(folder, variant="fp32").close()
+    with pytest.raises(TformerError) as expected, load(folder, variant="fp32", threads=1):
+        pass
+    message = str(found.value)
+    assert "\n" not in message and found.value.status == BUNDLE and len(message) < 1000
+    if damage not in OWN_WORDS:
+        assert message == str(expected.value)
+    once = run(folder, "--variant", "fp32", stdin=b"1\n")
+    assert once.returncode == 1 and once.stderr.decode() == f"error: {message}\n"
+
+
+def test_hashes_may_be_left_unread(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(BUNDLES / "v3" / "copy", tmp_path / "bundle"))
+    edited(lambda it: it["files"].update({"weights.data": "0" * 64}))(folder)
+    with pytest.raises(CppError, match="does not match its SHA-256"):
+        Model(folder, variant="fp32").close()
+    with Model(folder, variant="fp32", verify=False) as model, Translator(model) as translator:
+        assert translator.translate(["3 1 4"])[0][0].ids
+
+
+def test_a_version_for_each_and_only_what_is_listed() -> None:
+    assert library().tformer_version().decode() == __version__
+    shown = subprocess.run([built() / "examples" / "tformer-cpp", "--version"], capture_output=True, text=True)
+    assert shown.stdout == f"tformer {__version__}\n"
+    file = built() / "libtformer.so"
+    table = subprocess.run(["readelf", "-d", file], capture_output=True, text=True, check=True).stdout
+    needed = {line.split("[")[1].split("]")[0].split(".")[0] for line in table.splitlines() if "(NEEDED)" in line}
+    assert needed <= {"libstdc++", "libm", "libgcc_s", "libc", "ld-linux-x86-64"}
+
+
+@pytest.mark.parametrize("example", ["minimal", "minimal-c"])
+def test_the_small_examples_run(example: str) -> None:
+    demo("fp32")
+    environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime(), "OMP_NUM_THREADS": "1"}
+    command = [built() / "examples" / example, DEMO, "forty-two"]
+    assert subprocess.run(command, capture_output=True, env=environment, check=True).stdout == b"zweiundvierzig\n"
+
+
+def test_an_installed_library_is_found_by_cmake_and_pkg_config(tmp_path: Path) -> None:
+    prefix, project = tmp_path / "prefix", tmp_path / "project"
+    subprocess.run(["cmake", "--install", built(), "--prefix", prefix], check=True, capture_output=True)
+    shipped = tmp_path / "shipped"  # libraries beside the program, as docs/cpp.md says; nothing in the environment
+    shipped.mkdir()
+    shutil.copy(prefix / "bin" / "tformer-cpp", shipped)
+    shutil.copy(next(prefix.rglob("libtformer.so.0")), shipped)
+    shutil.copy(onnxruntime(), shipped / "libonnxruntime.so.1")
+    alone = subprocess.run(
+        [shipped / "tformer-cpp", "translate", BUNDLES / "v1"], input=b"7 7\n", env={}, capture_output=True
+    )
+    assert (alone.returncode, alone.stdout) == (0, b"7 7\n"), alone.stderr
+    project.mkdir()
+    shutil.copy(ROOT / "engines/examples/minimal.cpp", project)
+    (project / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(app CXX)\nset(CMAKE_CXX_STANDARD 17)\n"
+        "find_package(tformer 0.1 REQUIRED)\nadd_executable(app minimal.cpp)\n"
+        "target_link_libraries(app PRIVATE tformer::tformer)\n"
+    )
+    configure = ["cmake", "-S", project, "-B", project / "build", f"-DCMAKE_PREFIX_PATH={prefix}"]
+    subprocess.run(configure, check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", project / "build"], check=True, capture_output=True)
+    folder = DEMO if DEMO.is_dir() else BUNDLES / "v3" / "copy"
+    environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime()}
+    assert subprocess.run([project / "build/app", folder, "7"], capture_output=True, env=environment).returncode == 0
+    if shutil.which("pkg-config"):
+        place = next(prefix.rglob("tformer.pc")).parent
+        found = subprocess.run(
+            ["pkg-config", "--cflags", "--libs", "tformer"],
+            env={**os.environ, "PKG_CONFIG_PATH": str(place)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        include = next(Path(each[2:]) for each in found.stdout.split() if each.startswith("-I"))
+        assert (include / "tformer" / "tformer.h").is_file() and "-ltformer" in found.stdout
