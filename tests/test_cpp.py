@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer_deploy import __version__, load
+from tformer_deploy.config import ModelConfig
 from tformer_deploy.engines.ort.library import has_vnni
 from tformer_deploy.errors import ConfigError, LimitError, TformerError
+from tformer_deploy.recipe import Recipe
 
 from .cpp_library import ROOT, CppError, Model, Output, Translator, built, library, onnxruntime
 
@@ -395,6 +399,16 @@ def test_a_damaged_bundle_is_refused_in_the_words_of_the_python_package(damage: 
         assert message == str(expected.value)
     once = run(folder, "--variant", "fp32", stdin=b"1\n")
     assert once.returncode == 1 and once.stderr.decode() == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(("name", "fields"), [("model_defaults", ModelConfig), ("recipe_defaults", Recipe)])
+def test_defaults_are_those_of_the_python_package(name: str, fields: Any) -> None:
+    """Which graphs and manifests leave out."""
+    text = (ROOT / "engines/src/bundle/model.cpp").read_text()
+    found = json.loads(text.split(f"{name}() {{")[1].split('R"(')[1].split(')"')[0])
+    expected = {field.name: None if field.default is MISSING else field.default for field in dataclasses.fields(fields)}
+    expected |= {key: {} for key, value in found.items() if value == {}}
+    assert found == expected
 
 
 def test_hashes_may_be_left_unread(tmp_path: Path) -> None:

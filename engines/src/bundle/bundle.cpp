@@ -119,7 +119,7 @@ std::vector<std::string> Bundle::names_in_use() const {
   std::set<std::string> names;
   for (const auto& [variant, unused] : recipes_) {
     for (const char* graph : {"encoder.onnx", "decoder_step.onnx"}) names.insert(in_folder(variant, graph));
-    for (const char* newer : {weights_name, "slots_step.onnx", "short_rows.onnx", "short_step.onnx"}) {
+    for (const char* newer : {weights_name, "slots_step.onnx", "short_rows.onnx", "short_step.onnx", "memory.onnx"}) {
       const std::string name = in_folder(variant, newer);
       std::error_code ignored;
       if (fs::exists(directory_ / name, ignored)) names.insert(name);  // older bundles have none

@@ -23,7 +23,7 @@ const Json& model_defaults() {
 const Json& recipe_defaults() {
   static const Json defaults = Json::parse(R"({
     "target": "onnx", "precision": "fp32", "group_size": 0, "cache": "growing", "opset": 23, "top_k": 0,
-    "attention": false, "axes": {}, "tolerance": {}, "plans": {}})");
+    "attention": false, "memory": false, "axes": {}, "tolerance": {}, "plans": {}})");
   return defaults;
 }
 
