@@ -45,7 +45,7 @@ CONFIGS: dict[str, dict[str, object]] = {
         "activation": "gelu",
         "positions": "learned",
     },
-    "pre-norm without a final norm, width 36, one head": {"final_norm": False, "d_model": 36, "heads": 1, "d_ff": 20},
+    "pre-norm without a final norm": {"final_norm": False},
     "a final norm of the decoder, gated": {"final_norm_sides": "decoder", "ff": "gated", "activation": "silu"},
     "annotated": {"norm": "annotated", "norm_eps": 1e-6},
     "annotated post-norm, a large eps": {
@@ -55,7 +55,13 @@ CONFIGS: dict[str, dict[str, object]] = {
         "final_norm": False,
     },
     "no positions, rms norm": {"positions": "none", "norm": "rms", "norm_eps": 1e-6},
-    "gelu by sigmoid, gated": {"activation": "gelu_sigmoid", "ff": "gated"},
+    "gelu by sigmoid, gated, width 36, one head": {
+        "activation": "gelu_sigmoid",
+        "ff": "gated",
+        "d_model": 36,
+        "heads": 1,
+        "d_ff": 20,
+    },
     "silu, plain embeddings, width 24": {
         "activation": "silu",
         "scale_embeddings": False,
