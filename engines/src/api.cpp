@@ -2,6 +2,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <system_error>
 
 #include "errors.hpp"
 #include "text/unicode.hpp"
@@ -52,6 +53,9 @@ tformer_status status_of_exception() noexcept {
     return failed(error.status, error.what());
   } catch (const std::bad_alloc&) {
     return failed(Status::no_memory, "there is no memory left: use smaller batches or fewer workers");
+  } catch (const std::system_error& error) {
+    return failed(Status::no_memory,
+                  (std::string("the system gives no thread, file or memory: ") + error.what() + ": free some").c_str());
   } catch (const std::exception& error) {
     return failed(Status::internal, (std::string("internal fault: ") + error.what() + ": please report it").c_str());
   } catch (...) {
