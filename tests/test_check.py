@@ -813,8 +813,8 @@ def rewrite(stored: Path, path: Path, **changes: Any) -> Path:
     ("changes", "message"),
     [
         ({"format": "tformer-bundle"}, "is not a reference of tformer check"),
-        ({"version": 4}, "has version 4, newer than 3: update"),
-        ({"version": 2}, "has version 2, older than 3: make it again with --save-reference"),
+        ({"version": 5}, "has version 5, newer than 4: update"),
+        ({"version": 3}, "has version 3, older than 4: make it again with --save-reference"),
         ({"options": {"beams": 0}}, "beams=0: must be at least 1"),
         ({"options": {"beems": 3}}, "beems"),
         ({"options": []}, "is damaged"),

@@ -101,6 +101,14 @@ def test_inspects_there(machine: Path, bundle: Path) -> None:
     assert "every hash verified" in run_there(machine, "inspect", bundle).stdout
 
 
+@pytest.mark.parametrize("variant", ["fp32", "int8"])
+def test_encodes_the_same_without_torch(machine: Path, variant: str) -> None:
+    command = ("encode", ROOT / "tests/bundles/v5/copy", "--variant", variant, "--threads", 1)
+    done = run_there(machine, *command, stdin="3 1 4\n\n6\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == run_here(*command, stdin="3 1 4\n\n6\n") and len(done.stdout.split()) == 32
+
+
 def test_bench_and_a_variant_run_there(machine: Path, variants_bundle: Path) -> None:
     point = ("--batch", 2, "--beam", 1, "--src-len", 4, "--new-tokens", 4, "--rounds", 1, "--seconds", 0)
     done = run_there(machine, "bench", variants_bundle, "--variant", "int8", *point, "--json")

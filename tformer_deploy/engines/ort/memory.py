@@ -7,7 +7,6 @@ from typing import Self
 
 import numpy as np
 
-from ...bundle import Bundle
 from ...contract import MEMORY_GRAPH
 from ...errors import EngineError
 from ..base import Floats, Ints, check_request
@@ -19,9 +18,6 @@ class OrtMemory(OrtGraphs):
     """Runs the graph `memory` of a bundle's standard graphs or of a variant."""
 
     encodes = True
-
-    def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "") -> None:
-        super().__init__(bundle, threads, variant)
 
     def __enter__(self) -> Self:
         check_library()
