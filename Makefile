@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test lint cpp cpp-build bench-peers gpu-kit gpu-results
+.PHONY: demo test lint cpp cpp-build cpp-dist bench-peers gpu-kit gpu-results
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
@@ -49,6 +49,11 @@ cpp-build:
 	engines/get-dependencies
 	cmake -S engines -B engines/build -G Ninja --log-level=WARNING
 	cmake --build engines/build
+
+# A tar that translates on a machine without Python: libraries, tformer-cpp and the demo's bundle.
+cpp-dist: cpp-build $(READY) .demo/bundle/manifest.json
+	engines/make-dist engines/build .demo/bundle "$$($(BIN)/python -c \
+	  'import importlib.util; print(importlib.util.find_spec("onnxruntime").submodule_search_locations[0])')" dist
 
 # Options: make bench-peers BENCH='--quick', or BENCH='--multi30k BUNDLE --data FOLDER'.
 bench-peers: $(READY) .venv-peers/.installed bundles/base/manifest.json

@@ -309,6 +309,14 @@ def test_the_command_line_example_says_what_is_wrong() -> None:
     assert found.returncode == 1 and found.stdout == b"sieben\nacht\n" and b"line 3: not UTF-8" in found.stderr
 
 
+def test_output_that_nobody_takes_is_an_error() -> None:
+    demo("fp32")
+    command = [built() / "examples" / "tformer-cpp", "translate", DEMO, "--onnxruntime", onnxruntime()]
+    with Path("/dev/full").open("wb") as full:
+        found = subprocess.run(command, input=b"seven\n", stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert found.returncode == 1 and b"standard output cannot be written" in found.stderr
+
+
 Change = Callable[[Path], Any]
 
 

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <system_error>
 
 #include "errors.hpp"
 #include "text/unicode.hpp"
@@ -32,9 +33,9 @@ namespace {
 thread_local std::string last_message;
 
 /// Keeps a message: one line of UTF-8, whatever a damaged file has put into it.
-tformer_status failed(Status status, const char* message) noexcept {
+tformer_status failed(Status status, const char* before, const char* message = "", const char* after = "") noexcept {
   try {
-    last_message = tformer::utf8_replaced(message);
+    last_message = tformer::utf8_replaced(std::string(before) + message + after);
     for (char& letter : last_message) {
       if (static_cast<unsigned char>(letter) < 0x20) letter = ' ';
     }
@@ -52,8 +53,10 @@ tformer_status status_of_exception() noexcept {
     return failed(error.status, error.what());
   } catch (const std::bad_alloc&) {
     return failed(Status::no_memory, "there is no memory left: use smaller batches or fewer workers");
+  } catch (const std::system_error& error) {
+    return failed(Status::no_memory, "the system gives no thread, file or memory: ", error.what(), ": free some");
   } catch (const std::exception& error) {
-    return failed(Status::internal, (std::string("internal fault: ") + error.what() + ": please report it").c_str());
+    return failed(Status::internal, "internal fault: ", error.what(), ": please report it");
   } catch (...) {
     return failed(Status::internal, "internal fault: please report it");
   }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace tformer {
@@ -57,7 +58,10 @@ void side_by_side(std::size_t count, std::size_t workers, const std::function<vo
     }
   };
   std::vector<std::thread> threads;
-  for (std::size_t worker = 1; worker < std::min(workers, count); ++worker) threads.emplace_back(run, worker);
+  try {
+    for (std::size_t worker = 1; worker < std::min(workers, count); ++worker) threads.emplace_back(run, worker);
+  } catch (const std::system_error&) {  // the system gives no more threads: those that there are do the work
+  }
   run(0);
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);

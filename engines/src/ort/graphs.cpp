@@ -25,6 +25,7 @@ bool newer(const std::string& said) {
 Error cannot_load(const std::filesystem::path& path, const std::string& error) {
   std::string said = reason(error);
   if (said.find("alloc") != std::string::npos) said += ": free some memory";
+  else if (said.find("procfs") != std::string::npos) said += ": mount /proc";
   else if (newer(said)) said += ": update onnxruntime, or export with a lower opset";
   else said = "it is damaged, or tformer did not make it (" + said + "): copy or export the bundle again";
   return Error(Status::bundle, "onnxruntime " + onnxruntime_version() + " cannot load " + path.string() + ": " + said);

@@ -75,7 +75,12 @@ void check_version(const std::string& version) {
 
 /// Leaves out "Load model from FILE failed:" and places such as "/a/b.cc:12 void f(int) const".
 std::string without_places(const std::string& said) {
-  std::istringstream words(said.substr(0, 10 * longest_reason));
+  std::string text = said.substr(0, 10 * longest_reason);
+  const std::string_view failed = " failed:";
+  if (const std::size_t at = text.find(failed); text.rfind("Load model from ", 0) == 0 && at != std::string::npos) {
+    text.erase(0, at + failed.size());
+  }
+  std::istringstream words(text);
   std::string word, kept;
   int skipping = 0;  // words of a function's name, up to its parameters' end
   while (words >> word) {
@@ -85,10 +90,6 @@ std::string without_places(const std::string& said) {
     }
     if (word.find(".cc:") != std::string::npos || word.find(".h:") != std::string::npos) {
       skipping = 12;
-      continue;
-    }
-    if (word == "failed:" && kept.rfind("Load model from", 0) == 0) {
-      kept.clear();
       continue;
     }
     kept += (kept.empty() ? "" : " ") + word;
