@@ -109,14 +109,15 @@ def test_a_bundle_with_variants_describes_itself(variants_bundle: Path) -> None:
         and opened.recipe == choose(["fp32"], opened.config)[""]
     )
     assert all(opened.variants[name] == load_recipe(name).for_model(opened.config) for name in VARIANTS)
-    assert engine_names(opened) == ["eager", "eager@cuda", "ort", *(f"ort:{name}" for name in VARIANTS)]
+    in_ort, in_cpp = ([each, *(f"{each}:{name}" for name in VARIANTS)] for each in ("ort", "cpp"))
+    assert engine_names(opened) == ["eager", "eager@cuda", *in_ort, *in_cpp]
     sizes = {
         name: sum((variants_bundle / file).stat().st_size for file in opened.graph_files(name)) for name in VARIANTS
     }
     assert sizes["int4"] < sizes["int8"] < sizes["fp32-cpu"] and sizes["int8-latency"] < sizes["fp32-cpu"]
     assert {f"{name}/encoder.onnx" for name in VARIANTS} < set(opened.manifest["files"])
     report = json.loads((variants_bundle / "check.json").read_text())
-    assert report["passed"] and [engine["engine"] for engine in report["engines"]] == engine_names(opened)[2:]
+    assert report["passed"] and [engine["engine"] for engine in report["engines"]] == in_ort
     limits = {engine["engine"]: (engine["precision"], engine["tolerance"]["tokens"]) for engine in report["engines"]}
     assert limits["ort"] == limits["ort:fp32-cpu"] == ("fp32", True)
     assert limits["ort:int8"] == limits["ort:int8-latency"] == ("int8", False) and limits["ort:int4"] == ("int4", False)
@@ -179,7 +180,7 @@ def test_a_recipe_that_is_not_that_of_the_graphs_is_refused(variants_bundle: Pat
 def test_bundles_from_before_variants_have_none() -> None:
     opened = open_bundle(OLD)
     assert "variants" not in opened.manifest and opened.variants == {} and opened.default == ""
-    assert engine_names(opened) == ["eager", "eager@cuda", "ort"] and opened.recipe.target == "onnx"
+    assert engine_names(opened) == ["eager", "eager@cuda", "ort", "cpp"] and opened.recipe.target == "onnx"
     assert opened.recipe.tolerance.tokens
     with load(OLD, variant="fp32", threads=1) as translator:
         assert translator.translate(["3 1 4"])[0].text == "3 1 4"
@@ -202,6 +203,10 @@ def test_engines_by_backend_and_variant(variants_bundle: Path) -> None:
             engine_name("eager", variant, opened)
     every = ["ort", *(f"ort:{name}" for name in VARIANTS)]
     assert expand(["ort"], [], opened) == every and expand(["eager", "ort"], [], opened) == ["eager", *every]
+    assert expand(["cpp"], [], opened) == ["cpp", *(f"cpp:{name}" for name in VARIANTS)]
+    assert expand(["ort", "cpp"], ["int8"], opened) == ["ort:int8", "cpp:int8"]
+    with pytest.raises(ConfigError, match="--device cuda: the C\\+\\+ runtime runs on processors"):
+        expand(["cpp"], [], opened, "cuda")
     assert expand(["ort", "ort"], ["int8", "fp32", "int8"], opened) == ["ort:int8", "ort"]
     with pytest.raises(ConfigError, match="--variant int8: variants are graphs of ort: add --backend ort"):
         expand(["eager"], ["int8"], opened)

@@ -67,6 +67,8 @@ class Engine {
   /// that stay.
   virtual void reorder(State& state, const std::vector<std::int32_t>& parents,
                        const std::vector<std::int32_t>& sentences) = 0;
+  /// The encoder's outputs, for comparison: 2L of (B, H, S, D).
+  virtual std::vector<std::vector<float>> cross_keys_values(const State& state) const = 0;
 };
 
 }  // namespace tformer

@@ -107,6 +107,8 @@ class TableEngine final : public tformer::Engine {
     state.rows = rows;
   }
 
+  std::vector<std::vector<float>> cross_keys_values(const tformer::State&) const override { return {}; }
+
   std::vector<bool> asked;
 
  private:

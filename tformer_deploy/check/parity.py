@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import numpy as np
@@ -78,9 +78,12 @@ def check(
         report.own_noise = own_noise(engine, reference.sources, expected, found)
         judge = dataclasses.replace(judge, error=report.own_noise, tolerance=tolerance.scores * OWN_NOISE)
     report.invariance, _ = _invariance(judge, found, again, not_blamed, report)
-    _compare_sizes(engine, judge, reference, report)
+    sizes = _compare_sizes(engine, judge, reference, report)
     report.vocabulary = _compare_vocabulary(engine, reference)
     report.failures = _failures(report, len(reference.sources), tolerance)
+    report.failures += _other_searches(
+        [*found.runs.items(), *(run for runs in again.values() for run in runs.items()), *sizes]
+    )
     report.seconds = time.perf_counter() - start
     return report, found.runs
 
@@ -97,15 +100,23 @@ def agreement(expected: Observation, found: Observation) -> Top1:
     return total
 
 
-def _compare_sizes(engine: Engine, judge: Judge, reference: Reference, report: EngineReport) -> None:
+def _other_searches(runs: Sequence[tuple[str, Run]]) -> list[str]:
+    """One line, where a runtime has a search of its own that finds something else than ours, by mode."""
+    apart = [f"{mode}, {line}" for mode, run in runs for line in run.own_search]
+    return [f"the runtime's own search differs from ours {len(apart)} times, the first: {apart[0]}"] if apart else []
+
+
+def _compare_sizes(engine: Engine, judge: Judge, reference: Reference, report: EngineReport) -> list[tuple[str, Run]]:
     """A wide beam against eager's, its equal rows with each other, and large batches against the engine's own usual.
 
-    `judge` is that of the invariance check; adds ties and failures to the report.
+    `judge` is that of the invariance check; adds ties and failures to the report. Returns the engine's runs by mode.
     """
+    runs: list[tuple[str, Run]] = []
     sources, options, tolerance = reference.sources, reference.options, report.tolerance
     expected = reference.observed
     if expected.wide and (run := run_wide(engine, sources, options)):
         totals = Outputs(WIDE)
+        runs.append((WIDE, run))
         against_eager = Judge(expected, report.scores_max, tolerance.scores, options.wide, end_ids(engine))
         ties, failures, _ = against_eager.compare(expected.wide, run, totals)
         report.sizes.append(totals)
@@ -115,11 +126,14 @@ def _compare_sizes(engine: Engine, judge: Judge, reference: Reference, report: E
     for mode in ("greedy", "beam") if options.large_tokens else ():
         if mode not in expected.runs:
             continue
-        totals, ties, failures = compare_large(judge, *run_large(engine, sources, options, mode), mode)
+        usual, rounds = run_large(engine, sources, options, mode)
+        runs.append((f"{mode} (large)", usual))
+        totals, ties, failures = compare_large(judge, usual, rounds, mode)
         if totals.sentences:
             report.sizes.append(totals)
             report.ties += ties
             report.divergences += failures
+    return runs
 
 
 RELATIVE = 2e-5

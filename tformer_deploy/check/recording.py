@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Search, Step
-from ..engines.base import Engine, Ints
+from ..engines.base import Engine, Ints, Searches
 
 JOIN_STEPS = 3
 """Steps between two batches that join a running one."""
@@ -37,6 +37,8 @@ class Run:
 
     outputs: dict[int, list[Hypothesis]] = field(default_factory=dict)
     traces: dict[int, Trace] = field(default_factory=dict)
+    own_search: list[str] = field(default_factory=list)
+    """Where the runtime's own search, if it has one, finds something else than ours over the same engine."""
 
 
 def record(engine: Engine, batch: Batch, indices: Sequence[int], options: DecodeOptions, run: Run) -> None:
@@ -67,6 +69,17 @@ def record_joined(
             parents, tokens, values, margins = zip(*noted, strict=True)
             decided = _stack(parents, -1), _stack(tokens, -1)
             run.traces[i] = Trace(*decided, _stack(values, -np.inf), _stack(margins, np.inf))
+    if isinstance(engine, Searches) and len(batches) == 1:
+        _note_own_search(engine, *batches[0], options, run)
+
+
+def _note_own_search(engine: Searches, batch: Batch, indices: Sequence[int], options: DecodeOptions, run: Run) -> None:
+    """Both searches read the same steps, so tokens and sums are equal to the last bit."""
+    own = engine.search(batch.src_ids, batch.src_lengths, batch.numbers, asdict(options))
+    for i, theirs in zip(indices, own, strict=True):
+        expected, found = ([(h.ids, h.end_id, h.score, h.value) for h in side] for side in (run.outputs[i], theirs))
+        if found != expected:
+            run.own_search.append(f"sentence {i + 1}, {len(indices)} at once: {found[:1]}, not {expected[:1]}")
 
 
 def room(engine: Engine, decoding: DecodeOptions, src_tokens: int) -> int:

@@ -19,7 +19,7 @@ from ..shortlist import Shortlist
 
 def with_shortlist(bundle: Bundle, backends: Sequence[str], variants: Sequence[str]) -> list[str]:
     """The variants that are asked for, or all that have graphs for a shortlist. Raises ConfigError."""
-    if other := [name for name in backends if name != "ort"]:
+    if other := [name for name in backends if name not in ("ort", "cpp")]:
         raise ConfigError(f"--shortlist: {other[0]} has no graphs for it: leave out --backend {other[0]}")
     found = [*variants] or [name for name, recipe in bundle.variants.items() if recipe.target == "ort-cpu"]
     if not found:

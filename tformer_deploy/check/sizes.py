@@ -102,6 +102,7 @@ def run_large(
     rows = Run()
     batch = make_batch([sources[i] for i in order], engine.config.pad_id, order)
     record(engine, batch, range(count), decoding, rows)
+    usual.own_search += rows.own_search
     for row, i in enumerate(order):
         target = next((each for each in rounds if i not in each.outputs), None)
         if target is None:

@@ -20,7 +20,7 @@ from .base import Encoder, Engine, Limits
 if TYPE_CHECKING:
     from .eager import EagerEngine
 
-BACKENDS = ("eager", "ort", "trt")
+BACKENDS = ("eager", "ort", "trt", "cpp")
 DEVICES = ("cpu", "cuda")
 MOST_ANYWHERE, MOST_PER_CORE = 64, 4
 """Threads or workers that are not refused on any machine, and for each core of a large one."""
@@ -36,7 +36,7 @@ class Name:
 
     backend: str
     variant: str = ""
-    """Graphs of ort, precision of trt's plans; empty: the standard graphs, or what there is."""
+    """Graphs of ort and cpp, precision of trt's plans; empty: the standard graphs, or what there is."""
     device: str = "cpu"
     """`cpu` or `cuda`, where `trt` always is."""
 
@@ -49,7 +49,7 @@ def parse_name(name: str) -> Name:
 
 
 def engine_names(bundle: Bundle) -> list[str]:
-    """All that can run a bundle: `eager`, `ort` for its standard graphs, `ort:NAME` for each variant.
+    """All that can run a bundle: `eager`, `ort` for its standard graphs, `ort:NAME` for each variant, `cpp` as `ort`.
 
     With graphs for TensorRT also `trt`, `trt:PRECISION` for plans of one precision, and ONNX Runtime on a GPU.
     """
@@ -57,7 +57,12 @@ def engine_names(bundle: Bundle) -> list[str]:
     for name, recipe in bundle.variants.items():
         if recipe.target == "trt":
             names += [f"ort:{name}@cuda", "trt", *(f"trt:{precision}" for precision in PRECISIONS)]
-    return names
+    return [*names, "cpp", *(f"cpp:{name}" for name in _in_cpp(bundle))]
+
+
+def _in_cpp(bundle: Bundle) -> list[str]:
+    """Variants that the C++ runtime runs: all but those for TensorRT."""
+    return [name for name, recipe in bundle.variants.items() if recipe.target != "trt"]
 
 
 def check_name(name: str, bundle: Bundle) -> None:
@@ -82,11 +87,17 @@ def engine_name(backend: str, variant: str | None, bundle: Bundle, device: str =
         raise unknown("device", device, DEVICES)
     if device == "cuda" and parse_name(backend).backend in ("eager", "ort"):
         return _on_gpu(parse_name(backend), variant, bundle)
-    if variant is None and backend == "ort" and bundle.default:
-        return f"ort:{bundle.default}"
-    if variant is None or (variant == STANDARD and backend == "ort"):
+    if device == "cuda" and parse_name(backend).backend == "cpp":
+        raise ConfigError("--device cuda: the C++ runtime runs on processors: leave it out")
+    if variant is None and backend in ("ort", "cpp") and bundle.default:
+        return f"{backend}:{bundle.default}"
+    if variant is None or (variant == STANDARD and backend in ("ort", "cpp")):
         return backend
-    names = {"ort": [STANDARD, *bundle.variants], "trt": PRECISIONS}.get(backend)
+    names = {
+        "ort": [STANDARD, *bundle.variants],
+        "cpp": [STANDARD, *_in_cpp(bundle)],
+        "trt": PRECISIONS,
+    }.get(backend)
     if names is None:
         raise ConfigError(f"--variant {variant}: {backend} has no variants")
     if variant not in names:
@@ -107,18 +118,19 @@ def _on_gpu(parts: Name, variant: str | None, bundle: Bundle) -> str:
 
 
 def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, device: str = "cpu") -> list[str]:
-    """The engines of some backends; `ort` stands for those of `variants`, or for all that the bundle has.
+    """The engines of some backends; `ort` and `cpp` stand for those of `variants`, or for all that they run.
 
     Raises ConfigError for a backend, variant or device that does not exist.
     """
-    if variants and "ort" not in backends:
+    if variants and not {"ort", "cpp"} & {*backends}:
         raise ConfigError(f"--variant {variants[0]}: variants are graphs of ort: add --backend ort")
     found: list[str] = []
     for backend in backends:
         check_name(backend, bundle)
-        chosen: list[str | None] = [*variants] if backend == "ort" else []
-        if not chosen and backend == "ort" and device == "cpu":
-            chosen += [STANDARD, *bundle.variants]
+        runs = {"ort": [*bundle.variants], "cpp": _in_cpp(bundle)}.get(backend)
+        chosen: list[str | None] = [] if runs is None else [*variants]
+        if runs is not None and not chosen and device == "cpu":
+            chosen += [STANDARD, *runs]
         found += [engine_name(backend, variant, bundle, device) for variant in chosen or [None]]
     return list(dict.fromkeys(found))
 
@@ -169,6 +181,10 @@ def make_engine(
             from .trt.engine import TrtEngine
 
             return TrtEngine(bundle, parts.variant)
+        if parts.backend == "cpp":
+            from .cpp import CppEngine
+
+            return CppEngine(bundle, threads, parts.variant, shortlist)
         if name == "ort":
             from .ort.standard import OrtEngine
 
@@ -201,6 +217,8 @@ def make_encoder(name: str, bundle: Bundle, checkpoint: Path | None = None, thre
     parts = parse_name(name)
     if parts.backend == "trt":
         raise ConfigError("plans have no graph for the encoder alone: use --backend ort or eager")
+    if parts.backend == "cpp":
+        raise ConfigError("the C++ runtime does not run the encoder alone: use --backend ort or eager")
     check_name(name, bundle)
     check_whole("threads", threads, 0, most_parallel())
     if parts.backend == "ort" and name not in encoder_names(bundle):

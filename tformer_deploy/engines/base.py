@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,6 +191,34 @@ class Encoder(Protocol):
         """src_ids (B, S) right-padded, src_lengths (B) -> the encoder's output (B, S, d), anything at padding.
 
         Raises LimitError beyond `limits`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FoundOutput:
+    """One output of a runtime's own search."""
+
+    ids: list[int]
+    """Tokens, without bos and end token."""
+    end_id: int | None
+    """The end token, where one ended it."""
+    score: float
+    """Sum of the log-probabilities of ids and the end token."""
+    value: float
+    """What a beam is ranked by."""
+
+
+@runtime_checkable
+class Searches(Protocol):
+    """An engine of a runtime that has a search of its own, which must find what ours finds over its steps."""
+
+    def search(
+        self, src_ids: Ints, src_lengths: Ints, numbers: Sequence[int], options: Mapping[str, Any]
+    ) -> list[list[FoundOutput]]:
+        """The outputs of each source; `numbers` seed samples, `options` are the fields of `DecodeOptions`.
+
+        Log-probabilities that are no numbers are never chosen.
         """
         ...
 

@@ -85,6 +85,15 @@ std::vector<Ort::Value> gathered(const std::vector<Ort::Value>& values, const st
   return kept;
 }
 
+std::vector<std::vector<float>> copies(const std::vector<Ort::Value>& values) {
+  std::vector<std::vector<float>> found;
+  for (const Ort::Value& value : values) {
+    const float* const first = value.GetTensorData<float>();
+    found.emplace_back(first, first + value.GetTensorTypeAndShapeInfo().GetElementCount());
+  }
+  return found;
+}
+
 bool all_in_order(const std::vector<std::int32_t>& sentences, std::size_t batch) {
   if (sentences.size() != batch) return false;
   for (std::size_t i = 0; i < batch; ++i) {

@@ -31,6 +31,9 @@ std::vector<Ort::Value> encode(const Graphs& graphs, std::vector<std::int32_t>& 
 /// Entries `sentences` of tensors (B, H, S, D).
 std::vector<Ort::Value> gathered(const std::vector<Ort::Value>& values, const std::vector<std::int32_t>& sentences);
 
+/// The numbers of tensors.
+std::vector<std::vector<float>> copies(const std::vector<Ort::Value>& values);
+
 /// Whether `sentences` are 0, 1, ... B - 1.
 bool all_in_order(const std::vector<std::int32_t>& sentences, std::size_t batch);
 

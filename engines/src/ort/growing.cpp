@@ -101,6 +101,10 @@ class GrowingEngine : public Engine {
     state.src_lengths = std::move(lengths);
   }
 
+  std::vector<std::vector<float>> cross_keys_values(const State& opaque) const override {
+    return copies(static_cast<const GrowingState&>(opaque).cross);
+  }
+
  private:
   static constexpr const char* output_names[] = {"top_ids", "top_scores", "log_probs", "attention"};
   std::shared_ptr<const Graphs> graphs_;

@@ -118,6 +118,10 @@ class InPlaceEngine : public Engine {
     }
   }
 
+  std::vector<std::vector<float>> cross_keys_values(const State& opaque) const override {
+    return copies(static_cast<const InPlaceState&>(opaque).cross);
+  }
+
  private:
   std::shared_ptr<const Graphs> graphs_;
   std::vector<std::string> cross_, past_, present_, listed_names_;
