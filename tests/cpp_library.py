@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
+from fcntl import LOCK_EX, flock
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,15 +25,21 @@ BUILD = Path(os.environ.get("TFORMER_CPP_BUILD", ROOT / "engines" / "build"))
 @cache
 def built() -> Path:
     """The folder of the C++ build, which is made where it is missing; skips where that cannot be."""
-    if not (BUILD / "build.ninja").is_file():
-        for tool in ("cmake", "ninja", "c++"):
-            if not shutil.which(tool):
-                pytest.skip(f"{tool} is not installed, so the C++ runtime is not built: apt-get install {tool}")
-        made = subprocess.run(["make", "cpp-build"], cwd=ROOT, capture_output=True, text=True)
-        if made.returncode and "get-dependencies:" in made.stderr:
-            pytest.skip(made.stderr.strip().splitlines()[0])
-        assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
+    with (ROOT / "engines" / "CMakeLists.txt").open() as lock:  # of two test processes one builds, the other waits
+        flock(lock, LOCK_EX)
+        if not (BUILD / "build.ninja").is_file():
+            _build()
     return BUILD
+
+
+def _build() -> None:
+    for tool in ("cmake", "ninja", "c++"):
+        if not shutil.which(tool):
+            pytest.skip(f"{tool} is not installed, so the C++ runtime is not built: apt-get install {tool}")
+    made = subprocess.run(["make", "cpp-build"], cwd=ROOT, capture_output=True, text=True)
+    if made.returncode and "get-dependencies:" in made.stderr:
+        pytest.skip(made.stderr.strip().splitlines()[0])
+    assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
 
 
 @cache
