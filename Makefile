@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test lint cpp cpp-build cpp-dist bench-peers gpu-kit gpu-results
+.PHONY: demo test lint cpp cpp-build cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
@@ -49,6 +49,10 @@ cpp-build:
 	engines/get-dependencies
 	cmake -S engines -B engines/build -G Ninja --log-level=WARNING
 	cmake --build engines/build
+
+# Sanitizers, changed files, threads and leaks; SECONDS of changed files.
+cpp-thorough: cpp-build $(READY) .demo/bundle/manifest.json
+	engines/thorough $(SECONDS)
 
 # A tar that translates on a machine without Python: libraries, tformer-cpp and the demo's bundle.
 cpp-dist: cpp-build $(READY) .demo/bundle/manifest.json
