@@ -243,7 +243,7 @@ def test_rules_in_any_order(tmp_path: Path) -> None:
                     assert talk.ask(word) == [*tokenizer.encode(word), 3], (rules, word)
 
 
-@pytest.mark.parametrize("name", ["run", "bundle", "molecules-bundle"])
+@pytest.mark.parametrize("name", ["run", "bundle"])
 def test_tokenizers_of_the_demo(name: str, tmp_path: Path) -> None:
     header = next((f for f in (DEMO / name / "manifest.json", DEMO / name / "checkpoint.json") if f.is_file()), None)
     if header is None:

@@ -233,7 +233,7 @@ flavors() {
 }
 
 find_gpu() {
-  local code='from tformer_deploy.engines.trt.api import find_gpu; print(find_gpu("this stage").name)' found python
+  local code='from tformer_deploy.engines.trt.api import require_gpu; print(require_gpu("this stage").name)' found python
   [[ $GPU || $NO_GPU ]] && return
   python=$(any_python)
   if found=$("$python" -c "$code" 2>&1); then
