@@ -123,6 +123,16 @@ def test_shortlists_are_checked(engine: Path, variants_bundle: Path, run: Path, 
     assert printed(run_here("check", listed, *FLAGS, *arguments))[-1] == "passed"
 
 
+def test_translations_are_those_of_ort(engine: Path, variants_bundle: Path) -> None:
+    for variant in ("fp32", "int8"):
+        flags = ("--variant", variant, "--beams", 3, "--n-best", 2, "--threads", 1)
+        found = [
+            printed(run_here("translate", variants_bundle, "--backend", backend, *flags, stdin=b"w5 w6 w7\n\nw8\n"))
+            for backend in ("cpp", "ort")
+        ]
+        assert found[0] == found[1] and len(found[0]) == 5
+
+
 def test_states_live_side_by_side(engine: Path, bundle: Path) -> None:
     """Two at a time, with steps in turns, give what each gives alone; those that nobody uses are freed."""
     sources = [random_sources(3, 6, seed) for seed in (1, 2)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,21 +105,13 @@ def check_case(table: Talk, sentences: Sequence[Sentence], engine: TableEngine) 
         assert needed(ours, options) == needed(shown_step(theirs), options)
 
 
+@pytest.mark.parametrize("options", [Chooser.beam_options, Chooser.sampling_options], ids=["beams", "samples"])
 @settings(max_examples=300, deadline=None)
-@given(seeds)
-def test_beams_and_greedy_search(table: Talk, seed: int) -> None:
+@given(seed=seeds)
+def test_searches(options: Callable[[Chooser], DecodeOptions], table: Talk, seed: int) -> None:
+    """Greedy search is a beam of one."""
     chooser = Chooser(seed)
-    sentences = chooser.sentences(chooser.beam_options())
-    engine = sentences[0].engine
-    check_case(table, sentences, engine)
-    check_case(table, sentences, TableEngine(engine.seed, engine.table, engine.limits.tgt_tokens, lists=False))
-
-
-@settings(max_examples=300, deadline=None)
-@given(seeds)
-def test_samples(table: Talk, seed: int) -> None:
-    chooser = Chooser(seed)
-    sentences = chooser.sentences(chooser.sampling_options())
+    sentences = chooser.sentences(options(chooser))
     engine = sentences[0].engine
     check_case(table, sentences, engine)
     check_case(table, sentences, TableEngine(engine.seed, engine.table, engine.limits.tgt_tokens, lists=False))
