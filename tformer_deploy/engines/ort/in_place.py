@@ -236,10 +236,12 @@ class InPlaceEngine(OrtEngine):
         if written_by is None:
             own[:live, :, :filled] = state.written_by[slots, :, first : state.position]
         if spare or not np.array_equal(slots, np.arange(len(state.src_lengths))):
-            more = (0, spare)
-            state.src_lengths = np.pad(state.src_lengths[slots], more, constant_values=1)
-            wider = (more, (0, 0), (0, max(0, src_len - state.cross[0].shape()[2])), (0, 0))
-            state.cross = [OrtValue.ortvalue_from_numpy(np.pad(view(value)[slots], wider)) for value in state.cross]
+            state.src_lengths, cross = state.src_lengths[slots], [view(value)[slots] for value in state.cross]
+            if spare:
+                state.src_lengths = np.pad(state.src_lengths, (0, spare), constant_values=1)
+                more = (0, spare), (0, 0), (0, src_len - cross[0].shape[2]), (0, 0)
+                cross = [np.pad(each, more) for each in cross]
+            state.cross = [OrtValue.ortvalue_from_numpy(each) for each in cross]
             if state.listed:
                 state.listed.mask = state.listed.mask[slots]
         if state.positions is not None:
