@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tformer_deploy.bundle import Bundle
 from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tensors
 from tformer_deploy.config import ModelConfig
-from tformer_deploy.contract import GRAPHS
+from tformer_deploy.contract import GRAPHS, MEMORY_GRAPH
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.ort.standard import OrtEngine
 from tformer_deploy.export import to_onnx
@@ -64,7 +64,7 @@ def remembered_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         if not isinstance(model, Transformer):
             return made(module)
         of_step = recipe.target, recipe.top_k, recipe.attention, recipe.axes
-        key = module.name, model.config, recipe.opset, *(() if module.name == "encoder" else of_step)
+        key = module.name, model.config, recipe.opset, *(() if module.name in ("encoder", MEMORY_GRAPH) else of_step)
         path = shared / f"{hashlib.sha256(repr(key).encode()).hexdigest()}.onnx"
         if key not in seen and path.is_file():
             seen[key] = ir.load(path)

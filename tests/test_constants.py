@@ -16,7 +16,6 @@ from tformer_deploy.bundle import Bundle, open_bundle
 from tformer_deploy.check import EngineReport, Gate
 from tformer_deploy.check.constants import compare_constants, failures, named_tensors
 from tformer_deploy.check.report import Constants, describe_constants
-from tformer_deploy.config import ModelConfig
 from tformer_deploy.contract import graphs_of
 from tformer_deploy.export.calibrate import input_ranges
 from tformer_deploy.export.to_onnx import export_graphs
@@ -157,7 +156,7 @@ def test_nan_and_other_shapes_are_no_equality(exported: dict[str, Any], tmp_path
 
 
 def test_the_tensors_of_a_checkpoint_have_their_positions() -> None:
-    model = random_model(ModelConfig(**{**vars(small_config()), "encoder_layers": 1, "decoder_layers": 1}))
+    model = random_model(small_config(encoder_layers=1, decoder_layers=1))
     found = named_tensors(model)
     assert found["src_positions"].shape == (24, 32) and "decoder.0.ff.up.weight" in found
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError, unknown
@@ -223,13 +224,13 @@ class ModelConfig:
         into = 2 if self.ff == "gated" else 1
         return into * (side.width + 1) * side.ff_width + (side.ff_width + 1) * side.width
 
-    @property
+    @cached_property
     def decoder(self) -> Side:
         """The decoder's sizes; the caches' heads among them."""
         final_norm = self.final_norm and self.final_norm_sides != "encoder"
         return _side(self.d_model, self.d_ff, self.heads, self.head_dim, self.decoder_layers, final_norm)
 
-    @property
+    @cached_property
     def encoder(self) -> Side:
         """The encoder's sizes."""
         width, heads = self.encoder_d_model or self.d_model, self.encoder_heads or self.heads
