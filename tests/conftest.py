@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch loads: two test processes share two cores
 # Some virtual machines announce AMX and kill who uses it.
@@ -51,13 +54,26 @@ def small_config(**changes: object) -> ModelConfig:
     return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def remembered_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A trace of our model depends on its sizes and not on its weights, and takes seconds: make each once a run."""
-    made, seen = trace_module.trace, {}
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes of a run."""
     folder = tmp_path_factory.getbasetemp()
-    shared = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "traces"
-    shared.mkdir(exist_ok=True)
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@contextmanager
+def made_once(out: Path) -> Iterator[bool]:
+    """Whether this process is the one to make a folder; another that comes meanwhile waits."""
+    with out.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield not out.exists()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def remembered_traces(shared: Path) -> Iterator[None]:
+    """A trace of our model depends on its sizes and not on its weights, and takes seconds: make each once a run."""
+    made, seen, traces = trace_module.trace, {}, shared / "traces"
+    traces.mkdir(exist_ok=True)
 
     def remembered(module: GraphModule) -> ir.Model:
         model, recipe = module.model, module.recipe
@@ -65,7 +81,7 @@ def remembered_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
             return made(module)
         of_step = recipe.target, recipe.top_k, recipe.attention, recipe.axes
         key = module.name, model.config, recipe.opset, *(() if module.name in ("encoder", MEMORY_GRAPH) else of_step)
-        path = shared / f"{hashlib.sha256(repr(key).encode()).hexdigest()}.onnx"
+        path = traces / f"{hashlib.sha256(repr(key).encode()).hexdigest()}.onnx"
         if key not in seen and path.is_file():
             seen[key] = ir.load(path)
         elif key not in seen:
@@ -115,27 +131,34 @@ def write_checkpoint(directory: Path, config: ModelConfig, seed: int = 1) -> Pat
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of the small model."""
-    return write_checkpoint(tmp_path_factory.mktemp("run") / "run", small_config())
+def run(shared: Path) -> Path:
+    """A checkpoint of the small model. Read only."""
+    out = shared / "run"
+    with made_once(out) as missing:
+        if missing:
+            write_checkpoint(out, small_config())
+    return out
 
 
 @pytest.fixture(scope="session")
 def bundle(run: Path) -> Path:
     """Its exported and checked bundle. Read only: copy it to change it."""
-    out = run.parent / "bundle"
-    export_checked(run, out)
+    return exported_once(run, "bundle")
+
+
+def exported_once(run: Path, name: str, *how: Any) -> Path:
+    out = run.parent / name
+    with made_once(out) as missing:
+        if missing:
+            export_checked(run, out, *how)
     return out
 
 
 @pytest.fixture(scope="session")
 def variants_bundle(run: Path) -> Path:
     """The same model with graphs for ONNX Runtime on processors in every precision. Read only."""
-    out = run.parent / "variants-bundle"
-    export_checked(
-        run, out, ["fp32", "fp32-cpu", "int8", "int8-latency", "int4"], write_lines(run.parent / "lines.txt")
-    )
-    return out
+    recipes = ["fp32", "fp32-cpu", "int8", "int8-latency", "int4"]
+    return exported_once(run, "variants-bundle", recipes, write_lines(run.parent / "lines.txt"))
 
 
 def write_lines(path: Path) -> Path:
@@ -149,9 +172,7 @@ def write_lines(path: Path) -> Path:
 @pytest.fixture(scope="session")
 def attention_bundle(run: Path) -> Path:
     """The same model exported with its cross-attention. Read only."""
-    out = run.parent / "attention-bundle"
-    export_checked(run, out, ["fp32-attention"])
-    return out
+    return exported_once(run, "attention-bundle", ["fp32-attention"])
 
 
 def random_sources(batch: int, width: int, seed: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

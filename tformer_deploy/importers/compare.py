@@ -21,7 +21,7 @@ from .base import Original
 
 LIMIT = 1e-4
 """Largest difference of an encoder state or a log-probability; between sums of a beam that are equally good."""
-SENTENCES, BATCH, MOST_TOKENS = 200, 64, 64
+SENTENCES, BATCH, MOST_TOKENS, MOST_STEPS = 200, 64, 64, 64
 NUMBERS = 1 << 26
 """Most log-probabilities of a batch: fewer sentences of a large vocabulary."""
 BEAMS = (1, 4, 5)
@@ -159,7 +159,7 @@ def _compare_tokens(
 ) -> None:
     """Outputs of a search with the defaults of the source."""
     equal = total = ties = 0
-    most = min(model.config.max_positions - 2, MOST_TOKENS)
+    most = min(model.config.max_positions - 2, MOST_STEPS)
     options = over_defaults(decoding, {"beams": beams, "max_tokens": most})
     with EagerEngine(model) as engine:
         for some in _batches(sources, model.config):
