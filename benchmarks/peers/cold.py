@@ -51,7 +51,9 @@ def cold_commands(
         if variant and cpp:
             words = [str(cpp), "translate", str(model.bundle), "--variant", variant, "--threads", "1"]
             words += ["--onnxruntime", onnxruntime_library()]
-            found.append(Command(f"{engine}, tformer-cpp", [*words, "--json", "--max-tokens", limit], text + "\n"))
+            words += ["--json", "--max-tokens", limit]
+            found.append(Command(f"{engine}, tformer-cpp", words, text + "\n"))
+            found.append(Command(f"{engine}, tformer-cpp --no-arena", [*words, "--no-arena"], text + "\n"))
     return found
 
 

@@ -111,6 +111,8 @@ TFORMER_API const char *tformer_error(void);
  *                    threads         of one call of ONNX Runtime; 0: the cores, shared by `workers`
  *                    shortlist       true: score only the tokens that the bundle's lists have for a source
  *                    verify          false: do not compare files with their SHA-256, to start sooner
+ *                    arena           false: ONNX Runtime keeps no memory that it has freed: less of it at first, but large
+ *                                    batches are slower
  *                    onnxruntime     the library's file, or the folder that has it; without it, what the environment
  *                                    variable TFORMER_ONNXRUNTIME names, or what the loader finds
  *   of a translator  batch_tokens    padded source tokens of a batch, per beam; 4096

@@ -19,6 +19,7 @@ struct OpenOptions {
   int threads = 0;      ///< of one call of the engine; 0: as many as this process has cores
   bool shortlist = false;
   bool verify = true;       ///< compare files with their hashes
+  bool arena = true;        ///< sessions keep the memory that they have freed, of matrices that were rearranged too
   std::string onnxruntime;  ///< the library's file; empty: see load_onnxruntime
 };
 
@@ -56,6 +57,7 @@ class Graphs {
   std::shared_ptr<const Bundle> bundle_;
   std::string variant_;
   int threads_;
+  bool arena_;
   std::optional<Shortlist> shortlist_;
   std::vector<Ort::Session> sessions_;
   mutable std::mutex slots_lock_;
