@@ -239,6 +239,59 @@ class Translator:
         return lines
 
 
+class Serving:
+    """Lines that share steps; any thread may call it."""
+
+    def __init__(self, model: Model, **values: Any) -> None:
+        self.handle = c_void_p()
+        self._checked(library().tformer_serving_new, model.handle, values, byref(self.handle))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        library().tformer_serving_free(self.handle)
+
+    def admit(self, line: str | bytes, number: int, prefix: str = "", **values: Any) -> None:
+        """Raises CppError."""
+        both = texts([line, prefix])
+        self._checked(library().tformer_admit, self.handle, both[0], both[1], values, c_uint64(number))
+
+    def step(self) -> int:
+        """How many lines are left."""
+        lines = c_size_t()
+        self._checked(library().tformer_step, self.handle, byref(lines))
+        return lines.value
+
+    def take(self) -> tuple[int, list[Output] | CppError] | None:
+        """The next line that has ended: its number, and its outputs or its error."""
+        results, number = c_void_p(), c_uint64()
+        status = library().tformer_take(self.handle, byref(number), byref(results))
+        if not results.value:
+            assert not status
+            return None
+        message = library().tformer_error().decode() if status else ""
+        lines = outputs_of(results)
+        library().tformer_results_free(results)
+        return number.value, CppError(status, message, lines) if status else lines[0]
+
+    def retire(self, number: int) -> None:
+        self._checked(library().tformer_retire, self.handle, c_uint64(number))
+
+    @staticmethod
+    def _checked(function: Any, *arguments: Any) -> None:
+        """Call with options in place of a dictionary. Raises CppError."""
+        own = [options(each) if isinstance(each, dict) else each for each in arguments]
+        status = function(*own)
+        message = library().tformer_error().decode() if status else ""
+        for made in (made for made, each in zip(own, arguments, strict=True) if isinstance(each, dict)):
+            library().tformer_options_free(made)
+        if status:
+            raise CppError(status, message, [])
+
+
 def outputs_of(results: c_void_p) -> list[list[Output]]:
     """Of each line its outputs."""
     found = []

@@ -150,6 +150,19 @@ def test_what_a_sentence_left_behind_harms_nobody(engine: Any) -> None:
     assert scores.ids[2:, 0, 0].tolist() == [[*each[0].ids, engine.config.eos_id][0] for each in alone]
 
 
+@pytest.mark.parametrize("engine", ["fp32-cpu"], indirect=True)
+def test_a_place_that_nobody_has_is_at_position_0(engine: Any) -> None:
+    """Else its last sentence would count as the longest on its way, and caches grow for it."""
+    first, second = sources(7, [(8, 5), (1, 5)])
+    state = engine.encode(first.src_ids, first.src_lengths)
+    for _ in range(5):
+        engine.step(np.full((8, 1), 4, np.int32), state)
+    kept = np.arange(6, dtype=np.int32)
+    engine.reorder(state, kept[:, None], kept)
+    engine.admit(state, second.src_ids, second.src_lengths)
+    assert state.positions is not None and state.positions.ravel().tolist() == [5] * 6 + [0, 0]
+
+
 def test_what_cannot_join_is_refused(engine: Engine, variants_bundle: Path) -> None:
     batch, opened = sources(1, [(2, 5)])[0], open_bundle(variants_bundle)
     older = open_bundle(BUNDLES / "v2/copy")

@@ -170,6 +170,14 @@ def test_any_options_give_the_same_tokens_and_scores(asked: dict[str, Any], vari
         assert translator.translate(lines) == expected
 
 
+def test_memory_that_nobody_keeps_changes_nothing() -> None:
+    usual = demo("int8")
+    with Model(DEMO, variant="int8", arena=False) as model:
+        for asked in SEARCHES:
+            with Translator(model, **asked) as translator, Translator(usual, **asked) as expected:
+                assert translator.translate(NUMBERS) == expected.translate(NUMBERS)
+
+
 def test_scores_of_given_targets() -> None:
     sources, targets = ["forty-two", "seven", "one million"], ["zweiundvierzig", "sieben", "eine Million"]
     for variant in ("fp32", "int8"):
@@ -287,6 +295,9 @@ def test_the_command_line_example_prints_what_tformer_translate_prints() -> None
         ["--sample", "--seed", "4"],
         ["--set", "max_tokens=2"],
         ["--stream"],
+        ["--json", "--beams", "3", "--n-best", "3"],
+        ["--first-token", "acht", "--suppress", "zig", "--suppress", "</s>", "--end-token", "und", "--json"],
+        ["--set", "first_ids=4,5", "--end-token", "</s>", "--end-token", "en"],
     ):
         command = [ROOT / ".venv/bin/python", "-m", "tformer_deploy", "translate", DEMO, *flags, "--threads", "1"]
         expected = subprocess.run(command, input=text, capture_output=True, cwd=ROOT, check=True)
@@ -300,6 +311,11 @@ def test_the_command_line_example_says_what_is_wrong() -> None:
         ([DEMO, "--variant", "int9"], 1, b"error: unknown variant 'int9': did you mean 'int8'?"),
         ([DEMO, "--variant", "trt"], 1, b"graphs for TensorRT"),
         ([DEMO, "--set", "beems=4"], 1, b"beems"),
+        (
+            [DEMO, "--suppress", "beems"],
+            1,
+            b"error: 'beems' is not in the vocabulary: tformer score --tokens shows how",
+        ),
         ([DEMO, "--set", "beams=four"], 1, b"must be a whole number"),
         ([DEMO, "--shortlist"], 1, b"has no graphs for it"),
         ([DEMO, "--nothing"], 2, b"no such option: --nothing"),

@@ -117,6 +117,28 @@ def test_searches(options: Callable[[Chooser], DecodeOptions], table: Talk, seed
     check_case(table, sentences, TableEngine(engine.seed, engine.table, engine.limits.tgt_tokens, lists=False))
 
 
+@settings(max_examples=200, deadline=None)
+@given(seeds)
+def test_searches_that_join_each_other(table: Talk, seed: int) -> None:
+    """Each finds what Python finds alone; one that leaves on its way harms nobody."""
+    chooser = Chooser(seed)
+    requests, expected = [], []
+    engine = chooser.sentences(chooser.beam_options())[0].engine
+    for _ in range(chooser.one(2, 3, 5)):
+        options = chooser.one(chooser.beam_options, chooser.sampling_options)()
+        sentences = chooser.sentences(options)
+        sides = [s.source for s in sentences], [s.number for s in sentences], [s.prefix for s in sentences]
+        allowed = sentences[0].allowed
+        expected.append(shown(decode(engine, make_batch(*sides), options, make_trie(allowed), strict=False)))
+        named = dict(zip(("sources", "numbers", "prefixes"), sides, strict=True))
+        requests.append({"options": options_of(options), "allowed": allowed, **named})
+    begins = [chooser.one(0, 0, 1, 2, 5, 9) for _ in requests]
+    retire = {"0": begins[0] + chooser.one(1, 2, 4)} if chooser.one(True, False) else {}
+    found = in_cpp(table, engine, {"requests": requests, "begins": begins, "retire": retire})["found"]
+    assert found[1:] == expected[1:]
+    assert found[0] == expected[0] or (found[0] is None and retire)
+
+
 @settings(max_examples=40, deadline=None)
 @given(seeds)
 def test_a_larger_vocabulary_long_outputs_and_wide_beams(table: Talk, seed: int) -> None:

@@ -215,6 +215,14 @@ def test_ids_back_to_text(both: tuple[Tokenizers, Talk]) -> None:
         assert talk.ask(ids) == tokenizers.target_text(ids), ids
 
 
+def test_entries_by_their_names(both: tuple[Tokenizers, Talk]) -> None:
+    """Every one, special ones and those that there are twice too; and what is no entry."""
+    tokenizer, talk = both[0].target, both[1]
+    for entry in (*dict.fromkeys(tokenizer.pieces(range(tokenizer.size))), *PARTS, "", "no such entry"):
+        found = tokenizer.id_of(entry)
+        assert talk.ask({"entry": entry}) == (-1 if found is None else found), repr(entry)
+
+
 @pytest.mark.parametrize("regex", EXPRESSIONS)
 def test_expressions(regex: str, tmp_path: Path) -> None:
     tokenizer = by_expression(regex)

@@ -31,6 +31,7 @@ EQUAL_SHARE = 0.99
 SCORE_TOLERANCE = 0.01
 """Of a whole output's log-probability at float32."""
 QUICK_SENTENCES = 100
+CPP = ROOT / "engines/build/examples/tformer-cpp"
 BFLOAT16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
 
 
@@ -48,7 +49,7 @@ def main() -> None:
         for each in work:
             model = make_model(each, options, Path(folder))
             results["models"][model.name] = measure(model, each, sides, options)
-    write(results, options.out)
+    write(results, options.out, "cold" if options.cold else "peers")
     if failed := own_failures(results):
         sys.exit("\n".join(["our own engines failed:", *failed]))
 
@@ -64,6 +65,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--points", nargs="+", default=[], help="such as b8k4, greedy, beam5; default: all")
     parser.add_argument("--peers", nargs="+", default=["CTranslate2", "eager"], help="who, by beginnings of names")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cpp", type=Path, default=CPP, help="the C++ runtime's command; left out where there is none")
+    parser.add_argument("--cold", action="store_true", help="cold starts alone")
     parser.add_argument("--quick", action="store_true", help="few settings, rounds and sentences: does it run at all")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results, with --quick .cache/peers")
     options = parser.parse_args()
@@ -163,8 +166,11 @@ def measure(model: Model, work: Work, sides: Sequence[Side], options: argparse.N
         sys.exit("CTranslate2 and eager PyTorch do not run the same model: nothing was measured")
     engines = ["eager", *options.engines]
     ids = work.bundle.tokenizers().source_ids(work.text)
-    commands = cold_commands(model, work.text, ids, engines, work.tokens or 256)
+    cpp = options.cpp if options.cpp.is_file() else None
+    commands = cold_commands(model, work.text, ids, engines, work.tokens or 256, cpp)
     cold = cold_starts(commands, work.tokens, options.rounds)
+    if options.cold:
+        return {"equal_greedy_float32": equal, "cold": cold, "trials": [], "points": {}}
     racing = [side for side in sides if side.ours or side.name.startswith(tuple(options.peers))]
     trials = try_all(model, racing, 1 if options.quick else 4, options.quick)
     points = {}
@@ -205,14 +211,14 @@ def own_failures(results: dict[str, Any]) -> list[str]:
     return [message for message in found if message.startswith("ort")]
 
 
-def write(results: dict[str, Any], out: Path) -> None:
+def write(results: dict[str, Any], out: Path, what: str) -> None:
     """JSON with every round, and the tables."""
     computer = results["machine"]
-    name = f"{results['date']}-{machine_name(computer['processor'], computer['cores'])}-peers.json"
+    name = f"{results['date']}-{machine_name(computer['processor'], computer['cores'])}-{what}.json"
     out.mkdir(parents=True, exist_ok=True)
     (out / name).write_text(json.dumps(results, indent=1) + "\n")
     text = markdown(results)
-    (out / "peers.md").write_text(text)
+    (out / f"{what}.md").write_text(text)
     print(f"\n{text}\n{out / name}", flush=True)
 
 

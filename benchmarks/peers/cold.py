@@ -6,8 +6,10 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tformer_deploy.engines.cpp import onnxruntime_library
 from tformer_deploy.errors import EngineError
 from tformer_deploy.processes import in_turn, run_whole
 
@@ -27,9 +29,12 @@ class Command:
 
 
 def cold_commands(
-    model: Model, text: str, ids: Sequence[int], engines: Sequence[str], max_tokens: int
+    model: Model, text: str, ids: Sequence[int], engines: Sequence[str], max_tokens: int, cpp: Path | None = None
 ) -> list[Command]:
-    """The least script for each library, and our real command; CTranslate2 gets tokens, ours split the text."""
+    """The least script for each library, our real command and `cpp`, the C++ runtime's, with one thread as CTranslate2.
+
+    CTranslate2 gets tokens, ours split the text.
+    """
     peer, own = str(model.pythons["run_ctranslate2"]), str(model.pythons["run_tformer"])
     limit, package = str(max_tokens), __package__
     converted = str(model.ctranslate2 / "int8")
@@ -43,6 +48,12 @@ def cold_commands(
         if variant:
             words = [own, "-m", "tformer_deploy", "translate", str(model.bundle), "--variant", variant]
             found.append(Command(f"{engine}, command", [*words, "--json", "--max-tokens", limit], text + "\n"))
+        if variant and cpp:
+            words = [str(cpp), "translate", str(model.bundle), "--variant", variant, "--threads", "1"]
+            words += ["--onnxruntime", onnxruntime_library()]
+            words += ["--json", "--max-tokens", limit]
+            found.append(Command(f"{engine}, tformer-cpp", words, text + "\n"))
+            found.append(Command(f"{engine}, tformer-cpp --no-arena", [*words, "--no-arena"], text + "\n"))
     return found
 
 

@@ -38,7 +38,8 @@ def markdown(results: Mapping[str, Any]) -> str:
             f"PyTorch, both float32, their scores within {equal['score_max']:.0e}.",
             "",
         ]
-        lines += table(*_speeds(model["points"]))
+        if model["points"]:
+            lines += table(*_speeds(model["points"]))
         if quality := _quality(model["points"]):
             lines += ["", *table(*quality)]
         lines += ["", f"Process start to one translated sentence, {name}:", "", *table(*_cold(model["cold"]))]

@@ -20,16 +20,20 @@ Options:
   --set NAME=VALUE        Any decoding option, such as length_penalty=0.6.
   --prefix FILE           How each output must begin, a line for a line.
   --allowed FILE          The only outputs allowed, one a line.
+  --first-token ENTRY     Vocabulary entry that outputs begin with; repeatable.
+  --suppress ENTRY        Vocabulary entry that is never produced; repeatable.
+  --end-token ENTRY       Vocabulary entry that ends outputs; repeatable.
   --align                 Add the source position of each token: TEXT ||| 0-0.
   --stream                Print tokens as they come, a line at a time.
   --batch-tokens N        Padded source tokens of a batch, per beam. [4096]
   --max-line-bytes N      A longer line of the input is refused. [1048576]
   --threads N             Threads of ONNX Runtime; 0: the workers share the cores.
   --workers N             Batches decoded at a time; 0: one per core if there is text for all.
-  --json                  Print results as JSON: text, ids, score, value.
+  --json                  Print results as JSON: text, ids, score.
   --ids                   Lines are the ids that the model sees, not text.
   --score                 Lines are SOURCE tab TARGET: print the log-probability of each target token.
   --onnxruntime FILE      The library; else TFORMER_ONNXRUNTIME, else what the loader finds.
+  --no-arena              Less memory for a few lines; large batches are slower.
   --no-verify             Do not compare files with their SHA-256.
   --help                  Show this message and exit.
 )";
@@ -55,16 +59,22 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   const auto decoding = [&line](const char* name) {
     return [&line, name](Value value) { line.translator.emplace_back(name, value); };
   };
+  const auto entry = [&line](const char* name) {
+    return [&line, name](Value value) { line.entries.emplace_back(name, value); };
+  };
   const std::map<std::string, std::function<void(Value)>> with_value = {
       {"--variant", [&](Value value) { line.model.emplace_back("variant", value); }},
       {"--onnxruntime", [&](Value value) { line.model.emplace_back("onnxruntime", value); }},
       {"--threads", [&](Value value) { line.model.emplace_back("threads", value); }},
       {"--beams", decoding("beams")},
-      {"--n-best", [&](Value value) { line.translator.emplace_back("n_best", value); }},
+      {"--n-best", decoding("n_best")},
       {"--seed", decoding("seed")},
       {"--max-tokens", decoding("max_tokens")},
       {"--prefix", [&](Value value) { line.prefix_file = value; }},
       {"--allowed", [&](Value value) { line.allowed_file = value; }},
+      {"--first-token", entry("first_ids")},
+      {"--suppress", entry("suppress")},
+      {"--end-token", entry("end_ids")},
       {"--batch-tokens",
        [&](Value value) { line.batch_tokens = static_cast<std::size_t>(whole("--batch-tokens", value, 1, 1 << 24)); }},
       {"--max-line-bytes",
@@ -79,6 +89,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   };
   const std::map<std::string, std::function<void()>> switches = {
       {"--shortlist", [&] { line.model.emplace_back("shortlist", "true"); }},
+      {"--no-arena", [&] { line.model.emplace_back("arena", "false"); }},
       {"--no-verify", [&] { line.model.emplace_back("verify", "false"); }},
       {"--sample", [&] { line.translator.emplace_back("sampling", "true"); }},
       {"--align", [&] { line.align = true, line.translator.emplace_back("align", "true"); }},
@@ -114,9 +125,6 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   line.bundle = words[1];
   line.translator.emplace_back("batch_tokens", std::to_string(line.batch_tokens));
   line.translator.emplace_back("max_line_bytes", std::to_string(line.max_line_bytes));
-  for (const auto& [name, value] : line.translator) {
-    if (name == "n_best") line.n_best = whole("--n-best", value, 1, most);
-  }
   if (line.stream && (line.json || line.align)) {
     throw UsageError("--stream prints plain text: leave out --json and --align");
   }

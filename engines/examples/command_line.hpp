@@ -1,4 +1,4 @@
-// The flags of `tformer-cpp translate`, which are those of `tformer translate`.
+// The flags of `tformer-cpp translate`: those of `tformer translate` but --backend, --device and --checkpoint, and more.
 #pragma once
 
 #include <optional>
@@ -16,10 +16,10 @@ struct UsageError : std::runtime_error {
 struct CommandLine {
   std::string bundle;
   tformer::Options model, translator;  ///< by their names in tformer.h
+  std::vector<std::pair<std::string, std::string>> entries;  ///< an option, and an entry of the vocabulary for it
   std::optional<std::string> prefix_file, allowed_file;
   std::size_t batch_tokens = 4096, max_line_bytes = std::size_t{1} << 20;
   long workers = 0;  ///< 0: one a core if there is text for all
-  long n_best = 1;
   bool align = false, stream = false, json = false, ids = false, score = false, help = false, version = false;
 };
 

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <sstream>
 
 #include "command_line.hpp"
@@ -71,10 +73,14 @@ std::vector<std::int32_t> parse_ids(const std::string& line) {
   return ids;
 }
 
+/// A number as Python writes it.
 std::string number(double value) {
+  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
   char text[40];
-  std::snprintf(text, sizeof text, "%.17g", value);
-  return text;
+  const bool far = value != 0 && (std::abs(value) < 1e-4 || std::abs(value) >= 1e16);
+  const auto format = far ? std::chars_format::scientific : std::chars_format::fixed;
+  const std::string made(text, std::to_chars(text, text + sizeof text, value, format).ptr);
+  return made.find_first_of(".e") == std::string::npos ? made + ".0" : made;
 }
 
 template <typename Values, typename Show>
@@ -85,15 +91,16 @@ std::string list(const Values& values, const Show& show) {
 }
 
 std::string quoted(const std::string& text) {
+  static const std::string escaped = "\"\\\n\r\t\b\f", letters = "\"\\nrtbf";
   std::string made = "\"";
   for (const char letter : text) {
-    char escape[8];
-    if (letter == '"' || letter == '\\') {
+    char code[8];
+    if (const std::size_t i = escaped.find(letter); i != std::string::npos) {
       made += '\\';
-      made += letter;
+      made += letters[i];
     } else if (static_cast<unsigned char>(letter) < 0x20) {
-      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(letter));
-      made += escape;
+      std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(letter));
+      made += code;
     } else {
       made += letter;
     }
@@ -104,21 +111,22 @@ std::string quoted(const std::string& text) {
 std::string json(const tformer::Output& it, const std::vector<tformer::Output>& others) {
   const auto whole = [](std::int32_t value) { return std::to_string(value); };
   return "{\"text\": " + quoted(it.text) + ", \"ids\": " + list(it.ids, whole) + ", \"score\": " + number(it.score) +
-         ", \"value\": " + number(it.value) + ", \"finished\": " + (it.finished ? "true" : "false") +
+         ", \"finished\": " + (it.finished ? "true" : "false") +
          ", \"alignment\": " + list(it.alignment, whole) + ", \"alternatives\": " +
          list(others, [](const tformer::Output& other) { return json(other, {}); }) + "}";
 }
 
 /// The outputs of a line for machines, or as Marian writes them.
-std::string shown(std::uint64_t line_number, const std::vector<tformer::Output>& outputs, const CommandLine& line) {
-  if (line.json) return json(outputs[0], {outputs.begin() + 1, outputs.end()});
+std::string shown(std::uint64_t line_number, const std::vector<tformer::Output>& outputs,
+                  const tformer::Translator& translator, bool as_json) {
+  if (as_json) return json(outputs[0], {outputs.begin() + 1, outputs.end()});
   std::string text;
   for (const tformer::Output& each : outputs) {
     if (&each != &outputs[0]) text += '\n';
     char score[40];
     std::snprintf(score, sizeof score, "%.6f", each.score);
-    text += line.n_best > 1 ? std::to_string(line_number) + " ||| " + each.text + " ||| " + score : each.text;
-    if (!line.align) continue;
+    text += translator.n_best() > 1 ? std::to_string(line_number) + " ||| " + each.text + " ||| " + score : each.text;
+    if (!translator.aligns()) continue;
     text += " |||";
     for (std::size_t i = 0; i < each.alignment.size(); ++i) {
       text += " " + std::to_string(each.alignment[i]) + "-" + std::to_string(i);
@@ -168,7 +176,7 @@ std::size_t print_outputs(tformer::Translator& translator, const std::vector<std
   }
   std::size_t cut = 0;
   for (std::size_t i = 0; i < found.size(); ++i) {
-    print(shown(first + i, found[i], line) + "\n");
+    print(shown(first + i, found[i], translator, line.json) + "\n");
     cut += !found[i][0].finished;
   }
   std::cout.flush();
@@ -188,6 +196,16 @@ std::vector<std::string> begins_of(const std::vector<std::string>& prefixes, con
   return {from, from + static_cast<std::ptrdiff_t>(count)};
 }
 
+/// Entries of the vocabulary as the options that they are for.
+void add_entries(const tformer::Model& model, CommandLine& line) {
+  std::map<std::string, std::string> ids;
+  for (const auto& [name, entry] : line.entries) {
+    std::string& own = ids[name];
+    own += (own.empty() ? "" : ",") + std::to_string(model.target_entry(entry));
+  }
+  line.translator.insert(line.translator.end(), ids.begin(), ids.end());
+}
+
 int translate(CommandLine line) {
   Windows windows(line.stream ? 1 : line.batch_tokens * window_bytes, line.max_line_bytes);
   std::vector<std::string> prefixes, allowed;
@@ -202,6 +220,7 @@ int translate(CommandLine line) {
   line.model.emplace_back("workers", workers);
   line.translator.emplace_back("workers", workers);
   const tformer::Model model(line.bundle, line.model);
+  add_entries(model, line);
   tformer::Translator translator(model, line.translator);
   if (!allowed.empty()) translator.allow(allowed);
   std::size_t first = 0, cut = 0;

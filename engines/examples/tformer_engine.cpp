@@ -3,7 +3,8 @@
 // Requests come on standard input, replies go to standard output, in words of 4 bytes of this machine. An array is its
 // number of words, in 8 bytes, and these. A request is three arrays at least: call and state, states that nobody uses
 // any more, what the call takes. A reply is a status and arrays; where the status is not 0, one array with a text that
-// is filled up with spaces. Before the first request there is one reply: limits, whether there is attention, version.
+// is filled up with spaces. Before the first request there is one reply: limits, whether there is attention and
+// whether sentences can join others, version.
 #include <unistd.h>
 
 #include <csignal>
@@ -22,7 +23,7 @@ namespace {
 
 using tformer::Status;
 using Ints = std::vector<std::int32_t>;
-enum Call : std::int32_t { encode, step, reorder, cross, best, search };
+enum Call : std::int32_t { encode, step, reorder, cross, best, search, admit };
 
 /// What is written as it is.
 struct Words {
@@ -96,6 +97,7 @@ class Server {
       case cross: return show_cross(number);
       case best: return say_best(number);
       case search: return decode();
+      case admit: return admit_sources(number);
     }
     throw tformer::Error(Status::internal, "there is no call " + std::to_string(call));
   }
@@ -116,18 +118,29 @@ class Server {
     return *found->second;
   }
 
-  void encode_sources() {
-    const Ints ids = pipe_.next(), lengths = pipe_.next(), sizes = pipe_.next(), counts = pipe_.next(),
-               required = pipe_.next();
+  tformer::Outlook next_outlook() {
+    const Ints sizes = pipe_.next(), counts = pipe_.next(), required = pipe_.next();
     tformer::Outlook outlook{sizes.at(0), sizes.at(1), {}};
     auto from = required.begin();
     for (const std::int32_t count : counts) {
       outlook.required.emplace_back(from, from + count);
       from += count;
     }
-    states_[made_] = engine_->encode(ids, lengths, outlook);
+    return outlook;
+  }
+
+  void encode_sources() {
+    const Ints ids = pipe_.next(), lengths = pipe_.next();
+    states_[made_] = engine_->encode(ids, lengths, next_outlook());
     const Ints number = {made_++};
     pipe_.reply(Status::ok, {words(number)});
+  }
+
+  void admit_sources(std::int32_t number) {
+    const Ints ids = pipe_.next(), lengths = pipe_.next();
+    const tformer::Outlook outlook = next_outlook();
+    engine_->admit(state(number), ids, lengths, outlook);
+    pipe_.reply(Status::ok, {});
   }
 
   void take_step(std::int32_t number) {
@@ -229,9 +242,9 @@ int main(int count, char** arguments) {
     for (const std::int64_t size : {most.batch, most.src_tokens, most.tgt_tokens, most.beams}) {
       limits.push_back(static_cast<std::int32_t>(size));
     }
-    const Ints attention = {engine->attention()}, version = packed(TFORMER_VERSION);
+    const Ints abilities = {engine->attention(), engine->admits()}, version = packed(TFORMER_VERSION);
     server = std::make_unique<Server>(pipe, std::move(engine));
-    pipe.reply(Status::ok, {words(limits), words(attention), words(version)});
+    pipe.reply(Status::ok, {words(limits), words(abilities), words(version)});
   });
   if (!open) return 1;
   for (Ints call; pipe.read(call);) {

@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "errors.hpp"
+#include "serving.hpp"
 #include "text/unicode.hpp"
 #include "tformer/tformer.h"
 #include "translator.hpp"
@@ -21,6 +22,10 @@ struct tformer_model {
 
 struct tformer_translator {
   tformer::Translator translator;
+};
+
+struct tformer_serving {
+  tformer::Serving serving;
 };
 
 struct tformer_results {
@@ -168,6 +173,14 @@ tformer_status tformer_target_ids(const tformer_model* model, tformer_text text,
   });
 }
 
+tformer_status tformer_target_entry(const tformer_model* model, tformer_text entry, int32_t* id) {
+  return guarded([&] {
+    require(model, "model");
+    require(id, "id");
+    *id = tformer::target_entry(*model->open, views(&entry, 1)[0]);
+  });
+}
+
 void tformer_ids_free(tformer_ids* ids) {
   if (!ids) return;
   delete[] ids->data;
@@ -185,6 +198,14 @@ tformer_status tformer_translator_new(tformer_model* model, const tformer_option
 }
 
 void tformer_translator_free(tformer_translator* translator) { delete translator; }
+
+size_t tformer_translator_n_best(const tformer_translator* translator) {
+  return translator ? static_cast<std::size_t>(translator->translator.options().n_best) : 0;
+}
+
+int tformer_translator_aligns(const tformer_translator* translator) {
+  return translator && translator->translator.options().align;
+}
 
 tformer_status tformer_allow(tformer_translator* translator, const tformer_text* outputs, size_t count) {
   return guarded([&] {
@@ -263,6 +284,54 @@ tformer_status tformer_score(tformer_translator* translator, const tformer_text*
     hand_over(translator->translator.score(views(sources, count), views(targets, count),
                                            static_cast<std::int64_t>(first)),
               results);
+  });
+}
+
+tformer_status tformer_serving_new(tformer_model* model, const tformer_options* options, tformer_serving** serving) {
+  return guarded([&] {
+    require(serving, "serving");
+    *serving = nullptr;
+    require(model, "model");
+    *serving = new tformer_serving{{model->open, options ? options->settings : tformer::Settings()}};
+  });
+}
+
+void tformer_serving_free(tformer_serving* serving) { delete serving; }
+
+tformer_status tformer_admit(tformer_serving* serving, tformer_text line, tformer_text prefix,
+                             const tformer_options* options, uint64_t number) {
+  return guarded([&] {
+    require(serving, "serving");
+    serving->serving.admit(views(&line, 1)[0], views(&prefix, 1)[0], options ? &options->settings : nullptr,
+                           static_cast<std::int64_t>(number));
+  });
+}
+
+tformer_status tformer_step(tformer_serving* serving, size_t* lines) {
+  return guarded([&] {
+    require(serving, "serving");
+    const std::size_t left = serving->serving.step();
+    if (lines) *lines = left;
+  });
+}
+
+tformer_status tformer_take(tformer_serving* serving, uint64_t* number, tformer_results** results) {
+  return guarded([&] {
+    require(results, "results");
+    *results = nullptr;
+    require(serving, "serving");
+    require(number, "number");
+    std::optional<tformer::Served> line = serving->serving.take();
+    if (!line) return;
+    *number = static_cast<std::uint64_t>(line->number);
+    hand_over(std::move(line->results), results);
+  });
+}
+
+tformer_status tformer_retire(tformer_serving* serving, uint64_t number) {
+  return guarded([&] {
+    require(serving, "serving");
+    serving->serving.retire(static_cast<std::int64_t>(number));
   });
 }
 

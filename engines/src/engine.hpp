@@ -5,6 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "errors.hpp"
+
 namespace tformer {
 
 /// The largest request that an engine takes.
@@ -47,6 +49,12 @@ class State {
   virtual ~State() = default;
 };
 
+/// What is said of engines, and of older graphs, whose sentences are all at the same step.
+inline Error cannot_join() {
+  return Error(Status::limit, "no sentence can join others here: use a variant of target ort-cpu or trt of a new export, "
+                              "no shortlist");
+}
+
 /// Runs one model for one thread.
 class Engine {
  public:
@@ -58,13 +66,19 @@ class Engine {
   /// src_ids (B, S) right-padded, src_lengths (B) -> the state of B sentences with one row each.
   virtual std::unique_ptr<State> encode(const std::vector<std::int32_t>& src_ids,
                                         const std::vector<std::int32_t>& src_lengths, const Outlook& outlook) = 0;
+  /// Whether sentences can join a state that has taken steps.
+  virtual bool admits() const { return false; }
+  /// Add sentences behind those of the state, at their first step, with as many rows as the others have. Throws Error.
+  virtual void admit(State&, const std::vector<std::int32_t>&, const std::vector<std::int32_t>&, const Outlook&) {
+    throw cannot_join();
+  }
   /// How many best tokens the next step returns per row with that many beams.
   virtual std::int64_t best(std::int64_t beams, const State& state) const = 0;
   /// Feed the last token of every row, (B, K). `scores` is reused from step to step.
   virtual void step(const std::vector<std::int32_t>& tokens, State& state, bool full, bool attention,
                     Scores& scores) = 0;
   /// Make row i of the next step continue row parents[i], (B', K'), counted over B*K; `sentences` (B') are those
-  /// that stay.
+  /// that stay. Sentences that are admitted later may take the places of those that left.
   virtual void reorder(State& state, const std::vector<std::int32_t>& parents,
                        const std::vector<std::int32_t>& sentences) = 0;
   /// The encoder's outputs, for comparison: 2L of (B, H, S, D).

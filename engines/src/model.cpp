@@ -92,6 +92,13 @@ Ids source_ids(const OpenModel& model, std::string_view text) { return model.tok
 
 Ids target_ids(const OpenModel& model, std::string_view text) { return model.tokenizers().target_ids(text_of(text)); }
 
+std::int32_t target_entry(const OpenModel& model, std::string_view entry) {
+  const std::string name(entry);
+  const std::int32_t id = model.tokenizers().target->id_of(name);
+  if (id >= 0) return id;
+  throw Error(Status::usage, "'" + name + "' is not in the vocabulary: tformer score --tokens shows how text is split");
+}
+
 const Tokenizers& OpenModel::tokenizers() const {
   if (!tokenizer_problem_.empty()) throw Error(Status::missing, tokenizer_problem_);
   return tokenizers_;

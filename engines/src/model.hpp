@@ -38,5 +38,7 @@ class OpenModel {
 Ids source_ids(const OpenModel& model, std::string_view text);
 /// What the decoder must produce for a text, end token included. Throws Error for what is no text.
 Ids target_ids(const OpenModel& model, std::string_view text);
+/// The id of an entry of the target vocabulary. Throws Error where there is none.
+std::int32_t target_entry(const OpenModel& model, std::string_view entry);
 
 }  // namespace tformer

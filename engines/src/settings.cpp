@@ -39,6 +39,7 @@ void Settings::set(const std::string& name, const std::string& value) {
       {"threads", [&] { open.threads = static_cast<int>(whole(name, value, 0, most_parallel())); }},
       {"shortlist", [&] { open.shortlist = truth(name, value); }},
       {"verify", [&] { open.verify = truth(name, value); }},
+      {"arena", [&] { open.arena = truth(name, value); }},
       {"onnxruntime", [&] { open.onnxruntime = value; }},
       {"batch_tokens", [&] { batch_tokens = whole(name, value, 1, 1 << 24); }},
       {"workers", [&] { workers = whole(name, value, 1, most_parallel()); }},

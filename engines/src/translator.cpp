@@ -102,7 +102,6 @@ void Translator::check_source(const std::vector<std::int32_t>& ids, std::int64_t
   }
 }
 
-/// What lines and prefixes ask for; nothing behind a bad line is split into tokens.
 Translator::Requests Translator::requests(const std::vector<std::string_view>& lines,
                                           const std::vector<std::string_view>& prefixes, std::int64_t first) const {
   check_first(first);

@@ -55,13 +55,21 @@ class Translator {
   Results score(const std::vector<std::string_view>& sources, const std::vector<std::string_view>& targets,
                 std::int64_t first);
 
- private:
   /// Ids of all sources before the first bad one, how each output begins, and what is wrong with the bad one.
   struct Requests {
     std::vector<std::vector<std::int32_t>> sources, prefixes;
     std::exception_ptr error;
   };
 
+  /// What lines and prefixes ask for; nothing behind a bad line is split into tokens.
+  Requests requests(const std::vector<std::string_view>& lines, const std::vector<std::string_view>& prefixes,
+                    std::int64_t first) const;
+  Output output(Hypothesis hypothesis) const;
+  const DecodeOptions& options() const { return options_; }
+  /// The first worker's, for steps of one's own.
+  Engine& engine() const { return *engines_[0]; }
+
+ private:
   std::shared_ptr<const OpenModel> model_;
   DecodeOptions options_;
   std::size_t batch_tokens_, workers_, max_line_bytes_;
@@ -77,12 +85,9 @@ class Translator {
   std::vector<std::int32_t> target(std::string_view text, std::int64_t number) const;
   std::vector<std::int32_t> wanted(std::string_view text, const std::string& where) const;
   void check_source(const std::vector<std::int32_t>& ids, std::int64_t number) const;
-  Requests requests(const std::vector<std::string_view>& lines, const std::vector<std::string_view>& prefixes,
-                    std::int64_t first) const;
   Results run(const Requests& asked, std::int64_t first);
   void decode_batch(const Requests& asked, std::vector<std::size_t> indices, std::int64_t first, std::size_t worker,
                     std::vector<std::vector<Output>>& found, std::vector<std::exception_ptr>& failed);
-  Output output(Hypothesis hypothesis) const;
 };
 
 }  // namespace tformer

@@ -1,13 +1,14 @@
 // A search over a table, for tests/test_cpp_decoding.py. A case is a line of JSON. The search asks for the rows of the
 // table that it needs by lines {"source": ids, "output": ids}; the answer is float32: V log-probabilities, then the
 // attention to each source token. The last line of a case is what was found. float64 are shown as their bits.
+#include <algorithm>
 #include <cstring>
 #include <iostream>
 #include <map>
 #include <numeric>
 #include <stdexcept>
 
-#include "decode/decode.hpp"
+#include "decode/running.hpp"
 #include "errors.hpp"
 
 using nlohmann::json;
@@ -19,8 +20,8 @@ using Ids = std::vector<std::int32_t>;
 
 struct TableState final : tformer::State {
   std::vector<Ids> sources, outputs;  // of every sentence, of every row
+  std::vector<char> began;            // of every sentence
   std::size_t rows = 1, width = 0;
-  bool began = false;
 };
 
 void require(bool holds, const char* what) {
@@ -46,13 +47,22 @@ class TableEngine final : public tformer::Engine {
   std::unique_ptr<tformer::State> encode(const Ids& src_ids, const Ids& src_lengths,
                                          const tformer::Outlook&) override {
     auto state = std::make_unique<TableState>();
-    state->width = src_ids.size() / src_lengths.size();
-    for (std::size_t b = 0; b < src_lengths.size(); ++b) {
-      const auto begin = src_ids.begin() + static_cast<std::ptrdiff_t>(b * state->width);
-      state->sources.emplace_back(begin, begin + src_lengths[b]);
-    }
-    state->outputs.resize(src_lengths.size());
+    admit(*state, src_ids, src_lengths, {});
     return state;
+  }
+
+  bool admits() const override { return true; }
+
+  void admit(tformer::State& opaque, const Ids& src_ids, const Ids& src_lengths, const tformer::Outlook&) override {
+    auto& state = static_cast<TableState&>(opaque);
+    const std::size_t width = src_ids.size() / src_lengths.size();
+    for (std::size_t b = 0; b < src_lengths.size(); ++b) {
+      const auto begin = src_ids.begin() + static_cast<std::ptrdiff_t>(b * width);
+      state.sources.emplace_back(begin, begin + src_lengths[b]);
+    }
+    state.outputs.resize(state.sources.size() * state.rows);
+    state.began.resize(state.sources.size(), 0);
+    state.width = std::max(state.width, width);
   }
 
   std::int64_t best(std::int64_t beams, const tformer::State&) const override {
@@ -72,7 +82,7 @@ class TableEngine final : public tformer::Engine {
     if (full) scores.log_probs.clear();  // else what an earlier step left stays: nobody may read it
     scores.attention.assign(attention ? tokens.size() * state.width : 0, 0.0F);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
-      if (state.began) state.outputs[i].push_back(tokens[i]);
+      if (state.began[i / state.rows]) state.outputs[i].push_back(tokens[i]);
       else require(tokens[i] == model_.start_id, "begins with the start token");
       const Ids& source = state.sources[i / state.rows];
       const std::vector<float>& row = table(source, state.outputs[i]);
@@ -89,14 +99,18 @@ class TableEngine final : public tformer::Engine {
       const auto place = static_cast<std::ptrdiff_t>(i * state.width);
       if (attention) std::copy(looks, row.end(), scores.attention.begin() + place);
     }
-    state.began = true;
+    state.began.assign(state.began.size(), 1);
   }
 
   void reorder(tformer::State& opaque, const Ids& parents, const Ids& sentences) override {
     auto& state = static_cast<TableState&>(opaque);
     const std::size_t rows = parents.size() / sentences.size();
     std::vector<Ids> sources, outputs;
-    for (const std::int32_t sentence : sentences) sources.push_back(state.sources[static_cast<std::size_t>(sentence)]);
+    std::vector<char> began;
+    for (const std::int32_t sentence : sentences) {
+      sources.push_back(state.sources[static_cast<std::size_t>(sentence)]);
+      began.push_back(state.began[static_cast<std::size_t>(sentence)]);
+    }
     for (std::size_t i = 0; i < parents.size(); ++i) {
       const auto parent = static_cast<std::size_t>(parents[i]);
       require(parent / state.rows == static_cast<std::size_t>(sentences[i / rows]), "a row moved to another sentence");
@@ -104,6 +118,7 @@ class TableEngine final : public tformer::Engine {
     }
     state.sources = std::move(sources);
     state.outputs = std::move(outputs);
+    state.began = std::move(began);
     state.rows = rows;
   }
 
@@ -163,7 +178,52 @@ tformer::Batch batch_of(const json& given) {
   return batch;
 }
 
+/// Searches that join each other: `requests`, each before the step that `begins` says. Those that `retire` names, with a
+/// step, leave before that step and find nothing.
+json joined(const json& given) {
+  struct Request {
+    tformer::DecodeOptions options;
+    tformer::Batch batch;
+    std::unique_ptr<tformer::Trie> allowed;
+    tformer::Hooks hooks;
+    std::unique_ptr<tformer::Search> search;
+  };
+  TableEngine engine(given);
+  tformer::ContinuousBatch running(engine);
+  std::vector<Request> requests(given.at("requests").size());
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const json& asked = given["requests"][i];
+    Request& own = requests[i];
+    own.options = tformer::over_defaults(json::object(), asked.at("options"));
+    own.batch = batch_of(asked);
+    own.hooks.strict = false;
+    if (!asked.at("allowed").is_null()) {
+      own.allowed = std::make_unique<tformer::Trie>(asked["allowed"].get<std::vector<Ids>>());
+      own.hooks.allowed = own.allowed.get();
+    }
+    own.search = tformer::make_search(engine, own.batch, own.options, own.hooks);
+  }
+  const auto begins = given.at("begins").get<std::vector<std::size_t>>();
+  const auto retire = given.at("retire").get<std::map<std::string, std::size_t>>();
+  for (std::size_t step = 0; step <= *std::max_element(begins.begin(), begins.end()) || !running.searches().empty();
+       ++step) {
+    for (const auto& [number, when] : retire) {
+      if (when == step) running.remove(requests.at(std::stoul(number)).search.get());
+    }
+    std::vector<tformer::Search*> joining;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      if (begins[i] == step) joining.push_back(requests[i].search.get());
+    }
+    running.join(joining);
+    if (!running.searches().empty()) running.step();
+  }
+  json found = json::array();
+  for (const Request& each : requests) found.push_back(each.search->done() ? shown(each.search->results()) : json());
+  return {{"found", found}};
+}
+
 json answer(const json& given) {
+  if (given.contains("requests")) return joined(given);
   if (given.contains("setting")) return {{"value", tformer::option_value(given["setting"][0], given["setting"][1])}};
   const tformer::DecodeOptions options =
       tformer::over_defaults(given.value("defaults", json::object()), given.at("options"));

@@ -3,10 +3,13 @@ add_executable(threads tests/threads.cpp)
 target_link_libraries(threads PRIVATE tformer::tformer Threads::Threads)
 target_compile_features(threads PRIVATE cxx_std_17)
 
-add_executable(fuzz tests/fuzz.cpp $<TARGET_OBJECTS:tformer_core> $<TARGET_OBJECTS:tformer_decode>
-               $<TARGET_OBJECTS:tformer_text>)
-target_link_libraries(fuzz PRIVATE tformer_options "${SENTENCEPIECE_LIBRARY}" "${PCRE2_LIBRARY}" "${CRYPTO_LIBRARY}"
-                      Threads::Threads ${CMAKE_DL_LIBS})
+# Programs over what the library does not export; overhead is driven by benchmarks/cpp.py.
+foreach(program fuzz overhead)
+  add_executable(${program} tests/${program}.cpp $<TARGET_OBJECTS:tformer_core> $<TARGET_OBJECTS:tformer_decode>
+                 $<TARGET_OBJECTS:tformer_text>)
+  target_link_libraries(${program} PRIVATE tformer_options "${SENTENCEPIECE_LIBRARY}" "${PCRE2_LIBRARY}"
+                        "${CRYPTO_LIBRARY}" Threads::Threads ${CMAKE_DL_LIBS})
+endforeach()
 
 if(BUILD_SHARED_LIBS)
   add_test(NAME exported_symbols COMMAND "${CMAKE_COMMAND}" "-DLIBRARY=$<TARGET_FILE:tformer>"

@@ -1,5 +1,7 @@
-// Eight threads on one model, and a model that is opened and closed again and again: threads BUNDLE VARIANT TIMES LINE...
+// Eight threads on one model, lines that some admit while others step, and a model that is opened and closed again and
+// again: threads BUNDLE VARIANT TIMES LINE...
 // Run it with ThreadSanitizer, AddressSanitizer, or as it is: it says how memory grew.
+#include <atomic>
 #include <fstream>
 #include <iostream>
 #include <string>
@@ -24,6 +26,40 @@ std::string translated(const tformer::Model& model, const std::vector<std::strin
   return text;
 }
 
+/// Two threads admit lines, and give some up, while two step and then what has ended is taken.
+void serve(const tformer::Model& model, const std::vector<std::string>& lines, const std::string& expected) {
+  constexpr std::uint64_t each = 40;
+  tformer::Serving serving(model, {{"beams", "3"}});
+  std::atomic<int> admitting{2};
+  std::atomic<std::size_t> wrong{0}, ended{0};
+  const auto admit = [&](std::uint64_t first) {
+    for (std::uint64_t i = 0; i < each; ++i) {
+      serving.admit(lines[i % lines.size()], first + i);
+      if (i % 5 == 4) serving.retire(first + i);
+    }
+    --admitting;
+  };
+  const auto step = [&] {
+    while (serving.step() || admitting) std::this_thread::yield();
+  };
+  const auto take = [&] {
+    for (const tformer::Served& line : serving.take()) {
+      const std::string& own = lines[line.number % each % lines.size()];
+      tformer::Translator alone(model, {{"beams", "3"}});
+      wrong += line.status != TFORMER_OK || line.outputs[0].text != alone.translate({own})[0][0].text;
+      ++ended;
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.emplace_back(admit, 0);
+  threads.emplace_back(admit, each);
+  threads.emplace_back(step);
+  threads.emplace_back(step);
+  for (std::thread& thread : threads) thread.join();
+  take();
+  if (wrong || !ended || translated(model, lines) != expected) throw std::runtime_error("lines that share steps differ");
+}
+
 }  // namespace
 
 int main(int count, char** arguments) try {
@@ -44,6 +80,7 @@ int main(int count, char** arguments) try {
   for (const int each : wrong) {
     if (each) throw std::runtime_error("threads disagree");
   }
+  if (model.variant() != "fp32") serve(model, lines, expected);
   long first = 0;
   for (int i = 0; i < times; ++i) {
     const tformer::Model again(arguments[1], options);

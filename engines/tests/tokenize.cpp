@@ -1,6 +1,6 @@
 // Tokenizers as a program, for tests/test_cpp_text.py: tokenize DESCRIPTION FOLDER. A line of JSON in, one out:
 //   "text" -> what the encoder sees; [ids] -> their text; {"lower": text}, {"strip": text}, {"split": text};
-//   {"replaced": [bytes]}, {"problem": [bytes]} -> text.
+//   {"replaced": [bytes]}, {"problem": [bytes]} -> text; {"entry": text} -> its id in the target vocabulary, or -1.
 #include <fstream>
 #include <iostream>
 
@@ -24,6 +24,7 @@ json answer(const tformer::Tokenizers& tokenizers, const json& asked) {
   const std::string name = asked.begin().key();
   const json& value = asked.begin().value();
   if (name == "lower") return tformer::lower(value.get<std::string>());
+  if (name == "entry") return tokenizers.target->id_of(value.get<std::string>());
   if (name == "strip") return std::string(tformer::stripped(value.get<std::string>()));
   if (name == "replaced") return tformer::utf8_replaced(bytes_of(value));
   if (name == "problem") return std::string(tformer::utf8_problem(bytes_of(value)));

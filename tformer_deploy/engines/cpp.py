@@ -33,13 +33,13 @@ from ..errors import (
     TformerError,
 )
 from ..processes import PATIENCE_SECONDS, describe_end
-from .base import ANYTHING, Floats, FoundOutput, Ints, Limits, Outlook, SameStep, Scores
+from .base import ANYTHING, Floats, FoundOutput, Ints, Limits, Outlook, Scores
 
 PROGRAM = "TFORMER_CPP_ENGINE"
 """The environment variable that names the program."""
 BUILT = Path(__file__).parent.parent.parent / "engines" / "build" / "examples" / "tformer-engine"
 """Where a checkout builds it."""
-ENCODE, STEP, REORDER, CROSS, BEST, SEARCH = range(6)
+ENCODE, STEP, REORDER, CROSS, BEST, SEARCH, ADMIT = range(7)
 KINDS: dict[int, type[TformerError]] = {
     1: ConfigError,
     2: ArtifactError,
@@ -83,7 +83,7 @@ class CppState:
         self.freed.append(self.number)
 
 
-class CppEngine(SameStep):
+class CppEngine:
     """Runs a bundle's standard graphs or a variant's in C++."""
 
     def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "", shortlist: bool = False) -> None:
@@ -91,7 +91,7 @@ class CppEngine(SameStep):
         self.threads, self.shortlist = threads or len(os.sched_getaffinity(0)), shortlist
         self.recipe = bundle.variants[variant] if variant else bundle.recipe
         self.limits = Limits.of(self.recipe.axes)
-        self.attention, self.precision = False, str(self.recipe.precision)
+        self.attention, self.admits, self.precision = False, False, str(self.recipe.precision)
 
     def __enter__(self) -> Self:
         self._program, self._freed = program(), list[int]()
@@ -115,13 +115,13 @@ class CppEngine(SameStep):
     def _greet(self) -> None:
         """What the program says of itself. Raises EngineError where it is another, or reads other limits."""
         self._check_status()
-        limits, attention, version = self._ints().tolist(), self._ints(), self._text()
+        limits, abilities, version = self._ints().tolist(), self._ints(), self._text()
         if version != __version__:
             raise EngineError(f"{self._program} is of version {version}, this is {__version__}: run make cpp")
         own = [self.limits.batch, self.limits.src_tokens, self.limits.tgt_tokens, self.limits.beams]
         if limits != own:
             raise EngineError(f"the C++ engine reads other limits from the bundle: {limits}, not {own}")
-        self.attention = bool(attention[0])
+        self.attention, self.admits = map(bool, abilities)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -140,9 +140,14 @@ class CppEngine(SameStep):
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> CppState:
         """See `Engine.encode`."""
-        required = [len(ids) for ids in outlook.required], [token for ids in outlook.required for token in ids]
-        self._ask(ENCODE, None, src_ids, src_lengths, [outlook.beams, outlook.tokens], *required)
+        self._ask(ENCODE, None, src_ids, src_lengths, *_words(outlook))
         return CppState(int(self._ints()[0]), src_ids.shape[1], len(src_ids), self._freed)
+
+    def admit(self, state: CppState, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
+        """See `Engine.admit`."""
+        self._ask(ADMIT, state, src_ids, src_lengths, *_words(outlook))
+        state.src_tokens = max(state.src_tokens, src_ids.shape[1])
+        state.sentences += len(src_ids)
 
     def best(self, beams: int, state: CppState) -> int:
         """See `Engine.best`."""
@@ -247,3 +252,9 @@ class CppEngine(SameStep):
         self._stderr.seek(0)
         words = self._stderr.read().decode(errors="replace").strip().splitlines()
         return EngineError(f"the C++ engine's process {describe_end(code, words)}")
+
+
+def _words(outlook: Outlook) -> tuple[list[int], list[int], list[int]]:
+    """Sizes; how many tokens each source requires; these."""
+    required = [token for ids in outlook.required for token in ids]
+    return [outlook.beams, outlook.tokens], [len(ids) for ids in outlook.required], required

@@ -55,6 +55,7 @@ typedef enum tformer_status {
 typedef struct tformer_options tformer_options;
 typedef struct tformer_model tformer_model;
 typedef struct tformer_translator tformer_translator;
+typedef struct tformer_serving tformer_serving;
 typedef struct tformer_results tformer_results;
 
 /* UTF-8 text; `data` may be null where `size` is 0. */
@@ -110,6 +111,8 @@ TFORMER_API const char *tformer_error(void);
  *                    threads         of one call of ONNX Runtime; 0: the cores, shared by `workers`
  *                    shortlist       true: score only the tokens that the bundle's lists have for a source
  *                    verify          false: do not compare files with their SHA-256, to start sooner
+ *                    arena           false: ONNX Runtime keeps no memory that it has freed: less of it at first, but large
+ *                                    batches are slower
  *                    onnxruntime     the library's file, or the folder that has it; without it, what the environment
  *                                    variable TFORMER_ONNXRUNTIME names, or what the loader finds
  *   of a translator  batch_tokens    padded source tokens of a batch, per beam; 4096
@@ -135,12 +138,17 @@ TFORMER_API size_t tformer_model_target_tokens(const tformer_model *model);
 TFORMER_API tformer_status tformer_source_ids(const tformer_model *model, tformer_text text, tformer_ids *ids);
 /* What the decoder must produce for a text, end token included. */
 TFORMER_API tformer_status tformer_target_ids(const tformer_model *model, tformer_text text, tformer_ids *ids);
+/* The id of an entry of the target vocabulary, such as a language's code; no text is split. */
+TFORMER_API tformer_status tformer_target_entry(const tformer_model *model, tformer_text entry, int32_t *id);
 TFORMER_API void tformer_ids_free(tformer_ids *ids);
 
 /* A translator of a model. `options` may be null. */
 TFORMER_API tformer_status tformer_translator_new(tformer_model *model, const tformer_options *options,
                                                   tformer_translator **translator);
 TFORMER_API void tformer_translator_free(tformer_translator *translator);
+/* What the bundle's decoding options and those of `options` come to: outputs of a line, whether they are aligned. */
+TFORMER_API size_t tformer_translator_n_best(const tformer_translator *translator);
+TFORMER_API int tformer_translator_aligns(const tformer_translator *translator);
 /* The only outputs that may come from now on; none: any. */
 TFORMER_API tformer_status tformer_allow(tformer_translator *translator, const tformer_text *outputs, size_t count);
 /* Call back after each step; null: no more. */
@@ -169,6 +177,34 @@ TFORMER_API tformer_status tformer_stream(tformer_translator *translator, tforme
 TFORMER_API tformer_status tformer_score(tformer_translator *translator, const tformer_text *sources,
                                          const tformer_text *targets, size_t count, uint64_t first,
                                          tformer_results **results);
+
+/* Lines that come one by one and share steps, as a server needs it: each joins those on their way before a step, and
+ * leaves when it has ended. What a line gets is what it gets alone, but for the last digits of its scores.
+ *
+ *   tformer_serving_new(model, options, &serving);
+ *   tformer_admit(serving, line, prefix, NULL, number);      any thread, at any time
+ *   while (!tformer_step(serving, &left) && left) {          one thread
+ *     while (tformer_take(serving, &number, &results), results) ...
+ *   }
+ *
+ * All functions but tformer_serving_free may be called from any thread; steps are taken one at a time, and nothing but a
+ * step waits for one. Needs a variant of target ort-cpu and no shortlist, else the status is TFORMER_LIMIT. */
+TFORMER_API tformer_status tformer_serving_new(tformer_model *model, const tformer_options *options,
+                                               tformer_serving **serving);
+TFORMER_API void tformer_serving_free(tformer_serving *serving);
+/* Let a line join before the next step, or a later one where as many are on their way as the bundle's recipe allows.
+ * `options`: decoding options of its own, over those of all, or null. A line has as many rows as the widest that it shares
+ * steps with. `number`: what messages name and draws depend on, and what tells this line from the others until it is
+ * taken. A line that cannot be translated is refused at once. */
+TFORMER_API tformer_status tformer_admit(tformer_serving *serving, tformer_text line, tformer_text prefix,
+                                         const tformer_options *options, uint64_t number);
+/* The next token of every line on its way. `lines`, if not null: how many are on their way or wait to join. */
+TFORMER_API tformer_status tformer_step(tformer_serving *serving, size_t *lines);
+/* A line that has ended: its number, and the results of one line. `results` is null where none has. Where something was
+ * wrong with the line, the status says so and its results have no lines. */
+TFORMER_API tformer_status tformer_take(tformer_serving *serving, uint64_t *number, tformer_results **results);
+/* Give up a line: it leaves before the next step, and nothing comes of it. No error if there is none. */
+TFORMER_API tformer_status tformer_retire(tformer_serving *serving, uint64_t number);
 
 /* How many lines have results. */
 TFORMER_API size_t tformer_results_lines(const tformer_results *results);

@@ -53,6 +53,7 @@ struct Free {
   void operator()(tformer_options* it) const { tformer_options_free(it); }
   void operator()(tformer_model* it) const { tformer_model_close(it); }
   void operator()(tformer_translator* it) const { tformer_translator_free(it); }
+  void operator()(tformer_serving* it) const { tformer_serving_free(it); }
   void operator()(tformer_results* it) const { tformer_results_free(it); }
 };
 
@@ -103,6 +104,12 @@ class Model {
   std::size_t target_tokens() const { return tformer_model_target_tokens(model_.get()); }
   std::vector<std::int32_t> source_ids(const std::string& text) const { return ids(tformer_source_ids, text); }
   std::vector<std::int32_t> target_ids(const std::string& text) const { return ids(tformer_target_ids, text); }
+  /// The id of an entry of the target vocabulary.
+  std::int32_t target_entry(const std::string& entry) const {
+    std::int32_t id = -1;
+    check(tformer_target_entry(model_.get(), detail::text(entry), &id));
+    return id;
+  }
   tformer_model* get() const { return model_.get(); }
 
  private:
@@ -198,12 +205,73 @@ class Translator {
     check(tformer_allow(translator_.get(), outputs.data(), outputs.size()));
   }
 
+  /// What the bundle's options and one's own come to: outputs of a line, whether they are aligned.
+  std::size_t n_best() const { return tformer_translator_n_best(translator_.get()); }
+  bool aligns() const { return tformer_translator_aligns(translator_.get()) != 0; }
+
   /// Stop the call that another thread makes.
   void cancel() { tformer_cancel(translator_.get()); }
   tformer_translator* get() const { return translator_.get(); }
 
  private:
   detail::Owned<tformer_translator> translator_;
+};
+
+/// A line that has ended.
+struct Served {
+  std::uint64_t number = 0;
+  std::vector<Output> outputs;         ///< best first; empty where something was wrong with it
+  tformer_status status = TFORMER_OK;  ///< that says what,
+  std::string message = {};            ///< in words
+};
+
+/// Lines that come one by one and share steps. Any thread may call it; steps are taken one at a time.
+class Serving {
+ public:
+  explicit Serving(const Model& model, const Options& options = {}) {
+    tformer_serving* serving = nullptr;
+    check(tformer_serving_new(model.get(), detail::options(options).get(), &serving));
+    serving_.reset(serving);
+  }
+
+  /// Let a line join before the next step that has room for it. `options`: of its own, over those of all.
+  void admit(const std::string& line, std::uint64_t number, const Options& options = {},
+             const std::string& prefix = "") {
+    check(tformer_admit(serving_.get(), detail::text(line), detail::text(prefix), detail::options(options).get(),
+                        number));
+  }
+
+  /// The next token of every line on its way. How many are on their way or wait to join.
+  std::size_t step() {
+    std::size_t lines = 0;
+    check(tformer_step(serving_.get(), &lines));
+    return lines;
+  }
+
+  /// Lines that have ended since the last call.
+  std::vector<Served> take() {
+    std::vector<Served> all;
+    for (;;) {
+      Served line;
+      tformer_results* results = nullptr;
+      line.status = tformer_take(serving_.get(), &line.number, &results);
+      const detail::Owned<tformer_results> freed(results);
+      if (!results) {
+        check(line.status);
+        return all;
+      }
+      if (line.status != TFORMER_OK) line.message = tformer_error();
+      else line.outputs = std::move(detail::outputs(results)[0]);
+      all.push_back(std::move(line));
+    }
+  }
+
+  /// Give up a line.
+  void retire(std::uint64_t number) { check(tformer_retire(serving_.get(), number)); }
+  tformer_serving* get() const { return serving_.get(); }
+
+ private:
+  detail::Owned<tformer_serving> serving_;
 };
 
 inline std::string version() { return tformer_version(); }

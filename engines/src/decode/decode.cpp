@@ -1,10 +1,10 @@
-// The one loop: encode, then step, choose and reorder until every sentence has ended. And the steps of given outputs.
+// One search from its beginning to its end. And the steps of given outputs.
 #include "decode/decode.hpp"
 
 #include <algorithm>
 #include <string>
 
-#include "decode/search.hpp"
+#include "decode/running.hpp"
 #include "errors.hpp"
 
 namespace tformer {
@@ -34,15 +34,12 @@ void check_targets(const Engine& engine, const std::vector<std::vector<std::int3
 std::vector<std::vector<Hypothesis>> decode(Engine& engine, const Batch& batch, const DecodeOptions& options,
                                             const Hooks& hooks) {
   const auto search = make_search(engine, batch, options, hooks);
+  ContinuousBatch running(engine);
   stop_if(hooks.cancel);
-  const auto state = engine.encode(batch.src_ids, batch.src_lengths, search->outlook());
-  Scores scores;
+  running.join({search.get()});
   while (!search->done()) {
     stop_if(hooks.cancel);
-    const bool full = search->needs_all(*state);
-    engine.step(search->tokens(), *state, full, options.attention(), scores);
-    search->take(scores, full);
-    if (!search->done() && search->rows_moved()) engine.reorder(*state, search->parents(), search->kept());
+    running.step();
   }
   return search->results();
 }

@@ -18,6 +18,8 @@ struct Batch {
   std::vector<std::int32_t> src_lengths;  ///< (B)
   std::vector<std::int64_t> numbers;      ///< of all requests, for draws and messages; none: the index in the batch
   std::vector<std::vector<std::int32_t>> prefixes;  ///< tokens that each output begins with; none: nothing
+
+  std::size_t width() const { return src_lengths.empty() ? 0 : src_ids.size() / src_lengths.size(); }
 };
 
 /// One decoded output.

@@ -122,6 +122,15 @@ void Search::keep() {
   history_.add(parents_, tokens_);
 }
 
+void Search::stop() {
+  sentences_.clear();
+  kept_.clear();
+  parents_.clear();
+  tokens_.clear();
+  width_ = 1;
+  rows_moved_ = true;
+}
+
 Hypothesis Search::output(std::size_t b, const Candidate& last) const {
   Hypothesis output;
   output.score = last.score;

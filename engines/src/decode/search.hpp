@@ -24,6 +24,13 @@ class Search {
   /// Whether the next step must return every log-probability.
   bool needs_all(const State& state) const;
   Outlook outlook() const;
+  const Batch& batch() const { return batch_; }
+  bool attention() const { return options_.attention(); }
+  /// Sentences of the next step, and rows of each.
+  std::size_t count() const { return sentences_.size(); }
+  std::size_t width() const { return width_; }
+  /// Let no sentence go on.
+  void stop();
   bool done() const { return sentences_.empty(); }
   const std::vector<std::int32_t>& tokens() const { return tokens_; }
   bool rows_moved() const { return rows_moved_; }
@@ -42,7 +49,6 @@ class Search {
   virtual void advance(const Scores& scores, bool full) = 0;
   /// Whether anybody reads a row; others fill up beside those of sentences that have more.
   bool alive(std::size_t row) const { return live_[row]; }
-  std::size_t count() const { return sentences_.size(); }
   std::size_t sentence(std::size_t b) const { return static_cast<std::size_t>(sentences_[b]); }
   std::size_t step() const { return history_.steps(); }
   /// What the rules leave of a row of all log-probabilities.

@@ -1,7 +1,6 @@
 #include "ort/engines.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "errors.hpp"
 
@@ -67,20 +66,26 @@ std::vector<Ort::Value> encode(const Graphs& graphs, std::vector<std::int32_t>& 
   return cross;
 }
 
-std::vector<Ort::Value> gathered(const std::vector<Ort::Value>& values, const std::vector<std::int32_t>& sentences) {
+std::vector<Ort::Value> gathered(const std::vector<Ort::Value>& values, const std::vector<std::int32_t>& sentences,
+                                 std::int64_t spare, std::int64_t src_len) {
   const Ort::AllocatorWithDefaultOptions allocator;
   std::vector<Ort::Value> kept;
   for (const Ort::Value& value : values) {
     std::vector<std::int64_t> shape = value.GetTensorTypeAndShapeInfo().GetShape();
-    const auto size = static_cast<std::size_t>(shape[1] * shape[2] * shape[3]);
-    shape[0] = static_cast<std::int64_t>(sentences.size());
+    const auto heads = static_cast<std::size_t>(shape[1]), own = static_cast<std::size_t>(shape[2] * shape[3]);
+    shape[0] = static_cast<std::int64_t>(sentences.size()) + spare;
+    shape[2] = std::max(shape[2], src_len);
+    const auto wide = static_cast<std::size_t>(shape[2] * shape[3]);
     kept.push_back(Ort::Value::CreateTensor<float>(allocator, shape.data(), shape.size()));
-    const float* from = value.GetTensorData<float>();
+    const float* const from = value.GetTensorData<float>();
     float* to = kept.back().GetTensorMutableData<float>();
     for (const std::int32_t sentence : sentences) {
-      std::memcpy(to, from + static_cast<std::size_t>(sentence) * size, size * sizeof(float));
-      to += size;
+      for (std::size_t head = 0; head < heads; ++head, to += wide) {
+        std::copy_n(from + (static_cast<std::size_t>(sentence) * heads + head) * own, own, to);
+        std::fill(to + own, to + wide, 0.0F);
+      }
     }
+    std::fill_n(to, static_cast<std::size_t>(spare) * heads * wide, 0.0F);
   }
   return kept;
 }

@@ -14,7 +14,7 @@ std::unique_ptr<Engine> make_engine(std::shared_ptr<const Graphs> graphs);
 /// The engine of kind `growing/1`.
 std::unique_ptr<Engine> make_growing(std::shared_ptr<const Graphs> graphs);
 
-/// The engine of kinds `inplace/1` and `short/1`.
+/// The engine of kinds `inplace/1`, `slots/1` and `short/1`.
 std::unique_ptr<Engine> make_in_place(std::shared_ptr<const Graphs> graphs);
 
 /// Refuse what the model cannot take, before it reaches a session. Throws Error.
@@ -28,8 +28,10 @@ void check_step(std::int64_t beams, std::int64_t position, const Limits& limits)
 std::vector<Ort::Value> encode(const Graphs& graphs, std::vector<std::int32_t>& src_ids,
                                std::vector<std::int32_t>& src_lengths);
 
-/// Entries `sentences` of tensors (B, H, S, D).
-std::vector<Ort::Value> gathered(const std::vector<Ort::Value>& values, const std::vector<std::int32_t>& sentences);
+/// Entries `sentences` of tensors (B, H, S, D), and zeros: `spare` entries behind them, all of a width S of at least
+/// `src_len`.
+std::vector<Ort::Value> gathered(const std::vector<Ort::Value>& values, const std::vector<std::int32_t>& sentences,
+                                 std::int64_t spare = 0, std::int64_t src_len = 0);
 
 /// The numbers of tensors.
 std::vector<std::vector<float>> copies(const std::vector<Ort::Value>& values);

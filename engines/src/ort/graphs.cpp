@@ -12,7 +12,8 @@ namespace tformer {
 namespace {
 
 constexpr int short_spin_us = 100;  // enough to the next operator; then the core is free for the step that follows
-constexpr std::size_t alignment = 64;
+
+constexpr const char* slots_graph = "slots_step";
 
 /// What the library says of a graph that a later version may know.
 bool newer(const std::string& said) {
@@ -40,22 +41,18 @@ std::string dtype_name(ONNXTensorElementDataType type) {
   }
 }
 
-std::string shown(const std::vector<std::int64_t>& shape) {
-  std::string text;
-  for (const std::int64_t size : shape) text += (text.empty() ? "" : ", ") + (size > 0 ? std::to_string(size) : "?");
-  return "[" + text + "]";
-}
-
-std::size_t elements(const std::vector<std::int64_t>& shape) {
-  return static_cast<std::size_t>(std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()));
-}
-
 const Ort::MemoryInfo& cpu() {
   static const auto* info = new Ort::MemoryInfo(Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeCPU));
   return *info;
 }
 
 }  // namespace
+
+std::string shown(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (const std::int64_t size : shape) text += (text.empty() ? "" : ", ") + (size > 0 ? std::to_string(size) : "?");
+  return "[" + text + "]";
+}
 
 int cores() {
   cpu_set_t set;
@@ -74,7 +71,7 @@ void Feed::output(const std::string& name, Ort::Value& value) {
 
 Graphs::Graphs(std::shared_ptr<const Bundle> bundle, const OpenOptions& options)
     : bundle_(std::move(bundle)), variant_(bundle_->chosen(options.variant)),
-      threads_(options.threads ? options.threads : cores()) {
+      threads_(options.threads ? options.threads : cores()), arena_(options.arena) {
   const std::string target = recipe().target;
   if (target == "trt") {
     throw Error(Status::usage, "variant " + variant_ + " of " + bundle_->directory().string() +
@@ -104,11 +101,21 @@ Graphs::Graphs(std::shared_ptr<const Bundle> bundle, const OpenOptions& options)
   if (shortlist_) sessions_.push_back(open(names[rows], short_spin_us));
 }
 
+bool Graphs::has_slots() const { return !shortlist_ && bundle_->lists(slots_graph, variant_); }
+
+void Graphs::open_slots() const {
+  const std::lock_guard<std::mutex> held(slots_lock_);
+  if (slots_) return;
+  bundle_->verify(bundle_->graph_files({slots_graph}, variant_));
+  slots_.emplace(open(slots_graph, 0));
+}
+
 /// The settings of a session; its threads stay awake so long after an operator, with 0 as long as is usual.
 Ort::SessionOptions Graphs::session_options(int spin_us) const {
   Ort::SessionOptions options;
   options.SetIntraOpNumThreads(threads_).SetInterOpNumThreads(1).SetLogSeverityLevel(ORT_LOGGING_LEVEL_FATAL);
   if (spin_us) options.AddConfigEntry("session.intra_op.spin_duration_us", std::to_string(spin_us).c_str());
+  if (!arena_) options.DisableCpuMemArena();
   // Without VNNI, products of unsigned and signed bytes overflow, unless the weights are made unsigned as well.
   options.AddConfigEntry("session.x64quantprecision", has_vnni() ? "0" : "1");
   // The fused kernel takes several times as long as its parts.
@@ -180,7 +187,7 @@ void Graphs::check_tensors(const std::string& graph, const Ort::Session& session
 }
 
 void Graphs::run(Which which, Feed& feed) const {
-  const OrtSession* session = sessions_[which];
+  const OrtSession* session = which == slots ? *slots_ : sessions_[which];
   try {
     Ort::ThrowOnError(Ort::GetApi().Run(const_cast<OrtSession*>(session), nullptr, feed.input_names.data(),
                                         feed.inputs.data(), feed.inputs.size(), feed.output_names.data(),
@@ -195,20 +202,17 @@ void Graphs::run(Which which, Feed& feed) const {
   }
 }
 
-Buffer::Buffer(const std::vector<std::int64_t>& shape) {
-  const std::size_t count = elements(shape);
-  const std::size_t bytes = std::max(alignment, (count * sizeof(float) + alignment - 1) / alignment * alignment);
-  memory_.reset(static_cast<float*>(std::aligned_alloc(alignment, bytes)));
-  if (!memory_) throw Error(Status::no_memory, "no memory for caches of " + shown(shape) + ": use smaller batches");
-  value_ = Ort::Value::CreateTensor<float>(cpu(), memory_.get(), count, shape.data(), shape.size());
-}
-
 Ort::Value tensor(std::vector<std::int32_t>& values, const std::vector<std::int64_t>& shape) {
   return Ort::Value::CreateTensor<std::int32_t>(cpu(), values.data(), values.size(), shape.data(), shape.size());
 }
 
 Ort::Value tensor(std::vector<float>& values, const std::vector<std::int64_t>& shape) {
-  return Ort::Value::CreateTensor<float>(cpu(), values.data(), values.size(), shape.data(), shape.size());
+  return tensor(values.data(), shape);
+}
+
+Ort::Value tensor(float* values, const std::vector<std::int64_t>& shape) {
+  const auto count = std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+  return Ort::Value::CreateTensor<float>(cpu(), values, static_cast<std::size_t>(count), shape.data(), shape.size());
 }
 
 }  // namespace tformer

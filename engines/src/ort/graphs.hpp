@@ -1,8 +1,8 @@
 // The sessions of a variant's graphs: opened and checked once, run by any number of threads.
 #pragma once
 
-#include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +19,7 @@ struct OpenOptions {
   int threads = 0;      ///< of one call of the engine; 0: as many as this process has cores
   bool shortlist = false;
   bool verify = true;       ///< compare files with their hashes
+  bool arena = true;        ///< sessions keep the memory that they have freed, of matrices that were rearranged too
   std::string onnxruntime;  ///< the library's file; empty: see load_onnxruntime
 };
 
@@ -43,7 +44,12 @@ class Graphs {
   const std::string& variant() const { return variant_; }
   const Shortlist* shortlist() const { return shortlist_ ? &*shortlist_ : nullptr; }
 
-  enum Which { encoder = 0, step = 1, rows = 2 };
+  /// Whether there is a graph whose rows are each at a position of their own, for sentences that join others.
+  bool has_slots() const;
+  /// Open it, if nobody has; most never do. Throws Error.
+  void open_slots() const;
+
+  enum Which { encoder = 0, step = 1, rows = 2, slots = 3 };
   /// Run a session; outputs that were null belong to the caller afterwards. Throws Error.
   void run(Which which, Feed& feed) const;
 
@@ -51,8 +57,11 @@ class Graphs {
   std::shared_ptr<const Bundle> bundle_;
   std::string variant_;
   int threads_;
+  bool arena_;
   std::optional<Shortlist> shortlist_;
   std::vector<Ort::Session> sessions_;
+  mutable std::mutex slots_lock_;
+  mutable std::optional<Ort::Session> slots_;
 
   Ort::SessionOptions session_options(int spin_us) const;
   Ort::Session open(const std::string& graph, int spin_us) const;
@@ -62,26 +71,12 @@ class Graphs {
 /// Cores that this process may run on.
 int cores();
 
-/// Frees memory of std::aligned_alloc.
-struct Free {
-  void operator()(float* memory) const { std::free(memory); }
-};
-
-/// A tensor of ours, without first values.
-class Buffer {
- public:
-  explicit Buffer(const std::vector<std::int64_t>& shape);
-  float* data() const { return memory_.get(); }
-  const Ort::Value& value() const { return value_; }
-  Ort::Value& value() { return value_; }
-
- private:
-  std::unique_ptr<float, Free> memory_;
-  Ort::Value value_{nullptr};
-};
-
 /// Tensors over memory of the caller's, which must outlive them.
 Ort::Value tensor(std::vector<std::int32_t>& values, const std::vector<std::int64_t>& shape);
 Ort::Value tensor(std::vector<float>& values, const std::vector<std::int64_t>& shape);
+Ort::Value tensor(float* values, const std::vector<std::int64_t>& shape);
+
+/// A shape in brackets, ? for sizes that are not known.
+std::string shown(const std::vector<std::int64_t>& shape);
 
 }  // namespace tformer

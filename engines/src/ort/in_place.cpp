@@ -1,47 +1,16 @@
-// Kinds inplace/1 and short/1: buffers that stay, written in place; a step makes and copies nothing but its few scores.
+// Kinds inplace/1, slots/1 and short/1: buffers that stay, written in place; a step makes and copies nothing but its few
+// scores.
 #include <algorithm>
-#include <cstring>
 #include <limits>
-#include <numeric>
 
 #include "errors.hpp"
 #include "ort/engines.hpp"
+#include "ort/in_place_state.hpp"
 
 namespace tformer {
 namespace {
 
-constexpr std::int64_t first_capacity = 32;  // positions that a new cache has room for; it doubles when they are full
-constexpr double sparse = 0.75;  // with fewer sentences than this share, a copy costs less than those that have ended
 constexpr std::size_t list_unit = 64;  // lists are filled up to a multiple of this
-
-std::size_t size(std::int64_t number) { return static_cast<std::size_t>(number); }
-
-/// What the sentences of a batch may use, and what the step needs to score that.
-struct Listed {
-  std::vector<std::int32_t> ids;     // in order
-  std::vector<std::int32_t> filled;  // filled up
-  std::vector<float> mask;           // (B, filled): 0 where a sentence may use a token, else -inf
-  std::vector<Ort::Value> rows;      // what `short_rows` gives
-  Ort::Value filled_value{nullptr};
-};
-
-struct InPlaceState : State {
-  std::int64_t batch = 0, beams = 1, capacity = first_capacity;
-  std::vector<std::int32_t> src_lengths;  // (B)
-  std::vector<Ort::Value> cross;
-  std::vector<Buffer> past;               // 2L of (B*K, H, M, D)
-  std::vector<std::int32_t> slots;        // where the sentences of the next step lie in the buffers
-  std::vector<std::int32_t> tokens;       // (B, K)
-  std::vector<std::int32_t> written_by;   // (B, K, M): the beam that wrote each position of a beam's target
-  std::vector<std::int32_t> position = {0};
-  std::unique_ptr<Listed> listed;
-  // Bound: made anew when sizes change.
-  std::vector<Ort::Value> values;
-  Feed feed[2];                         // without and with all log-probabilities
-  std::vector<std::int32_t> top_ids;    // (B*K, k)
-  std::vector<float> top_scores, log_probs;
-  bool bound = false;
-};
 
 class InPlaceEngine : public Engine {
  public:
@@ -62,60 +31,57 @@ class InPlaceEngine : public Engine {
 
   std::unique_ptr<State> encode(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
                                 const Outlook& outlook) override {
-    auto state = std::make_unique<InPlaceState>();
-    std::vector<std::int32_t> ids = src_ids;
-    state->src_lengths = src_lengths;
-    state->cross = tformer::encode(*graphs_, ids, state->src_lengths);
-    state->batch = static_cast<std::int64_t>(src_lengths.size());
-    make_buffers(*state);
+    std::vector<std::int32_t> ids = src_ids, lengths = src_lengths;
+    std::vector<Ort::Value> cross = tformer::encode(*graphs_, ids, lengths);
+    auto state = std::make_unique<InPlaceState>(graphs_->model(), pool_, std::move(lengths));
+    state->cross = std::move(cross);
     if (graphs_->shortlist()) state->listed = list_of(src_ids, src_lengths, outlook);
     return state;
+  }
+
+  bool admits() const override { return graphs_->has_slots(); }
+
+  void admit(State& opaque, const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
+             const Outlook& outlook) override {
+    if (!admits()) return Engine::admit(opaque, src_ids, src_lengths, outlook);
+    auto& state = static_cast<InPlaceState&>(opaque);
+    graphs_->open_slots();
+    const std::size_t together = state.slots.size() + src_lengths.size();
+    if (static_cast<std::int64_t>(together) > limits().batch) {
+      throw Error(Status::limit, std::to_string(together) + " sentences exceed the limit of " +
+                                     std::to_string(limits().batch) + ": admit fewer");
+    }
+    std::vector<std::int32_t> ids = src_ids, lengths = src_lengths;
+    state.admit(src_lengths, tformer::encode(*graphs_, ids, lengths));
   }
 
   void step(const std::vector<std::int32_t>& tokens, State& opaque, bool full, bool attention,
             Scores& scores) override {
     auto& state = static_cast<InPlaceState&>(opaque);
-    check_step(static_cast<std::int64_t>(tokens.size() / state.slots.size()), state.position[0], limits());
+    check_step(static_cast<std::int64_t>(tokens.size() / state.slots.size()), state.longest, limits());
     if (attention) {
       throw Error(Status::limit,
                   "this variant does not return attention: use the standard graphs of fp32-attention");
     }
-    if (state.position[0] == state.capacity) move(state, state.slots, 2 * state.capacity, nullptr);
+    if (state.position[0] == state.capacity) state.make_room();
     if (!state.bound) bind(state);
-    if (full && state.log_probs.empty()) bind_log_probs(state);
+    if (full && !state.log_probs) bind_log_probs(state);
     const auto beams = size(state.beams);
     for (std::size_t i = 0; i < state.slots.size(); ++i) {
       std::copy_n(&tokens[i * beams], beams, &state.tokens[size(state.slots[i]) * beams]);
     }
-    graphs_->run(Graphs::step, state.feed[full]);
+    graphs_->run(state.positions.empty() ? Graphs::step : Graphs::slots, state.feed[full]);
     ++state.position[0];
+    ++state.longest;
+    for (std::size_t i = 0; !state.positions.empty() && i < state.slots.size() * beams; ++i) {
+      ++state.positions[size(state.slots[i / beams]) * beams + i % beams];
+    }
     copy_scores(state, full, scores);
   }
 
   void reorder(State& opaque, const std::vector<std::int32_t>& parents,
                const std::vector<std::int32_t>& sentences) override {
-    auto& state = static_cast<InPlaceState&>(opaque);
-    std::vector<std::int32_t> slots;
-    for (const std::int32_t sentence : sentences) slots.push_back(state.slots[size(sentence)]);
-    const auto width = static_cast<std::int64_t>(parents.size() / slots.size());
-    if (width != state.beams) {
-      const std::vector<std::int32_t> histories = renamed(state, parents, slots, width);
-      move(state, slots, state.capacity, &histories, width);
-      return;
-    }
-    if (width > 1) {
-      const std::vector<std::int32_t> histories = renamed(state, parents, slots, width);
-      const std::size_t filled = size(state.position[0]), rows = size(width);
-      for (std::size_t i = 0; i < slots.size() * rows; ++i) {
-        const std::size_t row = size(slots[i / rows]) * rows + i % rows;
-        std::copy_n(histories.data() + i * filled, filled, &state.written_by[row * size(state.capacity)]);
-      }
-    }
-    if (static_cast<double>(slots.size()) < sparse * static_cast<double>(state.batch)) {
-      move(state, slots, state.capacity, nullptr);
-    } else {
-      state.slots = std::move(slots);
-    }
+    static_cast<InPlaceState&>(opaque).reorder(parents, sentences);
   }
 
   std::vector<std::vector<float>> cross_keys_values(const State& opaque) const override {
@@ -125,94 +91,11 @@ class InPlaceEngine : public Engine {
  private:
   std::shared_ptr<const Graphs> graphs_;
   std::vector<std::string> cross_, past_, present_, listed_names_;
+  std::shared_ptr<Pool> pool_ = std::make_shared<Pool>();
 
   std::int64_t best_of(std::int64_t beams) const {
     const std::int64_t top_k = graphs_->recipe().top_k;
     return top_k ? top_k : 2 * beams;
-  }
-
-  /// Buffers of the state's sizes in which each row has written what it has, and every sentence is asked for.
-  void make_buffers(InPlaceState& state) const {
-    const Model& model = graphs_->model();
-    const std::int64_t rows = state.batch * state.beams;
-    state.past.clear();
-    for (std::size_t i = 0; i < past_.size(); ++i) {
-      state.past.emplace_back(std::vector<std::int64_t>{rows, model.heads, state.capacity, model.head_dim});
-    }
-    state.slots.resize(size(state.batch));
-    std::iota(state.slots.begin(), state.slots.end(), 0);
-    state.tokens.assign(size(rows), 0);
-    state.written_by.resize(size(rows * state.capacity));
-    for (std::size_t row = 0; row < size(rows); ++row) {
-      std::fill_n(&state.written_by[row * size(state.capacity)], size(state.capacity),
-                  static_cast<std::int32_t>(row % size(state.beams)));
-    }
-    state.bound = false;
-  }
-
-  /// (B', K', T) which beam wrote each position of what row i continues, parents[i].
-  static std::vector<std::int32_t> renamed(const InPlaceState& state, const std::vector<std::int32_t>& parents,
-                                           const std::vector<std::int32_t>& slots, std::int64_t width) {
-    const std::size_t filled = size(state.position[0]), beams = size(state.beams);
-    std::vector<std::int32_t> histories(parents.size() * filled);
-    for (std::size_t i = 0; i < parents.size(); ++i) {
-      const std::size_t slot = size(slots[i / size(width)]), beam = size(parents[i]) % beams;
-      std::copy_n(&state.written_by[(slot * beams + beam) * size(state.capacity)], filled,
-                  histories.data() + i * filled);
-    }
-    return histories;
-  }
-
-  /// Move the sentences at `slots` to new buffers. `histories` (B, K, T): their beams become `beams`, so each gets the
-  /// history that it names.
-  void move(InPlaceState& state, const std::vector<std::int32_t> slots, std::int64_t capacity,
-            const std::vector<std::int32_t>* histories, std::int64_t beams = 0) const {
-    const std::size_t filled = size(state.position[0]), width = size(state.beams), room = size(state.capacity);
-    const bool fewer = !all_in_order(slots, size(state.batch));
-    const std::vector<Buffer> old = std::move(state.past);
-    const std::vector<std::int32_t> written_by = std::move(state.written_by);
-    state.batch = static_cast<std::int64_t>(slots.size());
-    state.beams = histories ? beams : state.beams;
-    state.capacity = capacity;
-    make_buffers(state);
-    const std::size_t now = size(state.beams), heads = size(graphs_->model().heads), rows = slots.size() * now;
-    const std::size_t place = size(graphs_->model().head_dim);
-    for (std::size_t row = 0; row < rows; ++row) {
-      const std::size_t first = size(slots[row / now]) * width;  // of the sentence's old rows
-      if (!histories) {
-        std::copy_n(&written_by[(first + row % now) * room], filled, &state.written_by[row * size(capacity)]);
-      }
-      for (std::size_t i = 0; i < old.size(); ++i) {
-        for (std::size_t head = 0; head < heads; ++head) {
-          float* to = state.past[i].data() + (row * heads + head) * size(capacity) * place;
-          if (!histories) {
-            const float* from = old[i].data() + ((first + row % now) * heads + head) * room * place;
-            std::memcpy(to, from, filled * place * sizeof(float));
-            continue;
-          }
-          for (std::size_t at = 0; at < filled; ++at) {
-            const std::size_t from = ((first + size((*histories)[row * filled + at])) * heads + head) * room + at;
-            std::memcpy(to + at * place, old[i].data() + from * place, place * sizeof(float));
-          }
-        }
-      }
-    }
-    if (fewer) keep_sentences(state, slots);
-  }
-
-  static void keep_sentences(InPlaceState& state, const std::vector<std::int32_t>& slots) {
-    std::vector<std::int32_t> lengths;
-    for (const std::int32_t slot : slots) lengths.push_back(state.src_lengths[size(slot)]);
-    state.src_lengths = std::move(lengths);
-    state.cross = gathered(state.cross, slots);
-    if (!state.listed) return;
-    const std::size_t width = state.listed->filled.size();
-    std::vector<float> mask;
-    for (const std::int32_t slot : slots) {
-      const float* own = state.listed->mask.data() + size(slot) * width;
-      mask.insert(mask.end(), own, own + width);
-    }
-    state.listed->mask = std::move(mask);
   }
 
   /// The tokens that any sentence may use, in order, and their part of the output's table.
@@ -260,9 +143,9 @@ class InPlaceEngine : public Engine {
     const std::int64_t rows = state.batch * state.beams, best = best_of(state.beams);
     state.top_ids.resize(size(rows * best));
     state.top_scores.resize(state.top_ids.size());
-    state.log_probs.clear();
+    state.log_probs.reset();
     state.values.clear();
-    state.values.reserve(8);
+    state.values.reserve(9);
     const auto keep = [&state](Ort::Value value) -> const Ort::Value& {
       return state.values.emplace_back(std::move(value));
     };
@@ -271,6 +154,10 @@ class InPlaceEngine : public Engine {
     feed.inputs = {keep(tensor(state.tokens, {state.batch, state.beams})), keep(tensor(state.position, {1})),
                    keep(tensor(state.written_by, {state.batch, state.beams, state.capacity})),
                    keep(tensor(state.src_lengths, {state.batch}))};
+    if (!state.positions.empty()) {
+      feed.input_names.push_back("positions");
+      feed.inputs.push_back(keep(tensor(state.positions, {state.batch, state.beams})));
+    }
     for (std::size_t i = 0; i < cross_.size(); ++i) feed.input(cross_[i], state.cross[i]);
     for (std::size_t i = 0; i < past_.size(); ++i) feed.input(past_[i], state.past[i].value());
     if (state.listed) {
@@ -296,11 +183,9 @@ class InPlaceEngine : public Engine {
   void bind_log_probs(InPlaceState& state) const {
     const std::int64_t rows = state.batch * state.beams;
     const std::size_t scored = state.listed ? state.listed->filled.size() : size(model().tgt_vocab);
-    const auto width = static_cast<std::int64_t>(scored);
-    state.log_probs.resize(size(rows * width));
-    state.values.push_back(tensor(state.log_probs, {rows, width}));
+    state.log_probs.emplace(std::vector<std::int64_t>{rows, static_cast<std::int64_t>(scored)}, pool_);
     state.feed[1].output_names.push_back("log_probs");
-    state.feed[1].outputs.push_back(state.values.back());
+    state.feed[1].outputs.push_back(state.log_probs->value());
   }
 
   /// Of the sentences that are still asked for.
@@ -311,24 +196,26 @@ class InPlaceEngine : public Engine {
     scores.ids.resize(count * beams * best);
     scores.scores.resize(scores.ids.size());
     scores.attention.clear();
-    scores.log_probs.resize(full ? count * beams * vocab : 0);
-    if (full && state.listed) {
-      std::fill(scores.log_probs.begin(), scores.log_probs.end(), -std::numeric_limits<float>::infinity());
-    }
-    const std::size_t width = full ? state.log_probs.size() / state.tokens.size() : 0;
+    scores.log_probs.clear();
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t slot = size(state.slots[i]), own = beams * best;
       std::copy_n(&state.top_ids[slot * own], own, &scores.ids[i * own]);
       std::copy_n(&state.top_scores[slot * own], own, &scores.scores[i * own]);
-      for (std::size_t beam = 0; full && beam < beams; ++beam) {
-        const float* from = &state.log_probs[(slot * beams + beam) * width];
-        float* to = &scores.log_probs[(i * beams + beam) * vocab];
-        if (!state.listed) {
-          std::copy_n(from, vocab, to);
-          continue;
-        }
-        const std::vector<std::int32_t>& ids = state.listed->ids;
-        for (std::size_t at = 0; at < ids.size(); ++at) to[ids[at]] = from[at];
+    }
+    if (!full) return;
+    scores.log_probs.reserve(count * beams * vocab);
+    for (const std::int32_t slot : state.slots) {
+      if (!state.listed) {
+        const float* const from = state.log_probs->data() + size(slot) * beams * vocab;
+        scores.log_probs.insert(scores.log_probs.end(), from, from + beams * vocab);
+        continue;
+      }
+      const std::vector<std::int32_t>& ids = state.listed->ids;
+      const std::size_t width = state.listed->filled.size();
+      for (std::size_t row = size(slot) * beams; row < (size(slot) + 1) * beams; ++row) {
+        scores.log_probs.insert(scores.log_probs.end(), vocab, -std::numeric_limits<float>::infinity());
+        float* const to = &scores.log_probs[scores.log_probs.size() - vocab];
+        for (std::size_t at = 0; at < ids.size(); ++at) to[ids[at]] = state.log_probs->data()[row * width + at];
       }
     }
   }

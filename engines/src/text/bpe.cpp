@@ -50,6 +50,7 @@ class ByteBpe final : public Tokenizer {
         space_(space) {}
 
   std::int32_t size() const override { return entries_.size(); }
+  std::int32_t id_of(const std::string& entry) const override { return entries_.first(entry); }
 
   Ids encode(std::string_view line) const override {
     std::u32string text = characters(line);
@@ -102,6 +103,7 @@ class WordBpe final : public Tokenizer {
         final_(std::move(final)) {}
 
   std::int32_t size() const override { return entries_.size(); }
+  std::int32_t id_of(const std::string& entry) const override { return entries_.first(entry); }
 
   Ids encode(std::string_view text) const override {
     constexpr std::string_view end_of_word = "</w>";

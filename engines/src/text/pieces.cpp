@@ -34,6 +34,11 @@ class SentencePiece final : public Tokenizer {
 
   std::int32_t size() const override { return processor_.GetPieceSize(); }
 
+  std::int32_t id_of(const std::string& entry) const override {
+    const std::int32_t found = processor_.PieceToId(entry);
+    return found != specials.unk || entry == processor_.IdToPiece(found) ? found : -1;
+  }
+
   Ids encode(std::string_view text) const override {
     Ids ids;
     require(processor_.Encode(text, &ids));
@@ -74,6 +79,7 @@ class PieceList final : public Tokenizer {
   }
 
   std::int32_t size() const override { return entries_.size(); }
+  std::int32_t id_of(const std::string& entry) const override { return entries_.first(entry); }
 
   Ids encode(std::string_view text) const override {
     std::vector<std::string> pieces;

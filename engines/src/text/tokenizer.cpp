@@ -117,6 +117,11 @@ std::int32_t Vocabulary::id(const std::string& entry) const {
   return found == ids_.end() ? unk_ : found->second;
 }
 
+std::int32_t Vocabulary::first(const std::string& entry) const {
+  const auto found = std::find(entries_.begin(), entries_.end(), entry);
+  return found == entries_.end() ? -1 : static_cast<std::int32_t>(found - entries_.begin());
+}
+
 std::vector<std::string_view> Vocabulary::shown(const Ids& ids, const Specials& specials) const {
   std::vector<std::string_view> found;
   for (const std::int32_t id : ids) {

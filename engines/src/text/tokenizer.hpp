@@ -39,6 +39,8 @@ class Tokenizer {
   virtual Ids encode(std::string_view text) const = 0;
   /// The line of some ids; special tokens and ids that do not exist are left out.
   virtual std::string decode(const Ids& ids) const = 0;
+  /// The id of an entry of the vocabulary, special ones too; -1: there is no such entry.
+  virtual std::int32_t id_of(const std::string& entry) const = 0;
 
   const Specials specials;
 };
@@ -52,6 +54,8 @@ class Vocabulary {
   const std::string& entry(std::int32_t id) const { return entries_[static_cast<std::size_t>(id)]; }
   /// `unk` for what is no entry, and for special ones; of equal entries the last.
   std::int32_t id(const std::string& entry) const;
+  /// The first entry that is the same, special or not; -1: none is.
+  std::int32_t first(const std::string& entry) const;
   /// The entries of those ids that exist and are not hidden.
   std::vector<std::string_view> shown(const Ids& ids, const Specials& specials) const;
 

@@ -16,6 +16,15 @@ class Words final : public Tokenizer {
 
   std::int32_t size() const override { return words_.size(); }
 
+  std::int32_t id_of(const std::string& entry) const override {
+    std::int32_t found = -1;  // of equal ones the last; special ones first
+    for (std::int32_t id = 0; id < size(); ++id) {
+      if (words_.entry(id) != entry) continue;
+      if (found < 0 || specials.contains(id) || !specials.contains(found)) found = id;
+    }
+    return found;
+  }
+
   Ids encode(std::string_view text) const override {
     if (!regex_ && !how_.language.empty()) {
       throw Error(Status::missing, "this bundle's text is split by spaCy's rules for '" + how_.language +

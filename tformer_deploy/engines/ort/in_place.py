@@ -129,7 +129,8 @@ class InPlaceEngine(OrtEngine):
             view(value)[new] = 0
             view(value)[new, :, : src_ids.shape[1]] = own
         if state.positions is None:
-            state.positions, state.bound = np.full(state.tokens.shape, state.position, np.int32), {}
+            state.positions, state.bound = np.zeros(state.tokens.shape, np.int32), {}
+            state.positions[state.slots] = state.position
         state.src_lengths[new], state.positions[new] = lengths, 0
         state.written_by[new] = np.arange(beams, dtype=np.int32)[:, None]
         state.slots = np.concatenate((state.slots, new))

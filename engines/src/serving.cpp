@@ -1,0 +1,136 @@
+#include "serving.hpp"
+
+#include <algorithm>
+
+#include "errors.hpp"
+
+namespace tformer {
+
+Serving::Serving(std::shared_ptr<const OpenModel> model, const Settings& settings)
+    : model_(std::move(model)), decoding_(settings.decoding), translator_(model_, settings),
+      running_(translator_.engine()) {
+  if (!translator_.engine().admits()) throw cannot_join();
+  running_.failed = [this](const Search* search) {
+    for (const auto& line : on_their_way_) {
+      if (line->search.get() == search) line->error = std::current_exception();
+    }
+  };
+}
+
+void Serving::admit(std::string_view text, std::string_view prefix, const Settings* asked, std::int64_t number) {
+  auto line = std::make_unique<Line>();
+  line->number = number;
+  Json decoding = decoding_;
+  if (asked) decoding.update(asked->decoding);
+  line->options = over_defaults(model_->decoding(), decoding);
+  std::vector<std::string_view> prefixes;
+  if (!prefix.empty()) prefixes.push_back(prefix);
+  const Translator::Requests found = translator_.requests({text}, prefixes, number);
+  if (found.error) std::rethrow_exception(found.error);
+  if (!found.sources[0].empty()) {  // no model sees an empty line
+    line->batch = make_batch(found.sources, {0}, model_->graphs()->model().pad_id, number);
+    line->batch.prefixes = found.prefixes;
+    line->search = make_search(translator_.engine(), line->batch, line->options, line->hooks);
+  }
+  const std::lock_guard<std::mutex> held(lock_);
+  if (!known_.insert(number).second) {
+    throw Error(Status::usage, "line " + std::to_string(number + 1) + " is known already: give each a number of its own");
+  }
+  if (line->search) waiting_.push_back(std::move(line));
+  else ended_.push_back(served(*line));
+}
+
+void Serving::retire(std::int64_t number) {
+  const std::lock_guard<std::mutex> held(lock_);
+  if (known_.erase(number) == 0) return;
+  const auto waits = [number](const auto& line) { return line->number == number; };
+  const auto ended = [number](const Served& line) { return line.number == number; };
+  if (const auto it = std::find_if(waiting_.begin(), waiting_.end(), waits); it != waiting_.end()) {
+    waiting_.erase(it);
+  } else if (const auto it2 = std::find_if(ended_.begin(), ended_.end(), ended); it2 != ended_.end()) {
+    ended_.erase(it2);
+  } else {
+    retired_.insert(number);
+  }
+}
+
+std::optional<Served> Serving::take() {
+  const std::lock_guard<std::mutex> held(lock_);
+  if (ended_.empty()) return std::nullopt;
+  Served first = std::move(ended_.front());
+  ended_.pop_front();
+  known_.erase(first.number);
+  return first;
+}
+
+std::size_t Serving::step() {
+  const std::lock_guard<std::mutex> alone(step_lock_);
+  try {
+    leave_out();
+    let_join();
+    if (!running_.searches().empty()) running_.step();
+  } catch (...) {  // of the engine, so that nobody can go on
+    running_.clear();
+    for (const auto& line : on_their_way_) {
+      if (!line->search->done()) line->error = std::current_exception();
+      line->search->stop();
+    }
+  }
+  return hand_over();
+}
+
+/// Lines that were given up leave.
+void Serving::leave_out() {
+  std::set<std::int64_t> gone;
+  {
+    const std::lock_guard<std::mutex> held(lock_);
+    gone.swap(retired_);
+  }
+  for (auto line = on_their_way_.begin(); line != on_their_way_.end();) {
+    const bool leaves = gone.count((*line)->number) > 0;
+    if (leaves) running_.remove((*line)->search.get());
+    line = leaves ? on_their_way_.erase(line) : std::next(line);
+  }
+}
+
+/// As many lines join as there is room for.
+void Serving::let_join() {
+  const auto most = static_cast<std::size_t>(translator_.engine().limits().batch);
+  std::vector<Search*> joining;
+  {
+    const std::lock_guard<std::mutex> held(lock_);
+    while (!waiting_.empty() && running_.sentences() + joining.size() < most) {
+      joining.push_back(waiting_.front()->search.get());
+      on_their_way_.splice(on_their_way_.end(), waiting_, waiting_.begin());
+    }
+  }
+  running_.join(joining);
+}
+
+/// Lines that have ended may be taken; how many have not.
+std::size_t Serving::hand_over() {
+  const std::lock_guard<std::mutex> held(lock_);
+  for (auto line = on_their_way_.begin(); line != on_their_way_.end();) {
+    const bool over = (*line)->search->done();
+    if (over && retired_.erase((*line)->number) == 0) ended_.push_back(served(**line));
+    line = over ? on_their_way_.erase(line) : std::next(line);
+  }
+  return on_their_way_.size() + waiting_.size();
+}
+
+Served Serving::served(Line& line) const {
+  Served found{line.number, {}};
+  found.results.error = line.error;
+  if (line.error) return found;
+  std::vector<Output>& outputs = found.results.lines.emplace_back();
+  if (line.search) {
+    std::vector<std::vector<Hypothesis>> all = line.search->results();
+    for (Hypothesis& each : all[0]) outputs.push_back(translator_.output(std::move(each)));
+  } else {
+    outputs.resize(1);
+    outputs[0].found.finished = true;
+  }
+  return found;
+}
+
+}  // namespace tformer

@@ -1,0 +1,61 @@
+"""1,000 sentences of Multi30K with a trained model: `tformer-cpp translate` prints what `tformer translate` does.
+
+The data are not a part of the project. `TFORMER_MULTI30K` names a folder with `multi30k/test_2016_flickr.en.gz` and
+`multi30k-run`, a run that was trained as benchmarks/README.md says.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tformer_deploy import export_checked as exporting
+
+from .command import COMMAND
+from .cpp_library import ROOT, built, onnxruntime
+
+DATA = Path(os.environ.get("TFORMER_MULTI30K", ROOT.parent / "shared" / "data"))
+SENTENCES = 1000
+
+
+@pytest.fixture(scope="session")
+def sentences() -> bytes:
+    file = DATA / "multi30k" / "test_2016_flickr.en.gz"
+    if not file.is_file():
+        pytest.skip(f"{file} is missing: TFORMER_MULTI30K names the folder that has Multi30K")
+    return gzip.decompress(file.read_bytes())
+
+
+@pytest.fixture(scope="session")
+def trained(sentences: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of the trained model, exported without its check."""
+    run = DATA / "multi30k-run"
+    if not run.is_dir():
+        pytest.skip(f"{run} is missing: TFORMER_MULTI30K names the folder that has a trained run")
+    passed = SimpleNamespace(passed=True, failures=[], to_json=dict)
+    gate = SimpleNamespace(reference=lambda corpus: None, run=lambda *_: passed)
+    out = tmp_path_factory.mktemp("multi30k") / "bundle"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "Gate", lambda *_, **__: gate)
+        exporting.export_checked(run, out, ["fp32", "fp32-cpu", "int8"])
+    return out
+
+
+@pytest.mark.parametrize("search", [[], ["--beams", "5", "--n-best", "5"]], ids=["greedy", "5 best of 5 beams"])
+@pytest.mark.parametrize("variant", ["fp32", "fp32-cpu", "int8"])
+def test_every_byte_is_that_of_python(variant: str, search: list[str], trained: Path, sentences: bytes) -> None:
+    flags = [trained, "--variant", variant, *search, "--threads", "1"]
+    environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime()}
+    found, expected = (
+        subprocess.run(
+            [*program, "translate", *flags], input=sentences, stdout=subprocess.PIPE, check=True, env=environment
+        ).stdout
+        for program in ([built() / "examples" / "tformer-cpp"], COMMAND)
+    )
+    assert found.count(b"\n") == (5 if search else 1) * SENTENCES
+    assert found == expected
