@@ -121,6 +121,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what tests compile; see cpp_trt.py."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="session")
 def bundle(run: Path) -> Path:
     """Its exported and checked bundle. Read only: copy it to change it."""
     out = run.parent / "bundle"

@@ -34,7 +34,8 @@ NUMBERS = {"8.6.1": "8.6.1", "10.0.1": "10.0.1", "10.16": "10.16.0"}
 """What TensorRT of other headers calls itself."""
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "suppressed": {"suppress": [9, 30, 41], "max_tokens": 20},
+    "suppressed": {"suppress": [20], "max_tokens": 20},
+    "all scores": {"suppress": [9, 20, 41], "repetition_penalty": 1.2},
     "beams": {"beams": 5, "n_best": 5},
     "fewer beams": {"beams": 3, "length_penalty": 0.6, "stop": "estimate", "no_repeat_ngram": 2},
     "patience": {"beams": 2, "patience": 2.0, "stop": "count", "min_tokens": 4, "end_ids": [3, 12]},
@@ -59,12 +60,6 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For what is compiled here."""
-    return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture(scope="module")
 def bundle(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small model with plans of TensorRT 11.4.0, fp16 and fp32. Read only."""
     headers(NEWEST)
@@ -72,8 +67,8 @@ def bundle(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def libraries(folder: Path) -> list[Path]:
-    return [library(NEWEST, folder), gpu(NEWEST, folder)]
+def libraries(compiled: Path) -> list[Path]:
+    return [library(NEWEST, compiled), gpu(NEWEST, compiled)]
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +87,19 @@ def flags(asked: dict[str, Any]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_compiles_and_decodes_with_the_headers_of(version: str, bundle: Path, folder: Path, tmp_path: Path) -> None:
+def test_compiles_and_decodes_with_the_headers_of(version: str, bundle: Path, compiled: Path, tmp_path: Path) -> None:
     """Warnings are errors. The plans are the same in all versions here, so the tokens must be."""
-    both = library(version, folder), gpu(version, folder)
+    both = library(version, compiled), gpu(version, compiled)
     title = f"TensorRT {NUMBERS.get(version, '11.1.0')}"
     copy = stamped(bundle, tmp_path / "bundle", "sm90", title)
     words = ["--variant", "fp32", *flags(SEARCHES["beams"]), "--json"]
     found = as_json(translate(both, copy, "--backend", "trt", *words, stdin=as_input()))
-    assert found == as_json(translate([], bundle, *words, stdin=as_input()))
+    assert ids_of(found) == ids_of(as_json(translate([], bundle, *words, stdin=as_input())))
+
+
+def ids_of(found: list[dict[str, Any]]) -> list[list[list[int]]]:
+    """Of each line those of its outputs."""
+    return [[each["ids"] for each in (line, *line["alternatives"])] for line in found]
 
 
 def stamped(bundle: Path, out: Path, capability: str, title: str) -> Path:
@@ -129,7 +129,7 @@ def test_batches_make_no_difference(
 ) -> None:
     words = ["--backend", "trt", "--variant", "fp32", "--json", *flags(SEARCHES["beams"]), *options]
     found = as_json(translate(libraries, bundle, *words, stdin=as_input(), **PLANS))
-    assert [each["ids"] for each in found] == [each["ids"] for each in in_python["fp32 beams"]]
+    assert ids_of(found) == ids_of(in_python["fp32 beams"])
 
 
 def test_scores_are_those_of_python(bundle: Path, libraries: list[Path], in_python: dict[str, Any]) -> None:
@@ -149,17 +149,28 @@ def test_fp16_goes_before_fp32_and_nothing_says_ort(bundle: Path, libraries: lis
 
 
 def test_the_device_works_ahead(bundle: Path, libraries: list[Path], tmp_path: Path) -> None:
-    """One step behind the three of a first run; where something is drawn it waits for the search."""
-    logs = []
-    for asked in ({}, {"beams": 4}, {"sampling": True}, {"suppress": [9, 30, 41]}):
-        words = ["--backend", "trt", "--variant", "fp32", *flags({"max_tokens": 12, "endless": True, **asked})]
+    """Behind the three launches of a first run; where something is drawn it waits for the search."""
+
+    def called(**asked: Any) -> tuple[str, list[int]]:
+        """Launches and waits, and the tokens."""
+        words = [
+            "--backend",
+            "trt",
+            "--variant",
+            "fp32",
+            "--json",
+            *flags({"max_tokens": 12, "endless": True, **asked}),
+        ]
         log = tmp_path / "log"
-        translate(libraries, bundle, *words, stdin=b"w5 w9 w30\n", SIMULATED_LOG=log, **PLANS)
-        logs.append(log.read_text().removeprefix("LLL"))
-    greedy, beams, sampled, otherwise = logs
+        (found,) = as_json(translate(libraries, bundle, *words, stdin=b"w5 w9 w30\n", SIMULATED_LOG=log, **PLANS))
+        return log.read_text().removeprefix("LLL"), found["ids"]
+
+    greedy, tokens = called()
+    beams, sampled = called(beams=4)[0], called(sampling=True)[0]
+    otherwise, _ = called(suppress=[max(tokens, key=tokens.count)])
     assert greedy == beams == "L" + "LL" + "EL" * 10 + "EE", "the encoder, two steps, then a step for each that is read"
     assert sampled == "L" + "LE" * 12
-    assert otherwise.count("E") == 12 and len(otherwise) > len(greedy), "steps are done again"
+    assert otherwise.count("E") == 12 < otherwise.count("L") - 1, "steps are done again"
 
 
 def test_plans_of_older_graphs_run(libraries: list[Path], tmp_path: Path) -> None:
@@ -169,7 +180,7 @@ def test_plans_of_older_graphs_run(libraries: list[Path], tmp_path: Path) -> Non
     words = [*flags({"beams": 3, "max_tokens": 16}), "--json"]
     found = as_json(translate(libraries, older, "--backend", "trt", *words, stdin=text, **PLANS))
     expected = as_json(translate([], older, "--variant", "fp32", *words, stdin=text))
-    assert [each["ids"] for each in found] == [each["ids"] for each in expected]
+    assert ids_of(found) == ids_of(expected)
 
 
 def test_tensorrt_for_rtx_runs_plans_of_its_own(bundle: Path, libraries: list[Path], tmp_path: Path) -> None:
@@ -189,10 +200,9 @@ def test_steps_that_cannot_be_captured_are_called(bundle: Path, libraries: list[
         translate(libraries, bundle, *words, stdin=as_input(), **PLANS, **other)
         for other in ({}, {"SIMULATED_NO_CAPTURE": 1})
     )
-    assert as_json(called) == as_json(plain) and not plain.stderr
-    assert called.stderr.decode() == (
-        "warning: steps are not replayed as CUDA graphs: CUDA stopped in cuGraphInstantiate: invalid argument\n"
-    )
+    assert as_json(called) == as_json(plain) and b"warning" not in plain.stderr
+    wanted = b"warning: steps are not replayed as CUDA graphs: CUDA stopped in cuGraphInstantiate: invalid argument\n"
+    assert called.stderr.startswith(wanted)
 
 
 IN_ONE_PROCESS = """
@@ -288,7 +298,7 @@ def test_a_long_source_is_refused_with_its_line(bundle: Path, libraries: list[Pa
     done = translate(libraries, bundle, "--backend", "trt", "--max-tokens", 24, stdin=text, **PLANS)
     assert len(done.stdout.splitlines()) == 1
     line = failed_line(done)
-    assert "line 2: a source of 41 tokens exceeds the limit of 24: split it, or build a larger profile too" in line
+    assert "line 2: a source of 41 tokens exceeds the limit of 24: split the line, or build a larger profile" in line
 
 
 def damage_bytes(plans: Path, header: dict[str, Any]) -> None:
@@ -316,7 +326,7 @@ DAMAGES: dict[str, tuple[Callable[[Path, dict[str, Any]], object], str]] = {
     "version": (lambda _, header: header.update(version=2), "format version 2, this tformer reads up to 1: update it"),
     "profile": (lambda _, header: header.update(profiles=["8x1"]), "is damaged: profiles[0] must match pattern"),
     "no plan": (forge, "TensorRT 11.4.0.106 cannot load "),
-    "sizes": (swap, "the plans for 8x1x24x24 have no parents of that size: export and build again"),
+    "sizes": (swap, "the plans for 8x1x24x24 have no src_lengths of that size: export and build again"),
 }
 
 
@@ -330,7 +340,7 @@ def test_damaged_plans_are_refused(bundle: Path, libraries: list[Path], tmp_path
     (plans / "plans.json").write_text(json.dumps(header))
     done = translate(libraries, copy, "--backend", "trt", "--max-tokens", 24, stdin=b"w5\n", **PLANS)
     assert message in failed_line(done)
-    if name != "profile":
+    if name not in ("profile", "no plan", "sizes"):  # the words of libraries, and what only C++ looks at
         python = run_simulated("translate", copy, "--backend", "trt", "--max-tokens", 24, stdin=b"w5\n")
         assert failed_line(python).split(": ")[-1] == failed_line(done).split(": ")[-1]
 

@@ -177,7 +177,7 @@ def test_stages_on_a_simulated_gpu(used: Path, tmp_path: Path) -> None:
 
 
 def test_the_cpp_runtime_is_compared_on_the_same_plans(
-    used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    used: Path, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the kit has it; other tokens are a failure of their own."""
     kit = Path(shutil.copytree(used, tmp_path / "kit"))
@@ -186,7 +186,7 @@ def test_the_cpp_runtime_is_compared_on_the_same_plans(
         "cpp-tensorrt-base-fp32: not run: the C++ runtime is not in the kit: make it with TensorRT_ROOT" in done.stdout
     )
     version = VERSIONS[-1]
-    libraries, program = [library(version, tmp_path), gpu(version, tmp_path)], kit / "work/core/cpp/bin/tformer-cpp"
+    libraries, program = [library(version, compiled), gpu(version, compiled)], kit / "work/core/cpp/bin/tformer-cpp"
     program.parent.mkdir(parents=True)
     shutil.copy(built() / "examples/tformer-cpp", program)
     (program.parents[1] / "tensorrt").write_text("11\n")

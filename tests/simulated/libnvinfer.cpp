@@ -62,15 +62,16 @@ Ort::Env& environment() {
   return *made;
 }
 
-Ort::SessionOptions one_thread() {
+Ort::Session opened(const void* bytes, std::size_t size) {
+  Ort::Env& env = environment();  // first: it loads the library
   Ort::SessionOptions options;
   options.SetIntraOpNumThreads(1);
-  return options;
+  return Ort::Session(env, bytes, size, options);
 }
 
 class Graph {
  public:
-  Graph(const void* bytes, std::size_t size) : session_(environment(), bytes, size, one_thread()) {
+  Graph(const void* bytes, std::size_t size) : session_(opened(bytes, size)) {
     const Ort::AllocatorWithDefaultOptions allocator;
     const auto note = [&](const char* name, const Ort::TypeInfo& about, bool input) {
       const auto tensor = about.GetTensorTypeAndShapeInfo();
