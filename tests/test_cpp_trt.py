@@ -36,6 +36,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "suppressed": {"suppress": [20], "max_tokens": 20},
     "all scores": {"suppress": [9, 20, 41], "repetition_penalty": 1.2},
+    "ends before the device": {"end_ids": [20, 35]},
     "beams": {"beams": 5, "n_best": 5},
     "fewer beams": {"beams": 3, "length_penalty": 0.6, "stop": "estimate", "no_repeat_ngram": 2},
     "patience": {"beams": 2, "patience": 2.0, "stop": "count", "min_tokens": 4, "end_ids": [3, 12]},

@@ -1,4 +1,4 @@
-// The CUDA driver, late: work is done when somebody waits for it. What a GPU would refuse, or do wrong, ends the process.
+// The CUDA driver, late: work is done when somebody waits for it. What a GPU would refuse or do wrong ends the process.
 //
 // SIMULATED_DRIVER      version of CUDA that it knows, 13010
 // SIMULATED_DEVICES     GPUs, 1

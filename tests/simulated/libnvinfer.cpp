@@ -56,7 +56,8 @@ Ort::Env& environment() {
   static Ort::Env* made = [] {
     void* library = ::dlopen(std::getenv("TFORMER_ONNXRUNTIME"), RTLD_NOW | RTLD_LOCAL);
     require(library, "TFORMER_ONNXRUNTIME does not name the library");
-    Ort::InitApi(reinterpret_cast<const OrtApiBase* (*)()>(::dlsym(library, "OrtGetApiBase"))()->GetApi(ORT_API_VERSION));
+    const auto base = reinterpret_cast<const OrtApiBase* (*)()>(::dlsym(library, "OrtGetApiBase"));
+    Ort::InitApi(base()->GetApi(ORT_API_VERSION));
     return new Ort::Env(ORT_LOGGING_LEVEL_FATAL, "simulated");
   }();
   return *made;

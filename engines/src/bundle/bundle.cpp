@@ -155,8 +155,8 @@ std::string Bundle::kind(const std::string& graph, const std::string& variant) c
   const Json& description = part(variant);
   if (!description.contains("graphs") || !description["graphs"].contains(graph)) return ours;
   const Json& stated = description["graphs"][graph];
-  const Json& inputs = stated["inputs"];
-  const bool one = std::any_of(inputs.begin(), inputs.end(), [](const Json& each) { return each["name"] == "position"; });
+  const auto is_position = [](const Json& each) { return each["name"] == "position"; };
+  const bool one = std::any_of(stated["inputs"].begin(), stated["inputs"].end(), is_position);
   return stated.value("kind", one && !older.empty() ? older : ours);
 }
 

@@ -60,8 +60,7 @@ TensorRt::TensorRt(void* library, const std::string& path)
   const auto number = symbol<Number>(library, "getInferLibVersion");
   if (!number || !factory_) throw missing(path + " is not TensorRT: it has no getInferLibVersion");
   const std::int32_t version = number();
-  const std::int32_t unit = version < 10000 ? 10 : 100;  // TensorRT 8 writes 8.6.1 as 8601, 10 writes 10.0.1 as 100001
-  const std::int32_t scale = unit == 10 ? 1000 : 10000;
+  const std::int32_t scale = version < 10000 ? 1000 : 10000;  // 8.6.1 is 8601, 10.0.1 is 100001
   const std::int32_t major = version / scale, rest = version % scale;
   const bool rtx = major == rtx_major;
   name_ = rtx ? "TensorRT for RTX" : "TensorRT";
@@ -107,7 +106,7 @@ std::vector<TensorRt> load_tensorrt(const std::string& place) {
   }
   if (!found.empty()) return found;
   throw missing("TensorRT cannot be loaded (" + said + "): install TensorRT " + major_text() + ", and name its " +
-                names().back() + " in TFORMER_TENSORRT");
+                names().front() + " in TFORMER_TENSORRT");
 }
 
 /// Collects errors, from whatever thread they come.
