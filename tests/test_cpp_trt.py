@@ -36,7 +36,6 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "suppressed": {"suppress": [20], "max_tokens": 20},
     "all scores": {"suppress": [9, 20, 41], "repetition_penalty": 1.2},
-    "ends before the device": {"end_ids": [20, 35]},
     "beams": {"beams": 5, "n_best": 5},
     "fewer beams": {"beams": 3, "length_penalty": 0.6, "stop": "estimate", "no_repeat_ngram": 2},
     "patience": {"beams": 2, "patience": 2.0, "stop": "count", "min_tokens": 4, "end_ids": [3, 12]},
@@ -169,8 +168,10 @@ def test_the_device_works_ahead(bundle: Path, libraries: list[Path], tmp_path: P
     greedy, tokens = called()
     beams, sampled = called(beams=4)[0], called(sampling=True)[0]
     otherwise, _ = called(suppress=[max(tokens, key=tokens.count)])
+    ended, _ = called(endless=False, end_ids=[tokens[-1]])
     assert greedy == beams == "L" + "LL" + "EL" * 10 + "EE", "the encoder, two steps, then a step for each that is read"
     assert sampled == "L" + "LE" * 12
+    assert ended.count("L") == ended.count("E") + 2 < 14, "the encoder, and a step that nobody reads"
     assert otherwise.count("E") == 12 < otherwise.count("L") - 1, "steps are done again"
 
 
