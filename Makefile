@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test lint cpp cpp-build cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
+.PHONY: demo test lint cpp cpp-build cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
@@ -50,6 +50,13 @@ cpp-build:
 	cmake -S engines -B engines/build -G Ninja --log-level=WARNING
 	cmake --build engines/build
 
+# The library and tformer-cpp with TensorRT's plans, in engines/build-trt: make cpp-trt TensorRT_ROOT=FOLDER.
+cpp-trt:
+	$(if $(TensorRT_ROOT),,$(error say where NvInfer.h is: make cpp-trt TensorRT_ROOT=FOLDER; docs/cpp.md))
+	engines/get-dependencies
+	cmake -S engines -B engines/build-trt -G Ninja --log-level=WARNING -DTFORMER_TESTS=OFF -DTensorRT_ROOT=$(TensorRT_ROOT)
+	cmake --build engines/build-trt
+
 # Sanitizers, changed files, threads and leaks; SECONDS of changed files.
 cpp-thorough: cpp-build $(READY) .demo/bundle/manifest.json
 	engines/thorough $(SECONDS)
@@ -63,10 +70,10 @@ cpp-dist: cpp-build $(READY) .demo/bundle/manifest.json
 bench-peers: $(READY) .venv-peers/.installed bundles/base/manifest.json
 	$(BIN)/python -m benchmarks.peers $(BENCH)
 
-# What a GPU host without a network needs, and what it brings back: docs/gpu.md.
-gpu-kit: $(READY)
+# What a GPU host without a network needs, and what it brings back: docs/gpu.md. TensorRT_ROOT: with the C++ runtime.
+gpu-kit: $(READY) $(if $(TensorRT_ROOT),cpp-trt)
 	$(if $(KIT),,$(error say what goes in: make gpu-kit KIT='--bundle BUNDLE --text lines.en'; docs/gpu.md))
-	$(BIN)/python -m benchmarks.gpu $(KIT)
+	$(BIN)/python -m benchmarks.gpu $(KIT) $(if $(TensorRT_ROOT),--cpp engines/build-trt)
 
 gpu-results: $(READY)
 	$(if $(RESULTS),,$(error say where the kit's results are: make gpu-results RESULTS=results; docs/gpu.md))

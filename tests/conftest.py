@@ -141,6 +141,12 @@ def run(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what tests compile; see cpp_trt.py."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="session")
 def bundle(run: Path) -> Path:
     """Its exported and checked bundle. Read only: copy it to change it."""
     return exported_once(run, "bundle")

@@ -24,7 +24,7 @@ from benchmarks.gpu import bundles
 from benchmarks.gpu.eager import Decoder
 from benchmarks.gpu.host import collect
 from benchmarks.gpu.pieces import pack, write_sums
-from benchmarks.gpu.results import BEGIN, END, load, main, markdown, sides
+from benchmarks.gpu.results import BEGIN, END, cpp_problem, load, main, markdown, sides
 from benchmarks.gpu.seeded import LISTED, fill, restore
 from tformer_deploy import build as building
 from tformer_deploy.bundle import open_bundle
@@ -39,6 +39,8 @@ from tformer_deploy.plans import Plans, Profile, Stamp, parse_profile
 from tformer_deploy.trt_builder import BuildOptions
 
 from .conftest import random_model, small_config
+from .cpp_library import built, onnxruntime
+from .cpp_trt import VERSIONS, gpu, library
 from .test_trt import SIMULATED, keep_graph, lines
 
 PIECE_MIB = 0.25
@@ -172,6 +174,44 @@ def test_stages_on_a_simulated_gpu(used: Path, tmp_path: Path) -> None:
     again = run_kit(used, "check", "bench")
     assert "check-tensorrt-trained-fp32: done before" in again.stdout
     assert sorted(path.name for path in (used / "results").iterdir()) == ["results.json", "run.log"]
+
+
+def test_the_cpp_runtime_is_compared_on_the_same_plans(
+    used: Path, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kit has it; other tokens are a failure of their own."""
+    kit = Path(shutil.copytree(used, tmp_path / "kit"))
+    done = run_kit(kit, "cpp")
+    assert (
+        "cpp-tensorrt-base-fp32: not run: the C++ runtime is not in the kit: make it with TensorRT_ROOT" in done.stdout
+    )
+    version = VERSIONS[-1]
+    libraries, program = [library(version, compiled), gpu(version, compiled)], kit / "work/core/cpp/bin/tformer-cpp"
+    program.parent.mkdir(parents=True)
+    shutil.copy(built() / "examples/tformer-cpp", program)
+    (program.parents[1] / "tensorrt").write_text("11\n")
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join(map(str, libraries)))
+    monkeypatch.setenv("TFORMER_ONNXRUNTIME", onnxruntime())
+    monkeypatch.setenv("SIMULATED_TENSORRT", "110400")
+    done = run_kit(kit, "cpp")
+    assert "cpp-tensorrt-trained-fp16: not run: there are no plans: run the stage build" in done.stdout
+    steps = json.loads((kit / "results/results.json").read_text())["steps"]
+    for model, sentences in (("trained", 12), ("base", 72)):
+        searches = steps[f"cpp-tensorrt-{model}-fp32"]["report"]["searches"]
+        assert searches[0]["beams"] == 1 < searches[1]["beams"], done.stdout
+        assert all(each["equal"] == each["sentences"] == sentences for each in searches)
+    program.write_text("""#!/bin/sh\nsed 's/.*/{"ids": [7], "alternatives": []}/'\n""")
+    (kit / "work/out/cpp-tensorrt-trained-fp32.done").unlink()
+    assert "cpp-tensorrt-trained-fp32: FAILED, code 3" in run_kit(kit, "cpp").stdout
+    step = json.loads((kit / "results/results.json").read_text())["steps"]["cpp-tensorrt-trained-fp32"]
+    assert step["report"]["searches"][0]["differ"][0]["cpp"] == [7]
+    found = cpp_problem({"cpp-tensorrt-trained-fp32": step}, "cpp-tensorrt-trained-fp32")
+    assert "C++ gives other tokens with 1 beams: 0 of 12 are equal" in found
+
+
+def test_a_build_without_tensorrt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="is no build of the C\\+\\+ runtime with TensorRT: make cpp-trt"):
+        kit_maker.add_cpp(tmp_path / "cpp", built())
 
 
 def results_of(tmp_path: Path, used: Path, **changes: Any) -> dict[str, Any]:

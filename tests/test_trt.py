@@ -54,7 +54,10 @@ def run_simulated(*arguments: object, stdin: bytes = b"", path: object = SIMULAT
 @pytest.fixture(scope="module")
 def bundle(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small model with plans for the simulated GPU, fp16 and fp32. Read only."""
-    out = tmp_path_factory.mktemp("simulated") / "bundle"
+    return make_bundle(run, tmp_path_factory.mktemp("simulated") / "bundle")
+
+
+def make_bundle(run: Path, out: Path) -> Path:
     export_checked(run, out, ["fp32", "trt"])
     text = out.parent / "lines.txt"
     text.write_text("".join(f"{line}\n" for line in lines()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from .wheels import CORE, ORT_GPU, ROOT, RTX, RTX_PACKAGE, build_own, build_sour
 
 HERE = Path(__file__).parent
 STAGES = ("rtx", "ort-gpu", "trt86")
-HOST_FILES = ("eager.py", "host.py", "seeded.py", "stages.sh")
+HOST_FILES = ("eager.py", "host.py", "in_cpp.py", "seeded.py", "stages.sh")
 MIB = 1 << 20
 
 
@@ -40,6 +41,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--with", nargs="*", dest="stages", choices=STAGES, default=["rtx", "ort-gpu"],
                         help="what runs the plans: TensorRT for RTX, ONNX Runtime for CUDA, TensorRT 8.6")  # fmt: skip
     parser.add_argument("--python", default="", help="of the host; default 3.12, with trt86 3.11 (which is brought)")
+    parser.add_argument("--cpp", type=Path, help="build folder of the C++ runtime with TensorRT_ROOT")
     parser.add_argument("--no-wheels", action="store_true", help="the host has all packages already")
     parser.add_argument("--piece-mib", type=float, default=60, help="largest piece")
     parser.add_argument("--out", type=Path, default=Path("gpu-kit"))
@@ -88,14 +90,30 @@ def fill_core(core: Path, options: argparse.Namespace) -> None:
         ),
         "base": add_random(core / "models", options.preset, options.vocab_size, options.seed),
     }
+    if options.cpp:
+        add_cpp(core / "cpp", options.cpp)
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     write_json(core / "kit.json", {
         "format": "tformer-gpu-kit", "version": 2, "date": str(datetime.date.today()),
         "tformer_deploy": __version__, "commit": commit.stdout.strip(), "python": options.python,
-        "stages": options.stages, "checked": checked, "text": options.text.name,
+        "stages": options.stages, "cpp": bool(options.cpp), "checked": checked, "text": options.text.name,
         "random": {"preset": options.preset, "vocabulary": options.vocab_size, "seed": options.seed,
                    "lengths": BASE_LENGTHS},
     })  # fmt: skip
+
+
+def add_cpp(out: Path, build: Path) -> None:
+    """The C++ runtime and `tformer-cpp`, and the version of TensorRT that they were built for. Raises ArtifactError."""
+    out.mkdir()
+    cache = build / "CMakeCache.txt"
+    found = re.search(r"^TENSORRT_INCLUDE_DIR:PATH=(.+)$", cache.read_text(), re.M) if cache.is_file() else None
+    if not found:
+        raise ArtifactError(f"{build} is no build of the C++ runtime with TensorRT: make cpp-trt TensorRT_ROOT=...")
+    subprocess.run(["cmake", "--install", build, "--prefix", out, "--strip"], check=True, stdout=subprocess.DEVNULL)
+    version = (Path(found[1]) / "NvInferVersion.h").read_text()
+    major = re.search(r"define (?:NV_TENSORRT_MAJOR|TRT_MAJOR_ENTERPRISE) (\d+)", version)
+    assert major
+    (out / "tensorrt").write_text(f"{major[1]}\n")
 
 
 def add_stages(folder: Path, options: argparse.Namespace) -> list[Path]:

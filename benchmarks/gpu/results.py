@@ -135,6 +135,7 @@ def eager_sides(steps: Steps) -> list[Side]:
 def fill(side: Side, results: Mapping[str, Any], step: str, engine: str) -> Side:
     """Figures of an engine, if the checks of both models passed; `step` is named by what it does and the model."""
     steps = results["steps"]
+    kit_has_cpp = results["kit"].get("cpp") and engine.startswith("trt")
     for model, sentences in results["kit"]["checked"].items():
         side.refused = side.refused or check_problem(steps, step.format("check", model), engine, sentences)
     if side.refused:
@@ -163,10 +164,23 @@ def fill(side: Side, results: Mapping[str, Any], step: str, engine: str) -> Side
         for text in report["corpus"]:
             if text["engine"] == engine:
                 side.text[text["beams"]] = text["tokens_per_s"]
+        if kit_has_cpp and (found := cpp_problem(steps, step.format("cpp", model))):
+            side.remarks.append(found)
         devices = [each["device"] or {} for each in report["engines"] if each["engine"] == engine]
         for reason in filter(None, (device.get("not_captured") for device in devices)):
             side.remarks.append(f"{name}: steps were not replayed as CUDA graphs: {reason}")
     return side
+
+
+def cpp_problem(steps: Steps, name: str) -> str:
+    """Why the C++ runtime is not proven on these plans; empty: it gave the tokens of the Python package."""
+    if found := problem(steps, name):
+        return found
+    differ = [each for each in steps[name]["report"]["searches"] if each["equal"] != each["sentences"]]
+    return "".join(
+        f"{name}: C++ gives other tokens with {each['beams']} beams: {each['equal']} of {each['sentences']} are equal"
+        for each in differ[:1]
+    )
 
 
 def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:

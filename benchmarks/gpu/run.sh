@@ -2,7 +2,7 @@
 # Builds, checks and measures on a GPU host without a network; docs/gpu.md says how.
 # ./run.sh            everything that has not worked yet
 # ./run.sh STAGE...   of: unpack host install eager probe build-trained check-trained build-base check-base
-#                     bench ort-cuda; build and check do both models
+#                     cpp bench ort-cuda; build and check do both models
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -246,7 +246,7 @@ find_gpu() {
 
 main() {
   local stage
-  local known=' host install eager probe build-trained check-trained build-base check-base build check bench ort-cuda '
+  local known=' host install eager probe build-trained check-trained build-base check-base build check cpp bench ort-cuda '
   if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^set /s/^# //p' "${BASH_SOURCE[0]}"
     exit
@@ -260,6 +260,7 @@ main() {
   find_python
   if (($# == 0)); then
     set -- host install eager probe build-trained check-trained build-base check-base bench
+    if [[ -e $CORE/cpp/tensorrt ]]; then set -- "$@" cpp; fi
     if [[ $INSTALLED || -e $WORK/ort-gpu ]]; then set -- "$@" ort-cuda; fi
   fi
   for stage in "$@"; do

@@ -130,6 +130,43 @@ reference() {
   if [[ -e $CORE/models/$1.tgt ]]; then WORDS+=(--tgt "$CORE/models/$1.tgt"); fi
 }
 
+# The C++ runtime on the same plans, where the kit has it: its tokens beside those of the Python package.
+stage_cpp() {
+  local env flavor model precision name wrong
+  find_gpu
+  while read -r env flavor; do
+    for name in cpp-"$flavor"-{trained,base}; do
+      model=${name##*-}
+      options "$model.build"
+      for precision in "${PRECISIONS[@]}"; do
+        wrong=$(without_cpp "$flavor")
+        if [[ $wrong ]]; then
+          skip "$name-$precision" "$wrong"
+        else
+          on_plans "$name-$precision" "$flavor" "$model" "$precision" "$(environment_python "$env")" "$CORE/in_cpp.py" \
+            --cpp "$CORE/cpp" --bundle "$CORE/models/$model" --text "$CORE/models/$model.text" \
+            --precision "$precision" --flavor "$flavor" "${WORDS[@]}"
+        fi
+      done
+    done
+  done < <(flavors)
+}
+
+# without_cpp FLAVOR: why the C++ runtime does not run its plans, if so.
+without_cpp() {
+  local major
+  if [[ ! -e $CORE/cpp/tensorrt ]]; then
+    printf 'the C++ runtime is not in the kit: make it with TensorRT_ROOT'
+    return
+  fi
+  major=$(< "$CORE/cpp/tensorrt")
+  if [[ $1 == rtx && $major != 11 ]]; then
+    printf 'the C++ runtime was built with the headers of TensorRT %s, and TensorRT for RTX has those of 11' "$major"
+  elif [[ -e $WORK/trt86 && $1 == tensorrt ]]; then
+    printf "the kit's TensorRT 8.6.0 has bindings of 8.6.1, which its plans are stamped with"
+  fi
+}
+
 stage_bench() {
   local env flavor model precision
   find_gpu

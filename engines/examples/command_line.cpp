@@ -10,7 +10,8 @@ const char* const help_text = R"(Usage: tformer-cpp translate [OPTIONS] BUNDLE
   Translate standard input to standard output, a line for a line.
 
 Options:
-  --variant NAME          Variant that runs (fp32: the standard graphs).
+  --backend NAME          What runs it: ort, or trt for plans on a GPU. [ort]
+  --variant NAME          Variant that runs (fp32: the standard graphs); of trt the precision of plans.
   --shortlist             Score only what tformer shortlist found likely.
   --beams N               Width of the beam; 1: greedy.
   --n-best N              Outputs per line, as NUMBER ||| TEXT ||| SCORE.
@@ -28,11 +29,12 @@ Options:
   --batch-tokens N        Padded source tokens of a batch, per beam. [4096]
   --max-line-bytes N      A longer line of the input is refused. [1048576]
   --threads N             Threads of ONNX Runtime; 0: the workers share the cores.
-  --workers N             Batches decoded at a time; 0: one per core if there is text for all.
+  --workers N             Batches decoded at a time; 0: one per core if there is text for all, one on a GPU.
   --json                  Print results as JSON: text, ids, score.
   --ids                   Lines are the ids that the model sees, not text.
   --score                 Lines are SOURCE tab TARGET: print the log-probability of each target token.
   --onnxruntime FILE      The library; else TFORMER_ONNXRUNTIME, else what the loader finds.
+  --tensorrt FILE         The same for TensorRT, and TFORMER_TENSORRT.
   --no-arena              Less memory for a few lines; large batches are slower.
   --no-verify             Do not compare files with their SHA-256.
   --help                  Show this message and exit.
@@ -63,6 +65,8 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     return [&line, name](Value value) { line.entries.emplace_back(name, value); };
   };
   const std::map<std::string, std::function<void(Value)>> with_value = {
+      {"--backend", [&](Value value) { line.backend = value, line.model.emplace_back("backend", value); }},
+      {"--tensorrt", [&](Value value) { line.model.emplace_back("tensorrt", value); }},
       {"--variant", [&](Value value) { line.model.emplace_back("variant", value); }},
       {"--onnxruntime", [&](Value value) { line.model.emplace_back("onnxruntime", value); }},
       {"--threads", [&](Value value) { line.model.emplace_back("threads", value); }},

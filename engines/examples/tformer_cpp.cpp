@@ -215,7 +215,7 @@ int translate(CommandLine line) {
     throw Failed(*line.allowed_file + " has no line: give each output that is allowed");
   }
   std::vector<std::string> lines = windows.next();
-  const bool enough = static_cast<long>(lines.size()) >= lines_each * cores();
+  const bool enough = line.backend != "trt" && static_cast<long>(lines.size()) >= lines_each * cores();
   const std::string workers = std::to_string(line.workers ? line.workers : enough ? cores() : 1);
   line.model.emplace_back("workers", workers);
   line.translator.emplace_back("workers", workers);
@@ -238,6 +238,7 @@ int translate(CommandLine line) {
   }
   std::cout.flush();
   if (!std::cout) throw Failed("standard output cannot be written: is the disk full, or the pipe closed?");
+  if (!model.warning().empty()) std::cerr << "warning: " << model.warning() << '\n';
   if (cut) std::cerr << cut << " outputs were cut off at a limit\n";
   return 0;
 }

@@ -149,12 +149,14 @@ void tformer_model_close(tformer_model* model) { delete model; }
 
 const char* tformer_model_variant(const tformer_model* model) { return model ? model->open->variant().c_str() : ""; }
 
+const char* tformer_model_warning(const tformer_model* model) { return model ? model->open->backend().warning() : ""; }
+
 size_t tformer_model_source_tokens(const tformer_model* model) {
-  return model ? static_cast<size_t>(model->open->graphs()->recipe().limits.src_tokens) : 0;
+  return model ? static_cast<size_t>(model->open->backend().limits().src_tokens) : 0;
 }
 
 size_t tformer_model_target_tokens(const tformer_model* model) {
-  return model ? static_cast<size_t>(model->open->graphs()->recipe().limits.tgt_tokens) : 0;
+  return model ? static_cast<size_t>(model->open->backend().limits().tgt_tokens) : 0;
 }
 
 tformer_status tformer_source_ids(const tformer_model* model, tformer_text text, tformer_ids* ids) {

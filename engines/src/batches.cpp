@@ -10,7 +10,7 @@
 namespace tformer {
 
 std::vector<std::vector<std::size_t>> length_batches(const std::vector<std::size_t>& lengths, std::size_t batch_tokens,
-                                                     std::size_t most) {
+                                                     const std::function<std::size_t(std::size_t)>& most) {
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     if (lengths[i]) order.push_back(i);
@@ -18,7 +18,7 @@ std::vector<std::vector<std::size_t>> length_batches(const std::vector<std::size
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return lengths[a] > lengths[b]; });
   std::vector<std::vector<std::size_t>> batches;
   for (std::size_t start = 0; start < order.size();) {
-    const std::size_t fitting = std::min(most, batch_tokens / lengths[order[start]]);
+    const std::size_t longest = lengths[order[start]], fitting = std::min(most(longest), batch_tokens / longest);
     const std::size_t end = std::min(order.size(), start + std::max<std::size_t>(1, fitting));
     batches.emplace_back(order.begin() + static_cast<std::ptrdiff_t>(start),
                          order.begin() + static_cast<std::ptrdiff_t>(end));

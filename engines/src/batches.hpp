@@ -10,10 +10,10 @@
 
 namespace tformer {
 
-/// Indices of requests of similar length, longest first; empty requests are left out. A batch has at most `most`
-/// requests and `batch_tokens` padded tokens.
+/// Indices of requests of similar length, longest first; empty requests are left out. A batch has at most
+/// `most(length of its longest)` requests and `batch_tokens` padded tokens.
 std::vector<std::vector<std::size_t>> length_batches(const std::vector<std::size_t>& lengths, std::size_t batch_tokens,
-                                                     std::size_t most);
+                                                     const std::function<std::size_t(std::size_t)>& most);
 
 /// Sources to decode together, padded on the right.
 Batch make_batch(const std::vector<std::vector<std::int32_t>>& sources, const std::vector<std::size_t>& indices,

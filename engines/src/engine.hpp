@@ -6,16 +6,9 @@
 #include <vector>
 
 #include "errors.hpp"
+#include "limits.hpp"
 
 namespace tformer {
-
-/// The largest request that an engine takes.
-struct Limits {
-  std::int64_t batch = 0;       ///< sentences
-  std::int64_t src_tokens = 0;  ///< source length, end token included
-  std::int64_t tgt_tokens = 0;  ///< decoding steps
-  std::int64_t beams = 0;       ///< rows of a sentence
-};
 
 /// What the search needs to know of the network.
 struct ModelInfo {
@@ -27,11 +20,13 @@ struct ModelInfo {
   std::int32_t start_id = 0;
 };
 
-/// What a search will ask of a state, for engines that choose sizes by it.
+/// What a search will ask of a state, for engines that choose sizes by it or work ahead.
 struct Outlook {
   std::int64_t beams = 0;   ///< most rows of a sentence
   std::int64_t tokens = 0;  ///< most steps
-  std::vector<std::vector<std::int32_t>> required;  ///< of each source, tokens that must be scored
+  std::vector<std::vector<std::int32_t>> required = {};  ///< of each source, tokens that must be scored
+  std::int32_t end_id = -1;  ///< the token that ends an output; -1: none does
+  bool drawn = false;        ///< what steps are fed is drawn, so that nobody can tell it before
 };
 
 /// What a step says of the next token of every row.

@@ -60,8 +60,8 @@ OpenModel::OpenModel(const std::string& folder, const Settings& settings) {
   open_tokenizers(*bundle);
   OpenOptions open = settings.open;
   if (!open.threads) open.threads = std::max(1, cores() / static_cast<int>(settings.workers));
-  graphs_ = std::make_shared<const Graphs>(bundle, open);
-  variant_ = graphs_->variant().empty() ? "fp32" : graphs_->variant();
+  backend_ = open_backend(bundle, open);
+  variant_ = backend_->variant();
 }
 
 void OpenModel::open_tokenizers(const Bundle& bundle) {

@@ -1,10 +1,10 @@
-// A model that is open: a bundle, its sessions and its tokenizers. Immutable; any number of threads may use one.
+// A model that is open: a bundle, what runs it and its tokenizers. Immutable; any number of threads may use one.
 #pragma once
 
 #include <memory>
 #include <string>
 
-#include "ort/graphs.hpp"
+#include "backend.hpp"
 #include "settings.hpp"
 #include "text/tokenizer.hpp"
 
@@ -15,17 +15,17 @@ class OpenModel {
   /// Throws Error.
   OpenModel(const std::string& folder, const Settings& settings);
 
-  const std::shared_ptr<const Graphs>& graphs() const { return graphs_; }
+  const Backend& backend() const { return *backend_; }
   /// Throws Error where C++ does not have the bundle's tokenizers.
   const Tokenizers& tokenizers() const;
   bool has_tokenizers() const { return tokenizer_problem_.empty(); }
   /// The bundle's own decoding options.
   const Json& decoding() const { return decoding_; }
-  /// The variant's name, fp32 for the standard graphs.
+  /// The variant's name, fp32 for the standard graphs; of plans their precision.
   const std::string& variant() const { return variant_; }
 
  private:
-  std::shared_ptr<const Graphs> graphs_;
+  std::shared_ptr<const Backend> backend_;
   Tokenizers tokenizers_;
   std::string tokenizer_problem_;
   Json decoding_ = Json::object();

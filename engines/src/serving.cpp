@@ -28,7 +28,7 @@ void Serving::admit(std::string_view text, std::string_view prefix, const Settin
   const Translator::Requests found = translator_.requests({text}, prefixes, number);
   if (found.error) std::rethrow_exception(found.error);
   if (!found.sources[0].empty()) {  // no model sees an empty line
-    line->batch = make_batch(found.sources, {0}, model_->graphs()->model().pad_id, number);
+    line->batch = make_batch(found.sources, {0}, model_->backend().model().pad_id, number);
     line->batch.prefixes = found.prefixes;
     line->search = make_search(translator_.engine(), line->batch, line->options, line->hooks);
   }

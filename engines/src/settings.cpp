@@ -35,12 +35,14 @@ std::int64_t most_parallel() { return std::max(64, 4 * cores()); }
 
 void Settings::set(const std::string& name, const std::string& value) {
   const std::map<std::string, std::function<void()>> own = {
+      {"backend", [&] { open.backend = value; }},
       {"variant", [&] { open.variant = value; }},
       {"threads", [&] { open.threads = static_cast<int>(whole(name, value, 0, most_parallel())); }},
       {"shortlist", [&] { open.shortlist = truth(name, value); }},
       {"verify", [&] { open.verify = truth(name, value); }},
       {"arena", [&] { open.arena = truth(name, value); }},
       {"onnxruntime", [&] { open.onnxruntime = value; }},
+      {"tensorrt", [&] { open.tensorrt = value; }},
       {"batch_tokens", [&] { batch_tokens = whole(name, value, 1, 1 << 24); }},
       {"workers", [&] { workers = whole(name, value, 1, most_parallel()); }},
       {"max_line_bytes", [&] { max_line_bytes = whole(name, value, 1, 1 << 30); }},

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "errors.hpp"
-#include "ort/engines.hpp"
 #include "text/unicode.hpp"
 
 namespace tformer {
@@ -23,7 +22,9 @@ Translator::Translator(std::shared_ptr<const OpenModel> model, const Settings& s
       batch_tokens_(static_cast<std::size_t>(settings.batch_tokens)),
       workers_(static_cast<std::size_t>(settings.workers)),
       max_line_bytes_(static_cast<std::size_t>(settings.max_line_bytes)) {
-  for (std::size_t i = 0; i < workers_; ++i) engines_.push_back(make_engine(model_->graphs()));
+  limits().check_asked(settings.decoding.value("max_tokens", std::int64_t{0}),
+                       settings.decoding.value("beams", std::int64_t{0}));
+  for (std::size_t i = 0; i < workers_; ++i) engines_.push_back(model_->backend().make_engine());
 }
 
 void Translator::allow(const std::vector<std::string_view>& outputs) {
@@ -60,7 +61,7 @@ std::vector<std::int32_t> Translator::target(std::string_view text, std::int64_t
   if (static_cast<std::int64_t>(ids.size()) > limits().tgt_tokens) {
     throw Error(Status::limit, line_of(number) + ": a target of " + std::to_string(ids.size()) +
                                    " tokens exceeds the limit of " + std::to_string(limits().tgt_tokens) +
-                                   ": split the line");
+                                   ": split the line" + (limits().hint.empty() ? "" : ", or " + limits().hint));
   }
   return ids;
 }
@@ -92,7 +93,8 @@ void Translator::check_source(const std::vector<std::int32_t>& ids, std::int64_t
   if (static_cast<std::int64_t>(ids.size()) > limits().src_tokens) {
     throw Error(Status::limit, line_of(number) + ": a source of " + std::to_string(ids.size()) +
                                    " tokens exceeds the limit of " + std::to_string(limits().src_tokens) +
-                                   ": split the line, or export a model with a larger src_len axis and max_positions");
+                                   ": split the line, or " +
+                                   limits().or_else("export a model with a larger src_len axis and max_positions"));
   }
   for (const std::int32_t id : ids) {
     if (id < 0 || id >= sizes().src_vocab) {
@@ -152,7 +154,10 @@ Results Translator::run(const Requests& asked, std::int64_t first) {
   for (const std::vector<std::int32_t>& source : asked.sources) lengths.push_back(source.size());
   const std::size_t share = std::max<std::size_t>(1, (count + workers_ - 1) / workers_);
   const auto budget = batch_tokens_ / static_cast<std::size_t>(options_.rows());
-  const auto batches = length_batches(lengths, budget, std::min(static_cast<std::size_t>(limits().batch), share));
+  const std::int64_t tokens = std::min(options_.max_tokens, limits().tgt_tokens);
+  const auto batches = length_batches(lengths, budget, [&](std::size_t longest_source) {
+    return std::min(limits().sentences(options_.rows(), longest_source, tokens), share);
+  });
   std::vector<std::vector<Output>> found(count);
   std::vector<std::exception_ptr> failed(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -286,7 +291,9 @@ Results Translator::score(const std::vector<std::string_view>& sources, const st
   Results results;
   results.scores.resize(sources.size());
   for (const std::vector<std::size_t>& indices :
-       length_batches(longest, batch_tokens_, static_cast<std::size_t>(limits().batch))) {
+       length_batches(longest, batch_tokens_, [this](std::size_t length) {
+         return limits().sentences(1, length, static_cast<std::int64_t>(length));
+       })) {
     std::vector<std::vector<std::int32_t>> wanted_ids;
     for (const std::size_t i : indices) wanted_ids.push_back(to[i]);
     std::vector<std::vector<double>> found = tformer::score(

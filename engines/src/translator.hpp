@@ -78,8 +78,8 @@ class Translator {
   std::atomic<bool> cancelled_{false};
   std::mutex callback_lock_;
 
-  const Model& sizes() const { return model_->graphs()->model(); }
-  const Limits& limits() const { return model_->graphs()->recipe().limits; }
+  const Model& sizes() const { return model_->backend().model(); }
+  const Limits& limits() const { return model_->backend().limits(); }
   void check_line(std::string_view text, const std::string& where) const;
   std::vector<std::int32_t> source(std::string_view text, std::int64_t number) const;
   std::vector<std::int32_t> target(std::string_view text, std::int64_t number) const;

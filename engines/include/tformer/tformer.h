@@ -44,9 +44,9 @@ typedef enum tformer_status {
   TFORMER_BUNDLE = 2,      /* a bundle that is missing, damaged, edited or of a newer format */
   TFORMER_LIMIT = 3,       /* a request beyond what the model or the bundle's recipe allows */
   TFORMER_TEXT = 4,        /* text that cannot be used */
-  TFORMER_ENGINE = 5,      /* ONNX Runtime stopped with an error of its own */
+  TFORMER_ENGINE = 5,      /* ONNX Runtime, TensorRT or CUDA stopped with an error of its own */
   TFORMER_NOT_NUMBERS = 6, /* log-probabilities that are no numbers: values overflow, or weights are damaged */
-  TFORMER_MISSING = 7,     /* a library is missing or too old, or C++ does not have the bundle's tokenizer */
+  TFORMER_MISSING = 7,     /* a library, driver or GPU is missing or too old, or the bundle's tokenizer is not in C++ */
   TFORMER_CANCELLED = 8,   /* a callback or tformer_cancel stopped the work */
   TFORMER_NO_MEMORY = 9,   /* there is no memory left */
   TFORMER_INTERNAL = 10    /* a fault of this library: please report it */
@@ -107,7 +107,9 @@ TFORMER_API const char *tformer_error(void);
 
 /* Options of a model and of a translator, by their names. Null where there is no memory.
  *
- *   of a model       variant         graphs to run; without it the bundle's default; fp32: the standard ones
+ *   of a model       backend         ort: graphs on ONNX Runtime; trt: plans of TensorRT on a GPU; ort
+ *                    variant         graphs to run; without it the bundle's default; fp32: the standard ones; with trt
+ *                                    the precision of the plans, without it fp16, bf16 or fp32, what there is
  *                    threads         of one call of ONNX Runtime; 0: the cores, shared by `workers`
  *                    shortlist       true: score only the tokens that the bundle's lists have for a source
  *                    verify          false: do not compare files with their SHA-256, to start sooner
@@ -115,6 +117,7 @@ TFORMER_API const char *tformer_error(void);
  *                                    batches are slower
  *                    onnxruntime     the library's file, or the folder that has it; without it, what the environment
  *                                    variable TFORMER_ONNXRUNTIME names, or what the loader finds
+ *                    tensorrt        the same for TensorRT, and TFORMER_TENSORRT
  *   of a translator  batch_tokens    padded source tokens of a batch, per beam; 4096
  *                    workers         batches decoded at a time; 1
  *                    max_line_bytes  longer lines are refused; 1048576
@@ -129,8 +132,11 @@ TFORMER_API void tformer_options_free(tformer_options *options);
 TFORMER_API tformer_status tformer_model_open(const char *folder, const tformer_options *options,
                                               tformer_model **model);
 TFORMER_API void tformer_model_close(tformer_model *model);
-/* The variant that runs; fp32 for the standard graphs. Valid as long as the model. */
+/* The variant that runs; fp32 for the standard graphs; of plans their precision. Valid as long as the model. */
 TFORMER_API const char *tformer_model_variant(const tformer_model *model);
+/* Why a model is slower than it could be, as far as its translators have found out; empty: no reason is known. Valid as
+ * long as the model. */
+TFORMER_API const char *tformer_model_warning(const tformer_model *model);
 /* The longest source and output in tokens, end token included. */
 TFORMER_API size_t tformer_model_source_tokens(const tformer_model *model);
 TFORMER_API size_t tformer_model_target_tokens(const tformer_model *model);

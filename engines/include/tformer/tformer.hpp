@@ -100,6 +100,8 @@ class Model {
     model_.reset(model);
   }
   std::string variant() const { return tformer_model_variant(model_.get()); }
+  /// Why it is slower than it could be, as far as its translators have found out; empty: no reason is known.
+  std::string warning() const { return tformer_model_warning(model_.get()); }
   std::size_t source_tokens() const { return tformer_model_source_tokens(model_.get()); }
   std::size_t target_tokens() const { return tformer_model_target_tokens(model_.get()); }
   std::vector<std::int32_t> source_ids(const std::string& text) const { return ids(tformer_source_ids, text); }

@@ -5,9 +5,9 @@
 #include <stdexcept>
 
 #include "errors.hpp"
+#include "bundle/header.hpp"
 #include "bundle/model.hpp"
 #include "bundle/schema.hpp"
-#include "bundle/sha256.hpp"
 
 namespace fs = std::filesystem;
 
@@ -17,46 +17,11 @@ namespace {
 constexpr const char* manifest_name = "manifest.json";
 constexpr const char* weights_name = "weights.data";
 constexpr std::int64_t newest_version = 2;
-const std::vector<std::string> known_kinds = {"encoder/1", "growing/1", "inplace/1", "slots/1", "rows/1", "short/1"};
+const std::vector<std::string> known_kinds = {"encoder/1",  "growing/1",  "inplace/1", "slots/1",
+                                              "choosing/2", "choosing/1", "rows/1",    "short/1"};
 
 std::string in_folder(const std::string& variant, const std::string& file) {
   return variant.empty() ? file : variant + "/" + file;
-}
-
-Error damaged(const fs::path& path, const std::string& wrong) {
-  return Error(Status::bundle, path.string() + " is damaged: " + wrong);
-}
-
-/// The manifest, checked against its schema.
-Json read_manifest(const fs::path& directory) {
-  const fs::path path = directory / manifest_name;
-  std::error_code missing;
-  if (!fs::exists(path, missing)) {
-    throw Error(Status::bundle, directory.string() + " is not a bundle: it has no " + manifest_name);
-  }
-  Json manifest = read_json(directory, manifest_name, header_bytes);
-  for (const char* key : {"format", "version"}) {
-    if (!manifest.is_object() || !manifest.contains(key)) {
-      throw Error(Status::bundle, path.string() + " is damaged ('" + key + "'): make the bundle again");
-    }
-  }
-  const Json &format = manifest["format"], &version = manifest["version"];
-  if (format != "tformer-bundle") {
-    throw Error(Status::bundle, path.string() + " describes a '" +
-                                    (format.is_string() ? format.get<std::string>() : format.dump()).substr(0, 80) +
-                                    "', not a bundle");
-  }
-  const std::string shown = path.string() + " has format version " + version.dump().substr(0, 40);
-  if (!version.is_number_integer() || version < 1) {
-    throw Error(Status::bundle, shown + ", which never was: make the bundle again");
-  }
-  if (version > newest_version) {
-    throw Error(Status::bundle,
-                shown + ", this tformer reads up to " + std::to_string(newest_version) + ": update it");
-  }
-  const std::string wrong = schema_error(manifest, bundle_schema());
-  if (!wrong.empty()) throw damaged(path, wrong + "; make the bundle again");
-  return manifest;
 }
 
 /// Names, types and shapes of a graph in a manifest.
@@ -84,7 +49,7 @@ Bundle Bundle::open(const fs::path& directory, bool verified) {
   Bundle bundle;
   bundle.directory_ = directory;
   bundle.verified_ = verified;
-  bundle.manifest_ = read_manifest(directory);
+  bundle.manifest_ = read_header(directory, manifest_name, "bundle", newest_version, bundle_schema());
   const Json& manifest = bundle.manifest_;
   const fs::path path = bundle.manifest_path();
   try {
@@ -96,13 +61,15 @@ Bundle Bundle::open(const fs::path& directory, bool verified) {
     bundle.model_ = model_of(manifest["model"]);
     bundle.recipes_[""] = recipe_of(manifest["recipe"]);
   } catch (const std::invalid_argument& error) {
-    throw damaged(path, error.what());
+    throw Error(Status::bundle, damaged(path, error.what()));
   }
   bundle.default_ = manifest.value("default", "");
-  if (!bundle.recipes_.count(bundle.default_)) throw damaged(path, "it has no variant '" + bundle.default_ + "'");
+  if (!bundle.recipes_.count(bundle.default_)) {
+    throw Error(Status::bundle, damaged(path, "it has no variant '" + bundle.default_ + "'"));
+  }
   const Json& files = manifest["files"];
   for (const std::string& name : bundle.names_in_use()) {
-    if (!files.contains(name)) throw damaged(path, "no hash of " + name);
+    if (!files.contains(name)) throw Error(Status::bundle, damaged(path, "no hash of " + name));
   }
   for (const auto& [name, unused] : files.items()) member(directory, name);
   return bundle;
@@ -135,6 +102,16 @@ std::vector<std::string> Bundle::names_in_use() const {
   return {names.begin(), names.end()};
 }
 
+std::string Bundle::trt_variant() const {
+  for (const auto& [name, recipe] : recipes_) {
+    if (recipe.target != "trt") continue;
+    require_kinds(name);
+    return name;
+  }
+  throw Error(Status::usage,
+              directory_.string() + " has no graphs for TensorRT: export it again and add --recipe trt");
+}
+
 std::string Bundle::chosen(const std::string& name) const {
   if (name.empty()) return default_;
   if (name == "fp32") return "";
@@ -162,12 +139,7 @@ bool Bundle::lists(const std::string& graph, const std::string& variant) const {
 
 void Bundle::verify(const std::vector<std::string>& names) const {
   if (!verified_) return;
-  for (const std::string& name : names) {
-    if (sha256_of_file(member(directory_, name)) != manifest_["files"][name]) {
-      throw Error(Status::bundle, "bundle " + directory_.string() + " is damaged: " + name +
-                                      " does not match its SHA-256 in the header; copy or make it again");
-    }
-  }
+  for (const std::string& name : names) verify_file(directory_, name, manifest_["files"][name], "bundle");
 }
 
 std::vector<std::string> Bundle::graph_files(const std::vector<std::string>& graphs, const std::string& variant) const {
@@ -178,6 +150,16 @@ std::vector<std::string> Bundle::graph_files(const std::vector<std::string>& gra
   return names;
 }
 
+std::string Bundle::kind(const std::string& graph, const std::string& variant) const {
+  const std::string ours = kind_of(graph, recipe(variant)), older = older_kind(ours);
+  const Json& description = part(variant);
+  if (!description.contains("graphs") || !description["graphs"].contains(graph)) return ours;
+  const Json& stated = description["graphs"][graph];
+  const auto is_position = [](const Json& each) { return each["name"] == "position"; };
+  const bool one = std::any_of(stated["inputs"].begin(), stated["inputs"].end(), is_position);
+  return stated.value("kind", one && !older.empty() ? older : ours);
+}
+
 void Bundle::require_kinds(const std::string& variant) const {
   const Recipe& own = recipe(variant);
   const Json& description = part(variant);
@@ -186,13 +168,14 @@ void Bundle::require_kinds(const std::string& variant) const {
   for (const std::string& name : graphs_of(own)) {
     if (!description["graphs"].contains(name)) continue;  // older bundles have fewer
     const Json& theirs = description["graphs"][name];
-    const std::string ours = kind_of(name, own), kind = theirs.value("kind", ours);
+    const std::string kind = this->kind(name, variant);
     if (std::find(known_kinds.begin(), known_kinds.end(), kind) == known_kinds.end()) {
       throw Error(Status::bundle, where + " has a graph '" + name + "' of kind " + kind + ", this tformer runs " +
                                       joined(known_kinds) + ": update it, or export the bundle again with it");
     }
-    const Signature wanted = signature(name, model_, own);
-    if (kind != ours || !same(stated(theirs["inputs"]), wanted.inputs) ||
+    const Signature wanted = signature(name, model_, own, kind);
+    const std::string ours = kind_of(name, own);
+    if ((kind != ours && kind != older_kind(ours)) || !same(stated(theirs["inputs"]), wanted.inputs) ||
         !same(stated(theirs["outputs"]), wanted.outputs)) {
       throw Error(Status::bundle, where + " has graphs of an older version, or " + manifest_name +
                                       " was edited: export the bundle again");

@@ -26,6 +26,8 @@ class Bundle {
   const Recipe& recipe(const std::string& variant) const { return recipes_.at(variant); }
   /// A name as a user gives it to the variant that runs: none is the default, `fp32` the standard graphs. Throws Error.
   std::string chosen(const std::string& name) const;
+  /// The variant with graphs for TensorRT. Throws Error where there is none, or of a version that is not known.
+  std::string trt_variant() const;
   /// Where the graphs of a variant lie.
   std::filesystem::path folder(const std::string& variant) const;
   /// The ONNX file of a graph.
@@ -36,6 +38,10 @@ class Bundle {
   void verify(const std::vector<std::string>& names) const;
   /// Names in the manifest of the files that some graphs of a variant use, and of their weights.
   std::vector<std::string> graph_files(const std::vector<std::string>& graphs, const std::string& variant) const;
+  /// Whether files are compared with their hashes.
+  bool verified() const { return verified_; }
+  /// The kind of a graph, as it says, or as it follows from what it is fed where it is too old to say.
+  std::string kind(const std::string& graph, const std::string& variant) const;
   /// Throws Error where a variant has graphs that this version does not know how to feed.
   void require_kinds(const std::string& variant) const;
   /// Compare the manifest, which has no hash, with what stands inside a graph's file. Throws Error.

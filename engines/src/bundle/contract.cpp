@@ -57,6 +57,25 @@ Signature in_place(const Model& model, const Recipe& recipe, bool own_positions,
   return step;
 }
 
+Signature choosing(const Model& model, const Recipe& recipe, bool one_position) {
+  const auto place = [one_position](const std::string& before) {
+    return one_position ? TensorSpec{before + "position", "int32", {1}}
+                        : TensorSpec{before + "positions", "int32", {0, 0}};
+  };
+  Signature step;
+  step.inputs = {{"tokens", "int32", {0, 0}},    place(""),
+                 {"parents", "int32", {0, 0}},   {"values", "float32", {0, 0}},
+                 {"end_id", "int32", {1}},       {"live_beams", "int32", {1}},
+                 {"src_lengths", "int32", {0}}};
+  add(step.inputs, caches("cross", model));
+  add(step.inputs, caches("past", model));
+  step.outputs = {{"top_ids", "int32", {0, recipe.top_k}}, {"top_scores", "float32", {0, recipe.top_k}},
+                  {"log_probs", "float32", {0, model.tgt_vocab}}, {"next_tokens", "int32", {0, 0}},
+                  {"next_parents", "int32", {0, 0}}, {"next_values", "float32", {0, 0}}, place("next_")};
+  add(step.outputs, caches("present", model));
+  return step;
+}
+
 }  // namespace
 
 std::vector<std::string> cache_names(const std::string& kind, const Model& model) {
@@ -78,15 +97,18 @@ std::string kind_of(const std::string& graph, const Recipe& recipe) {
   if (graph == "short_rows") return "rows/1";
   if (graph == "short_step") return "short/1";
   if (recipe.target == "onnx") return "growing/1";
-  return recipe.target == "ort-cpu" ? "inplace/1" : "";
+  return recipe.target == "ort-cpu" ? "inplace/1" : "choosing/2";
 }
 
-Signature signature(const std::string& graph, const Model& model, const Recipe& recipe) {
+std::string older_kind(const std::string& kind) { return kind == "choosing/2" ? "choosing/1" : ""; }
+
+Signature signature(const std::string& graph, const Model& model, const Recipe& recipe, const std::string& kind) {
   if (graph == "encoder") {
     return {{{"src_ids", "int32", {0, 0}}, {"src_lengths", "int32", {0}}}, caches("cross", model)};
   }
   if (graph == "short_rows") return {{{"shortlist", "int32", {0}}}, listed(model, recipe)};
   if (recipe.target == "onnx") return growing(model, recipe);
+  if (recipe.target == "trt") return choosing(model, recipe, kind == older_kind("choosing/2"));
   return in_place(model, recipe, graph == "slots_step", graph == "short_step");
 }
 

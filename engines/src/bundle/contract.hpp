@@ -48,10 +48,13 @@ std::vector<std::string> cache_names(const std::string& kind, const Model& model
 /// Names of all graphs of a variant.
 std::vector<std::string> graphs_of(const Recipe& recipe);
 
-/// The kind of a graph, as this version feeds it; empty for graphs of TensorRT's steps.
+/// The kind of a graph, as this version feeds it.
 std::string kind_of(const std::string& graph, const Recipe& recipe);
 
-/// What a graph of `graphs_of` takes and gives.
-Signature signature(const std::string& graph, const Model& model, const Recipe& recipe);
+/// The older kind of which graphs run as well, or nothing.
+std::string older_kind(const std::string& kind);
+
+/// What a graph of `graphs_of` takes and gives; `kind`: if it is of an older one.
+Signature signature(const std::string& graph, const Model& model, const Recipe& recipe, const std::string& kind = "");
 
 }  // namespace tformer

@@ -197,7 +197,12 @@ std::string schema_error(const Json& value, const Json& schema) {
 }
 
 const Json& bundle_schema() {
-  static const Json schema = Json::parse(schema_text);
+  static const Json schema = Json::parse(bundle_schema_text);
+  return schema;
+}
+
+const Json& plans_schema() {
+  static const Json schema = Json::parse(plans_schema_text);
   return schema;
 }
 

@@ -1,4 +1,4 @@
-// JSON against a JSON Schema (draft 7), as much of it as schemas/bundle.json uses.
+// JSON against a JSON Schema (draft 7), as much of it as the schemas of bundles and plans use.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,5 +11,8 @@ std::string schema_error(const nlohmann::json& value, const nlohmann::json& sche
 
 /// The schema of a bundle's manifest, from tformer_deploy/schemas/bundle.json.
 const nlohmann::json& bundle_schema();
+
+/// The schema of a folder of plans, from tformer_deploy/schemas/plans.json.
+const nlohmann::json& plans_schema();
 
 }  // namespace tformer

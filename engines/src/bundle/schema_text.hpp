@@ -1,6 +1,7 @@
-// The text of the manifest's schema, which CMake puts into the library.
+// The texts of schemas, which CMake puts into the library.
 #pragma once
 
 namespace tformer {
-extern const char* const schema_text;
+extern const char* const bundle_schema_text;
+extern const char* const plans_schema_text;
 }  // namespace tformer

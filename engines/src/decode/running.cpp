@@ -53,6 +53,8 @@ void ContinuousBatch::join(const std::vector<Search*>& searches) {
     outlook.beams = std::max(outlook.beams, asked.beams);
     outlook.tokens = std::max(outlook.tokens, asked.tokens);
     outlook.required.insert(outlook.required.end(), asked.required.begin(), asked.required.end());
+    if (asked.end_id != outlook.end_id) outlook.end_id = -1;
+    outlook.drawn |= asked.drawn;
   }
   if (searches_.empty()) {
     state_ = engine_.encode(ids, lengths, outlook);

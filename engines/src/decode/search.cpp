@@ -42,7 +42,9 @@ Search::Search(const Engine& engine, const Batch& batch, const DecodeOptions& op
 }
 
 Outlook Search::outlook() const {
-  return {options_.rows(), static_cast<std::int64_t>(rules_.longest()), rules_.named()};
+  const std::vector<std::int32_t> ends = options_.ends(engine_.model().eos_id);
+  return {options_.rows(), static_cast<std::int64_t>(rules_.longest()), rules_.named(), ends.empty() ? -1 : ends.front(),
+          options_.sampling};
 }
 
 bool Search::needs_all(const State& state) const {

@@ -1,6 +1,7 @@
 #include "ort/engines.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "errors.hpp"
 
@@ -8,43 +9,6 @@ namespace tformer {
 
 std::unique_ptr<Engine> make_engine(std::shared_ptr<const Graphs> graphs) {
   return graphs->recipe().target == "onnx" ? make_growing(std::move(graphs)) : make_in_place(std::move(graphs));
-}
-
-void check_request(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
-                   const Model& model, const Limits& limits) {
-  const auto refuse = [](const std::string& message) { throw Error(Status::limit, message); };
-  const auto batch = static_cast<std::int64_t>(src_lengths.size());
-  const std::int64_t width = batch ? static_cast<std::int64_t>(src_ids.size()) / batch : 0;
-  if (batch > limits.batch) {
-    refuse("a batch of " + std::to_string(batch) + " sentences exceeds the limit of " + std::to_string(limits.batch) +
-           ": send fewer at once");
-  }
-  if (width > limits.src_tokens) {
-    refuse("a source of " + std::to_string(width) + " tokens exceeds the limit of " +
-           std::to_string(limits.src_tokens) +
-           ": split it, or export a model with a larger src_len axis and max_positions");
-  }
-  const auto [least, most] = std::minmax_element(src_lengths.begin(), src_lengths.end());
-  if (src_ids.empty() || *least < 1 || *most > width) {
-    refuse("source lengths must be between 1 and the width " + std::to_string(width) + " of the ids");
-  }
-  const auto [low, high] = std::minmax_element(src_ids.begin(), src_ids.end());
-  if (*low < 0 || *high >= model.src_vocab) {
-    refuse("token id " + std::to_string(*low < 0 ? *low : *high) + " is outside the source vocabulary of " +
-           std::to_string(model.src_vocab));
-  }
-}
-
-void check_step(std::int64_t beams, std::int64_t position, const Limits& limits) {
-  if (beams > limits.beams) {
-    throw Error(Status::limit, std::to_string(beams) + " beams exceed the limit of " + std::to_string(limits.beams) +
-                                   ": use fewer, or export with a larger beams axis (at most half the vocabulary "
-                                   "unless top_k is set)");
-  }
-  if (position >= limits.tgt_tokens) {
-    throw Error(Status::limit, "decoding step " + std::to_string(position + 1) + " exceeds the limit of " +
-                                   std::to_string(limits.tgt_tokens) + " target tokens");
-  }
 }
 
 std::vector<Ort::Value> encode(const Graphs& graphs, std::vector<std::int32_t>& src_ids,

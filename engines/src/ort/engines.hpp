@@ -17,13 +17,6 @@ std::unique_ptr<Engine> make_growing(std::shared_ptr<const Graphs> graphs);
 /// The engine of kinds `inplace/1`, `slots/1` and `short/1`.
 std::unique_ptr<Engine> make_in_place(std::shared_ptr<const Graphs> graphs);
 
-/// Refuse what the model cannot take, before it reaches a session. Throws Error.
-void check_request(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
-                   const Model& model, const Limits& limits);
-
-/// Refuse a step of too many beams or beyond the last position. Throws Error.
-void check_step(std::int64_t beams, std::int64_t position, const Limits& limits);
-
 /// The encoder's outputs, 2L of (B, H, S, D).
 std::vector<Ort::Value> encode(const Graphs& graphs, std::vector<std::int32_t>& src_ids,
                                std::vector<std::int32_t>& src_lengths);

@@ -75,7 +75,7 @@ Graphs::Graphs(std::shared_ptr<const Bundle> bundle, const OpenOptions& options)
   const std::string target = recipe().target;
   if (target == "trt") {
     throw Error(Status::usage, "variant " + variant_ + " of " + bundle_->directory().string() +
-                                   " has graphs for TensorRT, which this library does not run: use another variant");
+                                   " has graphs for TensorRT: use backend trt, or another variant");
   }
   if (options.shortlist) {
     const std::string shown = variant_.empty() ? "fp32" : variant_;

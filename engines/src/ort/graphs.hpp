@@ -15,12 +15,14 @@ namespace tformer {
 
 /// How a model is opened.
 struct OpenOptions {
-  std::string variant;  ///< empty: the bundle's default; fp32: the standard graphs
+  std::string backend = "ort";  ///< or trt
+  std::string variant;  ///< empty: the bundle's default; fp32: the standard graphs; of trt the precision of plans
   int threads = 0;      ///< of one call of the engine; 0: as many as this process has cores
   bool shortlist = false;
   bool verify = true;       ///< compare files with their hashes
   bool arena = true;        ///< sessions keep the memory that they have freed, of matrices that were rearranged too
   std::string onnxruntime;  ///< the library's file; empty: see load_onnxruntime
+  std::string tensorrt;     ///< TensorRT's file, or its folder; empty: see load_tensorrt
 };
 
 /// Names and values of one run; values belong to others.

@@ -1,0 +1,44 @@
+#include "bundle/header.hpp"
+
+#include "bundle/schema.hpp"
+#include "bundle/sha256.hpp"
+#include "errors.hpp"
+
+namespace fs = std::filesystem;
+
+namespace tformer {
+
+std::string damaged(const fs::path& path, const std::string& wrong) { return path.string() + " is damaged: " + wrong; }
+
+void verify_file(const fs::path& directory, const std::string& name, const std::string& sha256,
+                 const std::string& kind) {
+  if (sha256_of_file(member(directory, name)) == sha256) return;
+  throw Error(Status::bundle, kind + " " + directory.string() + " is damaged: " + name +
+                                  " does not match its SHA-256 in the header; copy or make it again");
+}
+
+Json read_header(const fs::path& directory, const std::string& name, const std::string& kind, std::int64_t version,
+                 const Json& schema) {
+  const fs::path path = directory / name;
+  const std::string again = "make the " + kind + " again";
+  const auto refuse = [](const std::string& message) { throw Error(Status::bundle, message); };
+  std::error_code missing;
+  if (!fs::exists(path, missing)) refuse(directory.string() + " is not a " + kind + ": it has no " + name);
+  Json header = read_json(directory, name, header_bytes);
+  for (const char* key : {"format", "version"}) {
+    if (!header.is_object() || !header.contains(key)) refuse(path.string() + " is damaged ('" + key + "'): " + again);
+  }
+  const Json &format = header["format"], &stated = header["version"];
+  if (format != "tformer-" + kind) {
+    refuse(path.string() + " describes a '" +
+           (format.is_string() ? format.get<std::string>() : format.dump()).substr(0, 80) + "', not a " + kind);
+  }
+  const std::string shown = path.string() + " has format version " + stated.dump().substr(0, 40);
+  if (!stated.is_number_integer() || stated < 1) refuse(shown + ", which never was: " + again);
+  if (stated > version) refuse(shown + ", this tformer reads up to " + std::to_string(version) + ": update it");
+  const std::string wrong = schema_error(header, schema);
+  if (!wrong.empty()) refuse(damaged(path, wrong + "; " + again));
+  return header;
+}
+
+}  // namespace tformer

@@ -1,0 +1,21 @@
+// The JSON file that makes a folder a bundle, or plans: its format, its version, its schema.
+#pragma once
+
+#include <string>
+
+#include "bundle/files.hpp"
+
+namespace tformer {
+
+/// Read the header of a `kind` of at most format `version`, and check it against its schema. Throws Error.
+Json read_header(const std::filesystem::path& directory, const std::string& name, const std::string& kind,
+                 std::int64_t version, const Json& schema);
+
+/// Compare a file with its SHA-256 in the header of a `kind`. Throws Error.
+void verify_file(const std::filesystem::path& directory, const std::string& name, const std::string& sha256,
+                 const std::string& kind);
+
+/// What a header that is damaged says.
+std::string damaged(const std::filesystem::path& path, const std::string& wrong);
+
+}  // namespace tformer

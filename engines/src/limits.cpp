@@ -1,0 +1,78 @@
+#include "limits.hpp"
+
+#include <algorithm>
+
+#include "engine.hpp"
+#include "errors.hpp"
+
+namespace tformer {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(Status::limit, message); }
+
+}  // namespace
+
+std::string Profile::shown() const {
+  return std::to_string(batch) + "x" + std::to_string(beams) + "x" + std::to_string(src_len) + "x" +
+         std::to_string(capacity);
+}
+
+bool Profile::holds(const Profile& wanted) const {
+  return batch >= wanted.batch && beams >= wanted.beams && src_len >= wanted.src_len && capacity >= wanted.capacity;
+}
+
+std::size_t Limits::sentences(std::int64_t rows, std::size_t src, std::int64_t tgt) const {
+  if (profiles.empty()) return static_cast<std::size_t>(batch);
+  std::int64_t most = 1;
+  for (const Profile& each : profiles) {
+    if (each.holds({1, rows, static_cast<std::int64_t>(src), tgt})) most = std::max(most, each.batch);
+  }
+  return static_cast<std::size_t>(most);
+}
+
+void Limits::check_asked(std::int64_t max_tokens, std::int64_t wanted_beams) const {
+  const auto check = [this](const char* name, std::int64_t wanted, std::int64_t most) {
+    if (profiles.empty() || wanted <= most) return;
+    refuse(name + (" " + std::to_string(wanted)) + " exceeds the plans' largest, " + std::to_string(most) +
+           ": use less, or " + hint);
+  };
+  check("max_tokens", max_tokens, tgt_tokens);
+  check("beams", wanted_beams, beams);
+}
+
+void check_request(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
+                   const ModelInfo& model, const Limits& limits) {
+  const auto batch = static_cast<std::int64_t>(src_lengths.size());
+  const std::int64_t width = batch ? static_cast<std::int64_t>(src_ids.size()) / batch : 0;
+  if (batch > limits.batch) {
+    refuse("a batch of " + std::to_string(batch) + " sentences exceeds the limit of " + std::to_string(limits.batch) +
+           ": send fewer at once");
+  }
+  if (width > limits.src_tokens) {
+    refuse("a source of " + std::to_string(width) + " tokens exceeds the limit of " +
+           std::to_string(limits.src_tokens) + ": split it, or " +
+           limits.or_else("export a model with a larger src_len axis and max_positions"));
+  }
+  const auto [least, most] = std::minmax_element(src_lengths.begin(), src_lengths.end());
+  if (src_ids.empty() || *least < 1 || *most > width) {
+    refuse("source lengths must be between 1 and the width " + std::to_string(width) + " of the ids");
+  }
+  const auto [low, high] = std::minmax_element(src_ids.begin(), src_ids.end());
+  if (*low < 0 || *high >= model.src_vocab) {
+    refuse("token id " + std::to_string(*low < 0 ? *low : *high) + " is outside the source vocabulary of " +
+           std::to_string(model.src_vocab));
+  }
+}
+
+void check_step(std::int64_t beams, std::int64_t position, const Limits& limits) {
+  if (beams > limits.beams) {
+    refuse(std::to_string(beams) + " beams exceed the limit of " + std::to_string(limits.beams) + ": use fewer, or " +
+           limits.or_else("export with a larger beams axis (at most half the vocabulary unless top_k is set)"));
+  }
+  if (position >= limits.tgt_tokens) {
+    refuse("decoding step " + std::to_string(position + 1) + " exceeds the limit of " +
+           std::to_string(limits.tgt_tokens) + " target tokens");
+  }
+}
+
+}  // namespace tformer

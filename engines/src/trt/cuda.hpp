@@ -1,0 +1,124 @@
+// The CUDA driver, loaded at run time: the few calls that plans need, errors as exceptions, memory with an owner.
+//
+// Everything is done in the primary context of the first GPU, which TensorRT and other users of CUDA's runtime share.
+// An object may be used and freed by any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+struct CUstream_st;
+struct CUevent_st;
+struct CUgraphExec_st;
+
+namespace tformer {
+
+/// The first GPU of the host.
+struct Gpu {
+  std::string name;
+  std::string capability;  ///< compute capability, such as sm90
+};
+
+/// Load the driver and look for a GPU, which must know CUDA from version `oldest` on, such as 12000; `wanted_by` is for
+/// the message. Throws Error that says which of driver, version and GPU is missing.
+Gpu find_gpu(const std::string& wanted_by, int oldest);
+
+/// Makes the GPU this thread's as long as it lives. TensorRT's own calls need it too.
+class OnGpu {
+ public:
+  OnGpu();
+  ~OnGpu();
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+};
+
+/// Frees what needs the GPU for it.
+template <typename Object>
+void delete_on_gpu(Object* object) noexcept {
+  try {
+    const OnGpu on;
+    delete object;
+  } catch (...) {  // of a GPU that is gone nothing can be freed
+  }
+}
+
+/// A block on the device, of whatever was there.
+class Memory {
+ public:
+  explicit Memory(std::size_t size);
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  const std::size_t size;
+  std::uint64_t address = 0;
+};
+
+/// A block on the host, of zeros, that the device copies to and from at its own time.
+class Pinned {
+ public:
+  explicit Pinned(std::size_t size);
+  ~Pinned();
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+
+  std::uint8_t* bytes = nullptr;
+};
+
+/// Work that the device does in order. Calls need an OnGpu.
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  /// Until all is done.
+  void wait();
+  /// Copy the first `size` bytes of `source`.
+  void to_device(std::uint64_t address, const Pinned& source, std::size_t size);
+  /// Copy `size` bytes.
+  void to_host(Pinned& target, std::uint64_t address, std::size_t size);
+  /// Fill with zeros.
+  void clear(const Memory& memory);
+
+  CUstream_st* handle = nullptr;
+};
+
+/// Captured work.
+class Graph {
+ public:
+  /// What `work` gives to the stream, to be given to it again in one call; it does not run now.
+  Graph(Stream& stream, const std::function<void()>& work);
+  ~Graph();
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  /// Put it on its stream.
+  void launch();
+
+ private:
+  Stream& stream_;
+  CUgraphExec_st* executable_ = nullptr;
+};
+
+/// A place in a stream.
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  /// Put it behind what the stream has to do now.
+  void record(Stream& stream);
+  /// Until the stream has come to it.
+  void wait();
+
+ private:
+  CUevent_st* handle_ = nullptr;
+};
+
+}  // namespace tformer

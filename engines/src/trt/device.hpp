@@ -1,0 +1,115 @@
+// The memory, stream and CUDA graphs of one batch. Mirrors tformer_deploy/engines/trt/device.py.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine.hpp"
+#include "trt/cuda.hpp"
+#include "trt/library.hpp"
+
+namespace nvinfer1 {
+class IExecutionContext;
+}  // namespace nvinfer1
+
+namespace tformer {
+
+/// What a step is fed: (B, K) each, of the device's sentences and rows.
+struct Choice {
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> parents;  ///< rows, counted over B*K
+  std::vector<float> values;          ///< sums so far
+  std::vector<std::int32_t> positions;  ///< in the target of each sentence
+};
+
+/// What a step found.
+struct Record {
+  std::vector<std::int32_t> ids;  ///< (B*K, k), best first
+  std::vector<float> scores;      ///< (B*K, k)
+  Choice next;                    ///< what the device feeds the step after it
+};
+
+/// Runs the two plans of a profile. Steps are counted from 0; even ones read what odd ones write, and the other way
+/// round, so that the last step can be done again. For one thread at a time. Everything throws Error.
+class TrtDevice {
+ public:
+  using Plan = std::shared_ptr<nvinfer1::ICudaEngine>;
+
+  /// Takes memory and prepares the plans; needs an OnGpu. `cross`: names of the encoder's outputs.
+  TrtDevice(const TrtRuntime& runtime, const Profile& profile, Plan encoder, Plan step,
+            const std::vector<std::string>& cross);
+  ~TrtDevice();
+
+  const Profile profile;
+  /// Tokens that a step returns per row.
+  std::int64_t best() const { return best_; }
+  /// Why steps are not replayed as CUDA graphs; empty: they are.
+  const std::string& not_captured() const { return not_captured_; }
+
+  /// Have these sources, (B, S) and (B) of the profile's sizes.
+  void encode(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
+              const Outlook& outlook);
+  /// Fill what the first step reads of earlier ones with zeros.
+  void clear_caches();
+  /// Feed step `step` this, not what the device chose.
+  void feed(const Choice& choice, std::int64_t step);
+  /// Have the device run a step.
+  void issue(std::int64_t step);
+  /// What one of the last two steps found; waits for it.
+  void read(std::int64_t step, Record& record);
+  /// All log-probabilities (B*K, V) of the step that was issued last.
+  const std::vector<float>& log_probs();
+  /// The encoder's outputs, 2L of (B, H, S, D).
+  std::vector<std::vector<float>> cross();
+
+ private:
+  /// An input or output: its type, size and place in a block of memory.
+  struct Tensor {
+    std::int32_t type = 0;  ///< nvinfer1::DataType
+    std::vector<std::int64_t> shape;
+    std::size_t bytes = 0;
+    std::size_t offset = 0;
+  };
+  struct Freed {
+    void operator()(nvinfer1::IExecutionContext* context) const noexcept;
+  };
+  struct Launch {
+    std::unique_ptr<nvinfer1::IExecutionContext, Freed> context;
+    std::unique_ptr<Graph> graph;  ///< none: the plan's work is given to the stream anew each time
+  };
+  using Addresses = std::map<std::string, std::uint64_t>;
+
+  const TrtRuntime& runtime_;
+  const Plan encoder_, step_;
+  const std::vector<std::string> cross_names_;
+  std::map<std::string, Tensor> tensors_;
+  std::vector<std::string> fed_;     ///< inputs that a step chooses for the next one
+  std::vector<std::string> pasts_of_;  ///< names of what a step reads of earlier ones
+  std::int64_t best_ = 0;
+  std::size_t given_size_ = 0, fed_size_ = 0, turn_size_ = 0, past_size_ = 0;
+  std::string not_captured_;
+  std::vector<float> log_probs_;
+  // Freed in the reverse order.
+  Stream stream_;
+  std::map<std::string, std::unique_ptr<Memory>> memory_;
+  std::unique_ptr<Memory> given_, turns_[2], pasts_[2];
+  std::unique_ptr<Pinned> requests_, choices_, slots_[2];
+  std::map<std::string, std::unique_ptr<Pinned>> fetched_;
+  Event ends_[2];
+  Launch launches_[3];  ///< of even steps, odd steps and the encoder
+
+  void note_tensors(nvinfer1::ICudaEngine& plan);
+  void require_tensors() const;
+  std::size_t lay_out(const std::vector<std::string>& names);
+  void take_memory();
+  Addresses addresses(int now) const;
+  void prepare(nvinfer1::ICudaEngine& plan, const Addresses& places, Launch& launch);
+  void run(Launch& launch);
+  std::vector<float> fetch(const std::string& name);
+  template <typename Value>
+  Value* view(const Pinned& block, const std::string& name) const;
+};
+
+}  // namespace tformer

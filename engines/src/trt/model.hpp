@@ -1,0 +1,55 @@
+// The plans of a bundle on this host's GPU: loaded once, with devices that wait for the next batch of their sizes.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend.hpp"
+#include "trt/device.hpp"
+#include "trt/library.hpp"
+#include "trt/plans.hpp"
+
+namespace tformer {
+
+/// Any number of threads may use one.
+class TrtModel final : public Backend, public std::enable_shared_from_this<TrtModel> {
+ public:
+  /// Plans that a host runs, and what runs them. Throws Error.
+  TrtModel(std::shared_ptr<const Bundle> bundle, Plans plans, const TensorRt& tensorrt);
+
+  const Model& model() const override { return bundle_->model(); }
+  const Limits& limits() const override { return limits_; }
+  std::string variant() const override { return plans_.stamp().precision; }
+  const char* warning() const override;
+  std::unique_ptr<Engine> make_engine() const override;
+
+  /// Whether caches may hold anything where nothing has been written yet.
+  bool reads_what_is_written() const { return newest_kind_; }
+  /// A device that no batch has, of the smallest profile that takes a request; where there is no room, those that wait
+  /// are given up for it. Throws Error.
+  std::unique_ptr<TrtDevice> take(const Profile& wanted) const;
+  /// A batch has ended.
+  void give_back(std::unique_ptr<TrtDevice> device) const noexcept;
+
+ private:
+  std::unique_ptr<TrtDevice> make(const Profile& profile) const;
+  TrtDevice::Plan load(const std::string& graph, const Profile& profile) const;
+
+  const std::shared_ptr<const Bundle> bundle_;
+  const Plans plans_;
+  Limits limits_;
+  bool newest_kind_;
+  std::unique_ptr<const TrtRuntime> runtime_;
+  mutable std::mutex lock_;
+  mutable std::string warning_;  ///< written once
+  mutable std::map<std::string, TrtDevice::Plan> loaded_;  ///< by their files
+  mutable std::vector<std::unique_ptr<TrtDevice>> idle_;
+};
+
+/// An engine over a model's plans, for one thread.
+std::unique_ptr<Engine> make_ahead(std::shared_ptr<const TrtModel> model);
+
+}  // namespace tformer

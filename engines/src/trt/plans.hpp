@@ -1,0 +1,55 @@
+// The plans in a bundle: what each was compiled for, and which one fits a host and a request.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bundle/bundle.hpp"
+#include "limits.hpp"
+
+namespace tformer {
+
+/// Precisions in the order in which plans are looked for.
+const std::vector<std::string>& precisions();
+
+constexpr std::uintmax_t largest_plan = std::uintmax_t{1} << 40;  ///< bytes
+
+/// What all plans of a folder belong to.
+struct Stamp {
+  std::string capability;  ///< of the GPU, such as sm90, or sm80+ for a plan that runs on every one from there on
+  std::string tensorrt;    ///< flavor and version, such as TensorRT 11.4.0
+  std::string precision;
+
+  std::string shown() const { return capability + ", " + tensorrt + ", " + precision; }
+  /// Name of the folder under `plans`.
+  std::string folder() const;
+};
+
+/// An opened and verified folder of plans. Immutable.
+class Plans {
+ public:
+  /// Those of a stamp, whose hashes are compared. Throws Error.
+  Plans(const Bundle& bundle, const std::string& variant, const Stamp& wanted);
+  /// Which of several that a host runs there is first. Throws Error that names what there is and what is needed.
+  static std::size_t first(const Bundle& bundle, const std::string& variant, const std::vector<Stamp>& wanted);
+
+  const Stamp& stamp() const { return stamp_; }
+  /// Smallest first.
+  const std::vector<Profile>& profiles() const { return profiles_; }
+  /// The file of one plan.
+  std::filesystem::path plan(const std::string& graph, const Profile& profile) const;
+  /// The profile with the fewest rows, then the shortest, that takes a request. Throws Error.
+  const Profile& fitting(const Profile& wanted) const;
+  /// What to type to make these plans, and one of some sizes more.
+  std::string build_command(const std::string& profile) const;
+
+ private:
+  Plans(const Bundle& bundle, const std::string& variant, const std::filesystem::path& directory);
+
+  std::filesystem::path bundle_, directory_;
+  Stamp stamp_;
+  std::vector<Profile> profiles_;
+};
+
+}  // namespace tformer
