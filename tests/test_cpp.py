@@ -8,12 +8,16 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from ctypes import byref, c_size_t, c_uint64, c_void_p
 from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,10 +25,11 @@ from hypothesis import strategies as st
 from tformer_deploy import __version__, load
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.engines.ort.library import has_vnni
-from tformer_deploy.errors import ConfigError, LimitError, TformerError
+from tformer_deploy.errors import ConfigError, LimitError, NotNumbers, TformerError
 from tformer_deploy.recipe import Recipe
 
-from .cpp_library import ROOT, CppError, Model, Output, Translator, built, library, onnxruntime
+from .cpp_library import ROOT, CppError, Model, Output, Translator, built, library, onnxruntime, texts
+from .mutations import behind, break_graph, changed, constant, row
 
 BUNDLES = ROOT / "tests" / "bundles"
 DEMO = ROOT / ".demo" / "bundle"
@@ -32,7 +37,7 @@ NUMBERS = [
     *("forty-two", "", "nine hundred and ninety-nine thousand, one hundred and seven", "  seven\r", "one million"),
     *("twelve thousand and two", "\x1c three ", "six hundred and sixty-six thousand", "eleven", "no number at all"),
 ]
-USAGE, BUNDLE, LIMIT, TEXT, CANCELLED = 1, 2, 3, 4, 8
+USAGE, BUNDLE, LIMIT, TEXT, NOT_NUMBERS, MISSING, CANCELLED, NO_MEMORY = 1, 2, 3, 4, 6, 7, 8, 9
 SEARCHES: list[dict[str, Any]] = [
     {},
     {"beams": 4, "n_best": 4},
@@ -245,6 +250,55 @@ def test_callbacks_see_every_step_and_can_stop() -> None:
         assert stopped.value.status == CANCELLED and len(steps) == 1
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_callback_that_stops_is_not_called_again(workers: int) -> None:
+    """Nor is what it stopped returned, though it was the last step."""
+    with Translator(demo("fp32"), max_tokens=1, workers=workers, batch_tokens=16) as translator:
+        calls = []
+        translator.on_step(lambda found: calls.append(1) is not None)
+        with pytest.raises(CppError, match="cancelled") as stopped:
+            translator.translate(["forty-two"] * 12)
+        assert stopped.value.status == CANCELLED and len(calls) == 1
+
+
+def test_a_call_can_be_cancelled_while_it_splits_text() -> None:
+    lines = texts(["nine hundred and ninety-nine thousand, one hundred and seven"] * 30_000)
+    with Translator(demo("fp32"), max_tokens=1) as translator:
+        for call in (library().tformer_translate, library().tformer_score):
+            results, began = c_void_p(), time.monotonic()
+            timer = threading.Timer(0.03, library().tformer_cancel, [translator.handle])
+            timer.start()
+            second = None if call is library().tformer_translate else lines
+            status = call(translator.handle, lines, second, c_size_t(len(lines)), c_uint64(0), byref(results))
+            took = time.monotonic() - began
+            timer.join()
+            library().tformer_results_free(results)
+            assert status == CANCELLED and took < 2
+        assert translator.translate(["forty-two"]), "the next call is not stopped"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_results_before_a_line_without_numbers_are_kept(workers: int, tmp_path: Path) -> None:
+    """However the lines were put together, and in Python's words."""
+    spoiled = changed("src_embedding.weight", row(13, lambda vector: vector * np.nan))  # of the word 10
+    folder = break_graph(BUNDLES / "v3" / "copy", tmp_path / "bundle", "encoder", spoiled)
+    lines = ["3 8", "9 1 4 5 6 7 8", "5 3", "8 1 2", "7", "3 10", "9 10 8 7 6 5 4 3", "4 4 4"]
+    asked = {"workers": workers, "beams": 2, "batch_tokens": 16}
+    with Model(folder, variant="fp32") as model, Translator(model, **asked) as translator:
+        with pytest.raises(CppError) as failed:
+            translator.translate(lines, first=20)
+        assert failed.value.outputs == translator.translate(lines[:5])
+        with pytest.raises(CppError) as scored:
+            translator.score(lines, lines)
+    with load(folder, variant="fp32", threads=1, **asked) as reference:
+        with pytest.raises(NotNumbers) as expected:
+            list(reference.results(lines, first=20))
+        with pytest.raises(NotNumbers) as expected_score:
+            reference.score(lines, lines)
+    assert (failed.value.status, str(failed.value)) == (NOT_NUMBERS, str(expected.value))
+    assert (scored.value.status, str(scored.value)) == (NOT_NUMBERS, str(expected_score.value))
+
+
 def test_one_model_many_threads() -> None:
     model, wrong = demo("int8"), []
     with Translator(model, beams=2) as translator:
@@ -306,6 +360,7 @@ def test_the_command_line_example_says_what_is_wrong() -> None:
         ([], 2, b"missing argument BUNDLE"),
         ([DEMO, "--onnxruntime", "/nowhere.so"], 1, b"ONNX Runtime cannot be loaded"),
         ([DEMO, "--onnxruntime", built() / "libtformer.so"], 1, b"is not ONNX Runtime"),
+        ([DEMO, "--onnxruntime", "n" * 300], 1, b"nnn: cannot open shared object file: File name too long"),
     ):
         found = run(*arguments, stdin=b"seven\n")
         assert found.returncode == code and words in found.stderr and found.stderr.count(b"\n") == 1, found.stderr
@@ -417,6 +472,39 @@ def test_defaults_are_those_of_the_python_package(name: str, fields: Any) -> Non
     expected = {field.name: None if field.default is MISSING else field.default for field in dataclasses.fields(fields)}
     expected |= {key: {} for key, value in found.items() if value == {}}
     assert found == expected
+
+
+def test_an_encoder_that_gives_less_than_it_says_is_refused(tmp_path: Path) -> None:
+    """Every size that a graph declares fits: cross_* of one sentence, which the step takes for all."""
+
+    def first_only(graph: onnx.GraphProto) -> None:
+        for name, value in (("from", 0), ("to", 1), ("axis", 0)):
+            constant(graph, name, [value], np.int64)
+        for output in [it.name for it in graph.output]:
+            behind(graph, output, onnx.helper.make_node("Slice", [f"{output}_before", "from", "to", "axis"], [output]))
+
+    def for_all(graph: onnx.GraphProto) -> None:
+        constant(graph, "ones", [1, 1, 1], np.int64)
+        nodes = [
+            onnx.helper.make_node("Shape", ["src_lengths"], ["count"]),
+            onnx.helper.make_node("Concat", ["count", "ones"], ["wanted"], axis=0),
+        ]
+        for name in [it.name for it in graph.input if it.name.startswith("cross_")]:
+            for node in graph.node:
+                node.input[:] = [f"{name}_all" if each == name else each for each in node.input]
+            nodes.append(onnx.helper.make_node("Expand", [name, "wanted"], [f"{name}_all"]))
+        for node in reversed(nodes):
+            graph.node.insert(0, node)
+
+    half = break_graph(BUNDLES / "v3" / "copy", tmp_path / "half", "encoder", first_only)
+    folder = break_graph(half, tmp_path / "bundle", "decoder_step", for_all)
+    with Model(folder, variant="fp32") as model, Translator(model) as translator:
+        assert translator.translate(["3 1 4"])[0][0].ids
+        with pytest.raises(
+            CppError, match=r"encoder.onnx: it gave 'cross_k_0' of \[1, 2, 4, 8\], not of \[2,"
+        ) as failed:
+            translator.translate(["3 1 4", "1"])
+        assert failed.value.status == BUNDLE
 
 
 def test_hashes_may_be_left_unread(tmp_path: Path) -> None:

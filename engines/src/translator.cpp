@@ -113,6 +113,7 @@ Translator::Requests Translator::requests(const std::vector<std::string_view>& l
   Requests asked;
   try {
     for (std::size_t i = 0; i < lines.size(); ++i) {
+      stop_if(&cancelled_);
       const std::int64_t number = first + static_cast<std::int64_t>(i) + 1;
       std::vector<std::int32_t> begin;
       if (!prefixes.empty()) begin = wanted(prefixes[i], line_of(number) + ", prefix");
@@ -128,10 +129,12 @@ Translator::Requests Translator::requests(const std::vector<std::string_view>& l
 
 Results Translator::translate(const std::vector<std::string_view>& lines,
                               const std::vector<std::string_view>& prefixes, std::int64_t first) {
+  cancelled_ = false;
   return run(requests(lines, prefixes, first), first);
 }
 
 Results Translator::generate(const std::vector<std::vector<std::int32_t>>& sources, std::int64_t first) {
+  cancelled_ = false;
   check_first(first);
   Requests asked;
   try {
@@ -147,7 +150,6 @@ Results Translator::generate(const std::vector<std::vector<std::int32_t>>& sourc
 
 /// Results of all requests before the first bad one.
 Results Translator::run(const Requests& asked, std::int64_t first) {
-  cancelled_ = false;
   const std::size_t count = asked.sources.size();
   std::vector<std::size_t> lengths;
   for (const std::vector<std::int32_t>& source : asked.sources) lengths.push_back(source.size());
@@ -198,7 +200,9 @@ void Translator::decode_batch(const Requests& asked, std::vector<std::size_t> in
           each.sentence = static_cast<std::int32_t>(indices[static_cast<std::size_t>(each.sentence)]);
         }
         const std::lock_guard<std::mutex> held(callback_lock_);
+        stop_if(&cancelled_);
         if (!on_step(numbered)) cancelled_ = true;
+        stop_if(&cancelled_);
       };
     }
     try {
@@ -268,15 +272,16 @@ Results Translator::stream(std::string_view line, std::string_view prefix, std::
 
 Results Translator::score(const std::vector<std::string_view>& sources, const std::vector<std::string_view>& targets,
                           std::int64_t first) {
+  cancelled_ = false;
   check_first(first);
   if (sources.size() != targets.size()) {
     throw Error(Status::usage, std::to_string(sources.size()) + " sources, " + std::to_string(targets.size()) +
                                    " targets: give one a line");
   }
-  cancelled_ = false;
   std::vector<std::vector<std::int32_t>> from, to;
   std::vector<std::size_t> longest;
   for (std::size_t i = 0; i < sources.size(); ++i) {
+    stop_if(&cancelled_);
     const std::int64_t number = first + static_cast<std::int64_t>(i) + 1;
     check_line(sources[i], line_of(number));
     from.push_back(model_->tokenizers().source_ids(stripped(sources[i])));

@@ -14,7 +14,8 @@
  * Threads: one model, many translators. A model never changes once it is open, and any number of threads may make
  * translators of it; all of them share its weights. A translator is used by one thread at a time; only `tformer_cancel`
  * may be called from another. Results and options belong to whoever made them. A model may be closed before its
- * translators: what they share is freed with the last of them.
+ * translators: what they share is freed with the last of them. The first model that is opened puts ORT_DISABLE_TELEMETRY
+ * into the environment; where other threads may read that at the same time, set it yourself before.
  *
  * Errors: functions that can fail return a status, 0 where all is well. `tformer_error` then says in one line what is
  * wrong, where, and how to fix it. No function throws or ends the process.

@@ -40,12 +40,6 @@ std::string dtype_name(ONNXTensorElementDataType type) {
   }
 }
 
-std::string shown(const std::vector<std::int64_t>& shape) {
-  std::string text;
-  for (const std::int64_t size : shape) text += (text.empty() ? "" : ", ") + (size > 0 ? std::to_string(size) : "?");
-  return "[" + text + "]";
-}
-
 std::size_t elements(const std::vector<std::int64_t>& shape) {
   return static_cast<std::size_t>(std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()));
 }
@@ -55,7 +49,24 @@ const Ort::MemoryInfo& cpu() {
   return *info;
 }
 
+/// Throws Error where ONNX Runtime has no memory for a tensor.
+template <typename Make>
+Ort::Value made(const std::vector<std::int64_t>& shape, const Make& make) {
+  try {
+    return make();
+  } catch (const Ort::Exception& error) {
+    throw Error(Status::no_memory,
+                "no memory for a tensor of " + shown(shape) + " (" + reason(error.what()) + "): use smaller batches");
+  }
+}
+
 }  // namespace
+
+std::string shown(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (const std::int64_t size : shape) text += (text.empty() ? "" : ", ") + (size > 0 ? std::to_string(size) : "?");
+  return "[" + text + "]";
+}
 
 int cores() {
   cpu_set_t set;
@@ -119,22 +130,22 @@ Ort::SessionOptions Graphs::session_options(int spin_us) const {
 Ort::Session Graphs::open(const std::string& graph, int spin_us) const {
   const std::filesystem::path path = bundle_->graph(graph, variant_);
   Ort::Session session{nullptr};
-  std::map<std::string, std::string> metadata;
   try {
     require_no_control_flow(path);
     session = Ort::Session(ort_env(), path.c_str(), session_options(spin_us));
     const Ort::AllocatorWithDefaultOptions allocator;
     const Ort::ModelMetadata about = session.GetModelMetadata();
+    std::map<std::string, std::string> metadata;
     for (const Ort::AllocatedStringPtr& key : about.GetCustomMetadataMapKeysAllocated(allocator)) {
       metadata[key.get()] = about.LookupCustomMetadataMapAllocated(key.get(), allocator).get();
     }
+    bundle_->check_metadata(graph, metadata, variant_);
+    check_tensors(graph, session);
   } catch (const std::invalid_argument& error) {
     throw cannot_load(path, std::string("Protobuf parsing failed: ") + error.what());
   } catch (const Ort::Exception& error) {
     throw cannot_load(path, error.what());
   }
-  bundle_->check_metadata(graph, metadata, variant_);
-  check_tensors(graph, session);
   return session;
 }
 
@@ -200,15 +211,27 @@ Buffer::Buffer(const std::vector<std::int64_t>& shape) {
   const std::size_t bytes = std::max(alignment, (count * sizeof(float) + alignment - 1) / alignment * alignment);
   memory_.reset(static_cast<float*>(std::aligned_alloc(alignment, bytes)));
   if (!memory_) throw Error(Status::no_memory, "no memory for caches of " + shown(shape) + ": use smaller batches");
-  value_ = Ort::Value::CreateTensor<float>(cpu(), memory_.get(), count, shape.data(), shape.size());
+  value_ = made(shape, [&] {
+    return Ort::Value::CreateTensor<float>(cpu(), memory_.get(), count, shape.data(), shape.size());
+  });
 }
 
 Ort::Value tensor(std::vector<std::int32_t>& values, const std::vector<std::int64_t>& shape) {
-  return Ort::Value::CreateTensor<std::int32_t>(cpu(), values.data(), values.size(), shape.data(), shape.size());
+  return made(shape, [&] {
+    return Ort::Value::CreateTensor<std::int32_t>(cpu(), values.data(), values.size(), shape.data(), shape.size());
+  });
 }
 
 Ort::Value tensor(std::vector<float>& values, const std::vector<std::int64_t>& shape) {
-  return Ort::Value::CreateTensor<float>(cpu(), values.data(), values.size(), shape.data(), shape.size());
+  return made(shape, [&] {
+    return Ort::Value::CreateTensor<float>(cpu(), values.data(), values.size(), shape.data(), shape.size());
+  });
+}
+
+Ort::Value tensor(const std::vector<std::int64_t>& shape) {
+  return made(shape, [&] {
+    return Ort::Value::CreateTensor<float>(Ort::AllocatorWithDefaultOptions(), shape.data(), shape.size());
+  });
 }
 
 }  // namespace tformer

@@ -80,8 +80,13 @@ class Buffer {
   Ort::Value value_{nullptr};
 };
 
-/// Tensors over memory of the caller's, which must outlive them.
+/// Tensors over memory of the caller's, which must outlive them. Throws Error where there is no memory.
 Ort::Value tensor(std::vector<std::int32_t>& values, const std::vector<std::int64_t>& shape);
 Ort::Value tensor(std::vector<float>& values, const std::vector<std::int64_t>& shape);
+/// A tensor of its own, without first values.
+Ort::Value tensor(const std::vector<std::int64_t>& shape);
+
+/// A shape in brackets, ? for sizes that are not known.
+std::string shown(const std::vector<std::int64_t>& shape);
 
 }  // namespace tformer
