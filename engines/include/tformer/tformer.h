@@ -47,7 +47,7 @@ typedef enum tformer_status {
   TFORMER_TEXT = 4,        /* text that cannot be used */
   TFORMER_ENGINE = 5,      /* ONNX Runtime stopped with an error of its own */
   TFORMER_NOT_NUMBERS = 6, /* log-probabilities that are no numbers: values overflow, or weights are damaged */
-  TFORMER_MISSING = 7,     /* a library is missing or too old, or C++ does not have the bundle's tokenizer */
+  TFORMER_MISSING = 7,     /* a library is missing or too old, or C++ cannot split the bundle's text (spaCy) */
   TFORMER_CANCELLED = 8,   /* a callback or tformer_cancel stopped the work */
   TFORMER_NO_MEMORY = 9,   /* there is no memory left */
   TFORMER_INTERNAL = 10    /* a fault of this library: please report it */
@@ -72,7 +72,7 @@ typedef struct tformer_ids {
 
 /* One output of a line. It belongs to its results. Later versions may add fields at the end. */
 typedef struct tformer_output {
-  const char *text; /* ends in a zero byte; empty where a bundle's tokenizer is not in C++ */
+  const char *text; /* ends in a zero byte */
   size_t text_size;
   const int32_t *ids; /* target tokens without start and end token */
   size_t ids_size;
@@ -109,6 +109,7 @@ TFORMER_API const char *tformer_error(void);
  *
  *   of a model       variant         graphs to run; without it the bundle's default; fp32: the standard ones
  *                    threads         of one call of ONNX Runtime; 0: the cores, shared by `workers`
+ *                    workers         batches that each of its translators decodes at a time; 1
  *                    shortlist       true: score only the tokens that the bundle's lists have for a source
  *                    verify          false: do not compare files with their SHA-256, to start sooner
  *                    onnxruntime     the library's file, or the folder that has it; without it, what the environment
