@@ -68,13 +68,7 @@ void OpenModel::open_tokenizers(const Bundle& bundle) {
   std::vector<std::string> names;
   for (const auto& [name, unused] : bundle.tokenizer_hashes()) names.push_back(name);
   bundle.verify(names);
-  try {
-    tokenizers_ = make_tokenizers(bundle.manifest()["tokenizer"], bundle.directory());
-  } catch (const Error& error) {
-    if (error.status != Status::missing) throw;
-    tokenizer_problem_ = error.what();
-    return;
-  }
+  tokenizers_ = make_tokenizers(bundle.manifest()["tokenizer"], bundle.directory());
   require_fit(bundle, tokenizers_);
 }
 
@@ -91,10 +85,5 @@ std::string_view text_of(std::string_view text) {
 Ids source_ids(const OpenModel& model, std::string_view text) { return model.tokenizers().source_ids(text_of(text)); }
 
 Ids target_ids(const OpenModel& model, std::string_view text) { return model.tokenizers().target_ids(text_of(text)); }
-
-const Tokenizers& OpenModel::tokenizers() const {
-  if (!tokenizer_problem_.empty()) throw Error(Status::missing, tokenizer_problem_);
-  return tokenizers_;
-}
 
 }  // namespace tformer

@@ -11,11 +11,6 @@ namespace {
 
 std::string line_of(std::int64_t number) { return "line " + std::to_string(number); }
 
-/// A number of the first line that leaves room for those behind it.
-void check_first(std::int64_t first) {
-  if (first < 0) throw Error(Status::usage, "first=" + std::to_string(first) + ": must be a whole number from 0 on");
-}
-
 }  // namespace
 
 Translator::Translator(std::shared_ptr<const OpenModel> model, const Settings& settings)
@@ -105,7 +100,6 @@ void Translator::check_source(const std::vector<std::int32_t>& ids, std::int64_t
 /// What lines and prefixes ask for; nothing behind a bad line is split into tokens.
 Translator::Requests Translator::requests(const std::vector<std::string_view>& lines,
                                           const std::vector<std::string_view>& prefixes, std::int64_t first) const {
-  check_first(first);
   if (!prefixes.empty() && prefixes.size() != lines.size()) {
     throw Error(Status::usage, std::to_string(lines.size()) + " sources, " + std::to_string(prefixes.size()) +
                                    " prefixes: give one a line, empty for none");
@@ -135,7 +129,6 @@ Results Translator::translate(const std::vector<std::string_view>& lines,
 
 Results Translator::generate(const std::vector<std::vector<std::int32_t>>& sources, std::int64_t first) {
   cancelled_ = false;
-  check_first(first);
   Requests asked;
   try {
     for (const std::vector<std::int32_t>& ids : sources) {
@@ -224,8 +217,7 @@ void Translator::decode_batch(const Requests& asked, std::vector<std::size_t> in
 }
 
 Output Translator::output(Hypothesis hypothesis) const {
-  std::string text;
-  if (model_->has_tokenizers()) text = model_->tokenizers().target->decode(hypothesis.ids);
+  std::string text = model_->tokenizers().target->decode(hypothesis.ids);
   return {std::move(text), std::move(hypothesis)};
 }
 
@@ -273,7 +265,6 @@ Results Translator::stream(std::string_view line, std::string_view prefix, std::
 Results Translator::score(const std::vector<std::string_view>& sources, const std::vector<std::string_view>& targets,
                           std::int64_t first) {
   cancelled_ = false;
-  check_first(first);
   if (sources.size() != targets.size()) {
     throw Error(Status::usage, std::to_string(sources.size()) + " sources, " + std::to_string(targets.size()) +
                                    " targets: give one a line");
