@@ -388,6 +388,17 @@ def test_the_command_line_example_says_what_is_wrong() -> None:
         ([DEMO, "--shortlist"], 1, b"has no graphs for it"),
         ([DEMO, "--nothing"], 2, b"no such option: --nothing"),
         ([], 2, b"missing argument BUNDLE"),
+        *(
+            ([DEMO, "--ids", *flag], 2, b"--ids is for lines without text")
+            for flag in (["--stream"], ["--prefix", "f"])
+        ),
+        *(
+            ([DEMO, "--score", *flag], 2, b"--score searches nothing: leave out")
+            for flag in (["--ids"], ["--json"], ["--stream"], ["--prefix", "f"], ["--allowed", "f"])
+        ),
+        ([DEMO, "--prefix", DEMO], 1, bytes(DEMO) + b": no such file"),
+        ([DEMO, "--allowed", "/nowhere"], 1, b"/nowhere: no such file"),
+        ([DEMO, "--allowed", __file__ + ".gz"], 1, b".gz: no such file"),
         ([DEMO, "--onnxruntime", "/nowhere.so"], 1, b"ONNX Runtime cannot be loaded"),
         ([DEMO, "--onnxruntime", built() / "libtformer.so"], 1, b"is not ONNX Runtime"),
         ([DEMO, "--onnxruntime", "n" * 300], 1, b"nnn: cannot open shared object file: File name too long"),
@@ -396,6 +407,53 @@ def test_the_command_line_example_says_what_is_wrong() -> None:
         assert found.returncode == code and words in found.stderr and found.stderr.count(b"\n") == 1, found.stderr
     found = run(DEMO, stdin=b"seven\neight\n\xff\n")
     assert found.returncode == 1 and found.stdout == b"sieben\nacht\n" and b"line 3: not UTF-8" in found.stderr
+
+
+@pytest.mark.parametrize("flag", ["--ids", "--score"])
+def test_the_command_line_example_names_the_bad_line(flag: str) -> None:
+    """Behind the results of those before it."""
+    demo("fp32")
+    good, bad, words = {
+        "--ids": ("5 6 3\n4 3\n", "seven", "line 3: 'seven' is no token id"),
+        "--score": ("seven\tsieben\neight\tacht\n", "nine", "line 3: has no tab"),
+    }[flag]
+    alone = run(DEMO, flag, stdin=good.encode())
+    assert alone.returncode == 0 and alone.stdout.count(b"\n") == 2
+    found = run(DEMO, flag, stdin=f"{good}{bad}\n{good}".encode())
+    assert (found.returncode, found.stdout) == (1, alone.stdout)
+    assert found.stderr.startswith(f"error: standard input, {words}".encode())
+
+
+def test_prefixes_and_allowed_outputs_come_from_files(tmp_path: Path) -> None:
+    """With what may stand around their lines."""
+    (tmp_path / "begins").write_text("  dreiund\r\n\t\n")
+    (tmp_path / "outputs").write_text("zweiundvierzig \r\nsieben\n")
+    for flags in (["--prefix", tmp_path / "begins"], ["--allowed", tmp_path / "outputs"]):
+        command = [ROOT / ".venv/bin/python", "-m", "tformer_deploy", "translate", DEMO, *flags, "--threads", "1"]
+        demo("fp32")
+        expected = subprocess.run(command, input=b"forty-two\nseven\n", capture_output=True, cwd=ROOT, check=True)
+        assert run(DEMO, *flags, stdin=b"forty-two\nseven\n").stdout == expected.stdout
+
+
+@pytest.mark.parametrize("flags", [[], ["--stream"], ["--score"]], ids=str)
+def test_lines_that_have_come_are_answered(flags: list[str]) -> None:
+    """Without a wait for more, however much a batch could take; and a line that never ends is not read for ever."""
+    demo("fp32")
+    command = [built() / "examples" / "tformer-cpp", "translate", DEMO, *flags, "--onnxruntime", onnxruntime()]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, "--threads", "1", "--max-line-bytes", "70000"], **pipes) as process:
+        stop = threading.Timer(60, process.kill)
+        stop.start()
+        assert process.stdin and process.stdout and process.stderr
+        for _ in range(2):
+            process.stdin.write(b"seven\tsieben\neight\tacht\n" if flags == ["--score"] else b"seven\neight\n")
+            process.stdin.flush()
+            answers = [process.stdout.readline() for _ in range(2)]
+            assert all(answers) and (flags == ["--score"] or answers == [b"sieben\n", b"acht\n"])
+        process.stdin.write(b"x" * 140_000)
+        process.stdin.flush()
+        assert b"standard input, line 5: longer than 70000 bytes" in process.stderr.readline()
+        stop.cancel()
 
 
 def test_output_that_nobody_takes_is_an_error() -> None:
