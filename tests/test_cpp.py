@@ -329,6 +329,20 @@ def test_results_before_a_line_without_numbers_are_kept(workers: int, tmp_path: 
     assert (scored.value.status, str(scored.value)) == (NOT_NUMBERS, str(expected_score.value))
 
 
+@pytest.mark.parametrize("variant", ["fp32", "int8"])
+def test_memory_may_end_at_any_allocation(variant: str) -> None:
+    """Also while workers start. The bundle's tokenizers are word lists, as sentencepiece crashes there."""
+    path = built() / "no_memory"
+    if not path.is_file():
+        pytest.skip(f"{path} was not built: make cpp")
+    lines = ["3 8", "9 1 4", "5 3 8", "7", "1 2 3 4", "10"]
+    environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime()}
+    found = subprocess.run(
+        [path, BUNDLES / "v3" / "copy", variant, *lines], capture_output=True, text=True, env=environment, timeout=100
+    )
+    assert found.returncode == 0 and int(found.stdout.split()[0]) > 100, found
+
+
 def test_one_model_many_threads() -> None:
     model, wrong = demo("int8"), []
     with Translator(model, beams=2) as translator:
@@ -433,6 +447,8 @@ def test_prefixes_and_allowed_outputs_come_from_files(tmp_path: Path) -> None:
         demo("fp32")
         expected = subprocess.run(command, input=b"forty-two\nseven\n", capture_output=True, cwd=ROOT, check=True)
         assert run(DEMO, *flags, stdin=b"forty-two\nseven\n").stdout == expected.stdout
+    (tmp_path / "outputs").rename(tmp_path / "outputs.gz")
+    assert b"outputs.gz: is compressed: gunzip it" in run(DEMO, "--allowed", tmp_path / "outputs.gz").stderr
 
 
 @pytest.mark.parametrize("flags", [[], ["--stream"], ["--score"]], ids=str)
