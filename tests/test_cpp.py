@@ -38,7 +38,7 @@ NUMBERS = [
     *("forty-two", "", "nine hundred and ninety-nine thousand, one hundred and seven", "  seven\r", "one million"),
     *("twelve thousand and two", "\x1c three ", "six hundred and sixty-six thousand", "eleven", "no number at all"),
 ]
-USAGE, BUNDLE, LIMIT, TEXT, NOT_NUMBERS, CANCELLED = 1, 2, 3, 4, 6, 8
+USAGE, BUNDLE, LIMIT, TEXT, NOT_NUMBERS, NO_LIBRARY, CANCELLED = 1, 2, 3, 4, 6, 7, 8
 SEARCHES: list[dict[str, Any]] = [
     {},
     {"beams": 4, "n_best": 4},
@@ -629,6 +629,16 @@ def test_every_keyword_of_the_schemas_is_known() -> None:
 
     schema = json.loads((ROOT / "tformer_deploy/schemas/bundle.json").read_text())
     assert set(keywords(schema)) - {"$ref"} == known - {"else"}
+
+
+def test_a_bundle_whose_text_cannot_be_split_runs_for_ids(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(BUNDLES / "v3" / "copy", tmp_path / "bundle"))
+    edited(lambda it: [side.update(language="de") for side in it["tokenizer"].values()])(folder)
+    with Model(folder, variant="fp32") as model, Translator(model) as translator:
+        assert translator.generate([[9, 7, 3]])[0][0].text
+        with pytest.raises(CppError, match="is split by spaCy's rules for 'de'") as failed:
+            translator.translate(["3 1 4"])
+        assert failed.value.status == NO_LIBRARY
 
 
 def test_hashes_may_be_left_unread(tmp_path: Path) -> None:
