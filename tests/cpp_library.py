@@ -24,11 +24,10 @@ BUILD = Path(os.environ.get("TFORMER_CPP_BUILD", ROOT / "engines" / "build"))
 
 @cache
 def built() -> Path:
-    """The folder of the C++ build, which is made where it is missing; skips where that cannot be."""
+    """The folder of the C++ build, brought up to date; skips where that cannot be."""
     with (ROOT / "engines" / "CMakeLists.txt").open() as lock:  # of two test processes one builds, the other waits
         flock(lock, LOCK_EX)
-        if not (BUILD / "build.ninja").is_file():
-            _build()
+        _build()
     return BUILD
 
 
@@ -36,7 +35,9 @@ def _build() -> None:
     for tool in ("cmake", "ninja", "c++"):
         if not shutil.which(tool):
             pytest.skip(f"{tool} is not installed, so the C++ runtime is not built: apt-get install {tool}")
-    made = subprocess.run(["make", "cpp-build"], cwd=ROOT, capture_output=True, text=True)
+    configured = (BUILD / "build.ninja").is_file()
+    command = ["cmake", "--build", BUILD] if configured else ["make", "cpp-build"]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if made.returncode and "get-dependencies:" in made.stderr:
         pytest.skip(made.stderr.strip().splitlines()[0])
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]

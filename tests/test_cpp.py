@@ -5,15 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from ctypes import byref, c_size_t, c_uint64, c_void_p
 from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,10 +26,11 @@ from hypothesis import strategies as st
 from tformer_deploy import __version__, load
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.engines.ort.library import has_vnni
-from tformer_deploy.errors import ConfigError, LimitError, TformerError
+from tformer_deploy.errors import ConfigError, LimitError, NotNumbers, TformerError
 from tformer_deploy.recipe import Recipe
 
-from .cpp_library import ROOT, CppError, Model, Output, Translator, built, library, onnxruntime
+from .cpp_library import ROOT, CppError, Model, Output, Translator, built, library, onnxruntime, texts
+from .mutations import behind, break_graph, changed, constant, row
 
 BUNDLES = ROOT / "tests" / "bundles"
 DEMO = ROOT / ".demo" / "bundle"
@@ -32,7 +38,7 @@ NUMBERS = [
     *("forty-two", "", "nine hundred and ninety-nine thousand, one hundred and seven", "  seven\r", "one million"),
     *("twelve thousand and two", "\x1c three ", "six hundred and sixty-six thousand", "eleven", "no number at all"),
 ]
-USAGE, BUNDLE, LIMIT, TEXT, CANCELLED = 1, 2, 3, 4, 8
+USAGE, BUNDLE, LIMIT, TEXT, NOT_NUMBERS, NO_LIBRARY, CANCELLED = 1, 2, 3, 4, 6, 7, 8
 SEARCHES: list[dict[str, Any]] = [
     {},
     {"beams": 4, "n_best": 4},
@@ -115,39 +121,57 @@ def test_every_variant_gives_the_same_tokens_and_scores(case: tuple[Path, str, b
                 assert found == in_python(reference, lines), asked
 
 
-options_asked = st.fixed_dictionaries(
-    {},
-    optional={
-        "max_tokens": st.integers(1, 20),
-        "min_tokens": st.integers(0, 6),
-        "max_ratio": st.sampled_from([0.0, 0.5, 1.0, 2.5]),
-        "min_ratio": st.sampled_from([0.0, 0.5, 1.5]),
-        "n_best": st.integers(1, 4),
-        "beams": st.integers(1, 6),
-        "length_norm": st.sampled_from(["power", "gnmt"]),
-        "length_penalty": st.sampled_from([0.0, 0.6, 1.0, -1.0]),
-        "stop": st.sampled_from(["count", "estimate", "exact"]),
-        "patience": st.sampled_from([1.0, 2.0]),
-        "sampling": st.booleans(),
-        "temperature": st.sampled_from([0.5, 1.0, 3.0]),
-        "top_k": st.integers(0, 20),
-        "top_p": st.sampled_from([0.3, 0.9, 1.0]),
-        "min_p": st.sampled_from([0.0, 0.1]),
-        "seed": st.integers(0, 2**40),
-        "repetition_penalty": st.sampled_from([1.0, 1.3, 0.8]),
-        "no_repeat_ngram": st.integers(0, 3),
-        "suppress": st.lists(st.integers(0, 149), min_size=1, max_size=3),
-        "end_ids": st.lists(st.integers(0, 149), min_size=1, max_size=2),
-        "first_ids": st.lists(st.integers(4, 149), min_size=1, max_size=2),
-        "first_adds_zero": st.booleans(),
-        "forced_end": st.booleans(),
-        "endless": st.booleans(),
-    },
+OF_ALL: dict[str, st.SearchStrategy[Any]] = {
+    "max_tokens": st.integers(6, 20),
+    "min_tokens": st.integers(0, 6),
+    "max_ratio": st.sampled_from([0.0, 0.5, 1.0, 2.5]),
+    "min_ratio": st.sampled_from([0.0, 0.5, 1.5]),
+    "repetition_penalty": st.sampled_from([1.0, 1.3, 0.8]),
+    "no_repeat_ngram": st.integers(0, 3),
+    "suppress": st.lists(st.integers(0, 149), min_size=1, max_size=3),
+    "end_ids": st.lists(st.integers(0, 149), min_size=1, max_size=2),
+    "first_ids": st.lists(st.integers(4, 149), min_size=1, max_size=2),
+    "first_adds_zero": st.booleans(),
+    "forced_end": st.booleans(),
+    "endless": st.booleans(),
+}
+OF_BEAMS: dict[str, st.SearchStrategy[Any]] = {
+    "n_best": st.integers(1, 2),
+    "length_norm": st.sampled_from(["power", "gnmt"]),
+    "length_penalty": st.sampled_from([0.0, 0.6, 1.0, -1.0]),
+}
+OF_SAMPLING: dict[str, st.SearchStrategy[Any]] = {
+    "n_best": st.integers(1, 4),
+    "temperature": st.sampled_from([0.5, 1.0, 3.0]),
+    "top_k": st.integers(0, 20),
+    "top_p": st.sampled_from([0.3, 0.9, 1.0]),
+    "min_p": st.sampled_from([0.0, 0.1]),
+    "seed": st.integers(0, 2**40),
+}
+STOPS = {
+    "stop": st.sampled_from(["count", "estimate", "exact"]),
+    "patience": st.sampled_from([1.0, 2.0]),
+}
+
+
+def asked_of(required: dict[str, Any], *optional: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(required, optional={name: of for own in optional for name, of in own.items()})
+
+
+options_asked = st.one_of(
+    asked_of({}, OF_ALL),
+    *(asked_of({"beams": st.integers(2, 6)}, OF_ALL, OF_BEAMS, {name: of}) for name, of in STOPS.items()),
+    asked_of({"sampling": st.just(True)}, OF_ALL, OF_SAMPLING),
 )
+contradictions = asked_of({}, OF_ALL, OF_BEAMS, OF_SAMPLING, STOPS, {"beams": st.integers(1, 6)})
 
 
 @settings(max_examples=int(os.environ.get("TFORMER_EXAMPLES", "120")), deadline=None)
-@given(options_asked, st.sampled_from(["fp32", "int8"]), st.lists(st.sampled_from(NUMBERS), max_size=6))
+@given(
+    st.one_of(*[options_asked] * 7, contradictions),
+    st.sampled_from(["fp32", "int8"]),
+    st.lists(st.sampled_from(NUMBERS), max_size=6),
+)
 def test_any_options_give_the_same_tokens_and_scores(asked: dict[str, Any], variant: str, lines: list[str]) -> None:
     model, reference = demo(variant), demo_in_python(variant)
     try:
@@ -227,6 +251,17 @@ def test_a_bad_line_comes_after_the_results_of_those_before() -> None:
     assert str(found.value) == str(expected.value)
 
 
+@pytest.mark.parametrize("first", [2**63 - 2, 2**63 - 1, 2**63, 2**64 - 1])
+def test_lines_have_numbers(first: int) -> None:
+    with Translator(demo("fp32"), max_tokens=2) as translator:
+        if first == 2**63 - 2:
+            with pytest.raises(CppError, match=f"line {first + 1}: not UTF-8"):
+                translator.translate([b"\xff"], first=first)
+        for lines in [["seven"], ["seven"] * 2][first == 2**63 - 2 :]:
+            with pytest.raises(CppError, match=f"first={first}: must be a whole number from 0 to {2**63 - 1} less the"):
+                translator.translate(lines, first=first)
+
+
 def test_ids_without_text() -> None:
     with Translator(demo("int8")) as translator, load(DEMO, variant="int8", threads=1) as reference:
         sources = [reference.tokenizers.source_ids(line) for line in ("seven", "forty-two")]
@@ -251,6 +286,69 @@ def test_callbacks_see_every_step_and_can_stop() -> None:
         with pytest.raises(CppError) as stopped:
             translator.translate(["forty-two"])
         assert stopped.value.status == CANCELLED and len(steps) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_callback_that_stops_is_not_called_again(workers: int) -> None:
+    """Nor is what it stopped returned, though it was the last step."""
+    with Translator(demo("fp32"), max_tokens=1, workers=workers, batch_tokens=16) as translator:
+        calls = []
+        translator.on_step(lambda found: calls.append(1) is not None)
+        with pytest.raises(CppError, match="cancelled") as stopped:
+            translator.translate(["forty-two"] * 12)
+        assert stopped.value.status == CANCELLED and len(calls) == 1
+
+
+def test_a_call_can_be_cancelled_while_it_splits_text() -> None:
+    lines = texts(["nine hundred and ninety-nine thousand, one hundred and seven"] * 30_000)
+    with Translator(demo("fp32"), max_tokens=1) as translator:
+        for call in (library().tformer_translate, library().tformer_score):
+            results, began = c_void_p(), time.monotonic()
+            timer = threading.Timer(0.03, library().tformer_cancel, [translator.handle])
+            timer.start()
+            second = None if call is library().tformer_translate else lines
+            status = call(translator.handle, lines, second, c_size_t(len(lines)), c_uint64(0), byref(results))
+            took = time.monotonic() - began
+            timer.join()
+            library().tformer_results_free(results)
+            assert status == CANCELLED and took < 2
+        assert translator.translate(["forty-two"]), "the next call is not stopped"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_results_before_a_line_without_numbers_are_kept(workers: int, tmp_path: Path) -> None:
+    """However the lines were put together, and in Python's words."""
+    spoiled = changed("src_embedding.weight", row(13, lambda vector: vector * np.nan))  # of the word 10
+    folder = break_graph(BUNDLES / "v3" / "copy", tmp_path / "bundle", "encoder", spoiled)
+    lines = ["3 8", "9 1 4 5 6 7 8", "5 3", "8 1 2", "7", "3 10", "9 10 8 7 6 5 4 3", "4 4 4"]
+    asked = {"workers": workers, "beams": 2, "batch_tokens": 16}
+    with Model(folder, variant="fp32") as model, Translator(model, **asked) as translator:
+        with pytest.raises(CppError) as failed:
+            translator.translate(lines, first=20)
+        assert failed.value.outputs == translator.translate(lines[:5])
+        with pytest.raises(CppError) as scored:
+            translator.score(lines, lines)
+    with load(folder, variant="fp32", threads=1, **asked) as reference:
+        with pytest.raises(NotNumbers) as expected:
+            list(reference.results(lines, first=20))
+        with pytest.raises(NotNumbers) as expected_score:
+            reference.score(lines, lines)
+    assert (failed.value.status, str(failed.value)) == (NOT_NUMBERS, str(expected.value))
+    assert (scored.value.status, str(scored.value)) == (NOT_NUMBERS, str(expected_score.value))
+
+
+@pytest.mark.parametrize("variant", ["fp32", "int8"])
+def test_memory_may_end_at_any_allocation(variant: str) -> None:
+    """Also while workers start. The bundle's tokenizers are word lists, as sentencepiece crashes there."""
+    path = built() / "no_memory"
+    if not path.is_file():
+        pytest.skip(f"{path} was not built: make cpp")
+    lines = ["3 8", "9 1 4", "5 3 8", "7", "1 2 3 4", "10"]
+    environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime()}
+    found = subprocess.run(
+        [path, BUNDLES / "v3" / "copy", variant, *lines], capture_output=True, text=True, env=environment, timeout=100
+    )
+    assert found.returncode == 0 and int(found.stdout.split()[0]) > 100, found
 
 
 def test_one_model_many_threads() -> None:
@@ -320,13 +418,74 @@ def test_the_command_line_example_says_what_is_wrong() -> None:
         ([DEMO, "--shortlist"], 1, b"has no graphs for it"),
         ([DEMO, "--nothing"], 2, b"no such option: --nothing"),
         ([], 2, b"missing argument BUNDLE"),
+        *(
+            ([DEMO, "--ids", *flag], 2, b"--ids is for lines without text")
+            for flag in (["--stream"], ["--prefix", "f"])
+        ),
+        *(
+            ([DEMO, "--score", *flag], 2, b"--score searches nothing: leave out")
+            for flag in (["--ids"], ["--json"], ["--stream"], ["--prefix", "f"], ["--allowed", "f"])
+        ),
+        ([DEMO, "--prefix", DEMO], 1, bytes(DEMO) + b": no such file"),
+        ([DEMO, "--allowed", "/nowhere"], 1, b"/nowhere: no such file"),
+        ([DEMO, "--allowed", __file__ + ".gz"], 1, b".gz: no such file"),
         ([DEMO, "--onnxruntime", "/nowhere.so"], 1, b"ONNX Runtime cannot be loaded"),
         ([DEMO, "--onnxruntime", built() / "libtformer.so"], 1, b"is not ONNX Runtime"),
+        ([DEMO, "--onnxruntime", "n" * 300], 1, b"nnn: cannot open shared object file: File name too long"),
     ):
         found = run(*arguments, stdin=b"seven\n")
         assert found.returncode == code and words in found.stderr and found.stderr.count(b"\n") == 1, found.stderr
     found = run(DEMO, stdin=b"seven\neight\n\xff\n")
     assert found.returncode == 1 and found.stdout == b"sieben\nacht\n" and b"line 3: not UTF-8" in found.stderr
+
+
+@pytest.mark.parametrize("flag", ["--ids", "--score"])
+def test_the_command_line_example_names_the_bad_line(flag: str) -> None:
+    """Behind the results of those before it."""
+    demo("fp32")
+    good, bad, words = {
+        "--ids": ("5 6 3\n4 3\n", "seven", "line 3: 'seven' is no token id"),
+        "--score": ("seven\tsieben\neight\tacht\n", "nine", "line 3: has no tab"),
+    }[flag]
+    alone = run(DEMO, flag, stdin=good.encode())
+    assert alone.returncode == 0 and alone.stdout.count(b"\n") == 2
+    found = run(DEMO, flag, stdin=f"{good}{bad}\n{good}".encode())
+    assert (found.returncode, found.stdout) == (1, alone.stdout)
+    assert found.stderr.startswith(f"error: standard input, {words}".encode())
+
+
+def test_prefixes_and_allowed_outputs_come_from_files(tmp_path: Path) -> None:
+    """With what may stand around their lines."""
+    (tmp_path / "begins").write_text("  dreiund\r\n\t\n")
+    (tmp_path / "outputs").write_text("zweiundvierzig \r\nsieben\n")
+    for flags in (["--prefix", tmp_path / "begins"], ["--allowed", tmp_path / "outputs"]):
+        command = [ROOT / ".venv/bin/python", "-m", "tformer_deploy", "translate", DEMO, *flags, "--threads", "1"]
+        demo("fp32")
+        expected = subprocess.run(command, input=b"forty-two\nseven\n", capture_output=True, cwd=ROOT, check=True)
+        assert run(DEMO, *flags, stdin=b"forty-two\nseven\n").stdout == expected.stdout
+    (tmp_path / "outputs").rename(tmp_path / "outputs.gz")
+    assert b"outputs.gz: is compressed: gunzip it" in run(DEMO, "--allowed", tmp_path / "outputs.gz").stderr
+
+
+@pytest.mark.parametrize("flags", [[], ["--stream"], ["--score"]], ids=str)
+def test_lines_that_have_come_are_answered(flags: list[str]) -> None:
+    """Without a wait for more, however much a batch could take; and a line that never ends is not read for ever."""
+    demo("fp32")
+    command = [built() / "examples" / "tformer-cpp", "translate", DEMO, *flags, "--onnxruntime", onnxruntime()]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, "--threads", "1", "--max-line-bytes", "70000"], **pipes) as process:
+        stop = threading.Timer(60, process.kill)
+        stop.start()
+        assert process.stdin and process.stdout and process.stderr
+        for _ in range(2):
+            process.stdin.write(b"seven\tsieben\neight\tacht\n" if flags == ["--score"] else b"seven\neight\n")
+            process.stdin.flush()
+            answers = [process.stdout.readline() for _ in range(2)]
+            assert all(answers) and (flags == ["--score"] or answers == [b"sieben\n", b"acht\n"])
+        process.stdin.write(b"x" * 140_000)
+        process.stdin.flush()
+        assert b"standard input, line 5: longer than 70000 bytes" in process.stderr.readline()
+        stop.cancel()
 
 
 def test_output_that_nobody_takes_is_an_error() -> None:
@@ -389,6 +548,7 @@ DAMAGE: dict[str, Change] = {
     "no hash": edited(lambda it: it["files"].pop("encoder.onnx")),
     "no hash of weights": edited(lambda it: it["files"].pop("weights.data")),
     "unknown decoding": edited(lambda it: it.update(decoding={"beems": 2})),
+    "a long expression": edited(lambda it: it["tokenizer"]["source"].update(regex="é" * 10_001)),
     "a link": linked_elsewhere,
     "no graph": lambda folder: (folder / "decoder_step.onnx").unlink(),
     "a folder for a graph": lambda folder: (
@@ -435,6 +595,68 @@ def test_defaults_are_those_of_the_python_package(name: str, fields: Any) -> Non
     assert found == expected
 
 
+def test_an_encoder_that_gives_less_than_it_says_is_refused(tmp_path: Path) -> None:
+    """Every size that a graph declares fits: cross_* of one sentence, which the step takes for all."""
+
+    def first_only(graph: onnx.GraphProto) -> None:
+        for name, value in (("from", 0), ("to", 1), ("axis", 0)):
+            constant(graph, name, [value], np.int64)
+        for output in [it.name for it in graph.output]:
+            behind(graph, output, onnx.helper.make_node("Slice", [f"{output}_before", "from", "to", "axis"], [output]))
+
+    def for_all(graph: onnx.GraphProto) -> None:
+        constant(graph, "ones", [1, 1, 1], np.int64)
+        nodes = [
+            onnx.helper.make_node("Shape", ["src_lengths"], ["count"]),
+            onnx.helper.make_node("Concat", ["count", "ones"], ["wanted"], axis=0),
+        ]
+        for name in [it.name for it in graph.input if it.name.startswith("cross_")]:
+            for node in graph.node:
+                node.input[:] = [f"{name}_all" if each == name else each for each in node.input]
+            nodes.append(onnx.helper.make_node("Expand", [name, "wanted"], [f"{name}_all"]))
+        for node in reversed(nodes):
+            graph.node.insert(0, node)
+
+    half = break_graph(BUNDLES / "v3" / "copy", tmp_path / "half", "encoder", first_only)
+    folder = break_graph(half, tmp_path / "bundle", "decoder_step", for_all)
+    with Model(folder, variant="fp32") as model, Translator(model) as translator:
+        assert translator.translate(["3 1 4"])[0][0].ids
+        with pytest.raises(
+            CppError, match=r"encoder.onnx: it gave 'cross_k_0' of \[1, 2, 4, 8\], not of \[2,"
+        ) as failed:
+            translator.translate(["3 1 4", "1"])
+        assert failed.value.status == BUNDLE
+
+
+def test_every_keyword_of_the_schemas_is_known() -> None:
+    """Others are refused, as what they ask for would not be checked."""
+    text = (ROOT / "engines/src/bundle/schema.cpp").read_text()
+    known = set(re.findall(r'"([^"]+)"', text.split("keywords = {")[1].split("};")[0]))
+
+    def keywords(schema: dict[str, Any]) -> Iterator[str]:
+        for keyword, rule in schema.items():
+            yield keyword
+            if keyword in ("properties", "definitions"):
+                parts = list(rule.values())
+            else:
+                parts = rule if keyword == "anyOf" else [rule] if isinstance(rule, dict) else []
+            for part in parts:
+                yield from keywords(part)
+
+    schema = json.loads((ROOT / "tformer_deploy/schemas/bundle.json").read_text())
+    assert set(keywords(schema)) - {"$ref"} == known - {"else"}
+
+
+def test_a_bundle_whose_text_cannot_be_split_runs_for_ids(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(BUNDLES / "v3" / "copy", tmp_path / "bundle"))
+    edited(lambda it: [side.update(language="de") for side in it["tokenizer"].values()])(folder)
+    with Model(folder, variant="fp32") as model, Translator(model) as translator:
+        assert translator.generate([[9, 7, 3]])[0][0].text
+        with pytest.raises(CppError, match="is split by spaCy's rules for 'de'") as failed:
+            translator.translate(["3 1 4"])
+        assert failed.value.status == NO_LIBRARY
+
+
 def test_hashes_may_be_left_unread(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(BUNDLES / "v3" / "copy", tmp_path / "bundle"))
     edited(lambda it: it["files"].update({"weights.data": "0" * 64}))(folder)
@@ -475,13 +697,11 @@ def test_an_installed_library_is_found_by_cmake_and_pkg_config(tmp_path: Path) -
     )
     assert (alone.returncode, alone.stdout) == (0, b"7 7\n"), alone.stderr
     project.mkdir()
-    shutil.copy(ROOT / "engines/examples/minimal.cpp", project)
-    (project / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.25)\nproject(app CXX)\nset(CMAKE_CXX_STANDARD 17)\n"
-        "find_package(tformer 0.1 REQUIRED)\nadd_executable(app minimal.cpp)\n"
-        "target_link_libraries(app PRIVATE tformer::tformer)\n"
-    )
-    configure = ["cmake", "-S", project, "-B", project / "build", f"-DCMAKE_PREFIX_PATH={prefix}"]
+    shutil.copy(ROOT / "engines/examples/minimal.cpp", project / "main.cpp")
+    page = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")
+    (project / "CMakeLists.txt").write_text(page.split("```cmake\n")[1].split("```")[0])
+    older = "-DCMAKE_CXX_STANDARD=11"  # the library's own C++17 holds
+    configure = ["cmake", "-S", project, "-B", project / "build", f"-DCMAKE_PREFIX_PATH={prefix}", older]
     subprocess.run(configure, check=True, capture_output=True)
     subprocess.run(["cmake", "--build", project / "build"], check=True, capture_output=True)
     folder = DEMO if DEMO.is_dir() else BUNDLES / "v3" / "copy"

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tformer_deploy.errors import ConfigError
 from tformer_deploy.text import (
     SPECIALS,
     ByteBpe,
@@ -32,6 +33,7 @@ from tformer_deploy.text import (
     load_tokenizers,
 )
 from tformer_deploy.text.bpe import BYTES, byte_words
+from tformer_deploy.text.words import compiled
 
 from .cpp_library import ROOT
 from .cpp_programs import Talk, program
@@ -181,6 +183,8 @@ EXPRESSIONS = [
     r"(?:[ab]*c)+|\D",
     r"a*?b|x{2}|x{3,}|{|}",
     r"[^\w\s]|[\d.]+|\W",
+    r"[a[:alpha:]]",
+    r"[^[=.a.=]+|\[|]",
 ]
 
 
@@ -348,6 +352,19 @@ DAMAGED: list[tuple[dict[str, Any], dict[str, bytes], str]] = [
     ({"kind": "words", "file": "w", "specials": SPECIAL}, {"w": b"a\nb\n"}, "of 2 entries has no special token"),
     ({"kind": "words", "file": "w", "specials": SPECIAL}, {"w": b"a\n\xff\n"}, "not UTF-8"),
     ({"kind": "words", "file": "w", "specials": SPECIAL, "regex": "["}, {"w": b"a\nb\nc\nd\ne\n"}, "expression '['"),
+    *(
+        ({"kind": "words", "file": "w", "specials": SPECIAL, "regex": regex}, {"w": b"a\nb\nc\nd\n"}, message)
+        for regex, message in (
+            (r"\C", r"'\C' is not the same in every language"),
+            (r"[\p{L}]", r"'\p' is not the same in every language"),
+            (r"\é", r"'\é' is not the same in every language"),
+            (r"\+++", r"'++' is not the same in every language"),
+            (r"(?<=a)b", "'(?' is not the same in every language"),
+            (r"(*UCP)a", "'(*' is not the same in every language"),
+            (r"(a)|b", "write groups as (?:...)"),
+            (r"a*", "matches nothing at all"),
+        )
+    ),
     ({"kind": "words", "file": "w.json"}, {"w.json": b"{}"}, "no list of texts called 'entries'"),
     ({"kind": "words", "file": "w.json"}, {"w.json": b"{"}, "damaged"),
     ({"kind": "sentencepiece", "file": "m"}, {"m": b""}, "the sentencepiece model is damaged: it is empty"),
@@ -368,4 +385,7 @@ def test_damaged_tokenizers(description: dict[str, Any], files: dict[str, bytes]
     (tmp_path / "w").write_bytes(b"")
     for name, content in files.items():
         (tmp_path / "in" / name).write_bytes(content)
+    if "regex" in description:
+        with pytest.raises(ConfigError):
+            compiled(description["regex"])
     assert message in damaged(tmp_path / "in", description)

@@ -132,5 +132,11 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   if (line.stream && (line.json || line.align)) {
     throw UsageError("--stream prints plain text: leave out --json and --align");
   }
+  if (line.ids && (line.stream || line.prefix_file)) {
+    throw UsageError("--ids is for lines without text: leave out --stream and --prefix");
+  }
+  if (line.score && (line.ids || line.json || line.stream || line.prefix_file || line.allowed_file)) {
+    throw UsageError("--score searches nothing: leave out --ids, --json, --stream, --prefix and --allowed");
+  }
   return line;
 }

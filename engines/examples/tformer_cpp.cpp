@@ -1,10 +1,15 @@
 // tformer-cpp: `tformer translate` without Python, over the public API alone.
+#include <poll.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -21,7 +26,10 @@ struct Failed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Lines of standard input in groups of about `budget` bytes; ends with the message of what is wrong with a line.
+std::string input_line(std::uint64_t number) { return "standard input, line " + std::to_string(number) + ": "; }
+
+/// Lines of standard input in groups of about `budget` bytes; what has come is not held back for what may come. Ends with
+/// the message of what is wrong with a line.
 class Windows {
  public:
   Windows(std::size_t budget, std::size_t most) : budget_(budget), most_(most) {}
@@ -29,16 +37,22 @@ class Windows {
   /// The next group; empty at the end.
   std::vector<std::string> next() {
     std::vector<std::string> lines;
-    std::string line;
-    for (std::size_t size = 0; size < budget_ && problem.empty() && std::getline(std::cin, line);) {
-      ++number_;
-      if (line.size() > most_) {
-        problem = "standard input, line " + std::to_string(number_) + ": longer than " + std::to_string(most_) +
+    for (std::size_t size = 0; size < budget_ && problem.empty();) {
+      const std::size_t end = held_.find('\n', searched_);
+      searched_ = std::min(end, held_.size());
+      if (searched_ - begin_ > most_) {
+        problem = input_line(number_ + 1) + "longer than " + std::to_string(most_) +
                   " bytes: split it, or raise --max-line-bytes";
-        break;
+      } else if (end == std::string::npos && !ended_) {
+        if (!lines.empty() && !comes(0)) break;
+        read_more();
+      } else {
+        if (end == std::string::npos && begin_ == held_.size()) break;
+        lines.push_back(held_.substr(begin_, searched_ - begin_));
+        size += lines.back().size() + 1;
+        ++number_;
+        begin_ = searched_ = std::min(searched_ + 1, held_.size());
       }
-      size += line.size() + 1;
-      lines.push_back(std::move(line));
     }
     return lines;
   }
@@ -46,6 +60,29 @@ class Windows {
 
  private:
   std::size_t budget_, most_, number_ = 0;
+  std::string held_;                         // what was read,
+  std::size_t begin_ = 0, searched_ = 0;     // where the next line begins, and from where on its end is not known
+  bool ended_ = false;
+
+  /// Whether more can be read, after a wait of that many ms at most; -1: any.
+  static bool comes(int wait_ms) {
+    pollfd source{STDIN_FILENO, POLLIN, 0};
+    return ::poll(&source, 1, wait_ms) != 0;
+  }
+
+  void read_more() {
+    held_.erase(0, begin_);
+    searched_ -= begin_;
+    begin_ = 0;
+    char chunk[1 << 16];
+    ssize_t count = 0;
+    while ((count = ::read(STDIN_FILENO, chunk, sizeof chunk)) < 0 && (errno == EINTR || errno == EAGAIN)) comes(-1);
+    if (count < 0) {
+      problem = input_line(number_ + 1) + "cannot be read: " + std::strerror(errno) + ": give a file or a pipe";
+    }
+    ended_ = count <= 0;
+    if (count > 0) held_.append(chunk, static_cast<std::size_t>(count));
+  }
 };
 
 long cores() {
@@ -53,21 +90,33 @@ long cores() {
   return ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
+/// Lines without the white space of ASCII around them.
 std::vector<std::string> read_lines(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored) || std::filesystem::is_directory(path, ignored)) {
+    throw Failed(path + ": no such file");
+  }
+  if (std::filesystem::path(path).extension() == ".gz") throw Failed(path + ": is compressed: gunzip it");
   std::ifstream file(path);
-  if (!file) throw Failed(path + " cannot be read: name a text file");
+  if (!file) throw Failed(path + ": cannot be read: name another file");
+  const auto is_space = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r') || (c >= '\x1c' && c <= '\x1f'); };
   std::vector<std::string> lines;
-  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  for (std::string line; std::getline(file, line);) {
+    const auto first = std::find_if_not(line.begin(), line.end(), is_space);
+    lines.emplace_back(first, std::find_if_not(line.rbegin(), std::make_reverse_iterator(first), is_space).base());
+  }
   return lines;
 }
 
-std::vector<std::int32_t> parse_ids(const std::string& line) {
+std::vector<std::int32_t> parse_ids(const std::string& line, std::uint64_t number) {
   std::istringstream words(line);
   std::vector<std::int32_t> ids;
   for (std::string word; words >> word;) {
     std::int32_t id = 0;
     const auto [end, problem] = std::from_chars(word.data(), word.data() + word.size(), id);
-    if (problem != std::errc() || *end) throw Failed("'" + word + "' is no token id: give whole numbers");
+    if (problem != std::errc() || *end) {
+      throw Failed(input_line(number) + "'" + word + "' is no token id: give whole numbers");
+    }
     ids.push_back(id);
   }
   return ids;
@@ -146,11 +195,14 @@ void print_scores(tformer::Translator& translator, const std::vector<std::string
   std::vector<std::string> sources, targets;
   for (const std::string& line : lines) {
     const std::size_t tab = line.find('\t');
-    if (tab == std::string::npos) throw Failed("a line has no tab: give SOURCE tab TARGET");
+    if (tab == std::string::npos) break;
     sources.push_back(line.substr(0, tab));
     targets.push_back(line.substr(tab + 1));
   }
   for (const auto& scores : translator.score(sources, targets, first)) print(list(scores, number) + "\n");
+  if (sources.size() < lines.size()) {
+    throw Failed(input_line(first + sources.size() + 1) + "has no tab: give SOURCE tab TARGET");
+  }
 }
 
 void print_stream(tformer::Translator& translator, const std::vector<std::string>& lines,
@@ -167,10 +219,15 @@ std::size_t print_outputs(tformer::Translator& translator, const std::vector<std
                           const std::vector<std::string>& begins, std::uint64_t first, const CommandLine& line) {
   tformer::Outputs found;
   tformer_status status = TFORMER_OK;
+  std::exception_ptr bad;
   if (line.ids) {
     std::vector<std::vector<std::int32_t>> ids;
-    for (const std::string& each : lines) ids.push_back(parse_ids(each));
-    found = translator.generate(ids, first);
+    try {
+      for (const std::string& each : lines) ids.push_back(parse_ids(each, first + ids.size() + 1));
+    } catch (const Failed&) {
+      bad = std::current_exception();
+    }
+    status = translator.generate_to(found, ids, first);
   } else {
     status = translator.translate_to(found, lines, begins, first);
   }
@@ -179,8 +236,8 @@ std::size_t print_outputs(tformer::Translator& translator, const std::vector<std
     print(shown(first + i, found[i], translator, line.json) + "\n");
     cut += !found[i][0].finished;
   }
-  std::cout.flush();
   tformer::check(status);
+  if (bad) std::rethrow_exception(bad);
   return cut;
 }
 
@@ -229,6 +286,7 @@ int translate(CommandLine line) {
     if (line.score) print_scores(translator, lines, first);
     else if (line.stream) print_stream(translator, lines, begins, first);
     else cut += print_outputs(translator, lines, begins, first, line);
+    std::cout.flush();
     first += lines.size();
   }
   if (!windows.problem.empty()) throw Failed(windows.problem);

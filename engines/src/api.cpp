@@ -1,5 +1,6 @@
 // The C API: nothing passes it but plain data, and no exception.
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <system_error>
@@ -86,6 +87,15 @@ std::vector<std::string_view> views(const tformer_text* texts, std::size_t count
   std::vector<std::string_view> all;
   for (std::size_t i = 0; i < count; ++i) all.emplace_back(texts[i].size ? texts[i].data : "", texts[i].size);
   return all;
+}
+
+/// The number of the first of some lines. Throws Error where the number behind the last is none.
+std::int64_t number_of(std::uint64_t first, std::size_t count, const char* name) {
+  constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max();
+  if (count <= most && first <= most - count) return static_cast<std::int64_t>(first);
+  throw tformer::Error(Status::usage, std::string(name) + "=" + std::to_string(first) +
+                                          ": must be a whole number from 0 to " + std::to_string(most) +
+                                          " less the number of lines");
 }
 
 /// Hands results over, and throws what is wrong with the first bad line.
@@ -243,7 +253,7 @@ tformer_status tformer_translate(tformer_translator* translator, const tformer_t
     require(translator, "translator");
     if (count) require(lines, "lines");
     hand_over(translator->translator.translate(views(lines, count), views(prefixes, prefixes ? count : 0),
-                                               static_cast<std::int64_t>(first)),
+                                               number_of(first, count, "first")),
               results);
   });
 }
@@ -257,7 +267,7 @@ tformer_status tformer_generate(tformer_translator* translator, const tformer_id
     if (count) require(sources, "sources");
     std::vector<std::vector<std::int32_t>> all;
     for (std::size_t i = 0; i < count; ++i) all.emplace_back(sources[i].data, sources[i].data + sources[i].size);
-    hand_over(translator->translator.generate(all, static_cast<std::int64_t>(first)), results);
+    hand_over(translator->translator.generate(all, number_of(first, count, "first")), results);
   });
 }
 
@@ -270,7 +280,7 @@ tformer_status tformer_stream(tformer_translator* translator, tformer_text line,
     require(write, "write");
     const auto show = [&](std::string_view piece) { return write(user, piece.data(), piece.size()) == 0; };
     hand_over(translator->translator.stream(views(&line, 1)[0], views(&prefix, 1)[0],
-                                            static_cast<std::int64_t>(number), show),
+                                            number_of(number, 1, "number"), show),
               results);
   });
 }
@@ -284,7 +294,7 @@ tformer_status tformer_score(tformer_translator* translator, const tformer_text*
     if (count) require(sources, "sources");
     if (count) require(targets, "targets");
     hand_over(translator->translator.score(views(sources, count), views(targets, count),
-                                           static_cast<std::int64_t>(first)),
+                                           number_of(first, count, "first")),
               results);
   });
 }

@@ -14,7 +14,6 @@ namespace tformer {
 struct ModelInfo {
   std::int32_t src_vocab = 0;
   std::int32_t tgt_vocab = 0;
-  std::int32_t max_positions = 0;
   std::int32_t pad_id = 0;
   std::int32_t eos_id = 0;
   std::int32_t start_id = 0;

@@ -16,7 +16,7 @@ enum class Status : int {
   text = 4,         ///< DataError: text that cannot be used
   engine = 5,       ///< EngineError: a runtime that stopped with an error of its own
   not_numbers = 6,  ///< NotNumbers: log-probabilities that are no numbers
-  missing = 7,      ///< a library, driver or GPU is missing or too old, or the bundle's tokenizer is not built in
+  missing = 7,      ///< a library, driver or GPU is missing or too old, or text is split by rules that C++ lacks
   cancelled = 8,    ///< the caller's callback asked to stop
   no_memory = 9,    ///< there is no memory left
   internal = 10,    ///< a fault of the library itself

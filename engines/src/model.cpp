@@ -68,13 +68,7 @@ void OpenModel::open_tokenizers(const Bundle& bundle) {
   std::vector<std::string> names;
   for (const auto& [name, unused] : bundle.tokenizer_hashes()) names.push_back(name);
   bundle.verify(names);
-  try {
-    tokenizers_ = make_tokenizers(bundle.manifest()["tokenizer"], bundle.directory());
-  } catch (const Error& error) {
-    if (error.status != Status::missing) throw;
-    tokenizer_problem_ = error.what();
-    return;
-  }
+  tokenizers_ = make_tokenizers(bundle.manifest()["tokenizer"], bundle.directory());
   require_fit(bundle, tokenizers_);
 }
 
@@ -97,11 +91,6 @@ std::int32_t target_entry(const OpenModel& model, std::string_view entry) {
   const std::int32_t id = model.tokenizers().target->id_of(name);
   if (id >= 0) return id;
   throw Error(Status::usage, "'" + name + "' is not in the vocabulary: tformer score --tokens shows how text is split");
-}
-
-const Tokenizers& OpenModel::tokenizers() const {
-  if (!tokenizer_problem_.empty()) throw Error(Status::missing, tokenizer_problem_);
-  return tokenizers_;
 }
 
 }  // namespace tformer

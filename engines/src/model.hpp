@@ -16,9 +16,7 @@ class OpenModel {
   OpenModel(const std::string& folder, const Settings& settings);
 
   const Backend& backend() const { return *backend_; }
-  /// Throws Error where C++ does not have the bundle's tokenizers.
-  const Tokenizers& tokenizers() const;
-  bool has_tokenizers() const { return tokenizer_problem_.empty(); }
+  const Tokenizers& tokenizers() const { return tokenizers_; }
   /// The bundle's own decoding options.
   const Json& decoding() const { return decoding_; }
   /// The variant's name, fp32 for the standard graphs; of plans their precision.
@@ -27,7 +25,6 @@ class OpenModel {
  private:
   std::shared_ptr<const Backend> backend_;
   Tokenizers tokenizers_;
-  std::string tokenizer_problem_;
   Json decoding_ = Json::object();
   std::string variant_;
 

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "bundle/bundle.hpp"
+#include "bundle/sha256.hpp"
 #include "errors.hpp"
 #include "npz.hpp"
 
@@ -31,16 +32,6 @@ std::vector<Number> array_at(const std::string& content, std::size_t& place, std
   if (count) std::memcpy(values.data(), content.data() + place, count * sizeof(Number));
   place += count * sizeof(Number);
   return values;
-}
-
-std::string hex(const std::string& bytes) {
-  static constexpr char digits[] = "0123456789abcdef";
-  std::string text;
-  for (const char byte : bytes) {
-    text += digits[static_cast<unsigned char>(byte) >> 4];
-    text += digits[static_cast<unsigned char>(byte) & 15];
-  }
-  return text;
 }
 
 }  // namespace

@@ -10,11 +10,6 @@ namespace {
 
 std::string line_of(std::int64_t number) { return "line " + std::to_string(number); }
 
-/// A number of the first line that leaves room for those behind it.
-void check_first(std::int64_t first) {
-  if (first < 0) throw Error(Status::usage, "first=" + std::to_string(first) + ": must be a whole number from 0 on");
-}
-
 }  // namespace
 
 Translator::Translator(std::shared_ptr<const OpenModel> model, const Settings& settings)
@@ -106,7 +101,6 @@ void Translator::check_source(const std::vector<std::int32_t>& ids, std::int64_t
 
 Translator::Requests Translator::requests(const std::vector<std::string_view>& lines,
                                           const std::vector<std::string_view>& prefixes, std::int64_t first) const {
-  check_first(first);
   if (!prefixes.empty() && prefixes.size() != lines.size()) {
     throw Error(Status::usage, std::to_string(lines.size()) + " sources, " + std::to_string(prefixes.size()) +
                                    " prefixes: give one a line, empty for none");
@@ -114,6 +108,7 @@ Translator::Requests Translator::requests(const std::vector<std::string_view>& l
   Requests asked;
   try {
     for (std::size_t i = 0; i < lines.size(); ++i) {
+      stop_if(&cancelled_);
       const std::int64_t number = first + static_cast<std::int64_t>(i) + 1;
       std::vector<std::int32_t> begin;
       if (!prefixes.empty()) begin = wanted(prefixes[i], line_of(number) + ", prefix");
@@ -129,11 +124,12 @@ Translator::Requests Translator::requests(const std::vector<std::string_view>& l
 
 Results Translator::translate(const std::vector<std::string_view>& lines,
                               const std::vector<std::string_view>& prefixes, std::int64_t first) {
+  cancelled_ = false;
   return run(requests(lines, prefixes, first), first);
 }
 
 Results Translator::generate(const std::vector<std::vector<std::int32_t>>& sources, std::int64_t first) {
-  check_first(first);
+  cancelled_ = false;
   Requests asked;
   try {
     for (const std::vector<std::int32_t>& ids : sources) {
@@ -148,7 +144,6 @@ Results Translator::generate(const std::vector<std::vector<std::int32_t>>& sourc
 
 /// Results of all requests before the first bad one.
 Results Translator::run(const Requests& asked, std::int64_t first) {
-  cancelled_ = false;
   const std::size_t count = asked.sources.size();
   std::vector<std::size_t> lengths;
   for (const std::vector<std::int32_t>& source : asked.sources) lengths.push_back(source.size());
@@ -202,7 +197,9 @@ void Translator::decode_batch(const Requests& asked, std::vector<std::size_t> in
           each.sentence = static_cast<std::int32_t>(indices[static_cast<std::size_t>(each.sentence)]);
         }
         const std::lock_guard<std::mutex> held(callback_lock_);
+        stop_if(&cancelled_);
         if (!on_step(numbered)) cancelled_ = true;
+        stop_if(&cancelled_);
       };
     }
     try {
@@ -224,8 +221,7 @@ void Translator::decode_batch(const Requests& asked, std::vector<std::size_t> in
 }
 
 Output Translator::output(Hypothesis hypothesis) const {
-  std::string text;
-  if (model_->has_tokenizers()) text = model_->tokenizers().target->decode(hypothesis.ids);
+  std::string text = model_->tokenizers().target->decode(hypothesis.ids);
   return {std::move(text), std::move(hypothesis)};
 }
 
@@ -272,15 +268,15 @@ Results Translator::stream(std::string_view line, std::string_view prefix, std::
 
 Results Translator::score(const std::vector<std::string_view>& sources, const std::vector<std::string_view>& targets,
                           std::int64_t first) {
-  check_first(first);
+  cancelled_ = false;
   if (sources.size() != targets.size()) {
     throw Error(Status::usage, std::to_string(sources.size()) + " sources, " + std::to_string(targets.size()) +
                                    " targets: give one a line");
   }
-  cancelled_ = false;
   std::vector<std::vector<std::int32_t>> from, to;
   std::vector<std::size_t> longest;
   for (std::size_t i = 0; i < sources.size(); ++i) {
+    stop_if(&cancelled_);
     const std::int64_t number = first + static_cast<std::int64_t>(i) + 1;
     check_line(sources[i], line_of(number));
     from.push_back(model_->tokenizers().source_ids(stripped(sources[i])));

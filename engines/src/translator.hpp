@@ -32,8 +32,6 @@ struct Results {
 /// For one thread at a time.
 class Translator {
  public:
-  using StepCallback = std::function<bool(const std::vector<Candidate>&, std::uint64_t first)>;
-
   /// Throws Error.
   Translator(std::shared_ptr<const OpenModel> model, const Settings& settings);
 
@@ -43,7 +41,8 @@ class Translator {
   /// Stop the call that another thread makes.
   void cancel() { cancelled_ = true; }
 
-  /// `prefixes`: how each output begins, if given. Throws Error for arguments that do not fit each other.
+  /// `prefixes`: how each output begins, if given. `first`: number of the first line, from 0; that behind the last must
+  /// be a number too. Throws Error for arguments that do not fit each other.
   Results translate(const std::vector<std::string_view>& lines, const std::vector<std::string_view>& prefixes,
                     std::int64_t first);
   /// For sources given as the ids that the encoder sees.

@@ -33,7 +33,6 @@ class TableEngine final : public tformer::Engine {
   explicit TableEngine(const json& given) : lists_(given.at("lists")) {
     model_.src_vocab = 60;
     model_.tgt_vocab = given.at("vocab");
-    model_.max_positions = 64;
     model_.pad_id = 1;
     model_.eos_id = given.at("eos");
     model_.start_id = 0;

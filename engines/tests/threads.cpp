@@ -1,6 +1,6 @@
 // Eight threads on one model, lines that some admit while others step, and a model that is opened and closed again and
 // again: threads BUNDLE VARIANT TIMES LINE...
-// Run it with ThreadSanitizer, AddressSanitizer, or as it is: it says how memory grew.
+// Run it with ThreadSanitizer, AddressSanitizer, or as it is: it says how memory grew, and fails where models leak.
 #include <atomic>
 #include <fstream>
 #include <iostream>
@@ -9,6 +9,9 @@
 #include <tformer/tformer.hpp>
 
 namespace {
+
+constexpr int many = 500;  // models, from which on growth says something: before, allocators still settle
+constexpr long most_growth_kib = 20 << 10;
 
 /// Resident memory in KiB.
 long resident() {
@@ -87,8 +90,12 @@ int main(int count, char** arguments) try {
     if (translated(again, lines) != expected) throw std::runtime_error("another model disagrees");
     if (i == times / 10) first = resident();
   }
-  std::cout << "8 threads agree; " << times << " models, memory grew by " << resident() - first << " KiB since the "
+  const long grown = resident() - first;
+  std::cout << "8 threads agree; " << times << " models, memory grew by " << grown << " KiB since the "
             << times / 10 + 1 << "th\n";
+  if (times >= many && grown > most_growth_kib) {
+    throw std::runtime_error("memory grew by more than " + std::to_string(most_growth_kib) + " KiB: models leak");
+  }
 } catch (const std::exception& error) {
   std::cerr << error.what() << '\n';
   return 1;

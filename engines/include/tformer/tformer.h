@@ -14,7 +14,8 @@
  * Threads: one model, many translators. A model never changes once it is open, and any number of threads may make
  * translators of it; all of them share its weights. A translator is used by one thread at a time; only `tformer_cancel`
  * may be called from another. Results and options belong to whoever made them. A model may be closed before its
- * translators: what they share is freed with the last of them.
+ * translators: what they share is freed with the last of them. The first model that is opened puts ORT_DISABLE_TELEMETRY
+ * into the environment; where other threads may read that at the same time, set it yourself before.
  *
  * Errors: functions that can fail return a status, 0 where all is well. `tformer_error` then says in one line what is
  * wrong, where, and how to fix it. No function throws or ends the process.
@@ -46,7 +47,7 @@ typedef enum tformer_status {
   TFORMER_TEXT = 4,        /* text that cannot be used */
   TFORMER_ENGINE = 5,      /* ONNX Runtime, TensorRT or CUDA stopped with an error of its own */
   TFORMER_NOT_NUMBERS = 6, /* log-probabilities that are no numbers: values overflow, or weights are damaged */
-  TFORMER_MISSING = 7,     /* a library, driver or GPU is missing or too old, or the bundle's tokenizer is not in C++ */
+  TFORMER_MISSING = 7,     /* a library, driver or GPU is missing or too old, or C++ cannot split the text (spaCy) */
   TFORMER_CANCELLED = 8,   /* a callback or tformer_cancel stopped the work */
   TFORMER_NO_MEMORY = 9,   /* there is no memory left */
   TFORMER_INTERNAL = 10    /* a fault of this library: please report it */
@@ -72,7 +73,7 @@ typedef struct tformer_ids {
 
 /* One output of a line. It belongs to its results. Later versions may add fields at the end. */
 typedef struct tformer_output {
-  const char *text; /* ends in a zero byte; empty where a bundle's tokenizer is not in C++ */
+  const char *text; /* ends in a zero byte */
   size_t text_size;
   const int32_t *ids; /* target tokens without start and end token */
   size_t ids_size;
@@ -111,6 +112,7 @@ TFORMER_API const char *tformer_error(void);
  *                    variant         graphs to run; without it the bundle's default; fp32: the standard ones; with trt
  *                                    the precision of the plans, without it fp16, bf16 or fp32, what there is
  *                    threads         of one call of ONNX Runtime; 0: the cores, shared by `workers`
+ *                    workers         batches that each of its translators decodes at a time; 1
  *                    shortlist       true: score only the tokens that the bundle's lists have for a source
  *                    verify          false: do not compare files with their SHA-256, to start sooner
  *                    arena           false: ONNX Runtime keeps no memory that it has freed: less of it at first, but large

@@ -159,13 +159,21 @@ class Translator {
 
   /// For sources given as the ids that the model sees.
   Outputs generate(const std::vector<std::vector<std::int32_t>>& sources, std::uint64_t first = 0) {
+    Outputs found;
+    check(generate_to(found, sources, first));
+    return found;
+  }
+
+  /// The same; where a source is bad, the status says so and `found` has the outputs of all before it.
+  tformer_status generate_to(Outputs& found, const std::vector<std::vector<std::int32_t>>& sources,
+                             std::uint64_t first = 0) {
     std::vector<tformer_ids> ids;
     for (const auto& source : sources) ids.push_back({source.data(), source.size()});
     tformer_results* results = nullptr;
     const tformer_status status = tformer_generate(translator_.get(), ids.data(), ids.size(), first, &results);
     const detail::Owned<tformer_results> freed(results);
-    check(status);
-    return detail::outputs(results);
+    found = detail::outputs(results);
+    return status;
   }
 
   /// One line; `write` gets its text piece by piece, and stops the call where it returns false.

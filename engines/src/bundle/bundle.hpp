@@ -20,8 +20,6 @@ class Bundle {
   const std::filesystem::path& directory() const { return directory_; }
   const Model& model() const { return model_; }
   const Json& manifest() const { return manifest_; }
-  /// The variant that runs where none is named; empty: the standard graphs.
-  const std::string& default_variant() const { return default_; }
   /// How the graphs of a variant were made; "": the standard ones.
   const Recipe& recipe(const std::string& variant) const { return recipes_.at(variant); }
   /// A name as a user gives it to the variant that runs: none is the default, `fp32` the standard graphs. Throws Error.
@@ -55,7 +53,7 @@ class Bundle {
   Json manifest_;
   Model model_;
   std::map<std::string, Recipe> recipes_;
-  std::string default_;
+  std::string default_;  // the variant that runs where none is named; empty: the standard graphs
   bool verified_ = true;
 
   std::filesystem::path manifest_path() const;

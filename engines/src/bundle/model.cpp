@@ -107,7 +107,7 @@ Model model_of(const Json& values) {
   Model model;
   model.src_vocab = static_cast<std::int32_t>(within(all, "src_vocab", 1, most_vocab));
   model.tgt_vocab = static_cast<std::int32_t>(within(all, "tgt_vocab", 1, most_vocab));
-  model.max_positions = static_cast<std::int32_t>(within(all, "max_positions", 1, 1 << 20));
+  within(all, "max_positions", 1, 1 << 20);
   model.d_model = within(all, "d_model", 1, most_width);
   model.heads = within(all, "heads", 1, 1 << 12);
   model.head_dim = within(all, "head_dim", 0, most_width);

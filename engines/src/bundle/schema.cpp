@@ -1,8 +1,10 @@
 #include "bundle/schema.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 
 #include "bundle/schema_text.hpp"
@@ -13,6 +15,10 @@ namespace {
 
 using Json = nlohmann::json;
 constexpr std::size_t longest_matched = 4096;  // bytes; no name is longer
+const std::set<std::string> keywords = {
+    "$schema", "additionalProperties", "anyOf", "const", "definitions", "description", "else", "enum", "if",
+    "items", "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "pattern", "properties",
+    "propertyNames", "required", "then", "title", "type"};
 
 /// An expression of the schema. JSON that was parsed has no half characters, so what excludes those is left out.
 const Regex& expression(const std::string& pattern) {
@@ -72,9 +78,7 @@ class Checker {
 
   bool keyword_holds(const Json& value, const Json& schema, const std::string& keyword, const Json& rule,
                      const std::string& at) {
-    static const std::map<std::string, int> silent = {{"$schema", 0}, {"title", 0}, {"description", 0},
-                                                      {"definitions", 0}, {"then", 0}, {"else", 0}};
-    if (silent.count(keyword)) return true;
+    if (!keywords.count(keyword)) throw std::logic_error("schema: unknown keyword " + keyword);
     if (keyword == "type") return type(value, rule, at);
     if (keyword == "const") return value == rule || fail(at, "must be " + rule.dump());
     if (keyword == "enum") return one_of(value, rule, at);
@@ -168,10 +172,12 @@ class Checker {
     if (keyword == "pattern" && !matches(value, rule)) {
       return fail(at, "must match pattern " + rule.get<std::string>());
     }
-    if (keyword == "minLength" && value.size() < rule.get<std::size_t>()) {
+    const auto is_first = [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; };
+    const auto length = static_cast<std::size_t>(std::count_if(value.begin(), value.end(), is_first));  // characters
+    if (keyword == "minLength" && length < rule.get<std::size_t>()) {
       return fail(at, "must be longer than or equal to " + rule.dump() + " characters");
     }
-    if (keyword == "maxLength" && value.size() > 4 * rule.get<std::size_t>()) {  // bytes of a character: at most 4
+    if (keyword == "maxLength" && length > rule.get<std::size_t>()) {
       return fail(at, "must be shorter than or equal to " + rule.dump() + " characters");
     }
     return true;

@@ -20,13 +20,7 @@ constexpr std::size_t chunk_bytes = std::size_t{1} << 18;
 std::string finished(SHA256_CTX& context) {
   std::array<unsigned char, SHA256_DIGEST_LENGTH> digest{};
   SHA256_Final(digest.data(), &context);
-  static constexpr char digits[] = "0123456789abcdef";
-  std::string hex;
-  for (const unsigned char byte : digest) {
-    hex += digits[byte >> 4];
-    hex += digits[byte & 15];
-  }
-  return hex;
+  return hex({reinterpret_cast<const char*>(digest.data()), digest.size()});
 }
 
 }  // namespace
@@ -50,11 +44,14 @@ std::string sha256_of_file(const std::filesystem::path& path) {
   }
 }
 
-std::string sha256_of(const std::string& bytes) {
-  SHA256_CTX context;
-  SHA256_Init(&context);
-  SHA256_Update(&context, bytes.data(), bytes.size());
-  return finished(context);
+std::string hex(std::string_view bytes) {
+  static constexpr char digits[] = "0123456789abcdef";
+  std::string text;
+  for (const char byte : bytes) {
+    text += digits[static_cast<unsigned char>(byte) >> 4];
+    text += digits[static_cast<unsigned char>(byte) & 15];
+  }
+  return text;
 }
 
 }  // namespace tformer

@@ -10,11 +10,6 @@
 namespace tformer {
 namespace {
 
-void stop_if(const std::atomic<bool>* cancel) {
-  if (!cancel || !cancel->load(std::memory_order_relaxed)) return;
-  throw Error(Status::cancelled, "the translation was cancelled");
-}
-
 void check_targets(const Engine& engine, const std::vector<std::vector<std::int32_t>>& targets) {
   const std::int64_t limit = engine.limits().tgt_tokens;
   const std::int32_t vocab = engine.model().tgt_vocab;
@@ -30,6 +25,11 @@ void check_targets(const Engine& engine, const std::vector<std::vector<std::int3
 }
 
 }  // namespace
+
+void stop_if(const std::atomic<bool>* cancel) {
+  if (!cancel || !cancel->load(std::memory_order_relaxed)) return;
+  throw Error(Status::cancelled, "the translation was cancelled");
+}
 
 std::vector<std::vector<Hypothesis>> decode(Engine& engine, const Batch& batch, const DecodeOptions& options,
                                             const Hooks& hooks) {

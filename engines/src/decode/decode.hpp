@@ -62,4 +62,7 @@ std::vector<std::vector<double>> score(Engine& engine, const Batch& batch,
                                        const std::vector<std::vector<std::int32_t>>& targets,
                                        const std::atomic<bool>* cancel = nullptr);
 
+/// Throws Error with Status::cancelled once `cancel` is true; null: never.
+void stop_if(const std::atomic<bool>* cancel);
+
 }  // namespace tformer

@@ -202,10 +202,6 @@ std::vector<std::int32_t> DecodeOptions::ends(std::int32_t eos_id) const {
   return end_ids.empty() ? std::vector<std::int32_t>{eos_id} : end_ids;
 }
 
-bool DecodeOptions::plain() const {
-  return repetition_penalty == 1 && !forced_end && !(first_adds_zero && !first_ids.empty());
-}
-
 DecodeOptions options_of(const json& values) {
   if (!values.is_object()) throw Error(Status::usage, "[decoding]: must be a table, got " + values.dump());
   DecodeOptions options;

@@ -45,8 +45,6 @@ struct DecodeOptions {
 
   /// The tokens that end an output of a model with that end token.
   std::vector<std::int32_t> ends(std::int32_t eos_id) const;
-  /// Whether no rule changes the log-probability of a token that it allows.
-  bool plain() const;
   /// Rows that a sentence takes on the device.
   std::int64_t rows() const { return sampling ? n_best : beams; }
   /// Whether the search reads attention weights.

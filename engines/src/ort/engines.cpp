@@ -16,7 +16,8 @@ std::vector<Ort::Value> encode(const Graphs& graphs, std::vector<std::int32_t>& 
   check_request(src_ids, src_lengths, graphs.model(), graphs.recipe().limits);
   const auto batch = static_cast<std::int64_t>(src_lengths.size());
   const std::vector<std::string> names = cache_names("cross", graphs.model());
-  const Ort::Value ids = tensor(src_ids, {batch, static_cast<std::int64_t>(src_ids.size()) / batch});
+  const std::int64_t src_len = static_cast<std::int64_t>(src_ids.size()) / batch;
+  const Ort::Value ids = tensor(src_ids, {batch, src_len});
   const Ort::Value lengths = tensor(src_lengths, {batch});
   const std::string ids_name = "src_ids", lengths_name = "src_lengths";
   std::vector<Ort::Value> cross;
@@ -27,12 +28,19 @@ std::vector<Ort::Value> encode(const Graphs& graphs, std::vector<std::int32_t>& 
   for (std::size_t i = 0; i < names.size(); ++i) feed.output(names[i], cross[i]);
   graphs.run(Graphs::encoder, feed);
   for (std::size_t i = 0; i < names.size(); ++i) cross[i] = Ort::Value(feed.outputs[i]);
+  const std::vector<std::int64_t> wanted = {batch, graphs.model().heads, src_len, graphs.model().head_dim};
+  for (std::size_t i = 0; i < names.size(); ++i) {  // a graph says which sizes are the same, and nobody compares
+    const std::vector<std::int64_t> found = cross[i].GetTensorTypeAndShapeInfo().GetShape();
+    if (found == wanted) continue;
+    throw Error(Status::bundle, graphs.bundle().graph("encoder", graphs.variant()).string() + ": it gave '" + names[i] +
+                                    "' of " + shown(found) + ", not of " + shown(wanted) +
+                                    ": export the bundle again");
+  }
   return cross;
 }
 
 std::vector<Ort::Value> gathered(const std::vector<Ort::Value>& values, const std::vector<std::int32_t>& sentences,
                                  std::int64_t spare, std::int64_t src_len) {
-  const Ort::AllocatorWithDefaultOptions allocator;
   std::vector<Ort::Value> kept;
   for (const Ort::Value& value : values) {
     std::vector<std::int64_t> shape = value.GetTensorTypeAndShapeInfo().GetShape();
@@ -40,7 +48,7 @@ std::vector<Ort::Value> gathered(const std::vector<Ort::Value>& values, const st
     shape[0] = static_cast<std::int64_t>(sentences.size()) + spare;
     shape[2] = std::max(shape[2], src_len);
     const auto wide = static_cast<std::size_t>(shape[2] * shape[3]);
-    kept.push_back(Ort::Value::CreateTensor<float>(allocator, shape.data(), shape.size()));
+    kept.push_back(tensor(shape));
     const float* const from = value.GetTensorData<float>();
     float* to = kept.back().GetTensorMutableData<float>();
     for (const std::int32_t sentence : sentences) {

@@ -46,6 +46,17 @@ const Ort::MemoryInfo& cpu() {
   return *info;
 }
 
+/// Throws Error where ONNX Runtime has no memory for a tensor.
+template <typename Make>
+Ort::Value made(const std::vector<std::int64_t>& shape, const Make& make) {
+  try {
+    return make();
+  } catch (const Ort::Exception& error) {
+    throw Error(Status::no_memory,
+                "no memory for a tensor of " + shown(shape) + " (" + reason(error.what()) + "): use smaller batches");
+  }
+}
+
 }  // namespace
 
 std::string shown(const std::vector<std::int64_t>& shape) {
@@ -126,22 +137,22 @@ Ort::SessionOptions Graphs::session_options(int spin_us) const {
 Ort::Session Graphs::open(const std::string& graph, int spin_us) const {
   const std::filesystem::path path = bundle_->graph(graph, variant_);
   Ort::Session session{nullptr};
-  std::map<std::string, std::string> metadata;
   try {
     require_no_control_flow(path);
     session = Ort::Session(ort_env(), path.c_str(), session_options(spin_us));
     const Ort::AllocatorWithDefaultOptions allocator;
     const Ort::ModelMetadata about = session.GetModelMetadata();
+    std::map<std::string, std::string> metadata;
     for (const Ort::AllocatedStringPtr& key : about.GetCustomMetadataMapKeysAllocated(allocator)) {
       metadata[key.get()] = about.LookupCustomMetadataMapAllocated(key.get(), allocator).get();
     }
+    bundle_->check_metadata(graph, metadata, variant_);
+    check_tensors(graph, session);
   } catch (const std::invalid_argument& error) {
     throw cannot_load(path, std::string("Protobuf parsing failed: ") + error.what());
   } catch (const Ort::Exception& error) {
     throw cannot_load(path, error.what());
   }
-  bundle_->check_metadata(graph, metadata, variant_);
-  check_tensors(graph, session);
   return session;
 }
 
@@ -203,7 +214,9 @@ void Graphs::run(Which which, Feed& feed) const {
 }
 
 Ort::Value tensor(std::vector<std::int32_t>& values, const std::vector<std::int64_t>& shape) {
-  return Ort::Value::CreateTensor<std::int32_t>(cpu(), values.data(), values.size(), shape.data(), shape.size());
+  return made(shape, [&] {
+    return Ort::Value::CreateTensor<std::int32_t>(cpu(), values.data(), values.size(), shape.data(), shape.size());
+  });
 }
 
 Ort::Value tensor(std::vector<float>& values, const std::vector<std::int64_t>& shape) {
@@ -212,7 +225,15 @@ Ort::Value tensor(std::vector<float>& values, const std::vector<std::int64_t>& s
 
 Ort::Value tensor(float* values, const std::vector<std::int64_t>& shape) {
   const auto count = std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
-  return Ort::Value::CreateTensor<float>(cpu(), values, static_cast<std::size_t>(count), shape.data(), shape.size());
+  return made(shape, [&] {
+    return Ort::Value::CreateTensor<float>(cpu(), values, static_cast<std::size_t>(count), shape.data(), shape.size());
+  });
+}
+
+Ort::Value tensor(const std::vector<std::int64_t>& shape) {
+  return made(shape, [&] {
+    return Ort::Value::CreateTensor<float>(Ort::AllocatorWithDefaultOptions(), shape.data(), shape.size());
+  });
 }
 
 }  // namespace tformer

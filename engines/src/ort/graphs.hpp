@@ -73,10 +73,12 @@ class Graphs {
 /// Cores that this process may run on.
 int cores();
 
-/// Tensors over memory of the caller's, which must outlive them.
+/// Tensors over memory of the caller's, which must outlive them. Throws Error where there is no memory.
 Ort::Value tensor(std::vector<std::int32_t>& values, const std::vector<std::int64_t>& shape);
 Ort::Value tensor(std::vector<float>& values, const std::vector<std::int64_t>& shape);
 Ort::Value tensor(float* values, const std::vector<std::int64_t>& shape);
+/// A tensor of its own, without first values.
+Ort::Value tensor(const std::vector<std::int64_t>& shape);
 
 /// A shape in brackets, ? for sizes that are not known.
 std::string shown(const std::vector<std::int64_t>& shape);

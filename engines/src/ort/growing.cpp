@@ -42,10 +42,7 @@ class GrowingEngine : public Engine {
     state->parents = counted(src_lengths.size());
     const Model& model = graphs_->model();
     const std::vector<std::int64_t> empty = {batch, model.heads, 0, model.head_dim};
-    const Ort::AllocatorWithDefaultOptions allocator;
-    for (std::size_t i = 0; i < past_.size(); ++i) {
-      state->past.push_back(Ort::Value::CreateTensor<float>(allocator, empty.data(), empty.size()));
-    }
+    for (std::size_t i = 0; i < past_.size(); ++i) state->past.push_back(tensor(empty));
     return state;
   }
 

@@ -30,10 +30,12 @@ Error missing(const std::string& what) { return Error(Status::missing, what); }
 /// The file in a folder, such as the one of the Python package.
 std::string library_in(const fs::path& folder) {
   std::string found;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (name.rfind("libonnxruntime.so", 0) == 0) found = std::max(found, entry.path().string());
+  std::error_code problem;
+  for (fs::directory_iterator it(folder, problem), end; !problem && it != end; it.increment(problem)) {
+    const std::string name = it->path().filename().string();
+    if (name.rfind("libonnxruntime.so", 0) == 0) found = std::max(found, it->path().string());
   }
+  if (problem) throw missing(folder.string() + " cannot be read: " + problem.message() + ": name the file");
   if (found.empty()) throw missing(folder.string() + " has no libonnxruntime.so: name the file");
   return found;
 }
@@ -43,7 +45,8 @@ std::vector<std::string> candidates(const std::string& place) {
   const char* named = std::getenv("TFORMER_ONNXRUNTIME");
   const std::string wanted = place.empty() && named ? named : place;
   if (wanted.empty()) return {"libonnxruntime.so.1", "libonnxruntime.so"};
-  return {fs::is_directory(wanted) ? library_in(wanted) : wanted};
+  std::error_code ignored;  // what cannot be looked at cannot be loaded either, and the loader says why
+  return {fs::is_directory(wanted, ignored) ? library_in(wanted) : wanted};
 }
 
 void* open_library(const std::vector<std::string>& names) {

@@ -11,8 +11,8 @@
 namespace tformer {
 namespace {
 
-/// `{,n}` means `{0,n}`, which PCRE2 before 10.43 reads as these characters.
-std::string with_zeros(const std::string& expression) {
+/// What PCRE2 reads as the dialect means it: `{,n}` as `{0,n}`, which is characters before 10.43, and `[` in a class.
+std::string for_pcre2(const std::string& expression) {
   std::string made;
   bool in_class = false;
   for (std::size_t i = 0; i < expression.size(); ++i) {
@@ -25,6 +25,8 @@ std::string with_zeros(const std::string& expression) {
       // A bracket that comes first does not end the class.
       if (expression.compare(i + 1, 1, "^") == 0) made += expression[++i];
       if (expression.compare(i + 1, 1, "]") == 0) made += expression[++i];
+    } else if (c == '[') {  // within a class, PCRE2 takes [:alpha:] for a class of its own
+      made.insert(made.size() - 1, "\\");
     } else if (c == ']') {
       in_class = false;
     } else if (c == '{' && !in_class && expression.compare(i + 1, 1, ",") == 0) {
@@ -52,17 +54,23 @@ struct Regex::Compiled {
 
 Regex::Regex(const std::string& expression) : compiled_(std::make_unique<Compiled>()) {
   compiled_->expression = expression;
-  const std::string read = with_zeros(expression);
+  const std::string read = for_pcre2(expression);
   int problem = 0;
   PCRE2_SIZE where = 0;
   compiled_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(read.data()), read.size(),
-                                  PCRE2_UTF, &problem, &where, nullptr);
+                                  PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C, &problem, &where, nullptr);
   if (!compiled_->code) {
     throw Error(Status::bundle, "regular expression '" + expression.substr(0, 80) + "': " + message_of(problem));
   }
 }
 
 Regex::~Regex() = default;
+
+std::size_t Regex::groups() const {
+  std::uint32_t count = 0;
+  pcre2_pattern_info(compiled_->code, PCRE2_INFO_CAPTURECOUNT, &count);
+  return count;
+}
 
 std::vector<std::string_view> Regex::find_all(std::string_view text) const {
   std::vector<std::string_view> found;
@@ -85,6 +93,22 @@ std::vector<std::string_view> Regex::find_all(std::string_view text) const {
     options = PCRE2_NO_UTF_CHECK | (ends[0] == ends[1] ? PCRE2_NOTEMPTY_ATSTART : 0U);
     start = ends[1];
   }
+}
+
+std::unique_ptr<const Regex> word_expression(const std::string& expression) {
+  // What other languages lack or read otherwise, behind escapes that all of them have.
+  static const Regex only_here(R"((?:\\[dwsDWS]|\\[^\w\s\p{L}\p{N}\p{Z}])(*SKIP)(*FAIL))"
+                               R"(|\((?:\*|\?(?![:=!]))|\\.|\[\[|&&|\|\||~~|[*+?}]\+)");
+  const auto refuse = [&expression](const std::string& why) {
+    throw Error(Status::bundle, "regular expression '" + expression.substr(0, 80) + "'" + why);
+  };
+  if (const auto found = only_here.find_all(expression); !found.empty()) {
+    refuse(": '" + std::string(found[0]) + "' is not the same in every language: rewrite it");
+  }
+  auto made = std::make_unique<const Regex>(expression);
+  if (made->groups()) refuse(": write groups as (?:...)");
+  if (!made->find_all("").empty()) refuse(" matches nothing at all: have it match characters");
+  return made;
 }
 
 }  // namespace tformer

@@ -16,10 +16,16 @@ class Regex {
   ~Regex();
   /// Every match in valid UTF-8, from the left, as Python's `findall`. Throws Error where matching takes too long.
   std::vector<std::string_view> find_all(std::string_view text) const;
+  /// How many groups it captures.
+  std::size_t groups() const;
 
  private:
   struct Compiled;
   std::unique_ptr<Compiled> compiled_;
 };
+
+/// What splits text into words. Throws Error as `Regex` does, and for what Python refuses: what is outside the dialect,
+/// groups that capture, and an expression that matches "".
+std::unique_ptr<const Regex> word_expression(const std::string& expression);
 
 }  // namespace tformer

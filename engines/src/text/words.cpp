@@ -11,7 +11,7 @@ class Words final : public Tokenizer {
  public:
   Words(std::vector<std::string> words, Specials special, const WordsHow& how)
       : Tokenizer(std::move(special)), words_(std::move(words), specials), how_(how) {
-    if (how.regex) regex_ = std::make_unique<Regex>(*how.regex);
+    if (how.regex) regex_ = word_expression(*how.regex);
   }
 
   std::int32_t size() const override { return words_.size(); }
@@ -53,7 +53,7 @@ class Words final : public Tokenizer {
  private:
   Vocabulary words_;
   WordsHow how_;
-  std::unique_ptr<Regex> regex_;
+  std::unique_ptr<const Regex> regex_;
 };
 
 }  // namespace
