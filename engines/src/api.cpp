@@ -315,7 +315,7 @@ tformer_status tformer_admit(tformer_serving* serving, tformer_text line, tforme
   return guarded([&] {
     require(serving, "serving");
     serving->serving.admit(views(&line, 1)[0], views(&prefix, 1)[0], options ? &options->settings : nullptr,
-                           static_cast<std::int64_t>(number));
+                           number_of(number, 1, "number"));
   });
 }
 
