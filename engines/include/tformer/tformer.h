@@ -191,9 +191,10 @@ TFORMER_API tformer_status tformer_score(tformer_translator *translator, const t
  *
  *   tformer_serving_new(model, options, &serving);
  *   tformer_admit(serving, line, prefix, NULL, number);      any thread, at any time
- *   while (!tformer_step(serving, &left) && left) {          one thread
+ *   do {                                                     one thread
+ *     tformer_step(serving, &left);
  *     while (tformer_take(serving, &number, &results), results) ...
- *   }
+ *   } while (left);
  *
  * All functions but tformer_serving_free may be called from any thread; steps are taken one at a time, and nothing but a
  * step waits for one. Needs a variant of target ort-cpu and no shortlist, else the status is TFORMER_LIMIT. */
