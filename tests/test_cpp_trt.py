@@ -238,7 +238,6 @@ def in_one_process(
         "TFORMER_ONNXRUNTIME": onnxruntime(),
         **{name: str(value) for name, value in {**PLANS, **environment}.items()},
     }
-    (libraries[0] / "build.ninja").touch()  # what says that a folder has been built
     command = [sys.executable, "-c", IN_ONE_PROCESS, bundle, *lines()[:12], *arguments]
     return subprocess.run([*map(str, command)], capture_output=True, text=True, env=env, timeout=120)
 
