@@ -74,7 +74,7 @@ def _shrunk(least: Tensor, largest: Tensor, rows: Tensor, weights: Sequence[Tens
 
     To the share of the largest channel, a power of 2, with the least error of the products: (out, in) each.
     """
-    ends, best = torch.maximum(largest, -least), math.inf
+    ends, best = torch.maximum(largest, -least).clamp(min=1e-9), math.inf
     chosen = Range(float(least.min()), float(largest.max()))
     for share in SHARES if weights else ():
         shrink = (float(ends.max()) * share / ends).clamp(max=1)
@@ -156,7 +156,10 @@ def all_steps(
     config, chosen = models[0].config, sorted(sources, key=len)
     for start in range(0, len(chosen), BATCH):
         yield from seen_steps(models, chosen[start : start + BATCH], most)
-    for ids in torch.arange(max(config.src_vocab, config.tgt_vocab))[:entries].split(ENTRIES):
+    count = max(config.src_vocab, config.tgt_vocab)
+    count = min(count, entries or count)
+    for start in range(0, count, ENTRIES):
+        ids = torch.arange(start, min(start + ENTRIES, count))
         src_ids, tokens = (ids % size for size in (config.src_vocab, config.tgt_vocab))
         yield from seen_steps(models, src_ids[:, None].tolist(), 1, tokens[:, None])
 
