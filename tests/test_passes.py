@@ -27,6 +27,7 @@ from tformer_deploy.export.passes.older_operators import older_operators
 from tformer_deploy.export.passes.quantize import quantize_channels, quantize_groups, quantize_tables
 from tformer_deploy.export.passes.rewriting import MICROSOFT
 from tformer_deploy.export.passes.simplify import simplify
+from tformer_deploy.export.quantizing import Range, Ranges
 from tformer_deploy.export.trace import Tracer, rename_weights
 from tformer_deploy.model import AnnotatedLayerNorm
 from tformer_deploy.recipe import load_recipe
@@ -35,6 +36,7 @@ from .conftest import random_model, small_config
 
 Array = NDArray[Any]
 CLOSE = 2e-6
+SEEN: Ranges = {"w": Range(-3.0, 3.0)}
 
 
 def traced(module: nn.Module, *inputs: Tensor) -> ir.Model:
@@ -433,7 +435,7 @@ def product(weight: Array, bias: Array | None, rewrite: Callable[[ir.Graph], Non
 
 
 def by_channels(least: float, largest: float) -> Callable[[ir.Graph], None]:
-    return lambda graph: quantize_channels(graph, {"w": (least, largest)})
+    return lambda graph: quantize_channels(graph, {"w": Range(least, largest)})
 
 
 @pytest.mark.parametrize("axes", [2, 3])
@@ -459,7 +461,11 @@ def test_products_by_channel_are_exact_sums_of_integers(least: float, largest: f
 
 @pytest.mark.parametrize(
     "rewrite",
-    [by_channels(-3.0, 3.0), lambda graph: quantize_groups(graph, 8, 32), lambda graph: quantize_groups(graph, 4, 16)],
+    [
+        by_channels(-3.0, 3.0),
+        lambda graph: quantize_groups(graph, 8, 32, SEEN),
+        lambda graph: quantize_groups(graph, 4, 16, SEEN),
+    ],
     ids=["channels", "groups of 8 bits", "groups of 4 bits"],
 )
 def test_a_row_of_an_integer_product_does_not_depend_on_its_neighbours(rewrite: Any) -> None:
@@ -477,7 +483,7 @@ def test_a_row_of_an_integer_product_does_not_depend_on_its_neighbours(rewrite: 
 def test_products_by_group_are_near(bits: int, size: int, outputs: int, inputs: int) -> None:
     weight, bias, x = random_product(outputs, inputs, 6)
     expected = x @ weight.T + bias
-    found = product(weight, bias, lambda graph: quantize_groups(graph, bits, size))(x)
+    found = product(weight, bias, lambda graph: quantize_groups(graph, bits, size, SEEN))(x)
     error = np.sqrt(np.mean((found - expected) ** 2)) / np.sqrt(np.mean(expected**2))
     assert error <= {8: 0.02, 4: 0.2}[bits]
 
@@ -486,7 +492,33 @@ def test_a_layer_that_calibration_has_not_seen_is_refused() -> None:
     weight, bias, _ = random_product(4, 16, 1)
     model = traced(Product(weight, bias), torch.zeros(2, 16))
     with pytest.raises(ArtifactError, match="calibration has seen no input of w"):
-        quantize_channels(model.graph, {"v": (0.0, 1.0)})
+        quantize_channels(model.graph, {"v": Range(0.0, 1.0)})
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_channels_that_are_shrunk_leave_the_sums_as_they_are(axes: int) -> None:
+    """Up to what rounding does, of which a large channel's range leaves much, and a shrunk one's little."""
+    weight, bias, x = random_product(48, 64, 40)
+    x[:, 5] *= 100
+    weight[:, 5] *= 0.01
+    shrink = np.ones(64, np.float32)
+    shrink[5] = 0.01
+    least, largest = float(x.min()), float(x.max())
+    exact, errors = x @ weight.T + bias, []
+    for found in (Range(least, largest), Range(least, largest, np.ones_like(shrink), "w"), Range(-4, 4, shrink, "w")):
+        run = product(weight, bias, lambda graph, found=found: quantize_channels(graph, {"w": found}), axes)
+        errors.append(float(np.abs(run(x) - exact).mean()))
+    assert errors[0] == errors[1] > 5 * errors[2]
+
+
+def test_layers_that_stay_fp32_are_left_alone() -> None:
+    weight, bias, x = random_product(48, 64, 9)
+    exact = product(weight, bias, lambda graph: None)(x)
+    for rewrite in (
+        lambda graph: quantize_channels(graph, {"w": None}),
+        lambda graph: quantize_groups(graph, 8, 32, {"w": None}),
+    ):
+        assert (product(weight, bias, rewrite)(x) == exact).all()
 
 
 @pytest.mark.parametrize("scaled", [True, False])

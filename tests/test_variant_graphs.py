@@ -21,14 +21,16 @@ from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.base import Scores
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.engines.ort.library import InferenceSession, SessionOptions
-from tformer_deploy.export.calibrate import input_ranges
+from tformer_deploy.export import calibrate
+from tformer_deploy.export.calibrate import fp32_layers, input_ranges
 from tformer_deploy.export.graphs import best_in_blocks, block_width
 from tformer_deploy.export.passes.rewriting import MICROSOFT
 from tformer_deploy.export.passes.simplify import simplify
-from tformer_deploy.export.quantizing import groups
+from tformer_deploy.export.quantizing import Range, groups
 from tformer_deploy.export.signature import read_signature
 from tformer_deploy.export.to_onnx import build_graph
 from tformer_deploy.export.trace import Tracer
+from tformer_deploy.model import Transformer
 from tformer_deploy.recipe import Axes, Axis, Recipe, load_recipe
 from tformer_deploy.translate import make_batch
 
@@ -333,7 +335,7 @@ def test_ranges_cover_what_goes_into_a_product() -> None:
     sources = [[7, 8, 9, 3], [5, 3], [50, 51, 52, 53, 54, 3]]
     found = input_ranges(model, sources)
     linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    assert found.keys() == linear and all(least <= 0 <= largest for least, largest in found.values())
+    assert found.keys() == linear and all(each and each.least <= 0 <= each.largest for each in found.values())
     assert not model.training and not [m for m in model.modules() if m._forward_pre_hooks], "nothing watches afterwards"
     for name in ("encoder.0.ff.down", "encoder.1.ff.down", "decoder.0.ff.down"):
         assert found[name][0] == 0 < found[name][1], "no negative number leaves relu"
@@ -341,16 +343,15 @@ def test_ranges_cover_what_goes_into_a_product() -> None:
         x = model.src_embedding.weight[source] * np.sqrt(32) + model.src_positions[: len(source)]
         y = model.encoder[0].attention_residual.norm(x).detach()
         for part in ("query", "key", "value"):
-            least, largest = found[f"encoder.0.attention.{part}"]
+            least, largest = found[f"encoder.0.attention.{part}"][:2]
             assert least <= float(y.min()) and float(y.max()) <= largest
     x = model.src_embedding.weight[sources[1]] * np.sqrt(32) + model.src_positions[:2]
     y = model.encoder[0].attention_residual.norm(x).detach()
-    alone = input_ranges(model, sources[1:2])["encoder.0.attention.query"]
-    assert alone == pytest.approx((float(y.min()), float(y.max())), abs=1e-6)
-
-
-def test_ranges_of_nothing_are_none() -> None:
-    assert input_ranges(random_model(small_config()), []) == {}
+    every = model.src_embedding.weight * np.sqrt(32) + model.src_positions[:1]  # each entry is fed once as well
+    entries = model.encoder[0].attention_residual.norm(every).detach()
+    for text, seen in ((sources[1:2], torch.cat((y, entries))), ([], entries)):
+        alone = input_ranges(model, text)["encoder.0.attention.query"]
+        assert alone and alone[:2] == pytest.approx((float(seen.min()), float(seen.max())), abs=1e-6)
 
 
 @pytest.mark.parametrize("recipe", ["int8", "int8-latency", "int4"])
@@ -379,6 +380,40 @@ def test_models_in_few_bits_stay_within_their_tolerance(
         assert 1e-4 < apart.max() <= limits.scores and apart.mean() <= limits.scores / 8
 
 
+def with_large_channels(model: Transformer, factor: float) -> Transformer:
+    """The same function, but that one channel behind every norm is larger, and its weights smaller."""
+    with torch.no_grad():
+        for layer in (*model.encoder, *model.decoder):
+            own, cross = layer.attention, getattr(layer, "cross", None)
+            read: list[tuple[Any, list[Any]]] = [(layer.attention_residual.norm, [own.query, own.key, own.value])]
+            read += [(layer.ff_residual.norm, [layer.ff.up])]
+            read += [(layer.cross_residual.norm, [cross.query])] if cross else []
+            for norm, linears in read:
+                norm.weight[3] *= factor
+                norm.bias[3] *= factor
+                for linear in linears:
+                    linear.weight[:, 3] /= factor
+    return model
+
+
+def test_large_channels_are_shrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that, they leave the others of their inputs a few of the 256 integers."""
+    model, recipe = with_large_channels(random_model(small_config()).eval(), 400), load_recipe("int8")
+    src_ids, lengths = random_sources(6, 12)
+    sources = [row[:length].tolist() for row, length in zip(src_ids, lengths, strict=True)]
+    tgt_ids = np.random.default_rng(1).integers(4, 60, (6, 10)).astype(np.int32)
+    found = {}
+    for shares in (calibrate.SHARES, [1.0]):
+        monkeypatch.setattr(calibrate, "SHARES", shares)
+        kept = fp32_layers(model, recipe, input_ranges(model, sources), sources)
+        with variant_engine(model, tmp_path / str(len(shares)), recipe) as engine, EagerEngine(model) as eager:
+            ours, theirs = (side.layers(src_ids, lengths, tgt_ids)["log_probs"] for side in (eager, engine))
+        found[len(shares)] = kept, float(np.abs(ours - theirs).max())
+    (kept, apart), (harmed, lost) = found.values()
+    assert not kept and apart <= recipe.tolerance.scores
+    assert {"encoder.0.ff.up", "decoder.0.ff.up"} <= set(harmed) and lost > recipe.tolerance.scores, found
+
+
 def test_relu_is_left_to_rounding_where_ranges_allow_it() -> None:
     model = random_model(small_config()).eval()
     tracer, ranges = Tracer(model), input_ranges(model, [[7, 8, 9, 3]])
@@ -386,6 +421,6 @@ def test_relu_is_left_to_rounding_where_ranges_allow_it() -> None:
         chosen = load_recipe(recipe).for_model(model.config)
         graphs = [build_graph(name, tracer, chosen, ranges).graph for name in GRAPHS]
         assert [sum(node.op_type == "Relu" for node in graph.node) for graph in graphs] == [encoder, step]
-    wider = {**ranges, "encoder.0.ff.down": (-0.1, 5.0)}
+    wider = {**ranges, "encoder.0.ff.down": Range(-0.1, 5.0)}
     graph = build_graph("encoder", tracer, load_recipe("int8").for_model(model.config), wider).graph
     assert sum(node.op_type == "Relu" for node in graph.node) == 1

@@ -158,16 +158,15 @@ def write_manifest(
     tokenizer: dict[str, Any],
     checkpoint: dict[str, str],
     versions: dict[str, str],
-    limits: Mapping[str, Mapping[str, float]] | None = None,
+    measured: Mapping[str, Mapping[str, Any]] | None = None,
     weights: Mapping[str, Any] | None = None,
     decoding: Mapping[str, Any] | None = None,
 ) -> None:
     """Describe and hash every file that lies in `directory`; `recipes` of the standard graphs ("") and the variants.
 
-    `limits`: of each variant that rounds, what calibration measured of every layer; `weights`: see
-    `export.save.weights_read`.
+    `measured`: of each variant that rounds, `limits`, what calibration measured of every layer, and `fp32`, the linear
+    layers that are not rounded; `weights`: see `export.save.weights_read`.
     """
-    measured = limits or {}
     write_json(
         directory / MANIFEST,
         {
@@ -186,7 +185,7 @@ def write_manifest(
                 name: {
                     "recipe": dataclasses.asdict(recipe),
                     "graphs": _graphs(config, recipe),
-                    **({"limits": dict(measured[name])} if name in measured else {}),
+                    **(measured or {}).get(name, {}),
                 }
                 for name, recipe in recipes.items()
                 if name

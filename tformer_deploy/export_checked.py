@@ -19,7 +19,7 @@ from .decoding import DecodeOptions
 from .engines import STANDARD, expand
 from .engines.eager import NO_ENCODER
 from .errors import ConfigError, DataError, ParityError
-from .export.calibrate import NOISE_SENTENCES, SENTENCES, input_ranges, layer_noise
+from .export.calibrate import NOISE_SENTENCES, SENTENCES, fp32_layers, input_ranges, layer_noise
 from .export.save import weights_read
 from .export.to_onnx import export_graphs
 from .export.trace import Tracer
@@ -85,11 +85,15 @@ def export_checked(
         model = checkpoint.load_model()
         ranges = input_ranges(model, calibration.sources) if calibration.sources else {}
         lossy = {name: recipe for name, recipe in chosen.items() if recipe.quantized}
-        limits = {name: layer_noise(model, recipe, ranges, calibration.sources) for name, recipe in lossy.items()}
+        kept = {name: fp32_layers(model, recipe, ranges, calibration.sources) for name, recipe in lossy.items()}
+        of_recipe = {name: {**ranges, **dict.fromkeys(kept[name])} for name in kept}
+        limits = {
+            name: layer_noise(model, recipe, of_recipe[name], calibration.sources) for name, recipe in lossy.items()
+        }
         tracer = Tracer(model)
         own = isinstance(checkpoint, UserCheckpoint)
         for name, recipe in chosen.items():
-            identity = checkpoint.weights_sha256, ranges, checkpoint.tokenizer_hashes
+            identity = checkpoint.weights_sha256, of_recipe.get(name), checkpoint.tokenizer_hashes
             with calling(str(run), "torch.export of the module") if own else nullcontext():
                 export_graphs(tracer, recipe, directory / name, *identity)
         place = os.path.relpath(os.path.realpath(run), os.path.realpath(out))
@@ -100,7 +104,7 @@ def export_checked(
             description,
             {"path": place, "weights_sha256": checkpoint.weights_sha256},
             {name: version(name) for name in ("torch", "onnx", "onnxscript")},
-            limits,
+            {name: {"limits": limits[name], "fp32": kept[name]} for name in lossy},
             weights_read(directory),
             checkpoint.decoding,
         )

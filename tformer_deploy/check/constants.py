@@ -98,7 +98,7 @@ class GraphConstants:
         known: set[str] = set()
         for names, origins, off in self.compared():
             if (off == 0).all():
-                found.equal += len(names)
+                found.equal += len(set(names) - known)  # layers that read the same input share how it is shrunk
             else:
                 found.wrong.append(self.describe(names[0], origins, off))
             seen.update(origins)
@@ -189,7 +189,9 @@ class GraphConstants:
         """Quantized weights, and their scales and zeros: how far they are from `expected` (out, in), where that is
         more than rounding may do."""
         rows = len(expected)
-        group, scales = [name], []
+        group, scales = [name, *self.shrink(name)], []
+        for shrink in group[1:]:
+            expected = expected / self.array(shrink)
         layout = NAME.fullmatch(name)["layout"]  # type: ignore[index]
         for other in self.tensors:
             parsed = NAME.fullmatch(other)
@@ -211,6 +213,14 @@ class GraphConstants:
             group.append(zeros)
             off = np.where((self.array(zeros) != 0).reshape(rows, 1, 1), np.maximum(off, CLOSE), off)
         return group, off
+
+    def shrink(self, weight: str) -> list[str]:
+        """The constant that shrinks channels of what a weight's product reads, by which its columns were divided."""
+        makers = {value: node for node in self.model.node for value in node.output}
+        read = next((makers.get(node.input[0]) for node in self.model.node if weight in node.input), None)
+        product = makers.get(read.input[0]) if read is not None and read.op_type == "QuantizeLinear" else None
+        names = product.input if product is not None and product.op_type == "Mul" else ()
+        return [name for name in names if name.endswith(".shrink") and name in self.tensors]
 
     def off(self, stored: Array, scales: Array, expected: Array) -> Array:
         """How far integers times scales (out, groups) are from `expected` (out, in): (out, groups, in of a group)."""

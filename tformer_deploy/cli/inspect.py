@@ -74,6 +74,8 @@ def listing(path: Path, header: dict[str, Any]) -> str:
         for graph, made in variant["graphs"].items():
             if made.get("passes"):
                 lines.append(f"             {graph}: {', '.join(made['passes'])}")
+        if variant.get("fp32"):
+            lines.append(f"             in fp32: {', '.join(variant['fp32'])}")
     parts = {STANDARD: header, **header.get("variants", {})}
     if encoders := [name for name, part in parts.items() if MEMORY_GRAPH in part.get("graphs", {})]:
         lines.append(f"  encode     {', '.join(encoders)}")

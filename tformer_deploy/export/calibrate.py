@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from ..contract import layer_names
 from ..recipe import Recipe
 from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
-from .quantizing import Ranges, channels, group_size, groups, step_and_zero
+from .quantizing import Range, Ranges, channels, group_size, groups, step_and_zero
 
 Noise = dict[str, float]
 """Name of a layer's output, see `contract.layer_names` -> the root mean square of its differences."""
@@ -21,30 +23,101 @@ SENTENCES, BATCH, TOKENS = 256, 32, 64
 """At most so many sentences, in batches of so many, each decoded for at most so many steps."""
 NOISE_SENTENCES, NOISE_TOKENS = 64, 32
 """The same where both the model and its rounded copy decode."""
+ENTRIES = 512
+"""Entries of the vocabularies that are fed at once."""
+CALLS, ROWS, SHARES, PAYS = 64, 8, [0.5**n for n in range(7)], 0.25
+"""Of a layer's input: the first calls, of which rows are kept, and how many; what large channels may be shrunk to, as
+a share of the largest; the part of the squared error that may be left for that to pay, as it costs a multiplication."""
+SHARE = 0.15
+"""Of `tolerance.scores`: a layer whose rounding alone moves scores further stays fp32, where all together go beyond."""
 
 
 @torch.inference_mode()
 def input_ranges(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> Ranges:
-    """Encode and greedily decode the first of `sources`, ids as the encoder sees them, and watch."""
-    found: Ranges = {}
+    """Encode and greedily decode the first of `sources`, ids as the encoder sees them, and watch.
+
+    Then every entry of both vocabularies once, as a check feeds them: what no sentence had would leave the ranges.
+    """
+    layers = {name: m for name, m in cast(nn.Module, model).named_modules() if isinstance(m, nn.Linear)}
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    rows: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def watch(name: str, x: Tensor) -> None:
-        least, largest = found.get(name, (0.0, 0.0))
-        found[name] = min(least, float(x.min())), max(largest, float(x.max()))
+        x = x.flatten(0, -2)
+        least, largest = seen.get(name, (x.new_zeros(()), x.new_zeros(())))
+        seen[name] = torch.minimum(least, x.amin(0)), torch.maximum(largest, x.amax(0))
+        if len(rows[name]) < CALLS:
+            rows[name].append(x[:: 1 + len(x) // ROWS].clone())
 
     hooks = [
         module.register_forward_pre_hook(lambda _, inputs, name=name: watch(name, inputs[0]))
-        for name, module in cast(nn.Module, model).named_modules()
-        if isinstance(module, nn.Linear)
+        for name, module in layers.items()
     ]
     try:
-        chosen = sorted(sources[:SENTENCES], key=len)
-        for start in range(0, len(chosen), BATCH):
-            for _ in seen_steps([model], chosen[start : start + BATCH], TOKENS):
-                pass
+        for _ in all_steps([model], sources[:SENTENCES], TOKENS):
+            pass
     finally:
         for hook in hooks:
             hook.remove()
+    readers: dict[bytes, list[str]] = defaultdict(list)  # of each input
+    for name, pair in seen.items():
+        readers[b"output" if name == "output" else torch.cat(pair).numpy().tobytes()].append(name)
+    found: Ranges = {}
+    for names in readers.values():
+        weights = [layers[name].weight for name in names if name != "output"]
+        chosen = _shrunk(*seen[names[0]], torch.cat(rows[names[0]]), weights)
+        found.update(dict.fromkeys(names, chosen._replace(name=names[0])))
+    return found
+
+
+def _shrunk(least: Tensor, largest: Tensor, rows: Tensor, weights: Sequence[Tensor]) -> Range:
+    """The range of an input of which some `rows` (n, in) are known, its largest channels shrunk if that pays.
+
+    To the share of the largest channel, a power of 2, with the least error of the products: (out, in) each.
+    """
+    ends, best = torch.maximum(largest, -least).clamp(min=1e-9), math.inf
+    chosen = Range(float(least.min()), float(largest.max()))
+    for share in SHARES if weights else ():
+        shrink = (float(ends.max()) * share / ends).clamp(max=1)
+        found = Range(float((least * shrink).min()), float((largest * shrink).max()), shrink.numpy())
+        off = sum(
+            float((_over(rows * shrink, *found[:2]) @ _by_columns(w / shrink).T - rows @ w.T).square().sum())
+            / max(float((rows @ w.T).square().sum()), 1e-12)
+            for w in weights
+        )
+        if share == 1:
+            best = off * PAYS
+        elif off < best:
+            chosen, best = found, off
+    return chosen
+
+
+@torch.inference_mode()
+def fp32_layers(model: Seq2Seq, recipe: Recipe, ranges: Ranges, sources: Sequence[Sequence[int]]) -> list[str]:
+    """The linear layers that a recipe must leave in fp32 for the scores to stay within its tolerance, mostly none.
+
+    Never the output, whose rows for shortlists have the recipe's precision.
+    """
+    rounded, other = (cast(nn.Module, each) for each in (round_model(model, recipe, ranges), copy.deepcopy(model)))
+
+    def apart(copied: nn.Module) -> float:
+        both = [model, cast(Seq2Seq, copied)]
+        largest = 0.0
+        for side, _, _, layers in all_steps(both, sources[:BATCH], NOISE_TOKENS, ENTRIES):
+            if side == "decoder":
+                ours, theirs = (log_probs(m, seen["hidden"]) for m, seen in zip(both, layers, strict=True))
+                largest = max(largest, float((ours - theirs).abs().max()))
+        return largest
+
+    found: list[str] = []
+    names = [name for name in ranges if name != "output"] if apart(rounded) > recipe.tolerance.scores else []
+    for name in names:
+        parent, _, child = name.rpartition(".")
+        holder = other.get_submodule(parent)
+        own = getattr(holder, child)
+        setattr(holder, child, rounded.get_submodule(name))
+        found += [name] if apart(other) > SHARE * recipe.tolerance.scores else []
+        setattr(holder, child, own)
     return found
 
 
@@ -77,8 +150,28 @@ Seen = tuple[str, Tensor, Tensor, list[Layers]]
 """`encoder` or `decoder`, the sentences (n), which positions are real (n, T), and the layers of every model."""
 
 
-def seen_steps(models: Sequence[Seq2Seq], sources: Sequence[Sequence[int]], most: int) -> Iterator[Seen]:
-    """Greedy search of the first model, whose tokens the others are fed, for the sake of the values on the way."""
+def all_steps(
+    models: Sequence[Seq2Seq], sources: Sequence[Sequence[int]], most: int, entries: int | None = None
+) -> Iterator[Seen]:
+    """`seen_steps` of sentences, and of the first `entries` of the vocabularies, each a source and a first token."""
+    config, chosen = models[0].config, sorted(sources, key=len)
+    for start in range(0, len(chosen), BATCH):
+        yield from seen_steps(models, chosen[start : start + BATCH], most)
+    count = max(config.src_vocab, config.tgt_vocab)
+    count = min(count, entries or count)
+    for start in range(0, count, ENTRIES):
+        ids = torch.arange(start, min(start + ENTRIES, count))
+        src_ids, tokens = (ids % size for size in (config.src_vocab, config.tgt_vocab))
+        yield from seen_steps(models, src_ids[:, None].tolist(), 1, tokens[:, None])
+
+
+def seen_steps(
+    models: Sequence[Seq2Seq], sources: Sequence[Sequence[int]], most: int, tokens: Tensor | None = None
+) -> Iterator[Seen]:
+    """Greedy search of the first model, whose tokens the others are fed, for the sake of the values on the way.
+
+    `tokens` (B, 1): what it begins with, if that is not the start.
+    """
     config, batch = models[0].config, len(sources)
     lengths = torch.tensor([len(source) for source in sources])
     src_ids = torch.full((batch, int(lengths.max())), config.pad_id)
@@ -93,13 +186,13 @@ def seen_steps(models: Sequence[Seq2Seq], sources: Sequence[Sequence[int]], most
     yield "encoder", sentences, torch.arange(src_ids.shape[1]) < lengths[:, None], layers
     empty = cross[0][0][0].new_empty(batch, config.decoder.heads, 0, config.decoder.head_dim)
     past = [[(empty, empty)] * len(pairs) for pairs in cross]
-    tokens = torch.full((batch, 1), config.start_id)
+    tokens = torch.full((batch, 1), config.start_id) if tokens is None else tokens
     for position in range(min(most, config.max_positions)):
         layers, chosen = [{} for _ in models], tokens
         for n, model in enumerate(models):
             cache = GrowingCache(past[n])
             hidden = model.step(tokens, torch.tensor([position]), lengths, cross[n], cache, layers[n])
-            past[n] = cache.present
+            layers[n]["hidden"], past[n] = hidden, cache.present
             chosen = chosen if n else log_probs(model, hidden).argmax(-1)
         yield "decoder", sentences, torch.ones(len(sentences), 1), layers
         going = chosen[:, 0] != config.eos_id
@@ -119,13 +212,14 @@ def round_model(model: Seq2Seq, recipe: Recipe, ranges: Ranges) -> Seq2Seq:
     for name, module in cast(nn.Module, copied).named_modules():
         if isinstance(module, nn.Embedding):
             module.weight = _frozen(_by_columns(module.weight))
-        elif isinstance(module, nn.Linear):
+        elif isinstance(module, nn.Linear) and (limits := ranges[name]):
             in_encoder = name.startswith("encoder.") or name.endswith((".cross.key", ".cross.value"))
             weight = dict(cast(nn.Module, model).named_modules())[name].weight
             if in_encoder or not recipe.group_size:
-                module.weight = _frozen(_by_columns(weight))
-                least, largest = ranges[name]
-                module.register_forward_pre_hook(lambda _, x, a=least, b=largest: (_over(x[0], a, b),))
+                least, largest = limits[:2]
+                shrink = torch.ones(()) if limits.shrink is None else torch.from_numpy(limits.shrink)
+                module.weight = _frozen(_by_columns(weight / shrink))
+                module.register_forward_pre_hook(lambda _, x, a=least, b=largest, s=shrink: (_over(x[0] * s, a, b),))
             else:
                 size = group_size(recipe.group_size, weight.shape[1])
                 module.weight = _frozen(_by_blocks(weight, 8 if recipe.precision == "int8" else 4, size))

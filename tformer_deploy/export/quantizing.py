@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-Ranges = dict[str, tuple[float, float]]
-"""Name of a linear layer -> least and largest element of its input, 0 among them."""
+
+
+class Range(NamedTuple):
+    """What a linear layer's input is rounded over."""
+
+    least: float
+    largest: float
+    """0 lies between them."""
+    shrink: Array | None = None
+    """(in): what each channel is multiplied by first, and its weights divided by, so that a few large channels do not
+    set the step of all. Source: Xiao et al. 2023, "SmoothQuant"."""
+    name: str = ""
+    """Of `shrink`, which layers that read the same input share."""
+
+
+Ranges = dict[str, Range | None]
+"""By the name of a linear layer; None: it stays fp32."""
 
 
 def channels(weight: Array) -> tuple[Array, Array]:

@@ -23,7 +23,7 @@ from .simplify import simplify
 def run_passes(model: ir.Model, names: tuple[str, ...], recipe: Recipe, ranges: Ranges) -> None:
     """Rewrite a traced graph by passes in order, see `Recipe.passes`. Raises ArtifactError for what one does not know.
 
-    `ranges`: least and largest input of each linear layer by its name, from calibration.
+    `ranges`: from calibration.
     """
     bits = 8 if recipe.precision == "int8" else 4
     passes: dict[str, Callable[[], None]] = {
@@ -33,7 +33,7 @@ def run_passes(model: ir.Model, names: tuple[str, ...], recipe: Recipe, ranges: 
         "merge_matmuls": lambda: merge_matmuls(model.graph),
         "quantize_tables": lambda: quantize_tables(model.graph),
         "quantize_channels": lambda: quantize_channels(model.graph, ranges),
-        "quantize_groups": lambda: quantize_groups(model.graph, bits, recipe.group_size),
+        "quantize_groups": lambda: quantize_groups(model.graph, bits, recipe.group_size, ranges),
         "quantize_listed": lambda: quantize_listed(model.graph, ranges),
         "gather_quantized": lambda: gather_quantized(model.graph, bits, recipe.group_size),
         "fold_weights": lambda: fold_weights(model.graph, gemm=recipe.target == "ort-cpu"),

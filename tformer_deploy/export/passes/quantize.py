@@ -5,11 +5,13 @@ What an output may be off is the recipe's tolerance; every stored integer is wit
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import onnx_ir as ir
 
 from ...errors import ArtifactError
-from ..quantizing import Array, Ranges, channels, group_size, packed_groups, step_and_zero
+from ..quantizing import Array, Range, Ranges, channels, group_size, packed_groups, step_and_zero
 from .rewriting import MICROSOFT, Builder, Linear, constant_of, linears, made_by
 
 IDS = ("src_ids", "tokens", "shortlist")
@@ -20,16 +22,17 @@ def quantize_channels(graph: ir.Graph, ranges: Ranges) -> None:
     """int8 weights with a scale per output, inputs in 8 bits over ranges that calibration measured.
 
     The sums are exact, so that a row's result does not depend on the rows beside it. Raises ArtifactError for a layer
-    that has no range.
+    that calibration has not seen.
     """
-    for linear in list(linears(graph)):
-        least, largest = range_of(linear, ranges)
+    for linear, (least, largest, shrink, shared) in rounded_linears(graph, ranges):
         x, build = linear.x, Builder(graph, linear.product)
         relu = made_by(x, "Relu")
         if relu is not None and least == 0:
             x = relu.inputs[0]  # type: ignore[assignment]  # rounding does it where no negative number is in range
-        rounded = round_input(build, x, least, largest)
         weight, _ = linear.arrays()
+        if shrink is not None:
+            x, weight = build.node("Mul", [x, build.constant(f"{shared}.shrink", shrink)]), weight / shrink
+        rounded = round_input(build, x, least, largest)
         integers, scales = channels(weight)
         name = str(linear.weight.name)
         scale = build.constant(f"{name}.scales", scales)
@@ -44,27 +47,29 @@ def quantize_channels(graph: ir.Graph, ranges: Ranges) -> None:
         build.replace(linear.out, out)
 
 
-def range_of(linear: Linear, ranges: Ranges) -> tuple[float, float]:
-    """The range of a layer's input, which layers side by side share. Raises ArtifactError."""
-    for name in linear.name.split(","):
-        if name in ranges:
-            return ranges[name]
-    raise ArtifactError(f"quantize_channels: calibration has seen no input of {linear.name}: is it an nn.Linear?")
+def rounded_linears(graph: ir.Graph, ranges: Ranges) -> Iterator[tuple[Linear, Range]]:
+    """The layers that do not stay fp32, and the range of their input, which layers side by side share.
+
+    Where one of those stays fp32, all do. Raises ArtifactError.
+    """
+    for linear in list(linears(graph)):
+        found = [ranges[name] for name in linear.name.split(",") if name in ranges]
+        if not found:
+            raise ArtifactError(f"quantize: calibration has seen no input of {linear.name}: is it an nn.Linear?")
+        if found[0] is not None and None not in found:
+            yield linear, found[0]
 
 
 def round_input(build: Builder, x: ir.Value, least: float, largest: float) -> tuple[ir.Value, ir.Value, ir.Value]:
     """x in 8 bits over its range, the step between two integers, and the integer that stands for 0."""
     step, zero = step_and_zero(least, largest)
     names = build.constant(f"step_{step!s}", step), build.constant(f"zero_{zero}", zero)
-    for use in x.uses():  # one for all products that read x
-        if use.node.op_type == "QuantizeLinear" and use.node.inputs[1:] == names:
-            return use.node.outputs[0], *names
     return build.node("QuantizeLinear", [x, *names]), *names
 
 
-def quantize_groups(graph: ir.Graph, bits: int, largest_group: int) -> None:
+def quantize_groups(graph: ir.Graph, bits: int, largest_group: int, ranges: Ranges) -> None:
     """Weights in 8 or 4 bits with a scale per group of inputs; the kernel rounds each row of the input itself."""
-    for linear in list(linears(graph)):
+    for linear, _ in rounded_linears(graph, ranges):
         build, (weight, _) = Builder(graph, linear.product), linear.arrays()
         size = group_size(largest_group, weight.shape[1])
         integers, scales = packed_groups(weight, bits, size)

@@ -28,7 +28,8 @@ def quantize_listed(graph: ir.Graph, ranges: Ranges) -> None:
     rows.type = ir.TensorType(ir.DataType.INT8)
     scales = ir.Value(name=SCALES, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([rows.shape[1]]))  # type: ignore[index]
     graph.inputs.insert(list(graph.inputs).index(rows) + 1, scales)
-    x, step, zero = round_input(build, product.inputs[0], *ranges["output"])  # type: ignore[arg-type]
+    least, largest = ranges["output"][:2]  # type: ignore[index]
+    x, step, zero = round_input(build, product.inputs[0], least, largest)  # type: ignore[arg-type]
     build.replace(product.outputs[0], build.node("MatMulIntegerToFloat", [x, rows, step, scales, zero], MICROSOFT))
 
 
