@@ -75,20 +75,27 @@ def _shrunk(least: Tensor, largest: Tensor, rows: Tensor, weights: Sequence[Tens
 
     To the share of the largest channel, a power of 2, with the least error of the products: (out, in) each.
     """
-    ends, best = torch.maximum(largest, -least).clamp(min=1e-9), math.inf
-    chosen = Range(float(least.min()), float(largest.max()))
-    for share in SHARES if weights else ():
+
+    def range_of(low: Tensor, high: Tensor, share: float) -> Range:
+        ends = torch.maximum(high, -low).clamp(min=1e-9)
         shrink = (float(ends.max()) * share / ends).clamp(max=1)
-        found = Range(float((least * shrink).min()), float((largest * shrink).max()), shrink.numpy())
+        return Range(float((low * shrink).min()), float((high * shrink).max()), shrink.numpy())
+
+    known, unseen = rows[::2], rows[1::2]
+    low, high = known.amin(0).clamp(max=0), known.amax(0).clamp(min=0)
+    chosen, best = Range(float(least.min()), float(largest.max())), math.inf
+    for share in SHARES if weights else ():
+        found = range_of(low, high, share)
+        shrink = torch.from_numpy(found.shrink)
         off = sum(
-            float((_over(rows * shrink, *found[:2]) @ _by_columns(w / shrink).T - rows @ w.T).square().sum())
-            / max(float((rows @ w.T).square().sum()), 1e-12)
+            float((_over(unseen * shrink, *found[:2]) @ _by_columns(w / shrink).T - unseen @ w.T).square().sum())
+            / max(float((unseen @ w.T).square().sum()), 1e-12)
             for w in weights
         )
         if share == 1:
             best = off * PAYS
         elif off < best:
-            chosen, best = found, off
+            chosen, best = range_of(least, largest, share), off
     return chosen
 
 
