@@ -98,8 +98,8 @@ static constexpr inline std::int64_t panels_of(const Matrix& matrix) { return pa
 /// Rows that a product reads. `ld`: elements from a row to the next.
 struct Input {
   const float* floats = nullptr;  ///< fp32 and bf16
-  /// int8: u8, of which padded(inputs, 64) are read, those behind the inputs times zero; rows up to a multiple of 32 may
-  /// be read. int4: the integers of `Groups`.
+  /// int8: u8, of which padded(inputs, 64) are read, those behind the inputs times zero; of a piece, rows up to a
+  /// multiple of 16 from its first on may be read. int4: the integers of `Groups`.
   const void* integers = nullptr;
   std::int64_t ld = 0;
   float step = 1;          ///< int8: of the rounding

@@ -5,6 +5,9 @@
 
 namespace tformer::kernels {
 
+#ifdef TFORMER_X86
+extern const Kernels amx, avx512, avx2, avxvnni;
+#endif
 extern const Kernels portable;
 
 }  // namespace tformer::kernels
