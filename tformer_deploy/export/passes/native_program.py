@@ -609,7 +609,7 @@ def _computed(graph: ir.Graph, wanted: ir.Value, feeds: dict[str, Array]) -> Arr
     model = onnx.helper.make_model(
         onnx.helper.make_graph(made, "bias", inputs, [output], constants), opset_imports=[opset]
     )
-    found = ReferenceEvaluator(model).run(None, {str(each.name): feeds[str(each.name)] for each in inputs})
+    found: Any = ReferenceEvaluator(model).run(None, {str(each.name): feeds[str(each.name)] for each in inputs})
     return np.asarray(found[0])
 
 
