@@ -146,7 +146,7 @@ double activation_of(Activation activation, double x) {
 }
 
 std::uint8_t rounded(const Rounding& how, float x, std::int64_t i) {
-  const float scaled = (how.shrink ? x * how.shrink[i] : x) * (1.0F / how.step);
+  const float inverse = 1.0F / how.step, scaled = x * (how.shrink ? how.shrink[i] * inverse : inverse);
   return static_cast<std::uint8_t>(std::clamp(std::nearbyint(double(scaled)) + how.zero, 0.0, 255.0));
 }
 
@@ -160,6 +160,7 @@ struct Following {
       : gate(random.numbers(n * (columns + 5))), residual(random.numbers(n * (columns + 5))),
         shrink(random.numbers(columns)), rows(n), width(columns), ld(columns + random.from(0, 5)) {
     using A = Activation;
+    for (std::int64_t i = 0; i < columns; ++i) shrink[i] = 0.1F + std::fabs(shrink[i]);
     finish.activation = random.one_of({A::none, A::relu, A::gelu, A::gelu_tanh, A::gelu_sigmoid, A::silu});
     if (random.maybe()) finish.gate = gate.data();
     if (random.maybe()) finish.residual = residual.data();

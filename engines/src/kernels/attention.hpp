@@ -12,7 +12,7 @@ TFORMER_INLINE float soften(float* scores, std::int64_t length, typename V::F mo
   const typename V::F largest = V::set(V::largest(most));
   typename V::F sum = V::set(0.0F);
   for (std::int64_t t = 0; t < length; t += lanes) {
-    const typename V::F weight = exp<V>(V::sub(V::load(scores + t), largest));
+    const typename V::F weight = exp_below<V>(V::sub(V::load(scores + t), largest));
     sum = V::add(sum, weight);
     V::store(scores + t, weight);
   }
@@ -23,11 +23,11 @@ TFORMER_INLINE float soften(float* scores, std::int64_t length, typename V::F mo
 template <class V, int C, class Value>
 TFORMER_INLINE void mix(const float* weights, std::int64_t length, float inverse, Value value, float* out) {
   typename V::F sums[4][C];
-  for (int i = 0; i < 4 * C; ++i) sums[i / C][i % C] = V::set(0.0F);
+  TFORMER_UNROLL for (int i = 0; i < 4 * C; ++i) sums[i / C][i % C] = V::set(0.0F);
   const auto add = [&](std::int64_t t, int chain) TFORMER_LAMBDA {
     const typename V::F weight = V::set(weights[t]);
     const float* row = value(t);
-    for (int c = 0; c < C; ++c) sums[chain][c] = V::fma(weight, V::load(row + c * lanes), sums[chain][c]);
+    TFORMER_UNROLL for (int c = 0; c < C; ++c) sums[chain][c] = V::fma(weight, V::load(row + c * lanes), sums[chain][c]);
   };
   std::int64_t t = 0;
   for (; t + 4 <= length; t += 4) {
@@ -39,7 +39,7 @@ TFORMER_INLINE void mix(const float* weights, std::int64_t length, float inverse
   if (t < length) add(t, 0);
   if (t + 1 < length) add(t + 1, 1);
   if (t + 2 < length) add(t + 2, 2);
-  for (int c = 0; c < C; ++c) {
+  TFORMER_UNROLL for (int c = 0; c < C; ++c) {
     const typename V::F sum = V::add(V::add(sums[0][c], sums[2][c]), V::add(sums[1][c], sums[3][c]));
     V::store(out + c * lanes, V::mul(sum, V::set(inverse)));
   }
@@ -79,7 +79,7 @@ TFORMER_INLINE typename V::F score(const float* q, std::int64_t columns, std::in
                                    const float* bias, Key key, float* scores) {
   const std::int64_t count = C ? C : columns;
   typename V::F kept[C ? C : 1], most = V::set(-INFINITY);
-  for (int c = 0; c < C; ++c) kept[c] = V::load(q + c * lanes);
+  TFORMER_UNROLL for (int c = 0; c < C; ++c) kept[c] = V::load(q + c * lanes);
   for (std::int64_t t = 0; t < length; t += lanes) {
     const std::int64_t n = least(lanes, length - t);
     typename V::F products[lanes];
@@ -137,11 +137,19 @@ void pack_source(const Source& work, std::int64_t head, std::int64_t heads) {
   const std::int64_t size = work.size, room = padded(size);
   for (std::int64_t h = head; h < head + heads; ++h) {
     float *keys = work.keys + h * work.head_stride, *values = work.values + h * work.head_stride;
-    for (std::int64_t t = 0; t < padded(work.length); ++t) {
-      const float* k = work.k + t * work.k_ld + h * size;
-      float* column = keys + t / lanes * lanes * size + t % lanes;
-      for (std::int64_t d = 0; d < size; ++d) column[d * lanes] = t < work.length ? k[d] : 0.0F;
-      if (t < work.length) widen<V>(work.v + t * work.v_ld + h * size, size, values + t * room);
+    for (std::int64_t t = 0; t < work.length; ++t) {
+      widen<V>(work.v + t * work.v_ld + h * size, size, values + t * room);
+    }
+    for (std::int64_t t = 0; t < work.length; t += lanes) {
+      over(size, [&](std::int64_t d, std::int64_t n) TFORMER_LAMBDA {
+        typename V::F part[lanes];
+        for (std::int64_t j = 0; j < lanes; ++j) {
+          const bool real = t + j < work.length;
+          part[j] = real ? get<V>(work.k + (t + j) * work.k_ld + h * size + d, n) : V::set(0.0F);
+        }
+        V::transpose(part);
+        for (std::int64_t j = 0; j < n; ++j) V::store(keys + t * size + (d + j) * lanes, part[j]);
+      });
     }
   }
 }
@@ -152,25 +160,25 @@ TFORMER_INLINE void score_shared(const float* const (&q)[Q], const float* keys, 
                                  const float* const (&bias)[Q], float* const (&scores)[Q], std::int64_t t,
                                  std::int64_t length, typename V::F (&most)[Q]) {
   typename V::F sums[chains][Q][B];
-  for (int i = 0; i < chains * Q * B; ++i) sums[i / (Q * B)][i / B % Q][i % B] = V::set(0.0F);
+  TFORMER_UNROLL for (int i = 0; i < chains * Q * B; ++i) sums[i / (Q * B)][i / B % Q][i % B] = V::set(0.0F);
   const float* block = keys + t * size;
   const auto add = [&](std::int64_t d, int chain) TFORMER_LAMBDA {
     typename V::F key[B];
-    for (int b = 0; b < B; ++b) key[b] = V::load(block + (b * size + d) * lanes);
-    for (int i = 0; i < Q; ++i) {
+    TFORMER_UNROLL for (int b = 0; b < B; ++b) key[b] = V::load(block + (b * size + d) * lanes);
+    TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
       const typename V::F x = V::set(q[i][d]);
-      for (int b = 0; b < B; ++b) sums[chain][i][b] = V::fma(x, key[b], sums[chain][i][b]);
+      TFORMER_UNROLL for (int b = 0; b < B; ++b) sums[chain][i][b] = V::fma(x, key[b], sums[chain][i][b]);
     }
   };
   std::int64_t d = 0;
   for (; d + chains <= size; d += chains) {
-    for (int c = 0; c < chains; ++c) add(d + c, c);
+    TFORMER_UNROLL for (int c = 0; c < chains; ++c) add(d + c, c);
   }
-  for (int c = 0; c < chains - 1; ++c) {
+  TFORMER_UNROLL for (int c = 0; c < chains - 1; ++c) {
     if (d + c < size) add(d + c, c);
   }
-  for (int i = 0; i < Q; ++i) {
-    for (int b = 0; b < B; ++b) {
+  TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
+    TFORMER_UNROLL for (int b = 0; b < B; ++b) {
       typename V::F sum = sums[0][i][b];
       if constexpr (chains == 4) {
         sum = V::add(V::add(sum, sums[2][i][b]), V::add(sums[1][i][b], sums[3][i][b]));
@@ -189,17 +197,17 @@ template <class V, int Q, int C>
 TFORMER_INLINE void mix_shared(float* const (&weights)[Q], const float (&inverse)[Q], const float* values,
                                std::int64_t room, std::int64_t length, float* const (&out)[Q]) {
   typename V::F sums[Q][C];
-  for (int i = 0; i < Q * C; ++i) sums[i / C][i % C] = V::set(0.0F);
+  TFORMER_UNROLL for (int i = 0; i < Q * C; ++i) sums[i / C][i % C] = V::set(0.0F);
   for (std::int64_t t = 0; t < length; ++t) {
     typename V::F row[C];
-    for (int c = 0; c < C; ++c) row[c] = V::load(values + t * room + c * lanes);
-    for (int i = 0; i < Q; ++i) {
+    TFORMER_UNROLL for (int c = 0; c < C; ++c) row[c] = V::load(values + t * room + c * lanes);
+    TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
       const typename V::F weight = V::set(weights[i][t]);
-      for (int c = 0; c < C; ++c) sums[i][c] = V::fma(weight, row[c], sums[i][c]);
+      TFORMER_UNROLL for (int c = 0; c < C; ++c) sums[i][c] = V::fma(weight, row[c], sums[i][c]);
     }
   }
-  for (int i = 0; i < Q; ++i) {
-    for (int c = 0; c < C; ++c) V::store(out[i] + c * lanes, V::mul(sums[i][c], V::set(inverse[i])));
+  TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
+    TFORMER_UNROLL for (int c = 0; c < C; ++c) V::store(out[i] + c * lanes, V::mul(sums[i][c], V::set(inverse[i])));
   }
 }
 
@@ -212,7 +220,7 @@ void attend_queries(const SharedAttention& work, const Writer<V>& write, std::in
   const float *q[Q], *bias[Q];
   float *mixed[Q], *scores[Q], inverse[Q];
   typename V::F most[Q];
-  for (int i = 0; i < Q; ++i) {
+  TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
     q[i] = work.q + (row + i) * work.ld + head * size;
     bias[i] = work.bias ? work.bias + head * work.bias_stride - (row + i) : nullptr;
     mixed[i] = scratch + i * largest_head;
@@ -224,14 +232,14 @@ void attend_queries(const SharedAttention& work, const Writer<V>& write, std::in
     score_shared<V, chains, Q, B>(q, keys, size, work.scale, bias, scores, t, length, most);
   }
   for (; t < end; t += lanes) score_shared<V, chains, Q, 1>(q, keys, size, work.scale, bias, scores, t, length, most);
-  for (int i = 0; i < Q; ++i) {
+  TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
     inverse[i] = soften<V>(scores[i], length, most[i]);
     if (!work.weights) continue;
     float* weights = work.weights + ((row + i) * work.heads + head) * work.weights_ld;
     for (t = 0; t < end; t += lanes) V::store(weights + t, V::mul(V::load(scores[i] + t), V::set(inverse[i])));
   }
   if constexpr (chains == 4) {
-    for (int i = 0; i < Q; ++i) {
+    TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
       const auto value = [&](std::int64_t at) TFORMER_LAMBDA { return values + at * room; };
       mix_head<V>(scores[i], length, inverse[i], room / lanes, value, mixed[i]);
     }
@@ -239,15 +247,15 @@ void attend_queries(const SharedAttention& work, const Writer<V>& write, std::in
     std::int64_t c = 0;
     float* out[Q];
     for (; c + V::columns * lanes <= room; c += V::columns * lanes) {
-      for (int i = 0; i < Q; ++i) out[i] = mixed[i] + c;
+      TFORMER_UNROLL for (int i = 0; i < Q; ++i) out[i] = mixed[i] + c;
       mix_shared<V, Q, V::columns>(scores, inverse, values + c, room, length, out);
     }
     for (; c < room; c += lanes) {
-      for (int i = 0; i < Q; ++i) out[i] = mixed[i] + c;
+      TFORMER_UNROLL for (int i = 0; i < Q; ++i) out[i] = mixed[i] + c;
       mix_shared<V, Q, 1>(scores, inverse, values + c, room, length, out);
     }
   }
-  for (int i = 0; i < Q; ++i) write_head<V>(write, mixed[i], size, row + i, head);
+  TFORMER_UNROLL for (int i = 0; i < Q; ++i) write_head<V>(write, mixed[i], size, row + i, head);
 }
 
 template <class V>

@@ -80,6 +80,10 @@ struct Avx2Base {
   static TFORMER_INLINE F floats(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
   static TFORMER_INLINE I load_ints(const std::int32_t* p) { return {bytes32(p), bytes32(p + 8)}; }
+  static TFORMER_INLINE void store_ints(std::int32_t* p, I x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), x.b);
+  }
   static TFORMER_INLINE I set_int(std::int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
   static TFORMER_INLINE I add_ints(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
   static TFORMER_INLINE I sub_ints(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
@@ -128,6 +132,20 @@ struct Avx2Base {
     return _mm_cvtsi128_si32(four) + _mm_extract_epi32(four, 1);
   }
   static TFORMER_INLINE F sums(const F* x) { return {eight_sums(x), eight_sums(x + 8)}; }
+  static TFORMER_INLINE void transpose(F* x) {
+    __m256 corners[4][8];  // rows 0 to 7 and 8 to 15 of either half
+    for (int i = 0; i < 8; ++i) {
+      corners[0][i] = x[i].a;
+      corners[1][i] = x[i].b;
+      corners[2][i] = x[i + 8].a;
+      corners[3][i] = x[i + 8].b;
+    }
+    for (auto& corner : corners) transpose_eight(corner);
+    for (int i = 0; i < 8; ++i) {
+      x[i] = {corners[0][i], corners[2][i]};
+      x[i + 8] = {corners[1][i], corners[3][i]};
+    }
+  }
   static TFORMER_INLINE std::uint32_t at_least(F x, F limit) {
     return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, limit.a, _CMP_GE_OQ))) |
            static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.b, limit.b, _CMP_GE_OQ))) << 8U;
@@ -148,6 +166,24 @@ struct Avx2Base {
   }
 
  private:
+  static TFORMER_INLINE void transpose_eight(__m256 (&x)[8]) {
+    __m256 a[8], b[8];
+    for (int i = 0; i < 8; i += 2) {
+      a[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+      a[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+      for (int j = 0; j < 2; ++j) {
+        const __m256d first = _mm256_castps_pd(a[i + j]), second = _mm256_castps_pd(a[i + 2 + j]);
+        b[i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(first, second));
+        b[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(first, second));
+      }
+    }
+    for (int i = 0; i < 4; ++i) {
+      x[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+      x[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+    }
+  }
   static TFORMER_INLINE __m256 scaled(__m256 x, __m256 t) {
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
   }

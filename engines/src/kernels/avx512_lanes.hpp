@@ -23,7 +23,7 @@ struct Avx512Lanes {
   };
   using Quad = __m512i;
   static constexpr int rows = 8, panels = 2, one_row_chains = 4;
-  static constexpr int float_rows = 4, float_panels = 4, one_row_panels = 8;
+  static constexpr int float_rows = 8, float_panels = 2, one_row_panels = 8;
   static constexpr int int4_rows = 8, one_row_int4_panels = 2;
   static constexpr int columns = 4, queries = 4, key_blocks = 2, few_queries = 2, few_blocks = 2;
 
@@ -60,6 +60,7 @@ struct Avx512Lanes {
   static TFORMER_INLINE F floats(I x) { return _mm512_cvtepi32_ps(x); }
 
   static TFORMER_INLINE I load_ints(const std::int32_t* p) { return _mm512_loadu_si512(p); }
+  static TFORMER_INLINE void store_ints(std::int32_t* p, I x) { _mm512_storeu_si512(p, x); }
   static TFORMER_INLINE I set_int(std::int32_t x) { return _mm512_set1_epi32(x); }
   static TFORMER_INLINE I add_ints(I a, I b) { return _mm512_add_epi32(a, b); }
   static TFORMER_INLINE I sub_ints(I a, I b) { return _mm512_sub_epi32(a, b); }
@@ -104,6 +105,28 @@ struct Avx512Lanes {
     }
     const F y = add(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xDD));
     return _mm512_permutexvar_ps(order(), y);
+  }
+  static TFORMER_INLINE void transpose(F* x) {
+    F a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+      a[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
+      a[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {  // columns 0 to 3 of every 4, of rows i to i + 3
+      for (int j = 0; j < 2; ++j) {
+        const __m512d first = _mm512_castps_pd(a[i + j]), second = _mm512_castps_pd(a[i + 2 + j]);
+        b[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(first, second));
+        b[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(first, second));
+      }
+    }
+    for (int i = 0; i < 4; ++i) {
+      const F low = _mm512_shuffle_f32x4(b[i], b[i + 4], 0x88), high = _mm512_shuffle_f32x4(b[i], b[i + 4], 0xDD);
+      const F low2 = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0x88), high2 = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0xDD);
+      x[i] = _mm512_shuffle_f32x4(low, low2, 0x88);
+      x[i + 8] = _mm512_shuffle_f32x4(low, low2, 0xDD);
+      x[i + 4] = _mm512_shuffle_f32x4(high, high2, 0x88);
+      x[i + 12] = _mm512_shuffle_f32x4(high, high2, 0xDD);
+    }
   }
   static TFORMER_INLINE std::uint32_t at_least(F x, F limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ); }
 

@@ -30,11 +30,12 @@ static constexpr inline std::int64_t padded(std::int64_t count, std::int64_t to 
 // ---- rounding to 8 bits
 
 /// QuantizeLinear: round half to even of x * shrink / step, plus `zero`, within 0 and 255. NaN becomes 0.
-/// x is multiplied by 1 / step in fp32, which is another integer than division's in about one of 10^6 cases.
+/// x is multiplied by shrink * (1 / step) in fp32: where x / step is all but half way between two integers, the result
+/// may be the other one.
 struct Rounding {
   float step = 1;
   std::int32_t zero = 0;
-  const float* shrink = nullptr;  ///< (width) what each channel is multiplied by first; null: nothing
+  const float* shrink = nullptr;  ///< (width), above 0: what each channel is multiplied by first; null: nothing
 };
 
 /// Where rows of numbers go: as fp32, in 8 bits, or both. `ld`: elements from a row to the next.

@@ -3,6 +3,8 @@
 #pragma once
 
 #define TFORMER_INLINE inline __attribute__((always_inline))
+// Sums stay in registers only if all loops over them are gone.
+#define TFORMER_UNROLL _Pragma("GCC unroll 64")
 #define TFORMER_LAMBDA __attribute__((always_inline))
 
 namespace tformer::kernels {
@@ -16,18 +18,23 @@ TFORMER_INLINE typename V::F polynomial(typename V::F x, const float (&c)[n]) {
   return y;
 }
 
-/// Within 2 units in the last place from -87 to 88; 0 below, e^88 above. NaN stays.
+/// exp of numbers up to 88, where softmax needs no more. Within 2 units in the last place; 0 below -87. NaN stays.
 template <class V>
-TFORMER_INLINE typename V::F exp(typename V::F x) {
-  constexpr float least = -87.0F, most = 88.0F, magic = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
+TFORMER_INLINE typename V::F exp_below(typename V::F x) {
+  constexpr float least = -87.0F, magic = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
   constexpr float c[] = {0.49999994F, 0.1666652F, 0.041668393F, 0.008368781F, 0.0013814467F};
-  const typename V::F bounded = V::min(V::set(most), V::max(V::set(least), x));
-  const typename V::F shifted = V::fma(bounded, V::set(1.44269504F), V::set(magic));
+  const typename V::F shifted = V::fma(x, V::set(1.44269504F), V::set(magic));
   const typename V::F n = V::sub(shifted, V::set(magic));
-  typename V::F r = V::fnma(n, V::set(0.693359375F), bounded);  // log(2) in two numbers, the first with few bits
+  typename V::F r = V::fnma(n, V::set(0.693359375F), x);  // log(2) in two numbers, the first with few bits
   r = V::fnma(n, V::set(-2.12194440e-4F), r);
   const typename V::F y = V::add(V::fma(polynomial<V>(r, c), V::mul(r, r), r), V::set(1.0F));
   return V::select(V::less(x, V::set(least)), V::set(0.0F), V::scale(y, shifted));
+}
+
+/// exp, e^88 above 88.
+template <class V>
+TFORMER_INLINE typename V::F exp(typename V::F x) {
+  return exp_below<V>(V::min(V::set(88.0F), x));
 }
 
 /// Of positive normal numbers, within 2 units in the last place, or 1e-7 around 1.

@@ -39,11 +39,14 @@ void start_output(const Output& work, std::int64_t threads) {
 template <class V>
 TFORMER_INLINE void survey(const Output& work, const float* logits, std::int64_t row, std::int64_t block,
                            std::int64_t thread) {
-  typename V::F most = V::set(-INFINITY), sum = V::set(0.0F);
-  for (std::int64_t i = 0; i < block_outputs; i += lanes) most = V::max(V::load(logits + i), most);
-  const float largest = V::largest(most);
+  typename V::F most[4], sum = V::set(0.0F);
+  TFORMER_UNROLL for (int j = 0; j < 4; ++j) most[j] = V::load(logits + j * lanes);
+  for (std::int64_t i = 4 * lanes; i < block_outputs; i += 4 * lanes) {
+    TFORMER_UNROLL for (int j = 0; j < 4; ++j) most[j] = V::max(V::load(logits + i + j * lanes), most[j]);
+  }
+  const float largest = V::largest(V::max(V::max(most[0], most[1]), V::max(most[2], most[3])));
   for (std::int64_t i = 0; i < block_outputs; i += lanes) {
-    sum = V::add(sum, exp<V>(V::sub(V::load(logits + i), V::set(largest))));
+    sum = V::add(sum, exp_below<V>(V::sub(V::load(logits + i), V::set(largest))));
   }
   const std::int64_t at = row * blocks_of(work.matrix) + block, first = (thread * work.rows + row) * work.best;
   work.largest[at] = largest;
@@ -93,7 +96,7 @@ template <class V>
 TFORMER_INLINE float log_sum(const float* largest, const float* sums, std::int64_t blocks, float most) {
   typename V::F total = V::set(0.0F);
   over(blocks, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA {
-    typename V::F weight = exp<V>(V::sub(get<V>(largest + i, n), V::set(most)));
+    typename V::F weight = exp_below<V>(V::sub(get<V>(largest + i, n), V::set(most)));
     if (n < lanes) weight = V::first(weight, V::set(0.0F), n);
     total = V::fma(weight, get<V>(sums + i, n), total);
   });

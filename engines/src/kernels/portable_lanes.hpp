@@ -89,6 +89,7 @@ struct PortableLanes {
   static F floats(I x) { return each([&](int i) { return static_cast<float>(x.v[i]); }); }
 
   static I load_ints(const std::int32_t* p) { return ints([&](int i) { return p[i]; }); }
+  static void store_ints(std::int32_t* p, I x) { std::memcpy(p, x.v, sizeof x.v); }
   static I set_int(std::int32_t x) { return ints([&](int) { return x; }); }
   static I add_ints(I a, I b) { return ints([&](int i) { return wrap(bits(a.v[i]) + bits(b.v[i])); }); }
   static I sub_ints(I a, I b) { return ints([&](int i) { return wrap(bits(a.v[i]) - bits(b.v[i])); }); }
@@ -125,6 +126,16 @@ struct PortableLanes {
   }
   /// Lane i: the sum of x[i].
   static F sums(const F* x) { return each([&](int i) { return sum(x[i]); }); }
+  /// Lane j of x[i] and lane i of x[j] change places.
+  static void transpose(F* x) {
+    for (int i = 0; i < 16; ++i) {
+      for (int j = 0; j < i; ++j) {
+        const float kept = x[i].v[j];
+        x[i].v[j] = x[j].v[i];
+        x[j].v[i] = kept;
+      }
+    }
+  }
   /// A bit for every lane that is at least the limit.
   static std::uint32_t at_least(F x, F limit) {
     std::uint32_t found = 0;

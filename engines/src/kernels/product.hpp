@@ -43,34 +43,81 @@ TFORMER_INLINE void blocks(const Piece& piece, Fn fn) {
   }
 }
 
-/// Finishes the numbers of one row and panel.
+/// Finishes sums of a few rows and one panel; what is the same for all rows is read once.
 template <class V>
-struct Columns {
-  const Product& product;
-  Finisher<V> finish;
+class Columns {
+ public:
+  explicit Columns(const Product& from)
+      : matrix_(from.matrix), how_(from.finish), any_(from.finish), zero_(V::set_int(from.x.zero)),
+        step_(V::set(from.x.step)), kind_(kind_of(from.finish)) {}
 
-  explicit Columns(const Product& from) : product(from), finish(from.finish) {}
-
-  TFORMER_INLINE void operator()(typename V::F y, std::int64_t row, std::int64_t panel) const {
-    const std::int64_t i = panel * lanes;
-    finish(y, row, i, least(lanes, product.matrix.outputs - i));
+  /// sums (rows, 16), of integers or floats; row: of the first.
+  template <class T>
+  TFORMER_INLINE void operator()(const T* sums, std::int64_t row, std::int64_t rows, std::int64_t panel) const {
+    const std::int64_t i = panel * lanes, n = least(lanes, matrix_.outputs - i);
+    const Scaling<T> scaled(*this, i);
+    const Kind kind = n == lanes ? kind_ : Kind::any;
+    if (kind == Kind::stored) {
+      float* to = how_.to.floats + row * how_.to.ld + i;
+      for (std::int64_t r = 0; r < rows; ++r) V::store(to + r * how_.to.ld, scaled(sums + r * lanes));
+    } else if (kind == Kind::added) {
+      float* to = how_.to.floats + row * how_.to.ld + i;
+      const float* residual = how_.residual + row * how_.residual_ld + i;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        V::store(to + r * how_.to.ld, V::add(scaled(sums + r * lanes), V::load(residual + r * how_.residual_ld)));
+      }
+    } else if (kind == Kind::rounded) {
+      std::uint8_t* to = how_.to.bytes + row * how_.to.bytes_ld + i;
+      const float* shrink = how_.to.rounding.shrink;
+      Rounder<V> round(how_.to.rounding);
+      if (how_.activation == Activation::relu) round.low = V::set(0.0F);
+      const typename V::F factor = shrink ? V::mul(V::load(shrink + i), round.inverse) : round.inverse;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        V::store_bytes(to + r * how_.to.bytes_ld, round(scaled(sums + r * lanes), factor));
+      }
+    } else {
+      for (std::int64_t r = 0; r < rows; ++r) any_(scaled(sums + r * lanes), row + r, i, n);
+    }
   }
-  /// Of int8: the integers' sum, less what the zero point adds, times both scales, plus the bias.
-  TFORMER_INLINE void operator()(typename V::I sum, std::int64_t row, std::int64_t panel) const {
-    const Matrix& m = product.matrix;
-    const std::int64_t i = panel * lanes;
-    const typename V::I zeros = V::mul_ints(V::load_ints(m.sums + i), V::set_int(product.x.zero));
-    const typename V::F scale = V::mul(V::load(m.scales + i), V::set(product.x.step));
-    const typename V::F y = V::floats(V::sub_ints(sum, zeros));
-    (*this)(V::fma(y, scale, m.bias ? V::load(m.bias + i) : V::set(0.0F)), row, panel);
+
+ private:
+  enum class Kind { stored, added, rounded, any };
+  Matrix matrix_;
+  Finish how_;
+  Finisher<V> any_;
+  typename V::I zero_;
+  typename V::F step_;
+  Kind kind_;
+
+  /// What a panel's sums are multiplied by and what is added. Of floats: the bias is added last, as runtimes do.
+  /// Of integers: the sum less what the zero point adds, times both scales, plus the bias.
+  template <class T>
+  struct Scaling {
+    typename V::F scale, bias;
+    typename V::I zeros;
+
+    TFORMER_INLINE Scaling(const Columns& of, std::int64_t i)
+        : scale(V::set(1.0F)), bias(of.matrix_.bias ? V::load(of.matrix_.bias + i) : V::set(0.0F)), zeros(V::set_int(0)) {
+      if (!integers) return;
+      scale = V::mul(V::load(of.matrix_.scales + i), of.step_);
+      zeros = V::mul_ints(V::load_ints(of.matrix_.sums + i), of.zero_);
+    }
+    TFORMER_INLINE typename V::F operator()(const float* sums) const { return V::add(V::load(sums), bias); }
+    TFORMER_INLINE typename V::F operator()(const std::int32_t* sums) const {
+      return V::fma(V::floats(V::sub_ints(V::load_ints(sums), zeros)), scale, bias);
+    }
+
+   private:
+    static constexpr bool integers = static_cast<T>(0.5F) == T(0);
+  };
+
+  static Kind kind_of(const Finish& finish) {
+    const bool simple = finish.activation == Activation::none, both = finish.to.floats && finish.to.bytes;
+    if (finish.gate || both) return Kind::any;
+    if (finish.to.floats) return !simple ? Kind::any : finish.residual ? Kind::added : Kind::stored;
+    return !finish.residual && (simple || finish.activation == Activation::relu) ? Kind::rounded : Kind::any;
   }
 };
-
-/// The bias is added last, as runtimes do.
-template <class V>
-TFORMER_INLINE typename V::F biased(const Matrix& m, typename V::F y, std::int64_t panel) {
-  return m.bias ? V::add(y, V::load(m.bias + panel * lanes)) : y;
-}
 
 /// fp32 and bf16. A step is one input, or two of bf16.
 template <class V, bool wide>
@@ -84,34 +131,36 @@ void product_floats(const Product& product, const Piece& piece) {
     const float* x = product.x.floats + row * product.x.ld;
     const char* w = static_cast<const char*>(m.weights) + panel * panel_bytes;
     typename V::F sums[R][P];
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) sums[r][p] = V::set(0.0F);
+    TFORMER_UNROLL for (int r = 0; r < R; ++r) {
+      TFORMER_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = V::set(0.0F);
     }
     std::int64_t k = 0;
     for (; k + step <= inputs; k += step, w += line) {
       typename V::F even[P], odd[P];
-      for (int p = 0; p < P; ++p) {
+      TFORMER_UNROLL for (int p = 0; p < P; ++p) {
         const char* at = w + p * panel_bytes;
         V::prefetch(at + ahead);
         even[p] = wide ? V::load(reinterpret_cast<const float*>(at)) : V::even(at);
         if (!wide) odd[p] = V::odd(at);
       }
-      for (int r = 0; r < R; ++r) {
+      TFORMER_UNROLL for (int r = 0; r < R; ++r) {
         const typename V::F first = V::set(x[r * product.x.ld + k]);
-        for (int p = 0; p < P; ++p) sums[r][p] = V::fma(first, even[p], sums[r][p]);
+        TFORMER_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = V::fma(first, even[p], sums[r][p]);
         if (wide) continue;
         const typename V::F second = V::set(x[r * product.x.ld + k + 1]);
-        for (int p = 0; p < P; ++p) sums[r][p] = V::fma(second, odd[p], sums[r][p]);
+        TFORMER_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = V::fma(second, odd[p], sums[r][p]);
       }
     }
     if (k < inputs) {  // the last one of an odd number
-      for (int r = 0; r < R; ++r) {
+      TFORMER_UNROLL for (int r = 0; r < R; ++r) {
         const typename V::F first = V::set(x[r * product.x.ld + k]);
-        for (int p = 0; p < P; ++p) sums[r][p] = V::fma(first, V::even(w + p * panel_bytes), sums[r][p]);
+        TFORMER_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = V::fma(first, V::even(w + p * panel_bytes), sums[r][p]);
       }
     }
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) finish(biased<V>(m, sums[r][p], panel + p), row + r, panel + p);
+    alignas(64) float found[P][R][lanes];
+    TFORMER_UNROLL for (int p = 0; p < P; ++p) {
+      TFORMER_UNROLL for (int r = 0; r < R; ++r) V::store(found[p][r], sums[r][p]);
+      finish(found[p][0], row, R, panel + p);
     }
   };
   if (piece.rows == 1) {
@@ -134,27 +183,29 @@ void product_int8(const Product& product, const Piece& piece) {
     const char* w = static_cast<const char*>(m.weights) + panel * bytes;
     const std::uint8_t* from = x + row * ld;
     typename V::Sum sums[C][R][P];
-    for (int i = 0; i < C * R * P; ++i) sums[i / (R * P)][i / P % R][i % P] = V::no_sum();
+    TFORMER_UNROLL for (int i = 0; i < C * R * P; ++i) sums[i / (R * P)][i / P % R][i % P] = V::no_sum();
     for (std::int64_t k = 0; k < bytes; k += 64 * C) {  // 16 lines at least
-      for (int c = 0; c < C; ++c) {
+      TFORMER_UNROLL for (int c = 0; c < C; ++c) {
         typename V::Weights line[P];
-        for (int p = 0; p < P; ++p) {
+        TFORMER_UNROLL for (int p = 0; p < P; ++p) {
           const char* at = w + p * bytes + k + c * 64;
           V::prefetch(at + ahead);
           line[p] = V::weights(at);
         }
-        for (int r = 0; r < R; ++r) {
+        TFORMER_UNROLL for (int r = 0; r < R; ++r) {
           const typename V::Quad quad = V::unsigned_quad(from + r * ld + k / lanes + c * 4);
-          for (int p = 0; p < P; ++p) sums[c][r][p] = V::dot(sums[c][r][p], quad, line[p]);
+          TFORMER_UNROLL for (int p = 0; p < P; ++p) sums[c][r][p] = V::dot(sums[c][r][p], quad, line[p]);
         }
       }
     }
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) {
+    alignas(64) std::int32_t found[P][R][lanes];
+    TFORMER_UNROLL for (int p = 0; p < P; ++p) {
+      TFORMER_UNROLL for (int r = 0; r < R; ++r) {
         typename V::Sum sum = sums[0][r][p];
-        for (int c = 1; c < C; ++c) sum = V::add_sums(sum, sums[c][r][p]);
-        finish(V::total(sum), row + r, panel + p);
+        TFORMER_UNROLL for (int c = 1; c < C; ++c) sum = V::add_sums(sum, sums[c][r][p]);
+        V::store_ints(found[p][r], V::total(sum));
       }
+      finish(found[p][0], row, R, panel + p);
     }
   };
   if (piece.rows == 1) {
@@ -179,33 +230,37 @@ void product_int4(const Product& product, const Piece& piece) {
     constexpr int R = decltype(rows)::value, P = decltype(panels)::value;
     const char* w = static_cast<const char*>(m.weights) + panel * bytes;
     typename V::F y[R][P];
-    for (int i = 0; i < R * P; ++i) y[i / P][i % P] = V::set(0.0F);
+    TFORMER_UNROLL for (int i = 0; i < R * P; ++i) y[i / P][i % P] = V::set(0.0F);
     for (std::int64_t g = 0; g < groups; ++g) {
       typename V::Sum low[R][P], high[R][P];
-      for (int i = 0; i < R * P; ++i) low[i / P][i % P] = high[i / P][i % P] = V::no_sum();
+      TFORMER_UNROLL for (int i = 0; i < R * P; ++i) low[i / P][i % P] = high[i / P][i % P] = V::no_sum();
       for (std::int64_t k = g * m.group; k < (g + 1) * m.group; k += 8) {
-        for (int p = 0; p < P; ++p) {
+        TFORMER_UNROLL for (int p = 0; p < P; ++p) {
           const char* at = w + p * bytes + k * 8;
           V::prefetch(at + ahead);
           const typename V::Nibbles first = V::low(at), second = V::high(at);
-          for (int r = 0; r < R; ++r) {
+          TFORMER_UNROLL for (int r = 0; r < R; ++r) {
             const std::int8_t* from = x + (row + r) * ld + k;
             low[r][p] = V::dot(low[r][p], V::signed_quad(from), first);
             high[r][p] = V::dot(high[r][p], V::signed_quad(from + 4), second);
           }
         }
       }
-      for (int r = 0; r < R; ++r) {
+      TFORMER_UNROLL for (int r = 0; r < R; ++r) {
         const std::int64_t i = (row + r) * groups + g;
         const typename V::I eights = V::set_int(8 * product.x.sums[i]);
-        for (int p = 0; p < P; ++p) {
+        TFORMER_UNROLL for (int p = 0; p < P; ++p) {
           const typename V::I sum = V::sub_ints(V::total(V::add_sums(low[r][p], high[r][p])), eights);
           const typename V::F scales = V::load(m.scales + ((panel + p) * groups + g) * lanes);
           y[r][p] = V::fma(V::floats(sum), V::mul(V::set(product.x.scales[i]), scales), y[r][p]);
         }
       }
     }
-    for (int i = 0; i < R * P; ++i) finish(biased<V>(m, y[i / P][i % P], panel + i % P), row + i / P, panel + i % P);
+    alignas(64) float found[P][R][lanes];
+    TFORMER_UNROLL for (int p = 0; p < P; ++p) {
+      TFORMER_UNROLL for (int r = 0; r < R; ++r) V::store(found[p][r], y[r][p]);
+      finish(found[p][0], row, R, panel + p);
+    }
   };
   if (piece.rows == 1) {
     blocks<1, V::one_row_int4_panels>(piece, block);

@@ -37,24 +37,35 @@ TFORMER_INLINE void over(std::int64_t width, Fn fn) {
   if (i < width) fn(i, width - i);
 }
 
+/// To 8 bits.
+template <class V>
+struct Rounder {
+  typename V::F inverse, low, high;
+  typename V::I zero;
+
+  explicit TFORMER_INLINE Rounder(const Rounding& how)
+      : inverse(V::set(1.0F / how.step)), low(V::set(static_cast<float>(-how.zero))),
+        high(V::set(static_cast<float>(255 - how.zero))), zero(V::set_int(how.zero)) {}
+
+  /// factor: shrink / step.
+  TFORMER_INLINE typename V::I operator()(typename V::F y, typename V::F factor) const {
+    return V::add_ints(V::round(V::min(V::max(V::mul(y, factor), low), high)), zero);
+  }
+};
+
 /// Stores rows of numbers.
 template <class V>
 struct Writer {
   Target to;
-  typename V::F inverse, low, high;
-  typename V::I zero;
+  Rounder<V> round;
 
-  explicit Writer(const Target& target)
-      : to(target), inverse(V::set(1.0F / target.rounding.step)),
-        low(V::set(static_cast<float>(-target.rounding.zero))),
-        high(V::set(static_cast<float>(255 - target.rounding.zero))), zero(V::set_int(target.rounding.zero)) {}
+  explicit Writer(const Target& target) : to(target), round(target.rounding) {}
 
   TFORMER_INLINE void operator()(typename V::F y, std::int64_t row, std::int64_t i, std::int64_t n) const {
     if (to.floats) put<V>(to.floats + row * to.ld + i, y, n);
     if (!to.bytes) return;
-    if (to.rounding.shrink) y = V::mul(y, get<V>(to.rounding.shrink + i, n));
-    y = V::min(V::max(V::mul(y, inverse), low), high);
-    const typename V::I integers = V::add_ints(V::round(y), zero);
+    const float* shrink = to.rounding.shrink;
+    const typename V::I integers = round(y, shrink ? V::mul(get<V>(shrink + i, n), round.inverse) : round.inverse);
     if (n == lanes) {
       V::store_bytes(to.bytes + row * to.bytes_ld + i, integers);
     } else {
