@@ -81,13 +81,11 @@ __attribute__((target("avx512f,avx512vnni"))) double vnni_peak() {
     const double start = now();
     for (int i = 0; i < 20000; ++i) {
 #pragma GCC unroll 12
-      for (int j = 0; j < 12; ++j) {
-        sums[j] = _mm512_dpbusd_epi32(sums[j], x, x);
-        __asm__ volatile("" : "+v"(sums[j]));
-      }
+      for (__m512i& sum : sums) sum = _mm512_dpbusd_epi32(sum, x, x);
     }
     best = std::min(best, now() - start);
   }
+  for (const __m512i& sum : sums) __asm__ volatile("" : : "v"(sum));
   return 20000.0 * 12 * 64 / best;
 }
 

@@ -228,7 +228,7 @@ struct Avx2Lanes : Avx2Base {
   };
   using Quad = __m256i;
   static constexpr int rows = 2, panels = 1, one_row_chains = 1;
-  static constexpr int int4_rows = 1, one_row_int4_panels = 1;
+  static constexpr int int4_rows = 2, int4_panels = 1, one_row_int4_panels = 1;
 
   static TFORMER_INLINE Sum no_sum() {
     const __m256i zero = _mm256_setzero_si256();
@@ -286,7 +286,7 @@ struct AvxVnniLanes : Avx2Base {
   };
   using Quad = __m256i;
   static constexpr int rows = 4, panels = 1, one_row_chains = 2;
-  static constexpr int int4_rows = 2, one_row_int4_panels = 1;
+  static constexpr int int4_rows = 4, int4_panels = 1, one_row_int4_panels = 1;
 
   static TFORMER_INLINE Sum no_sum() { return set_int(0); }
   static TFORMER_INLINE Sum add_sums(Sum x, Sum y) { return add_ints(x, y); }

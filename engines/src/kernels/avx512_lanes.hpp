@@ -24,7 +24,7 @@ struct Avx512Lanes {
   using Quad = __m512i;
   static constexpr int rows = 8, panels = 2, one_row_chains = 4;
   static constexpr int float_rows = 8, float_panels = 2, one_row_panels = 8;
-  static constexpr int int4_rows = 8, one_row_int4_panels = 2;
+  static constexpr int int4_rows = 6, int4_panels = 2, one_row_int4_panels = 2;
   static constexpr int columns = 4, queries = 4, key_blocks = 2, few_queries = 2, few_blocks = 2;
 
   static TFORMER_INLINE __mmask16 until(std::int64_t n) { return static_cast<__mmask16>((1U << n) - 1U); }

@@ -227,22 +227,27 @@ void product_int4(const Product& product, const Piece& piece) {
   const auto* x = static_cast<const std::int8_t*>(product.x.integers);
   const std::int64_t ld = product.x.ld;
   const auto block = [&](std::int64_t row, auto rows, std::int64_t panel, auto panels) TFORMER_LAMBDA {
-    constexpr int R = decltype(rows)::value, P = decltype(panels)::value;
+    constexpr int R = decltype(rows)::value, P = decltype(panels)::value, C = R == 1 ? 2 : 1;
     const char* w = static_cast<const char*>(m.weights) + panel * bytes;
     typename V::F y[R][P];
     TFORMER_UNROLL for (int i = 0; i < R * P; ++i) y[i / P][i % P] = V::set(0.0F);
     for (std::int64_t g = 0; g < groups; ++g) {
-      typename V::Sum low[R][P], high[R][P];
-      TFORMER_UNROLL for (int i = 0; i < R * P; ++i) low[i / P][i % P] = high[i / P][i % P] = V::no_sum();
+      typename V::Sum sums[C][R][P];
+      TFORMER_UNROLL for (int i = 0; i < C * R * P; ++i) sums[i / (R * P)][i / P % R][i % P] = V::no_sum();
       for (std::int64_t k = g * m.group; k < (g + 1) * m.group; k += 8) {
+        typename V::Nibbles low[P], high[P];
         TFORMER_UNROLL for (int p = 0; p < P; ++p) {
           const char* at = w + p * bytes + k * 8;
           V::prefetch(at + ahead);
-          const typename V::Nibbles first = V::low(at), second = V::high(at);
-          TFORMER_UNROLL for (int r = 0; r < R; ++r) {
-            const std::int8_t* from = x + (row + r) * ld + k;
-            low[r][p] = V::dot(low[r][p], V::signed_quad(from), first);
-            high[r][p] = V::dot(high[r][p], V::signed_quad(from + 4), second);
+          low[p] = V::low(at);
+          high[p] = V::high(at);
+        }
+        TFORMER_UNROLL for (int r = 0; r < R; ++r) {
+          const std::int8_t* from = x + (row + r) * ld + k;
+          const typename V::Quad first = V::signed_quad(from), second = V::signed_quad(from + 4);
+          TFORMER_UNROLL for (int p = 0; p < P; ++p) {
+            sums[0][r][p] = V::dot(sums[0][r][p], first, low[p]);
+            sums[C - 1][r][p] = V::dot(sums[C - 1][r][p], second, high[p]);
           }
         }
       }
@@ -250,7 +255,7 @@ void product_int4(const Product& product, const Piece& piece) {
         const std::int64_t i = (row + r) * groups + g;
         const typename V::I eights = V::set_int(8 * product.x.sums[i]);
         TFORMER_UNROLL for (int p = 0; p < P; ++p) {
-          const typename V::I sum = V::sub_ints(V::total(V::add_sums(low[r][p], high[r][p])), eights);
+          const typename V::I sum = V::sub_ints(V::total(C == 1 ? sums[0][r][p] : V::add_sums(sums[0][r][p], sums[C - 1][r][p])), eights);
           const typename V::F scales = V::load(m.scales + ((panel + p) * groups + g) * lanes);
           y[r][p] = V::fma(V::floats(sum), V::mul(V::set(product.x.scales[i]), scales), y[r][p]);
         }
@@ -265,7 +270,7 @@ void product_int4(const Product& product, const Piece& piece) {
   if (piece.rows == 1) {
     blocks<1, V::one_row_int4_panels>(piece, block);
   } else {
-    blocks<V::int4_rows, 1>(piece, block);
+    blocks<V::int4_rows, V::int4_panels>(piece, block);
   }
 }
 
