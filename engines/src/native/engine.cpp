@@ -55,6 +55,12 @@ class NativeEngine final : public Engine {
     if (attention) {
       throw Error(Status::limit, "this variant does not return attention: use the standard graphs of fp32-attention");
     }
+    for (const std::int32_t token : tokens) {
+      if (token < 0 || token >= model_.tgt_vocab) {
+        throw Error(Status::limit, "token id " + std::to_string(token) + " is outside the target vocabulary of " +
+                                       std::to_string(model_.tgt_vocab));
+      }
+    }
     executor_.step(tokens, state, static_cast<std::size_t>(best(static_cast<std::int64_t>(state.beams), state)), full,
                    scores);
   }
@@ -76,6 +82,7 @@ class NativeEngine final : public Engine {
 
   void add(NativeState& state, const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
            const Outlook& outlook) {
+    check_request(src_ids, src_lengths, model_, limits());
     const std::size_t width = src_ids.size() / src_lengths.size();
     state.src_width = std::max(state.src_width, width);
     state.most_beams = std::max({state.most_beams, state.beams, static_cast<std::size_t>(outlook.beams)});

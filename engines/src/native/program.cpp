@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t most_width = 1 << 20, most_heads = 1 << 12;
 constexpr std::int64_t most_summed = 65536;  // products of 8 bits that fit into a sum of 32
-const std::string file_name = "program.json", format = "tformer-program";
+const std::string file_name = "program.json", weights_name = "weights.data", format = "tformer-program";
 constexpr std::int64_t version = 1;
 
 using kernels::lanes;
@@ -27,8 +27,8 @@ using kernels::padded;
 /// Reads one graph's instructions. Every number is checked before it is used; what is wrong is std::invalid_argument.
 class Reader {
  public:
-  Reader(const Json& program, const Mapped& weights, const Bundle& bundle, const Recipe& recipe, bool encoder)
-      : arrays_(program["arrays"]), weights_(weights), model_(bundle.model()), recipe_(recipe), encoder_(encoder) {}
+  Reader(const Json& program, const Mapped& weights, const Model& model, const Recipe& recipe, bool encoder)
+      : arrays_(list(program, "arrays")), weights_(weights), model_(model), recipe_(recipe), encoder_(encoder) {}
 
   Code read(const Json& graph) {
     for (const Json& width : list(graph, "widths")) code_.widths.push_back(whole(width, 1, most_width, "a width"));
@@ -283,6 +283,7 @@ class Reader {
       made.positions = reinterpret_cast<const float*>(places.data);
     }
     write(from, made, width);
+    if (made.rounded >= 0) throw std::invalid_argument("rows of a table are not rounded");
   }
 
   void norm(const Json& from, Instruction& made) {
@@ -401,11 +402,20 @@ Mapped::~Mapped() {
   if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
+Program::Program(const Json& program, const std::filesystem::path& weights, const Model& model, const Recipe& recipe)
+    : weights_(weights) {
+  const Json graphs = program.value("graphs", Json::object());
+  const auto read = [&](const char* name, bool encoder) {
+    if (!graphs.contains(name)) throw std::invalid_argument(std::string("no graph '") + name + "'");
+    return Reader(program, weights_, model, recipe, encoder).read(graphs[name]);
+  };
+  encoder_ = read("encoder", true);
+  step_ = read("decoder_step", false);
+}
+
 Program::Program(const Bundle& bundle, const std::string& variant) {
   const std::filesystem::path folder = bundle.folder(variant), path = folder / file_name;
   bundle.verify(bundle.graph_files({"encoder"}, variant));
-  const std::string weights = "weights.data";
-  weights_ = Mapped(member(folder, weights));
   const Json program = read_json(folder, file_name, header_bytes);
   try {
     if (!program.is_object() || program.value("format", Json()) != format) throw std::invalid_argument("it is no program");
@@ -421,14 +431,7 @@ Program::Program(const Bundle& bundle, const std::string& variant) {
       if (value.is_string()) metadata[key] = value.get<std::string>();
     }
     bundle.check_metadata("program", metadata, variant);
-    if (!program.contains("arrays") || !program["arrays"].is_array()) throw std::invalid_argument("no arrays");
-    const Json graphs = program.value("graphs", Json::object());
-    const auto read = [&](const char* name, bool encoder) {
-      if (!graphs.contains(name)) throw std::invalid_argument(std::string("no graph '") + name + "'");
-      return Reader(program, weights_, bundle, bundle.recipe(variant), encoder).read(graphs[name]);
-    };
-    encoder_ = read("encoder", true);
-    step_ = read("decoder_step", false);
+    *this = Program(program, member(folder, weights_name), bundle.model(), bundle.recipe(variant));
   } catch (const std::invalid_argument& error) {
     throw Error(Status::bundle, path.string() + " is damaged, or tformer did not make it (" + error.what() +
                                     "): copy or export the bundle again");

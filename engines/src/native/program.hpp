@@ -74,6 +74,9 @@ class Program {
  public:
   /// The program of a variant. Throws Error.
   Program(const Bundle& bundle, const std::string& variant);
+  /// Of what `program.json` holds, and the file of weights beside it. Throws Error, and std::invalid_argument for what is
+  /// no program of such a model.
+  Program(const Json& program, const std::filesystem::path& weights, const Model& model, const Recipe& recipe);
 
   const Code& encoder() const { return encoder_; }
   const Code& step() const { return step_; }
