@@ -271,7 +271,7 @@ def comparable(folder: Path) -> list[tuple[str, bytes]]:
     """All that a job leaves, but for what its processes took."""
     found = []
     for name, content in contents(folder):
-        if Path(name).name == LIST or Path(name).parent.name == RECORDS and content:
+        if Path(name).name == LIST or (Path(name).parent.name == RECORDS and content):
             rows = [json.loads(line) for line in content.splitlines()]
             kept = [{k: v for k, v in row.items() if k not in ("seconds", "worker")} for row in rows]
             content = json.dumps(kept).encode()

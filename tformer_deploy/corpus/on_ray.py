@@ -26,6 +26,9 @@ from ..translate import Translator, open_translator
 from .progress import Progress
 from .shards import Done, Shard, Work, translate_shard
 
+CONNECT_SECONDS = 10
+"""How long a cluster may take to answer."""
+
 
 @dataclass(frozen=True)
 class Room:
@@ -48,10 +51,14 @@ class Cluster:
     def __call__(self, work: Work, shards: Iterator[Shard], progress: Progress) -> Iterator[Done]:
         """See `job.Execute`. Raises ConfigError where there is no cluster."""
         try:
+            host, _, port = self.address.rpartition(":")
+            if host and port.isdecimal() and "/" not in host:  # Ray itself waits for minutes
+                socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             ray.init(self.address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
+            words = " ".join(str(error).split())
             raise ConfigError(
-                f"--address {self.address}: no Ray cluster answers: {error}; start one with `ray start --head`"
+                f"--address {self.address}: no Ray cluster answers ({words}): start one with `ray start --head`"
             ) from None
         try:
             yield from _Team(work, self.room, progress).run(shards)
