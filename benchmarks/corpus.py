@@ -1,0 +1,163 @@
+"""What `tformer corpus` costs: its speed beside `tformer translate`, its memory, and what its driver can do.
+
+speed BUNDLE --text FILE: whole commands in turns, on Ray too where it is installed.
+memory BUNDLE --text FILE: peak memory for 100,000 and 1,000,000 lines.
+driver: no model; shards of text are cut, given to workers that answer at once, and written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tformer_deploy.corpus.job import CorpusOptions, translate_corpus
+from tformer_deploy.corpus.progress import Progress
+from tformer_deploy.corpus.shards import Done, Shard, Work
+from tformer_deploy.processes import in_turn, peak_mib, repeat, run_whole
+from tformer_deploy.translate import TranslatorOptions
+
+COMMAND = [sys.executable, "-m", "tformer_deploy"]
+BILLION = 1_000_000_000
+LINE = b"Two young, white males are outside near many bushes and trees.\n"
+
+
+def main() -> None:
+    """Measure what the first word names, and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["speed", "memory", "driver"])
+    parser.add_argument("bundle", type=Path, nargs="?", help="for speed and memory")
+    parser.add_argument("--text", type=Path, help="plain text, a sentence a line; repeated as often as needed")
+    parser.add_argument("--lines", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(globals()[options.what](options, Path(folder)), indent=1))
+
+
+def speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Seconds of each, and its share of translate's speed within a round."""
+    text = repeated(options.text, options.lines, folder / "text.txt")
+    more = ["--max-tokens", str(options.max_tokens)]
+    seconds: dict[str, list[float]] = {"translate": [], "corpus": [], "ray": []}
+    with cluster() as address:
+        if not address:
+            del seconds["ray"]
+        for number in range(options.rounds):
+            for name in in_turn(list(seconds), number):
+                start = time.perf_counter()
+                if name == "translate":
+                    out = run_whole([*COMMAND, name, str(options.bundle), *more], text.read_text())[0]
+                else:
+                    shutil.rmtree(folder / "out", ignore_errors=True)
+                    where = ["--in", str(text), "--out", str(folder / "out")]
+                    there = ["--address", address] if name == "ray" else []
+                    run_whole([*COMMAND, "corpus", str(options.bundle), *where, *there, *more])
+                seconds[name].append(time.perf_counter() - start)
+                print(name, seconds[name][-1], file=sys.stderr)
+    shards = sorted((folder / "out").glob("*.txt"))
+    assert "".join(path.read_text() for path in shards) == out, "corpus and translate differ"
+    records = [json.loads(line) for line in (folder / "out/manifest.jsonl").read_text().splitlines()]
+    tokens = sum(record["tokens"] for record in records)
+    return {
+        "lines": options.lines,
+        "shards": len(records),
+        "tokens": tokens,
+        "tokens_per_second": {name: round(tokens / statistics.median(each)) for name, each in seconds.items()},
+        "of_translate": {
+            name: [round(one / other, 3) for one, other in zip(seconds["translate"], each, strict=True)]
+            for name, each in seconds.items()
+        },
+    }
+
+
+def memory(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Peak MiB of the whole command."""
+    found = {}
+    for lines in (options.lines, 10 * options.lines):
+        text = repeated(options.text, lines, folder / "text.txt")
+        where = ["--in", str(text), "--out", str(folder / f"out{lines}"), "--max-tokens", str(options.max_tokens)]
+        _, seconds, mib = run_whole([*COMMAND, "corpus", str(options.bundle), *where])
+        found[lines] = {"seconds": round(seconds, 1), "peak_mib": round(mib, 1)}
+    return found
+
+
+def driver(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What the driver takes for a shard of 20,000 lines of 63 bytes, and of a billion of them."""
+    found: dict[str, Any] = {}
+    bundle = Path(__file__).parent.parent / "tests/bundles/v5/copy"
+    for suffix in (".txt", ".txt.gz", ".jsonl"):
+        line = json.dumps({"id": 1, "text": LINE.decode().strip()}).encode() + b"\n" if suffix == ".jsonl" else LINE
+        text = folder / f"text{suffix}"
+        content = line * options.lines
+        if suffix.endswith(".gz"):
+            from tformer_deploy.corpus.compression import packed
+
+            content = packed(content, ".gz")
+        text.write_bytes(content)
+        asked = CorpusOptions([str(text)], str(folder / f"out{suffix}"), TranslatorOptions(bundle))
+        ((seconds, made),) = repeat(lambda asked=asked: translate_corpus(asked, execute=at_once), warm_up=0)
+        again = replace(asked)
+        ((rescan, _),) = repeat(lambda again=again: translate_corpus(again, execute=at_once), warm_up=0)
+        listed = (folder / f"out{suffix}/manifest.jsonl").stat().st_size
+        found[suffix] = {
+            "lines": made.lines,
+            "shards": made.shards,
+            "ms_per_shard": round(1000 * seconds / made.shards, 1),
+            "lines_per_second": round(made.lines / seconds),
+            "again_lines_per_second": round(made.lines / rescan),
+            "manifest_bytes_per_shard": round(listed / made.shards),
+            "peak_mib": round(peak_mib()),
+            "a_billion": {
+                "shards": round(BILLION / (made.lines / made.shards)),
+                "driver_hours": round(BILLION / (made.lines / seconds) / 3600, 2),
+                "manifest_mib": round(BILLION / (made.lines / made.shards) * listed / made.shards / 2**20, 1),
+            },
+        }
+    return found
+
+
+def at_once(work: Work, shards: Iterator[Shard], progress: Progress) -> Iterator[Done]:
+    """Workers that take no time; the translation is the source."""
+    for shard in shards:
+        names = {"file": f"{shard.name}{work.format.suffix}", "input": shard.input, "line": shard.line}
+        counts = {"first": shard.first, "lines": shard.lines, "tokens": 15 * shard.lines, "cut": 0, "seconds": 60.123}
+        record = {**names, **counts, "sha256": "0" * 64, "worker": "machine-0123:123456", "errors": []}
+        yield Done(shard.name, shard.part, record)
+
+
+def repeated(text: Path, lines: int, out: Path) -> Path:
+    """A file of so many lines."""
+    source = text.read_bytes().splitlines(keepends=True)
+    endless = (line for _ in iter(int, 1) for line in source)
+    with out.open("wb") as file:
+        file.writelines(islice(endless, lines))
+    return out
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """The address of a Ray cluster that has this machine's cores; empty without Ray."""
+    try:
+        from ray.cluster_utils import Cluster
+    except ModuleNotFoundError:
+        yield ""
+        return
+    found = Cluster(initialize_head=True, head_node_args={"include_dashboard": False})
+    yield found.address
+    found.shutdown()
+
+
+if __name__ == "__main__":
+    main()
