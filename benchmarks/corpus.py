@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -47,16 +49,16 @@ def main() -> None:
 
 
 def speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Seconds of each, and its share of translate's speed within a round."""
+    """Seconds and seconds of a core that each takes, and its share of translate's speed within a round."""
     text = repeated(options.text, options.lines, folder / "text.txt")
     more = ["--max-tokens", str(options.max_tokens)]
-    seconds: dict[str, list[float]] = {"translate": [], "corpus": [], "ray": []}
     with cluster() as address:
-        if not address:
-            del seconds["ray"]
+        names = ["translate", "corpus", *(["ray"] if address else [])]
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        cores: dict[str, list[float]] = {name: [] for name in names}
         for number in range(options.rounds):
-            for name in in_turn(list(seconds), number):
-                start = time.perf_counter()
+            for name in in_turn(names, number):
+                start, meter = time.perf_counter(), Meter()
                 if name == "translate":
                     out = run_whole([*COMMAND, name, str(options.bundle), *more], text.read_text())[0]
                 else:
@@ -64,8 +66,9 @@ def speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                     where = ["--in", str(text), "--out", str(folder / "out")]
                     there = ["--address", address] if name == "ray" else []
                     run_whole([*COMMAND, "corpus", str(options.bundle), *where, *there, *more])
-                seconds[name].append(time.perf_counter() - start)
-                print(name, seconds[name][-1], file=sys.stderr)
+                seconds[name].append(round(time.perf_counter() - start, 2))
+                cores[name].append(round(meter.read(), 2))
+                print(name, seconds[name][-1], cores[name][-1], file=sys.stderr)
     shards = sorted((folder / "out").glob("*.txt"))
     assert "".join(path.read_text() for path in shards) == out, "corpus and translate differ"
     records = [json.loads(line) for line in (folder / "out/manifest.jsonl").read_text().splitlines()]
@@ -74,12 +77,55 @@ def speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "lines": options.lines,
         "shards": len(records),
         "tokens": tokens,
+        "seconds": seconds,
+        "core_seconds": cores,
         "tokens_per_second": {name: round(tokens / statistics.median(each)) for name, each in seconds.items()},
-        "of_translate": {
-            name: [round(one / other, 3) for one, other in zip(seconds["translate"], each, strict=True)]
-            for name, each in seconds.items()
-        },
+        "of_translate": {"seconds": ratios(seconds), "core_seconds": ratios(cores)},
     }
+
+
+def ratios(taken: dict[str, list[float]]) -> dict[str, float]:
+    """The median of the ratios to translate's speed within a round."""
+    pairs = {name: zip(taken["translate"], each, strict=True) for name, each in taken.items()}
+    return {name: round(statistics.median(one / other for one, other in each), 3) for name, each in pairs.items()}
+
+
+class Meter:
+    """Seconds of a core that this process' children take, and all below them, Ray's workers too."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, int] = {}
+        """Clock ticks of each process that lives or has lived, by its number."""
+        self.stop = threading.Event()
+        self.look()
+        self.before = dict(self.seen)
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def _watch(self) -> None:
+        while not self.stop.wait(0.2):
+            self.look()
+
+    def look(self) -> None:
+        """Note what every process below this one has taken."""
+        parents, ticks = {}, {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                parents[int(folder.name)], ticks[int(folder.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+        for number in parents:
+            above = number
+            while (above := parents.get(above, 0)) and above != os.getpid():
+                pass
+            if above:
+                self.seen[number] = ticks[number]
+
+    def read(self) -> float:
+        """What they have taken since it was made, but for the last 0.2 s of those that have ended."""
+        self.stop.set()
+        self.thread.join()
+        taken = sum(ticks - self.before.get(number, 0) for number, ticks in self.seen.items())
+        return taken / os.sysconf("SC_CLK_TCK")
 
 
 def memory(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -154,6 +200,7 @@ def cluster() -> Iterator[str]:
     except ModuleNotFoundError:
         yield ""
         return
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's; else other work on the machine goes first
     found = Cluster(initialize_head=True, head_node_args={"include_dashboard": False})
     yield found.address
     found.shutdown()
