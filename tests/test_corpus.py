@@ -8,7 +8,9 @@ import json
 import os
 import pty
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,9 @@ from hypothesis import strategies as st
 from tformer_deploy.corpus.compression import packed, split_lines, unpacked
 from tformer_deploy.corpus.cutting import Cutter, windows
 from tformer_deploy.corpus.output import ERRORS, JOB, LIST
+from tformer_deploy.corpus.places import open_store
 from tformer_deploy.corpus.progress import Progress
-from tformer_deploy.corpus.storage import RECORDS, open_store
+from tformer_deploy.corpus.storage import RECORDS
 from tformer_deploy.errors import DataError
 
 from .command import COMMAND, failed_line, run_here
@@ -298,6 +301,36 @@ def test_a_kill_at_any_moment_leaves_what_the_next_run_completes(tmp_path: Path)
         assert all((state / "out" / name).stat().st_mtime_ns == time for name, time in whole.items())
         found.append(done["found"])
     assert found == sorted(found) and set(found) == set(range(len(shards(here / "out")) + 1))
+
+
+def test_an_interrupt_leaves_what_is_done(tmp_path: Path) -> None:
+    text, out = write(tmp_path / "a.txt", LINES * 40), tmp_path / "out"
+    command = [*COMMAND, "corpus", BUNDLE, "--in", text, "--out", out, "--shard-lines", 20, "--merge"]
+    words = [*map(str, command), "--batch-tokens", str(WINDOW)]
+    running = subprocess.Popen(words, stderr=subprocess.PIPE)
+    while not out.is_dir() or len(shards(out)) < 2:
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    said = running.communicate(timeout=60)[1].decode()
+    assert running.returncode == 130 and "shards are done: the same command translates the others" in said
+    assert not (out / LIST).exists() and not list(out.rglob(".*"))
+    assert corpus(*words[5:])["found"] >= 2
+    assert (out / "merged.txt").read_bytes() == translated(LINES * 40)
+
+
+def test_the_cores_of_the_first_run_decide_the_batches(tmp_path: Path) -> None:
+    """Wherever the job goes on; a job that replaces another one is this machine's."""
+    text, out = write(tmp_path / "a.txt", LINES), tmp_path / "out"
+    command = ("--in", text, "--out", out, "--shard-lines", 50)
+
+    def least() -> int:
+        return int(json.loads((out / JOB).read_text())["work"]["options"]["least_batches"])
+
+    corpus(*command, "--workers", 3)
+    assert least() == 3
+    assert corpus(*command, "--workers", 1)["found"] == len(shards(out)) and least() == 3
+    assert corpus(*command, "--workers", 2, "--beams", 2, "--force")["found"] == 0 and least() == 2
 
 
 def test_what_has_changed_is_refused(tmp_path: Path) -> None:

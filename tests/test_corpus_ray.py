@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -222,6 +223,17 @@ def test_workers_that_die_again_and_again_end_the_job(
     with pytest.raises(EngineError, match=r"opening the bundle: 3 workers were lost: .*--retries"):
         translate_corpus(options("never"))
     assert not ray.is_initialized()
+
+
+def test_usage_reports_are_off() -> None:
+    code = (
+        "import tformer_deploy.corpus.on_ray\n"
+        "from ray._common.usage.usage_lib import usage_stats_enabled\n"
+        "print(usage_stats_enabled())"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "RAY_USAGE_STATS_ENABLED"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_another_version_is_refused(

@@ -18,11 +18,12 @@ from ..engines import engine_name, parse_name
 from ..errors import DataError
 from ..files import sha256
 from ..translate import TranslatorOptions, open_translator
-from .formats import Columns
 from .output import VERSION, Output, Summary, stored
+from .places import find_inputs, open_store
 from .progress import Execute, Progress
+from .rows import Columns
 from .shards import Done, Shard, Work, cut, described, digest, translate_shard
-from .storage import Input, find_inputs, open_store
+from .storage import Input
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,11 @@ def _work(options: CorpusOptions, inputs: Sequence[Input], there: dict[str, Any]
         replace(asked, bundle=str(bundle.directory)), names, columns, budget, options.shard_lines, options.strict
     )
     # The batches are those of `translate` on this machine, whoever decodes them, and stay those of the first run.
-    least = there.get("work", {}).get("options", {}).get("least_batches") or (0 if options.address else asked.workers)
+    before = there.get("work", {}).get("options", {})
+    least = (
+        before.get("least_batches") if {**described(work), "least_batches": 0} == {**before, "least_batches": 0} else 0
+    )
+    least = least or (0 if options.address else asked.workers)
     if not least:
         on_gpu = parse_name(engine_name(asked.backend, asked.variant, bundle, asked.device)).device == "cuda"
         least = 1 if on_gpu else _suitable(work, inputs)

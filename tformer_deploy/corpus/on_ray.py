@@ -58,7 +58,8 @@ class Cluster:
         except (OSError, ValueError, RuntimeError) as error:
             words = " ".join(str(error).split())
             raise ConfigError(
-                f"--address {self.address}: no Ray cluster answers ({words}): start one with `ray start --head`"
+                f"--address {self.address}: no Ray cluster answers ({words}): "
+                "start one with `RAY_USAGE_STATS_ENABLED=0 ray start --head`"
             ) from None
         try:
             yield from _Team(work, self.room, progress).run(shards)

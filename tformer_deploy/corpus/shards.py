@@ -15,8 +15,10 @@ from typing import Any
 from ..errors import DataError, TformerError
 from ..translate import Translator, TranslatorOptions
 from .cutting import Cutter, windows
-from .formats import Columns, Format, format_of
-from .storage import Input, open_input
+from .formats import format_of
+from .places import open_input
+from .rows import Columns, Format
+from .storage import Input
 
 _PLACE = re.compile(r"^(line|request|source) \d+: ")
 """How a translator names a line, which has another number in its own file."""

@@ -14,7 +14,7 @@ from ..decoding import DecodeOptions
 from ..errors import ConfigError, DataError
 from ..translate import Result
 from .cutting import Cutter
-from .formats import ADDED, PARQUET, Columns, Part, Source
+from .rows import ADDED, Columns, Part, Source
 
 ROWS = 4096
 """Rows that are read at once."""
@@ -23,7 +23,7 @@ ROWS = 4096
 class Parquet:
     """A row a sentence; columns are added to those that are there."""
 
-    suffix = PARQUET
+    suffix = ".parquet"
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
