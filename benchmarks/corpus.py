@@ -2,12 +2,13 @@
 
 speed BUNDLE --text FILE: whole commands in turns, on Ray too where it is installed.
 memory BUNDLE --text FILE: peak memory for 100,000 and 1,000,000 lines.
-driver: no model; shards of text are cut, given to workers that answer at once, and written.
+driver --text FILE: no model; shards are cut, given to workers that answer at once, and written.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import shutil
@@ -18,8 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from tformer_deploy.translate import TranslatorOptions
 
 COMMAND = [sys.executable, "-m", "tformer_deploy"]
 BILLION = 1_000_000_000
-LINE = b"Two young, white males are outside near many bushes and trees.\n"
 
 
 def main() -> None:
@@ -140,22 +139,18 @@ def memory(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def driver(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """What the driver takes for a shard of 20,000 lines of 63 bytes, and of a billion of them."""
+    """What the driver takes for a shard of 20,000 lines, and for a billion lines."""
     found: dict[str, Any] = {}
     bundle = Path(__file__).parent.parent / "tests/bundles/v5/copy"
     for suffix in (".txt", ".txt.gz", ".jsonl"):
-        line = json.dumps({"id": 1, "text": LINE.decode().strip()}).encode() + b"\n" if suffix == ".jsonl" else LINE
         text = folder / f"text{suffix}"
-        content = line * options.lines
-        if suffix.endswith(".gz"):
-            from tformer_deploy.corpus.compression import packed
-
-            content = packed(content, ".gz")
-        text.write_bytes(content)
+        with gzip.open(text, "wb") if suffix.endswith(".gz") else text.open("wb") as file:
+            for line in lines_of(options.text, options.lines):
+                is_row = suffix == ".jsonl"
+                file.write(json.dumps({"id": 1, "text": line.decode().strip()}).encode() + b"\n" if is_row else line)
         asked = CorpusOptions([str(text)], str(folder / f"out{suffix}"), TranslatorOptions(bundle))
         ((seconds, made),) = repeat(lambda asked=asked: translate_corpus(asked, execute=at_once), warm_up=0)
-        again = replace(asked)
-        ((rescan, _),) = repeat(lambda again=again: translate_corpus(again, execute=at_once), warm_up=0)
+        ((rescan, _),) = repeat(lambda asked=asked: translate_corpus(asked, execute=at_once), warm_up=0)
         listed = (folder / f"out{suffix}/manifest.jsonl").stat().st_size
         found[suffix] = {
             "lines": made.lines,
@@ -171,7 +166,40 @@ def driver(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 "manifest_mib": round(BILLION / (made.lines / made.shards) * listed / made.shards / 2**20, 1),
             },
         }
+    with cluster() as address:
+        if address:
+            where = [str(folder / "text.txt")], str(folder / "ray")
+            asked = CorpusOptions(*where, TranslatorOptions(bundle, workers=2), address=address)
+            found["ray_ms_per_shard"] = through_ray(asked)
+            found["wait_ms_among_1000"] = wait_ms(address, 1000)
     return found
+
+
+def through_ray(asked: CorpusOptions) -> float:
+    """From the first shard to the last, with two workers that answer at once."""
+    from tformer_deploy.corpus import on_ray
+
+    class Echo(on_ray.Worker):  # of this function, so that it travels by value
+        def run(self, shard: Shard) -> Any:
+            """Give it back."""
+            return next(at_once(self.work, iter([shard]), Progress()))
+
+    times: list[float] = []
+    on_ray.Worker = Echo  # type: ignore[misc]
+    made = translate_corpus(asked, Progress(changed=lambda: times.append(time.perf_counter())))
+    return round(1000 * (times[-1] - times[0]) / (made.shards - 1), 1)
+
+
+def wait_ms(address: str, workers: int) -> float:
+    """How long Ray takes to say which of so many calls has ended."""
+    import ray
+
+    ray.init(address, log_to_driver=False)
+    busy = ray.remote(repeat)
+    calls = [busy.options(num_cpus=1000).remote(None) for _ in range(workers)]  # there is never room for them
+    runs = repeat(lambda: ray.wait([*calls, ray.put(1)], num_returns=1), warm_up=3, least=50)
+    ray.shutdown()
+    return round(1000 * statistics.median(seconds for seconds, _ in runs), 2)
 
 
 def at_once(work: Work, shards: Iterator[Shard], progress: Progress) -> Iterator[Done]:
@@ -185,11 +213,14 @@ def at_once(work: Work, shards: Iterator[Shard], progress: Progress) -> Iterator
 
 def repeated(text: Path, lines: int, out: Path) -> Path:
     """A file of so many lines."""
-    source = text.read_bytes().splitlines(keepends=True)
-    endless = (line for _ in iter(int, 1) for line in source)
     with out.open("wb") as file:
-        file.writelines(islice(endless, lines))
+        file.writelines(lines_of(text, lines))
     return out
+
+
+def lines_of(text: Path, count: int) -> Iterator[bytes]:
+    """So many lines of a file, again and again."""
+    return islice(cycle(text.read_bytes().splitlines(keepends=True)), count)
 
 
 @contextmanager

@@ -74,7 +74,8 @@ class JsonLines:
         text = row[self.columns.column]
         if text is not None and not isinstance(text, str):
             return Source("", 0, f"column '{self.columns.column}' is no text: write a string or null")
-        return Source(text or "", len((text or "").encode("utf-8", "surrogatepass")))
+        text = text or ""
+        return Source(text, len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")))
 
     def written(self, part: bytes, results: Sequence[Result], first: int, options: DecodeOptions) -> bytes:
         """See `Format`. A line that was no object becomes one of what is added."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, BinaryIO, Protocol
 
 from ..decoding import DecodeOptions
@@ -38,11 +39,16 @@ class Columns:
     most: int = 1 << 20
     """Bytes of the longest line."""
 
-    def check_free(self, names: Collection[str]) -> None:
+    @cached_property
+    def own(self) -> frozenset[str]:
+        """Names of columns that may be added."""
+        return frozenset(f"{self.into}{end}" for end in ADDED)
+
+    def check_free(self, names: Iterable[str]) -> None:
         """Raise ConfigError where rows have a column that may be added."""
-        for end in ADDED:
-            if (name := f"{self.into}{end}") in names:
-                raise ConfigError(f"the input has a column '{name}' already: name another one with --into")
+        if not self.own.isdisjoint(names):
+            name = min(self.own.intersection(names))
+            raise ConfigError(f"the input has a column '{name}' already: name another one with --into")
 
     def added(self, result: Result, options: DecodeOptions) -> dict[str, Any]:
         """The columns that a result adds to its row."""
