@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -20,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tformer_deploy.corpus import places
 from tformer_deploy.corpus.compression import packed, split_lines, unpacked
 from tformer_deploy.corpus.cutting import Cutter, windows
 from tformer_deploy.corpus.output import ERRORS, JOB, LIST
@@ -393,6 +395,22 @@ def test_two_runs_at_once(tmp_path: Path) -> None:
         assert "is being changed by another process" in refused("--in", text, "--out", out)
     assert not list(out.iterdir())
     assert corpus("--in", text, "--out", out)["lines"] == len(LINES)
+
+
+def test_folders_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS; two runs there do what two runs in a bucket do."""
+
+    def failing(number: int) -> Any:
+        def hold(path: Path) -> Any:
+            raise OSError(number, os.strerror(number), str(path))
+
+        return hold
+
+    text = write(tmp_path / "a.txt", LINES)
+    monkeypatch.setattr(places, "hold", failing(errno.EBADF))
+    assert corpus("--in", text, "--out", tmp_path / "out")["lines"] == len(LINES)
+    monkeypatch.setattr(places, "hold", failing(errno.EIO))
+    assert "Input/output error" in refused("--in", text, "--out", tmp_path / "out")
 
 
 # Object stores

@@ -54,7 +54,8 @@ class Cluster:
             host, _, port = self.address.rpartition(":")
             if host and port.isdecimal() and "/" not in host:  # Ray itself waits for minutes
                 socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-            ray.init(self.address, log_to_driver=False, logging_level=logging.ERROR)
+            if ours := not ray.is_initialized():  # a program may have connected
+                ray.init(self.address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, ValueError, RuntimeError) as error:
             words = " ".join(str(error).split())
             raise ConfigError(
@@ -64,7 +65,8 @@ class Cluster:
         try:
             yield from _Team(work, self.room, progress).run(shards)
         finally:
-            ray.shutdown()
+            if ours:
+                ray.shutdown()
 
 
 class _Team:
@@ -80,6 +82,7 @@ class _Team:
         self.start = ray.remote(Worker).options(num_cpus=room.num_cpus, num_gpus=room.num_gpus, max_restarts=0)
         self.files, self.sha256 = files, sha256(bundle / MANIFEST)
         self.room, self.progress = room, progress
+        self.size = room.workers or _room(room)
         self.opening: dict[Any, Any] = {}
         """Workers that open the bundle, or wait for room, by their futures."""
         self.busy: dict[Any, tuple[Any, Shard]] = {}
@@ -91,7 +94,7 @@ class _Team:
 
     def run(self, shards: Iterator[Shard]) -> Iterator[Done]:
         """Give each idle worker the next shard. A worker that is gone is replaced, and its shard done again."""
-        for _ in range(self.room.workers or _room(self.room)):
+        for _ in range(self.size):
             self.hire()
         while True:
             while self.idle and (shard := self.again.popleft() if self.again else next(shards, None)):
@@ -123,12 +126,12 @@ class _Team:
         """
         try:
             found = ray.get(ready)
-        except RayTaskError as error:  # what the worker did not expect
-            raise error.cause if isinstance(error.cause, Exception) else error from None
         except RayError as error:
+            if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):  # a bug, or a full disk
+                raise error.cause if isinstance(error.cause, Exception) else error from None
             name = shard.name if shard else ""
             self.lost[name] += 1
-            if self.lost[name] > self.room.retries * (1 if shard else max(1, self.room.workers)):
+            if self.lost[name] > self.room.retries * (1 if shard else self.size):
                 what = f"{shard.input}, line {shard.line}" if shard else "opening the bundle"
                 words = " ".join(str(error).split())
                 raise EngineError(

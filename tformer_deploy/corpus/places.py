@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import DataError
 from ..files import atomic_file, hold, remove_leftovers
 from .storage import RECORDS, Input, Store
+
+LOCKLESS = (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""What file systems answer that have no locks, or, as NFS, none of folders."""
 
 
 class Folder:
@@ -47,7 +51,12 @@ class Folder:
     def held(self) -> Iterator[None]:
         """See `Store`. Removes what killed processes have left. Raises ArtifactError where another one writes there."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with hold(self.path):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(hold(self.path))
+            except OSError as error:
+                if error.errno not in LOCKLESS:
+                    raise
             for folder in (self.path, self.path / RECORDS):
                 remove_leftovers(folder)
             yield
