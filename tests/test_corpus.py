@@ -213,7 +213,6 @@ def test_alignments_are_written(attention_bundle: Path, tmp_path: Path) -> None:
         ({"a.gz": gzip.compress(b"1 2\n" * 9999)[:-20]}, "a.gz: cannot be read: Compressed file ended"),
         ({"a.gz": b"1 2\n"}, "a.gz: cannot be read: Not a gzipped file"),
         ({"a.zst": b"1 2\n"}, "a.zst: cannot be read: damaged"),
-        ({"a.zst": packed(b"1 2\n" * 99, ".zst")[:-3]}, "a.zst: cannot be read: it ends in the middle"),
         ({"a.parquet": b"1 2\n"}, "a.parquet: cannot be read: "),
         ({"a.jsonl": b'{"text": "1", "translation_score": 0}\n'}, "a column 'translation_score' already"),
     ],
@@ -306,7 +305,7 @@ def test_a_kill_at_any_moment_leaves_what_the_next_run_completes(tmp_path: Path)
 
 
 def test_an_interrupt_leaves_what_is_done(tmp_path: Path) -> None:
-    text, out = write(tmp_path / "a.txt", LINES * 40), tmp_path / "out"
+    text, out = write(tmp_path / "a.txt", LINES * 8), tmp_path / "out"
     command = [*COMMAND, "corpus", BUNDLE, "--in", text, "--out", out, "--shard-lines", 20, "--merge"]
     words = [*map(str, command), "--batch-tokens", str(WINDOW)]
     running = subprocess.Popen(words, stderr=subprocess.PIPE)
@@ -318,7 +317,7 @@ def test_an_interrupt_leaves_what_is_done(tmp_path: Path) -> None:
     assert running.returncode == 130 and "shards are done: the same command translates the others" in said
     assert not (out / LIST).exists() and not list(out.rglob(".*"))
     assert corpus(*words[5:])["found"] >= 2
-    assert (out / "merged.txt").read_bytes() == translated(LINES * 40)
+    assert (out / "merged.txt").read_bytes() == translated(LINES * 8)
 
 
 def test_the_cores_of_the_first_run_decide_the_batches(tmp_path: Path) -> None:
