@@ -25,7 +25,7 @@ from tformer_deploy import __version__
 from .command import COMMAND, Done, failed_line, printed, run_here, run_process
 from .mutations import break_graph, scale_one_weight
 
-VERBS = ["init", "train", "export", "translate", "encode", "score", "check", "bench", "inspect"]
+VERBS = ["init", "train", "export", "translate", "encode", "score", "check", "bench", "inspect", "corpus"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
