@@ -90,8 +90,9 @@ def answer(bundle: Path, kind: str, variants: list[str], lines: list[str]) -> di
     clear = set(range(len(lines)))
     for name in variants:
         variant, _, shortlist = name.partition("+")
-        asked: dict[str, Any] = {"variant": variant, "shortlist": bool(shortlist), "threads": 1}
-        margin = MARGIN[re.split(r"\W", name)[0]]
+        backend = "native" if variant.startswith("native") else "ort"
+        asked: dict[str, Any] = {"backend": backend, "variant": variant, "shortlist": bool(shortlist), "threads": 1}
+        margin = MARGIN[re.split(r"\W", name.removeprefix("native-"))[0]]
         kept = 3 if margin < 0.05 else 1  # what rounds may differ between processors
         with load(bundle, **asked) as one, load(bundle, **asked, beams=3, n_best=3) as several:
             greedy[name] = [found.ids for found in one.translate(lines)]

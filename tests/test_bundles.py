@@ -19,11 +19,14 @@ from tformer_deploy.bundle import MANIFEST, VERSION, hashes, open_bundle, upgrad
 from tformer_deploy.contract import KINDS, SIZES, described, graphs_of
 from tformer_deploy.encode import EncoderOptions, TextEncoder
 from tformer_deploy.engines import make_engine
+from tformer_deploy.engines.cpp import PROGRAM
 from tformer_deploy.engines.ort.library import has_vnni
 from tformer_deploy.errors import ArtifactError
 from tformer_deploy.export.signature import name_sizes, read_signature
 from tformer_deploy.headers import schema_error
 from tformer_deploy.plans import trt_variant
+
+from .cpp_library import built
 
 BUNDLES = Path(__file__).parent / "bundles"
 DOCS = Path(__file__).parent.parent / "docs/bundle.md"
@@ -38,13 +41,16 @@ def stored() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("bundle", "name"), list(stored()))
-def test_every_kind_gives_the_stored_tokens(bundle: str, name: str) -> None:
+def test_every_kind_gives_the_stored_tokens(bundle: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans need a GPU: of target `trt`, the graphs that they are made of run on ONNX Runtime."""
     answers = json.loads((BUNDLES / f"{bundle}.json").read_text())
     variant, _, shortlist = name.partition("+")
     if shortlist and variant == "int8" and not has_vnni():
         pytest.skip("int8 with a shortlist needs a processor with VNNI")
     asked: dict[str, Any] = {"variant": variant, "shortlist": bool(shortlist), "threads": 1}
+    if variant.startswith("native"):
+        monkeypatch.setenv(PROGRAM, str(built() / "examples" / "tformer-engine"))
+        asked["backend"] = "native"
     with load(BUNDLES / bundle, **asked) as translator:
         assert [found.ids for found in translator.translate(answers["lines"])] == answers["greedy"][name]
     with load(BUNDLES / bundle, **asked, beams=3, n_best=3) as translator:
@@ -71,7 +77,7 @@ def test_the_first_version_still_translates() -> None:
 
 def test_every_kind_is_among_the_committed_bundles() -> None:
     found = set()
-    for path in BUNDLES.glob("v[345]/*/manifest.json"):
+    for path in BUNDLES.glob("v[3456]/*/manifest.json"):
         manifest = json.loads(path.read_text())
         for part in (manifest, *manifest["variants"].values()):
             found |= {graph["kind"] for graph in part["graphs"].values()}

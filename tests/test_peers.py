@@ -8,7 +8,7 @@ from benchmarks.peers.measure import Trial, add_ratios, choose, compare, speed_r
 from benchmarks.peers.points import EOS_ID, base_points, check_point, corpus_points
 from benchmarks.peers.report import machine_name, setting_name, table
 from benchmarks.peers.serve import check
-from benchmarks.peers.sides import batchings, ctranslate2_sides, eager_sides, our_sides
+from benchmarks.peers.sides import batchings, ctranslate2_sides, eager_sides, library_sides, our_sides
 
 
 def trial(side: str, *seconds: float, point: str = "b1k1") -> Trial:
@@ -64,13 +64,16 @@ def test_outputs_of_another_length_or_number_are_refused() -> None:
 def test_settings_split_batches_among_workers_and_name_themselves() -> None:
     peer = ctranslate2_sides({"int8", "float32"}, 2)[0]
     threads = [(setting["intra_threads"], setting["inter_threads"]) for setting in peer.settings]
-    assert threads == [(1, 1), (2, 1), (1, 2), (1, 1), (1, 2)]
+    assert threads == [(1, 1), (2, 1), (1, 2), (1, 1), (1, 2), (1, 1), (2, 1), (1, 2)]
+    assert [setting["env"]["CT2_FORCE_CPU_ISA"] for setting in peer.settings[-3:]] == ["AVX512"] * 3
     batch, corpus = base_points(100)[2], corpus_points([[4, 3]])[0]
     assert batchings(peer, peer.settings[2], batch) == [{"max_batch_size": 16}]
     assert len(batchings(peer, peer.settings[2], corpus)) == 7
     ours = our_sides(["ort:int8"], 2)[0]
     assert ours.ours and batchings(ours, ours.settings[0], batch) == [{}]
     assert len(ours.settings) == 2 and len(our_sides(["ort"], 1)[0].settings) == 1
+    library = library_sides(["native-int8"], 2, "libtformer.so")[0]
+    assert library.ours and len(library.settings) == 2 and batchings(library, library.settings[0], batch) == [{}]
     assert not eager_sides(2, {}, True)[0].ours
     described = {"setting": peer.settings[2], "batching": {"max_batch_size": 2048, "batch_type": "tokens"}}
     assert setting_name(described) == "int8 1x2 2048 tokens"

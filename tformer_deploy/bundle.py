@@ -19,10 +19,12 @@ from .contract import (
     KINDS,
     MEMORY_GRAPH,
     OLDER,
+    PROGRAM,
     SHORT_GRAPHS,
     SLOTS_GRAPH,
     WEIGHTS,
     described,
+    file_of,
     graphs_of,
     kind_of,
 )
@@ -53,8 +55,8 @@ class Bundle:
     """Files of graphs whose hashes an engine has still to verify."""
 
     def graph(self, name: str, variant: str = "") -> Path:
-        """The ONNX file of a graph of `contract.graphs_of`."""
-        return self.directory / variant / f"{name}.onnx"
+        """The file of a graph of `contract.graphs_of`."""
+        return self.directory / variant / file_of(name, self.variants[variant] if variant else self.recipe)
 
     def graph_files(self, variant: str) -> list[str]:
         """Names in the manifest: the graphs of a variant, and their weights."""
@@ -179,8 +181,8 @@ def write_manifest(
             **({"decoding": dict(decoding)} if decoding else {}),
             "graphs": _graphs(config, recipes[""]),
             **({"weights": dict(weights)} if weights else {}),
-            # Graphs for TensorRT run on ONNX Runtime as a reference only.
-            "default": next(name for name, recipe in recipes.items() if recipe.target != "trt"),
+            # Graphs for TensorRT run on ONNX Runtime as a reference only, programs not at all.
+            "default": next(name for name, recipe in recipes.items() if recipe.target not in ("trt", "native")),
             "variants": {
                 name: {
                     "recipe": dataclasses.asdict(recipe),
@@ -227,7 +229,7 @@ def tokenizer_hashes(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_graphs(file: str) -> bool:
-    return ".onnx" in file or Path(file).name == WEIGHTS
+    return ".onnx" in file or Path(file).name in (WEIGHTS, PROGRAM)
 
 
 def _graphs(config: ModelConfig, recipe: Recipe) -> dict[str, Any]:
@@ -294,7 +296,12 @@ def _open(directory: Path, manifest: dict[str, Any], graphs: bool) -> Bundle:
 def files_in_use(directory: Path, manifest: Mapping[str, Any]) -> set[str]:
     """Names of the files that a manifest must have hashes of."""
     variants = ("", *manifest.get("variants", {}))
-    needed = {(Path(variant) / f"{name}.onnx").as_posix() for name in GRAPHS for variant in variants}
+    own = {name: variant["recipe"].get("target") for name, variant in manifest.get("variants", {}).items()}
+    needed = {
+        (Path(variant) / (PROGRAM if own.get(variant) == "native" else f"{name}.onnx")).as_posix()
+        for name in GRAPHS
+        for variant in variants
+    }
     added = WEIGHTS, *(f"{name}.onnx" for name in (SLOTS_GRAPH, *SHORT_GRAPHS, MEMORY_GRAPH))
     newer = {(Path(variant) / name).as_posix() for name in added for variant in variants}
     needed |= {name for name in newer if (directory / name).exists()}  # older bundles have none

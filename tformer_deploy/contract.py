@@ -21,6 +21,8 @@ SLOTS_GRAPH = "slots_step"
 MEMORY_GRAPH = "memory"
 WEIGHTS = "weights.data"
 """The file beside the graphs that holds what both read."""
+PROGRAM = "program.json"
+"""The file that has both graphs of target `native`, as instructions."""
 KINDS = {
     "encoder/1": "source ids to the keys and values of every decoder layer's cross-attention",
     "growing/1": "a step whose self-attention caches grow by a position",
@@ -31,6 +33,7 @@ KINDS = {
     "rows/1": "the rows of the output's table that belong to a list of tokens",
     "short/1": "`inplace` that scores only the tokens of such a list",
     "memory/1": "source ids to the encoder's output, to be used without a decoder",
+    "native/1": "instructions of the C++ runtime's own engine for processors, which has its caches to itself",
 }
 """What this version runs, and what each is; an older version of a kind stays here as long as its graphs run."""
 OLDER = {"choosing/2": "choosing/1"}
@@ -107,8 +110,15 @@ def graphs_of(recipe: Recipe) -> tuple[str, ...]:
     return (*GRAPHS, *steps, *([MEMORY_GRAPH] if recipe.memory else []))
 
 
+def file_of(graph: str, recipe: Recipe) -> str:
+    """The file of a graph of `graphs_of`."""
+    return PROGRAM if recipe.target == "native" else f"{graph}.onnx"
+
+
 def kind_of(graph: str, recipe: Recipe) -> str:
     """The kind of a graph of `graphs_of`, of `KINDS`."""
+    if recipe.target == "native":
+        return "native/1"
     steps = {"onnx": "growing/1", "ort-cpu": "inplace/1", "trt": "choosing/2"}
     others = {"encoder": "encoder/1", SLOTS_GRAPH: "slots/1", "short_rows": "rows/1", "short_step": "short/1"}
     others[MEMORY_GRAPH] = "memory/1"
@@ -130,6 +140,8 @@ def signature(graph: str, config: ModelConfig, recipe: Recipe, kind: str = "") -
         return Signature((LISTED,), _listed(config, recipe))
     if graph == "short_step":
         return _short_step(config, recipe)
+    if recipe.target == "native":  # what its program is made from
+        return _static_step(config, recipe.as_ort, own_positions=True)
     if recipe.cache == "static":
         return _static_step(config, recipe, own_positions=graph == SLOTS_GRAPH)
     best = ("batch", "beams", recipe.top_k or "best")

@@ -16,7 +16,8 @@ from .check import Corpus, Gate, Report, make_corpus, translations
 from .checkpoint import Checkpoint, open_source
 from .config import ModelConfig, from_dict
 from .decoding import DecodeOptions
-from .engines import STANDARD, expand
+from .engines import STANDARD, expand, programs_of
+from .engines.cpp import program
 from .engines.eager import NO_ENCODER
 from .errors import ConfigError, DataError, ParityError
 from .export.calibrate import NOISE_SENTENCES, SENTENCES, fp32_layers, input_ranges, layer_noise
@@ -76,9 +77,11 @@ def export_checked(
     from_dict(DecodeOptions, checkpoint.decoding, "decoding")
     chosen = choose(recipes, checkpoint.config)
     if memory:
-        chosen = {name: dataclasses.replace(each, memory=each.target != "trt") for name, each in chosen.items()}
+        chosen = {name: dataclasses.replace(each, memory=each.has_memory) for name, each in chosen.items()}
     if isinstance(checkpoint, UserCheckpoint):
         require_exportable(checkpoint, chosen)
+    if any(recipe.target == "native" for recipe in chosen.values()):
+        program()  # checks its variants; without it the work below would be for nothing
     corpus, targets, calibration = _read(texts, checkpoint, chosen)
     with atomic_directory(out, force, "bundle", lambda folder: (folder / MANIFEST).is_file()) as directory:
         description = checkpoint.tokenizers.save(directory)
@@ -110,7 +113,8 @@ def export_checked(
         )
         bundle = open_bundle(directory)
         gate = Gate(bundle, checkpoint.directory, progress=progress)
-        report = gate.run(expand(["ort"], [], bundle), gate.reference(corpus), targets)
+        backends = ["ort", *(["native"] if programs_of(bundle) else [])]
+        report = gate.run(expand(backends, [], bundle), gate.reference(corpus), targets)
         report.calibration = calibration.line
         if not report.passed:
             hint = "; what a module must not do is in docs/your-model.md" if own else ""

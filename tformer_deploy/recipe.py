@@ -102,9 +102,10 @@ GROUP_SIZES = (0, 16, 32, 64, 128, 256)
 class Recipe:
     """How a checkpoint becomes graphs."""
 
-    target: Literal["onnx", "ort-cpu", "trt"] = "onnx"
+    target: Literal["onnx", "ort-cpu", "trt", "native"] = "onnx"
     """`onnx`: standard operators, for every runtime; `ort-cpu`: ONNX Runtime's own operators for processors; `trt`:
-    the standard operators of opset 17 that every TensorRT from 8.6 on takes, which `tformer build` compiles."""
+    the standard operators of opset 17 that every TensorRT from 8.6 on takes, which `tformer build` compiles; `native`:
+    instructions of the C++ runtime's own engine for processors."""
     precision: Literal["fp32", "int8", "int4"] = "fp32"
     """Of the weights; the sums are fp32."""
     group_size: int = 0
@@ -133,12 +134,12 @@ class Recipe:
         cache = "static" if own_runtime else "growing"
         if self.cache != cache:
             raise ConfigError(f"cache={self.cache}: must be {cache} with target={self.target}")
-        if self.precision != "fp32" and self.target != "ort-cpu":
-            raise ConfigError(f"precision={self.precision}: needs target = 'ort-cpu'")
+        if self.precision != "fp32" and self.target not in ("ort-cpu", "native"):
+            raise ConfigError(f"precision={self.precision}: needs target = 'ort-cpu' or 'native'")
         if self.attention and own_runtime:
             raise ConfigError("attention = true: needs target = 'onnx', whose graphs return it")
-        if self.memory and self.target == "trt":
-            raise ConfigError("memory = true with target = 'trt': plans have no graph for it, other targets do")
+        if self.memory and not self.has_memory:
+            raise ConfigError(f"memory = true with target = '{self.target}': it has no graph for it, other targets do")
         if self.group_size not in GROUP_SIZES or (self.group_size and self.precision == "fp32"):
             raise ConfigError(f"group_size={self.group_size}: must be one of {GROUP_SIZES}, and 0 with fp32")
         if self.precision == "int4" and not self.group_size:
@@ -150,6 +151,16 @@ class Recipe:
     def quantized(self) -> bool:
         """Whether weights have few bits, so that it needs text to calibrate with."""
         return self.precision != "fp32"
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether its target can run the encoder alone."""
+        return self.target in ("onnx", "ort-cpu")
+
+    @property
+    def as_ort(self) -> Recipe:
+        """The recipe whose graphs a program of target `native` is made from."""
+        return dataclasses.replace(self, target="ort-cpu")
 
     @property
     def integer_step(self) -> bool:
@@ -168,10 +179,12 @@ class Recipe:
         grouped = quantized and self.group_size > 0 and not encodes
         if graph == "short_rows":
             return (("gather_quantized",) if grouped else ("quantize_listed",)) if quantized else ()
-        merge = () if encodes else ("merge_matmuls",)
+        native = self.target == "native"
+        merge = () if encodes and not native else ("merge_matmuls",)
         names = ("quantize_tables", "quantize_groups" if grouped else "quantize_channels") if quantized else ()
         listed = ("quantize_listed",) if graph == "short_step" and quantized and not grouped else ()
-        return ("fuse_norm", "fuse_attention", *merge, *names, *listed, "fold_weights")
+        last = "native_program" if native else "fold_weights"
+        return ("fuse_norm", "fuse_attention", *merge, *names, *listed, last)
 
     def limits(self, precision: str) -> Tolerance:
         """What is accepted of its graphs, or of a plan of another precision."""

@@ -23,7 +23,7 @@ from .cold import cold_commands, cold_starts
 from .measure import Model, choose, equal_outputs, race, try_all
 from .points import NEW_TOKENS, Point, base_points, check_point, corpus_points, random_sources
 from .report import machine_name, markdown
-from .sides import Side, ctranslate2_sides, eager_sides, our_sides
+from .sides import OURS, Side, ctranslate2_sides, eager_sides, library_sides, our_sides
 
 ENGINES = ("ort", "ort:int8", "ort:int8-latency", "ort:int4")
 EQUAL_SHARE = 0.99
@@ -32,6 +32,7 @@ SCORE_TOLERANCE = 0.01
 """Of a whole output's log-probability at float32."""
 QUICK_SENTENCES = 100
 CPP = ROOT / "engines/build/examples/tformer-cpp"
+LIBRARY = ROOT / "engines/build/libtformer.so"
 BFLOAT16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
 
 
@@ -61,7 +62,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--multi30k", type=Path, help="bundle of a trained English-German model")
     parser.add_argument("--data", type=Path, help="folder with test_2016_flickr.en.gz and .de.gz")
     parser.add_argument("--peers-python", type=Path, default=Path(".venv-peers/bin/python"))
-    parser.add_argument("--engines", nargs="+", default=ENGINES, help="ours")
+    parser.add_argument("--engines", nargs="+", default=ENGINES, help="ours, such as ort:int8 or native:native-int8")
     parser.add_argument("--points", nargs="+", default=[], help="such as b8k4, greedy, beam5; default: all")
     parser.add_argument("--peers", nargs="+", default=["CTranslate2", "eager"], help="who, by beginnings of names")
     parser.add_argument("--rounds", type=int, default=7)
@@ -101,10 +102,12 @@ def header(options: argparse.Namespace) -> dict[str, Any]:
 def make_sides(options: argparse.Namespace, results: dict[str, Any]) -> list[Side]:
     """Everybody; with --quick one setting each."""
     cores = int(results["machine"]["cores"])
+    programs = [name.removeprefix("native:") for name in options.engines if name.startswith("native:")]
     sides = [
         *ctranslate2_sides(results["ctranslate2"]["compute_types"], cores),
         *eager_sides(cores, results["torch_environment"], not options.quick),
-        *our_sides(options.engines, cores),
+        *our_sides([name for name in options.engines if not name.startswith("native")], cores),
+        *library_sides(programs, cores, str(LIBRARY)),
     ]
     return [dataclasses.replace(side, settings=side.settings[:1]) for side in sides] if options.quick else sides
 
@@ -153,7 +156,8 @@ def make_model(work: Work, options: argparse.Namespace, folder: Path) -> Model:
     points = {point.name: point.to_json() for point in [*work.points, work.check]}
     file.write_text(json.dumps(points))
     wanted = [point for point in work.points if not options.points or point.name in options.points]
-    pythons = {"run_ctranslate2": options.peers_python.absolute(), "run_tformer": Path(sys.executable)}
+    ours = dict.fromkeys(("run_tformer", "run_library"), Path(sys.executable))
+    pythons = {"run_ctranslate2": options.peers_python.absolute(), **ours}
     return Model(work.name, work.bundle.directory.resolve(), converted, wanted, file, pythons)
 
 
@@ -164,7 +168,7 @@ def measure(model: Model, work: Work, sides: Sequence[Side], options: argparse.N
     print(f"{model.name}, both float32: {equal}", flush=True)
     if equal["equal"] < EQUAL_SHARE * equal["sentences"] or equal["score_max"] > SCORE_TOLERANCE:
         sys.exit("CTranslate2 and eager PyTorch do not run the same model: nothing was measured")
-    engines = ["eager", *options.engines]
+    engines = ["eager", *(name for name in options.engines if not name.startswith("native"))]
     ids = work.bundle.tokenizers().source_ids(work.text)
     cpp = options.cpp if options.cpp.is_file() else None
     commands = cold_commands(model, work.text, ids, engines, work.tokens or 256, cpp)
@@ -208,7 +212,7 @@ def own_failures(results: dict[str, Any]) -> list[str]:
         found += [f"{t['side']} {t['point']}: {t['error']}" for t in model["trials"] if t["error"]]
         for results_of in (*model["points"].values(), model["cold"]):
             found += [f"{name}: {result['error']}" for name, result in results_of.items() if "error" in result]
-    return [message for message in found if message.startswith("ort")]
+    return [message for message in found if message.startswith(OURS)]
 
 
 def write(results: dict[str, Any], out: Path, what: str) -> None:

@@ -15,7 +15,7 @@ from tformer_deploy.processes import Process, in_turn
 
 from . import ROOT
 from .points import Point
-from .sides import Setting, Side, batchings
+from .sides import OURS, Setting, Side, batchings
 
 HOPELESS = 1.5
 """A setting whose first try takes so many times the best one's time is not tried again."""
@@ -156,7 +156,7 @@ def add_ratios(results: dict[str, Any]) -> None:
             continue
         fastest = min(names, key=lambda name: float(results[name]["seconds_median"]))
         for name, result in results.items():
-            if name.startswith("ort") and "seconds_median" in result:
+            if name.startswith(OURS) and "seconds_median" in result:
                 ratios = speed_ratios(result["seconds"], results[fastest]["seconds"])
                 found = {"side": fastest, "rounds": ratios, "median": statistics.median(ratios)}
                 result.setdefault("speed_beside", {})[reference] = found

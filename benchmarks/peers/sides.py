@@ -10,6 +10,8 @@ from .points import Point
 
 Setting = dict[str, Any]
 """What a process is started with; `env` goes to its environment."""
+OURS = ("ort", "native")
+"""How the names of our sides begin."""
 PACKED = {"CT2_USE_EXPERIMENTAL_PACKED_GEMM": "1"}
 
 
@@ -25,7 +27,7 @@ class Side:
     @property
     def ours(self) -> bool:
         """Ours must not fail."""
-        return self.name.startswith("ort")
+        return self.name.startswith(OURS)
 
 
 def ctranslate2_sides(types: Iterable[str], cores: int) -> list[Side]:
@@ -40,9 +42,12 @@ def ctranslate2_sides(types: Iterable[str], cores: int) -> list[Side]:
         ]
 
     small = [kind for kind in ("int8", "int8_float32", "int8_bfloat16", "bfloat16") if kind in types]
-    packed = [{**setting, "env": PACKED} for setting in settings(small[:1]) if setting["intra_threads"] == 1]
+    first = settings(small[:1])
+    packed = [{**setting, "env": PACKED} for setting in first if setting["intra_threads"] == 1]
+    # It picks AVX2 on some processors whose AVX-512 is faster.
+    forced = [{**setting, "env": {"CT2_FORCE_CPU_ISA": "AVX512"}} for setting in first]
     return [
-        Side("CTranslate2 int8", "run_ctranslate2", settings(small) + packed),
+        Side("CTranslate2 int8", "run_ctranslate2", settings(small) + packed + forced),
         Side("CTranslate2 float32", "run_ctranslate2", settings(["float32"])),
     ]
 
@@ -85,9 +90,23 @@ def our_sides(engines: Iterable[str], cores: int) -> list[Side]:
     ]
 
 
+def library_sides(variants: Iterable[str], cores: int, library: str) -> list[Side]:
+    """The C++ runtime's own engine, its search in C++ as well."""
+    pairs = _unique((cores, 1), (1, cores))
+    shared = {"library": library, "backend": "native"}
+    return [
+        Side(
+            f"native {variant}",
+            "run_library",
+            [{**shared, "variant": variant, "threads": threads, "workers": workers} for threads, workers in pairs],
+        )
+        for variant in variants
+    ]
+
+
 def batchings(side: Side, setting: Setting, point: Point, quick: bool = False) -> list[Setting]:
     """How the sources may be cut into batches, in the words of the side."""
-    if side.program == "run_tformer":
+    if side.program in ("run_tformer", "run_library"):
         tokens = (4096,) if quick else (1024, 2048, 4096, 8192)
         return [{"batch_tokens": size} for size in tokens] if point.corpus else [{}]
     if not point.corpus:

@@ -10,7 +10,7 @@ const char* const help_text = R"(Usage: tformer-cpp translate [OPTIONS] BUNDLE
   Translate standard input to standard output, a line for a line.
 
 Options:
-  --backend NAME          What runs it: ort, or trt for plans on a GPU. [ort]
+  --backend NAME          What runs it: ort, native for programs, or trt for plans on a GPU. [ort]
   --variant NAME          Variant that runs (fp32: the standard graphs); of trt the precision of plans.
   --shortlist             Score only what tformer shortlist found likely.
   --beams N               Width of the beam; 1: greedy.

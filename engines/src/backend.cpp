@@ -1,6 +1,7 @@
 #include "backend.hpp"
 
 #include "errors.hpp"
+#include "native/engines.hpp"
 #include "ort/engines.hpp"
 #include "trt/open.hpp"
 
@@ -24,7 +25,10 @@ class Sessions final : public Backend {
 
 std::shared_ptr<const Backend> open_backend(std::shared_ptr<const Bundle> bundle, const OpenOptions& options) {
   if (options.backend == "trt") return open_plans(std::move(bundle), options);
-  if (options.backend != "ort") throw Error(Status::usage, unknown("backend", options.backend, {"ort", "trt"}));
+  if (options.backend == "native") return open_program(std::move(bundle), options);
+  if (options.backend != "ort") {
+    throw Error(Status::usage, unknown("backend", options.backend, {"ort", "native", "trt"}));
+  }
   return std::make_shared<const Sessions>(std::make_shared<const Graphs>(std::move(bundle), options));
 }
 

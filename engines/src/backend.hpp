@@ -1,4 +1,4 @@
-// What runs an open model: sessions of ONNX Runtime, or plans on a GPU.
+// What runs an open model: sessions of ONNX Runtime, the library's own kernels, or plans on a GPU.
 #pragma once
 
 #include <memory>

@@ -38,6 +38,7 @@ void Settings::set(const std::string& name, const std::string& value) {
       {"backend", [&] { open.backend = value; }},
       {"variant", [&] { open.variant = value; }},
       {"threads", [&] { open.threads = static_cast<int>(whole(name, value, 0, most_parallel())); }},
+      {"kernels", [&] { open.kernels = value; }},
       {"shortlist", [&] { open.shortlist = truth(name, value); }},
       {"verify", [&] { open.verify = truth(name, value); }},
       {"arena", [&] { open.arena = truth(name, value); }},

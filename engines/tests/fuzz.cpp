@@ -21,6 +21,7 @@
 #include "bundle/schema.hpp"
 #include "decode/options.hpp"
 #include "errors.hpp"
+#include "native/executor.hpp"
 #include "npz.hpp"
 #include "ort/library.hpp"
 #include "settings.hpp"
@@ -86,6 +87,37 @@ void read_options(const std::string& text) {
   over_defaults(Json::object(), settings.decoding);
 }
 
+/// A program of the model of tests/bundles/v6, over weights that are all zeros; what can be read runs a few steps.
+void read_program(const std::string& text) {
+  const Json program = parse_json(text);
+  if (!program.is_object()) return;
+  static const fs::path weights = [] {
+    const fs::path made = fs::temp_directory_path() / ("tformer-fuzz-weights-" + std::to_string(::getpid()));
+    write(made, std::string(1 << 18, '\0'));
+    return made;
+  }();
+  Model model;
+  model.src_vocab = model.tgt_vocab = 14;
+  model.d_model = 16;
+  model.heads = 2;
+  model.head_dim = 8;
+  model.decoder_layers = 1;
+  Recipe recipe;
+  recipe.target = "native";
+  recipe.limits.src_tokens = recipe.limits.tgt_tokens = 16;
+  const auto read = std::make_shared<const native::Program>(program, weights, model, recipe);
+  for (const native::Code* code : {&read->encoder(), &read->step()}) {
+    for (const std::int64_t width : code->widths) {
+      if (width > 1 << 12) return;  // runs, but slowly
+    }
+  }
+  native::Executor executor(read, model, {});
+  native::NativeState state;
+  executor.encode({4, 5, 3, 7, 3, 1}, {3, 2}, state.sentences);
+  Scores scores;
+  for (int step = 0; step < 3; ++step) executor.step({2, 4}, state, 2, step == 1, scores);
+}
+
 void read_graph(const std::string& content) { require_no_control_flow(content, "graph.onnx"); }
 
 /// A bundle with this manifest, whose files are empty, and whose graphs say that they belong to it.
@@ -144,7 +176,7 @@ void read_all(const std::string& content) {
   static const std::map<std::string, std::function<void(const std::string&)>> readers = {
       {"manifest", read_manifest}, {"bundle", read_bundle},   {"tokenizer", read_tokenizer},
       {"lists", read_lists},       {"arrays", read_arrays},   {"expression", read_expression},
-      {"graph", read_graph},       {"options", read_options}};
+      {"graph", read_graph},       {"options", read_options}, {"program", read_program}};
   static const char* const wanted = std::getenv("TFORMER_READER");
   for (const auto& [name, reader] : readers) {
     if (wanted && name != wanted) continue;

@@ -1,7 +1,8 @@
 // How long steps take outside ONNX Runtime: overhead BUNDLE REPEATS [NAME=VALUE]... < LINES
 //
 // Lines are translated together, once to warm up and REPEATS times for the clock; options are those of tformer.h. Prints
-// JSON: seconds, seconds inside ONNX Runtime, and how often a graph ran (the encoder once, then the steps).
+// JSON: seconds, seconds inside ONNX Runtime, and how often a graph ran (the encoder once, then the steps). With another
+// backend the last two are 0.
 #include <chrono>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -52,10 +53,12 @@ int main(int count, char** arguments) try {
   for (std::string line; std::getline(std::cin, line);) lines.push_back(line);
   const std::vector<std::string_view> views(lines.begin(), lines.end());
   const auto model = std::make_shared<const tformer::OpenModel>(arguments[1], settings);
-  timed = Ort::GetApi();
-  own_run = timed.Run;
-  timed.Run = run;
-  Ort::InitApi(&timed);
+  if (settings.open.backend == "ort") {
+    timed = Ort::GetApi();
+    own_run = timed.Run;
+    timed.Run = run;
+    Ort::InitApi(&timed);
+  }
   Translator translator(model, settings);
   translate(translator, views);
   inside = 0;

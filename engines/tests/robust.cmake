@@ -7,7 +7,7 @@ endforeach()
 # Programs over what the library does not export; overhead is driven by benchmarks/cpp.py.
 foreach(program fuzz overhead)
   add_executable(${program} tests/${program}.cpp $<TARGET_OBJECTS:tformer_core> $<TARGET_OBJECTS:tformer_decode>
-                 $<TARGET_OBJECTS:tformer_text>)
+                 $<TARGET_OBJECTS:tformer_kernels> $<TARGET_OBJECTS:tformer_text>)
   target_link_libraries(${program} PRIVATE tformer_options "${SENTENCEPIECE_LIBRARY}" "${PCRE2_LIBRARY}"
                         "${CRYPTO_LIBRARY}" Threads::Threads ${CMAKE_DL_LIBS})
 endforeach()

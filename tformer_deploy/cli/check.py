@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 def check(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Annotated[
-        list[str] | None, typer.Option(help="Engine: ort, cpp, trt or eager; repeatable. Without it: ort.")
+        list[str] | None, typer.Option(help="Engine: ort, native, cpp, trt or eager; repeatable. Without it: ort.")
     ] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="Variant that ort and cpp run (fp32: the standard graphs); repeatable. Without it: all."),
+        typer.Option(
+            help="Variant that ort, native and cpp run (fp32: the standard graphs); repeatable. Without it: all."
+        ),
     ] = None,
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,

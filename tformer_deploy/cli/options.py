@@ -29,14 +29,14 @@ CheckpointOption = Annotated[
         help="Run folder for eager PyTorch, if it is not where it was at export; or FILE.py:FUNCTION, which is run."
     ),
 ]
-Backend = Annotated[str, typer.Option(help="Engine: ort, cpp, trt or eager.")]
+Backend = Annotated[str, typer.Option(help="Engine: ort, native, cpp, trt or eager.")]
 DecodeSettings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any decoding option, such as length_penalty=0.6; repeatable."),
 ]
 Variant = Annotated[
     str | None,
-    typer.Option(help="Variant that ort and cpp run (fp32: the standard graphs), or precision of trt's plans."),
+    typer.Option(help="Variant that ort, native and cpp run (fp32: the standard graphs), or precision of trt's plans."),
 ]
 DeviceOption = Annotated[str, typer.Option(help="Where ort and eager run: cpu or cuda.")]
 Shortlisted = Annotated[

@@ -20,7 +20,7 @@ from .base import Encoder, Engine, Limits
 if TYPE_CHECKING:
     from .eager import EagerEngine
 
-BACKENDS = ("eager", "ort", "trt", "cpp")
+BACKENDS = ("eager", "ort", "trt", "cpp", "native")
 DEVICES = ("cpu", "cuda")
 MOST_ANYWHERE, MOST_PER_CORE = 64, 4
 """Threads or workers that are not refused on any machine, and for each core of a large one."""
@@ -36,7 +36,7 @@ class Name:
 
     backend: str
     variant: str = ""
-    """Graphs of ort and cpp, precision of trt's plans; empty: the standard graphs, or what there is."""
+    """Graphs of ort and cpp, program of native, precision of trt's plans; empty: the standard graphs, or the first."""
     device: str = "cpu"
     """`cpu` or `cuda`, where `trt` always is."""
 
@@ -51,24 +51,39 @@ def parse_name(name: str) -> Name:
 def engine_names(bundle: Bundle) -> list[str]:
     """All that can run a bundle: `eager`, `ort` for its standard graphs, `ort:NAME` for each variant, `cpp` as `ort`.
 
-    With graphs for TensorRT also `trt`, `trt:PRECISION` for plans of one precision, and ONNX Runtime on a GPU.
+    With graphs for TensorRT also `trt`, `trt:PRECISION` for plans of one precision, and ONNX Runtime on a GPU. With
+    programs `native`, which is the first, and `native:NAME`.
     """
-    names = ["eager", "eager@cuda", "ort", *(f"ort:{name}" for name in bundle.variants)]
+    names = ["eager", "eager@cuda", "ort", *(f"ort:{name}" for name in _in_ort(bundle))]
     for name, recipe in bundle.variants.items():
         if recipe.target == "trt":
             names += [f"ort:{name}@cuda", "trt", *(f"trt:{precision}" for precision in PRECISIONS)]
-    return [*names, "cpp", *(f"cpp:{name}" for name in _in_cpp(bundle))]
+    names += ["cpp", *(f"cpp:{name}" for name in _in_cpp(bundle))]
+    programs = programs_of(bundle)
+    return [*names, *(["native"] if programs else []), *(f"native:{name}" for name in programs)]
+
+
+def _in_ort(bundle: Bundle) -> list[str]:
+    """Variants that ONNX Runtime runs: all but programs."""
+    return [name for name, recipe in bundle.variants.items() if recipe.target != "native"]
 
 
 def _in_cpp(bundle: Bundle) -> list[str]:
-    """Variants that the C++ runtime runs: all but those for TensorRT."""
-    return [name for name, recipe in bundle.variants.items() if recipe.target != "trt"]
+    """Variants that the C++ runtime runs by ONNX Runtime: all but those for TensorRT, and programs."""
+    return [name for name in _in_ort(bundle) if bundle.variants[name].target != "trt"]
+
+
+def programs_of(bundle: Bundle) -> list[str]:
+    """Variants that the C++ runtime's own engine runs, in its order."""
+    return sorted(name for name, recipe in bundle.variants.items() if recipe.target == "native")
 
 
 def check_name(name: str, bundle: Bundle) -> None:
     """Raise ConfigError for an engine that a bundle does not have."""
     if parse_name(name).backend == "trt":
         trt_variant(bundle)
+    if parse_name(name).backend == "native" and not programs_of(bundle):
+        raise ConfigError(f"{bundle.directory} has no program for native: export it again and add --recipe native-int8")
     if name not in engine_names(bundle):
         raise unknown("backend", name, engine_names(bundle))
 
@@ -78,6 +93,8 @@ def recipe_of(name: str, bundle: Bundle) -> Recipe:
     parts = parse_name(name)
     if parts.backend == "trt":
         return bundle.variants[trt_variant(bundle)]
+    if name == "native":
+        return bundle.variants[programs_of(bundle)[0]]
     return bundle.variants[parts.variant] if parts.variant else bundle.recipe
 
 
@@ -87,15 +104,18 @@ def engine_name(backend: str, variant: str | None, bundle: Bundle, device: str =
         raise unknown("device", device, DEVICES)
     if device == "cuda" and parse_name(backend).backend in ("eager", "ort"):
         return _on_gpu(parse_name(backend), variant, bundle)
-    if device == "cuda" and parse_name(backend).backend == "cpp":
+    if device == "cuda" and parse_name(backend).backend in ("cpp", "native"):
         raise ConfigError("--device cuda: the C++ runtime runs on processors: leave it out")
     if variant is None and backend in ("ort", "cpp") and bundle.default:
         return f"{backend}:{bundle.default}"
+    if variant is None and backend == "native" and programs_of(bundle):
+        return f"{backend}:{programs_of(bundle)[0]}"
     if variant is None or (variant == STANDARD and backend in ("ort", "cpp")):
         return backend
     names = {
-        "ort": [STANDARD, *bundle.variants],
+        "ort": [STANDARD, *_in_ort(bundle)],
         "cpp": [STANDARD, *_in_cpp(bundle)],
+        "native": programs_of(bundle),
         "trt": PRECISIONS,
     }.get(backend)
     if names is None:
@@ -118,19 +138,20 @@ def _on_gpu(parts: Name, variant: str | None, bundle: Bundle) -> str:
 
 
 def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, device: str = "cpu") -> list[str]:
-    """The engines of some backends; `ort` and `cpp` stand for those of `variants`, or for all that they run.
+    """The engines of some backends; `ort`, `cpp` and `native` stand for those of `variants`, or for all that they run.
 
     Raises ConfigError for a backend, variant or device that does not exist.
     """
-    if variants and not {"ort", "cpp"} & {*backends}:
+    if variants and not {"ort", "cpp", "native"} & {*backends}:
         raise ConfigError(f"--variant {variants[0]}: variants are graphs of ort: add --backend ort")
     found: list[str] = []
     for backend in backends:
         check_name(backend, bundle)
-        runs = {"ort": [*bundle.variants], "cpp": _in_cpp(bundle)}.get(backend)
+        graphs = [STANDARD, *_in_ort(bundle)], [STANDARD, *_in_cpp(bundle)], programs_of(bundle)
+        runs = dict(zip(("ort", "cpp", "native"), graphs, strict=True)).get(backend)
         chosen: list[str | None] = [] if runs is None else [*variants]
         if runs is not None and not chosen and device == "cpu":
-            chosen += [STANDARD, *runs]
+            chosen += runs
         found += [engine_name(backend, variant, bundle, device) for variant in chosen or [None]]
     return list(dict.fromkeys(found))
 
@@ -181,10 +202,12 @@ def make_engine(
             from .trt.engine import TrtEngine
 
             return TrtEngine(bundle, parts.variant)
-        if parts.backend == "cpp":
+        if parts.backend in ("cpp", "native"):
             from .cpp import CppEngine
 
-            return CppEngine(bundle, threads, parts.variant, shortlist)
+            native = parts.backend == "native"
+            variant = parts.variant or (programs_of(bundle)[0] if native else "")
+            return CppEngine(bundle, threads, variant, shortlist, parts.backend)
         if name == "ort":
             from .ort.standard import OrtEngine
 
@@ -217,7 +240,7 @@ def make_encoder(name: str, bundle: Bundle, checkpoint: Path | None = None, thre
     parts = parse_name(name)
     if parts.backend == "trt":
         raise ConfigError("plans have no graph for the encoder alone: use --backend ort or eager")
-    if parts.backend == "cpp":
+    if parts.backend in ("cpp", "native"):
         raise ConfigError("the C++ runtime does not run the encoder alone: use --backend ort or eager")
     check_name(name, bundle)
     check_whole("threads", threads, 0, most_parallel())

@@ -84,10 +84,12 @@ class CppState:
 
 
 class CppEngine:
-    """Runs a bundle's standard graphs or a variant's in C++."""
+    """Runs a bundle's standard graphs, a variant's, or with `backend` native the program of one, in C++."""
 
-    def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "", shortlist: bool = False) -> None:
-        self.bundle, self.config, self.variant = bundle, bundle.config, variant
+    def __init__(
+        self, bundle: Bundle, threads: int = 0, variant: str = "", shortlist: bool = False, backend: str = "cpp"
+    ) -> None:
+        self.bundle, self.config, self.variant, self.backend = bundle, bundle.config, variant, backend
         self.threads, self.shortlist = threads or len(os.sched_getaffinity(0)), shortlist
         self.recipe = bundle.variants[variant] if variant else bundle.recipe
         self.limits = Limits.of(self.recipe.axes)
@@ -97,7 +99,8 @@ class CppEngine:
         self._program, self._freed = program(), list[int]()
         # A file, as nobody reads a pipe while the program writes.
         self._stderr: IO[bytes] = tempfile.TemporaryFile()
-        asked = self.bundle.directory, self.variant or "fp32", self.threads, int(self.shortlist), onnxruntime_library()
+        runs = "native" if self.backend == "native" else onnxruntime_library()
+        asked = self.bundle.directory, self.variant or "fp32", self.threads, int(self.shortlist), runs
         try:
             self._process = subprocess.Popen(
                 [self._program, *map(str, asked)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr

@@ -1,4 +1,4 @@
-"""Model to ONNX files: trace, passes, metadata, our own signature check."""
+"""Model to files: trace, passes, metadata, our own signature check."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import onnx
 import onnx_ir as ir
 
 from .. import __version__
-from ..contract import GRAPHS, graphs_of, layer_names, signature
+from ..contract import GRAPHS, SLOTS_GRAPH, graphs_of, layer_names, signature
 from ..recipe import Recipe
 from .passes import run_passes
+from .passes.native_program import Program, native_program
+from .program import save_program
 from .quantizing import Ranges
 from .save import save_graphs
 from .signature import compare_signature, name_sizes, read_signature
@@ -36,24 +38,25 @@ def export_graphs(
     `tokenizers`: SHA-256 of the files that belong to the model. Raises ArtifactError where a graph does not keep the
     contract.
     """
+    about = {
+        "tformer.version": __version__,
+        "tformer.weights_sha256": weights_sha256,
+        "tformer.model": json.dumps(dataclasses.asdict(tracer.model.config)),
+        "tformer.recipe": json.dumps(dataclasses.asdict(recipe)),
+        **({"tformer.tokenizers": json.dumps(tokenizers)} if tokenizers else {}),
+    }
+    directory.mkdir(exist_ok=True)
+    if recipe.target == "native":
+        programs = build_program(tracer, recipe, ranges or {})
+        save_program(programs, {"tformer.graph": "program", **about}, directory)
+        return
     models = {}
     for name in graphs_of(recipe):
         exported = build_graph(name, tracer, recipe, ranges or {})
-        label(
-            exported,
-            {
-                "tformer.graph": name,
-                "tformer.version": __version__,
-                "tformer.weights_sha256": weights_sha256,
-                "tformer.model": json.dumps(dataclasses.asdict(tracer.model.config)),
-                "tformer.recipe": json.dumps(dataclasses.asdict(recipe)),
-                **({"tformer.tokenizers": json.dumps(tokenizers)} if tokenizers else {}),
-            },
-        )
+        label(exported, {"tformer.graph": name, **about})
         name_sizes(exported)
         compare_signature(name, read_signature(exported), signature(name, tracer.model.config, recipe))
         models[name] = exported
-    directory.mkdir(exist_ok=True)
     save_graphs(models, directory)
 
 
@@ -65,6 +68,18 @@ def build_graph(name: str, tracer: Tracer, recipe: Recipe, ranges: Ranges) -> on
     if name in GRAPHS:
         hide(proto, layer_names(name, tracer.model.config))
     return proto
+
+
+def build_program(tracer: Tracer, recipe: Recipe, ranges: Ranges) -> dict[str, Program]:
+    """The programs of a recipe of target `native`, of each graph, made from what ONNX Runtime would run."""
+    found = {}
+    for name, source in zip(GRAPHS, ("encoder", SLOTS_GRAPH), strict=True):
+        model = tracer.graph(source, recipe.as_ort)
+        *passes, _ = recipe.passes(name)
+        run_passes(model, tuple(passes), recipe, ranges)
+        positions = recipe.axes.src_len.max if name == "encoder" else recipe.axes.past_len.max + 1
+        found[name] = native_program(model.graph, positions)
+    return found
 
 
 def hide(model: onnx.ModelProto, names: tuple[str, ...]) -> None:

@@ -108,10 +108,13 @@ TFORMER_API const char *tformer_error(void);
 
 /* Options of a model and of a translator, by their names. Null where there is no memory.
  *
- *   of a model       backend         ort: graphs on ONNX Runtime; trt: plans of TensorRT on a GPU; ort
- *                    variant         graphs to run; without it the bundle's default; fp32: the standard ones; with trt
- *                                    the precision of the plans, without it fp16, bf16 or fp32, what there is
- *                    threads         of one call of ONNX Runtime; 0: the cores, shared by `workers`
+ *   of a model       backend         ort: graphs on ONNX Runtime; native: programs on the library's own engine for
+ *                                    processors; trt: plans of TensorRT on a GPU; ort
+ *                    variant         graphs to run; without it the bundle's default; fp32: the standard ones; with native
+ *                                    a program, without it the first by name; with trt the precision of the plans, without
+ *                                    it fp16, bf16 or fp32, what there is
+ *                    threads         of one batch; 0: the cores, shared by `workers`
+ *                    kernels         of native: an instruction set by name, such as avx2; without it the best there is
  *                    workers         batches that each of its translators decodes at a time; 1
  *                    shortlist       true: score only the tokens that the bundle's lists have for a source
  *                    verify          false: do not compare files with their SHA-256, to start sooner
@@ -197,7 +200,7 @@ TFORMER_API tformer_status tformer_score(tformer_translator *translator, const t
  *   } while (left);
  *
  * All functions but tformer_serving_free may be called from any thread; steps are taken one at a time, and nothing but a
- * step waits for one. Needs a variant of target ort-cpu and no shortlist, else the status is TFORMER_LIMIT. */
+ * step waits for one. Needs a variant of target ort-cpu or native and no shortlist, else the status is TFORMER_LIMIT. */
 TFORMER_API tformer_status tformer_serving_new(tformer_model *model, const tformer_options *options,
                                                tformer_serving **serving);
 TFORMER_API void tformer_serving_free(tformer_serving *serving);

@@ -18,7 +18,8 @@ constexpr const char* manifest_name = "manifest.json";
 constexpr const char* weights_name = "weights.data";
 constexpr std::int64_t newest_version = 2;
 const std::vector<std::string> known_kinds = {"encoder/1",  "growing/1",  "inplace/1", "slots/1",
-                                              "choosing/2", "choosing/1", "rows/1",    "short/1"};
+                                              "choosing/2", "choosing/1", "rows/1",    "short/1",
+                                              "native/1"};
 
 std::string in_folder(const std::string& variant, const std::string& file) {
   return variant.empty() ? file : variant + "/" + file;
@@ -84,8 +85,8 @@ const Json& Bundle::part(const std::string& variant) const {
 /// Names of the files that a manifest must have hashes of.
 std::vector<std::string> Bundle::names_in_use() const {
   std::set<std::string> names;
-  for (const auto& [variant, unused] : recipes_) {
-    for (const char* graph : {"encoder.onnx", "decoder_step.onnx"}) names.insert(in_folder(variant, graph));
+  for (const auto& [variant, recipe] : recipes_) {
+    for (const char* graph : {"encoder", "decoder_step"}) names.insert(in_folder(variant, file_of(graph, recipe)));
     for (const char* newer : {weights_name, "slots_step.onnx", "short_rows.onnx", "short_step.onnx", "memory.onnx"}) {
       const std::string name = in_folder(variant, newer);
       std::error_code ignored;
@@ -112,6 +113,14 @@ std::string Bundle::trt_variant() const {
               directory_.string() + " has no graphs for TensorRT: export it again and add --recipe trt");
 }
 
+std::vector<std::string> Bundle::programs() const {
+  std::vector<std::string> names;
+  for (const auto& [name, recipe] : recipes_) {
+    if (recipe.target == "native") names.push_back(name);
+  }
+  return names;
+}
+
 std::string Bundle::chosen(const std::string& name) const {
   if (name.empty()) return default_;
   if (name == "fp32") return "";
@@ -130,7 +139,7 @@ fs::path Bundle::folder(const std::string& variant) const {
 }
 
 fs::path Bundle::graph(const std::string& name, const std::string& variant) const {
-  return directory_ / in_folder(variant, name + ".onnx");
+  return directory_ / in_folder(variant, file_of(name, recipe(variant)));
 }
 
 bool Bundle::lists(const std::string& graph, const std::string& variant) const {
@@ -144,7 +153,7 @@ void Bundle::verify(const std::vector<std::string>& names) const {
 
 std::vector<std::string> Bundle::graph_files(const std::vector<std::string>& graphs, const std::string& variant) const {
   std::vector<std::string> names;
-  for (const std::string& graph : graphs) names.push_back(in_folder(variant, graph + ".onnx"));
+  for (const std::string& graph : graphs) names.push_back(in_folder(variant, file_of(graph, recipe(variant))));
   const std::string weights = in_folder(variant, weights_name);
   if (manifest_["files"].contains(weights)) names.push_back(weights);
   return names;
@@ -197,8 +206,8 @@ void Bundle::check_metadata(const std::string& name, const std::map<std::string,
   } catch (const std::invalid_argument&) {
   }
   if (!fits) {
-    throw Error(Status::bundle, manifest_path().string() + " was edited: " + name +
-                                    ".onnx is of another model, recipe or tokenizer");
+    throw Error(Status::bundle, manifest_path().string() + " was edited: " + file_of(name, recipe(variant)) +
+                                    " is of another model, recipe or tokenizer");
   }
 }
 

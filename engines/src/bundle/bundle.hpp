@@ -26,9 +26,11 @@ class Bundle {
   std::string chosen(const std::string& name) const;
   /// The variant with graphs for TensorRT. Throws Error where there is none, or of a version that is not known.
   std::string trt_variant() const;
+  /// The variants of target native.
+  std::vector<std::string> programs() const;
   /// Where the graphs of a variant lie.
   std::filesystem::path folder(const std::string& variant) const;
-  /// The ONNX file of a graph.
+  /// The file of a graph.
   std::filesystem::path graph(const std::string& name, const std::string& variant) const;
   /// Whether a variant has a graph that older bundles lack.
   bool lists(const std::string& graph, const std::string& variant) const;

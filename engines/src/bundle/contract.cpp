@@ -91,7 +91,12 @@ std::vector<std::string> graphs_of(const Recipe& recipe) {
   return {"encoder", "decoder_step", "slots_step", "short_rows", "short_step"};
 }
 
+std::string file_of(const std::string& graph, const Recipe& recipe) {
+  return recipe.target == "native" ? "program.json" : graph + ".onnx";
+}
+
 std::string kind_of(const std::string& graph, const Recipe& recipe) {
+  if (recipe.target == "native") return "native/1";
   if (graph == "encoder") return "encoder/1";
   if (graph == "slots_step") return "slots/1";
   if (graph == "short_rows") return "rows/1";
@@ -109,7 +114,8 @@ Signature signature(const std::string& graph, const Model& model, const Recipe& 
   if (graph == "short_rows") return {{{"shortlist", "int32", {0}}}, listed(model, recipe)};
   if (recipe.target == "onnx") return growing(model, recipe);
   if (recipe.target == "trt") return choosing(model, recipe, kind == older_kind("choosing/2"));
-  return in_place(model, recipe, graph == "slots_step", graph == "short_step");
+  const bool own_positions = graph == "slots_step" || recipe.target == "native";
+  return in_place(model, recipe, own_positions, graph == "short_step");
 }
 
 }  // namespace tformer

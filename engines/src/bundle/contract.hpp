@@ -20,7 +20,7 @@ struct Model : ModelInfo {
 
 /// How graphs were made, as far as a runtime needs it.
 struct Recipe {
-  std::string target;     ///< onnx, ort-cpu or trt
+  std::string target;     ///< onnx, ort-cpu, trt or native
   std::string precision;  ///< of the weights: fp32, int8 or int4
   std::int64_t group_size = 0;
   std::int64_t top_k = 0;
@@ -47,6 +47,9 @@ std::vector<std::string> cache_names(const std::string& kind, const Model& model
 
 /// Names of all graphs of a variant.
 std::vector<std::string> graphs_of(const Recipe& recipe);
+
+/// The file of a graph of `graphs_of`.
+std::string file_of(const std::string& graph, const Recipe& recipe);
 
 /// The kind of a graph, as this version feeds it.
 std::string kind_of(const std::string& graph, const Recipe& recipe);

@@ -142,7 +142,7 @@ Recipe recipe_of(const Json& values) {
     }
     throw std::invalid_argument(unknown(name, value, valid));
   };
-  one_of("target", recipe.target, {"onnx", "ort-cpu", "trt"});
+  one_of("target", recipe.target, {"onnx", "ort-cpu", "trt", "native"});
   one_of("precision", recipe.precision, {"fp32", "int8", "int4"});
   recipe.group_size = all["group_size"];
   recipe.top_k = all["top_k"];

@@ -88,6 +88,10 @@ Graphs::Graphs(std::shared_ptr<const Bundle> bundle, const OpenOptions& options)
     throw Error(Status::usage, "variant " + variant_ + " of " + bundle_->directory().string() +
                                    " has graphs for TensorRT: use backend trt, or another variant");
   }
+  if (target == "native") {
+    throw Error(Status::usage, "variant " + variant_ + " of " + bundle_->directory().string() +
+                                   " is a program: use backend native, or another variant");
+  }
   if (options.shortlist) {
     const std::string shown = variant_.empty() ? "fp32" : variant_;
     if (target != "ort-cpu") {

@@ -15,10 +15,12 @@ namespace tformer {
 
 /// How a model is opened.
 struct OpenOptions {
-  std::string backend = "ort";  ///< or trt
-  std::string variant;  ///< empty: the bundle's default; fp32: the standard graphs; of trt the precision of plans
+  std::string backend = "ort";  ///< or trt, or native
+  std::string variant;  ///< empty: the bundle's default, of native its first program; fp32: the standard graphs; of trt
+                        ///< the precision of plans
   int threads = 0;      ///< of one call of the engine; 0: as many as this process has cores
   bool shortlist = false;
+  std::string kernels;      ///< of native: an instruction set by name; empty: the best that this machine has
   bool verify = true;       ///< compare files with their hashes
   bool arena = true;        ///< sessions keep the memory that they have freed, of matrices that were rearranged too
   std::string onnxruntime;  ///< the library's file; empty: see load_onnxruntime

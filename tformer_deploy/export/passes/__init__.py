@@ -27,7 +27,7 @@ def run_passes(model: ir.Model, names: tuple[str, ...], recipe: Recipe, ranges: 
     """
     bits = 8 if recipe.precision == "int8" else 4
     passes: dict[str, Callable[[], None]] = {
-        "fuse_norm": lambda: fuse_norm(model.graph),
+        "fuse_norm": lambda: fuse_norm(model.graph, annotated=recipe.target == "native"),
         "fold_scales": lambda: fold_scales(model.graph),
         "fuse_attention": lambda: fuse_attention(model.graph),
         "merge_matmuls": lambda: merge_matmuls(model.graph),

@@ -1,7 +1,8 @@
 """Pass `fuse_norm`: the annotated layer norm as `LayerNormalization`.
 
 Its deviation is over d - 1, which is a factor of the gain. Its eps is added to the deviation and is left out, which
-changes an output by eps / deviation of itself at most: only norms with eps up to 1e-6 are replaced.
+changes an output by eps / deviation of itself at most: only norms with eps up to 1e-6 are replaced. Where the target
+has the norm itself, it gets all of them as they are.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ import numpy as np
 import onnx_ir as ir
 
 from ..quantizing import Array
-from .rewriting import Builder, constant_of, made_by
+from .rewriting import OURS, Builder, constant_of, made_by
 
 LARGEST_EPS, GUARD = 1e-6, 1e-12
 """The largest eps that is left out, and what stands in its place so that constant rows give no NaN."""
 
 
-def fuse_norm(graph: ir.Graph) -> None:
-    """Replace what `AnnotatedLayerNorm.forward` was traced to."""
+ANNOTATED = "AnnotatedNormalization"
+"""The norm itself, of our own domain: x, gain, bias; eps."""
+
+
+def fuse_norm(graph: ir.Graph, annotated: bool = False) -> None:
+    """Replace what `AnnotatedLayerNorm.forward` was traced to, if `annotated` by `ANNOTATED`."""
     for node in list(graph):
         if node.op_type == "Add" and node.graph is graph:
-            _fuse(graph, node)
+            _fuse(graph, node, annotated)
 
 
-def _fuse(graph: ir.Graph, node: ir.Node) -> None:
+def _fuse(graph: ir.Graph, node: ir.Node, annotated: bool) -> None:
     """weight * (x - mean) / (norm(x - mean) / sqrt(d - 1) + eps) + bias."""
     bias, ratio = _constant_and(node, 1), made_by(_constant_and(node, 1)[1], "Div")
     product = made_by(ratio.inputs[0], "Mul") if ratio is not None else None
@@ -42,9 +47,14 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> None:
     x, width = centre.inputs[0], len(constant_of(gain))  # type: ignore[arg-type]
     root = _scalar(scaled.inputs[1])  # type: ignore[union-attr]
     same = mean.inputs[0] is x and length.inputs[0] is centred
-    if not same or not math.isclose(root, math.sqrt(width - 1), rel_tol=1e-6) or not 0 <= offset <= LARGEST_EPS:
+    if not same or not math.isclose(root, math.sqrt(width - 1), rel_tol=1e-6) or not offset >= 0:
         return
     build = Builder(graph, node)
+    if annotated:
+        build.replace(node.outputs[0], build.node(ANNOTATED, [x, gain, bias[0]], OURS, epsilon=offset))
+        return
+    if offset > LARGEST_EPS:
+        return
     factor = np.float32(math.sqrt((width - 1) / width))
     array: Array = constant_of(gain)  # type: ignore[assignment]
     scaled_gain = build.constant(f"{gain.name}*{factor!s}", array * factor)

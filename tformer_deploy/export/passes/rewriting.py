@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from ..quantizing import Array
 
-MICROSOFT = "com.microsoft"
+MICROSOFT, OURS = "com.microsoft", "tformer"
 
 
 class Builder:

@@ -1,0 +1,279 @@
+// Attention over cached positions, and over keys and values that queries share.
+#pragma once
+
+#include "kernels/rows.hpp"
+
+namespace tformer::kernels {
+namespace {
+
+/// Scores (padded(length), -inf behind the length) become exp(score - largest); returns 1 / their sum.
+template <class V>
+TFORMER_INLINE float soften(float* scores, std::int64_t length, typename V::F most) {
+  const typename V::F largest = V::set(V::largest(most));
+  typename V::F sum = V::set(0.0F);
+  for (std::int64_t t = 0; t < length; t += lanes) {
+    const typename V::F weight = exp_below<V>(V::sub(V::load(scores + t), largest));
+    sum = V::add(sum, weight);
+    V::store(scores + t, weight);
+  }
+  return 1.0F / V::sum(sum);
+}
+
+/// Sums of weights times values of `C` times 16 columns, in four chains; value(t) gives the row of position t.
+template <class V, int C, class Value>
+TFORMER_INLINE void mix(const float* weights, std::int64_t length, float inverse, Value value, float* out) {
+  typename V::F sums[4][C];
+  TFORMER_UNROLL for (int i = 0; i < 4 * C; ++i) sums[i / C][i % C] = V::set(0.0F);
+  const auto add = [&](std::int64_t t, int chain) TFORMER_LAMBDA {
+    const typename V::F weight = V::set(weights[t]);
+    const float* row = value(t);
+    TFORMER_UNROLL for (int c = 0; c < C; ++c) sums[chain][c] = V::fma(weight, V::load(row + c * lanes), sums[chain][c]);
+  };
+  std::int64_t t = 0;
+  for (; t + 4 <= length; t += 4) {
+    add(t, 0);
+    add(t + 1, 1);
+    add(t + 2, 2);
+    add(t + 3, 3);
+  }
+  if (t < length) add(t, 0);
+  if (t + 1 < length) add(t + 1, 1);
+  if (t + 2 < length) add(t + 2, 2);
+  TFORMER_UNROLL for (int c = 0; c < C; ++c) {
+    const typename V::F sum = V::add(V::add(sums[0][c], sums[2][c]), V::add(sums[1][c], sums[3][c]));
+    V::store(out + c * lanes, V::mul(sum, V::set(inverse)));
+  }
+}
+
+/// The same for all columns of a head.
+template <class V, class Value>
+TFORMER_INLINE void mix_head(const float* weights, std::int64_t length, float inverse, std::int64_t columns, Value value,
+                             float* out) {
+  std::int64_t c = 0;
+  for (; c + V::columns <= columns; c += V::columns) {
+    mix<V, V::columns>(weights, length, inverse, [&](std::int64_t t) TFORMER_LAMBDA { return value(t) + c * lanes; },
+                       out + c * lanes);
+  }
+  for (; c < columns; ++c) {
+    mix<V, 1>(weights, length, inverse, [&](std::int64_t t) TFORMER_LAMBDA { return value(t) + c * lanes; },
+              out + c * lanes);
+  }
+}
+
+/// Copies one head's numbers; zeros up to a multiple of 16.
+template <class V>
+TFORMER_INLINE void widen(const float* from, std::int64_t size, float* to) {
+  over(size, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA { V::store(to + i, get<V>(from + i, n)); });
+}
+
+/// One head's result, from where it lies padded.
+template <class V>
+TFORMER_INLINE void write_head(const Writer<V>& write, const float* from, std::int64_t size, std::int64_t row,
+                               std::int64_t head) {
+  over(size, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA { write(V::load(from + i), row, head * size + i, n); });
+}
+
+/// Scores of one head of a row over its cache. `C`: columns / 16 if constant, or 0.
+template <class V, int C, class Key>
+TFORMER_INLINE typename V::F score(const float* q, std::int64_t columns, std::int64_t length, float scale,
+                                   const float* bias, Key key, float* scores) {
+  const std::int64_t count = C ? C : columns;
+  typename V::F kept[C ? C : 1], most = V::set(-INFINITY);
+  TFORMER_UNROLL for (int c = 0; c < C; ++c) kept[c] = V::load(q + c * lanes);
+  for (std::int64_t t = 0; t < length; t += lanes) {
+    const std::int64_t n = least(lanes, length - t);
+    typename V::F products[lanes];
+    for (std::int64_t j = 0; j < n; ++j) {
+      const float* k = key(t + j);
+      typename V::F sum = V::mul(C ? kept[0] : V::load(q), V::load(k));
+      for (std::int64_t c = 1; c < count; ++c) {
+        sum = V::fma(C ? kept[C ? c : 0] : V::load(q + c * lanes), V::load(k + c * lanes), sum);
+      }
+      products[j] = sum;
+    }
+    for (std::int64_t j = n; j < lanes; ++j) products[j] = V::set(0.0F);
+    const typename V::F added = bias ? V::load(bias + t) : V::set(0.0F);
+    typename V::F found = V::fma(V::sums(products), V::set(scale), added);
+    found = V::first(found, V::set(-INFINITY), n);
+    most = V::max(found, most);
+    V::store(scores + t, found);
+  }
+  return most;
+}
+
+template <class V>
+void attend_self(const SelfAttention& work, const Heads& piece, float* scratch) {
+  const Writer<V> write(work.to);
+  const std::int64_t size = work.size, room = padded(size), columns = room / lanes;
+  for (std::int64_t r = piece.row; r < piece.row + piece.rows; ++r) {
+    const std::int64_t position = work.positions[r], length = position + 1, place = work.places ? work.places[r] : r;
+    float *q = scratch, *mixed = scratch + largest_head, *scores = mixed + largest_head;
+    auto* from = reinterpret_cast<std::int64_t*>(scores + padded(length));  // where each position begins
+    for (std::int64_t t = 0; t < length; ++t) {
+      const bool other = work.written_by && t < position;
+      from[t] = (other ? work.written_by[r * work.written_ld + t] : place) * work.place_stride + t * room;
+    }
+    for (std::int64_t h = piece.head; h < piece.head + piece.heads; ++h) {
+      float *keys = work.keys + h * work.head_stride, *values = work.values + h * work.head_stride;
+      widen<V>(work.k + r * work.ld + h * size, size, keys + from[position]);
+      widen<V>(work.v + r * work.ld + h * size, size, values + from[position]);
+      widen<V>(work.q + r * work.ld + h * size, size, q);
+      const float* bias = work.bias ? work.bias + h * work.bias_stride - position : nullptr;
+      const auto key = [&](std::int64_t t) TFORMER_LAMBDA { return keys + from[t]; };
+      const auto value = [&](std::int64_t t) TFORMER_LAMBDA { return values + from[t]; };
+      const typename V::F most = columns == 1   ? score<V, 1>(q, columns, length, work.scale, bias, key, scores)
+                                 : columns == 2 ? score<V, 2>(q, columns, length, work.scale, bias, key, scores)
+                                 : columns == 4 ? score<V, 4>(q, columns, length, work.scale, bias, key, scores)
+                                                : score<V, 0>(q, columns, length, work.scale, bias, key, scores);
+      const float inverse = soften<V>(scores, length, most);
+      mix_head<V>(scores, length, inverse, columns, value, mixed);
+      write_head<V>(write, mixed, size, r, h);
+    }
+  }
+}
+
+template <class V>
+void pack_source(const Source& work, std::int64_t head, std::int64_t heads) {
+  const std::int64_t size = work.size, room = padded(size);
+  for (std::int64_t h = head; h < head + heads; ++h) {
+    float *keys = work.keys + h * work.head_stride, *values = work.values + h * work.head_stride;
+    for (std::int64_t t = 0; t < work.length; ++t) {
+      widen<V>(work.v + t * work.v_ld + h * size, size, values + t * room);
+    }
+    for (std::int64_t t = 0; t < work.length; t += lanes) {
+      over(size, [&](std::int64_t d, std::int64_t n) TFORMER_LAMBDA {
+        typename V::F part[lanes];
+        for (std::int64_t j = 0; j < lanes; ++j) {
+          const bool real = t + j < work.length;
+          part[j] = real ? get<V>(work.k + (t + j) * work.k_ld + h * size + d, n) : V::set(0.0F);
+        }
+        V::transpose(part);
+        for (std::int64_t j = 0; j < n; ++j) V::store(keys + t * size + (d + j) * lanes, part[j]);
+      });
+    }
+  }
+}
+
+/// Scores of Q queries and B blocks of keys, in `chains` chains over the size of a head.
+template <class V, int chains, int Q, int B>
+TFORMER_INLINE void score_shared(const float* const (&q)[Q], const float* keys, std::int64_t size, float scale,
+                                 const float* const (&bias)[Q], float* const (&scores)[Q], std::int64_t t,
+                                 std::int64_t length, typename V::F (&most)[Q]) {
+  typename V::F sums[chains][Q][B];
+  TFORMER_UNROLL for (int i = 0; i < chains * Q * B; ++i) sums[i / (Q * B)][i / B % Q][i % B] = V::set(0.0F);
+  const float* block = keys + t * size;
+  const auto add = [&](std::int64_t d, int chain) TFORMER_LAMBDA {
+    typename V::F key[B];
+    TFORMER_UNROLL for (int b = 0; b < B; ++b) key[b] = V::load(block + (b * size + d) * lanes);
+    TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
+      const typename V::F x = V::set(q[i][d]);
+      TFORMER_UNROLL for (int b = 0; b < B; ++b) sums[chain][i][b] = V::fma(x, key[b], sums[chain][i][b]);
+    }
+  };
+  std::int64_t d = 0;
+  for (; d + chains <= size; d += chains) {
+    TFORMER_UNROLL for (int c = 0; c < chains; ++c) add(d + c, c);
+  }
+  TFORMER_UNROLL for (int c = 0; c < chains - 1; ++c) {
+    if (d + c < size) add(d + c, c);
+  }
+  TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
+    TFORMER_UNROLL for (int b = 0; b < B; ++b) {
+      typename V::F sum = sums[0][i][b];
+      if constexpr (chains == 4) {
+        sum = V::add(V::add(sum, sums[2][i][b]), V::add(sums[1][i][b], sums[3][i][b]));
+      }
+      const std::int64_t at = t + b * lanes;
+      sum = V::fma(sum, V::set(scale), bias[i] ? V::load(bias[i] + at) : V::set(0.0F));
+      if (at + lanes > length) sum = V::first(sum, V::set(-INFINITY), length - at);
+      most[i] = V::max(sum, most[i]);
+      V::store(scores[i] + at, sum);
+    }
+  }
+}
+
+/// Values of many queries, one chain each: Q queries times C columns of 16.
+template <class V, int Q, int C>
+TFORMER_INLINE void mix_shared(float* const (&weights)[Q], const float (&inverse)[Q], const float* values,
+                               std::int64_t room, std::int64_t length, float* const (&out)[Q]) {
+  typename V::F sums[Q][C];
+  TFORMER_UNROLL for (int i = 0; i < Q * C; ++i) sums[i / C][i % C] = V::set(0.0F);
+  for (std::int64_t t = 0; t < length; ++t) {
+    typename V::F row[C];
+    TFORMER_UNROLL for (int c = 0; c < C; ++c) row[c] = V::load(values + t * room + c * lanes);
+    TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
+      const typename V::F weight = V::set(weights[i][t]);
+      TFORMER_UNROLL for (int c = 0; c < C; ++c) sums[i][c] = V::fma(weight, row[c], sums[i][c]);
+    }
+  }
+  TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
+    TFORMER_UNROLL for (int c = 0; c < C; ++c) V::store(out[i] + c * lanes, V::mul(sums[i][c], V::set(inverse[i])));
+  }
+}
+
+/// Q queries of one head.
+template <class V, int chains, int Q, int B>
+void attend_queries(const SharedAttention& work, const Writer<V>& write, std::int64_t row, std::int64_t head,
+                    float* scratch) {
+  const std::int64_t size = work.size, room = padded(size), length = work.length, end = padded(length);
+  const float *keys = work.keys + head * work.head_stride, *values = work.values + head * work.head_stride;
+  const float *q[Q], *bias[Q];
+  float *mixed[Q], *scores[Q], inverse[Q];
+  typename V::F most[Q];
+  TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
+    q[i] = work.q + (row + i) * work.ld + head * size;
+    bias[i] = work.bias ? work.bias + head * work.bias_stride - (row + i) : nullptr;
+    mixed[i] = scratch + i * largest_head;
+    scores[i] = scratch + 4 * largest_head + i * end;
+    most[i] = V::set(-INFINITY);
+  }
+  std::int64_t t = 0;
+  for (; t + B * lanes <= end; t += B * lanes) {
+    score_shared<V, chains, Q, B>(q, keys, size, work.scale, bias, scores, t, length, most);
+  }
+  for (; t < end; t += lanes) score_shared<V, chains, Q, 1>(q, keys, size, work.scale, bias, scores, t, length, most);
+  TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
+    inverse[i] = soften<V>(scores[i], length, most[i]);
+    if (!work.weights) continue;
+    float* weights = work.weights + ((row + i) * work.heads + head) * work.weights_ld;
+    for (t = 0; t < end; t += lanes) V::store(weights + t, V::mul(V::load(scores[i] + t), V::set(inverse[i])));
+  }
+  if constexpr (chains == 4) {
+    TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
+      const auto value = [&](std::int64_t at) TFORMER_LAMBDA { return values + at * room; };
+      mix_head<V>(scores[i], length, inverse[i], room / lanes, value, mixed[i]);
+    }
+  } else {
+    std::int64_t c = 0;
+    float* out[Q];
+    for (; c + V::columns * lanes <= room; c += V::columns * lanes) {
+      TFORMER_UNROLL for (int i = 0; i < Q; ++i) out[i] = mixed[i] + c;
+      mix_shared<V, Q, V::columns>(scores, inverse, values + c, room, length, out);
+    }
+    for (; c < room; c += lanes) {
+      TFORMER_UNROLL for (int i = 0; i < Q; ++i) out[i] = mixed[i] + c;
+      mix_shared<V, Q, 1>(scores, inverse, values + c, room, length, out);
+    }
+  }
+  TFORMER_UNROLL for (int i = 0; i < Q; ++i) write_head<V>(write, mixed[i], size, row + i, head);
+}
+
+template <class V>
+void attend_shared(const SharedAttention& work, const Heads& piece, float* scratch) {
+  constexpr int many = V::queries, few = V::few_queries;
+  const Writer<V> write(work.to);
+  for (std::int64_t h = piece.head; h < piece.head + piece.heads; ++h) {
+    std::int64_t r = piece.row;
+    const std::int64_t end = piece.row + piece.rows;
+    if (work.chains == 1) {
+      for (; r + many <= end; r += many) attend_queries<V, 1, many, V::key_blocks>(work, write, r, h, scratch);
+      for (; r < end; ++r) attend_queries<V, 1, 1, V::key_blocks>(work, write, r, h, scratch);
+    } else {
+      for (; r + few <= end; r += few) attend_queries<V, 4, few, V::few_blocks>(work, write, r, h, scratch);
+      for (; r < end; ++r) attend_queries<V, 4, 1, V::few_blocks>(work, write, r, h, scratch);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tformer::kernels

@@ -1,0 +1,102 @@
+// Which instruction sets this build knows and this machine has.
+#include "kernels/sets.hpp"
+
+#ifdef TFORMER_X86
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace tformer::kernels {
+namespace {
+
+struct Set {
+  const Kernels* kernels;
+  const char* needs;
+  bool there;
+};
+
+#ifdef TFORMER_X86
+
+/// What the processor says it has, and what the system keeps of it from one thread to the next.
+class Machine {
+ public:
+  Machine() {
+    unsigned a = 0, b = 0, c = 0, d = 0, low = 0, high = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !has(c, 27)) return;  // no xgetbv
+    const bool fused = has(c, 12);
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
+    const unsigned more = __get_cpuid_count(7, 1, &a, &high, &high, &high) ? a : 0;
+    __get_cpuid_count(7, 0, &a, &b, &c, &d);
+    const bool eight = (low & 6U) == 6, sixteen = (low & 0xE6U) == 0xE6, tiles = has(low, 17) && has(low, 18);
+    avx2 = eight && fused && has(b, 5);
+    avxvnni = avx2 && has(more, 4);
+    avx512 = avx2 && sixteen && has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31) && has(c, 11);  // F DQ BW VL VNNI
+    amx = avx512 && tiles && has(d, 24) && has(d, 25) && allowed();
+  }
+  bool avx2 = false, avxvnni = false, avx512 = false, amx = false;
+
+ private:
+  static bool has(unsigned word, unsigned bit) { return (word >> bit & 1U) != 0; }
+  /// Asks the kernel for the tiles' memory, once for all threads. Source: Linux, Documentation/arch/x86/xstate.rst.
+  static bool allowed() {
+    constexpr long ask = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
+    return syscall(SYS_arch_prctl, ask, tile_data) == 0;
+  }
+};
+
+/// Best first.
+const std::vector<Set>& sets() {
+  static const Machine machine;
+  static const std::vector<Set> all{{&amx, "AMX for 8-bit integers, and the system's permission", machine.amx},
+                                    {&avx512, "AVX-512 (F, BW, DQ, VL) with VNNI", machine.avx512},
+                                    {&avxvnni, "AVX2, FMA and AVX-VNNI", machine.avxvnni},
+                                    {&avx2, "AVX2 and FMA", machine.avx2},
+                                    {&portable, "nothing", true}};
+  return all;
+}
+
+#else
+
+const std::vector<Set>& sets() {
+  static const std::vector<Set> all{{&portable, "nothing", true}};
+  return all;
+}
+
+#endif
+
+}  // namespace
+
+std::vector<std::string> names() {
+  std::vector<std::string> found;
+  for (const Set& set : sets()) found.emplace_back(set.kernels->name);
+  return found;
+}
+
+const Kernels* named(const std::string& name) {
+  for (const Set& set : sets()) {
+    if (name == set.kernels->name) return set.there ? set.kernels : nullptr;
+  }
+  return nullptr;
+}
+
+std::string refusal(const std::string& name) {
+  std::string known;
+  for (const Set& set : sets()) {
+    if (name == set.kernels->name) {
+      return set.there ? "" : "kernels '" + name + "' need " + set.needs + ", which this machine does not have";
+    }
+    known += (known.empty() ? "" : ", ") + std::string(set.kernels->name);
+  }
+  return "there are no kernels '" + name + "', only " + known;
+}
+
+const Kernels& best() {
+  for (const Set& set : sets()) {
+    if (set.there) return *set.kernels;
+  }
+  return portable;
+}
+
+}  // namespace tformer::kernels

@@ -1,0 +1,295 @@
+// The arithmetic of the engine for processors: one table of functions for each instruction set.
+//
+// All tables give the same bits, so that scores depend neither on the batch, nor on threads, nor on the processor:
+// - A matrix product adds the products of one output from input 0 upwards, one fused multiply-add each. Sums of 8-bit
+//   integers are exact. int4: the exact sum of each group, times both scales, is added from group 0 upwards.
+// - Sums over a row lie in 16 lanes, element i in lane i % 16, added upwards (fused where they are of products); then
+//   lane i and i + 8 are added, i and i + 4, i + 2, i + 1.
+// - Attention: see `SelfAttention` and `SharedAttention`.
+// - exp, log and erf are polynomials of our own (mathematics.hpp), of fused multiply-adds.
+// bf16 weights are widened to fp32: the processor's own products of bf16 round otherwise on each processor.
+//
+// Every function works on a piece, so that threads can share a value; a function that gets a piece allocates nothing.
+// Rows may lie anywhere. What a kernel may read behind the last element, but does not use, is said where it is so.
+// Pointers of packed arrays (weights, scales, sums, bias of products) are aligned to 64 bytes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tformer::kernels {
+
+/// Floats that are worked on at once; packed arrays are padded to a multiple of it.
+constexpr std::int64_t lanes = 16;
+
+static constexpr inline std::int64_t padded(std::int64_t count, std::int64_t to = lanes) {
+  return (count + to - 1) / to * to;
+}
+
+// ---- rounding to 8 bits
+
+/// QuantizeLinear: round half to even of x * shrink / step, plus `zero`, within 0 and 255. NaN becomes 0.
+/// x is multiplied by shrink * (1 / step) in fp32: where x / step is all but half way between two integers, the result
+/// may be the other one.
+struct Rounding {
+  float step = 1;
+  std::int32_t zero = 0;
+  const float* shrink = nullptr;  ///< (width), above 0: what each channel is multiplied by first; null: nothing
+};
+
+/// Where rows of numbers go: as fp32, in 8 bits, or both. `ld`: elements from a row to the next.
+struct Target {
+  float* floats = nullptr;
+  std::int64_t ld = 0;
+  std::uint8_t* bytes = nullptr;
+  std::int64_t bytes_ld = 0;
+  Rounding rounding;  ///< of `bytes`
+};
+
+enum class Activation { none, relu, gelu, gelu_tanh, gelu_sigmoid, silu };
+
+/// What becomes of numbers y before they are stored: activation(y) * gate + residual.
+struct Finish {
+  Activation activation = Activation::none;
+  const float* gate = nullptr;  ///< (rows, width)
+  std::int64_t gate_ld = 0;
+  const float* residual = nullptr;  ///< (rows, width); may be where the numbers go
+  std::int64_t residual_ld = 0;
+  Target to;
+};
+
+/// Rows of elementwise work: finish(x).
+struct Elementwise {
+  const float* x = nullptr;
+  std::int64_t ld = 0, width = 0;
+  Finish finish;
+};
+
+/// Rows in 8 bits with a scale for each group of inputs: what int4 products read.
+/// As MatMulNBits with accuracy_level 4: the scale is the largest magnitude / 127.
+struct Groups {
+  const float* x = nullptr;
+  std::int64_t ld = 0, width = 0, group = 0;  ///< group: 16, 32, 64, 128 or 256
+  std::int8_t* integers = nullptr;            ///< (rows, padded(width, group)), zeros behind the width
+  float* scales = nullptr;                    ///< (rows, groups)
+  std::int32_t* sums = nullptr;               ///< (rows, groups) of the integers
+};
+
+// ---- products
+
+enum class Numbers { fp32, bf16, int8, int4 };
+
+/// Weights (outputs, inputs) as tformer_deploy/export/packing.py packs them: panels of 16 outputs, the last one padded
+/// with zeros, as are scales, sums and bias.
+/// fp32 [panels][K][16] · bf16 [panels][K/2][16][2], K padded to 2 · int8 [panels][K/4][16][4], K padded to 64 ·
+/// int4 [panels][K/8][16][4], K padded to whole groups: the low half of a byte is input k, the high half k + 4, 8 is 0.
+struct Matrix {
+  Numbers numbers = Numbers::fp32;
+  std::int64_t inputs = 0, outputs = 0;
+  std::int64_t group = 0;  ///< int4: inputs of a scale
+  const void* weights = nullptr;
+  const float* scales = nullptr;       ///< int8: (outputs); int4: [panels][groups][16]
+  const std::int32_t* sums = nullptr;  ///< int8: (outputs) of each output's weights
+  const float* bias = nullptr;         ///< (outputs); null: none
+};
+
+static constexpr inline std::int64_t panels_of(const Matrix& matrix) { return padded(matrix.outputs) / lanes; }
+
+/// Rows that a product reads. `ld`: elements from a row to the next.
+struct Input {
+  const float* floats = nullptr;  ///< fp32 and bf16
+  /// int8: u8, of which padded(inputs, 64) are read, those behind the inputs times zero; of a piece, rows up to a
+  /// multiple of 16 from its first on may be read. int4: the integers of `Groups`.
+  const void* integers = nullptr;
+  std::int64_t ld = 0;
+  float step = 1;          ///< int8: of the rounding
+  std::int32_t zero = 0;   ///< int8: of the rounding
+  const float* scales = nullptr;        ///< int4: of `Groups`
+  const std::int32_t* sums = nullptr;   ///< int4: of `Groups`
+};
+
+/// Rows [row, row + rows) times panels [panel, panel + panels).
+struct Piece {
+  std::int64_t row = 0, rows = 0, panel = 0, panels = 0;
+};
+
+/// finish(x * weights^T + bias)
+struct Product {
+  Matrix matrix;
+  Input x;
+  Finish finish;
+};
+
+// ---- rows
+
+enum class Norm { layer, rms, annotated };
+
+/// Rows of a norm of x, or of x + add. The source may be where the result goes.
+struct Normed {
+  Norm norm = Norm::layer;
+  float eps = 0;
+  const float* gain = nullptr;  ///< (width)
+  const float* bias = nullptr;  ///< (width); null: none
+  const float* x = nullptr;
+  std::int64_t ld = 0, width = 0;
+  const float* add = nullptr;
+  std::int64_t add_ld = 0;
+  float* sum = nullptr;  ///< where x + add goes; null: nowhere, and then `add` must be null
+  std::int64_t sum_ld = 0;
+  Target to;
+};
+
+/// Rows of a table: row * scale + position.
+struct Embedding {
+  const std::int32_t* ids = nullptr;  ///< (rows)
+  std::int64_t width = 0;
+  const float* floats = nullptr;         ///< (vocabulary, width), or
+  const std::int8_t* integers = nullptr; ///< (vocabulary, width) with
+  const float* scales = nullptr;         ///< (vocabulary), which hold what rows are multiplied by
+  float scale = 1;                       ///< what rows of `floats` are multiplied by
+  const float* positions = nullptr;      ///< (positions, width); null: none
+  const std::int32_t* places = nullptr;  ///< (rows) the position of each row
+  float* out = nullptr;
+  std::int64_t ld = 0;
+};
+
+// ---- attention
+
+/// One new position of every row over what it has of a cache.
+/// A row's cache lies in a place: of each head [position][padded(size)], floats behind the size are 0. The kernel writes
+/// the new position. Score = fma(q·k, scale, bias), q·k and softmax as sums over rows. Values: position t is added to
+/// chain t % 4, then chains 0 and 2, 1 and 3, and both are added, times 1 / sum.
+struct SelfAttention {
+  std::int64_t heads = 0, size = 0;
+  float scale = 1;
+  const float *q = nullptr, *k = nullptr, *v = nullptr;  ///< (rows, heads * size)
+  std::int64_t ld = 0;
+  float *keys = nullptr, *values = nullptr;   ///< of place 0, head 0
+  std::int64_t place_stride = 0;              ///< floats from a place to the next
+  std::int64_t head_stride = 0;               ///< floats from a head to the next
+  const std::int32_t* places = nullptr;       ///< (rows) where each row writes; null: row i at place i
+  const std::int32_t* positions = nullptr;    ///< (rows) how many each row has before the new one
+  const std::int32_t* written_by = nullptr;   ///< (rows, written_ld) the place that holds a position; null: its own
+  std::int64_t written_ld = 0;
+  const float* bias = nullptr;       ///< of head 0 and distance 0; key t of a query at p gets bias[t - p]; 16 may be read behind
+  std::int64_t bias_stride = 0;      ///< floats from a head to the next
+  Target to;                         ///< (rows, heads * size)
+};
+
+/// What `pack_source` makes of keys and values (length, heads * size) for `SharedAttention`.
+/// Of each head keys [ceil(length / 16)][size][16 positions], values [length][padded(size)]; zeros at what is no position.
+struct Source {
+  std::int64_t heads = 0, size = 0, length = 0;
+  const float *k = nullptr, *v = nullptr;
+  std::int64_t k_ld = 0, v_ld = 0;
+  float *keys = nullptr, *values = nullptr;
+  std::int64_t head_stride = 0;  ///< floats from a head to the next, of both: at least source_floats(length, size)
+};
+
+/// Floats of one head's keys, and of its values.
+static constexpr inline std::int64_t source_floats(std::int64_t length, std::int64_t size) {
+  return padded(length) * padded(size);
+}
+
+/// Queries that share keys and values: beams of a sentence over their source, or a source over itself.
+/// `chains`: 4 for few queries (a product d of q·k is added to chain d % 4, position t of the values to chain t % 4,
+/// chains 0 and 2, 1 and 3, then both are added), 1 for many (from 0 upwards). Score = fma(q·k, scale, bias).
+struct SharedAttention {
+  std::int64_t heads = 0, size = 0, length = 0;  ///< length: real positions, at least 1
+  float scale = 1;
+  int chains = 4;
+  const float* q = nullptr;  ///< (queries, heads * size)
+  std::int64_t ld = 0;
+  const float *keys = nullptr, *values = nullptr;  ///< see `Source`
+  std::int64_t head_stride = 0;
+  const float* bias = nullptr;  ///< of head 0 and distance 0; key t of query i gets bias[t - i]; 16 may be read behind
+  std::int64_t bias_stride = 0;
+  float* weights = nullptr;     ///< (queries, heads, weights_ld): where the softmax goes, if not null
+  std::int64_t weights_ld = 0;  ///< at least padded(length)
+  Target to;                    ///< (queries, heads * size)
+};
+
+/// Queries (or rows) [row, row + rows), heads [head, head + heads).
+struct Heads {
+  std::int64_t row = 0, rows = 0, head = 0, heads = 0;
+};
+
+/// Floats of scratch that a thread needs for attention over so many positions.
+static constexpr inline std::int64_t attention_scratch(std::int64_t length) { return 4 * padded(length) + 4 * 512; }
+
+/// The largest size of a head.
+constexpr std::int64_t largest_head = 256;
+
+// ---- output
+
+/// Outputs of a block, in which maxima and sums are taken: always the same, whatever threads there are.
+constexpr std::int64_t block_outputs = 256;
+
+/// The output layer: logits of every block of outputs, their maximum and sum, and the best of them so far.
+struct Output {
+  Matrix matrix;
+  Input x;
+  std::int64_t best = 0;     ///< tokens of each row that are asked for
+  float* logits = nullptr;   ///< (rows, logits_ld), where all are asked for; `finish_output` makes log-probabilities of them
+  std::int64_t logits_ld = 0;
+  float* largest = nullptr;  ///< (rows, blocks)
+  float* sums = nullptr;     ///< (rows, blocks) of exp(logit - largest)
+  float* best_logits = nullptr;       ///< (threads, rows, best): `start_output` first
+  std::int32_t* best_ids = nullptr;   ///< (threads, rows, best)
+  std::int64_t rows = 0;
+};
+
+static constexpr inline std::int64_t blocks_of(const Matrix& matrix) {
+  return (matrix.outputs + block_outputs - 1) / block_outputs;
+}
+
+/// Rows times blocks, done by one thread.
+struct OutputPiece {
+  std::int64_t row = 0, rows = 0, block = 0, blocks = 0, thread = 0;
+};
+
+/// The best tokens of rows [row, row + rows), of all threads: best first, equal ones by the lower id.
+struct Best {
+  std::int64_t row = 0, rows = 0, threads = 0;
+  std::int32_t* ids = nullptr;  ///< (rows, best) from `row` on; -1 where no number is left (NaN)
+  float* scores = nullptr;      ///< (rows, best) log-probabilities: logit - largest - log(sum of exp)
+};
+
+// ---- tables
+
+/// The functions of an instruction set.
+struct Kernels {
+  const char* name;
+  /// Rows [row, row + rows) of elementwise work.
+  void (*elementwise)(const Elementwise&, std::int64_t row, std::int64_t rows);
+  void (*round_groups)(const Groups&, std::int64_t row, std::int64_t rows);
+  void (*product)(const Product&, const Piece&);
+  void (*norm)(const Normed&, std::int64_t row, std::int64_t rows);
+  void (*embed)(const Embedding&, std::int64_t row, std::int64_t rows);
+  /// scratch: attention_scratch(positions + 1) floats, aligned to 64 bytes.
+  void (*attend_self)(const SelfAttention&, const Heads&, float* scratch);
+  void (*pack_source)(const Source&, std::int64_t head, std::int64_t heads);
+  /// scratch: attention_scratch(length) floats, aligned to 64 bytes.
+  void (*attend_shared)(const SharedAttention&, const Heads&, float* scratch);
+  /// Before the first piece of an output layer: no best tokens so far.
+  void (*start_output)(const Output&, std::int64_t threads);
+  void (*output)(const Output&, const OutputPiece&);
+  /// After the last piece.
+  void (*finish_output)(const Output&, const Best&);
+  /// exp, log, erf of `count` numbers, for tests.
+  void (*exp)(const float* x, float* y, std::int64_t count);
+  void (*log)(const float* x, float* y, std::int64_t count);
+  void (*erf)(const float* x, float* y, std::int64_t count);
+};
+
+/// The names of all sets that this build knows, best first.
+std::vector<std::string> names();
+/// A set by its name; null where this build does not know it or this machine does not have it, see `refusal`.
+const Kernels* named(const std::string& name);
+/// Why `named` gives null: one line.
+std::string refusal(const std::string& name);
+/// The best set that this machine has.
+const Kernels& best();
+
+}  // namespace tformer::kernels

@@ -1,0 +1,141 @@
+// An engine over a program: each sentence at a place and a position of its own, so that others join at any time.
+#include <algorithm>
+
+#include "errors.hpp"
+#include "native/engines.hpp"
+#include "native/executor.hpp"
+#include "native/state.hpp"
+#include "ort/graphs.hpp"
+
+namespace tformer {
+namespace {
+
+using native::Executor;
+using native::NativeState;
+
+class NativeEngine final : public Engine {
+ public:
+  NativeEngine(std::shared_ptr<const Bundle> bundle, const std::string& variant,
+               std::shared_ptr<const native::Program> program, const native::Choice& choice)
+      : bundle_(std::move(bundle)), model_(bundle_->model()), recipe_(bundle_->recipe(variant)),
+        executor_(std::move(program), model_, choice) {}
+
+  const ModelInfo& model() const override { return model_; }
+  const Limits& limits() const override { return recipe_.limits; }
+  bool attention() const override { return false; }
+  bool admits() const override { return true; }
+  std::int64_t best(std::int64_t beams, const State&) const override {
+    return recipe_.top_k ? recipe_.top_k : std::min<std::int64_t>(2 * beams, model_.tgt_vocab);
+  }
+
+  std::unique_ptr<State> encode(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
+                                const Outlook& outlook) override {
+    auto state = std::make_unique<NativeState>();
+    add(*state, src_ids, src_lengths, outlook);
+    return state;
+  }
+
+  void admit(State& opaque, const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
+             const Outlook& outlook) override {
+    auto& state = static_cast<NativeState&>(opaque);
+    const std::size_t together = state.sentences.size() + src_lengths.size();
+    if (static_cast<std::int64_t>(together) > limits().batch) {
+      throw Error(Status::limit, std::to_string(together) + " sentences exceed the limit of " +
+                                     std::to_string(limits().batch) + ": admit fewer");
+    }
+    add(state, src_ids, src_lengths, outlook);
+  }
+
+  void step(const std::vector<std::int32_t>& tokens, State& opaque, bool full, bool attention,
+            Scores& scores) override {
+    auto& state = static_cast<NativeState&>(opaque);
+    std::size_t longest = 0;
+    for (const native::Sentence& each : state.sentences) longest = std::max(longest, each.position);
+    check_step(static_cast<std::int64_t>(state.beams), static_cast<std::int64_t>(longest), limits());
+    if (attention) {
+      throw Error(Status::limit, "this variant does not return attention: use the standard graphs of fp32-attention");
+    }
+    for (const std::int32_t token : tokens) {
+      if (token < 0 || token >= model_.tgt_vocab) {
+        throw Error(Status::limit, "token id " + std::to_string(token) + " is outside the target vocabulary of " +
+                                       std::to_string(model_.tgt_vocab));
+      }
+    }
+    executor_.step(tokens, state, static_cast<std::size_t>(best(static_cast<std::int64_t>(state.beams), state)), full,
+                   scores);
+  }
+
+  void reorder(State& opaque, const std::vector<std::int32_t>& parents,
+               const std::vector<std::int32_t>& sentences) override {
+    static_cast<NativeState&>(opaque).reorder(parents, sentences, executor_.sizes(), executor_.memory());
+  }
+
+  std::vector<std::vector<float>> cross_keys_values(const State& opaque) const override {
+    return executor_.cross_keys_values(static_cast<const NativeState&>(opaque));
+  }
+
+ private:
+  std::shared_ptr<const Bundle> bundle_;
+  const Model& model_;
+  const Recipe& recipe_;
+  Executor executor_;
+
+  void add(NativeState& state, const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
+           const Outlook& outlook) {
+    check_request(src_ids, src_lengths, model_, limits());
+    const std::size_t width = src_ids.size() / src_lengths.size();
+    state.src_width = std::max(state.src_width, width);
+    state.most_beams = std::max({state.most_beams, state.beams, static_cast<std::size_t>(outlook.beams)});
+    executor_.encode(src_ids, src_lengths, state.sentences);
+  }
+};
+
+class Programs final : public Backend {
+ public:
+  Programs(std::shared_ptr<const Bundle> bundle, const OpenOptions& options)
+      : bundle_(std::move(bundle)), variant_(variant(*bundle_, options.variant)) {
+    if (options.shortlist) {
+      throw Error(Status::usage, "shortlist: " + variant_ + " is a program: use a variant of target ort-cpu");
+    }
+    bundle_->require_kinds(variant_);
+    choice_.threads = options.threads ? options.threads : cores();
+    choice_.kernels = options.kernels;
+    native::kernels_of(choice_);  // refuses what this machine does not have, before anything is read
+    program_ = std::make_shared<const native::Program>(*bundle_, variant_);
+  }
+
+  const Model& model() const override { return bundle_->model(); }
+  const Limits& limits() const override { return bundle_->recipe(variant_).limits; }
+  std::string variant() const override { return variant_; }
+  std::unique_ptr<Engine> make_engine() const override {
+    return std::make_unique<NativeEngine>(bundle_, variant_, program_, choice_);
+  }
+
+ private:
+  std::shared_ptr<const Bundle> bundle_;
+  std::string variant_;
+  native::Choice choice_;
+  std::shared_ptr<const native::Program> program_;
+
+  /// The program that is named, or the first. Throws Error.
+  static std::string variant(const Bundle& bundle, const std::string& name) {
+    const std::vector<std::string> programs = bundle.programs();
+    if (programs.empty()) {
+      throw Error(Status::usage,
+                  bundle.directory().string() + " has no program for native: export it again and add --recipe native-int8");
+    }
+    if (name.empty()) return programs.front();
+    if (std::find(programs.begin(), programs.end(), name) == programs.end()) {
+      throw Error(Status::usage, unknown("variant", name, programs));
+    }
+    return name;
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<const Backend> open_program(std::shared_ptr<const Bundle> bundle, const OpenOptions& options) {
+  return std::make_shared<const Programs>(std::move(bundle), options);
+}
+
+}  // namespace tformer

@@ -1,0 +1,81 @@
+#include "native/executor.hpp"
+
+#include <algorithm>
+
+#include "errors.hpp"
+#include "native/run.hpp"
+
+namespace tformer::native {
+namespace {
+
+CacheSizes sizes_of(const Model& model) {
+  CacheSizes sizes;
+  sizes.layers = static_cast<std::size_t>(model.decoder_layers);
+  sizes.heads = static_cast<std::size_t>(model.heads);
+  sizes.size = static_cast<std::size_t>(model.head_dim);
+  sizes.padded = static_cast<std::size_t>(kernels::padded(model.head_dim));
+  return sizes;
+}
+
+}  // namespace
+
+const kernels::Kernels& kernels_of(const Choice& choice) {
+  if (choice.kernels.empty()) return kernels::best();
+  if (const kernels::Kernels* found = kernels::named(choice.kernels)) return *found;
+  throw Error(Status::usage, kernels::refusal(choice.kernels));
+}
+
+Executor::Executor(std::shared_ptr<const Program> program, const Model& model, const Choice& choice)
+    : program_(std::move(program)), sizes_(sizes_of(model)), pool_(choice.threads) {
+  const kernels::Kernels& chosen = kernels_of(choice);
+  encoder_ = std::make_unique<EncoderRun>(program_->encoder(), chosen, choice.threads);
+  step_ = std::make_unique<StepRun>(program_->step(), chosen, choice.threads);
+}
+
+Executor::~Executor() = default;
+
+void Executor::encode(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& lengths,
+                      std::vector<Sentence>& sentences) {
+  const std::size_t before = sentences.size();
+  for (const std::int32_t length : lengths) {
+    Sentence added;
+    added.length = length;
+    added.cross = memory_->take(sizes_.source(sizes_.layers, false, static_cast<std::size_t>(length)));
+    sentences.push_back(std::move(added));
+  }
+  encoder_->prepare(src_ids.data(), src_ids.size() / lengths.size(), &sentences[before], lengths.size(), sizes_, *memory_);
+  pool_.run(*encoder_);
+}
+
+void Executor::step(const std::vector<std::int32_t>& tokens, NativeState& state, std::size_t best, bool full,
+                    Scores& scores) {
+  state.make_room(sizes_, *memory_);
+  step_->prepare(tokens, state, best, full, sizes_, *memory_, scores);
+  pool_.run(*step_);
+  for (Sentence& each : state.sentences) ++each.position;
+}
+
+std::vector<std::vector<float>> Executor::cross_keys_values(const NativeState& state) const {
+  const std::size_t heads = sizes_.heads, size = sizes_.size, width = state.src_width, lanes = kernels::lanes;
+  std::vector<std::vector<float>> found;
+  for (std::size_t i = 0; i < 2 * sizes_.layers; ++i) {
+    const bool values = i % 2 == 1;
+    std::vector<float> all(state.sentences.size() * heads * width * size, 0.0F);
+    float* to = all.data();
+    for (const Sentence& each : state.sentences) {
+      const auto length = static_cast<std::size_t>(each.length);
+      for (std::size_t head = 0; head < heads; ++head, to += width * size) {
+        const float* from = each.cross.data() + sizes_.source(i / 2, values, length) + head * sizes_.source_head(length);
+        for (std::size_t t = 0; t < length; ++t) {
+          for (std::size_t d = 0; d < size; ++d) {
+            to[t * size + d] = values ? from[t * sizes_.padded + d] : from[t / lanes * lanes * size + d * lanes + t % lanes];
+          }
+        }
+      }
+    }
+    found.push_back(std::move(all));
+  }
+  return found;
+}
+
+}  // namespace tformer::native

@@ -1,0 +1,444 @@
+#include "native/program.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <stdexcept>
+
+#include "errors.hpp"
+
+namespace tformer::native {
+namespace {
+
+constexpr std::int64_t most_width = 1 << 20, most_heads = 1 << 12;
+constexpr std::int64_t most_summed = 65536;  // products of 8 bits that fit into a sum of 32
+const std::string file_name = "program.json", weights_name = "weights.data", format = "tformer-program";
+constexpr std::int64_t version = 1;
+
+using kernels::lanes;
+using kernels::padded;
+
+/// Reads one graph's instructions. Every number is checked before it is used; what is wrong is std::invalid_argument.
+class Reader {
+ public:
+  Reader(const Json& program, const Mapped& weights, const Model& model, const Recipe& recipe, bool encoder)
+      : arrays_(list(program, "arrays")), weights_(weights), model_(model), recipe_(recipe), encoder_(encoder) {}
+
+  Code read(const Json& graph) {
+    for (const Json& width : list(graph, "widths")) code_.widths.push_back(whole(width, 1, most_width, "a width"));
+    code_.bytes.resize(code_.widths.size(), false);
+    written_.resize(code_.widths.size(), false);
+    std::size_t number = 0;
+    for (const Json& each : list(graph, "code")) {
+      try {
+        code_.instructions.push_back(instruction(each));
+      } catch (const std::invalid_argument& error) {
+        throw std::invalid_argument("instruction " + std::to_string(number) + " of the " +
+                                    (encoder_ ? "encoder" : "step") + ": " + error.what());
+      }
+      ++number;
+    }
+    check_whole();
+    return std::move(code_);
+  }
+
+ private:
+  const Json& arrays_;
+  const Mapped& weights_;
+  const Model& model_;
+  const Recipe& recipe_;
+  bool encoder_;
+  Code code_;
+  std::vector<bool> written_;
+  std::set<std::int64_t> kept_, self_, cross_;
+  bool ended_ = false;
+
+  static const Json& list(const Json& from, const char* key) {
+    if (!from.is_object() || !from.contains(key) || !from[key].is_array()) {
+      throw std::invalid_argument(std::string("it has no list '") + key + "'");
+    }
+    return from[key];
+  }
+
+  static std::int64_t whole(const Json& value, std::int64_t least, std::int64_t most, const std::string& what) {
+    if (!value.is_number_integer() || value < least || value > most) {
+      throw std::invalid_argument(what + " is " + value.dump().substr(0, 40) + ", not a whole number from " +
+                                  std::to_string(least) + " to " + std::to_string(most));
+    }
+    return value.get<std::int64_t>();
+  }
+
+  static const Json& member(const Json& from, const char* key) {
+    if (!from.is_object() || !from.contains(key)) throw std::invalid_argument(std::string("it has no '") + key + "'");
+    return from[key];
+  }
+
+  static std::int64_t whole(const Json& from, const char* key, std::int64_t least, std::int64_t most) {
+    return whole(member(from, key), least, most, key);
+  }
+
+  static float real(const Json& from, const char* key) {
+    const Json& value = member(from, key);
+    const double number = value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
+    if (!std::isfinite(number) || std::abs(number) > static_cast<double>(std::numeric_limits<float>::max())) {
+      throw std::invalid_argument(std::string(key) + " is no number");
+    }
+    return static_cast<float>(number);
+  }
+
+  static float positive(const Json& from, const char* key) {
+    const float number = real(from, key);
+    if (!(number > 0)) throw std::invalid_argument(std::string(key) + " is not above 0");
+    return number;
+  }
+
+  template <typename Value>
+  static Value one_of(const Json& from, const char* key, const std::vector<std::pair<std::string, Value>>& valid) {
+    const Json& value = member(from, key);
+    for (const auto& [name, found] : valid) {
+      if (value == name) return found;
+    }
+    throw std::invalid_argument(std::string(key) + " is " + value.dump().substr(0, 40));
+  }
+
+  struct Array {
+    const std::byte* data;
+    std::string dtype;
+    std::vector<std::int64_t> shape;
+  };
+
+  /// An array by its number, of which all lies in the file.
+  Array array(const Json& from, const char* key) const {
+    const std::int64_t most = static_cast<std::int64_t>(arrays_.size()) - 1;
+    const Json& about = arrays_[static_cast<std::size_t>(whole(from, key, 0, most))];
+    Array found{nullptr, member(about, "dtype").is_string() ? about["dtype"].get<std::string>() : "", {}};
+    const std::map<std::string, std::int64_t> sizes = {{"float32", 4}, {"int32", 4}, {"int8", 1}, {"uint8", 1}, {"uint16", 2}};
+    if (!sizes.count(found.dtype)) throw std::invalid_argument(std::string(key) + " has an unknown dtype");
+    const auto room = static_cast<std::int64_t>(weights_.size());
+    std::int64_t bytes = sizes.at(found.dtype);
+    for (const Json& size : list(about, "shape")) {
+      found.shape.push_back(whole(size, 1, std::max<std::int64_t>(1, room / bytes), std::string(key) + "'s size"));
+      bytes *= found.shape.back();
+    }
+    const std::int64_t offset = whole(about, "offset", 0, room - bytes);
+    if (offset % 64) throw std::invalid_argument(std::string(key) + " is not at a multiple of 64");
+    found.data = weights_.data() + offset;
+    return found;
+  }
+
+  /// An array of this type and shape; a size of 0 may be any.
+  template <typename Value>
+  const Value* array(const Json& from, const char* key, const char* dtype, std::vector<std::int64_t> shape) const {
+    const Array found = array(from, key);
+    bool fits = found.dtype == dtype && found.shape.size() == shape.size();
+    for (std::size_t i = 0; fits && i < shape.size(); ++i) fits = !shape[i] || shape[i] == found.shape[i];
+    if (!fits) throw std::invalid_argument(std::string(key) + " is of another type or shape");
+    return reinterpret_cast<const Value*>(found.data);
+  }
+
+  const float* floats(const Json& from, const char* key, const std::vector<std::int64_t>& shape) const {
+    return array<float>(from, key, "float32", shape);
+  }
+  const float* floats_if(const Json& from, const char* key, const std::vector<std::int64_t>& shape) const {
+    return from.contains(key) ? floats(from, key, shape) : nullptr;
+  }
+
+  View view(const Json& from, const char* key, bool bytes = false) const {
+    const Json& value = member(from, key);
+    if (!value.is_array() || value.size() != 3) throw std::invalid_argument(std::string(key) + " is no view");
+    View found;
+    found.value = static_cast<std::int32_t>(whole(value[0], 0, static_cast<std::int64_t>(written_.size()) - 1, key));
+    const auto number = static_cast<std::size_t>(found.value);
+    found.first = whole(value[1], 0, code_.widths[number], key);
+    found.width = whole(value[2], 1, code_.widths[number] - found.first, key);
+    if (!written_[number]) throw std::invalid_argument(std::string(key) + " reads what nothing has written");
+    if (code_.bytes[number] != bytes) throw std::invalid_argument(std::string(key) + " reads another type");
+    if (bytes && (found.first || found.width != code_.widths[number])) {
+      throw std::invalid_argument(std::string(key) + " reads a part of 8 bits");
+    }
+    return found;
+  }
+  View view_if(const Json& from, const char* key, std::int64_t width) const {
+    return from.contains(key) ? of_width(view(from, key), width, key) : View();
+  }
+  static View of_width(const View& found, std::int64_t width, const char* key) {
+    if (found.width != width) throw std::invalid_argument(std::string(key) + " is of another width");
+    return found;
+  }
+
+  std::int32_t write(const Json& from, const char* key, std::int64_t width, bool bytes) {
+    if (!from.contains(key)) return -1;
+    const std::int64_t value = whole(from, key, 0, static_cast<std::int64_t>(written_.size()) - 1);
+    const auto number = static_cast<std::size_t>(value);
+    if (written_[number]) throw std::invalid_argument(std::string(key) + " is written twice");
+    if (code_.widths[number] != width) throw std::invalid_argument(std::string(key) + " is of another width");
+    written_[number] = true;
+    code_.bytes[number] = bytes;
+    return static_cast<std::int32_t>(value);
+  }
+
+  void write(const Json& from, Instruction& made, std::int64_t width) {
+    made.width = width;
+    made.out = write(from, "out", width, false);
+    made.rounded = write(from, "rounded", width, true);
+    if (made.out < 0 && made.rounded < 0) throw std::invalid_argument("it writes nothing");
+    if (made.rounded < 0) return;
+    const Json& how = member(from, "rounding");
+    made.rounding = {positive(how, "step"), static_cast<std::int32_t>(whole(how, "zero", 0, 255)),
+                     floats_if(how, "shrink", {width})};
+  }
+
+  kernels::Matrix matrix(const Json& from) const {
+    using kernels::Numbers;
+    const Json& about = member(from, "matrix");
+    kernels::Matrix found;
+    found.numbers = one_of<Numbers>(about, "kind", {{"fp32", Numbers::fp32}, {"bf16", Numbers::bf16},
+                                                    {"int8", Numbers::int8}, {"int4", Numbers::int4}});
+    found.outputs = whole(about, "outputs", 1, std::int64_t{1} << 24);
+    found.inputs = whole(about, "inputs", 1, most_summed);
+    const std::int64_t panels = kernels::panels_of(found), inputs = found.inputs, all = panels * lanes;
+    switch (found.numbers) {
+      case Numbers::fp32: found.weights = floats(about, "data", {panels, inputs, lanes}); break;
+      case Numbers::bf16:
+        found.weights = array<std::uint16_t>(about, "data", "uint16", {panels, padded(inputs, 2) / 2, lanes, 2});
+        break;
+      case Numbers::int8:
+        found.weights = array<std::int8_t>(about, "data", "int8", {panels, padded(inputs, 64) / 4, lanes, 4});
+        found.scales = floats(about, "scales", {all});
+        found.sums = array<std::int32_t>(about, "sums", "int32", {all});
+        break;
+      case Numbers::int4: {
+        found.group = whole(about, "group", 16, 256);
+        if (found.group & (found.group - 1)) throw std::invalid_argument("group is no power of 2");
+        const std::int64_t groups = padded(inputs, found.group) / found.group;
+        found.weights = array<std::uint8_t>(about, "data", "uint8", {panels, groups * found.group / 8, lanes, 4});
+        found.scales = floats(about, "scales", {panels, groups, lanes});
+        break;
+      }
+    }
+    found.bias = floats_if(from, "bias", {all});
+    return found;
+  }
+
+  static kernels::Activation activation(const Json& from) {
+    using kernels::Activation;
+    return one_of<Activation>(from, "activation",
+                              {{"relu", Activation::relu}, {"gelu", Activation::gelu},
+                               {"gelu_tanh", Activation::gelu_tanh}, {"gelu_sigmoid", Activation::gelu_sigmoid},
+                               {"silu", Activation::silu}});
+  }
+
+  Instruction instruction(const Json& from) {
+    if (ended_) throw std::invalid_argument("it stands behind the end");
+    Instruction made;
+    made.op = one_of<Op>(from, "op",
+                         {{"embed", Op::embed}, {"norm", Op::norm}, {"round", Op::round}, {"matmul", Op::matmul},
+                          {"activate", Op::activate}, {"add", Op::add}, {"multiply", Op::multiply},
+                          {"self", Op::self}, {"cross", Op::cross}, {"keep", Op::keep}, {"output", Op::output}});
+    switch (made.op) {
+      case Op::embed: embed(from, made); break;
+      case Op::norm: norm(from, made); break;
+      case Op::matmul:
+      case Op::output: product(from, made); break;
+      case Op::self:
+      case Op::cross: attention(from, made); break;
+      case Op::keep: keep(from, made); break;
+      case Op::activate: made.activation = activation(from); [[fallthrough]];
+      case Op::round:
+        made.x = view(from, "x");
+        write(from, made, made.x.width);
+        break;
+      case Op::add:
+      case Op::multiply:
+        made.x = view(from, "x");
+        made.y = of_width(view(from, "y"), made.x.width, "y");
+        write(from, made, made.x.width);
+        break;
+    }
+    return made;
+  }
+
+  void embed(const Json& from, Instruction& made) {
+    if (member(from, "ids") != (encoder_ ? "src_ids" : "tokens")) throw std::invalid_argument("it has no such ids");
+    const std::int64_t rows = encoder_ ? model_.src_vocab : model_.tgt_vocab;
+    const Array table = array(from, "table");
+    if (table.shape.size() != 2 || table.shape[0] < rows) throw std::invalid_argument("its table is of another shape");
+    if (table.dtype == "int8") made.scales = floats(from, "scales", {table.shape[0], 1});
+    else if (table.dtype != "float32") throw std::invalid_argument("its table is of another type");
+    made.table = table.data;
+    made.factor = real(from, "factor");
+    const std::int64_t width = table.shape[1];
+    if (from.contains("positions")) {
+      const Array places = array(from, "positions");
+      const std::int64_t most = encoder_ ? recipe_.limits.src_tokens : recipe_.limits.tgt_tokens;
+      if (places.dtype != "float32" || places.shape.size() != 2 || places.shape[0] < most || places.shape[1] != width) {
+        throw std::invalid_argument("its positions are too few or of another shape");
+      }
+      made.positions = reinterpret_cast<const float*>(places.data);
+    }
+    write(from, made, width);
+    if (made.rounded >= 0) throw std::invalid_argument("rows of a table are not rounded");
+  }
+
+  void norm(const Json& from, Instruction& made) {
+    made.x = view(from, "x");
+    using kernels::Norm;
+    made.norm = one_of<Norm>(from, "kind", {{"layer", Norm::layer}, {"rms", Norm::rms}, {"annotated", Norm::annotated}});
+    made.gain = floats(from, "gain", {made.x.width});
+    made.bias = floats_if(from, "bias", {made.x.width});
+    made.eps = real(from, "eps");
+    if (made.eps < 0) throw std::invalid_argument("eps is below 0");
+    write(from, made, made.x.width);
+  }
+
+  void product(const Json& from, Instruction& made) {
+    made.matrix = matrix(from);
+    const bool integers = made.matrix.numbers == kernels::Numbers::int8;
+    made.x = of_width(view(from, "x", integers), made.matrix.inputs, "x");
+    if (integers) {
+      made.step = positive(from, "step");
+      made.zero = static_cast<std::int32_t>(whole(from, "zero", 0, 255));
+    }
+    const std::int64_t width = made.matrix.outputs;
+    if (made.op == Op::output) {
+      if (encoder_ || width != model_.tgt_vocab) throw std::invalid_argument("it has other outputs than tokens");
+      ended_ = true;
+      return;
+    }
+    if (from.contains("activation")) made.activation = activation(from);
+    made.gate = view_if(from, "gate", width);
+    made.residual = view_if(from, "residual", width);
+    write(from, made, width);
+  }
+
+  void attention(const Json& from, Instruction& made) {
+    made.heads = whole(from, "heads", 1, most_heads);
+    made.size = whole(from, "size", 1, kernels::largest_head);
+    made.scale = real(from, "scale");
+    const std::int64_t width = made.heads * made.size;
+    made.q = of_width(view(from, "q"), width, "q");
+    if (made.op == Op::self) {
+      made.k = of_width(view(from, "k"), width, "k");
+      made.v = of_width(view(from, "v"), width, "v");
+    }
+    if (!encoder_) {
+      made.layer = layer(from, made);
+      if (!(made.op == Op::self ? self_ : cross_).insert(made.layer).second) {
+        throw std::invalid_argument("its layer has come before");
+      }
+    } else if (made.op == Op::cross) {
+      throw std::invalid_argument("an encoder attends to nothing else");
+    }
+    if (from.contains("bias")) {
+      const Array bias = array(from, "bias");
+      const std::int64_t positions = encoder_ ? recipe_.limits.src_tokens : recipe_.limits.tgt_tokens;
+      const std::int64_t zero = whole(from, "zero", positions - 1, most_width);
+      const std::int64_t least = zero + (encoder_ ? positions : 1) + lanes;  // kernels read so much behind the last
+      const bool fits = bias.dtype == "float32" && bias.shape.size() == 2 && bias.shape[0] == made.heads &&
+                        bias.shape[1] >= least;
+      if (!fits || made.op == Op::cross) throw std::invalid_argument("its bias is of another shape");
+      made.bias = reinterpret_cast<const float*>(bias.data) + zero;
+      made.bias_stride = bias.shape[1];
+    }
+    write(from, made, width);
+  }
+
+  /// The layer of caches that an instruction uses, which must be of the model's sizes.
+  std::int64_t layer(const Json& from, const Instruction& made) const {
+    if (made.heads != model_.heads || made.size != model_.head_dim) {
+      throw std::invalid_argument("it has other heads than the model");
+    }
+    return whole(from, "layer", 0, model_.decoder_layers - 1);
+  }
+
+  void keep(const Json& from, Instruction& made) {
+    if (!encoder_) throw std::invalid_argument("a step keeps nothing");
+    made.heads = whole(from, "heads", 1, most_heads);
+    made.size = whole(from, "size", 1, kernels::largest_head);
+    made.layer = layer(from, made);
+    made.k = of_width(view(from, "k"), made.heads * made.size, "k");
+    made.v = of_width(view(from, "v"), made.heads * made.size, "v");
+    if (!kept_.insert(made.layer).second) throw std::invalid_argument("its layer has come before");
+  }
+
+  /// A graph must give all that the engine reads.
+  void check_whole() const {
+    const auto layers = static_cast<std::size_t>(model_.decoder_layers);
+    if (encoder_ ? kept_.size() != layers
+                 : !ended_ || self_.size() != layers || cross_.size() != layers) {
+      throw std::invalid_argument(std::string("the ") + (encoder_ ? "encoder" : "step") + " lacks layers or its end");
+    }
+  }
+};
+
+}  // namespace
+
+Mapped::Mapped(const std::filesystem::path& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat about = {};
+  void* found = MAP_FAILED;
+  if (file >= 0 && ::fstat(file, &about) == 0 && about.st_size > 0) {
+    found = ::mmap(nullptr, static_cast<std::size_t>(about.st_size), PROT_READ, MAP_SHARED, file, 0);
+  }
+  if (file >= 0) ::close(file);
+  if (found == MAP_FAILED) throw Error(Status::bundle, path.string() + " cannot be mapped into memory: copy it again");
+  data_ = static_cast<const std::byte*>(found);
+  size_ = static_cast<std::size_t>(about.st_size);
+}
+
+Mapped& Mapped::operator=(Mapped&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Mapped::~Mapped() {
+  if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+Program::Program(const Json& program, const std::filesystem::path& weights, const Model& model, const Recipe& recipe)
+    : weights_(weights) {
+  const Json graphs = program.value("graphs", Json::object());
+  const auto read = [&](const char* name, bool encoder) {
+    if (!graphs.contains(name)) throw std::invalid_argument(std::string("no graph '") + name + "'");
+    return Reader(program, weights_, model, recipe, encoder).read(graphs[name]);
+  };
+  encoder_ = read("encoder", true);
+  step_ = read("decoder_step", false);
+}
+
+Program::Program(const Bundle& bundle, const std::string& variant) {
+  const std::filesystem::path folder = bundle.folder(variant), path = folder / file_name;
+  bundle.verify(bundle.graph_files({"encoder"}, variant));
+  const Json program = read_json(folder, file_name, header_bytes);
+  try {
+    if (!program.is_object() || program.value("format", Json()) != format) throw std::invalid_argument("it is no program");
+    const Json found = program.value("version", Json());
+    if (found != version) {
+      throw Error(Status::bundle, path.string() + " is a program of version " + found.dump().substr(0, 40) +
+                                      ", this tformer runs " + std::to_string(version) +
+                                      ": update it, or export the bundle again with it");
+    }
+    std::map<std::string, std::string> metadata;
+    if (!program.contains("metadata") || !program["metadata"].is_object()) throw std::invalid_argument("no metadata");
+    for (const auto& [key, value] : program["metadata"].items()) {
+      if (value.is_string()) metadata[key] = value.get<std::string>();
+    }
+    bundle.check_metadata("program", metadata, variant);
+    *this = Program(program, member(folder, weights_name), bundle.model(), bundle.recipe(variant));
+  } catch (const std::invalid_argument& error) {
+    throw Error(Status::bundle, path.string() + " is damaged, or tformer did not make it (" + error.what() +
+                                    "): copy or export the bundle again");
+  } catch (const Json::exception&) {
+    throw Error(Status::bundle,
+                path.string() + " is damaged, or tformer did not make it: copy or export the bundle again");
+  }
+}
+
+}  // namespace tformer::native

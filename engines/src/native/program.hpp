@@ -1,0 +1,89 @@
+// The instructions of a variant of target native: program.json, checked to the last index, and its weights, mapped.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "bundle/bundle.hpp"
+#include "kernels/kernels.hpp"
+
+namespace tformer::native {
+
+/// A file in memory that every process shares which reads it.
+class Mapped {
+ public:
+  Mapped() = default;
+  /// Throws Error.
+  explicit Mapped(const std::filesystem::path& path);
+  Mapped(Mapped&& other) noexcept { *this = std::move(other); }
+  Mapped& operator=(Mapped&& other) noexcept;
+  ~Mapped();
+  const std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+enum class Op { embed, norm, round, matmul, activate, add, multiply, self, cross, keep, output };
+
+/// Columns of a value. A value of -1: none.
+struct View {
+  std::int32_t value = -1;
+  std::int64_t first = 0, width = 0;
+  explicit operator bool() const { return value >= 0; }
+};
+
+/// One thing that is done for all rows. What is absent is null, or a view of no value.
+struct Instruction {
+  Op op = Op::add;
+  View x, y, gate, residual, q, k, v;
+  std::int32_t out = -1;      // the value that gets the numbers
+  std::int32_t rounded = -1;  // the value that gets them in 8 bits
+  std::int64_t width = 0;     // of what it writes
+  kernels::Rounding rounding;  // of `rounded`
+  kernels::Matrix matrix;      // with the product's bias
+  float step = 1;         // of the 8 bits that an int8 product reads
+  std::int32_t zero = 0;
+  const float *bias = nullptr, *gain = nullptr;
+  const void* table = nullptr;     // (rows, width) of embeddings: fp32, or int8 with `scales` of each row
+  const float* scales = nullptr;
+  const float* positions = nullptr;  // (positions, width)
+  float factor = 1;                  // of the table's rows
+  kernels::Norm norm = kernels::Norm::layer;
+  float eps = 0;
+  kernels::Activation activation = kernels::Activation::none;
+  std::int64_t heads = 0, size = 0, layer = -1;
+  float scale = 1;               // of scores
+  std::int64_t bias_stride = 0;  // of an attention's bias, from a head to the next; `bias` is that of distance 0
+};
+
+/// One graph.
+struct Code {
+  std::vector<std::int64_t> widths;  // of every value
+  std::vector<bool> bytes;           // whether a value has 8 bits
+  std::vector<Instruction> instructions;
+};
+
+class Program {
+ public:
+  /// The program of a variant. Throws Error.
+  Program(const Bundle& bundle, const std::string& variant);
+  /// Of what `program.json` holds, and the file of weights beside it. Throws Error, and std::invalid_argument for what is
+  /// no program of such a model.
+  Program(const Json& program, const std::filesystem::path& weights, const Model& model, const Recipe& recipe);
+
+  const Code& encoder() const { return encoder_; }
+  const Code& step() const { return step_; }
+
+ private:
+  Mapped weights_;
+  Code encoder_, step_;
+};
+
+}  // namespace tformer::native

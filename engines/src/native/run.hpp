@@ -1,0 +1,120 @@
+// One graph's instructions over rows: what each stage of a `Pool` does.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/kernels.hpp"
+#include "native/memory.hpp"
+#include "native/pool.hpp"
+#include "native/program.hpp"
+#include "native/state.hpp"
+#include "native/values.hpp"
+
+namespace tformer::native {
+
+/// What the encoder and the step share.
+class Run : public Job {
+ public:
+  Run(const Code& code, const kernels::Kernels& kernels, int threads);
+
+  std::size_t stages() const override { return stages_.size(); }
+  std::uint32_t pieces(std::size_t stage) const override { return stages_[stage].pieces; }
+  void piece(std::size_t stage, std::uint32_t piece, int worker) override;
+
+ protected:
+  /// An instruction, or a part of one.
+  struct Stage {
+    const Instruction* it;
+    enum Part { whole, groups, finish } part;
+    std::uint32_t pieces = 1;
+    std::uint32_t columns = 1;  // of a product: pieces side by side
+  };
+
+  const kernels::Kernels& kernels_;
+  const int threads_;
+  std::vector<Stage> stages_;
+  Values values_;
+  std::int64_t rows_ = 0;
+  std::vector<std::int32_t> ids_, places_;  // of each row: its token, and where it stands in its text
+
+  /// Give every stage its pieces for so many rows, and memory; `positions`: the most that an attention reads.
+  void plan(std::int64_t rows, std::int64_t positions, Memory& memory);
+  /// Into how many pieces work is cut that takes one thread so many nanoseconds, of at most `most`.
+  std::uint32_t share(double nanoseconds, std::int64_t most) const;
+  /// Pieces of work that is not rows times columns.
+  virtual std::uint32_t pieces_of(const Stage& stage) const = 0;
+  virtual void attend(const Stage& stage, std::uint32_t piece, int worker) = 0;
+  virtual void output(const Stage&, std::uint32_t, int) {}
+  /// Floats of a thread's own.
+  virtual std::int64_t scratch_floats(std::int64_t positions) const = 0;
+  float* scratch(int worker) const { return scratch_[static_cast<std::size_t>(worker)].data(); }
+  kernels::Input input(const Instruction& it) const;
+  kernels::Target target(const Instruction& it) const;
+  /// `work(sentence, head, heads)` for the part `piece` of all heads of all sentences.
+  template <typename Work>
+  void heads_of(const Stage& stage, std::uint32_t piece, std::int64_t sentences, const Work& work) const {
+    const std::int64_t heads = stage.it->heads, units = sentences * heads, count = stage.pieces;
+    const std::int64_t last = units * (piece + 1) / count;
+    for (std::int64_t unit = units * piece / count; unit < last;) {
+      const std::int64_t head = unit % heads, together = std::min(heads - head, last - unit);
+      work(static_cast<std::size_t>(unit / heads), head, together);
+      unit += together;
+    }
+  }
+
+ private:
+  std::vector<Block> scratch_;
+  std::int64_t scratch_size_ = 0, group_rows_ = 0;
+  Block group_integers_, group_scales_, group_sums_;  // what the next int4 product reads
+
+  double cost(const Instruction& it) const;
+  void elementwise(const Instruction& it, std::int64_t row, std::int64_t rows);
+  void normalise(const Instruction& it, std::int64_t row, std::int64_t rows);
+  void embed(const Instruction& it, std::int64_t row, std::int64_t rows);
+  void product(const Stage& stage, std::uint32_t piece);
+};
+
+/// Sources to what the cross-attentions read of them.
+class EncoderRun final : public Run {
+ public:
+  using Run::Run;
+  /// `added` new sentences, the last ones, with sources (added, width).
+  void prepare(const std::int32_t* src_ids, std::size_t width, Sentence* added, std::size_t count,
+               const CacheSizes& sizes, Memory& memory);
+
+ private:
+  Sentence* sentences_ = nullptr;
+  std::size_t count_ = 0;
+  std::vector<std::int64_t> first_;  // row of each
+  CacheSizes sizes_;
+  std::int64_t longest_ = 0;
+
+  std::uint32_t pieces_of(const Stage& stage) const override;
+  void attend(const Stage& stage, std::uint32_t piece, int worker) override;
+  std::int64_t scratch_floats(std::int64_t positions) const override;
+};
+
+/// The next token of every row.
+class StepRun final : public Run {
+ public:
+  StepRun(const Code& code, const kernels::Kernels& kernels, int threads);
+  void prepare(const std::vector<std::int32_t>& tokens, NativeState& state, std::size_t best, bool full,
+               const CacheSizes& sizes, Memory& memory, Scores& scores);
+
+ private:
+  NativeState* state_ = nullptr;
+  CacheSizes sizes_;
+  std::int64_t positions_ = 0, sources_ = 0;  // that all rows have together
+  kernels::Output output_;
+  kernels::Best best_;
+  std::vector<float> largest_, sums_, best_logits_;
+  std::vector<std::int32_t> best_ids_;
+
+  std::uint32_t pieces_of(const Stage& stage) const override;
+  void attend(const Stage& stage, std::uint32_t piece, int worker) override;
+  void output(const Stage& stage, std::uint32_t piece, int worker) override;
+  std::int64_t scratch_floats(std::int64_t positions) const override;
+};
+
+}  // namespace tformer::native

@@ -1,0 +1,75 @@
+#include "native/state.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace tformer::native {
+namespace {
+
+constexpr std::size_t first_capacity = 32;  // positions that a new cache has room for; it doubles when they are full
+
+std::size_t size(std::int32_t number) { return static_cast<std::size_t>(number); }
+
+}  // namespace
+
+void grow(Sentence& sentence, std::size_t rows, std::size_t capacity, const CacheSizes& sizes, Memory& memory) {
+  Block own = memory.take(rows * sizes.whole(capacity));
+  std::vector<std::int32_t> written_by(rows * capacity);
+  for (std::size_t row = 0; row < rows; ++row) {
+    std::fill_n(&written_by[row * capacity], capacity, static_cast<std::int32_t>(row));
+  }
+  const std::size_t heads = 2 * sizes.layers * sizes.heads, filled = sizes.head(sentence.position) * sizeof(float);
+  for (std::size_t row = 0; row < sentence.rows; ++row) {
+    std::copy_n(&sentence.written_by[row * sentence.capacity], sentence.position, &written_by[row * capacity]);
+    const float* from = sentence.own.data() + row * sizes.whole(sentence.capacity);
+    float* to = own.data() + row * sizes.whole(capacity);
+    for (std::size_t head = 0; filled && head < heads; ++head) {
+      std::memcpy(to + head * sizes.head(capacity), from + head * sizes.head(sentence.capacity), filled);
+    }
+  }
+  sentence.own = std::move(own);
+  sentence.written_by = std::move(written_by);
+  sentence.rows = rows;
+  sentence.capacity = capacity;
+}
+
+void NativeState::make_room(const CacheSizes& sizes, Memory& memory) {
+  for (Sentence& each : sentences) {
+    const std::size_t rows = std::max({each.rows, beams, each.rows ? 0 : most_beams});
+    if (each.position < each.capacity && rows == each.rows) continue;
+    const std::size_t room = each.position < each.capacity ? each.capacity : 2 * each.capacity;
+    grow(each, rows, std::max(room, first_capacity), sizes, memory);
+  }
+}
+
+void NativeState::reorder(const std::vector<std::int32_t>& parents, const std::vector<std::int32_t>& kept,
+                          const CacheSizes& sizes, Memory& memory) {
+  const std::size_t width = parents.size() / kept.size();
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    Sentence& each = sentences[size(kept[i])];
+    if (width > each.rows) grow(each, width, std::max(each.capacity, first_capacity), sizes, memory);
+    const std::int32_t* const from = &parents[i * width];
+    const std::size_t filled = each.position, room = each.capacity;
+    std::size_t first = 0;  // the best often stay where they are
+    while (first < width && size(from[first]) % beams == first) ++first;
+    each.moved |= first < width;
+    histories_.resize(width * filled);
+    for (std::size_t k = first; k < width; ++k) {
+      std::copy_n(&each.written_by[size(from[k]) % beams * room], filled, histories_.data() + k * filled);
+    }
+    for (std::size_t k = first; k < width; ++k) {
+      std::copy_n(histories_.data() + k * filled, filled, &each.written_by[k * room]);
+    }
+  }
+  beams = width;
+  bool same = kept.size() == sentences.size();
+  for (std::size_t i = 0; same && i < kept.size(); ++i) same = size(kept[i]) == i;
+  if (same) return;
+  left_.clear();
+  for (const std::int32_t number : kept) left_.push_back(std::move(sentences[size(number)]));
+  std::swap(sentences, left_);
+  left_.clear();
+}
+
+}  // namespace tformer::native

@@ -1,0 +1,68 @@
+// What a decode carries: every sentence has memory and a position of its own. Nothing moves when rows are reordered.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine.hpp"
+#include "kernels/kernels.hpp"
+#include "native/memory.hpp"
+
+namespace tformer::native {
+
+/// Sizes of the caches, in floats.
+struct CacheSizes {
+  std::size_t layers = 0, heads = 0, size = 0;  // of a head
+  std::size_t padded = 0;                       // floats that a head's row takes, a multiple of 16
+
+  /// Of all positions of one head, and of keys and values of all layers and heads.
+  std::size_t head(std::size_t positions) const { return positions * padded; }
+  std::size_t whole(std::size_t positions) const { return 2 * layers * heads * head(positions); }
+  /// Of one head's keys or values of a source.
+  std::size_t source_head(std::size_t length) const {
+    return static_cast<std::size_t>(
+        kernels::source_floats(static_cast<std::int64_t>(length), static_cast<std::int64_t>(size)));
+  }
+  /// Where the heads of a layer's keys or values of a source begin.
+  std::size_t source(std::size_t layer, bool values, std::size_t length) const {
+    return (2 * layer + (values ? 1 : 0)) * heads * source_head(length);
+  }
+  /// Where the heads of a layer's keys or values begin, of `positions`.
+  std::size_t place(std::size_t layer, bool values, std::size_t positions) const {
+    return (2 * layer + (values ? 1 : 0)) * heads * head(positions);
+  }
+};
+
+/// A source and the rows that continue it.
+struct Sentence {
+  std::int32_t length = 0;             // of its source
+  std::size_t position = 0;            // of its next token
+  std::size_t rows = 0, capacity = 0;  // that there is room for
+  Block cross;                         // [layer][k, v][head], see `kernels::Source`
+  Block own;                           // [row][layer][k, v][head][capacity][padded]
+  std::vector<std::int32_t> written_by;  // (rows, capacity): the row that wrote each earlier position, once any moved
+  bool moved = false;                    // whether a row has continued another
+};
+
+struct NativeState final : State {
+  std::vector<Sentence> sentences;  // in the order of the next step's rows
+  std::size_t beams = 1;            // rows of each
+  std::size_t src_width = 0;        // source tokens of the widest that was asked for
+  std::size_t most_beams = 1;       // that will be asked for, as far as is known
+
+  std::size_t rows() const { return sentences.size() * beams; }
+  /// See `Engine::reorder`.
+  void reorder(const std::vector<std::int32_t>& parents, const std::vector<std::int32_t>& kept,
+               const CacheSizes& sizes, Memory& memory);
+  /// Room for every sentence's next position.
+  void make_room(const CacheSizes& sizes, Memory& memory);
+
+ private:
+  std::vector<std::int32_t> histories_;  // of the rows of one sentence
+  std::vector<Sentence> left_;
+};
+
+/// Room in a sentence for so many rows and positions; what its rows have written stays.
+void grow(Sentence& sentence, std::size_t rows, std::size_t capacity, const CacheSizes& sizes, Memory& memory);
+
+}  // namespace tformer::native

@@ -1,0 +1,214 @@
+"""The C++ runtime's own engine: the gate on every option, the same bits in any batch, hostile programs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tformer_deploy.bundle import add_report, open_bundle
+from tformer_deploy.contract import PROGRAM
+from tformer_deploy.engines import make_engine
+from tformer_deploy.engines.base import Engine, Floats
+from tformer_deploy.engines.cpp import PROGRAM as ENGINE
+from tformer_deploy.errors import ArtifactError, ConfigError, MissingExtra
+from tformer_deploy.export_checked import export_checked
+
+from .conftest import random_sources, small_config, write_checkpoint, write_lines
+from .cpp_library import built
+from .test_options import EVERYTHING, OTHERS, T5
+
+RECIPES = ("native-fp32", "native-int8", "native-int4")
+ANNOTATED: dict[str, object] = {"norm": "annotated", "norm_eps": 1e-3, "activation": "silu", "head_dim": 7}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engine() -> Any:
+    """The program that runs the C++ runtime."""
+    path = built() / "examples" / "tformer-engine"
+    if not path.is_file():
+        pytest.skip(f"{path} was not built: make cpp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENGINE, str(path))
+        yield
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of the small model with both programs. Read only."""
+    folder = tmp_path_factory.mktemp("native")
+    run = write_checkpoint(folder / "run", small_config())
+    report = export_checked(run, folder / "bundle", RECIPES, write_lines(folder / "text"))
+    assert [each.engine for each in report.engines] == ["ort", *(f"native:{name}" for name in sorted(RECIPES))]
+    return folder / "bundle"
+
+
+@pytest.mark.parametrize(
+    "options", [EVERYTHING, T5, OTHERS, ANNOTATED], ids=["everything", "t5", "others", "annotated"]
+)
+def test_options_pass_the_gate(options: dict[str, object], tmp_path: Path) -> None:
+    run, text = write_checkpoint(tmp_path / "run", small_config(**options)), write_lines(tmp_path / "text")
+    report = export_checked(run, tmp_path / "bundle", RECIPES[:2], text)
+    assert report.passed and len(report.engines) == 3, str(report)
+
+
+def steps(engine: Engine, ids: Any, lengths: Any, beams: int = 3, count: int = 6) -> list[Floats]:
+    """All log-probabilities of some steps in which rows move, by a rule that knows no neighbours: (B, K, V) each."""
+    state = engine.encode(ids, lengths)
+    batch, found = len(lengths), []
+    tokens = np.full((batch, 1), 2, np.int32)
+    for step in range(count):
+        scores = engine.step(tokens, state, full=True)
+        assert scores.log_probs is not None
+        found.append(scores.log_probs.copy())
+        parents = (np.arange(beams) + step) % tokens.shape[1]
+        tokens = np.ascontiguousarray(scores.ids[:, parents, 0] + np.arange(beams, dtype=np.int32) % 5, np.int32)
+        engine.reorder(state, (np.arange(batch)[:, None] * scores.ids.shape[1] + parents).astype(np.int32))
+    return found
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_scores_depend_on_nothing_but_their_sentence(recipe: str, exported: Path) -> None:
+    """Alone, in a batch, with padding, on one thread or three: the same bits."""
+    bundle, (ids, lengths) = open_bundle(exported), random_sources(5, 20)
+    with (
+        make_engine(f"native:{recipe}", bundle, threads=1) as one,
+        make_engine(f"native:{recipe}", bundle, threads=3) as three,
+    ):
+        together = steps(one, ids, lengths)
+        for other in (
+            steps(three, ids, lengths),
+            steps(three, np.pad(ids, ((0, 0), (0, 3)), constant_values=1), lengths),
+        ):
+            assert all(np.array_equal(a, b) for a, b in zip(together, other, strict=True))
+        for row, length in enumerate(lengths):
+            alone = steps(one, ids[row : row + 1, :length], lengths[row : row + 1])
+            assert all(np.array_equal(a[row], b[0]) for a, b in zip(together, alone, strict=True))
+
+
+def test_sentences_join_and_leave(exported: Path) -> None:
+    """A sentence that joins others at another step, in the place of one that left, gets what it gets alone."""
+    ids, lengths = random_sources(3, 12)
+    with make_engine("native:native-fp32", open_bundle(exported), threads=2) as engine:
+        alone = [steps(engine, ids[i : i + 1, :n], lengths[i : i + 1], 1, 4) for i, n in enumerate(lengths)]
+        state, tokens = engine.encode(ids[:2], lengths[:2]), np.full((2, 1), 2, np.int32)
+        assert engine.admits
+        for step in range(2):
+            scores = engine.step(tokens, state, full=True)
+            assert np.array_equal(scores.log_probs, np.concatenate([alone[0][step], alone[1][step]]))  # type: ignore[arg-type]
+            tokens = scores.ids[:, :, 0].copy()
+        engine.reorder(state, np.array([[1]], np.int32), np.array([1], np.int32))
+        engine.admit(state, ids[2:, : lengths[2]], lengths[2:])
+        tokens = np.array([[tokens[1, 0]], [2]], np.int32)
+        for step in range(2):
+            scores = engine.step(tokens, state, full=True)
+            assert np.array_equal(scores.log_probs, np.concatenate([alone[1][2 + step], alone[2][step]]))  # type: ignore[arg-type]
+            tokens = scores.ids[:, :, 0].copy()
+
+
+def test_best_tokens_are_those_of_all_scores(exported: Path) -> None:
+    ids, lengths = random_sources(4, 9)
+    with make_engine("native:native-int8", open_bundle(exported), threads=2) as engine:
+        state = engine.encode(ids, lengths)
+        full = engine.step(np.full((4, 1), 2, np.int32), state, full=True)
+        order = np.argsort(-full.log_probs, axis=-1, kind="stable")[..., : full.ids.shape[2]]  # type: ignore[operator]
+        assert np.array_equal(full.ids, order)
+        assert np.array_equal(full.scores, np.take_along_axis(full.log_probs, order, -1))  # type: ignore[arg-type]
+        assert np.allclose(np.exp(full.log_probs).sum(-1), 1, atol=1e-5)  # type: ignore[arg-type]
+
+
+def test_onnxruntime_is_not_opened(exported: Path) -> None:
+    with make_engine("native:native-fp32", open_bundle(exported), threads=1) as engine:
+        maps = Path(f"/proc/{engine._process.pid}/maps").read_text()  # type: ignore[attr-defined]
+        assert "weights.data" in maps and "onnxruntime" not in maps
+
+
+def test_names_and_refusals(exported: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no program for native: export it again and add --recipe native-int8"):
+        make_engine("native", open_bundle(bundle))
+    with pytest.raises(ConfigError, match=r"unknown backend 'ort:native-int8'"):
+        make_engine("ort:native-int8", open_bundle(exported))
+    with pytest.raises(ConfigError, match=r"--shortlist: native:native-int8 has no graphs for it"):
+        make_engine("native:native-int8", open_bundle(exported), shortlist=True)
+    monkeypatch.setenv(ENGINE, str(tmp_path / "nothing"))
+    with pytest.raises(MissingExtra, match=r"the C\+\+ engine is not at .*: run make cpp"):
+        export_checked(exported.parent / "run", tmp_path / "out", RECIPES)
+    assert not (tmp_path / "out").exists()
+
+
+def edited(exported: Path, folder: Path, edit: Callable[[Any], object]) -> Path:
+    """A copy of the bundle whose fp32 program is another, with the right hashes."""
+    shutil.copytree(exported, folder)
+    path = folder / "native-fp32" / PROGRAM
+    program = json.loads(path.read_text())
+    edit(program)
+    path.write_text(json.dumps(program))
+    add_report(folder, {})
+    return folder
+
+
+def step_of(program: Any) -> Any:
+    return program["graphs"]["decoder_step"]
+
+
+EDITS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "version": (lambda p: p.update(version=2), "is a program of version 2, this tformer runs 1"),
+    "format": (lambda p: p.update(format="other"), "it is no program"),
+    "list": (lambda p: p.update(graphs=[]), "no graph 'encoder'"),
+    "offset": (lambda p: p["arrays"][0].update(offset=1 << 40), "offset is 1099511627776"),
+    "alignment": (lambda p: p["arrays"][0].update(offset=4), "is not at a multiple of 64"),
+    "shape": (lambda p: p["arrays"][0]["shape"].append(1 << 50), "size is 1125899906842624"),
+    "dtype": (lambda p: p["arrays"][0].update(dtype="float64"), "has an unknown dtype"),
+    "width": (lambda p: step_of(p)["widths"].__setitem__(0, 1 << 30), "a width is 1073741824"),
+    "register": (lambda p: step_of(p)["code"][1].update(x=[999, 0, 32]), "x is 999"),
+    "columns": (lambda p: step_of(p)["code"][1].update(x=[0, 8, 32]), "x is 32"),
+    "unwritten": (lambda p: step_of(p)["code"][1].update(x=[5, 0, 32]), "x reads what nothing has written"),
+    "twice": (lambda p: step_of(p)["code"][1].update(out=0), "out is written twice"),
+    "operation": (lambda p: step_of(p)["code"][1].update(op="jump"), 'op is "jump"'),
+    "order": (lambda p: step_of(p)["code"].reverse(), "reads what nothing has written"),
+    "end": (lambda p: step_of(p)["code"].pop(), "the step lacks layers or its end"),
+    "layer": (lambda p: step_of(p)["code"][3].update(layer=7), "layer is 7"),
+    "heads": (lambda p: step_of(p)["code"][3].update(heads=2, size=16), "it has other heads than the model"),
+    "numbers": (lambda p: step_of(p)["code"][1].update(eps="0"), "eps is no number"),
+    "model": (
+        lambda p: p["metadata"].update({"tformer.weights_sha256": "0"}),
+        "is of another model, recipe or tokenizer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_hostile_program_is_refused_in_one_line(name: str, exported: Path, tmp_path: Path) -> None:
+    edit, expected = EDITS[name]
+    folder = edited(exported, tmp_path / "bundle", edit)
+    with pytest.raises(ArtifactError) as refused, make_engine("native:native-fp32", open_bundle(folder), threads=1):
+        pass
+    assert expected in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_changed_weights_are_refused(exported: Path, tmp_path: Path) -> None:
+    shutil.copytree(exported, tmp_path / "bundle")
+    with (tmp_path / "bundle/native-fp32/weights.data").open("r+b") as file:
+        file.write(b"other")
+    with (
+        pytest.raises(ArtifactError, match=r"weights\.data.*"),
+        make_engine("native:native-fp32", open_bundle(tmp_path / "bundle", graphs=False), threads=1),
+    ):
+        pass
+
+
+def test_idle_threads_sleep(exported: Path) -> None:
+    """An engine that nobody asks takes no time of the processor."""
+    with make_engine("native:native-fp32", open_bundle(exported), threads=3) as engine:
+        ids, lengths = random_sources(2, 5)
+        steps(engine, ids, lengths)
+        stat = Path(f"/proc/{engine._process.pid}/stat")  # type: ignore[attr-defined]
+        before = sum(map(int, stat.read_text().split()[13:15]))
+        time.sleep(0.5)
+        assert sum(map(int, stat.read_text().split()[13:15])) - before <= 2

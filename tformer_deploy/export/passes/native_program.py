@@ -1,0 +1,729 @@
+"""Pass `native_program`: a rewritten graph as a list of instructions for the C++ runtime's own engine.
+
+It comes last, after what `ort-cpu` has, so that every stored integer is ONNX Runtime's. Each node becomes an
+instruction over values (rows, width), and nodes of sizes and masks none; then instructions are fused into the matrix
+product, norm or attention before them. What it does not know it refuses by the node's name.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from ...errors import ArtifactError
+from ..quantizing import Array
+from .rewriting import Linear, constant_of, linears, made_by
+
+MOST_BIAS = 1 << 27
+"""Elements of a bias for all distances, (heads, queries, keys), while it is made."""
+SIGMOID_GELU = 1.702
+BIAS = 5
+"""The input of a fused attention that its scores gain."""
+VIEWED = ("self", "cross")
+"""Instructions that read some columns of a value as well as all, and for which layers stay merged."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Columns of a value."""
+
+    value: int
+    first: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Weights (outputs, inputs), a row for each output."""
+
+    name: str
+    kind: str
+    """`fp32`, `int8` or `int4`."""
+    weight: Array
+    """Numbers, or integers: of 8 bits (out, in), of groups 0 to 15 (out, groups, size)."""
+    scales: Array | None = None
+    """(out) of 8 bits, (out, groups) of groups."""
+    inputs: int = 0
+    group: int = 0
+
+    def part(self, first: int, count: int) -> Matrix:
+        """Some of its outputs."""
+        rows = slice(first, first + count)
+        name = f"{self.name}[{first}:{first + count}]"
+        scales = None if self.scales is None else self.scales[rows]
+        return replace(self, name=name, weight=self.weight[rows], scales=scales)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How an input becomes 8 bits."""
+
+    step: float
+    zero: int
+    shrink: tuple[str, Array] | None = None
+    """What each channel is multiplied by first, and its name."""
+
+
+@dataclass
+class Instruction:
+    """What the engine does at once."""
+
+    op: str
+    reads: dict[str, View] = field(default_factory=dict)
+    out: int | None = None
+    """The value that it writes, in fp32."""
+    rounded: int | None = None
+    """The value that it writes in 8 bits."""
+    rounding: Rounding | None = None
+    matrix: Matrix | None = None
+    arrays: dict[str, tuple[str, Array]] = field(default_factory=dict)
+    """What else it reads of the weights, by role: name and numbers."""
+    how: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Program:
+    """One graph's instructions and the width of each value that they write."""
+
+    widths: list[int]
+    code: list[Instruction]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table, not yet looked up, times a number."""
+
+    ids: str
+    table: tuple[str, Array]
+    scales: tuple[str, Array] | None = None
+    factor: float = 1.0
+
+    def scales_of(self, other: Rows) -> bool:
+        """Whether these are a number for each row of another table, of integers."""
+        return self.ids == other.ids and other.table[1].dtype == np.int8 and self.table[1].shape[1] == 1
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Rows of a table by the position of each token."""
+
+    table: tuple[str, Array]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A value seen as (batch, tokens, heads, size), or `turned` as (batch, heads, tokens, size)."""
+
+    view: View
+    heads: int
+    turned: bool = False
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A value in 8 bits, and what makes it numbers again."""
+
+    view: View
+    step: float
+    zero: int
+
+
+@dataclass(frozen=True)
+class Activated:
+    """The part of an activation that is multiplied with its input."""
+
+    view: View
+    slope: float
+
+
+def native_program(graph: ir.Graph, positions: int) -> Program:
+    """The instructions of an encoder or of a step (`slots_step`); `positions`: the most on either side.
+
+    Raises ArtifactError.
+    """
+    found = _Lowering(graph, positions).run()
+    for change in (
+        _drop_unread,
+        _split_products,
+        _fuse_activations,
+        _fuse_gates,
+        _fuse_sums,
+        _fuse_rounding,
+        _renumber,
+    ):
+        change(found)
+    return found
+
+
+class _Lowering:
+    """Nodes to instructions, one for each that computes."""
+
+    def __init__(self, graph: ir.Graph, positions: int) -> None:
+        self.graph, self.positions = graph, positions
+        self.widths: list[int] = []
+        self.code: list[Instruction] = []
+        self.known: dict[ir.Value, Any] = {}
+        """What a value is; None: sizes, places or masks, which the engine knows by itself."""
+        self.products: dict[ir.Node, Linear] = {linear.product: linear for linear in linears(graph)}
+        self.skipped: set[ir.Node] = set()
+
+    def run(self) -> Program:
+        """See `native_program`."""
+        for value in self.graph.inputs:
+            self.known[value] = None
+        for node in self.graph:
+            if node in self.skipped:
+                continue
+            try:
+                self._node(node)
+            except ArtifactError as error:  # only where somebody reads it: a bias is computed here
+                self.known.update(dict.fromkeys(node.outputs, error))
+        kept = {str(value.name): value for value in self.graph.outputs if str(value.name).startswith("cross_")}
+        for layer in range(len(kept) // 2):
+            self._keep(kept[f"cross_k_{layer}"], kept[f"cross_v_{layer}"], layer)
+        if not any(each.op in ("output", "keep") for each in self.code):
+            raise next(each for each in self.known.values() if isinstance(each, ArtifactError))
+        return Program(self.widths, self.code)
+
+    def _node(self, node: ir.Node) -> None:
+        for place, value in enumerate(node.inputs):
+            known = self.known.get(value) if value is not None else None
+            if isinstance(known, ArtifactError) and (node.op_type, place) != ("MultiHeadAttention", BIAS):
+                raise known
+        how = getattr(self, f"_{node.op_type.lower()}", None)
+        if node in self.products:
+            self._linear(self.products[node])
+        elif self._is_index(node):
+            self.known.update(dict.fromkeys(node.outputs))
+        elif how is None:
+            raise self.unknown(node)
+        else:
+            how(node)
+
+    def unknown(self, node: ir.Node, why: str = "") -> ArtifactError:
+        """The error for a node that has no instruction."""
+        name = node.name or next((str(value.name) for value in node.outputs), "")
+        return ArtifactError(f"native does not know {node.op_type} {name}{why and f', {why}'}: use a recipe of ort-cpu")
+
+    def _is_index(self, node: ir.Node) -> bool:
+        """Whether a node only computes with sizes, places and masks."""
+        if node.op_type == "MultiHeadAttention":
+            return False
+        if node.op_type == "Shape":
+            return True
+        given = [value for value in node.inputs if value is not None]
+        table = constant_of(given[0]) if node.op_type in ("Gather", "Slice") else None
+        if table is not None and table.ndim > 1:
+            return False
+        computed = [value for value in given if constant_of(value) is None]
+        return bool(computed) and all(value in self.known and self.known[value] is None for value in computed)
+
+    def value(self, width: int) -> int:
+        """A new value."""
+        self.widths.append(width)
+        return len(self.widths) - 1
+
+    def view(self, value: ir.Value | None, node: ir.Node) -> View:
+        """The columns that a value is; looks up what has not been yet."""
+        found = self.known.get(value) if value is not None else None
+        if isinstance(found, Rows):
+            found = self._embed(found, None)
+            self.known[value] = found  # type: ignore[index]
+        if isinstance(found, Heads) and not found.turned:
+            found = found.view
+        if not isinstance(found, View):
+            raise self.unknown(node, f"which reads {value.name if value is not None else 'nothing'}")
+        return found
+
+    def emit(self, op: str, width: int, reads: dict[str, View] | None = None, **rest: Any) -> View:
+        """Add an instruction that writes a new value."""
+        out = self.value(width)
+        self.code.append(Instruction(op, reads or {}, out, **rest))
+        return View(out, 0, width)
+
+    def array(self, value: ir.Value | None, node: ir.Node) -> tuple[str, Array]:
+        """A constant and its name."""
+        found = constant_of(value)
+        if found is None:
+            raise self.unknown(node, f"whose {value.name if value is not None else 'input'} is no constant")
+        return str(value.name), found  # type: ignore[union-attr]
+
+    def scalar(self, value: ir.Value | None) -> float | None:
+        """The number that a constant is."""
+        found = constant_of(value)
+        return float(found.reshape(())) if found is not None and found.size == 1 else None
+
+    # Embeddings.
+
+    def _gather(self, node: ir.Node) -> None:
+        table, ids = self.array(node.inputs[0], node), node.inputs[1]
+        if table[1].ndim != 2 or ids is None or not ids.is_graph_input():
+            raise self.unknown(node)
+        by_place = ids.name in ("position", "positions")
+        self.known[node.outputs[0]] = Positions(table) if by_place else Rows(str(ids.name), table)
+
+    def _slice(self, node: ir.Node) -> None:
+        """The first rows of a table of positions."""
+        table, start = self.array(node.inputs[0], node), self.scalar(node.inputs[1])
+        axes, steps = (self.scalar(value) for value in (*node.inputs, None, None)[3:5])
+        if table[1].ndim != 2 or start != 0 or axes not in (0, None) or steps not in (1, None):
+            raise self.unknown(node)
+        self.known[node.outputs[0]] = Positions(table)
+
+    def _cast(self, node: ir.Node) -> None:
+        self.known[node.outputs[0]] = self.known.get(node.inputs[0])  # type: ignore[arg-type]
+
+    def _embed(self, rows: Rows, positions: Positions | None) -> View:
+        arrays = {"table": rows.table}
+        arrays |= {"scales": rows.scales} if rows.scales is not None else {}
+        arrays |= {"positions": positions.table} if positions is not None else {}
+        width = rows.table[1].shape[1]
+        return self.emit("embed", width, arrays=arrays, how={"ids": rows.ids, "factor": rows.factor})
+
+    # Sums, products and activations.
+
+    def _add(self, node: ir.Node) -> None:
+        first, second = (self.known.get(value) for value in node.inputs)  # type: ignore[arg-type]
+        for rows, positions in ((first, second), (second, first)):
+            if isinstance(rows, Rows) and isinstance(positions, Positions):
+                self.known[node.outputs[0]] = self._embed(rows, positions)
+                return
+        x, y = (self.view(value, node) for value in node.inputs)
+        if x.width != y.width:
+            raise self.unknown(node)
+        self.known[node.outputs[0]] = self.emit("add", x.width, {"x": x, "y": y})
+
+    def _mul(self, node: ir.Node) -> None:
+        first, second = node.inputs
+        for one, other in ((first, second), (second, first)):
+            known, number = self.known.get(one), self.scalar(other)  # type: ignore[arg-type]
+            if isinstance(known, Rows) and number is not None and known.scales is None:
+                self.known[node.outputs[0]] = replace(known, factor=known.factor * number)
+                return
+            scales = self.known.get(other)  # type: ignore[arg-type]
+            if isinstance(known, Rows) and isinstance(scales, Rows) and scales.scales_of(known):
+                self.known[node.outputs[0]] = replace(known, scales=scales.table)
+                return
+            if isinstance(known, View) and number is not None:
+                self.known[node.outputs[0]] = Activated(known, number)  # read by a Sigmoid, or refused
+                return
+            if isinstance(known, Activated) and other is not None and self.known.get(other) == known.view:
+                kinds = {1.0: "silu", SIGMOID_GELU: "gelu_sigmoid"}
+                kind = next((kinds[k] for k in kinds if math.isclose(k, known.slope, rel_tol=1e-6)), None)
+                if kind is None or made_by(one, "Sigmoid") is None:
+                    raise self.unknown(node)
+                self.known[node.outputs[0]] = self._activate(known.view, kind)
+                return
+            shrink = constant_of(other)
+            if isinstance(known, View) and shrink is not None and shrink.shape == (known.width,):
+                self.known[node.outputs[0]] = known, (str(other.name), shrink)  # type: ignore[union-attr]
+                return
+        x, y = (self.view(value, node) for value in node.inputs)
+        if x.width != y.width:
+            raise self.unknown(node)
+        self.known[node.outputs[0]] = self.emit("multiply", x.width, {"x": x, "y": y})
+
+    def _activate(self, x: View, kind: str) -> View:
+        return self.emit("activate", x.width, {"x": x}, how={"activation": kind})
+
+    def _relu(self, node: ir.Node) -> None:
+        self.known[node.outputs[0]] = self._activate(self.view(node.inputs[0], node), "relu")
+
+    def _gelu(self, node: ir.Node) -> None:
+        tanh = "approximate" in node.attributes and _value(node, "approximate") == "tanh"
+        self.known[node.outputs[0]] = self._activate(self.view(node.inputs[0], node), "gelu_tanh" if tanh else "gelu")
+
+    def _swish(self, node: ir.Node) -> None:
+        if "alpha" in node.attributes and _value(node, "alpha") != 1:
+            raise self.unknown(node)
+        self.known[node.outputs[0]] = self._activate(self.view(node.inputs[0], node), "silu")
+
+    def _sigmoid(self, node: ir.Node) -> None:
+        known = self.known.get(node.inputs[0])  # type: ignore[arg-type]
+        self.known[node.outputs[0]] = (
+            known if isinstance(known, Activated) else Activated(self.view(node.inputs[0], node), 1.0)
+        )
+
+    # Norms.
+
+    def _layernormalization(self, node: ir.Node) -> None:
+        self._norm(node, "layer", node.inputs[2] if len(node.inputs) > 2 else None)
+
+    def _rmsnormalization(self, node: ir.Node) -> None:
+        self._norm(node, "rms", None)
+
+    def _annotatednormalization(self, node: ir.Node) -> None:
+        self._norm(node, "annotated", node.inputs[2])
+
+    def _norm(self, node: ir.Node, kind: str, bias: ir.Value | None) -> None:
+        x = self.view(node.inputs[0], node)
+        arrays = {"gain": self.array(node.inputs[1], node)}
+        arrays |= {} if bias is None else {"bias": self.array(bias, node)}
+        how = {"kind": kind, "eps": float(np.float32(_value(node, "epsilon")))}
+        self.known[node.outputs[0]] = self.emit("norm", x.width, {"x": x}, arrays=arrays, how=how)
+
+    # Matrix products.
+
+    def _quantizelinear(self, node: ir.Node) -> None:
+        source, (_, step), (_, zero) = node.inputs[0], *(self.array(value, node) for value in node.inputs[1:3])
+        known = self.known.get(source)  # type: ignore[arg-type]
+        x, shrink = known if isinstance(known, tuple) else (self.view(source, node), None)
+        rounding = Rounding(float(step.reshape(())), int(zero.reshape(())), shrink)
+        rounded = self.value(x.width)
+        self.code.append(Instruction("round", {"x": x}, rounded=rounded, rounding=rounding))
+        self.known[node.outputs[0]] = Rounded(View(rounded, 0, x.width), rounding.step, rounding.zero)
+
+    def _linear(self, linear: Linear) -> None:
+        weight, bias = linear.arrays()
+        x = self.view(linear.x, linear.product)
+        matrix = Matrix(str(linear.weight.name), "fp32", weight, inputs=weight.shape[1])
+        arrays = {} if bias is None else {"bias": (str(linear.bias.name), bias)}  # type: ignore[union-attr]
+        self._product(linear.out, x, matrix, arrays)
+        if linear.out is not linear.product.outputs[0]:
+            self.skipped.add(linear.out.producer())  # type: ignore[arg-type]
+
+    def _product(
+        self, out: ir.Value, x: View, matrix: Matrix, arrays: dict[str, tuple[str, Array]], **how: Any
+    ) -> None:
+        if x.width != matrix.inputs:
+            raise ArtifactError(f"native: {matrix.name} reads {x.width} numbers of {matrix.inputs}")
+        self.known[out] = self.emit("matmul", len(matrix.weight), {"x": x}, matrix=matrix, arrays=arrays, how=how)
+
+    def _matmulintegertofloat(self, node: ir.Node) -> None:
+        integers, scales = self.array(node.inputs[1], node), self.array(node.inputs[3], node)
+        bias = (*node.inputs, None)[6]
+        self._integers(node, node.outputs[0], (integers[0].removesuffix("^T"), integers[1].T), scales, bias)
+
+    def _qgemm(self, node: ir.Node) -> None:
+        integers, scales = self.array(node.inputs[3], node), self.array(node.inputs[4], node)
+        out, bias = node.outputs[0], None
+        readers = [use.node for use in out.uses()]
+        if len(readers) == 1 and readers[0].op_type == "Add":
+            others = [value for value in readers[0].inputs if value is not out]
+            array = constant_of(others[0]) if others else None
+            if array is not None and array.shape == (len(scales[1]),):
+                out, bias = readers[0].outputs[0], others[0]
+                self.skipped.add(readers[0])
+        self._integers(node, out, integers, scales, bias)
+
+    def _integers(
+        self,
+        node: ir.Node,
+        out: ir.Value,
+        integers: tuple[str, Array],
+        scales: tuple[str, Array],
+        bias: ir.Value | None,
+    ) -> None:
+        x = self.known.get(node.inputs[0])  # type: ignore[arg-type]
+        if not isinstance(x, Rounded):
+            raise self.unknown(node)
+        matrix = Matrix(integers[0], "int8", integers[1], scales[1], inputs=integers[1].shape[1])
+        arrays = {} if bias is None else {"bias": self.array(bias, node)}
+        self._product(out, x.view, matrix, arrays, step=x.step, zero=x.zero)
+
+    def _matmulnbits(self, node: ir.Node) -> None:
+        (name, packed), (_, scales) = (self.array(value, node) for value in node.inputs[1:3])
+        bias = (*node.inputs, None, None, None)[5]
+        if _value(node, "bits") != 4:
+            raise self.unknown(node, "whose groups have 8 bits")
+        size, inputs, outputs = (_value(node, key) for key in ("block_size", "K", "N"))
+        x = self.view(node.inputs[0], node)
+        grouped = scales.reshape(outputs, -1)
+        halves = np.stack((packed & 15, packed >> 4), -1)  # two integers in a byte
+        matrix = Matrix(name, "int4", halves.reshape(outputs, -1, size), grouped, inputs, size)
+        arrays = {} if bias is None else {"bias": self.array(bias, node)}
+        self._product(node.outputs[0], x, matrix, arrays)
+
+    # Shapes.
+
+    def _split(self, node: ir.Node) -> None:
+        x, first = self.view(node.inputs[0], node), 0
+        for out, size in zip(node.outputs, self.array(node.inputs[1], node)[1].tolist(), strict=True):
+            self.known[out] = View(x.value, x.first + first, size)
+            first += size
+
+    def _reshape(self, node: ir.Node) -> None:
+        shape, known = node.outputs[0].shape, self.known.get(node.inputs[0])  # type: ignore[arg-type]
+        sizes = constant_of(node.inputs[1])
+        last = list(shape)[-2:] if shape is not None else sizes.tolist()[-2:] if sizes is not None else []
+        if isinstance(known, Heads) and not known.turned:
+            known = known.view
+        view = known if isinstance(known, Rows | Positions) else self.view(node.inputs[0], node)
+        rank = len(shape) if shape is not None else 0 if sizes is None else len(sizes)
+        width = view.width if isinstance(view, View) else view.table[1].shape[1]
+        if last and last[-1] == width:
+            self.known[node.outputs[0]] = view
+            return
+        heads = last[0] if len(last) == 2 else None
+        if rank != 4 or not isinstance(view, View) or not isinstance(heads, int) or heads * last[1] != width:
+            raise self.unknown(node)
+        self.known[node.outputs[0]] = Heads(view, heads)
+
+    def _squeeze(self, node: ir.Node) -> None:
+        self._reshape(node)
+
+    def _unsqueeze(self, node: ir.Node) -> None:
+        self._reshape(node)
+
+    def _transpose(self, node: ir.Node) -> None:
+        known = self.known.get(node.inputs[0])  # type: ignore[arg-type]
+        if constant_of(node.inputs[0]) is not None:
+            return  # of a product, see `linears`
+        if not isinstance(known, Heads) or list(_value(node, "perm")) != [0, 2, 1, 3]:
+            raise self.unknown(node)
+        self.known[node.outputs[0]] = replace(known, turned=not known.turned)
+
+    # Attention.
+
+    def _multiheadattention(self, node: ir.Node) -> None:
+        inputs = [*node.inputs, *[None] * (10 - len(node.inputs))]
+        q = self.view(inputs[0], node)
+        heads = _value(node, "num_heads")
+        size = q.width // heads
+        how = {"heads": heads, "size": size, "scale": 1 / math.sqrt(size)}
+        if "scale" in node.attributes:
+            how["scale"] = float(_value(node, "scale"))
+        reads, arrays = {"q": q}, {}
+        key = inputs[1]
+        if key is not None and key.is_graph_input():
+            how["layer"] = int(str(key.name).rpartition("_")[2])
+            op = "cross"
+        else:
+            op = "self"
+            reads |= {"k": self.view(key, node), "v": self.view(inputs[2], node)}
+            if inputs[6] is not None:
+                how["layer"] = int(str(inputs[6].name).rpartition("_")[2])
+        if (bias := inputs[BIAS]) is not None:
+            if op == "cross":
+                raise self.unknown(node)
+            arrays["bias"] = self._bias(node, bias)
+            how["zero"] = self.positions - 1  # the column of distance 0
+        width = heads * size
+        self.known[node.outputs[0]] = self.emit(op, width, reads, arrays=arrays, how=how)
+        self.known.update(dict.fromkeys(node.outputs[1:]))
+
+    def _bias(self, node: ir.Node, bias: ir.Value) -> tuple[str, Array]:
+        """(heads, distances) What scores gain by where a key is, from the furthest behind its query on.
+
+        Of a step there are none ahead. Raises ArtifactError where it is not by distance alone.
+        """
+        in_step = any(value.name == "tokens" for value in self.graph.inputs)
+        tables = []
+        for count in (max(1, self.positions // 2), self.positions):
+            if count * count * _value(node, "num_heads") > MOST_BIAS:
+                raise self.unknown(node, f"whose bias has {count} positions")
+            found = _computed(self.graph, bias, _sizes(self.graph, count, in_step))[0]
+            if in_step:
+                tables.append(found[:, 0])
+                continue
+            heads = len(found)
+            table = np.zeros((heads, 2 * count - 1), np.float32)
+            table[:, :count] = found[:, ::-1, 0]
+            table[:, count - 1 :] = found[:, 0]
+            places = np.arange(count)
+            if not np.array_equal(table[:, places - places[:, None] + count - 1], found):
+                raise self.unknown(node, "whose bias is not by distance")
+            tables.append(table)
+        few, all_ = tables
+        middle = (all_.shape[1] - few.shape[1]) // (1 if in_step else 2)
+        if not np.array_equal(few, all_[:, middle : middle + few.shape[1]]):
+            raise self.unknown(node, "whose bias is not by distance")
+        return str(bias.name), np.ascontiguousarray(all_)
+
+    # Results.
+
+    def _keep(self, k: ir.Value, v: ir.Value, layer: int) -> None:
+        """The graph's outputs that the engine keeps: keys and values of a layer's cross-attention."""
+        keys, values = self._heads(k), self._heads(v)
+        if keys.heads != values.heads:
+            raise ArtifactError(f"native: {k.name} and {v.name} have other heads")
+        how = {"layer": layer, "heads": keys.heads, "size": keys.view.width // keys.heads}
+        self.code.append(Instruction("keep", {"k": keys.view, "v": values.view}, how=how))
+
+    def _heads(self, value: ir.Value) -> Heads:
+        known = self.known.get(value)
+        if isinstance(known, ArtifactError):
+            raise known
+        if not isinstance(known, Heads) or not known.turned:
+            raise ArtifactError(f"native: {value.name} is not of heads")
+        return known
+
+    def _logsoftmax(self, node: ir.Node) -> None:
+        """The end of a step: the product that made the logits finds the best itself, and nothing behind it counts."""
+        logits = self.view(node.inputs[0], node)
+        last = self.code[-1]
+        if last.op != "matmul" or View(last.out or 0, 0, self.widths[last.out or 0]) != logits:
+            raise self.unknown(node)
+        last.op, last.out = "output", None
+        self.widths.pop()
+        self.known[node.outputs[0]] = None
+
+
+def _value(node: ir.Node, name: str) -> Any:
+    return node.attributes[name].value
+
+
+def _sizes(graph: ir.Graph, count: int, in_step: bool) -> dict[str, Array]:
+    """Inputs of one sentence with so many positions."""
+    by_name = {"batch": 1, "beams": 1, "rows": 1, "src_len": count, "capacity": count}
+    feeds: dict[str, Array] = {}
+    for value in graph.inputs:
+        shape = [size if isinstance(size, int) else by_name[str(size)] for size in value.shape or ()]
+        kind = np.int32 if value.dtype is ir.DataType.INT32 else np.float32
+        feeds[str(value.name)] = np.zeros(shape, kind)
+    for name in ("position", "positions") if in_step else ():
+        feeds[name] = feeds[name] + np.int32(count - 1)
+    if not in_step:
+        feeds["src_lengths"] = feeds["src_lengths"] + np.int32(count)
+    return feeds
+
+
+def _computed(graph: ir.Graph, wanted: ir.Value, feeds: dict[str, Array]) -> Array:
+    """A value of a graph for some inputs, by ONNX's own reference."""
+    needed: set[ir.Value] = {wanted}
+    nodes: list[ir.Node] = []
+    for node in reversed(list(graph)):
+        if needed.intersection(node.outputs):
+            nodes.insert(0, node)
+            needed.update(value for value in node.inputs if value is not None)
+    constants = [
+        numpy_helper.from_array(array, str(value.name))
+        for value in needed
+        if (array := constant_of(value)) is not None and value.producer() is None
+    ]
+    inputs = [
+        onnx.helper.make_tensor_value_info(str(value.name), value.dtype.value, None)  # type: ignore[union-attr]
+        for value in graph.inputs
+        if value in needed
+    ]
+    output = onnx.helper.make_tensor_value_info(str(wanted.name), onnx.TensorProto.FLOAT, None)
+    made = [ir.serde.serialize_node(node) for node in nodes]
+    opset = onnx.helper.make_opsetid("", graph.opset_imports.get("", 23))
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(made, "bias", inputs, [output], constants), opset_imports=[opset]
+    )
+    found: Any = ReferenceEvaluator(model).run(None, {str(each.name): feeds[str(each.name)] for each in inputs})
+    return np.asarray(found[0])
+
+
+# Fusions. Each instruction reads values that are written before it.
+
+
+def _readers(program: Program, value: int) -> list[Instruction]:
+    return [each for each in program.code if any(view.value == value for view in each.reads.values())]
+
+
+def _writer(program: Program, value: int) -> Instruction:
+    return next(each for each in program.code if value in (each.out, each.rounded))
+
+
+def _only(program: Program, view: View, by: Instruction) -> Instruction | None:
+    """The product that makes a value, all of which one instruction reads and no other."""
+    made = _writer(program, view.value)
+    whole = view == View(view.value, 0, program.widths[view.value])
+    return made if made.op == "matmul" and whole and _readers(program, view.value) == [by] else None
+
+
+def _drop_unread(program: Program) -> None:
+    """What was looked up for a sum that is something else."""
+    for each in reversed(list(program.code)):
+        written = [value for value in (each.out, each.rounded) if value is not None]
+        if written and not any(_readers(program, value) for value in written):
+            program.code.remove(each)
+
+
+def _split_products(program: Program) -> None:
+    """Of layers that were merged, but whose parts do not go to attention, one product each.
+
+    What the encoder keeps is kept at once, so that the next layer's takes its memory.
+    """
+    for made in [each for each in program.code if each.op == "matmul" and each.out is not None]:
+        width, readers = program.widths[made.out or 0], _readers(program, made.out or 0)
+        views = {view for each in readers for view in each.reads.values() if view.value == made.out}
+        if views == {View(made.out or 0, 0, width)} or all(each.op in VIEWED for each in readers):
+            continue
+        place, parts = program.code.index(made), {}
+        program.code.remove(made)
+        for view in sorted(views, key=lambda each: each.first):
+            assert made.matrix is not None
+            program.widths.append(view.width)
+            out = len(program.widths) - 1
+            parts[view] = View(out, 0, view.width)
+            rows = slice(view.first, view.first + view.width)
+            arrays = {
+                role: (f"{name}[{view.first}:{view.first + view.width}]", array[rows])
+                for role, (name, array) in made.arrays.items()
+            }
+            matrix = made.matrix.part(view.first, view.width)
+            program.code.insert(place, replace(made, out=out, matrix=matrix, arrays=arrays, reads=dict(made.reads)))
+            place += 1
+        for each in readers:
+            each.reads = {role: parts.get(view, view) for role, view in each.reads.items()}
+            if each.op == "keep":
+                program.code.remove(each)
+                last = max(program.code.index(_writer(program, view.value)) for view in each.reads.values())
+                program.code.insert(last + 1, each)
+
+
+def _fuse_activations(program: Program) -> None:
+    for each in [each for each in program.code if each.op == "activate"]:
+        if (made := _only(program, each.reads["x"], each)) is not None:
+            made.out, made.how = each.out, {**made.how, **each.how}
+            program.code.remove(each)
+
+
+def _fuse_gates(program: Program) -> None:
+    """A product's result times another's."""
+    _fuse_pairs(program, "multiply", "gate")
+
+
+def _fuse_sums(program: Program) -> None:
+    """A product's result and the stream that it is added to."""
+    _fuse_pairs(program, "add", "residual")
+
+
+def _fuse_pairs(program: Program, op: str, role: str) -> None:
+    for each in [each for each in program.code if each.op == op]:
+        for one, other in (("y", "x"), ("x", "y")):
+            made = _only(program, each.reads[one], each)
+            if made is None or "residual" in made.reads or role in made.reads:
+                continue
+            before = program.code[: program.code.index(made)]
+            if not any(each.reads[other].value in (it.out, it.rounded) for it in before):
+                continue
+            made.out, made.reads = each.out, {**made.reads, role: each.reads[other]}
+            program.code.remove(each)
+            break
+
+
+def _fuse_rounding(program: Program) -> None:
+    """What writes a value rounds it as well, or instead."""
+    for each in [each for each in program.code if each.op == "round"]:
+        view = each.reads["x"]
+        made = _writer(program, view.value)
+        if made.rounded is not None or view.width != program.widths[view.value] or made.op == "embed":
+            continue
+        alone = _readers(program, view.value) == [each]
+        if not alone and made.op != "norm":
+            continue
+        made.rounded, made.rounding = each.rounded, each.rounding
+        made.out = None if alone else made.out
+        program.code.remove(each)
+
+
+def _renumber(program: Program) -> None:
+    """Only values that are written, in order."""
+    written = [value for each in program.code for value in (each.out, each.rounded) if value is not None]
+    new = {value: number for number, value in enumerate(written)}
+    for each in program.code:
+        each.out = None if each.out is None else new[each.out]
+        each.rounded = None if each.rounded is None else new[each.rounded]
+        each.reads = {role: replace(view, value=new[view.value]) for role, view in each.reads.items()}
+    program.widths = [program.widths[value] for value in written]
