@@ -395,7 +395,7 @@ void check_product_int4(Random& random) {
 }
 
 void check_norm(Random& random) {
-  const std::int64_t rows = random.from(1, 5), width = random.from(2, 300), ld = width + 1;
+  const std::int64_t rows = random.from(1, 9), width = random.from(2, 300), ld = width + 1;
   const Aligned<float> x = random.numbers(rows * ld, 2), add = random.numbers(rows * ld), gain = random.numbers(width);
   const Aligned<float> bias = random.numbers(width);
   const Following following(random, rows, width);

@@ -83,15 +83,14 @@ TFORMER_INLINE typename V::F score(const float* q, std::int64_t columns, std::in
   for (std::int64_t t = 0; t < length; t += lanes) {
     const std::int64_t n = least(lanes, length - t);
     typename V::F products[lanes];
-    for (std::int64_t j = 0; j < n; ++j) {
-      const float* k = key(t + j);
+    TFORMER_UNROLL for (int j = 0; j < lanes; ++j) {
+      const float* k = key(t + (j < n ? j : n - 1));  // behind the length the last one again, which is left out below
       typename V::F sum = V::mul(C ? kept[0] : V::load(q), V::load(k));
       for (std::int64_t c = 1; c < count; ++c) {
         sum = V::fma(C ? kept[C ? c : 0] : V::load(q + c * lanes), V::load(k + c * lanes), sum);
       }
       products[j] = sum;
     }
-    for (std::int64_t j = n; j < lanes; ++j) products[j] = V::set(0.0F);
     const typename V::F added = bias ? V::load(bias + t) : V::set(0.0F);
     typename V::F found = V::fma(V::sums(products), V::set(scale), added);
     found = V::first(found, V::set(-INFINITY), n);
@@ -101,33 +100,49 @@ TFORMER_INLINE typename V::F score(const float* q, std::int64_t columns, std::in
   return most;
 }
 
+/// The scores of one head, and where the row's new keys and values go first.
+template <class V>
+TFORMER_INLINE typename V::F score_head(const SelfAttention& work, std::int64_t row, std::int64_t head,
+                                        const std::int64_t* from, float* q, float* scores) {
+  const std::int64_t size = work.size, columns = padded(size) / lanes, position = work.positions[row];
+  const std::int64_t at = row * work.ld + head * size, length = position + 1;
+  float* keys = work.keys + head * work.head_stride;
+  widen<V>(work.k + at, size, keys + from[position]);
+  widen<V>(work.v + at, size, work.values + head * work.head_stride + from[position]);
+  widen<V>(work.q + at, size, q);
+  const float* bias = work.bias ? work.bias + head * work.bias_stride - position : nullptr;
+  const auto key = [&](std::int64_t t) TFORMER_LAMBDA { return keys + from[t]; };
+  if (columns == 1) return score<V, 1>(q, columns, length, work.scale, bias, key, scores);
+  if (columns == 2) return score<V, 2>(q, columns, length, work.scale, bias, key, scores);
+  if (columns == 4) return score<V, 4>(q, columns, length, work.scale, bias, key, scores);
+  return score<V, 0>(q, columns, length, work.scale, bias, key, scores);
+}
+
 template <class V>
 void attend_self(const SelfAttention& work, const Heads& piece, float* scratch) {
+  constexpr std::int64_t together = 4;  // heads, each step of which need not wait for the one before it
   const Writer<V> write(work.to);
-  const std::int64_t size = work.size, room = padded(size), columns = room / lanes;
+  const std::int64_t size = work.size, room = padded(size), end = piece.head + piece.heads;
   for (std::int64_t r = piece.row; r < piece.row + piece.rows; ++r) {
     const std::int64_t position = work.positions[r], length = position + 1, place = work.places ? work.places[r] : r;
     float *q = scratch, *mixed = scratch + largest_head, *scores = mixed + largest_head;
-    auto* from = reinterpret_cast<std::int64_t*>(scores + padded(length));  // where each position begins
+    auto* from = reinterpret_cast<std::int64_t*>(scores + together * padded(length));  // where each position begins
     for (std::int64_t t = 0; t < length; ++t) {
       const bool other = work.written_by && t < position;
       from[t] = (other ? work.written_by[r * work.written_ld + t] : place) * work.place_stride + t * room;
     }
-    for (std::int64_t h = piece.head; h < piece.head + piece.heads; ++h) {
-      float *keys = work.keys + h * work.head_stride, *values = work.values + h * work.head_stride;
-      widen<V>(work.k + r * work.ld + h * size, size, keys + from[position]);
-      widen<V>(work.v + r * work.ld + h * size, size, values + from[position]);
-      widen<V>(work.q + r * work.ld + h * size, size, q);
-      const float* bias = work.bias ? work.bias + h * work.bias_stride - position : nullptr;
-      const auto key = [&](std::int64_t t) TFORMER_LAMBDA { return keys + from[t]; };
-      const auto value = [&](std::int64_t t) TFORMER_LAMBDA { return values + from[t]; };
-      const typename V::F most = columns == 1   ? score<V, 1>(q, columns, length, work.scale, bias, key, scores)
-                                 : columns == 2 ? score<V, 2>(q, columns, length, work.scale, bias, key, scores)
-                                 : columns == 4 ? score<V, 4>(q, columns, length, work.scale, bias, key, scores)
-                                                : score<V, 0>(q, columns, length, work.scale, bias, key, scores);
-      const float inverse = soften<V>(scores, length, most);
-      mix_head<V>(scores, length, inverse, columns, value, mixed);
-      write_head<V>(write, mixed, size, r, h);
+    for (std::int64_t h = piece.head; h < end; h += together) {
+      const std::int64_t count = least(together, end - h);
+      typename V::F most[together];
+      float inverse[together];
+      for (std::int64_t i = 0; i < count; ++i) most[i] = score_head<V>(work, r, h + i, from, q, scores + i * padded(length));
+      for (std::int64_t i = 0; i < count; ++i) inverse[i] = soften<V>(scores + i * padded(length), length, most[i]);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const float* values = work.values + (h + i) * work.head_stride;
+        const auto value = [&](std::int64_t t) TFORMER_LAMBDA { return values + from[t]; };
+        mix_head<V>(scores + i * padded(length), length, inverse[i], room / lanes, value, mixed);
+        write_head<V>(write, mixed, size, r, h + i);
+      }
     }
   }
 }

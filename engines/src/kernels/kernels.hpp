@@ -215,11 +215,11 @@ struct Heads {
   std::int64_t row = 0, rows = 0, head = 0, heads = 0;
 };
 
-/// Floats of scratch that a thread needs for attention over so many positions.
-static constexpr inline std::int64_t attention_scratch(std::int64_t length) { return 4 * padded(length) + 4 * 512; }
-
 /// The largest size of a head.
 constexpr std::int64_t largest_head = 256;
+
+/// Floats of scratch that a thread needs for attention over so many positions.
+static constexpr inline std::int64_t attention_scratch(std::int64_t length) { return 8 * padded(length) + 8 * largest_head; }
 
 // ---- output
 

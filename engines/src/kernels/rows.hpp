@@ -150,43 +150,60 @@ void round_groups(const Groups& work, std::int64_t row, std::int64_t rows) {
   }
 }
 
+/// R rows, so that a sum of one need not wait for itself.
+template <class V, int R>
+TFORMER_INLINE void norm_rows(const Normed& work, const Writer<V>& write, std::int64_t row) {
+  const std::int64_t width = work.width;
+  const float* x[R];
+  typename V::F mean[R], squares[R], inverse[R];
+  TFORMER_UNROLL for (int r = 0; r < R; ++r) {
+    x[r] = work.x + (row + r) * work.ld;
+    mean[r] = squares[r] = V::set(0.0F);
+    if (!work.add) continue;
+    const float* add = work.add + (row + r) * work.add_ld;
+    float* sum = work.sum + (row + r) * work.sum_ld;
+    over(width, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA {
+      put<V>(sum + i, V::add(get<V>(x[r] + i, n), get<V>(add + i, n)), n);
+    });
+    x[r] = sum;
+  }
+  if (work.norm != Norm::rms) {
+    over(width, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA {
+      TFORMER_UNROLL for (int r = 0; r < R; ++r) mean[r] = V::add(mean[r], get<V>(x[r] + i, n));
+    });
+    TFORMER_UNROLL for (int r = 0; r < R; ++r) mean[r] = V::set(V::sum(mean[r]) / static_cast<float>(width));
+  }
+  over(width, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA {
+    TFORMER_UNROLL for (int r = 0; r < R; ++r) {
+      typename V::F centred = V::sub(get<V>(x[r] + i, n), mean[r]);
+      if (n < lanes) centred = V::first(centred, V::set(0.0F), n);
+      squares[r] = V::fma(centred, centred, squares[r]);
+    }
+  });
+  TFORMER_UNROLL for (int r = 0; r < R; ++r) {
+    const float total = V::sum(squares[r]);
+    if (work.norm == Norm::annotated) {  // the unbiased deviation, eps outside the root
+      const typename V::F deviation = V::sqrt(V::set(total / static_cast<float>(width - 1)));
+      inverse[r] = V::div(V::set(1.0F), V::add(deviation, V::set(work.eps)));
+    } else {
+      inverse[r] = V::div(V::set(1.0F), V::sqrt(V::set(total / static_cast<float>(width) + work.eps)));
+    }
+  }
+  over(width, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA {
+    const typename V::F gain = get<V>(work.gain + i, n);
+    TFORMER_UNROLL for (int r = 0; r < R; ++r) {
+      const typename V::F scaled = V::mul(V::sub(get<V>(x[r] + i, n), mean[r]), inverse[r]);
+      write(work.bias ? V::fma(scaled, gain, get<V>(work.bias + i, n)) : V::mul(scaled, gain), row + r, i, n);
+    }
+  });
+}
+
 template <class V>
 void norm(const Normed& work, std::int64_t row, std::int64_t rows) {
   const Writer<V> write(work.to);
-  const std::int64_t width = work.width;
-  for (std::int64_t r = row; r < row + rows; ++r) {
-    const float* x = work.x + r * work.ld;
-    if (work.add) {
-      const float* add = work.add + r * work.add_ld;
-      float* sum = work.sum + r * work.sum_ld;
-      over(width, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA {
-        put<V>(sum + i, V::add(get<V>(x + i, n), get<V>(add + i, n)), n);
-      });
-      x = sum;
-    }
-    typename V::F mean = V::set(0.0F), squares = V::set(0.0F);
-    if (work.norm != Norm::rms) {
-      over(width, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA { mean = V::add(mean, get<V>(x + i, n)); });
-      mean = V::set(V::sum(mean) / static_cast<float>(width));
-    }
-    over(width, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA {
-      typename V::F centred = V::sub(get<V>(x + i, n), mean);
-      if (n < lanes) centred = V::first(centred, V::set(0.0F), n);
-      squares = V::fma(centred, centred, squares);
-    });
-    const float total = V::sum(squares);
-    typename V::F inverse;
-    if (work.norm == Norm::annotated) {  // the unbiased deviation, eps outside the root
-      const typename V::F deviation = V::sqrt(V::set(total / static_cast<float>(width - 1)));
-      inverse = V::div(V::set(1.0F), V::add(deviation, V::set(work.eps)));
-    } else {
-      inverse = V::div(V::set(1.0F), V::sqrt(V::set(total / static_cast<float>(width) + work.eps)));
-    }
-    over(width, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA {
-      const typename V::F scaled = V::mul(V::sub(get<V>(x + i, n), mean), inverse), gain = get<V>(work.gain + i, n);
-      write(work.bias ? V::fma(scaled, gain, get<V>(work.bias + i, n)) : V::mul(scaled, gain), r, i, n);
-    });
-  }
+  std::int64_t r = row;
+  for (; r + 4 <= row + rows; r += 4) norm_rows<V, 4>(work, write, r);
+  for (; r < row + rows; ++r) norm_rows<V, 1>(work, write, r);
 }
 
 template <class V>
