@@ -245,8 +245,19 @@ struct Avx2Lanes : Avx2Base {
     for (int i = 0; i < 4; ++i) w.v[i] = _mm256_cvtepi8_epi16(_mm_loadu_si128(from + i));
     return w;
   }
-  static TFORMER_INLINE Quad unsigned_quad(const void* p) {
-    return _mm256_broadcastq_epi64(_mm_cvtepu8_epi16(_mm_cvtsi32_si128(four_bytes(p))));
+  /// 64 inputs of a row in 16 bits, so that 4 of them are a load and no more.
+  struct Inputs {
+    alignas(32) std::int16_t v[64];
+  };
+  static TFORMER_INLINE void widen_inputs(const std::uint8_t* p, Inputs& to) {
+    const auto* from = reinterpret_cast<const __m128i*>(p);
+    auto* wide = reinterpret_cast<__m256i*>(to.v);
+    for (int i = 0; i < 4; ++i) _mm256_store_si256(wide + i, _mm256_cvtepu8_epi16(_mm_loadu_si128(from + i)));
+  }
+  static TFORMER_INLINE Quad quad(const Inputs& inputs, int i) {
+    std::int64_t four;
+    std::memcpy(&four, inputs.v + 4 * i, 8);
+    return _mm256_set1_epi64x(four);
   }
   static TFORMER_INLINE Quad signed_quad(const void* p) {
     return _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(four_bytes(p))));
@@ -293,6 +304,10 @@ struct AvxVnniLanes : Avx2Base {
   static TFORMER_INLINE I total(Sum s) { return s; }
   static TFORMER_INLINE Weights weights(const void* p) { return {bytes32(p), bytes32(static_cast<const char*>(p) + 32)}; }
   static TFORMER_INLINE Quad unsigned_quad(const void* p) { return _mm256_set1_epi32(four_bytes(p)); }
+  /// 64 inputs of a row, and 4 of them.
+  using Inputs = const std::uint8_t*;
+  static TFORMER_INLINE void widen_inputs(const std::uint8_t* p, Inputs& to) { to = p; }
+  static TFORMER_INLINE Quad quad(Inputs inputs, int i) { return unsigned_quad(inputs + 4 * i); }
   static TFORMER_INLINE Quad signed_quad(const void* p) { return unsigned_quad(p); }
   static TFORMER_INLINE Nibbles low(const void* p) { return {half(p, false), half(static_cast<const char*>(p) + 32, false)}; }
   static TFORMER_INLINE Nibbles high(const void* p) { return {half(p, true), half(static_cast<const char*>(p) + 32, true)}; }

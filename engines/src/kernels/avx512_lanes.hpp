@@ -139,6 +139,10 @@ struct Avx512Lanes {
     std::memcpy(&x, p, 4);
     return _mm512_set1_epi32(x);
   }
+  /// 64 inputs of a row, and 4 of them.
+  using Inputs = const std::uint8_t*;
+  static TFORMER_INLINE void widen_inputs(const std::uint8_t* p, Inputs& to) { to = p; }
+  static TFORMER_INLINE Quad quad(Inputs inputs, int i) { return unsigned_quad(inputs + 4 * i); }
   static TFORMER_INLINE Quad signed_quad(const void* p) { return unsigned_quad(p); }
   static TFORMER_INLINE Nibbles low(const void* p) {
     return {_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(15))};

@@ -4,7 +4,11 @@
 
 #define TFORMER_INLINE inline __attribute__((always_inline))
 // Sums stay in registers only if all loops over them are gone.
+#ifdef __clang__
+#define TFORMER_UNROLL _Pragma("clang loop unroll(full)")
+#else
 #define TFORMER_UNROLL _Pragma("GCC unroll 64")
+#endif
 #define TFORMER_LAMBDA __attribute__((always_inline))
 
 namespace tformer::kernels {

@@ -152,6 +152,10 @@ struct PortableLanes {
     std::memcpy(x.v, p, 4);
     return x;
   }
+  /// 64 inputs of a row, and 4 of them.
+  using Inputs = const std::uint8_t*;
+  static void widen_inputs(const std::uint8_t* p, Inputs& to) { to = p; }
+  static Quad quad(Inputs inputs, int i) { return unsigned_quad(inputs + 4 * i); }
   static Quad signed_quad(const void* p) { return unsigned_quad(p); }
   static Nibbles low(const void* p) { return halves(p, 0); }
   static Nibbles high(const void* p) { return halves(p, 4); }

@@ -184,17 +184,21 @@ void product_int8(const Product& product, const Piece& piece) {
     const std::uint8_t* from = x + row * ld;
     typename V::Sum sums[C][R][P];
     TFORMER_UNROLL for (int i = 0; i < C * R * P; ++i) sums[i / (R * P)][i / P % R][i % P] = V::no_sum();
-    for (std::int64_t k = 0; k < bytes; k += 64 * C) {  // 16 lines at least
-      TFORMER_UNROLL for (int c = 0; c < C; ++c) {
-        typename V::Weights line[P];
-        TFORMER_UNROLL for (int p = 0; p < P; ++p) {
-          const char* at = w + p * bytes + k + c * 64;
-          V::prefetch(at + ahead);
-          line[p] = V::weights(at);
-        }
-        TFORMER_UNROLL for (int r = 0; r < R; ++r) {
-          const typename V::Quad quad = V::unsigned_quad(from + r * ld + k / lanes + c * 4);
-          TFORMER_UNROLL for (int p = 0; p < P; ++p) sums[c][r][p] = V::dot(sums[c][r][p], quad, line[p]);
+    for (std::int64_t k = 0; k < bytes; k += 16 * 64) {
+      typename V::Inputs inputs[R];
+      TFORMER_UNROLL for (int r = 0; r < R; ++r) V::widen_inputs(from + r * ld + k / lanes, inputs[r]);
+      for (int j = 0; j < 16; j += C) {
+        TFORMER_UNROLL for (int c = 0; c < C; ++c) {
+          typename V::Weights line[P];
+          TFORMER_UNROLL for (int p = 0; p < P; ++p) {
+            const char* at = w + p * bytes + k + (j + c) * 64;
+            V::prefetch(at + ahead);
+            line[p] = V::weights(at);
+          }
+          TFORMER_UNROLL for (int r = 0; r < R; ++r) {
+            const typename V::Quad quad = V::quad(inputs[r], j + c);
+            TFORMER_UNROLL for (int p = 0; p < P; ++p) sums[c][r][p] = V::dot(sums[c][r][p], quad, line[p]);
+          }
         }
       }
     }
