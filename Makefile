@@ -9,7 +9,7 @@ READY := $(VENV)/.installed
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[train,export,cpu,trt-rtx,report,dev]' -c constraints.txt
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[train,export,cpu,trt-rtx,report,corpus,cluster,dev]' -c constraints.txt
 	@touch $@
 
 demo: $(READY)

@@ -25,7 +25,7 @@ from tformer_deploy import __version__
 from .command import COMMAND, Done, failed_line, printed, run_here, run_process
 from .mutations import break_graph, scale_one_weight
 
-VERBS = ["init", "train", "export", "translate", "encode", "score", "check", "bench", "inspect"]
+VERBS = ["init", "train", "export", "translate", "encode", "score", "check", "bench", "inspect", "corpus"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -377,7 +377,6 @@ def test_the_shell_completes(typed: str, expected: set[str]) -> None:
     tformer = Path(sys.executable).parent / "tformer"
     done = subprocess.run([tformer], capture_output=True, env={**os.environ, **asked}, timeout=60, text=True)
     assert set(done.stdout.split()) == expected and done.stderr == ""
-    shown = subprocess.run(
-        [tformer, "--show-completion", "bash"], capture_output=True, timeout=60, text=True, check=True
-    )
+    in_bash = ["bash", "-c", f"{tformer} --show-completion; exit $?"]  # it asks for the shell that it is called from
+    shown = subprocess.run(in_bash, capture_output=True, timeout=60, text=True, check=True)
     assert "_TFORMER_COMPLETE=complete_bash" in shown.stdout

@@ -124,7 +124,7 @@ def test_named_recipes_are_in_the_wheel(machine: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["init", "train", "export", "translate", "score", "check", "bench", "inspect", "shortlist"]
+    "verb", ["init", "train", "export", "translate", "score", "check", "bench", "inspect", "shortlist", "corpus"]
 )
 def test_every_help_works_there(machine: Path, verb: str) -> None:
     assert "Example: " in run_there(machine, verb, "--help").stdout
@@ -142,6 +142,25 @@ def test_missing_extras_are_named(machine: Path, bundle: Path, tmp_path: Path) -
         assert done.returncode == 1
         assert done.stderr.startswith("error: the package '") and "tformer-deploy[train]" in done.stderr, done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_translates_a_corpus_there(machine: Path, bundle: Path, tmp_path: Path) -> None:
+    """Text needs no more packages; what needs some says which."""
+    (tmp_path / "a.txt").write_text("w5 w6 w7\n\nw8 w9\n")
+    (tmp_path / "a.zst").write_text("")
+    corpus = ("corpus", bundle, "--max-tokens", 8, "--out", tmp_path / "out")
+    done = run_there(machine, *corpus, "--in", tmp_path / "a.txt", "--merge")
+    assert done.returncode == 0, done.stderr
+    expected = run_here("translate", bundle, "--max-tokens", 8, stdin=(tmp_path / "a.txt").read_text())
+    assert (tmp_path / "out/merged.txt").read_text() == expected
+    for more, package, extra in (
+        ((tmp_path / "a.zst",), "zstandard", "corpus"),
+        (("s3://bucket/a.txt",), "fsspec", "corpus"),
+        ((tmp_path / "a.txt", "--address", "auto", "--beams", 2, "--force"), "ray", "cluster"),
+    ):
+        done = run_there(machine, *corpus, "--in", *more)
+        wanted = f"error: the package '{package}' is not installed: pip install 'tformer-deploy[{extra}]'"
+        assert done.stderr.splitlines() == [wanted]
 
 
 def test_builds_plans_from_a_fresh_install(run: Path, tmp_path: Path) -> None:

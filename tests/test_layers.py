@@ -69,6 +69,10 @@ HEAVY = {
     "jinja2": {"report.page"},
     "sacrebleu": {"metrics"},
     "num2words": {"data"},
+    "ray": {"corpus.on_ray"},
+    "fsspec": {"corpus.remote"},
+    "pyarrow": {"corpus.tables"},
+    "zstandard": {"corpus.zst"},
 }
 
 
@@ -140,7 +144,7 @@ def test_package_and_help_import_nothing_heavy() -> None:
     code = (
         "import sys, tformer_deploy\n"
         "from tformer_deploy.cli import app\n"
-        "heavy = ('torch', 'onnx', 'onnxruntime', 'numpy', 'sentencepiece', 'spacy', 'jinja2')\n"
+        "heavy = ('torch', 'onnx', 'onnxruntime', 'numpy', 'sentencepiece', 'spacy', 'jinja2', 'ray', 'fsspec')\n"
         "print([m for m in heavy if m in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

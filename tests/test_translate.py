@@ -505,6 +505,28 @@ def test_results_before_a_line_without_numbers_are_kept(model: Transformer, work
         assert [result.text for result in found] == [result.text for result in translator.translate(lines[:5])]
         with pytest.raises(NotNumbers, match=r"^request 1: "):
             translator.score(["w9"], ["w5"])
+        # Told instead of raised, they count as empty, and so do lines that are too long.
+        told: dict[int, str] = {}
+        lines[6:6] = ["w6 " * 30]
+        results = list(
+            translator.results(lines, first=3, refused=lambda number, error: told.update({number: str(error)}))
+        )
+        assert sorted(told) == [8, 9, 11] and told[9].startswith("line 10: a source of 31 tokens")
+        assert told[8].startswith("request 9: the log-probabilities") and "request 12" in told[11]
+        blank = ["" if number in told else line for number, line in enumerate(lines, 3)]
+        assert [result.text for result in results] == [result.text for result in translator.translate(blank)]
+
+
+def test_requests_are_split_as_for_other_workers(exact: Transformer) -> None:
+    """Batches are those of as many workers as are named, whoever decodes them."""
+    seen = []
+    for workers, least in ((3, 0), (1, 3), (2, 3), (1, 0)):
+        with translator_of(exact) as translator:
+            translator.workers, translator.least_batches = workers, least
+            assert isinstance(translator.engine, Counting)
+            translator.translate(make_lines(9))
+            seen.append(translator.engine.encoded)
+    assert seen[0] == seen[1] == seen[2] == 3 and seen[3] == 1
 
 
 def test_bad_ids_name_their_source(translator: Translator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
@@ -11,6 +12,8 @@ import numpy as np
 from .data import pad
 from .decoding import Batch
 
+LINES_EACH = 8
+"""Lines per core from which a core does best alone with its own."""
 Item = TypeVar("Item")
 Out = TypeVar("Out")
 
@@ -26,6 +29,12 @@ def side_by_side(call: Callable[[Item], Out], items: Iterable[Item], workers: in
             yield future.result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def suitable_workers(lines: int) -> int:
+    """One worker per core where each gets several batches' worth of lines, else one with all cores."""
+    cores = len(os.sched_getaffinity(0))
+    return cores if lines >= LINES_EACH * cores else 1
 
 
 def make_batch(

@@ -72,6 +72,10 @@ _EXTRA_OF_MODULE = {
     "onnxruntime": "cpu",
     "cuda": "trt",
     "spacy": "words",
+    "fsspec": "corpus",
+    "pyarrow": "corpus",
+    "zstandard": "corpus",
+    "ray": "cluster",
 }
 
 

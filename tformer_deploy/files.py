@@ -33,13 +33,15 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path, leftovers: bool = True) -> Iterator[Path]:
     """Yield a temporary path; what it holds takes the place of the file at `path` if the block succeeds.
 
-    A link is replaced, not followed. What killed writers of the same file have left is removed.
+    A link is replaced, not followed. What killed writers of the same file have left is removed, unless `leftovers` is
+    off: looking for it takes long in a folder of very many files.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(path.parent, path.name)
+    if leftovers:
+        remove_leftovers(path.parent, path.name)
     with _temporary(path, directory=False) as temporary:
         try:
             yield temporary

@@ -26,6 +26,8 @@ from .errors import ArtifactError, ConfigError, DataError, LimitError, NotNumber
 from .text import Tokenizers
 
 Item = TypeVar("Item")
+Refused = Callable[[int, TformerError], None]
+"""Is told the number of a line, from 0, and what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class TranslatorOptions:
     """Of each worker; 0: they share the cores."""
     workers: int = 1
     """Batches that are decoded at a time."""
+    least_batches: int = 0
+    """Into how many batches requests are split at least; 0: as many as there are workers."""
     shortlist: bool = False
     """Score only the tokens that the bundle's lists have for a source."""
     batch_tokens: int = 4096
@@ -85,6 +89,7 @@ class TranslatorOptions:
             if not isinstance(text, str):
                 raise ConfigError(f"{name}={text!r}: must be a str")
         check_whole("max_line_bytes", self.max_line_bytes, 1, MOST_LINE_BYTES)
+        check_whole("least_batches", self.least_batches, 0, MOST_BATCH_TOKENS)
 
 
 @dataclass
@@ -116,6 +121,8 @@ class Translator:
         """Padded source tokens of a batch, counted once for every beam or sample."""
         self.workers = workers
         """Batches that are decoded at a time, each in a thread of its own, on the one engine."""
+        self.least_batches = 0
+        """Into how many batches requests are split at least; 0: as many as there are workers."""
         self.max_line_bytes = LINE_BYTES
         """Longer lines are refused before they are split into tokens."""
         outputs = as_list("allowed", allowed)
@@ -183,12 +190,15 @@ class Translator:
         """
         return self._all(self._requests(lines, prefixes, 0))
 
-    def results(self, lines: Iterable[str], prefixes: Iterable[str] = (), first: int = 0) -> Iterator[Result]:
+    def results(
+        self, lines: Iterable[str], prefixes: Iterable[str] = (), first: int = 0, refused: Refused | None = None
+    ) -> Iterator[Result]:
         """Like `translate`, each result as soon as it and all before it are known. Lines count from `first`.
 
-        What is wrong with a line is raised after the results of all before it.
+        What is wrong with a line is raised after the results of all before it; or it is told to `refused`, and the line
+        counts as an empty one.
         """
-        return self._in_order(self._requests(lines, prefixes, first), first)
+        return self._in_order(self._requests(lines, prefixes, first, refused), first, refused=refused)
 
     def generate(self, sources: Iterable[Sequence[int]]) -> list[Result]:
         """Like `translate`, for sources given as the ids that the encoder sees (eos included)."""
@@ -251,21 +261,29 @@ class Translator:
         """What the decoder must produce for a text: first tokens, its ids, eos."""
         return [*self.options.first_ids, *self.tokenizers.target_ids(text)]
 
-    def _requests(self, lines: Iterable[str], prefixes: Iterable[str], first: int) -> Requests:
-        """What lines and prefixes ask for; nothing behind a bad line is split into tokens."""
+    def _requests(
+        self, lines: Iterable[str], prefixes: Iterable[str], first: int, refused: Refused | None = None
+    ) -> Requests:
+        """What lines and prefixes ask for; nothing behind a bad line is split into tokens, unless it is `refused`."""
         limits, asked = self._limits(), Requests()
         check_whole("first", first, 0, MAX_SEED)
         texts, begins = as_list("lines", lines), as_list("prefixes", prefixes)
         if begins and len(begins) != len(texts):
             raise ConfigError(f"{len(texts)} sources, {len(begins)} prefixes: give one a line, empty for none")
-        try:
-            for number, text in enumerate(texts, first + 1):
-                if begins:
-                    asked.prefixes.append(self._wanted(begins[number - first - 1], f"line {number}, prefix"))
+        for number, text in enumerate(texts, first + 1):
+            try:
+                begin = self._wanted(begins[number - first - 1], f"line {number}, prefix") if begins else []
                 source = self._source(text, number, limits)
-                asked.sources.append(source if text.strip() else [])
-        except TformerError as error:
-            asked.error = error
+                source = source if text.strip() else []
+            except TformerError as error:
+                if not refused:
+                    asked.error = error
+                    return asked
+                refused(number - 1, error)
+                begin, source = [], []
+            asked.sources.append(source)
+            if begins:
+                asked.prefixes.append(begin)
         return asked
 
     def _source(self, text: str, number: int, limits: Limits) -> list[int]:
@@ -315,13 +333,19 @@ class Translator:
             raise asked.error
         return list(self._in_order(asked, 0))
 
-    def _in_order(self, asked: Requests, first: int, on_step: Callable[[Step], None] | None = None) -> Iterator[Result]:
+    def _in_order(
+        self,
+        asked: Requests,
+        first: int,
+        on_step: Callable[[Step], None] | None = None,
+        refused: Refused | None = None,
+    ) -> Iterator[Result]:
         """Results of all requests before the first bad one; then its error, if there is one."""
         limits, requests, prefixes = self._limits(), asked.sources, asked.prefixes
         known: dict[int, Result | NotNumbers] = {i: Result("", [], 0.0) for i, ids in enumerate(requests) if not ids}
         sent = 0
         budget = self.batch_tokens // self.options.rows
-        share = max(1, -(-len(requests) // self.workers))
+        share = max(1, -(-len(requests) // (self.least_batches or self.workers)))
         rows, tokens = self.options.rows, min(self.options.max_tokens, limits.tgt_tokens)
 
         def run(indices: list[int]) -> dict[int, Result | NotNumbers]:
@@ -340,7 +364,8 @@ class Translator:
                 except NotNumbers as error:
                     bad = error.request - first
                     failed[bad] = error
-                    indices = [i for i in indices if i < bad]  # nobody gets to see those behind it
+                    # Unless it is refused, nobody gets to see those behind it.
+                    indices = [i for i in indices if i < bad or (refused and i > bad)]
             return failed
 
         batches = length_batches(
@@ -351,7 +376,10 @@ class Translator:
             while sent in known:
                 result = known.pop(sent)
                 if isinstance(result, NotNumbers):
-                    raise result
+                    if not refused:
+                        raise result
+                    refused(first + sent, result)
+                    result = Result("", [], 0.0)
                 yield result
                 sent += 1
         if asked.error:
@@ -377,7 +405,7 @@ def open_translator(options: TranslatorOptions) -> Translator:
     decoding = over_defaults(defaults_of(bundle), options.decoding)
     limits = options.batch_tokens, options.allowed, options.workers
     translator = Translator(engine, bundle.tokenizers(), decoding, *limits)
-    translator.max_line_bytes = options.max_line_bytes
+    translator.max_line_bytes, translator.least_batches = options.max_line_bytes, options.least_batches
     translator.open()
     try:
         engine.limits.check_asked(options.decoding)

@@ -180,20 +180,21 @@ void show(const std::string& name, const std::function<void()>& call, double pro
 void product_speed(const Kernels& kernels, Numbers numbers, std::int64_t rows, std::int64_t inputs, std::int64_t outputs,
                    bool narrow) {
   const Weights weights(numbers, inputs, outputs);
-  const auto bytes = memory<std::uint8_t>((rows + 16) * padded(inputs, 64), 3);
-  const auto floats = memory<float>(rows * inputs, 0.5F), out = memory<float>(rows * outputs);
-  const auto rounded = memory<std::uint8_t>(rows * outputs);
+  const std::int64_t bytes_ld = inputs + 64, rounded_ld = outputs + 64, out_ld = outputs + 16;  // see kernels.hpp
+  const auto bytes = memory<std::uint8_t>((rows + 16) * bytes_ld, 3);
+  const auto floats = memory<float>(rows * bytes_ld, 0.5F), out = memory<float>(rows * out_ld);
+  const auto rounded = memory<std::uint8_t>(rows * rounded_ld);
   const auto scales = memory<float>(rows * inputs, 0.1F);
   const auto sums = memory<std::int32_t>(rows * inputs, 4);
   Product product;
-  product.x = {floats.get(), bytes.get(), inputs, 0.1F, 3, scales.get(), sums.get()};
+  product.x = {floats.get(), bytes.get(), numbers == Numbers::int4 ? inputs : bytes_ld, 0.1F, 3, scales.get(), sums.get()};
   if (narrow) {
     product.finish.activation = Activation::relu;
     product.finish.to.bytes = rounded.get();
-    product.finish.to.bytes_ld = outputs;
+    product.finish.to.bytes_ld = rounded_ld;
   } else {
     product.finish.to.floats = out.get();
-    product.finish.to.ld = outputs;
+    product.finish.to.ld = out_ld;
   }
   std::int64_t turn = 0;
   const auto call = [&] {

@@ -7,7 +7,7 @@ import sys
 
 from ..errors import Interrupted, ParityError, TformerError, missing_extra
 from ..notes import note, printable, shortened
-from . import bench, build, check, encode, export, import_, init, inspect, score, shortlist, train, translate  # noqa: F401
+from . import bench, build, check, corpus, encode, export, import_, init, inspect, score, shortlist, train, translate  # noqa: F401
 from .lines import open_streams, output_lost
 from .root import app
 

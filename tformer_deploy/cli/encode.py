@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from ..config import LINE_BYTES, MOST_LINE_BYTES
+from ..config import LINE_BYTES, MOST_LINE_BYTES, WINDOW_BYTES
 from ..notes import note
 from ..pooling import NO_POOL
 from .lines import utf8_output, windows
@@ -19,8 +19,6 @@ from .root import app, emit, progress
 if TYPE_CHECKING:
     from ..encode import Encoded, TextEncoder
 
-WINDOW_BYTES = 16
-"""For each token of a batch that many bytes are read ahead, so that lines of similar length meet in a batch."""
 Requests = Iterator[list[str]]
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..config import ModelConfig, TrainConfig, parse_settings
-from ..errors import ConfigError, unknown
+from ..config import MOST_LINE_BYTES, ModelConfig, TrainConfig, parse_settings
+from ..errors import ConfigError, DataError, unknown
 from ..headers import read_toml
 
 if TYPE_CHECKING:
+    from ..bundle import Bundle
     from ..text import Tokenizer
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -41,6 +42,18 @@ DeviceOption = Annotated[str, typer.Option(help="Where ort and eager run: cpu or
 Shortlisted = Annotated[
     bool, typer.Option("--shortlist", help="Score only what tformer shortlist found likely; for few lines at a time.")
 ]
+Beams = Annotated[int | None, typer.Option(help="Width of the beam; 1: greedy.")]
+NBest = Annotated[int | None, typer.Option(help="Outputs per line, as NUMBER ||| TEXT ||| SCORE.")]
+Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens; --n-best is the number of samples.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of --sample.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Longest output in tokens.")]
+Allowed = Annotated[Path | None, typer.Option(help="The only outputs allowed, one a line.")]
+FirstToken = Annotated[list[str] | None, typer.Option(help="Vocabulary entry that outputs begin with; repeatable.")]
+Suppress = Annotated[list[str] | None, typer.Option(help="Vocabulary entry that is never produced; repeatable.")]
+EndToken = Annotated[list[str] | None, typer.Option(help="Vocabulary entry that ends outputs; repeatable.")]
+Align = Annotated[bool, typer.Option("--align", help="Add the source position of each token: TEXT ||| 0-0.")]
+BatchTokens = Annotated[int, typer.Option(min=1, help="Padded source tokens of a batch, per beam.")]
+MaxLineBytes = Annotated[int, typer.Option(min=1, max=MOST_LINE_BYTES, help="A longer line of the input is refused.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: the workers share the cores.")]
 
 _SECTIONS = {"model": ModelConfig, "train": TrainConfig}
@@ -93,6 +106,27 @@ def piece_ids(tokenizer: Tokenizer, pieces: list[str]) -> tuple[int, ...]:
             raise ConfigError(f"'{piece}' is not in the vocabulary: tformer score --tokens shows how text is split")
         found.append(index)
     return tuple(found)
+
+
+def checked_values(bundle: Bundle, values: dict[str, Any], pieces: dict[str, list[str] | None]) -> dict[str, Any]:
+    """Decoding options with the ids of vocabulary entries. Raises ConfigError for what cannot be."""
+    from ..decoding import over_defaults
+    from ..translate import defaults_of
+
+    tokenizers = bundle.tokenizers()
+    ids = {name: piece_ids(tokenizers.target, given) for name, given in pieces.items() if given}
+    over_defaults(defaults_of(bundle), {**values, **ids})
+    return {**values, **ids}
+
+
+def allowed_outputs(path: Path | None) -> list[str]:
+    """Lines of the file of --allowed. Raises DataError where it has none."""
+    from ..data import read_lines
+
+    outputs = read_lines(path) if path else []
+    if path and not outputs:
+        raise DataError(f"{path} has no line: give each output that is allowed")
+    return outputs
 
 
 def is_text(argument: str) -> bool:

@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-import json as jsonlib
-import os
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from ..config import LINE_BYTES, MOST_LINE_BYTES
+from ..config import LINE_BYTES, WINDOW_BYTES
 from ..errors import ConfigError, DataError
 from ..notes import note
 from .lines import utf8_output, windows
 from .options import (
+    Align,
+    Allowed,
     Backend,
+    BatchTokens,
+    Beams,
     CheckpointOption,
     DecodeSettings,
     DeviceOption,
+    EndToken,
+    FirstToken,
     Json,
+    MaxLineBytes,
+    MaxTokens,
+    NBest,
+    Sample,
+    Seed,
     Shortlisted,
+    Suppress,
     Threads,
     Variant,
+    allowed_outputs,
+    checked_values,
     decode_values,
-    piece_ids,
 )
 from .root import app, progress
 
 if TYPE_CHECKING:
-    from ..decoding import DecodeOptions
     from ..translate import Result, Translator
 
-WINDOW_BYTES = 16
-"""For each token of a batch that many bytes are read ahead, so that lines of similar length meet in a batch."""
-LINES_EACH = 8
-"""Lines per core from which a core does best alone with its own."""
-Pieces = list[str] | None
 Window = tuple[int, list[str], list[str]]
 """Number of the first line, from 0; lines; how their outputs begin, if given."""
 
@@ -51,25 +55,21 @@ def translate(
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,
     shortlist: Shortlisted = False,
-    beams: Annotated[int | None, typer.Option(help="Width of the beam; 1: greedy.")] = None,
-    n_best: Annotated[int | None, typer.Option(help="Outputs per line, as NUMBER ||| TEXT ||| SCORE.")] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens; --n-best is the number of samples.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Seed of --sample.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest output in tokens.")] = None,
+    beams: Beams = None,
+    n_best: NBest = None,
+    sample: Sample = False,
+    seed: Seed = None,
+    max_tokens: MaxTokens = None,
     settings: DecodeSettings = None,
     prefix: Annotated[Path | None, typer.Option(help="How each output must begin, a line for a line.")] = None,
-    allowed: Annotated[Path | None, typer.Option(help="The only outputs allowed, one a line.")] = None,
-    first_token: Annotated[Pieces, typer.Option(help="Vocabulary entry that outputs begin with; repeatable.")] = None,
-    suppress: Annotated[Pieces, typer.Option(help="Vocabulary entry that is never produced; repeatable.")] = None,
-    end_token: Annotated[Pieces, typer.Option(help="Vocabulary entry that ends outputs; repeatable.")] = None,
-    align: Annotated[
-        bool, typer.Option("--align", help="Add the source position of each token: TEXT ||| 0-0.")
-    ] = False,
+    allowed: Allowed = None,
+    first_token: FirstToken = None,
+    suppress: Suppress = None,
+    end_token: EndToken = None,
+    align: Align = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they come, a line at a time.")] = False,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Padded source tokens of a batch, per beam.")] = 4096,
-    max_line_bytes: Annotated[
-        int, typer.Option(min=1, max=MOST_LINE_BYTES, help="A longer line of the input is refused.")
-    ] = LINE_BYTES,
+    batch_tokens: BatchTokens = 4096,
+    max_line_bytes: MaxLineBytes = LINE_BYTES,
     threads: Threads = 0,
     workers: Annotated[
         int, typer.Option(min=0, help="Batches decoded at a time; 0: one per core if there is text for all.")
@@ -84,22 +84,17 @@ def translate(
         raise ConfigError("--stream prints plain text: leave out --json and --align")
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens}
     values = decode_values(settings, {**flags, "sampling": sample or None, "align": align or None})
+    pieces = {"first_ids": first_token, "suppress": suppress, "end_ids": end_token}
     out = utf8_output()
+    from ..batches import suitable_workers
     from ..bundle import open_bundle
     from ..data import read_lines
-    from ..decoding import over_defaults
     from ..engines import engine_name, parse_name, threads_each
-    from ..translate import TranslatorOptions, defaults_of, open_translator
+    from ..translate import TranslatorOptions, open_translator
 
     opened = open_bundle(bundle, graphs=False)
-    tokenizers = opened.tokenizers()
-    for name, pieces in (("first_ids", first_token), ("suppress", suppress), ("end_ids", end_token)):
-        if pieces:
-            values[name] = piece_ids(tokenizers.target, pieces)
-    over_defaults(defaults_of(opened), values)  # refuses what cannot be before it waits for input
-    outputs = read_lines(allowed) if allowed else []
-    if allowed and not outputs:
-        raise DataError(f"{allowed} has no line: give each output that is allowed")
+    values = checked_values(opened, values, pieces)  # before it waits for input
+    outputs = allowed_outputs(allowed)
     groups = windows(1 if stream else batch_tokens * WINDOW_BYTES, max_line_bytes)
     requests = _requests(groups, prefix, read_lines(prefix) if prefix else [])
     name = engine_name(backend, variant, opened, device)
@@ -129,12 +124,6 @@ def translate(
         _print_all(translator, chain(begin, requests), stream, json, out)
 
 
-def suitable_workers(lines: int) -> int:
-    """One worker per core where each gets several batches' worth of lines, else one with all cores."""
-    cores = len(os.sched_getaffinity(0))
-    return cores if lines >= LINES_EACH * cores else 1
-
-
 def _requests(groups: Iterator[list[str]], prefix: Path | None, prefixes: list[str]) -> Iterator[Window]:
     """Groups of lines with those of the file `prefix`, if there is one."""
     first = 0
@@ -150,6 +139,8 @@ def _requests(groups: Iterator[list[str]], prefix: Path | None, prefixes: list[s
 
 def _print_all(translator: Translator, requests: Iterator[Window], stream: bool, json: bool, out: TextIO) -> None:
     """Translate the windows, each printed before the next is read."""
+    from ..printed import printed
+
     cut = 0
     with progress("lines") as advance:
         for first, lines, begins in requests:
@@ -157,7 +148,7 @@ def _print_all(translator: Translator, requests: Iterator[Window], stream: bool,
                 _stream(translator, first, lines, begins, out) if stream else translator.results(lines, begins, first)
             )
             for number, result in enumerate(results, first):
-                print("" if stream else _line(number, result, translator.options, json), file=out)
+                print("" if stream else printed(number, result, translator.options, json), file=out)
                 cut += not result.finished
                 advance(1, len(result.ids))
             out.flush()
@@ -170,18 +161,3 @@ def _stream(translator: Translator, first: int, lines: list[str], begins: list[s
     """Results whose text has been printed as it came."""
     for number, (line, begin) in enumerate(zip_longest(lines, begins, fillvalue=""), first):
         yield translator.stream(line, lambda text: print(text, end="", file=out, flush=True), begin, number)
-
-
-def _line(number: int, result: Result, options: DecodeOptions, json: bool) -> str:
-    """A result for machines, or as Marian writes it."""
-    if json:
-        return jsonlib.dumps(asdict(result), ensure_ascii=False)
-    lines = []
-    for each in (result, *result.alternatives):
-        fields = [each.text]
-        if options.n_best > 1:
-            fields = [str(number), each.text, f"{each.score:.6f}"]
-        if options.align:
-            fields.append(" ".join(f"{source}-{target}" for target, source in enumerate(each.alignment)))
-        lines.append(" ||| ".join(fields))
-    return "\n".join(lines)

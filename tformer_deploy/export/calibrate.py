@@ -25,9 +25,10 @@ NOISE_SENTENCES, NOISE_TOKENS = 64, 32
 """The same where both the model and its rounded copy decode."""
 ENTRIES = 512
 """Entries of the vocabularies that are fed at once."""
-CALLS, ROWS, SHARES, PAYS = 64, 8, [0.5**n for n in range(7)], 0.25
+CALLS, ROWS, SHARES, FEW, PAYS = 64, 8, [0.5**n for n in range(7)], 0.5, 0.25
 """Of a layer's input: the first calls, of which rows are kept, and how many; what large channels may be shrunk to, as
-a share of the largest; the part of the squared error that may be left for that to pay, as it costs a multiplication."""
+a share of the largest, and the share of channels that may be; the part of the squared error that may be left for that
+to pay, as it costs a multiplication."""
 SHARE = 0.15
 """Of `tolerance.scores`: a layer whose rounding alone moves scores further stays fp32, where all together go beyond."""
 
@@ -75,27 +76,22 @@ def _shrunk(least: Tensor, largest: Tensor, rows: Tensor, weights: Sequence[Tens
 
     To the share of the largest channel, a power of 2, with the least error of the products: (out, in) each.
     """
-
-    def range_of(low: Tensor, high: Tensor, share: float) -> Range:
-        ends = torch.maximum(high, -low).clamp(min=1e-9)
-        shrink = (float(ends.max()) * share / ends).clamp(max=1)
-        return Range(float((low * shrink).min()), float((high * shrink).max()), shrink.numpy())
-
-    known, unseen = rows[::2], rows[1::2]
-    low, high = known.amin(0).clamp(max=0), known.amax(0).clamp(min=0)
-    chosen, best = Range(float(least.min()), float(largest.max())), math.inf
+    ends, best = torch.maximum(largest, -least).clamp(min=1e-9), math.inf
+    chosen = Range(float(least.min()), float(largest.max()))
     for share in SHARES if weights else ():
-        found = range_of(low, high, share)
-        shrink = torch.from_numpy(found.shrink)
+        shrink = (float(ends.max()) * share / ends).clamp(max=1)
+        if float((shrink < 1).float().mean()) > FEW:
+            break  # each of them would lose the room between what it was seen to be and the range
+        found = Range(float((least * shrink).min()), float((largest * shrink).max()), shrink.numpy())
         off = sum(
-            float((_over(unseen * shrink, *found[:2]) @ _by_columns(w / shrink).T - unseen @ w.T).square().sum())
-            / max(float((unseen @ w.T).square().sum()), 1e-12)
+            float((_over(rows * shrink, *found[:2]) @ _by_columns(w / shrink).T - rows @ w.T).square().sum())
+            / max(float((rows @ w.T).square().sum()), 1e-12)
             for w in weights
         )
         if share == 1:
             best = off * PAYS
         elif off < best:
-            chosen, best = range_of(least, largest, share), off
+            chosen, best = found, off
     return chosen
 
 

@@ -10,7 +10,9 @@
 // bf16 weights are widened to fp32: the processor's own products of bf16 round otherwise on each processor.
 //
 // Every function works on a piece, so that threads can share a value; a function that gets a piece allocates nothing.
-// Rows may lie anywhere. What a kernel may read behind the last element, but does not use, is said where it is so.
+// Rows may lie anywhere; those of a product are faster if they are not a large power of two apart, as a core's cache holds
+// few lines at such distances: 64 bytes more are enough. What a kernel may read behind the last element, but does not use,
+// is said where it is so.
 // Pointers of packed arrays (weights, scales, sums, bias of products) are aligned to 64 bytes.
 #pragma once
 

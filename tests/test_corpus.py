@@ -1,0 +1,575 @@
+"""`tformer corpus` on one machine gives what `tformer translate` gives, whatever the shards, formats and kills."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_deploy.corpus import places
+from tformer_deploy.corpus.compression import packed, split_lines, unpacked
+from tformer_deploy.corpus.cutting import Cutter, windows
+from tformer_deploy.corpus.output import ERRORS, JOB, LIST
+from tformer_deploy.corpus.places import open_store
+from tformer_deploy.corpus.progress import Progress
+from tformer_deploy.corpus.storage import RECORDS
+from tformer_deploy.errors import DataError
+
+from .command import COMMAND, failed_line, run_here
+from .kills import contents, snapshots
+
+BUNDLE = Path(__file__).parent / "bundles/v5/copy"
+WINDOW = 8
+"""Tokens of a batch, so that windows have 128 bytes."""
+
+
+def number_lines(count: int, seed: int = 0) -> list[str]:
+    """Digits; every 16th line is empty."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 13, count) * (rng.integers(0, 16, count) > 0)
+    return [" ".join(map(str, rng.integers(1, 10, size))) for size in sizes]
+
+
+LINES = number_lines(150)
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(packed(content, path.suffix if path.suffix in (".gz", ".zst") else ""))
+    return path
+
+
+def corpus(*arguments: object, bundle: Path = BUNDLE) -> dict[str, Any]:
+    """Run the command; what it says it has done."""
+    done = run_here("corpus", bundle, "--batch-tokens", WINDOW, *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def refused(*arguments: object, code: int = 1) -> str:
+    return failed_line(run_here("corpus", BUNDLE, "--batch-tokens", WINDOW, *arguments), code)
+
+
+def translated(lines: list[str], *options: object) -> bytes:
+    """What `tformer translate` prints."""
+    text = "".join(f"{line}\n" for line in lines).encode()
+    done = run_here("translate", BUNDLE, "--batch-tokens", WINDOW, *options, stdin=text)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def shards(out: Path) -> list[Path]:
+    return sorted(path for path in out.iterdir() if path.name[:12].isdecimal())
+
+
+def rows_of(out: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / name).read_text().splitlines()]
+
+
+# The same as `translate`
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--sample", "--seed", 3, "--n-best", 2),
+        ("--beams", 3, "--n-best", 2, "--max-tokens", 6),
+        ("--variant", "int8", "--workers", 1),
+    ],
+)
+def test_equals_translate_with_shards_of_any_size(options: tuple[object, ...], tmp_path: Path) -> None:
+    """To the last digit of every score: windows are the same, and so is every batch."""
+    text, plain, full = (
+        write(tmp_path / "a.txt", LINES),
+        translated(LINES, *options),
+        translated(LINES, *options, "--json"),
+    )
+    counts = set()
+    for size in (1, 40, 10_000):
+        out = tmp_path / f"out{size}"
+        done = corpus("--in", text, "--out", out, "--shard-lines", size, "--merge", *options)
+        assert (out / "merged.txt").read_bytes() == plain == b"".join(path.read_bytes() for path in shards(out))
+        assert done["lines"] == len(LINES) and done["shards"] == len(shards(out)) and done["errors"] == 0
+        counts.add(done["shards"])
+        corpus("--in", text, "--out", out, "--shard-lines", size, "--merge", "--details", "--force", *options)
+        assert (out / "merged.jsonl").read_bytes() == full
+    assert len(counts) == 3 and 1 in counts
+
+
+def test_several_files_are_one_corpus(tmp_path: Path) -> None:
+    """In the order of their names; seeds and numbers are those of the line in all of them."""
+    for name, part in (("b", LINES[70:]), ("a", LINES[:70])):
+        write(tmp_path / f"{name}.en.gz", part)
+    options = ("--sample", "--seed", 3, "--n-best", 2)
+    corpus("--in", tmp_path / "*.gz", "--out", tmp_path / "out", "--shard-lines", 20, "--merge", *options)
+    merged = gzip.decompress((tmp_path / "out/merged.en.gz").read_bytes()).decode().splitlines()
+    # What stands beside a line may change the last digits of a score.
+    expected = translated(LINES, *options).decode().splitlines()
+    assert [line.rpartition(" ||| ")[0] for line in merged] == [line.rpartition(" ||| ")[0] for line in expected]
+    listed = rows_of(tmp_path / "out", LIST)
+    assert [record["file"] for record in listed] == [path.name for path in shards(tmp_path / "out")]
+    assert sum(record["lines"] for record in listed) == len(LINES)
+    at = {record["first"]: (Path(record["input"]).name, record["line"]) for record in listed}
+    assert at[0] == ("a.en.gz", 1) and at[70] == ("b.en.gz", 1)
+    assert {len(record[name]) for record in listed for name in ("sha256", "bundle", "options")} == {64}
+    assert all(record["tokens"] > 0 and record["seconds"] > 0 and record["worker"] for record in listed)
+
+
+# Formats
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_rows_of_json_keep_their_members(suffix: str, tmp_path: Path) -> None:
+    pytest.importorskip("zstandard", reason="the extra corpus is not installed")
+    raw = [f'{{"id": 1.50, "src":{json.dumps(line)}, "id": 1e400 }}' for line in LINES]
+    raw[3] = ' { "src" : null}'
+    texts = ["" if i == 3 else line for i, line in enumerate(LINES)]
+    options = ("--beams", 2, "--n-best", 2)
+    out = tmp_path / "out"
+    text = write(tmp_path / f"a.jsonl{suffix}", raw)
+    corpus("--in", text, "--out", out, "--column", "src", "--shard-lines", 50, "--merge", "--details", *options)
+    (merged,) = out.glob("merged*")
+    assert merged.name == f"merged.jsonl{suffix}"
+    lines = list(split_lines(unpacked(merged.open("rb"), suffix, ""), 1 << 20))
+    expected = [json.loads(line) for line in translated(texts, *options, "--json").splitlines()]
+    for line, before, result in zip(lines, raw, expected, strict=True):
+        assert line.decode().startswith(before.strip()[:-1].rstrip() + ", ")
+        row = json.loads(line)
+        assert [row["translation"], row["translation_score"], row["translation_ids"]] == [
+            result[name] for name in ("text", "score", "ids")
+        ]
+        others = [{name: each[name] for name in ("text", "score", "ids")} for each in result["alternatives"]]
+        assert row["translation_alternatives"] == others
+
+
+def test_tables_keep_their_columns(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the extra corpus is not installed")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text = [line if line else None for line in LINES]
+    table = pa.table({"n": range(len(LINES)), "text": text, "x": [[0.5, i] for i in range(len(LINES))]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=33)
+    out = tmp_path / "out"
+    command = (
+        "--in",
+        tmp_path / "a.parquet",
+        "--out",
+        out,
+        "--shard-lines",
+        30,
+        "--merge",
+        "--beams",
+        3,
+        "--n-best",
+        2,
+    )
+    assert corpus(*command)["shards"] > 3
+    merged = pq.read_table(out / "merged.parquet")
+    assert merged.select(["n", "text", "x"]) == table
+    expected = [json.loads(line) for line in translated(LINES, "--beams", 3, "--n-best", 2, "--json").splitlines()]
+    assert merged["translation"].to_pylist() == [result["text"] for result in expected]
+    assert merged["translation_score"].to_pylist() == [result["score"] for result in expected]
+    alternatives = [[{k: a[k] for k in ("text", "score")} for a in result["alternatives"]] for result in expected]
+    assert merged["translation_alternatives"].to_pylist() == alternatives
+    assert corpus(*command)["found"] == len(shards(out))
+    assert "no column 'nowhere': name one of n, text, x" in refused(
+        *command[:2], "--out", tmp_path / "b", "--column", "nowhere"
+    )
+    assert "is int64, no text" in refused(*command[:2], "--out", tmp_path / "b", "--column", "n")
+    assert "a column 'x' already" in refused(*command[:2], "--out", tmp_path / "b", "--into", "x")
+
+
+def test_alignments_are_written(attention_bundle: Path, tmp_path: Path) -> None:
+    text = write(tmp_path / "a.jsonl", ['{"text": "w5 w6 w7"}', '{"text": ""}'])
+    corpus("--in", text, "--out", tmp_path / "out", "--align", "--max-tokens", 5, bundle=attention_bundle)
+    (one,) = shards(tmp_path / "out")
+    rows = [json.loads(line) for line in one.read_text().splitlines()]
+    assert len(rows[0]["translation_alignment"]) == 5 and rows[1]["translation_alignment"] == []
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({}, "no such file: check the path, and quote a pattern"),
+        ({"a.txt": b""}, "the input has no line"),
+        ({"a.txt": b"1\n", "b.jsonl": b"{}\n"}, "files of several formats (.jsonl, .txt)"),
+        ({"a.gz": gzip.compress(b"1 2\n" * 9999)[:-20]}, "a.gz: cannot be read: Compressed file ended"),
+        ({"a.gz": b"1 2\n"}, "a.gz: cannot be read: Not a gzipped file"),
+        ({"a.zst": b"1 2\n"}, "a.zst: cannot be read: damaged"),
+        ({"a.parquet": b"1 2\n"}, "a.parquet: cannot be read: "),
+        ({"a.jsonl": b'{"text": "1", "translation_score": 0}\n'}, "a column 'translation_score' already"),
+    ],
+)
+def test_bad_inputs_are_one_clear_line(names: dict[str, bytes], words: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the extra corpus is not installed")
+    for name, content in names.items():
+        (tmp_path / name).write_bytes(content)
+    assert words in refused("--in", tmp_path / "*.*", "--out", tmp_path / "out")
+
+
+# Lines that cannot be translated
+
+
+def test_bad_lines_are_listed_and_empty(tmp_path: Path) -> None:
+    bad = {7: b"1 \xff 2", 40: b"3 " * 60, 41: b"1 " * 2000, 149: b"\xc3"}
+    reasons = {7: "not UTF-8", 40: "a source of 61 tokens", 41: "longer than 300 bytes", 149: "not UTF-8"}
+    lines = [bad.get(i, line.encode()) for i, line in enumerate(LINES)]
+    write(tmp_path / "a.txt", ["1"] * 5)
+    (tmp_path / "b.txt").write_bytes(b"\n".join(lines))
+    command = ("--in", tmp_path / "*.txt", "--max-line-bytes", 300, "--shard-lines", 30)
+    out = tmp_path / "out"
+    assert corpus(*command, "--out", out, "--merge")["errors"] == 4
+    expected = translated(["1"] * 5 + ["" if i in bad else line for i, line in enumerate(LINES)]).splitlines()
+    assert (out / "merged.txt").read_bytes().splitlines() == expected
+    found = rows_of(out, ERRORS)
+    assert [(Path(e["input"]).name, e["line"], e["number"]) for e in found] == [("b.txt", i + 1, i + 5) for i in bad]
+    assert all(reasons[e["line"] - 1] in e["error"] for e in found)
+    assert sum(record["errors"] for record in rows_of(out, LIST)) == 4
+    done = run_here("corpus", BUNDLE, "--batch-tokens", WINDOW, *command, "--out", out)
+    assert b"4 lines could not be translated and are empty: errors.jsonl" in done.stdout
+    strict = refused(*command, "--out", tmp_path / "strict", "--strict")
+    assert "b.txt:8: not UTF-8 (invalid start byte)" in strict
+    assert not (tmp_path / "strict" / LIST).exists()
+
+
+def test_bad_rows_are_listed_and_empty(tmp_path: Path) -> None:
+    rows = ['{"text": "1 2"}', "[1]", "{", '{"other": 5}', '{"text": 5}', '{"text": "\\ud800"}', "{}"]
+    text = write(tmp_path / "a.jsonl", rows)
+    assert corpus("--in", text, "--out", tmp_path / "out")["errors"] == 6
+    (one,) = shards(tmp_path / "out")
+    found = [json.loads(line) for line in one.read_text().splitlines()]
+    assert [row["translation"] for row in found] == ["1 2", *[""] * 6]
+    assert found[3]["other"] == 5 and found[4]["text"] == 5 and set(found[1]) == {"translation", "translation_score"}
+    reasons = [
+        "no JSON object",
+        "not JSON",
+        "no column 'text': it has other",
+        "no text",
+        "half of a pair",
+        "it has none",
+    ]
+    assert all(reason in e["error"] for reason, e in zip(reasons, rows_of(tmp_path / "out", ERRORS), strict=True))
+
+
+# Exactly once
+
+
+def comparable(folder: Path) -> list[tuple[str, bytes]]:
+    """All that a job leaves, but for what its processes took."""
+    found = []
+    for name, content in contents(folder):
+        if Path(name).name == LIST or (Path(name).parent.name == RECORDS and content):
+            rows = [json.loads(line) for line in content.splitlines()]
+            kept = [{k: v for k, v in row.items() if k not in ("seconds", "worker")} for row in rows]
+            content = json.dumps(kept).encode()
+        found.append((name, content))
+    return found
+
+
+def test_a_kill_at_any_moment_leaves_what_the_next_run_completes(tmp_path: Path) -> None:
+    text = write(tmp_path / "a.txt", LINES)
+    here = tmp_path / "here"
+    command = ("--in", text, "--shard-lines", 50, "--merge")
+    here.mkdir()
+    with snapshots(here, tmp_path / "states") as states:
+        corpus(*command, "--out", here / "out")
+    assert len(states) > 20
+    found = []
+    for state in states:
+        whole = (
+            {path.name: path.stat().st_mtime_ns for path in shards(state / "out")} if (state / "out").exists() else {}
+        )
+        done = corpus(*command, "--out", state / "out")
+        assert comparable(state) == comparable(here)
+        assert done["found"] == len(whole), "only what is missing is done"
+        assert all((state / "out" / name).stat().st_mtime_ns == time for name, time in whole.items())
+        found.append(done["found"])
+    assert found == sorted(found) and set(found) == set(range(len(shards(here / "out")) + 1))
+
+
+def test_an_interrupt_leaves_what_is_done(tmp_path: Path) -> None:
+    text, out = write(tmp_path / "a.txt", LINES * 8), tmp_path / "out"
+    command = [*COMMAND, "corpus", BUNDLE, "--in", text, "--out", out, "--shard-lines", 20, "--merge"]
+    words = [*map(str, command), "--batch-tokens", str(WINDOW)]
+    running = subprocess.Popen(words, stderr=subprocess.PIPE)
+    while not out.is_dir() or len(shards(out)) < 2:
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    said = running.communicate(timeout=60)[1].decode()
+    assert running.returncode == 130 and "shards are done: the same command translates the others" in said
+    assert not (out / LIST).exists() and not list(out.rglob(".*"))
+    assert corpus(*words[5:])["found"] >= 2
+    assert (out / "merged.txt").read_bytes() == translated(LINES * 8)
+
+
+def test_the_cores_of_the_first_run_decide_the_batches(tmp_path: Path) -> None:
+    """Wherever the job goes on; a job that replaces another one is this machine's."""
+    text, out = write(tmp_path / "a.txt", LINES), tmp_path / "out"
+    command = ("--in", text, "--out", out, "--shard-lines", 50)
+
+    def least() -> int:
+        return int(json.loads((out / JOB).read_text())["work"]["options"]["least_batches"])
+
+    corpus(*command, "--workers", 3)
+    assert least() == 3
+    assert corpus(*command, "--workers", 1)["found"] == len(shards(out)) and least() == 3
+    assert corpus(*command, "--workers", 2, "--beams", 2, "--force")["found"] == 0 and least() == 2
+
+
+def test_what_has_changed_is_refused(tmp_path: Path) -> None:
+    text, out = write(tmp_path / "a.txt", LINES), tmp_path / "out"
+    bundle = tmp_path / "bundle"
+    shutil.copytree(BUNDLE, bundle)
+
+    def run(*more: object) -> tuple[object, ...]:
+        return "corpus", bundle, "--batch-tokens", WINDOW, "--in", text, "--out", out, "--shard-lines", 50, *more
+
+    assert run_here(*run()).returncode == 0
+    before = contents(out)
+    for options, words in (
+        (("--beams", 2), "decoding was {}, is {'beams': 2}"),
+        (("--shard-lines", 60), "shard_lines was 50, is 60"),
+        (("--variant", "int8"), "variant was None, is int8"),
+    ):
+        line = failed_line(run_here(*run(*options)))
+        assert words in line and "--force" in line
+    manifest = bundle / "manifest.json"
+    manifest.write_text(manifest.read_text() + "\n")
+    assert "bundle was " in failed_line(run_here(*run()))
+    shutil.copy(BUNDLE / "manifest.json", manifest)
+    size = text.stat().st_size
+    write(text, [*LINES, "1"])
+    assert f"input a.txt of {size} bytes, now a.txt of {size + 2} bytes" in failed_line(run_here(*run()))
+    other = LINES[:140] + [line[::-1] for line in LINES[140:]]
+    write(text, other)
+    line = failed_line(run_here(*run()))
+    assert "a.txt, lines" in line and "not the text of" in line and "--force" in line
+    write(tmp_path / "b.txt", LINES)
+    assert contents(out) == before, "what is refused changes nothing"
+    done = run_here(*run("--force", "--merge"))
+    assert done.returncode == 0 and b"of them by an earlier run" in done.stdout
+    assert (out / "merged.txt").read_bytes() == translated(other)
+    done = run_here(*run("--force", "--merge", "--beams", 3))
+    assert (out / "merged.txt").read_bytes() == translated(other, "--beams", 3) and b"earlier" not in done.stdout
+    (out / JOB).write_text("{}")
+    assert "job.json is damaged" in failed_line(run_here(*run()))
+    (out / JOB).unlink()
+    assert "shards without job.json" in failed_line(run_here(*run()))
+
+
+def test_a_shard_that_was_edited_is_not_merged(tmp_path: Path) -> None:
+    text, out = write(tmp_path / "a.txt", LINES), tmp_path / "out"
+    corpus("--in", text, "--out", out, "--shard-lines", 50)
+    edited = shards(out)[1]
+    edited.write_text("something else\n")
+    assert f"{edited.name} was edited or damaged" in refused("--in", text, "--out", out, "--shard-lines", 50, "--merge")
+    assert not (out / "merged.txt").exists()
+    edited.unlink()
+    assert corpus("--in", text, "--out", out, "--shard-lines", 50, "--merge")["found"] == len(shards(out)) - 1
+    assert (out / "merged.txt").read_bytes() == translated(LINES)
+
+
+def test_two_runs_at_once(tmp_path: Path) -> None:
+    """On one machine the second says that there is a first."""
+    text, out = write(tmp_path / "a.txt", LINES), tmp_path / "out"
+    with open_store(str(out)).held():
+        assert "is being changed by another process" in refused("--in", text, "--out", out)
+    assert not list(out.iterdir())
+    assert corpus("--in", text, "--out", out)["lines"] == len(LINES)
+
+
+def test_folders_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS; two runs there do what two runs in a bucket do."""
+
+    def failing(number: int) -> Any:
+        def hold(path: Path) -> Any:
+            raise OSError(number, os.strerror(number), str(path))
+
+        return hold
+
+    text = write(tmp_path / "a.txt", LINES)
+    monkeypatch.setattr(places, "hold", failing(errno.EBADF))
+    assert corpus("--in", text, "--out", tmp_path / "out")["lines"] == len(LINES)
+    monkeypatch.setattr(places, "hold", failing(errno.EIO))
+    assert "Input/output error" in refused("--in", text, "--out", tmp_path / "out")
+
+
+# Object stores
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket of a local S3 server."""
+    server = pytest.importorskip("moto.server", reason="moto is not installed")
+    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
+    names = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+    running = server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    running.start()
+    with pytest.MonkeyPatch.context() as patch:
+        host, port = running.get_host_and_port()
+        for name, value in {**names, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
+            patch.setenv(name, value)
+        s3fs.S3FileSystem().mkdir("corpus")
+        yield "s3://corpus"
+    running.stop()
+
+
+def test_from_bucket_to_bucket(bucket: str, tmp_path: Path) -> None:
+    import s3fs
+
+    fs = s3fs.S3FileSystem()
+    for name, part in (("a", LINES[:70]), ("b", LINES[70:])):
+        fs.put_file(str(write(tmp_path / f"{name}.txt.gz", part)), f"{bucket}/in/{name}.txt.gz")
+    command = ("--in", f"{bucket}/in/*.gz", "--out", f"{bucket}/out", "--shard-lines", 30, "--merge")
+    done = corpus(*command)
+    local = tmp_path / "out"
+    corpus("--in", tmp_path / "*.gz", "--out", local, "--shard-lines", 30, "--merge")
+    fs.invalidate_cache()
+    names = {path.rsplit("/", 1)[-1] for path in fs.ls(f"{bucket}/out")}
+    assert names == {path.name for path in local.iterdir()} and done["shards"] == len(shards(local))
+    for path in (*shards(local), local / "merged.txt.gz", local / ERRORS):
+        assert fs.cat_file(f"{bucket}/out/{path.name}") == path.read_bytes()
+    lost = shards(local)[2].name
+    fs.rm_file(f"{bucket}/out/{lost}")
+    assert corpus(*command)["found"] == done["shards"] - 1
+    assert fs.cat_file(f"{bucket}/out/{lost}") == (local / lost).read_bytes()
+    assert "decoding was {}" in refused(*command, "--beams", 2)
+    assert "no such file" in refused("--in", f"{bucket}/in/*.txt", "--out", f"{bucket}/out")
+
+
+def test_runs_into_one_bucket_do_not_harm_each_other(bucket: str, tmp_path: Path) -> None:
+    """There are no locks: each writes the same bytes."""
+    text = write(tmp_path / "a.txt", LINES)
+    command = [*COMMAND, "corpus", BUNDLE, "--batch-tokens", WINDOW, "--in", text, "--shard-lines", 10, "--merge"]
+    command = [*map(str, command), "--out", f"{bucket}/both"]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    said = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    import s3fs
+
+    fs = s3fs.S3FileSystem()
+    assert fs.cat_file(f"{bucket}/both/merged.txt") == translated(LINES)
+    listed = [json.loads(line) for line in fs.cat_file(f"{bucket}/both/{LIST}").splitlines()]
+    assert sum(record["lines"] for record in listed) == len(LINES)
+
+
+def test_an_upload_that_fails_is_no_file(bucket: str) -> None:
+    store = open_store(f"{bucket}/uploads")
+    with pytest.raises(ZeroDivisionError), store.writing("a") as file:
+        file.write(b"x" * (6 << 20))  # more than one part
+        raise ZeroDivisionError
+    assert store.names() == set()
+    with store.writing("a") as file:
+        file.write(b"x" * (6 << 20))
+    assert store.names() == {"a"} and len(store.read("a")) == 6 << 20
+
+
+def test_places_without_whole_objects(tmp_path: Path) -> None:
+    """There a file is written beside its place, and moved."""
+    fsspec = pytest.importorskip("fsspec", reason="the extra corpus is not installed")
+    text = write(tmp_path / "a.txt", LINES)
+    corpus("--in", text, "--out", "memory://somewhere/out", "--merge")
+    fs = fsspec.filesystem("memory")
+    assert fs.cat_file("/somewhere/out/merged.txt") == translated(LINES)
+    with pytest.raises(ZeroDivisionError), open_store("memory://somewhere/out").writing("b"):
+        raise ZeroDivisionError
+    assert not [path for path in fs.find("/somewhere/out") if ".tmp" in path or path.endswith("/b")]
+    assert "Protocol not known: nowhere" in refused("--in", "nowhere://a", "--out", tmp_path / "out")
+
+
+# Progress
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    progress = Progress(total_bytes=100)
+    assert progress.eta_seconds is None and "? left" in progress.line()
+    progress.started -= 10
+    progress.workers, progress.bytes = 2, 20.0  # found
+    progress.advance(1000, 5000, 20.0)
+    assert progress.eta_seconds == pytest.approx(30, abs=0.5) and progress.tokens_per_second == pytest.approx(
+        500, rel=0.1
+    )
+    assert progress.line().startswith("1,000 lines, ") and "0:00:30 left, 2 workers" in progress.line()
+    assert progress.state()["done"] == 0.4
+    text = write(tmp_path / "a.txt", LINES)
+    done = run_here("corpus", BUNDLE, "--in", text, "--out", tmp_path / "out")
+    last = json.loads(done.stderr.splitlines()[-1])
+    assert last["lines"] == len(LINES) and last["done"] == 1 and last["eta_seconds"] == 0 and last["tokens"] > 0
+
+
+def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
+    text = write(tmp_path / "a.txt", LINES)
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "corpus", BUNDLE, "--in", text, "--out", tmp_path / "out"]
+    process = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while chunk := _read(ours):
+        shown += chunk
+    os.close(ours)
+    assert process.wait(60) == 0 and b"tokens/s" in shown and b"left" in shown and b"{" not in shown
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # its other end is closed
+        return b""
+
+
+# Parts
+
+
+@given(st.lists(st.binary(max_size=9)), st.integers(1, 8))
+def test_lines_are_those_between_line_ends(chunks: list[bytes], most: int) -> None:
+    expected = b"".join(chunks).split(b"\n")
+    expected = expected if expected[-1] else expected[:-1]
+    assert list(split_lines(iter(chunks), most)) == [line[: most + 1] for line in expected]
+
+
+@given(st.lists(st.integers(0, 30)), st.integers(1, 60), st.integers(1, 20))
+def test_shards_are_whole_windows(sizes: list[int], budget: int, lines: int) -> None:
+    whole = list(windows(sizes, budget))
+    assert [i for each in whole for i in range(each.start, each.stop)] == list(range(len(sizes)))
+    assert all(sum(sizes[each]) + each.stop - each.start >= budget for each in whole[:-1])
+    cutter, ends = Cutter(lines, budget), []
+    for number, size in enumerate(sizes, 1):
+        if cutter.ends(size):
+            ends.append(number)
+    assert set(ends) <= {each.stop for each in whole}
+    assert all(end - start >= lines for start, end in zip([0, *ends], ends, strict=False))
+    parts = [sizes[start:end] for start, end in zip([0, *ends], [*ends, len(sizes)], strict=True)]
+    starts = [0, *ends]
+    again = [
+        slice(s + w.start, s + w.stop) for s, part in zip(starts, parts, strict=True) for w in windows(part, budget)
+    ]
+    assert again == whole, "the windows of a shard are those of the whole"
+
+
+def test_damage_is_found_wherever_it_is() -> None:
+    pytest.importorskip("zstandard", reason="the extra corpus is not installed")
+    for suffix in (".gz", ".zst"):
+        content = packed(b"1 2 3\n" * 1000, suffix) + packed(b"4\n", suffix)
+        assert b"".join(unpacked(io.BytesIO(content), suffix, "a")) == b"1 2 3\n" * 1000 + b"4\n"
+        for cut in range(1, len(content) - 1):
+            if cut != len(packed(b"1 2 3\n" * 1000, suffix)):
+                with pytest.raises(DataError, match="a: cannot be read"):
+                    list(unpacked(io.BytesIO(content[:cut]), suffix, "a"))

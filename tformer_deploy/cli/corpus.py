@@ -1,0 +1,189 @@
+"""tformer corpus"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..config import LINE_BYTES
+from ..errors import Interrupted
+from ..notes import note
+from .options import (
+    Align,
+    Allowed,
+    Backend,
+    BatchTokens,
+    Beams,
+    DecodeSettings,
+    DeviceOption,
+    EndToken,
+    FirstToken,
+    Json,
+    MaxLineBytes,
+    MaxTokens,
+    NBest,
+    Sample,
+    Seed,
+    Shortlisted,
+    Suppress,
+    Threads,
+    Variant,
+    allowed_outputs,
+    checked_values,
+    decode_values,
+)
+from .root import app, emit
+
+if TYPE_CHECKING:
+    from ..corpus.output import Summary
+    from ..corpus.progress import Progress
+
+EVERY_SECONDS = 10.0
+"""Between two lines that say how far a job is."""
+
+
+@app.command(epilog="Example: tformer corpus bundles/numbers --in 'text/*.txt.gz' --out translated --beams 4 --merge")
+def corpus(
+    bundle: Annotated[Path, typer.Argument(help="Bundle.")],
+    inputs: Annotated[
+        list[str], typer.Option("--in", help="Path, URL or quoted pattern: text, JSON lines or Parquet; repeatable.")
+    ],
+    out: Annotated[str, typer.Option(help="Folder or URL for the shards.")],
+    column: Annotated[str, typer.Option(help="Where the text is in JSON lines and Parquet.")] = "text",
+    into: Annotated[str, typer.Option(help="Column of the translation there.")] = "translation",
+    details: Annotated[
+        bool, typer.Option("--details", help="Token ids too; text becomes lines of JSON, with scores.")
+    ] = False,
+    shard_lines: Annotated[int, typer.Option(min=1, help="Lines of a shard, about.")] = 20_000,
+    merge: Annotated[bool, typer.Option("--merge", help="Make one file of all shards.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there of another job.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at a line that cannot be translated.")] = False,
+    address: Annotated[str | None, typer.Option(help="Ray cluster, or auto; without it this machine alone.")] = None,
+    num_cpus: Annotated[int, typer.Option(min=1, help="Cores of each worker on Ray.")] = 1,
+    num_gpus: Annotated[float, typer.Option(min=0, help="GPUs of each worker on Ray.")] = 0.0,
+    retries: Annotated[int, typer.Option(min=0, help="Workers that a shard may lose on Ray.")] = 5,
+    backend: Backend = "ort",
+    variant: Variant = None,
+    device: DeviceOption = "cpu",
+    shortlist: Shortlisted = False,
+    beams: Beams = None,
+    n_best: NBest = None,
+    sample: Sample = False,
+    seed: Seed = None,
+    max_tokens: MaxTokens = None,
+    settings: DecodeSettings = None,
+    allowed: Allowed = None,
+    first_token: FirstToken = None,
+    suppress: Suppress = None,
+    end_token: EndToken = None,
+    align: Align = False,
+    batch_tokens: BatchTokens = 4096,
+    max_line_bytes: MaxLineBytes = LINE_BYTES,
+    threads: Threads = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Batches at a time, 0: one per core; on Ray workers, 0: as many as fit.")
+    ] = 0,
+    json: Json = False,
+) -> None:
+    """Translate a corpus of any size in shards, here or on a Ray cluster; the same command goes on after a kill.
+
+    Lines come out as tformer translate prints them; rows of JSON lines and Parquet get columns. docs/corpus.md.
+    """
+    flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens}
+    values = decode_values(settings, {**flags, "sampling": sample or None, "align": align or None})
+    from ..bundle import open_bundle
+    from ..corpus.job import CorpusOptions, translate_corpus
+    from ..corpus.progress import Progress
+    from ..translate import TranslatorOptions
+
+    opened = open_bundle(bundle, graphs=False)
+    pieces = {"first_ids": first_token, "suppress": suppress, "end_ids": end_token}
+    translator = TranslatorOptions(
+        bundle=opened,
+        backend=backend,
+        variant=variant,
+        device=device,
+        threads=threads,
+        workers=workers,
+        shortlist=shortlist,
+        batch_tokens=batch_tokens,
+        allowed=allowed_outputs(allowed),
+        max_line_bytes=max_line_bytes,
+        decoding=checked_values(opened, values, pieces),
+    )
+    options = CorpusOptions(
+        inputs=inputs,
+        out=out,
+        translator=translator,
+        column=column,
+        into=into,
+        details=details,
+        shard_lines=shard_lines,
+        merge=merge,
+        force=force,
+        strict=strict,
+        address=address,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        retries=retries,
+    )
+    progress = Progress()
+    try:
+        with _shown(progress):
+            summary = translate_corpus(options, progress)
+    except KeyboardInterrupt:
+        done = progress.found + progress.shards
+        raise Interrupted(f"{done} shards are done: the same command translates the others") from None
+    emit(asdict(summary), json, _text(summary))
+
+
+def _text(summary: Summary) -> str:
+    """What a job has made, for people."""
+    earlier = f", {summary.found:,} of them by an earlier run" if summary.found else ""
+    lines = [f"{summary.out}: {summary.lines:,} lines in {summary.shards:,} shards{earlier}"]
+    if summary.merged:
+        lines.append(f"all of them: {summary.merged}")
+    if summary.errors:
+        lines.append(f"{summary.errors:,} lines could not be translated and are empty: errors.jsonl")
+    if summary.cut:
+        lines.append(f"{summary.cut:,} outputs were cut off by a limit")
+    return "\n".join(lines)
+
+
+@contextmanager
+def _shown(progress: Progress) -> Iterator[None]:
+    """Show how far a job is: a bar on a terminal, else lines of JSON, both on standard error."""
+    if not sys.stderr.isatty():
+        last = time.perf_counter()
+
+        def tell() -> None:
+            nonlocal last
+            if (now := time.perf_counter()) - last >= EVERY_SECONDS:
+                last = now
+                note(jsonlib.dumps(progress.state()))
+
+        progress.changed = tell
+        yield
+        note(jsonlib.dumps(progress.state()))
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(progress.line(), total=None)
+
+        def show() -> None:
+            bar.update(task, completed=progress.bytes, total=progress.total_bytes, description=progress.line())
+
+        progress.changed = show
+        yield

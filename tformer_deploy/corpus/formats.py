@@ -1,0 +1,35 @@
+"""The format of a corpus' files, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import DataError
+from .compression import SUFFIXES
+from .lines import JsonLines, Text
+from .rows import Columns, Format
+
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+PARQUET = ".parquet"
+
+
+def format_of(names: Sequence[str], columns: Columns) -> Format:
+    """The one format of some files, by their names. Raises DataError where there are several."""
+    suffixes = {_suffixes(name) for name in names}
+    if len(suffixes) > 1:
+        shown = ", ".join(sorted("".join(each) or "(no suffix)" for each in suffixes))
+        raise DataError(f"--in: files of several formats ({shown}): translate those of each into a folder of its own")
+    ((suffix, packing),) = suffixes
+    if suffix == PARQUET:
+        from .tables import Parquet
+
+        return Parquet(columns)
+    return (JsonLines if suffix in JSON_SUFFIXES else Text)(suffix, packing, columns)
+
+
+def _suffixes(name: str) -> tuple[str, str]:
+    """What a file holds and how it is packed, by the end of its name, as in `.txt` and `.gz`."""
+    last = name.rsplit("/", 1)[-1]
+    packing = next((suffix for suffix in SUFFIXES if last.endswith(suffix)), "")
+    last = last.removesuffix(packing)
+    return (f".{last.rsplit('.', 1)[1]}" if "." in last[1:] else ""), packing

@@ -1,0 +1,189 @@
+"""The folder of a job: which shards are there, what became of each, and what is made of all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ArtifactError
+from .formats import PARQUET
+from .shards import Done, Shard, digest
+from .storage import RECORDS, Store
+
+JOB, LIST, ERRORS, VERSION = "job.json", "manifest.jsonl", "errors.jsonl", 1
+MERGED = "merged"
+"""Name of the one file of all shards, without its suffix."""
+READERS = 16
+"""Records that are read at a time."""
+_SHARD = re.compile(r"(?P<first>\d{12})-[0-9a-f]{16}\.[^/]+")
+
+
+@dataclass
+class Summary:
+    """What a job has made."""
+
+    out: str = ""
+    lines: int = 0
+    shards: int = 0
+    found: int = 0
+    """Shards that an earlier run had made."""
+    errors: int = 0
+    """Lines that could not be translated; their outputs are empty."""
+    cut: int = 0
+    """Outputs that a limit has cut off."""
+    tokens: int = 0
+    seconds: float = 0.0
+    """Of this run."""
+    merged: str = ""
+
+
+class Output:
+    """What a job writes. Every file appears whole; a shard's record is there before the shard is."""
+
+    def __init__(self, store: Store, suffix: str, force: bool) -> None:
+        self.store, self.suffix, self.force = store, suffix, force
+        self.job: dict[str, Any] = {}
+        """What bundle, options and inputs the shards are of."""
+        self.names: list[str] = []
+        """The files of all shards so far, in order."""
+
+    def begin(self, job: dict[str, Any]) -> None:
+        """Say what job this is. Raises ArtifactError where the folder has another one, unless it may be replaced."""
+        self.job = json.loads(json.dumps(job))
+        there = stored(self.store)
+        if there and there != self.job and not self.force:
+            raise ArtifactError(
+                f"the output folder holds another job ({_difference(there, self.job)}): "
+                "choose another folder, or add --force to replace it"
+            )
+        if there == self.job:
+            return
+        for name in (LIST, ERRORS):
+            self.store.remove(name)
+        if there.get("work") != self.job["work"]:
+            self._remove(_shards(self.store))
+        self.store.write(JOB, json.dumps(self.job, indent=2, ensure_ascii=False).encode() + b"\n")
+
+    def missing(self, shards: Iterator[Shard], skip: Callable[[Shard], None]) -> Iterator[Shard]:
+        """The shards that are not there; `skip` gets the others. Raises ArtifactError where the text has changed."""
+        there = {name[:12]: name for name in _shards(self.store)}
+        for shard in shards:
+            self.names.append(shard.name + self.suffix)
+            old = there.get(shard.name[:12])
+            if old == self.names[-1]:
+                skip(shard)
+                continue
+            if old and not self.force:
+                raise ArtifactError(
+                    f"{shard.input}, lines {shard.line} to {shard.line + shard.lines - 1}: not the text of {old}, "
+                    "which an earlier run made of them: choose another folder, or add --force to replace it"
+                )
+            yield shard
+
+    def write(self, done: Done) -> None:
+        """Put a shard into the folder."""
+        self.store.write(_record(done.name), _line(done.record))
+        self.store.write(done.name + self.suffix, done.content)
+
+    def finish(self) -> Summary:
+        """Write the manifest and the list of errors. Raises ArtifactError where the folder has shards of other input,
+        or is another job's now.
+        """
+        others = _shards(self.store) - set(self.names)
+        if others and not self.force:
+            raise ArtifactError(
+                f"{min(others)}: not of this input, which had other lines when it was made: "
+                "choose another folder, or add --force to remove it"
+            )
+        self._remove(others)
+        if stored(self.store) != self.job:
+            raise ArtifactError(f"another job has taken the output folder ({JOB}): give each a folder of its own")
+        summary = Summary()
+        hashes = {"bundle": self.job["work"]["bundle"], "options": digest(self.job["work"]["options"])}
+        with self.store.writing(ERRORS) as errors, self.store.writing(LIST) as listed:
+            for record in self._records():
+                errors.writelines(_line(error) for error in record["errors"])
+                record["errors"] = len(record["errors"])
+                listed.write(_line({**record, **hashes}))
+                summary.shards += 1
+                for name in ("lines", "tokens", "errors", "cut"):
+                    setattr(summary, name, getattr(summary, name) + record[name])
+        return summary
+
+    def merge(self) -> str:
+        """Write all shards as one file; its name. Raises ArtifactError for one that is not what was written."""
+        with self.store.writing(f"{MERGED}{self.suffix}") as file:
+            if self.suffix == PARQUET:
+                from .tables import join
+
+                join(self._contents(), file)
+            else:
+                file.writelines(self._contents())
+        return f"{MERGED}{self.suffix}"
+
+    def _contents(self) -> Iterator[bytes]:
+        for record in self._records():
+            content = self.store.read(record["file"])
+            if hashlib.sha256(content).hexdigest() != record["sha256"]:
+                raise ArtifactError(f"{record['file']} was edited or damaged: remove it, and run the command again")
+            yield content
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """What became of each shard; several are read at a time, as stores are slow to answer."""
+        with ThreadPoolExecutor(READERS) as pool:
+            for start in range(0, len(self.names), 16 * READERS):
+                for content in pool.map(self.store.read, map(_record, self.names[start : start + 16 * READERS])):
+                    yield json.loads(content)
+
+    def _remove(self, shards: Iterable[str]) -> None:
+        for name in sorted(shards):
+            self.store.remove(name)
+            self.store.remove(_record(name))
+
+
+def stored(store: Store) -> dict[str, Any]:
+    """The job that a folder holds, or nothing. Raises ArtifactError where something else is there."""
+    if JOB not in store.names():
+        if shards := _shards(store):
+            raise ArtifactError(f"{min(shards)}: shards without {JOB}: remove them, or choose another folder")
+        return {}
+    try:
+        found = json.loads(store.read(JOB))
+        if found["format"] != "tformer-corpus" or not isinstance(found["work"]["options"], dict):
+            raise ValueError("of another format")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{JOB} is damaged ({error}): remove it and the shards beside it") from None
+    return dict(found)
+
+
+def _shards(store: Store) -> set[str]:
+    return {name for name in store.names() if _SHARD.fullmatch(name)}
+
+
+def _record(shard: str) -> str:
+    """Where it stands what became of a shard; `shard`: its name, or that of its file."""
+    return f"{RECORDS}/{shard.split('.')[0]}.json"
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """The first thing in which two jobs differ."""
+    for name in ("tformer", "bundle"):
+        if old["work"].get(name) != new["work"][name]:
+            return f"{name} was {old['work'].get(name)!s:.12}, is {new['work'][name]!s:.12}"
+    options = old["work"]["options"], new["work"]["options"]
+    for name, value in options[1].items():
+        if options[0].get(name) != value:
+            return f"{name} was {options[0].get(name)!s:.60}, is {value!s:.60}"
+    for one, other in zip(old.get("inputs", []), new["inputs"], strict=False):
+        if one != other:
+            return f"input {one[0]} of {one[1]} bytes, now {other[0]} of {other[1]} bytes"
+    return f"{len(old.get('inputs', []))} inputs, now {len(new['inputs'])}"

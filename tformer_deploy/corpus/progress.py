@@ -1,0 +1,81 @@
+"""How far a job is, and who works on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol
+
+from .shards import Done, Shard, Work
+
+
+@dataclass
+class Progress:
+    """How far a job is."""
+
+    total_bytes: int = 0
+    """Of all inputs."""
+    bytes: float = 0.0
+    lines: int = 0
+    tokens: int = 0
+    shards: int = 0
+    found: int = 0
+    """Shards that were there already."""
+    workers: int = 0
+    changed: Callable[[], None] = lambda: None
+    started: float = field(default_factory=time.perf_counter)
+    new_bytes: float = 0.0
+    """What this run has done of `bytes`."""
+
+    def advance(self, lines: int, tokens: int, share: float) -> None:
+        """Count lines that are translated; `share`: bytes of the input."""
+        self.lines, self.tokens = self.lines + lines, self.tokens + tokens
+        self.bytes, self.new_bytes = self.bytes + share, self.new_bytes + share
+        self.changed()
+
+    def skip(self, shard: Shard) -> None:
+        """Count a shard that is there."""
+        self.found, self.bytes = self.found + 1, self.bytes + shard.bytes
+        self.changed()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of this run."""
+        return self.tokens / max(1e-9, time.perf_counter() - self.started)
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """What is left, by bytes of the input; None as long as nothing is done."""
+        if not self.new_bytes:
+            return None
+        return (time.perf_counter() - self.started) * max(0.0, self.total_bytes - self.bytes) / self.new_bytes
+
+    def state(self) -> dict[str, float | None]:
+        """All of it, for machines."""
+        eta = self.eta_seconds
+        return {
+            "lines": self.lines,
+            "tokens": self.tokens,
+            "tokens_per_second": round(self.tokens_per_second, 1),
+            "eta_seconds": None if eta is None else round(eta, 1),
+            "done": round(min(1.0, self.bytes / max(1, self.total_bytes)), 4),
+            "shards": self.shards,
+            "found": self.found,
+            "workers": self.workers,
+        }
+
+    def line(self) -> str:
+        """All of it, for people."""
+        eta = self.eta_seconds
+        left = "?" if eta is None else str(timedelta(seconds=round(eta)))
+        rate = f"{self.tokens_per_second:,.0f} tokens/s"
+        return f"{self.lines:,} lines, {rate}, {left} left, {self.workers} workers"
+
+
+class Execute(Protocol):
+    """Who translates shards: here, or on Ray."""
+
+    def __call__(self, work: Work, shards: Iterator[Shard], progress: Progress) -> Iterator[Done]:
+        """Translate shards, in any order; takes the next one when somebody is free for it."""

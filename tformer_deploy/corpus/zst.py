@@ -1,0 +1,35 @@
+"""Zstandard, of one frame or several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import zstandard
+
+_READ = 1 << 14
+"""Bytes that are unpacked at once: they may become 30,000 times as many."""
+
+
+def unpacked(file: BinaryIO) -> Iterator[bytes]:
+    """What a file holds, in pieces. Raises OSError or EOFError where it is damaged."""
+    frame, begun = zstandard.ZstdDecompressor().decompressobj(), False
+    while content := file.read(_READ):
+        while content:
+            try:
+                chunk = frame.decompress(content)
+            except zstandard.ZstdError as error:
+                raise OSError(f"damaged ({error})") from None
+            content, begun = b"", True
+            if chunk:
+                yield chunk
+            if frame.eof:
+                content, begun = frame.unused_data, False
+                frame = zstandard.ZstdDecompressor().decompressobj()
+    if begun:
+        raise EOFError("it ends in the middle")
+
+
+def packed(content: bytes) -> bytes:
+    """One frame."""
+    return bytes(zstandard.ZstdCompressor().compress(content))
