@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -201,6 +202,15 @@ def test_changed_weights_are_refused(exported: Path, tmp_path: Path) -> None:
         make_engine("native:native-fp32", open_bundle(tmp_path / "bundle", graphs=False), threads=1),
     ):
         pass
+
+
+def test_no_kernel_runs_before_the_processor_is_asked() -> None:
+    """A table that is not a constant would be filled when the library loads, by instructions that may be missing."""
+    objects = sorted((built() / "src/kernels").rglob("*.o"))
+    assert {path.name.partition(".")[0] for path in objects} >= {"portable", "avx2", "avx512", "amx"}
+    for path in objects:
+        symbols = subprocess.run(["nm", path], check=True, capture_output=True, text=True).stdout
+        assert path.name.startswith("choose") or "_GLOBAL__sub_I" not in symbols, path
 
 
 def test_idle_threads_sleep(exported: Path) -> None:

@@ -3,6 +3,7 @@
 #include "kernels/output.hpp"
 #include "kernels/product.hpp"
 #include "kernels/sets.hpp"
+#include "kernels/table.hpp"
 
 namespace tformer::kernels {
 namespace {
@@ -142,17 +143,9 @@ void product_amx(const Product& work, const Piece& piece) {
   }
 }
 
-/// AVX-512's table with other products.
-Kernels table() {
-  Kernels found = avx512;
-  found.name = "amx";
-  found.product = product_amx;
-  found.output = output<V, product_amx>;
-  return found;
-}
-
 }  // namespace
 
-const Kernels amx = table();
+// A constant, as the others: nothing of this file may run before the processor has been asked.
+const Kernels amx = table_of<V, product_amx>("amx");
 
 }  // namespace tformer::kernels
