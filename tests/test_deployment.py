@@ -156,9 +156,9 @@ def test_translates_a_corpus_there(machine: Path, bundle: Path, tmp_path: Path) 
     for more, package, extra in (
         ((tmp_path / "a.zst",), "zstandard", "corpus"),
         (("s3://bucket/a.txt",), "fsspec", "corpus"),
-        ((tmp_path / "a.txt", "--address", "auto", "--beams", 2, "--force"), "ray", "cluster"),
+        ((tmp_path / "a.txt", "--address", "auto", "--beams", 2), "ray", "cluster"),
     ):
-        done = run_there(machine, *corpus, "--in", *more)
+        done = run_there(machine, *corpus, "--force", "--in", *more)
         wanted = f"error: the package '{package}' is not installed: pip install 'tformer-deploy[{extra}]'"
         assert done.stderr.splitlines() == [wanted]
 

@@ -63,8 +63,6 @@ class TranslatorOptions:
     """Of each worker; 0: they share the cores."""
     workers: int = 1
     """Batches that are decoded at a time."""
-    least_batches: int = 0
-    """Into how many batches requests are split at least; 0: as many as there are workers."""
     shortlist: bool = False
     """Score only the tokens that the bundle's lists have for a source."""
     batch_tokens: int = 4096
@@ -75,6 +73,8 @@ class TranslatorOptions:
     """Longer lines are refused."""
     decoding: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `decoding.DecodeOptions` that are asked for; others have the bundle's defaults."""
+    least_batches: int = 0
+    """Into how many batches requests are split at least; 0: as many as there are workers."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.bundle, str | PathLike | Bundle):
