@@ -62,7 +62,7 @@ def cases() -> Iterator[tuple[Path, str, bool]]:
             continue
         manifest = json.loads((folder / "manifest.json").read_text())
         for name, part in {"fp32": manifest, **manifest.get("variants", {})}.items():
-            if part["recipe"].get("target") == "trt":
+            if part["recipe"].get("target") in ("trt", "native"):
                 continue
             yield folder, name, False
             if part["recipe"].get("target") == "ort-cpu" and "shortlist" in manifest:
