@@ -17,10 +17,10 @@ import onnx
 import pytest
 
 from tformer_deploy import load
+from tformer_deploy.batches import LINES_EACH, suitable_workers
 from tformer_deploy.bundle import open_bundle, write_manifest
 from tformer_deploy.check import CheckOptions, Gate, Reference, make_corpus
 from tformer_deploy.checkpoint import open_checkpoint
-from tformer_deploy.cli.translate import LINES_EACH, suitable_workers
 from tformer_deploy.engines import engine_name, engine_names, expand, make_engine, threads_each
 from tformer_deploy.engines.ort.in_place import InPlaceEngine
 from tformer_deploy.engines.ort.standard import OrtEngine
