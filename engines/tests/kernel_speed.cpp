@@ -142,7 +142,12 @@ class Weights {
   std::int64_t copies() const { return copies_; }
   std::int64_t bytes() const {
     const std::int64_t count = padded(outputs_) * padded(inputs_, 64);
-    return numbers_ == Numbers::fp32 ? count * 4 : numbers_ == Numbers::bf16 ? count * 2 : numbers_ == Numbers::int4 ? count / 2 : count;
+    switch (numbers_) {
+      case Numbers::fp32: return count * 4;
+      case Numbers::bf16: return count * 2;
+      case Numbers::int4: return count / 2;
+      default: return count;
+    }
   }
   Matrix matrix(std::int64_t copy) const {
     Matrix made;
@@ -287,8 +292,8 @@ void shared_speed(const Kernels& kernels, std::int64_t queries, std::int64_t hea
   work.head_stride = stride;
   work.to.floats = out.get();
   work.to.ld = width;
-  const std::string name = std::to_string(queries) + " queries, " + std::to_string(heads) + " x " + std::to_string(size) + ", " +
-                           std::to_string(length) + " positions";
+  const std::string name = std::to_string(queries) + " queries, " + std::to_string(heads) + " x " + std::to_string(size) +
+                           ", " + std::to_string(length) + " positions";
   const auto call = [&] { kernels.attend_shared(work, {0, queries, 0, heads}, scratch.get()); };
   show((chains == 4 ? "cross-attention " : "encoder ") + name, call, static_cast<double>(2 * queries * width * length));
   if (chains == 4) return;

@@ -634,7 +634,8 @@ void check_shared_attention(Random& random) {
 
 void check_output(Random& random) {
   const std::int64_t rows = random.from(1, 40), inputs = random.from(1, 70), outputs = random.from(1, 1200);
-  const std::int64_t best = random.from(1, std::min<std::int64_t>(12, outputs)), whole = padded(inputs, 64), blocks = (outputs + 255) / 256;
+  const std::int64_t best = random.from(1, std::min<std::int64_t>(12, outputs)), whole = padded(inputs, 64);
+  const std::int64_t blocks = (outputs + 255) / 256;
   const auto x = random.integers<std::uint8_t>((rows + 16) * whole, 0, 3);  // few values: many equal scores
   const auto weights = random.integers<std::int8_t>(padded(outputs) * whole, -2, 2);
   Aligned<float> scales(padded(outputs), 1.0F);
@@ -694,7 +695,8 @@ void check_output(Random& random) {
     for (const double logit : logits) total += std::exp(logit - most);
     std::vector<std::int32_t> order(logits.size());
     for (Size i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i);
-    std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) { return logits[size(a)] > logits[size(b)]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::int32_t a, std::int32_t b) { return logits[size(a)] > logits[size(b)]; });
     for (std::int64_t i = 0; i < best; ++i) {
       require(found.ints[0][size(r * best + i)] == order[size(i)], "output: the best tokens");
       require_near(double(found.floats[0][size(r * best + i)]), logits[size(order[size(i)])] - most - std::log(total), 2e-5,
@@ -710,7 +712,8 @@ void check_output(Random& random) {
 /// Units in the last place that a number is off; denormal numbers count as 0.
 double units(float found, double expected) {
   const float nearest = static_cast<float>(expected);
-  const double step = double(std::nextafter(std::fabs(nearest), std::numeric_limits<float>::infinity())) - std::fabs(double(nearest));
+  const float magnitude = std::fabs(nearest);
+  const double step = double(std::nextafter(magnitude, std::numeric_limits<float>::infinity())) - double(magnitude);
   return std::fabs(double(found) - expected) / step;
 }
 
@@ -789,7 +792,8 @@ void multiply(const std::string& kind, std::int64_t rows, std::int64_t inputs, s
     rounding.finish.to.rounding.zero = 3;
     if (int8) kernels->elementwise(rounding, 0, rows);
     if (int4) {
-      kernels->round_groups({x.data(), inputs, inputs, group, integers.data(), group_scales.data(), group_sums.data()}, 0, rows);
+      const Groups work{x.data(), inputs, inputs, group, integers.data(), group_scales.data(), group_sums.data()};
+      kernels->round_groups(work, 0, rows);
     }
     kernels->product(product, {0, rows, 0, panels});
     std::fwrite(out.data(), 4, size(rows * outputs), stdout);

@@ -174,7 +174,7 @@ struct SelfAttention {
   const std::int32_t* positions = nullptr;    ///< (rows) how many each row has before the new one
   const std::int32_t* written_by = nullptr;   ///< (rows, written_ld) the place that holds a position; null: its own
   std::int64_t written_ld = 0;
-  const float* bias = nullptr;       ///< of head 0 and distance 0; key t of a query at p gets bias[t - p]; 16 may be read behind
+  const float* bias = nullptr;       ///< of head 0, distance 0; key t of a query at p gets bias[t - p]; 16 may be read behind
   std::int64_t bias_stride = 0;      ///< floats from a head to the next
   Target to;                         ///< (rows, heads * size)
 };

@@ -259,7 +259,8 @@ void product_int4(const Product& product, const Piece& piece) {
         const std::int64_t i = (row + r) * groups + g;
         const typename V::I eights = V::set_int(8 * product.x.sums[i]);
         TFORMER_UNROLL for (int p = 0; p < P; ++p) {
-          const typename V::I sum = V::sub_ints(V::total(C == 1 ? sums[0][r][p] : V::add_sums(sums[0][r][p], sums[C - 1][r][p])), eights);
+          const typename V::Sum both = C == 1 ? sums[0][r][p] : V::add_sums(sums[0][r][p], sums[C - 1][r][p]);
+          const typename V::I sum = V::sub_ints(V::total(both), eights);
           const typename V::F scales = V::load(m.scales + ((panel + p) * groups + g) * lanes);
           y[r][p] = V::fma(V::floats(sum), V::mul(V::set(product.x.scales[i]), scales), y[r][p]);
         }
