@@ -308,7 +308,10 @@ def test_an_interrupt_leaves_what_is_done(tmp_path: Path) -> None:
     text, out = write(tmp_path / "a.txt", LINES * 8), tmp_path / "out"
     command = [*COMMAND, "corpus", BUNDLE, "--in", text, "--out", out, "--shard-lines", 20, "--merge"]
     words = [*map(str, command), "--batch-tokens", str(WINDOW)]
+    # What a shell starts in the background ignores interrupts, and so would its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     running = subprocess.Popen(words, stderr=subprocess.PIPE)
+    signal.signal(signal.SIGINT, before)
     while not out.is_dir() or len(shards(out)) < 2:
         assert running.poll() is None
         time.sleep(0.01)
@@ -519,7 +522,8 @@ def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     text = write(tmp_path / "a.txt", LINES)
     ours, theirs = pty.openpty()
     command = [*COMMAND, "corpus", BUNDLE, "--in", text, "--out", tmp_path / "out"]
-    process = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, stderr=theirs)
+    environment = os.environ | {"TERM": "xterm"}
+    process = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, stderr=theirs, env=environment)
     os.close(theirs)
     shown = b""
     while chunk := _read(ours):

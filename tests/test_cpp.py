@@ -482,7 +482,7 @@ def test_lines_that_have_come_are_answered(flags: list[str]) -> None:
             process.stdin.flush()
             answers = [process.stdout.readline() for _ in range(2)]
             assert all(answers) and (flags == ["--score"] or answers == [b"sieben\n", b"acht\n"])
-        process.stdin.write(b"x" * 140_000)
+        process.stdin.write(b"x" * 100_000)
         process.stdin.flush()
         assert b"standard input, line 5: longer than 70000 bytes" in process.stderr.readline()
         stop.cancel()

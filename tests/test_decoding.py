@@ -516,11 +516,11 @@ def test_changes_within_the_margin_do_not_alter_a_draw(seed: int) -> None:
         [[token]], [[margin]] = draw(scores[None, None], u, options)
         assert (token < 0) == (not np.isfinite(scores).any())
         assert margin >= 0
-        # Half of the trials change by nothing or nearly the margin. Below 1e-5, float32 would round changes.
+        # Half of the trials change by nothing or nearly the margin.
         changes = rng.random((trials, vocab))
         changes[: trials // 2] = np.round(changes[: trials // 2])
-        changed = (scores + changes * min(margin, 5.0) * 0.999).astype(np.float32)[None]
-        if margin > 1e-5:
+        changed = (scores + changes * min(margin, 5.0) * 0.999)[None]  # in float64: float32 would round the changes
+        if margin > 1e-9:
             assert (draw(changed, np.broadcast_to(u, (1, trials)), options)[0] == token).all()
 
 
@@ -548,8 +548,8 @@ def test_changes_within_the_margin_do_not_alter_a_draw_of_many(seed: int) -> Non
             changes = np.round(rng.random((trials, vocab)))
             changes[:4] = np.arange(vocab) < token + np.array([[0], [1], [0], [1]])
             changes[2:4] = 1 - changes[2:4]
-            changed = (scores + changes * min(margin, 5.0) * 0.999).astype(np.float32)[None]
-            if margin > 1e-5:
+            changed = (scores + changes * min(margin, 5.0) * 0.999)[None]  # in float64: float32 would round the changes
+            if margin > 1e-9:
                 assert (draw(changed, np.broadcast_to(u, (1, trials)), options)[0] == token).all()
 
 
