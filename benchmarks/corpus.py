@@ -232,7 +232,8 @@ def cluster() -> Iterator[str]:
         yield ""
         return
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's; else other work on the machine goes first
-    found = Cluster(initialize_head=True, head_node_args={"include_dashboard": False})
+    cores = len(os.sched_getaffinity(0))
+    found = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, "num_cpus": cores})
     yield found.address
     found.shutdown()
 
