@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test lint cpp cpp-build cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
+.PHONY: demo test test-all lint cpp cpp-build cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
@@ -25,8 +25,9 @@ demo: $(READY)
 	@echo 'run folder: .demo/run (metrics.png shows the training); bundle to ship: .demo/bundle; its check: .demo/check.html'
 
 # The README's commands run on the demo's bundle.
-test: $(READY) .demo/bundle/manifest.json .demo/annalog
-	$(BIN)/pytest -rs
+# All but the files marked `long`, which test-all and CI run as well.
+test test-all: $(READY) .demo/bundle/manifest.json .demo/annalog
+	$(BIN)/pytest -rs $(if $(filter test-all,$@),--long)
 
 # Somebody else's trained model, for tests and the README's commands on imports.
 .demo/annalog: | $(READY)

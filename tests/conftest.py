@@ -39,6 +39,17 @@ from tformer_deploy.text import SPECIALS, Tokenizers, Words
 VOCAB = 60
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the long files too, as where CI is set")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long") and not os.environ.get("CI"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="long: make test-all"))
+
+
 def small_config(**changes: object) -> ModelConfig:
     """Two layers a side, four heads, 24 positions."""
     values: dict[str, object] = {

@@ -28,7 +28,10 @@ from .plain_decoding import make_batch
 from .plain_models import PrefixEngine
 
 PACKAGE = Path(__file__).parent.parent / ".demo" / "annalog" / "annalog"
-pytestmark = pytest.mark.skipif(not PACKAGE.is_dir(), reason="annalog is not there: make .demo/annalog")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not PACKAGE.is_dir(), reason="annalog is not there: make .demo/annalog"),
+]
 REGEX = r"\[[^\]]*\]|%\d\d|Br|Cl|."
 SIDES = ("C", "CC", "O", "OC", "N", "F", "Cl", "Br", "C#N", "C(=O)O", "C(N)=O", "S(N)(=O)=O", "C(F)(F)F")
 KNOWN = (

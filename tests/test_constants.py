@@ -27,6 +27,8 @@ from .conftest import random_model, small_config
 from .mutations import CONSTANTS, Mutation
 from .test_options import OTHERS
 
+pytestmark = pytest.mark.long
+
 RECIPES = ("fp32-cpu", "int8", "int8-latency", "int4", "trt")
 CONFIGS: dict[str, dict[str, Any]] = {
     "tied": {},

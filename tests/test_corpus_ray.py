@@ -1,5 +1,7 @@
 """`tformer corpus` on a real Ray cluster of several nodes on this machine: the same bytes, whatever is killed.
 
+pytestmark = pytest.mark.long
+
 TFORMER_CORPUS_KILLS=20 kills more often; TFORMER_CORPUS_SEED makes the moments others.
 """
 

@@ -11,6 +11,8 @@ import pytest
 
 from tformer_deploy.export_checked import export_checked
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -43,6 +43,8 @@ from .cpp_library import built, onnxruntime
 from .cpp_trt import VERSIONS, gpu, library
 from .test_trt import SIMULATED, keep_graph, lines
 
+pytestmark = pytest.mark.long
+
 PIECE_MIB = 0.25
 
 

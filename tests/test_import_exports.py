@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tformer_deploy.export_checked import export_checked
 from tformer_deploy.importers.run import import_checkpoint
 
 from .test_import_ctranslate2 import CASES, Model
+
+pytestmark = pytest.mark.long
 
 
 def test_exports(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from .command import failed_line, run_here, run_process
 from .conftest import small_config, write_checkpoint
 from .kills import contents, snapshots
 
+pytestmark = pytest.mark.long
+
 MODEL = {"d_model": 16, "d_ff": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
 SETTINGS = {"updates": 6, "valid_every": 2, "average": 2, "bleu_sentences": 0, "batch_tokens": 200}
 

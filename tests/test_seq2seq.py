@@ -32,6 +32,8 @@ from tformer_deploy.trt_builder import BuildOptions
 
 from .conftest import random_sources, small_config, write_checkpoint
 
+pytestmark = pytest.mark.long
+
 RECIPES = ("fp32", "fp32-cpu", "int8", "int8-latency", "int4", "trt")
 
 

@@ -15,6 +15,8 @@ import pytest
 from .command import COMMAND, Done
 from .conftest import write_lines
 
+pytestmark = pytest.mark.long
+
 SHIM = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>

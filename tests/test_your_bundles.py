@@ -18,6 +18,8 @@ from .command import failed_line, printed, run_here
 from .mutations import break_graph, drop_mask, scale_token
 from .test_your_model import MODELS, VOCAB, require_own_tokens, sources
 
+pytestmark = pytest.mark.long
+
 EXPORTED = ("tutorial", "tutorial, hooks", "annotated, hooks", "bart, hooks")
 QUICK = CheckOptions(max_tokens=6, beams=2, n_best=2, invariance=0, wide=0, large_tokens=0, positions=6)
 

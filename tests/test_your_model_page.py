@@ -14,6 +14,8 @@ from tformer_deploy.bundle import open_bundle
 
 from .command import COMMAND, printed, run_here
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/your-model.md").read_text(encoding="utf-8")
 FILES = re.findall(r"```python (\S+)\n(.*?)```", PAGE, re.DOTALL)
