@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: demo test test-all lint cpp cpp-build cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
+.PHONY: demo test test-all lint native native-wheel cpp cpp-build cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
@@ -22,11 +22,13 @@ demo: $(READY)
 	$(BIN)/tformer check .demo/bundle --backend ort --html .demo/check.html
 	printf '%s\n' 'forty-two' '' 'nine hundred and ninety-nine thousand, one hundred and seven' > .demo/lines.en
 	$(BIN)/tformer translate .demo/bundle --backend ort < .demo/lines.en
+	@engines/install-native $(BIN)/python || [ $$? = 3 ]
 	@echo 'run folder: .demo/run (metrics.png shows the training); bundle to ship: .demo/bundle; its check: .demo/check.html'
 
 # The README's commands run on the demo's bundle.
 # All but the files marked `long`, which test-all and CI run as well.
 test test-all: $(READY) .demo/bundle/manifest.json .demo/annalog
+	@engines/install-native $(BIN)/python || [ $$? = 3 ]
 	$(BIN)/pytest -rs $(if $(filter test-all,$@),--long)
 
 # Somebody else's trained model, for tests and the README's commands on imports.
@@ -47,9 +49,18 @@ cpp: cpp-build $(READY) .demo/bundle/manifest.json
 	$(BIN)/pytest -rs tests/test_cpp*.py
 
 cpp-build:
+	flock engines sh -ec 'engines/get-dependencies; cmake -S engines -B engines/build -G Ninja --log-level=WARNING; \
+	  cmake --build engines/build'
+
+# The engine for processors in Python, --backend native: installed in .venv, or as a wheel for other machines in dist/.
+native: $(READY)
+	engines/install-native $(BIN)/python
+
+native-wheel: $(READY)
 	engines/get-dependencies
-	cmake -S engines -B engines/build -G Ninja --log-level=WARNING
-	cmake --build engines/build
+	rm -rf dist/native
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist/native engines/python
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w dist dist/native/tformer_native-*.whl
 
 # The library and tformer-cpp with TensorRT's plans, in engines/build-trt: make cpp-trt TensorRT_ROOT=FOLDER.
 cpp-trt:

@@ -226,7 +226,7 @@ def test_caches_and_operations_by_hand(tmp_path: Path) -> None:
     for value in [*parameters(Transformer(config), "decoder", False), Transformer(config).output.weight]:
         matrices += 2 * 6 * value.numel() * (value.dim() == 2)
     cost = roofline.step_cost(config, weights(random_model(config), tmp_path)[1], roofline.Storage(), point)
-    assert (cost.cache_bytes, cost.attention_operations) == (np.mean(caches), np.mean(attention))
+    assert (cost.cache_bytes, cost.fp32_operations) == (np.mean(caches), np.mean(attention))
     assert cost.weight_operations == matrices
 
 
@@ -246,7 +246,7 @@ def test_quantized_weights_have_fewer_bytes(precision: Any, block: int, bits: in
 
 
 def test_what_bounds_a_call() -> None:
-    cost = roofline.Cost(weight_bytes=1000, cache_bytes=24, weight_operations=4000, attention_operations=96)
+    cost = roofline.Cost(weight_bytes=1000, cache_bytes=24, weight_operations=4000, fp32_operations=96)
     size = roofline.buffer_size(cost, 1)
     assert 1024 <= size <= 1280
     ceiling = roofline.Ceiling(1, {size: 1e6}, {"fp32": 8e6, "int8": 4e6})

@@ -22,7 +22,7 @@ from tformer_deploy.check.recording import Run, record
 from tformer_deploy.check.reference import make_reference
 from tformer_deploy.decoding import Batch, DecodeOptions, Hypothesis, decode
 from tformer_deploy.engines import make_engine
-from tformer_deploy.engines.base import Floats, FoundOutput, Ints
+from tformer_deploy.engines.base import Asked, Calls, Floats, FoundOutput, Ints
 from tformer_deploy.engines.cpp import PROGRAM, CppEngine
 from tformer_deploy.errors import LimitError
 from tformer_deploy.recipe import Tolerance
@@ -220,14 +220,16 @@ Where = Callable[[int, DecodeOptions], bool]
 class Searching(TableEngine):
     """A table with a search of its own, whose outputs `change` makes others `where` sentences and options are so."""
 
+    searches = False
+
     def __init__(self, change: Any, where: Where = lambda sentences, options: True) -> None:
         super().__init__(7, vocab=9)
         self.change, self.where = change, where
 
-    def search(self, src_ids: Ints, src_lengths: Ints, numbers: Any, options: Any) -> list[list[FoundOutput]]:
-        asked = DecodeOptions(**options)
-        found = decode(self, Batch(src_ids, src_lengths, numbers), asked, strict=False)
-        if self.where(len(src_ids), asked):
+    def search(self, asked: Asked, calls: Calls | None = None) -> list[list[FoundOutput]]:
+        options = DecodeOptions(**asked.options)
+        found = decode(self, Batch(asked.src_ids, asked.src_lengths, asked.numbers), options, strict=False)
+        if self.where(len(asked.src_ids), options):
             found = [[self.change(output) for output in outputs] for outputs in found]
         return [[FoundOutput(h.ids, h.end_id, h.score, h.value) for h in outputs] for outputs in found]
 

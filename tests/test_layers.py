@@ -64,6 +64,7 @@ HEAVY = {
     "spacy": {"text.words"},
     "ctranslate2": {"importers.ctranslate2"},
     "yaml": {"importers.toolkit"},
+    "tformer_native": {"engines.native", "bench.ceiling"},
     "sentencepiece": {"text.pieces", "importers.hf_rebuilt"},
     "matplotlib": {"metrics", "report.figures"},
     "jinja2": {"report.page"},

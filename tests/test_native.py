@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from tformer_deploy.bundle import add_report, open_bundle
 from tformer_deploy.contract import PROGRAM
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine, Floats
-from tformer_deploy.engines.cpp import PROGRAM as ENGINE
 from tformer_deploy.errors import ArtifactError, ConfigError, MissingExtra
 from tformer_deploy.export_checked import export_checked
 
@@ -25,19 +24,9 @@ from .conftest import random_sources, small_config, write_checkpoint, write_line
 from .cpp_library import built
 from .test_options import EVERYTHING, OTHERS, T5
 
+pytest.importorskip("tformer_native", reason="tformer-native is not installed: make native")
 RECIPES = ("native-fp32", "native-int8", "native-int4")
 ANNOTATED: dict[str, object] = {"norm": "annotated", "norm_eps": 1e-3, "activation": "silu", "head_dim": 7}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def engine() -> Any:
-    """The program that runs the C++ runtime."""
-    path = built() / "examples" / "tformer-engine"
-    if not path.is_file():
-        pytest.skip(f"{path} was not built: make cpp")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ENGINE, str(path))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +113,22 @@ def test_best_tokens_are_those_of_all_scores(exported: Path) -> None:
         assert np.allclose(np.exp(full.log_probs).sum(-1), 1, atol=1e-5)  # type: ignore[arg-type]
 
 
-def test_onnxruntime_is_not_opened(exported: Path) -> None:
-    with make_engine("native:native-fp32", open_bundle(exported), threads=1) as engine:
-        maps = Path(f"/proc/{engine._process.pid}/maps").read_text()  # type: ignore[attr-defined]
-        assert "weights.data" in maps and "onnxruntime" not in maps
+ALONE = """
+import time, sys
+from pathlib import Path
+from tformer_deploy import load
+with load(sys.argv[1], backend="native", variant="native-fp32", threads=3) as translator:
+    translator.translate(["w5 w6 w7", "w5"])
+    maps, before = Path("/proc/self/maps").read_text(), time.process_time()
+    time.sleep(0.5)
+    print("weights.data" in maps, "onnxruntime" in maps, "torch" in sys.modules, time.process_time() - before < 0.02)
+"""
+
+
+def test_onnxruntime_is_not_opened_and_idle_threads_sleep(exported: Path) -> None:
+    """An engine that nobody asks takes no time of the processor."""
+    done = subprocess.run([sys.executable, "-c", ALONE, exported], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False", "False", "True"]
 
 
 def test_names_and_refusals(exported: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -137,8 +138,11 @@ def test_names_and_refusals(exported: Path, bundle: Path, monkeypatch: pytest.Mo
         make_engine("ort:native-int8", open_bundle(exported))
     with pytest.raises(ConfigError, match=r"--shortlist: native:native-int8 has no graphs for it"):
         make_engine("native:native-int8", open_bundle(exported), shortlist=True)
-    monkeypatch.setenv(ENGINE, str(tmp_path / "nothing"))
-    with pytest.raises(MissingExtra, match=r"the C\+\+ engine is not at .*: run make cpp"):
+    monkeypatch.delitem(sys.modules, "tformer_deploy.engines.native", raising=False)
+    monkeypatch.setitem(sys.modules, "tformer_native", None)
+    with pytest.raises(
+        MissingExtra, match=r"tformer-native is not installed: pip install tformer-native, or make native"
+    ):
         export_checked(exported.parent / "run", tmp_path / "out", RECIPES)
     assert not (tmp_path / "out").exists()
 
@@ -211,14 +215,3 @@ def test_no_kernel_runs_before_the_processor_is_asked() -> None:
     for path in objects:
         symbols = subprocess.run(["nm", path], check=True, capture_output=True, text=True).stdout
         assert path.name.startswith("choose") or "_GLOBAL__sub_I" not in symbols, path
-
-
-def test_idle_threads_sleep(exported: Path) -> None:
-    """An engine that nobody asks takes no time of the processor."""
-    with make_engine("native:native-fp32", open_bundle(exported), threads=3) as engine:
-        ids, lengths = random_sources(2, 5)
-        steps(engine, ids, lengths)
-        stat = Path(f"/proc/{engine._process.pid}/stat")  # type: ignore[attr-defined]
-        before = sum(map(int, stat.read_text().split()[13:15]))
-        time.sleep(0.5)
-        assert sum(map(int, stat.read_text().split()[13:15])) - before <= 2

@@ -82,6 +82,8 @@ _EXTRA_OF_MODULE = {
 def missing_extra(error: ModuleNotFoundError) -> MissingExtra:
     """Turn a failed import into a message that names the pip extra to install."""
     module = (error.name or str(error)).split(".")[0]
+    if module == "tformer_native":
+        return MissingExtra("tformer-native is not installed: pip install tformer-native, or make native in a checkout")
     extra = _EXTRA_OF_MODULE.get(module)
     if module == "cuda" and find_spec("tensorrt_rtx") and not find_spec("tensorrt"):
         extra = "trt-rtx"

@@ -16,8 +16,7 @@ from .check import Corpus, Gate, Report, make_corpus, translations
 from .checkpoint import Checkpoint, open_source
 from .config import ModelConfig, from_dict
 from .decoding import DecodeOptions
-from .engines import STANDARD, expand, programs_of
-from .engines.cpp import program
+from .engines import STANDARD, expand, programs_of, require_native
 from .engines.eager import NO_ENCODER
 from .errors import ConfigError, DataError, ParityError
 from .export.calibrate import NOISE_SENTENCES, SENTENCES, fp32_layers, input_ranges, layer_noise
@@ -81,7 +80,7 @@ def export_checked(
     if isinstance(checkpoint, UserCheckpoint):
         require_exportable(checkpoint, chosen)
     if any(recipe.target == "native" for recipe in chosen.values()):
-        program()  # checks its variants; without it the work below would be for nothing
+        require_native()  # checks its variants; without it the work below would be for nothing
     corpus, targets, calibration = _read(texts, checkpoint, chosen)
     with atomic_directory(out, force, "bundle", lambda folder: (folder / MANIFEST).is_file()) as directory:
         description = checkpoint.tokenizers.save(directory)

@@ -1,5 +1,5 @@
-// The engine of `tformer check --backend cpp`: tformer-engine BUNDLE VARIANT THREADS SHORTLIST RUNTIME
-// where RUNTIME is ONNX Runtime's file, empty for the one that is found, or native.
+// The engine of `tformer check --backend cpp`: tformer-engine BUNDLE VARIANT THREADS SHORTLIST ONNXRUNTIME
+// where ONNXRUNTIME is its file, empty for the one that is found.
 //
 // Requests come on standard input, replies go to standard output, in words of 4 bytes of this machine. An array is its
 // number of words, in 8 bytes, and these. A request is three arrays at least: call and state, states that nobody uses
@@ -224,7 +224,7 @@ bool done(Pipe& pipe, const Work& work) {
 
 int main(int count, char** arguments) {
   if (count != 6) {
-    std::fputs("usage: tformer-engine BUNDLE VARIANT THREADS SHORTLIST RUNTIME; run by tformer check\n", stderr);
+    std::fputs("usage: tformer-engine BUNDLE VARIANT THREADS SHORTLIST ONNXRUNTIME; run by tformer check\n", stderr);
     return 2;
   }
   std::signal(SIGINT, SIG_IGN);  // Ctrl-C is the parent's to handle
@@ -236,7 +236,6 @@ int main(int count, char** arguments) {
     options.variant = arguments[2];
     options.threads = std::atoi(arguments[3]);
     options.shortlist = std::string(arguments[4]) == "1";
-    options.backend = std::string(arguments[5]) == "native" ? "native" : "ort";
     options.onnxruntime = arguments[5];
     const auto bundle = std::make_shared<const tformer::Bundle>(tformer::Bundle::open(arguments[1], true));
     auto engine = tformer::open_backend(bundle, options)->make_engine();

@@ -13,7 +13,19 @@ import numpy as np
 
 from ..config import ModelConfig
 from ..decoding import Batch, DecodeOptions, decode
-from ..engines.base import ANYTHING, Engine, Ints, Outlook, Scores, State
+from ..engines.base import (
+    ANYTHING,
+    Asked,
+    Calls,
+    Engine,
+    FoundOutput,
+    Ints,
+    Outlook,
+    Scores,
+    Searches,
+    State,
+    own_search,
+)
 from ..processes import repeat
 from ..translate import Translator
 from .plan import Point
@@ -64,8 +76,7 @@ class Watched:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.config, self.limits, self.attention = engine, engine.config, engine.limits, engine.attention
         self.best = engine.best
-        self.calls: list[tuple[str, float, float]] = []
-        """Name, begin, end in seconds."""
+        self.calls: Calls = []
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> State:
         """See `Engine.encode`."""
@@ -100,6 +111,16 @@ class Watched:
         return Sample(
             1e3 * (end - start), 1e3 * encoder, 1e3 * (first - start), steps, 1 - inside / (end - start), tokens
         )
+
+
+class WatchedSearch(Watched):
+    """An engine that decodes by a search of its own, which notes the calls."""
+
+    searches = True
+
+    def search(self, asked: Asked, calls: Calls | None = None) -> list[list[FoundOutput]]:
+        """See `Searches.search`."""
+        return cast(Searches, self.engine).search(asked, self.calls)
 
 
 class Bench:
@@ -163,7 +184,7 @@ class Bench:
 def decode_part(engine: Engine, src_ids: Ints, options: DecodeOptions) -> Sample:
     """Decode and watch."""
     batch = Batch(src_ids, np.full(len(src_ids), src_ids.shape[1], np.int32))
-    watched = Watched(engine)
+    watched = WatchedSearch(engine) if own_search(engine) else Watched(engine)
     start = time.perf_counter()
     outputs = decode(cast(Engine, watched), batch, options)
     return watched.sample(start, sum(len(found[0].ids) for found in outputs))

@@ -86,7 +86,7 @@ class BenchPlan:
     def check(self, bundle: Bundle) -> None:
         """Raises LimitError for a point, DataError for a text that it does not take, ConfigError for missing lists."""
         for engine in self.engines:
-            if parse_name(engine).backend in ("cpp", "native"):  # whose process is not the one that is measured
+            if parse_name(engine).backend == "cpp":  # whose process is not the one that is measured
                 raise ConfigError(f"--backend {engine}: bench does not measure the C++ runtime: use ort")
             limits = limits_of(engine, bundle)
             if self.shortlist:

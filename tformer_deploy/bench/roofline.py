@@ -6,8 +6,11 @@ Source: Williams et al. 2009, "Roofline". `docs/bench.md` has the rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
 
 from ..config import ModelConfig
 from .plan import Point
@@ -16,6 +19,8 @@ LARGE_BUFFER = 512 << 20
 """Bytes; larger than the caches of most processors."""
 WEIGHT_BITS = {"int8": 8, "int4": 4}
 """Bits of a weight with a scale per group. With a scale per column, as in every quantized encoder, it has 8."""
+_ARRAYS = ("gain", "bias")
+"""What an instruction of a program reads besides its matrix; of a table it reads a row."""
 FLOAT_BYTES = 4
 HALF_BYTES = 2
 OVERHEAD = 0.5
@@ -54,6 +59,47 @@ class WeightsRead:
     others: int
     """Numbers of biases, norms and the like."""
 
+    def bytes(self, storage: Storage, group_size: int) -> int:
+        """Of all of them, as an engine stores them."""
+        return storage.weight_bytes(self.matmuls, group_size) + FLOAT_BYTES * self.others
+
+    def products(self) -> tuple[int, int]:
+        """Weights that are multiplied at the variant's precision, and in fp32."""
+        return sum(math.prod(matrix) for matrix in self.matmuls), 0
+
+
+@dataclass(frozen=True)
+class ProgramRead:
+    """The same of a program, which says itself what it reads."""
+
+    size: int
+    """Bytes."""
+    quantized: int
+    floats: int
+
+    @classmethod
+    def of(cls, program: Mapping[str, Any], graph: str) -> Self:
+        """What one of its graphs reads: matrices as they are packed, scales, biases and norms."""
+        arrays: dict[int, int] = {}
+        products = {True: 0, False: 0}
+        for instruction in program["graphs"][graph]["code"]:
+            matrix = instruction.get("matrix", {})
+            for number in (*(matrix.get(key) for key in ("data", "scales", "sums")), *map(instruction.get, _ARRAYS)):
+                if number is not None:
+                    about = program["arrays"][number]
+                    arrays[number] = math.prod(about["shape"]) * np.dtype(about["dtype"]).itemsize
+            if matrix:
+                products[matrix["kind"] in WEIGHT_BITS] += matrix["outputs"] * matrix["inputs"]
+        return cls(sum(arrays.values()), products[True], products[False])
+
+    def bytes(self, storage: Storage, group_size: int) -> int:
+        """See `WeightsRead.bytes`."""
+        return self.size
+
+    def products(self) -> tuple[int, int]:
+        """See `WeightsRead.products`."""
+        return self.quantized, self.floats
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -64,7 +110,8 @@ class Cost:
     """Cached keys and values, read or written."""
     weight_operations: int
     """Of matmuls with weights; a multiplication and an addition are two."""
-    attention_operations: int
+    fp32_operations: int
+    """Of attention, and of matmuls that a variant in few bits leaves in fp32."""
 
     @property
     def bytes(self) -> int:
@@ -74,7 +121,7 @@ class Cost:
     @property
     def operations(self) -> int:
         """All of them."""
-        return self.weight_operations + self.attention_operations
+        return self.weight_operations + self.fp32_operations
 
 
 @dataclass
@@ -111,30 +158,32 @@ class Bound:
         return f"{100 * self.share:.0f} %, {self.by}"
 
 
-def step_cost(config: ModelConfig, weights: WeightsRead, storage: Storage, point: Point) -> Cost:
+def step_cost(config: ModelConfig, weights: WeightsRead | ProgramRead, storage: Storage, point: Point) -> Cost:
     """The mean of all steps but the first: past lengths 1 to new_tokens - 1."""
+    quick, floats = weights.products()
     side, rows = config.decoder, point.batch * point.beams
     inner, layers = side.heads * side.head_dim, side.layers
     past = point.new_tokens / 2 if point.new_tokens > 1 else 0.0
     # Beams of a sentence share its cross keys and values.
     cached = 2 * layers * inner * (rows * (past + 1) + point.batch * point.src_len)
     return Cost(
-        storage.weight_bytes(weights.matmuls, storage.group_size) + FLOAT_BYTES * weights.others,
+        weights.bytes(storage, storage.group_size),
         round(storage.cache_bytes * cached),
-        2 * rows * sum(math.prod(matrix) for matrix in weights.matmuls),
-        round(4 * layers * inner * rows * (past + 1 + point.src_len)),
+        2 * rows * quick,
+        2 * rows * floats + round(4 * layers * inner * rows * (past + 1 + point.src_len)),
     )
 
 
-def encoder_cost(config: ModelConfig, weights: WeightsRead, storage: Storage, point: Point) -> Cost:
+def encoder_cost(config: ModelConfig, weights: WeightsRead | ProgramRead, storage: Storage, point: Point) -> Cost:
     """The encoder, and the keys and values of its output for every decoder layer."""
     side, tokens = config.encoder, point.batch * point.src_len
     cross = config.decoder.heads * config.decoder.head_dim
+    quick, floats = weights.products()
     return Cost(
-        storage.weight_bytes(weights.matmuls, 0) + FLOAT_BYTES * weights.others,
+        weights.bytes(storage, 0),
         storage.cache_bytes * 2 * config.decoder_layers * cross * tokens,
-        2 * tokens * sum(math.prod(matrix) for matrix in weights.matmuls),
-        4 * side.layers * side.heads * side.head_dim * tokens * point.src_len,
+        2 * tokens * quick,
+        2 * tokens * floats + 4 * side.layers * side.heads * side.head_dim * tokens * point.src_len,
     )
 
 
@@ -151,7 +200,7 @@ def bound(cost: Cost, workers: int, ceiling: Ceiling, precision: str, measured_m
     # Matmuls with int4 weights are computed in int8 or in fp32.
     rate = rates["fp32"] if precision == "fp32" else max(rates.values())
     reading = 1e3 * workers * cost.bytes / ceiling.read_bytes_per_s[buffer_size(cost, workers)]
-    computing = 1e3 * workers * (cost.weight_operations / rate + cost.attention_operations / rates["fp32"])
+    computing = 1e3 * workers * (cost.weight_operations / rate + cost.fp32_operations / rates["fp32"])
     limit = max(reading, computing)
     share = limit / measured_ms
     by = "overhead" if share < OVERHEAD else "bandwidth" if reading >= computing else "arithmetic"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 
 from ..bundle import Bundle
 from ..check.gate import machine
-from ..contract import GRAPHS
+from ..contract import GRAPHS, PROGRAM
 from ..engines import parse_name, recipe_of
 from ..errors import MissingExtra
+from ..headers import read_json
 from ..processes import Process, in_turn
 from .measure import CorpusSample, Sample
 from .plan import BenchPlan, Point, has_profile
@@ -21,6 +22,7 @@ from .roofline import (
     LARGE_BUFFER,
     Ceiling,
     Cost,
+    ProgramRead,
     Storage,
     WeightsRead,
     bound,
@@ -105,6 +107,15 @@ def _round(
             progress(1)
 
 
+def program_reads(name: str, bundle: Bundle) -> list[ProgramRead]:
+    """What the graphs of an engine's program read; nothing where it runs none."""
+    engine = parse_name(name)
+    if engine.backend != "native":
+        return []
+    program = read_json(bundle.directory / engine.variant, PROGRAM)
+    return [ProgramRead.of(program, graph) for graph in GRAPHS]
+
+
 class MachineLimits:
     """What the machine can do, measured in a process of its own, and what that means for each point."""
 
@@ -116,7 +127,10 @@ class MachineLimits:
             for engine in report.engines
         }
         weights = bundle.manifest.get("weights", {})
-        self.weights = [WeightsRead(**weights[graph]) for graph in GRAPHS if graph in weights]
+        standard = [WeightsRead(**weights[graph]) for graph in GRAPHS if graph in weights]
+        self.weights: dict[str, Sequence[WeightsRead | ProgramRead]] = {
+            name: program_reads(name, bundle) or standard for name in self.storages
+        }
         if not weights:
             report.notes.append("no limits of the machine: the bundle is of an older version, export it again")
         costs = [cost for name in plan.engines for point in plan.points for cost in self.costs(name, point)]
@@ -126,7 +140,7 @@ class MachineLimits:
         """Of the encoder and of a step: the cost of one worker's part, and how many work at a time; none if unknown."""
         workers = min(self.plan.workers, point.batch)
         part, storage, config = point.split(workers), self.storages[name], self.bundle.config
-        both = zip((encoder_cost, step_cost), self.weights, strict=False)
+        both = zip((encoder_cost, step_cost), self.weights[name], strict=False)
         return [(cost(config, weights, storage, part), workers) for cost, weights in both]
 
     def measure(self) -> None:
@@ -147,7 +161,9 @@ class MachineLimits:
         """Compare every point's best times with the limits."""
         report = self.report
         devices = {engine.engine: engine.device for engine in report.engines}
-        for found in report.points if self.weights else ():
+        for found in report.points:
+            if not self.weights[found.engine]:
+                continue
             encoder, step = self.costs(found.engine, found.point)
             if device := devices[found.engine]:
                 found.step_bound = device_bound(step[0], device["read_bytes_per_s"], found.step_ms.min)

@@ -17,10 +17,10 @@ from .root import app, emit, progress
 )
 def bench(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
-    backend: Annotated[list[str] | None, typer.Option(help="Engine: ort, trt or eager; repeatable.")] = None,
+    backend: Annotated[list[str] | None, typer.Option(help="Engine: ort, native, trt or eager; repeatable.")] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="Variant that ort runs (fp32: the standard graphs); repeatable. Without it: all."),
+        typer.Option(help="Variant that ort and native run (fp32: the standard graphs); repeatable. Without it: all."),
     ] = None,
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,

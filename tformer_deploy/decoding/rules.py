@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,15 @@ class Trie:
         for token in ids:
             node = node.get(int(token), {})
         return [token for token in node if token != _END], _END in node
+
+    def outputs(self) -> Iterator[tuple[int, ...]]:
+        """All of them."""
+        nodes: list[tuple[tuple[int, ...], dict[int, Any]]] = [((), self._root)]
+        while nodes:
+            ids, node = nodes.pop()
+            if _END in node:
+                yield ids
+            nodes += [((*ids, token), following) for token, following in node.items() if token != _END]
 
     @property
     def tokens(self) -> set[int]:

@@ -202,12 +202,14 @@ def make_engine(
             from .trt.engine import TrtEngine
 
             return TrtEngine(bundle, parts.variant)
-        if parts.backend in ("cpp", "native"):
+        if parts.backend == "cpp":
             from .cpp import CppEngine
 
-            native = parts.backend == "native"
-            variant = parts.variant or (programs_of(bundle)[0] if native else "")
-            return CppEngine(bundle, threads, variant, shortlist, parts.backend)
+            return CppEngine(bundle, threads, parts.variant, shortlist)
+        if parts.backend == "native":
+            from .native import NativeEngine
+
+            return NativeEngine(bundle, threads, parts.variant or programs_of(bundle)[0], shortlist)
         if name == "ort":
             from .ort.standard import OrtEngine
 
@@ -224,6 +226,15 @@ def make_engine(
         return _eager(bundle, checkpoint, threads, parts.device)
     except ModuleNotFoundError as error:
         raise missing_extra(error) from None
+
+
+def require_native() -> None:
+    """Raise MissingExtra where programs cannot be run."""
+    try:
+        from .native import check_version
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from None
+    check_version()
 
 
 def encoder_names(bundle: Bundle) -> list[str]:

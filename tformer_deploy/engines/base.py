@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -207,20 +207,57 @@ class FoundOutput:
     """Sum of the log-probabilities of ids and the end token."""
     value: float
     """What a beam is ranked by."""
+    alignment: list[int] = field(default_factory=list)
+    """The source position that each of ids looks at most; only with `align`."""
+
+
+class Outputs(Protocol):
+    """The only outputs that may come."""
+
+    def outputs(self) -> Iterable[Sequence[int]]:
+        """Their ids, without end tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a runtime's own search is asked for; fields as those of `decoding.Batch`."""
+
+    src_ids: Ints
+    """(B, S) right-padded."""
+    src_lengths: Ints
+    """(B)"""
+    numbers: Sequence[int]
+    options: Mapping[str, Any]
+    """The fields of `DecodeOptions`."""
+    prefixes: Sequence[Sequence[int]] = ()
+    allowed: Outputs | None = None
+    strict: bool = False
+    """Stop at log-probabilities that are no numbers; else those are never chosen."""
+
+
+Calls = list[tuple[str, float, float]]
+"""Of an engine: name, begin and end, in seconds of `time.perf_counter`."""
 
 
 @runtime_checkable
 class Searches(Protocol):
     """An engine of a runtime that has a search of its own, which must find what ours finds over its steps."""
 
-    def search(
-        self, src_ids: Ints, src_lengths: Ints, numbers: Sequence[int], options: Mapping[str, Any]
-    ) -> list[list[FoundOutput]]:
-        """The outputs of each source; `numbers` seed samples, `options` are the fields of `DecodeOptions`.
+    searches: bool
+    """Whether `decoding.decode` uses it, as it is faster than ours; `tformer check` compares both in any case."""
 
-        Log-probabilities that are no numbers are never chosen.
+    def search(self, asked: Asked, calls: Calls | None = None) -> list[list[FoundOutput]]:
+        """The outputs of each source. `calls` gets those of the engine, where it `searches`.
+
+        Raises what `decoding.decode` does.
         """
         ...
+
+
+def own_search(engine: object) -> Searches | None:
+    """An engine's own search, where `decoding.decode` uses it."""
+    return engine if isinstance(engine, Searches) and engine.searches else None
 
 
 class SameStep:

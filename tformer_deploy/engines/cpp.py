@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +33,7 @@ from ..errors import (
     TformerError,
 )
 from ..processes import PATIENCE_SECONDS, describe_end
-from .base import ANYTHING, Floats, FoundOutput, Ints, Limits, Outlook, Scores
+from .base import ANYTHING, Asked, Calls, Floats, FoundOutput, Ints, Limits, Outlook, Scores
 
 PROGRAM = "TFORMER_CPP_ENGINE"
 """The environment variable that names the program."""
@@ -52,6 +52,11 @@ KINDS: dict[int, type[TformerError]] = {
 }
 """By the `Status` of `engines/src/errors.hpp`; others are faults of the runtime: EngineError."""
 MOST_STATUS = 10
+
+
+def error_of(status: int, message: str) -> TformerError:
+    """An error of the C++ runtime, in one line."""
+    return KINDS.get(status, EngineError)("".join(letter if letter.isprintable() else " " for letter in message))
 
 
 def program() -> Path:
@@ -84,12 +89,12 @@ class CppState:
 
 
 class CppEngine:
-    """Runs a bundle's standard graphs, a variant's, or with `backend` native the program of one, in C++."""
+    """Runs a bundle's standard graphs, or a variant's, in C++."""
 
-    def __init__(
-        self, bundle: Bundle, threads: int = 0, variant: str = "", shortlist: bool = False, backend: str = "cpp"
-    ) -> None:
-        self.bundle, self.config, self.variant, self.backend = bundle, bundle.config, variant, backend
+    searches = False
+
+    def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "", shortlist: bool = False) -> None:
+        self.bundle, self.config, self.variant = bundle, bundle.config, variant
         self.threads, self.shortlist = threads or len(os.sched_getaffinity(0)), shortlist
         self.recipe = bundle.variants[variant] if variant else bundle.recipe
         self.limits = Limits.of(self.recipe.axes)
@@ -99,8 +104,8 @@ class CppEngine:
         self._program, self._freed = program(), list[int]()
         # A file, as nobody reads a pipe while the program writes.
         self._stderr: IO[bytes] = tempfile.TemporaryFile()
-        runs = "native" if self.backend == "native" else onnxruntime_library()
-        asked = self.bundle.directory, self.variant or "fp32", self.threads, int(self.shortlist), runs
+        threads, shortlist = self.threads, int(self.shortlist)
+        asked = self.bundle.directory, self.variant or "fp32", threads, shortlist, onnxruntime_library()
         try:
             self._process = subprocess.Popen(
                 [self._program, *map(str, asked)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr
@@ -186,13 +191,12 @@ class CppEngine:
         """See `Engine.layers`: the runtime shows none. Raises EngineError."""
         raise EngineError("the C++ engine shows no layers: --backend ort finds them")
 
-    def search(
-        self, src_ids: Ints, src_lengths: Ints, numbers: Sequence[int], options: Mapping[str, Any]
-    ) -> list[list[FoundOutput]]:
-        """See `Searches.search`."""
-        text = json.dumps(options).encode()
+    def search(self, asked: Asked, calls: Calls | None = None) -> list[list[FoundOutput]]:
+        """See `Searches.search`. The program takes neither prefixes nor a set of outputs, which no check asks for."""
+        assert not (asked.prefixes or asked.allowed or asked.strict)
+        text = json.dumps(asked.options).encode()
         words = np.frombuffer(text.ljust(-(-len(text) // 4) * 4), np.int32)
-        self._ask(SEARCH, None, src_ids, src_lengths, list(numbers), words)
+        self._ask(SEARCH, None, asked.src_ids, asked.src_lengths, list(asked.numbers), words)
         counts, outputs = self._ints().tolist(), self._ints()
         found: list[list[FoundOutput]] = []
         place = 0
@@ -224,7 +228,7 @@ class CppEngine:
         if (status := int(self._read(1, np.int32)[0])) not in range(MOST_STATUS + 1):
             raise EngineError(f"{self._program} does not answer as tformer-engine does: run make cpp")
         if status:
-            raise KINDS.get(status, EngineError)(self._text())
+            raise error_of(status, self._text())
 
     def _ints(self) -> Ints:
         found: Ints = self._array(np.int32)
@@ -235,8 +239,7 @@ class CppEngine:
         return found
 
     def _text(self) -> str:
-        text = self._array(np.uint8).tobytes().decode(errors="replace").rstrip()
-        return "".join(letter if letter.isprintable() else " " for letter in text)
+        return str(self._array(np.uint8).tobytes(), errors="replace").rstrip()
 
     def _array(self, dtype: type[np.generic]) -> Any:
         words = int(self._read(1, np.uint64)[0])

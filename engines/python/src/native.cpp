@@ -1,0 +1,256 @@
+// tformer_native: the engine for processors inside a Python process. What it computes is shared with numpy, not copied,
+// and other threads of Python run while it computes.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <system_error>
+
+#include "bundle/bundle.hpp"
+#include "decode/decode.hpp"
+#include "engines.hpp"
+#include "errors.hpp"
+#include "kernels/kernels.hpp"
+#include "native/engines.hpp"
+#include "ort/graphs.hpp"
+#include "speed.hpp"
+
+namespace nb = nanobind;
+
+namespace tformer::python {
+namespace {
+
+using Ids = nb::ndarray<const std::int32_t, nb::c_contig, nb::device::cpu>;
+using Lists = std::vector<std::vector<std::int32_t>>;
+
+std::vector<std::int32_t> values(const Ids& array) { return {array.data(), array.data() + array.size()}; }
+
+/// What only a mistake of the caller in Python breaks; memory would be overrun otherwise.
+void require(bool holds, const char* what) {
+  if (!holds) throw Error(Status::internal, std::string("internal fault: ") + what + ": please report it");
+}
+
+void check_sources(const Ids& ids, const Ids& lengths) {
+  require(ids.ndim() == 2 && lengths.ndim() == 1 && ids.shape(0) == lengths.shape(0), "sources have another shape");
+}
+
+/// Stops where Python has a signal to handle, such as Ctrl-C.
+void stop_for_signals() {
+  const nb::gil_scoped_acquire held;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+/// A state and the engine that is its own as long as it lives.
+struct Decode {
+  std::shared_ptr<Engine> engine;
+  std::unique_ptr<State> state;
+  std::size_t sentences = 0, beams = 1, src_tokens = 0;
+  std::shared_ptr<Scores> scores = std::make_shared<Scores>();  // of the last step; numpy may still read them
+};
+
+/// (B, K, width) over memory that `owner` keeps.
+template <typename Value>
+nb::ndarray<nb::numpy, Value> shared(std::vector<Value>& found, const Decode& decode, const nb::capsule& owner) {
+  const std::size_t rows = decode.sentences * decode.beams;
+  require(!found.empty() && found.size() % rows == 0, "a step gave other sizes");
+  return {found.data(), {decode.sentences, decode.beams, found.size() / rows}, owner};
+}
+
+void admit(Decode& decode, const Ids& ids, const Ids& lengths, std::int64_t beams, std::int64_t tokens,
+                  const Lists& required) {
+  check_sources(ids, lengths);
+  const auto src_ids = values(ids), src_lengths = values(lengths);
+  const nb::gil_scoped_release others;
+  decode.engine->admit(*decode.state, src_ids, src_lengths, {beams, tokens, required});
+  decode.sentences += src_lengths.size();
+  decode.src_tokens = std::max(decode.src_tokens, ids.shape(1));
+}
+
+std::int64_t best(const Decode& decode, std::int64_t beams) { return decode.engine->best(beams, *decode.state); }
+
+/// Ids and scores (B, K, k), log-probabilities (B, K, V) and attention (B, K, S), None where not asked for.
+nb::tuple step(Decode& decode, const Ids& tokens, bool full, bool attention) {
+  require(tokens.ndim() == 2 && tokens.shape(0) == decode.sentences && tokens.shape(1) == decode.beams,
+          "a step was fed other rows than the state has");
+  const auto fed = values(tokens);
+  if (decode.scores.use_count() > 1) decode.scores = std::make_shared<Scores>();
+  Scores& found = *decode.scores;
+  {
+    const nb::gil_scoped_release others;
+    decode.engine->step(fed, *decode.state, full, attention, found);
+  }
+  const nb::capsule owner(new std::shared_ptr<Scores>(decode.scores),
+                          [](void* kept) noexcept { delete static_cast<std::shared_ptr<Scores>*>(kept); });
+  nb::object every = nb::none(), looked = nb::none();
+  if (full) every = nb::cast(shared(found.log_probs, decode, owner));
+  if (attention) looked = nb::cast(shared(found.attention, decode, owner));
+  return nb::make_tuple(shared(found.ids, decode, owner), shared(found.scores, decode, owner), every, looked);
+}
+
+void reorder(Decode& decode, const Ids& parents, const std::optional<Ids>& sentences) {
+  std::vector<std::int32_t> kept;
+  if (sentences) {
+    kept = values(*sentences);
+  } else {
+    for (std::size_t i = 0; i < decode.sentences; ++i) kept.push_back(static_cast<std::int32_t>(i));
+  }
+  require(parents.ndim() == 2 && parents.size() && parents.shape(0) == kept.size(), "parents have another shape");
+  const auto from = values(parents);
+  const std::size_t width = parents.shape(1);
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    const auto sentence = static_cast<std::size_t>(kept[i / width]), row = static_cast<std::size_t>(from[i]);
+    require(sentence < decode.sentences && row / decode.beams == sentence, "a parent is of another sentence");
+  }
+  const nb::gil_scoped_release others;
+  decode.engine->reorder(*decode.state, from, kept);
+  decode.sentences = kept.size();
+  decode.beams = width;
+}
+
+/// 2L of (B * H * S * D).
+nb::list cross_keys_values(const Decode& decode) {
+  nb::list found;
+  for (auto& each : decode.engine->cross_keys_values(*decode.state)) {
+    auto kept = std::make_unique<std::vector<float>>(std::move(each));
+    std::vector<float>& numbers = *kept;
+    const nb::capsule owner(kept.release(), [](void* all) noexcept { delete static_cast<std::vector<float>*>(all); });
+    found.append(nb::ndarray<nb::numpy, float>(numbers.data(), {numbers.size()}, owner));
+  }
+  return found;
+}
+
+class Model {
+ public:
+  Model(const std::string& folder, const std::string& variant, int threads, bool shortlist, const std::string& kernels) {
+    const nb::gil_scoped_release others;
+    OpenOptions options;
+    options.backend = "native";
+    options.variant = variant;
+    options.threads = threads;
+    options.shortlist = shortlist;
+    options.kernels = kernels;
+    auto bundle = std::make_shared<const Bundle>(Bundle::open(folder, true));
+    engines_ = std::make_shared<Engines>(open_program(std::move(bundle), options));
+    const auto engine = engines_->lend();
+    attention_ = engine->attention();
+    admits_ = engine->admits();
+  }
+
+  bool attention() const { return attention_; }
+  bool admits() const { return admits_; }
+  nb::tuple limits() const {
+    const Limits& most = engines_->backend().limits();
+    return nb::make_tuple(most.batch, most.src_tokens, most.tgt_tokens, most.beams);
+  }
+
+  Decode encode(const Ids& ids, const Ids& lengths, std::int64_t beams, std::int64_t tokens,
+                                 const Lists& required) const {
+    check_sources(ids, lengths);
+    const auto src_ids = values(ids), src_lengths = values(lengths);
+    Decode made;
+    made.sentences = src_lengths.size();
+    made.src_tokens = ids.shape(1);
+    const nb::gil_scoped_release others;
+    made.engine = engines_->lend();
+    made.state = made.engine->encode(src_ids, src_lengths, {beams, tokens, required});
+    return made;
+  }
+
+  /// Of each source its outputs: ids, end token or None, score, value, alignment. `calls` gets name, begin, end of each
+  /// call of the engine, unless it is None.
+  nb::list search(const Ids& ids, const Ids& lengths, const std::vector<std::int64_t>& numbers, const Lists& prefixes,
+                  const std::string& options, const Trie* allowed, bool strict, std::optional<nb::list> calls) const {
+    check_sources(ids, lengths);
+    const Batch batch{values(ids), values(lengths), numbers, prefixes};
+    require(numbers.empty() || numbers.size() == batch.src_lengths.size(), "a source has no number");
+    require(prefixes.empty() || prefixes.size() == batch.src_lengths.size(), "a source has no prefix");
+    Hooks hooks;
+    hooks.allowed = allowed;
+    hooks.strict = strict;
+    std::vector<Call> noted;
+    std::vector<std::vector<Hypothesis>> found;
+    {
+      const nb::gil_scoped_release others;
+      const auto engine = engines_->lend();
+      Observed observed(*engine, calls ? &noted : nullptr, stop_for_signals);
+      found = decode(observed, batch, options_of(Json::parse(options)), hooks);
+    }
+    for (const Call& each : noted) calls->append(nb::make_tuple(each.name, each.begin, each.end));
+    nb::list sources;
+    for (const auto& each : found) {
+      nb::list outputs;
+      for (const Hypothesis& it : each) {
+        nb::object end = nb::none();
+        if (it.finished) end = nb::cast(it.end_id);
+        outputs.append(nb::make_tuple(it.ids, end, it.score, it.value, it.alignment));
+      }
+      sources.append(std::move(outputs));
+    }
+    return sources;
+  }
+
+ private:
+  std::shared_ptr<Engines> engines_;
+  bool attention_ = false, admits_ = false;
+};
+
+/// Raises `Error` of the module: message, status, number of the request.
+void raise(PyObject* type, Status status, const std::string& message, std::uint64_t request = 0) {
+  const nb::object text = nb::steal(PyUnicode_DecodeUTF8(message.data(), static_cast<Py_ssize_t>(message.size()), "replace"));
+  PyErr_SetObject(type, nb::make_tuple(text, static_cast<int>(status), request).ptr());
+}
+
+void translate(const std::exception_ptr& thrown, void* type) {
+  auto* const error_type = static_cast<PyObject*>(type);
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const NotNumbers& error) {
+    raise(error_type, error.status, error.what(), error.request);
+  } catch (const Error& error) {
+    raise(error_type, error.status, error.what());
+  } catch (const std::bad_alloc&) {
+    raise(error_type, Status::no_memory, "there is no memory left: use smaller batches or fewer workers");
+  } catch (const std::system_error& error) {
+    raise(error_type, Status::no_memory,
+          std::string("the system gives no thread, file or memory: ") + error.what() + ": free some");
+  }
+}
+
+}  // namespace
+}  // namespace tformer::python
+
+NB_MODULE(_native, module) {
+  using namespace tformer::python;
+  using namespace nb::literals;
+  module.attr("__version__") = TFORMER_VERSION;
+  nb::object error = nb::steal(PyErr_NewException("tformer_native.Error", PyExc_Exception, nullptr));
+  module.attr("Error") = error;
+  nb::register_exception_translator(translate, error.release().ptr());  // the module lives as long as the process
+  nb::class_<tformer::Trie>(module, "Outputs").def(nb::init<const Lists&>(), "outputs"_a);
+  nb::class_<Decode>(module, "State")
+      .def_ro("sentences", &Decode::sentences)
+      .def_ro("src_tokens", &Decode::src_tokens)
+      .def("admit", admit, "src_ids"_a, "src_lengths"_a, "beams"_a, "tokens"_a, "required"_a)
+      .def("best", best, "beams"_a)
+      .def("step", step, "tokens"_a, "full"_a, "attention"_a)
+      .def("reorder", reorder, "parents"_a, "sentences"_a.none())
+      .def("cross_keys_values", cross_keys_values);
+  nb::class_<Model>(module, "Model")
+      .def(nb::init<const std::string&, const std::string&, int, bool, const std::string&>(), "folder"_a, "variant"_a,
+           "threads"_a, "shortlist"_a = false, "kernels"_a = "")
+      .def_prop_ro("limits", &Model::limits)
+      .def_prop_ro("attention", &Model::attention)
+      .def_prop_ro("admits", &Model::admits)
+      .def("encode", &Model::encode, "src_ids"_a, "src_lengths"_a, "beams"_a, "tokens"_a, "required"_a)
+      .def("search", &Model::search, "src_ids"_a, "src_lengths"_a, "numbers"_a, "prefixes"_a, "options"_a,
+           "allowed"_a.none(), "strict"_a, "calls"_a.none());
+  module.def("kernels", &tformer::kernels::names);
+  module.def("best_kernels", [] { return tformer::kernels::best().name; });
+  module.def("product_rate", &product_rate, "numbers"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
+}

@@ -1,0 +1,67 @@
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+__version__: str
+
+class Error(Exception):
+    """Message, status (`Status` of engines/src/errors.hpp) and number of the request."""
+
+class Outputs:
+    """The only outputs that may come."""
+
+    def __init__(self, outputs: Sequence[Sequence[int]]) -> None: ...
+
+class State:
+    """Caches and lengths of some sentences, and the engine that is theirs as long as they live. For one thread."""
+
+    sentences: int
+    src_tokens: int
+    def admit(
+        self, src_ids: Ints, src_lengths: Ints, beams: int, tokens: int, required: Sequence[Sequence[int]]
+    ) -> None: ...
+    def best(self, beams: int) -> int: ...
+    def step(self, tokens: Ints, full: bool, attention: bool) -> tuple[Ints, Floats, Floats | None, Floats | None]: ...
+    def reorder(self, parents: Ints, sentences: Ints | None) -> None: ...
+    def cross_keys_values(self) -> list[Floats]: ...
+
+class Model:
+    """A program of a bundle, for any number of threads. Raises Error, as everything here does."""
+
+    def __init__(self, folder: str, variant: str, threads: int, shortlist: bool = False, kernels: str = "") -> None: ...
+    @property
+    def limits(self) -> tuple[int, int, int, int]:
+        """Sentences, source tokens, target tokens, beams."""
+    @property
+    def attention(self) -> bool: ...
+    @property
+    def admits(self) -> bool: ...
+    def encode(
+        self, src_ids: Ints, src_lengths: Ints, beams: int, tokens: int, required: Sequence[Sequence[int]]
+    ) -> State: ...
+    def search(
+        self,
+        src_ids: Ints,
+        src_lengths: Ints,
+        numbers: Sequence[int],
+        prefixes: Sequence[Sequence[int]],
+        options: str,
+        allowed: Outputs | None,
+        strict: bool,
+        calls: list[tuple[str, float, float]] | None,
+    ) -> list[list[tuple[list[int], int | None, float, float, list[int]]]]:
+        """Of each source its outputs: ids, end token, score, value, alignment. `options`: JSON. `calls` gets those of
+        the engine: name, begin and end in seconds of time.perf_counter."""
+
+def kernels() -> list[str]:
+    """The instruction sets that this build knows, best first."""
+
+def best_kernels() -> str:
+    """The best that this machine has."""
+
+def product_rate(numbers: str, threads: int) -> float:
+    """Operations a second of products of fp32 or int8."""

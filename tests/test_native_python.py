@@ -1,0 +1,326 @@
+"""The binding `tformer_native`: both searches find the same in one process, arrays are shared, threads and signals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tformer_deploy import load
+from tformer_deploy.bench.measure import decode_part
+from tformer_deploy.bench.roofline import ProgramRead
+from tformer_deploy.bundle import Bundle, open_bundle
+from tformer_deploy.contract import GRAPHS, PROGRAM
+from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Trie, decode
+from tformer_deploy.engines import make_engine
+from tformer_deploy.engines.base import Asked, Calls, Engine, Scores, Searches
+from tformer_deploy.errors import EngineError, LimitError, NotNumbers
+
+from .command import failed_line, printed, run_here
+from .conftest import random_sources
+
+native = pytest.importorskip("tformer_native", reason="tformer-native is not installed: make native")
+from tformer_deploy.engines.native import NativeEngine  # noqa: E402
+
+BUNDLE = Path(__file__).parent / "bundles" / "v6" / "copy"
+PROGRAMS = ("native-fp32", "native-int8", "native-int4")
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return open_bundle(BUNDLE)
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def engine(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Engine]:
+    with make_engine(f"native:{request.param}", bundle, threads=2) as engine:
+        yield engine
+
+
+def batch_of(engine: Engine, count: int = 6, width: int = 9, prefixes: Any = ()) -> Batch:
+    ids, lengths = random_sources(count, width)
+    words = engine.config.src_vocab
+    ids = np.where(ids >= words, words - 1, ids).astype(np.int32)
+    return Batch(ids, lengths, range(3, 3 + count), prefixes)
+
+
+def shown(found: list[list[Hypothesis]]) -> list[list[dict[str, Any]]]:
+    """All that an output has; equal numbers are equal to the last bit."""
+    return [[dataclasses.asdict(each) for each in outputs] for outputs in found]
+
+
+def ours(engine: Engine, batch: Batch, options: DecodeOptions, allowed: Trie | None = None) -> list[list[Hypothesis]]:
+    """What Python's search finds over the engine's steps."""
+    running = ContinuousBatch(engine)
+    search = running.join(batch, options, allowed)
+    while running.searches:
+        running.step()
+    return search.outputs()
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "limits": {"min_tokens": 3, "max_ratio": 0.8},
+    "beam": {"beams": 4, "n_best": 3, "length_penalty": 0.6, "length_norm": "gnmt"},
+    "exact": {"beams": 3, "stop": "exact", "repetition_penalty": 1.3},
+    "estimate": {"beams": 3, "stop": "estimate", "no_repeat_ngram": 2},
+    "sampling": {"sampling": True, "n_best": 3, "seed": 7, "temperature": 1.5},
+    "top": {"sampling": True, "top_k": 4, "top_p": 0.9, "min_p": 0.01},
+    "forced": {"first_ids": (5,), "first_adds_zero": True, "suppress": (6, 7), "forced_end": True, "max_tokens": 6},
+    "endless": {"endless": True, "max_tokens": 5, "beams": 2},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_both_searches_find_the_same(name: str, engine: Engine) -> None:
+    options = DecodeOptions(**{"max_tokens": 12, **OPTIONS[name]})
+    for batch in (batch_of(engine), batch_of(engine, 3, 5, prefixes=[(5, 6), (), (8,)])):
+        found = decode(engine, batch, options)
+        assert shown(found) == shown(ours(engine, batch, options)) and any(each[0].ids for each in found)
+
+
+def test_a_set_of_outputs(engine: Engine) -> None:
+    allowed = [(5, 6), (5, 7, 8), (9,), ()]
+    for outputs in (allowed, allowed[:1]):
+        trie, options = Trie(outputs), DecodeOptions(beams=2, n_best=2)
+        found = decode(engine, batch_of(engine), options, trie)
+        assert sorted(trie.outputs()) == sorted(outputs)
+        assert shown(found) == shown(ours(engine, batch_of(engine), options, trie))
+        assert {tuple(each.ids) for best in found for each in best} <= set(outputs)
+
+
+def test_only_steps_that_somebody_looks_at_are_pythons(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    taken = engine.step
+    monkeypatch.setattr(engine, "step", lambda *given: steps.append(1) or taken(*given))  # type: ignore[func-returns-value]
+    options = DecodeOptions(max_tokens=8)
+    whole = decode(engine, batch_of(engine), options)
+    assert not steps
+    assert shown(decode(engine, batch_of(engine), options, on_step=lambda step: None)) == shown(whole)
+    assert steps
+
+
+def test_translations_are_those_of_python_whatever_the_workers() -> None:
+    lines = [" ".join(str((i * j) % 10) for j in range(1, 2 + i % 7)) for i in range(40)]
+    asked: dict[str, Any] = {"variant": "native-int8", "backend": "native", "beams": 3, "n_best": 2}
+    with load(BUNDLE, **asked, threads=1) as one, load(BUNDLE, **asked, threads=2, workers=3) as three:
+        found = one.translate(lines)
+        assert three.translate(lines) == found and three.translate(lines) == found
+        pieces: list[str] = []
+        one.options = dataclasses.replace(one.options, beams=1, n_best=1)
+        streamed = one.stream(lines[6], pieces.append)
+        assert "".join(pieces) == streamed.text == one.translate([lines[6]])[0].text
+        assert one.score(lines[:5], [each.text for each in found[:5]]) == three.score(
+            lines[:5], [each.text for each in found[:5]]
+        )
+
+
+def test_the_command_says_what_python_says() -> None:
+    stdin = b"3 1 4 1 5\n\n9 2 6\n"
+    outputs = [
+        printed(run_here("translate", BUNDLE, "--backend", backend, "--variant", variant, stdin=stdin))
+        for backend, variant in (("native", "native-fp32"), ("ort", "fp32"))
+    ]
+    assert outputs[0] == outputs[1] == ["3 1 4 1 5", "", "9 2 6"]
+
+
+def test_what_a_step_gave_stays_as_it_was(engine: Engine) -> None:
+    batch = batch_of(engine)
+    state = engine.encode(batch.src_ids, batch.src_lengths)
+    kept: list[tuple[Scores, Any]] = []
+    tokens = np.full((len(batch.src_ids), 1), engine.config.start_id, np.int32)
+    for _ in range(4):
+        scores = engine.step(tokens, state, full=True)
+        assert scores.log_probs is not None and scores.attention is None
+        assert not scores.log_probs.flags.owndata and not scores.ids.flags.owndata  # memory of C++
+        kept.append((scores, [np.array(each) for each in (scores.ids, scores.scores, scores.log_probs)]))
+        tokens = np.ascontiguousarray(scores.ids[:, :, 0])
+    del state
+    for scores, copies in kept:
+        assert all(map(np.array_equal, (scores.ids, scores.scores, scores.log_probs), copies))
+
+
+def test_memory_of_a_step_is_used_again(engine: Engine) -> None:
+    batch = batch_of(engine)
+    state = engine.encode(batch.src_ids, batch.src_lengths)
+    tokens, places = np.full((len(batch.src_ids), 1), engine.config.start_id, np.int32), set()
+    for _ in range(5):
+        scores = engine.step(tokens, state, full=True)
+        assert scores.log_probs is not None
+        places.add(scores.log_probs.ctypes.data)
+        del scores
+    assert len(places) == 1
+
+
+def test_mistakes_of_the_caller_are_refused(engine: Engine) -> None:
+    batch = batch_of(engine, 3)
+    state = engine.encode(batch.src_ids, batch.src_lengths)
+    start = np.full((3, 1), engine.config.start_id, np.int32)
+    engine.step(start, state)
+    for rows in (start[:2], np.tile(start, 2), start[:, 0]):
+        with pytest.raises(EngineError, match="internal fault: a step was fed other rows than the state has"):
+            engine.step(rows, state)
+    for parents, kept in ((start, None), (start * 0 - 1, None), (start[:2] * 0, [0, 1]), (start * 0, [0, 1])):
+        with pytest.raises(EngineError, match=r"internal fault: (a parent is|parents have)"):
+            engine.reorder(state, parents, None if kept is None else np.array(kept, np.int32))
+    with pytest.raises(EngineError, match="internal fault: sources have another shape"):
+        engine.encode(batch.src_ids, batch.src_lengths[:2])
+    with pytest.raises(LimitError, match="is outside the source vocabulary"):
+        engine.encode(batch.src_ids + 10_000, batch.src_lengths)
+    with pytest.raises(LimitError, match="is outside the target vocabulary"):
+        engine.step(start - 9, state)
+
+
+@pytest.mark.parametrize("changes", [{"beams": 5000}, {"suppress": (10_000,)}, {"align": True}], ids=str)
+def test_refusals_are_those_of_python(changes: dict[str, Any], engine: Engine) -> None:
+    options, words = DecodeOptions(**changes), []
+    for search in (decode, ours):
+        with pytest.raises(LimitError) as refused:
+            search(engine, batch_of(engine), options)  # type: ignore[operator]
+        words.append(str(refused.value))
+    assert words[0] == words[1]
+
+
+def test_numbers_that_are_none_name_their_request(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "request 5: the log-probabilities of token 1 are not numbers"
+
+    class Model:
+        limits, attention, admits = (64, 64, 64, 8), False, True
+
+        def search(self, *arguments: Any) -> Any:
+            raise native.Error(said, 6, 4)
+
+    with NativeEngine(bundle, 1, "native-fp32") as engine:
+        monkeypatch.setattr(engine, "_model", Model())
+        with pytest.raises(NotNumbers, match=said) as found:
+            decode(engine, batch_of(engine), DecodeOptions())
+    assert found.value.request == 4
+
+
+LONG = DecodeOptions(endless=True, sampling=True, n_best=7)
+"""With 1,024 sentences a good part of a second."""
+
+
+def test_other_threads_run_meanwhile(engine: Engine) -> None:
+    batch = batch_of(engine, 1024)
+    start = time.perf_counter()
+    decode(engine, batch, LONG)
+    alone = time.perf_counter() - start
+    thread, turns = threading.Thread(target=decode, args=(engine, batch, LONG)), 0
+    thread.start()
+    while thread.is_alive():
+        turns += 1
+        time.sleep(alone / 50)
+    assert turns > 5
+
+
+def test_a_signal_ends_a_search(engine: Engine) -> None:
+    class Enough(Exception):
+        pass
+
+    def handler(*_: Any) -> None:
+        raise Enough
+
+    batch = batch_of(engine, 1024)
+    asked = Asked(batch.src_ids, batch.src_lengths, batch.numbers, dataclasses.asdict(LONG))
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for _ in range(5):
+            calls: Calls = []
+            signal.setitimer(signal.ITIMER_REAL, 0.06)
+            with pytest.raises(Enough):
+                while True:
+                    calls.clear()
+                    cast(Searches, engine).search(asked, calls)
+            if not calls:  # else it came between two searches
+                return
+        raise AssertionError("no search was ended")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("translate", BUNDLE, "--backend", "native")
+    monkeypatch.setattr("tformer_deploy.engines.native.native_version", "9.9.9")
+    assert re.search(r"tformer-native is of version 9\.9\.9, this is .*: pip install", failed_line(run_here(*command)))
+    monkeypatch.delitem(sys.modules, "tformer_deploy.engines.native", raising=False)
+    monkeypatch.setitem(sys.modules, "tformer_native", None)
+    expected = "tformer-native is not installed: pip install tformer-native, or make native in a checkout"
+    assert failed_line(run_here(*command)) == f"error: {expected}"
+
+
+def test_nothing_of_what_is_linked_is_exported() -> None:
+    (library,) = Path(native.__file__).parent.glob("_native.*so")
+    lines = subprocess.run(["nm", "-D", "--defined-only", library], check=True, capture_output=True, text=True).stdout
+    assert {line.split()[-1] for line in lines.splitlines()} == {"PyInit__native"}
+    needed = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True).stdout
+    assert not re.search(r"\[lib(stdc\+\+|gcc_s|onnxruntime|crypto)", needed)
+
+
+# How far from the machine's limit
+
+
+def test_a_program_reads_what_it_says(bundle: Bundle) -> None:
+    """All arrays of a step but tables; each weight of the network once."""
+    config = bundle.config
+    for name in PROGRAMS:
+        program = json.loads((BUNDLE / name / PROGRAM).read_text())
+        encoder, step = (ProgramRead.of(program, graph) for graph in GRAPHS)
+        every = sum(int(np.prod(each["shape"])) * np.dtype(each["dtype"]).itemsize for each in program["arrays"])
+        assert 0 < step.size < every and 0 < encoder.size < every
+        d = config.d_model
+        weights = config.decoder.layers * (6 * d * d + 2 * d * config.d_ff) + d * config.tgt_vocab
+        assert sum(step.products()) == weights
+        assert (step.products()[0] == 0) is (name == "native-fp32")
+
+
+def test_calls_of_a_search_are_watched(engine: Engine) -> None:
+    sample = decode_part(engine, batch_of(engine, 2, 6).src_ids, DecodeOptions(max_tokens=6, beams=2, endless=True))
+    assert len(sample.steps_ms) == 6 and sample.tokens == 12
+    assert 0 < sample.encoder_ms < sample.first_token_ms < sample.latency_ms and 0 <= sample.outside < 1
+
+
+def test_the_rate_of_products() -> None:
+    assert native.best_kernels() in native.kernels()
+    assert min(native.product_rate(name, 1) for name in ("fp32", "int8")) > 1e8
+    with pytest.raises(native.Error, match="numbers=int5: must be fp32 or int8"):
+        native.product_rate("int5", 1)
+
+
+def test_the_benchmark_has_limits_for_programs(tmp_path: Path) -> None:
+    sizes = (
+        "--batch",
+        2,
+        "--beam",
+        1,
+        "--src-len",
+        4,
+        "--new-tokens",
+        4,
+        "--rounds",
+        1,
+        "--seconds",
+        0,
+        "--threads",
+        1,
+    )
+    (text,) = printed(run_here("bench", BUNDLE, "--backend", "native", *sizes, "--json"))
+    report = json.loads(text)
+    assert [each["engine"] for each in report["engines"]] == [f"native:{name}" for name in sorted(PROGRAMS)]
+    sizes_of = {}
+    for point in report["points"]:
+        assert point["step_bound"]["share"] > 0 and point["encoder_bound"]["share"] > 0
+        sizes_of[point["engine"]] = point["step_bound"]["bytes"]
+    assert sizes_of["native:native-int4"] < sizes_of["native:native-int8"] < sizes_of["native:native-fp32"]

@@ -1,0 +1,115 @@
+"""The C++ library's engine for processors, in this process: arrays are shared, and other threads run meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tformer_native import Error, Model, State
+from tformer_native import Outputs as Compiled
+from tformer_native import __version__ as native_version
+
+from .. import __version__
+from ..bundle import Bundle
+from ..errors import EngineError, MissingExtra, NotNumbers
+from .base import ANYTHING, Asked, Calls, Floats, FoundOutput, Ints, Limits, Outlook, Outputs, Scores
+from .cpp import error_of
+
+R = TypeVar("R")
+
+
+def check_version() -> None:
+    """Raise MissingExtra where the binding is of another version."""
+    if native_version != __version__:
+        raise MissingExtra(
+            f"tformer-native is of version {native_version}, this is {__version__}: "
+            f"pip install tformer-native=={__version__}, or make native in a checkout"
+        )
+
+
+class NativeEngine:
+    """Runs the program of a variant. Any number of threads may decode; each state has threads and memory of its own."""
+
+    searches = True
+
+    def __init__(self, bundle: Bundle, threads: int, variant: str, shortlist: bool = False) -> None:
+        check_version()
+        self.bundle, self.config, self.variant = bundle, bundle.config, variant
+        self.threads, self.shortlist = threads or len(os.sched_getaffinity(0)), shortlist
+        self.recipe = bundle.variants[variant]
+        self.limits = Limits.of(self.recipe.axes)
+        self.attention, self.admits, self.precision = False, True, str(self.recipe.precision)
+        self._model: Any = None
+        self._allowed: tuple[Outputs, Any] | None = None
+
+    def __enter__(self) -> Self:
+        folder = str(self.bundle.directory)
+        self._model = _call(Model, folder, self.variant, self.threads, self.shortlist)
+        own = self.limits.batch, self.limits.src_tokens, self.limits.tgt_tokens, self.limits.beams
+        if (limits := self._model.limits) != own:
+            raise EngineError(f"tformer-native reads other limits from the bundle: {limits}, not {own}")
+        self.attention, self.admits = self._model.attention, self._model.admits
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._model = self._allowed = None
+
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> State:
+        """See `Engine.encode`."""
+        sizes = outlook.beams, outlook.tokens, outlook.required
+        state: State = _call(self._model.encode, src_ids, src_lengths, *sizes)
+        return state
+
+    def admit(self, state: State, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
+        """See `Engine.admit`."""
+        _call(state.admit, src_ids, src_lengths, outlook.beams, outlook.tokens, outlook.required)
+
+    def best(self, beams: int, state: State) -> int:
+        """See `Engine.best`."""
+        return int(_call(state.best, beams))
+
+    def step(self, tokens: Ints, state: State, full: bool = False, attention: bool = False) -> Scores:
+        """See `Engine.step`."""
+        return Scores(*_call(state.step, tokens, full, attention))
+
+    def reorder(self, state: State, parents: Ints, sentences: Ints | None = None) -> None:
+        """See `Engine.reorder`."""
+        _call(state.reorder, parents, sentences)
+
+    def cross_keys_values(self, state: State) -> list[Floats]:
+        """See `Engine.cross_keys_values`."""
+        side = self.config.decoder
+        shape = state.sentences, side.heads, state.src_tokens, side.head_dim
+        return [each.reshape(shape) for each in _call(state.cross_keys_values)]
+
+    def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
+        """See `Engine.layers`: a program shows none. Raises EngineError."""
+        raise EngineError("the C++ engine shows no layers: --backend ort finds them")
+
+    def search(self, asked: Asked, calls: Calls | None = None) -> list[list[FoundOutput]]:
+        """See `Searches.search`."""
+        allowed = self._compiled(asked.allowed) if asked.allowed else None
+        sources = asked.src_ids, asked.src_lengths, list(asked.numbers), asked.prefixes
+        found = _call(self._model.search, *sources, json.dumps(asked.options), allowed, asked.strict, calls)
+        return [[FoundOutput(*output) for output in outputs] for outputs in found]
+
+    def _compiled(self, allowed: Outputs) -> Any:
+        """The outputs as C++ has them; those of the last call again."""
+        if not self._allowed or self._allowed[0] is not allowed:
+            self._allowed = allowed, Compiled(list(allowed.outputs()))
+        return self._allowed[1]
+
+
+def _call(function: Callable[..., R], *arguments: Any) -> R:
+    """Call the binding. Raises its error as one of ours."""
+    try:
+        return function(*arguments)
+    except Error as error:
+        message, status, request = error.args
+        found = error_of(status, message)
+        raise NotNumbers(str(found), request) if isinstance(found, NotNumbers) else found from None
