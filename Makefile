@@ -56,10 +56,10 @@ cpp-build:
 native: $(READY)
 	engines/install-native $(BIN)/python
 
-native-wheel: $(READY)
-	engines/get-dependencies
+native-wheel: cpp-build $(READY)
 	rm -rf dist/native
-	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist/native engines/python
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist/native engines/python \
+	  -C cmake.define.TFORMER_ARCHIVE="$(CURDIR)/engines/build/libtformer-all.a"
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w dist dist/native/tformer_native-*.whl
 
 # The library and tformer-cpp with TensorRT's plans, in engines/build-trt: make cpp-trt TensorRT_ROOT=FOLDER.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -181,3 +182,15 @@ def test_builds_plans_from_a_fresh_install(run: Path, tmp_path: Path) -> None:
     assert done.returncode == 0 and "calibrated with 2 sentences of text" in done.stdout, done.stderr
     assert len(list((bundle / "trt/plans").glob("*/*.plan"))) == 4
     assert "every hash verified" in run_there(there, "inspect", bundle).stdout
+
+
+def test_a_machine_without_a_compiler_goes_without_the_native_engine(tmp_path: Path) -> None:
+    for tool in ("dirname", "cmake", "ninja"):
+        (tmp_path / tool).symlink_to(shutil.which(tool) or "/bin/true")
+    command = ["/bin/bash", ROOT / "engines/install-native", sys.executable]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout == (
+        "skipped: tformer-native, which --backend native needs: "
+        "c++ is not installed (apt-get install cmake ninja-build g++)\n"
+    )

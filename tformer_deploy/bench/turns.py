@@ -11,7 +11,7 @@ from dataclasses import asdict
 from ..bundle import Bundle
 from ..check.gate import machine
 from ..contract import GRAPHS, PROGRAM
-from ..engines import parse_name, recipe_of
+from ..engines import parse_name, programs_of, recipe_of
 from ..errors import MissingExtra
 from ..headers import read_json
 from ..processes import Process, in_turn
@@ -112,7 +112,7 @@ def program_reads(name: str, bundle: Bundle) -> list[ProgramRead]:
     engine = parse_name(name)
     if engine.backend != "native":
         return []
-    program = read_json(bundle.directory / engine.variant, PROGRAM)
+    program = read_json(bundle.directory / (engine.variant or programs_of(bundle)[0]), PROGRAM)
     return [ProgramRead.of(program, graph) for graph in GRAPHS]
 
 

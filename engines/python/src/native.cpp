@@ -228,6 +228,7 @@ void translate(const std::exception_ptr& thrown, void* type) {
 NB_MODULE(_native, module) {
   using namespace tformer::python;
   using namespace nb::literals;
+  nb::set_leak_warnings(false);  // a translator that nobody closed is no fault at the end of a process
   module.attr("__version__") = TFORMER_VERSION;
   nb::object error = nb::steal(PyErr_NewException("tformer_native.Error", PyExc_Exception, nullptr));
   module.attr("Error") = error;
