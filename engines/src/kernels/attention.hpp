@@ -19,6 +19,12 @@ TFORMER_INLINE float soften(float* scores, std::int64_t length, typename V::F mo
   return 1.0F / V::sum(sum);
 }
 
+/// Begins to read some floats that are needed soon.
+template <class V>
+TFORMER_INLINE void fetch(const float* from, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += lanes) V::prefetch_far(from + i);
+}
+
 /// Sums of weights times values of `C` times 16 columns, in four chains; value(t) gives the row of position t.
 template <class V, int C, class Value>
 TFORMER_INLINE void mix(const float* weights, std::int64_t length, float inverse, Value value, float* out) {
@@ -135,7 +141,12 @@ void attend_self(const SelfAttention& work, const Heads& piece, float* scratch) 
       const std::int64_t count = least(together, end - h);
       typename V::F most[together];
       float inverse[together];
-      for (std::int64_t i = 0; i < count; ++i) most[i] = score_head<V>(work, r, h + i, from, q, scores + i * padded(length));
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t next = place * work.place_stride + (h + i) * work.head_stride + work.ahead;
+        if (work.ahead) fetch<V>(work.keys + next, length * room);
+        most[i] = score_head<V>(work, r, h + i, from, q, scores + i * padded(length));
+        if (work.ahead) fetch<V>(work.values + next, length * room);
+      }
       for (std::int64_t i = 0; i < count; ++i) inverse[i] = soften<V>(scores + i * padded(length), length, most[i]);
       for (std::int64_t i = 0; i < count; ++i) {
         const float* values = work.values + (h + i) * work.head_stride;
@@ -279,7 +290,11 @@ void attend_shared(const SharedAttention& work, const Heads& piece, float* scrat
   const Writer<V> write(work.to);
   for (std::int64_t h = piece.head; h < piece.head + piece.heads; ++h) {
     std::int64_t r = piece.row;
-    const std::int64_t end = piece.row + piece.rows;
+    const std::int64_t end = piece.row + piece.rows, next = h * work.head_stride + work.ahead;
+    if (work.ahead) {
+      fetch<V>(work.keys + next, padded(work.length) * work.size);
+      fetch<V>(work.values + next, work.length * padded(work.size));
+    }
     if (work.chains == 1) {
       for (; r + many <= end; r += many) attend_queries<V, 1, many, V::key_blocks>(work, write, r, h, scratch);
       for (; r < end; ++r) attend_queries<V, 1, 1, V::key_blocks>(work, write, r, h, scratch);

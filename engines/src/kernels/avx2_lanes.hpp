@@ -151,6 +151,7 @@ struct Avx2Base {
            static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.b, limit.b, _CMP_GE_OQ))) << 8U;
   }
   static TFORMER_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static TFORMER_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
  protected:
   static TFORMER_INLINE __m256i bytes32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }

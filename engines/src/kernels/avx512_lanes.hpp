@@ -153,6 +153,7 @@ struct Avx512Lanes {
   static TFORMER_INLINE Sum dot(Sum sum, Quad x, Weights w) { return _mm512_dpbusd_epi32(sum, x, w); }
   static TFORMER_INLINE Sum dot(Sum sum, Quad x, Nibbles w) { return _mm512_dpbusd_epi32(sum, w.v, x); }
   static TFORMER_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static TFORMER_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
  private:
   /// Where `sums` leaves each sum.

@@ -176,6 +176,7 @@ struct SelfAttention {
   std::int64_t written_ld = 0;
   const float* bias = nullptr;       ///< of head 0, distance 0; key t of a query at p gets bias[t - p]; 16 may be read behind
   std::int64_t bias_stride = 0;      ///< floats from a head to the next
+  std::int64_t ahead = 0;            ///< floats from keys and values to those of the next call, which are fetched; 0: none
   Target to;                         ///< (rows, heads * size)
 };
 
@@ -207,6 +208,7 @@ struct SharedAttention {
   std::int64_t head_stride = 0;
   const float* bias = nullptr;  ///< of head 0 and distance 0; key t of query i gets bias[t - i]; 16 may be read behind
   std::int64_t bias_stride = 0;
+  std::int64_t ahead = 0;       ///< floats from keys and values to those of the next call, which are fetched; 0: none
   float* weights = nullptr;     ///< (queries, heads, weights_ld): where the softmax goes, if not null
   std::int64_t weights_ld = 0;  ///< at least padded(length)
   Target to;                    ///< (queries, heads * size)

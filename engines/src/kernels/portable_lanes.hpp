@@ -170,6 +170,7 @@ struct PortableLanes {
     return sum;
   }
   static void prefetch(const void*) {}
+  static void prefetch_far(const void*) {}
 
  private:
   static std::uint32_t bits(float x) {
