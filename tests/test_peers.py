@@ -75,7 +75,8 @@ def test_settings_split_batches_among_workers_and_name_themselves() -> None:
     peer = ctranslate2_sides({"int8", "float32"}, 2)[0]
     threads = [(setting["intra_threads"], setting["inter_threads"]) for setting in peer.settings]
     assert threads == [(1, 1), (2, 1), (1, 2)] * 5
-    assert peer.settings[-1]["env"] == {"CT2_FORCE_CPU_ISA": "AVX512", "CT2_USE_MKL": "0"}
+    assert peer.settings[-4]["env"] == {"CT2_FORCE_CPU_ISA": "AVX512", "CT2_USE_MKL": "0"}
+    assert peer.settings[-1]["env"]["MKL_ENABLE_INSTRUCTIONS"] == "AVX512_E1"
     limited = ctranslate2_sides({"int8", "float32"}, 2, ["avx2"])
     assert [side.limit for side in limited] == ["", "", "avx2"]
     assert {setting["env"]["CT2_FORCE_CPU_ISA"] for setting in limited[2].settings} == {"AVX2"}

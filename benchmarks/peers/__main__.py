@@ -86,8 +86,10 @@ def parse() -> argparse.Namespace:
 def header(options: argparse.Namespace) -> dict[str, Any]:
     """Machine and versions; what torch needs on this processor."""
     code = (
-        "import ctranslate2, json; types = ctranslate2.get_supported_compute_types('cpu');"
-        "print(json.dumps({'version': ctranslate2.__version__, 'compute_types': sorted(types)}))"
+        "import ctranslate2, importlib.metadata, json; types = ctranslate2.get_supported_compute_types('cpu');"
+        "found = {each.metadata['Name']: each.version for each in importlib.metadata.distributions()};"
+        "print(json.dumps({'version': ctranslate2.__version__, 'compute_types': sorted(types),"
+        "'openvino': found.get('openvino', '')}))"
     )
     peer = subprocess.run([options.peers_python, "-c", code], check=True, capture_output=True, text=True)
     probe = subprocess.run([sys.executable, "-c", BFLOAT16_PROBE], check=False, stderr=subprocess.DEVNULL)

@@ -6,7 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ENVIRONMENT = {"CT2_FORCE_CPU_ISA": "forced", "CT2_PACKED_GEMM": "packed", "CT2_USE_MKL": "no MKL"}
+ENVIRONMENT = {
+    "CT2_FORCE_CPU_ISA": "forced",
+    "CT2_PACKED_GEMM": "packed",
+    "CT2_USE_MKL": "no MKL",
+    "ONEDNN_MAX_CPU_ISA": "without AMX",
+}
 """Words for variables that settings may have; forced: to the instruction set of the side, or AVX-512."""
 _BRANDS = {"intel", "amd", "nvidia", "processor", "cpu", "r", "tm"}
 
@@ -24,7 +29,7 @@ def short_name(device: str) -> str:
 def markdown(results: Mapping[str, Any]) -> str:
     """All tables."""
     machine = results["machine"]
-    packages = {"CTranslate2": results["ctranslate2"]["version"]}
+    packages = {"CTranslate2": results["ctranslate2"]["version"], "OpenVINO": results["ctranslate2"]["openvino"]}
     packages |= {name: machine[name] for name in ("onnxruntime", "torch") if name in machine}
     lines = [
         f"{machine['processor']}, {machine['cores']} cores; "

@@ -62,8 +62,9 @@ def ctranslate2_sides(types: Iterable[str], cores: int, limits: Iterable[str] = 
 
     small = [kind for kind in ("int8", "int8_float32", "int8_bfloat16", "bfloat16") if kind in types]
     # It picks AVX2 on some processors whose AVX-512 is faster, and has products of MKL, packed or not, and of oneDNN.
+    # MKL uses AMX by itself, which is slower where rows are few.
     faster = {"CT2_FORCE_CPU_ISA": "AVX512"}
-    tuned = settings(small[:1], faster, faster | PACKED, PACKED, faster | {"CT2_USE_MKL": "0"})
+    tuned = settings(small[:1], faster, faster | PACKED, faster | {"CT2_USE_MKL": "0"}, LIMITS["avx512"])
     return [
         Side("CTranslate2 int8", "run_ctranslate2", settings(small) + tuned),
         Side("CTranslate2 float32", "run_ctranslate2", settings(["float32"])),

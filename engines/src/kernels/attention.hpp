@@ -167,6 +167,7 @@ void pack_source(const Source& work, std::int64_t head, std::int64_t heads) {
       widen<V>(work.v + t * work.v_ld + h * size, size, values + t * room);
     }
     for (std::int64_t t = 0; t < work.length; t += lanes) {
+      const std::int64_t beside = key_lanes(work.length, t);
       over(size, [&](std::int64_t d, std::int64_t n) TFORMER_LAMBDA {
         typename V::F part[lanes];
         for (std::int64_t j = 0; j < lanes; ++j) {
@@ -174,14 +175,14 @@ void pack_source(const Source& work, std::int64_t head, std::int64_t heads) {
           part[j] = real ? get<V>(work.k + (t + j) * work.k_ld + h * size + d, n) : V::set(0.0F);
         }
         V::transpose(part);
-        for (std::int64_t j = 0; j < n; ++j) V::store(keys + t * size + (d + j) * lanes, part[j]);
+        for (std::int64_t j = 0; j < n; ++j) put<V>(keys + t * size + (d + j) * beside, part[j], beside);
       });
     }
   }
 }
 
-/// Scores of Q queries and B blocks of keys, in `chains` chains over the size of a head.
-template <class V, int chains, int Q, int B>
+/// Scores of Q queries and B blocks of keys, in `chains` chains over the size of a head; `half`: one block of 8.
+template <class V, int chains, int Q, int B, bool half = false>
 TFORMER_INLINE void score_shared(const float* const (&q)[Q], const float* keys, std::int64_t size, float scale,
                                  const float* const (&bias)[Q], float* const (&scores)[Q], std::int64_t t,
                                  std::int64_t length, typename V::F (&most)[Q]) {
@@ -190,7 +191,9 @@ TFORMER_INLINE void score_shared(const float* const (&q)[Q], const float* keys, 
   const float* block = keys + t * size;
   const auto add = [&](std::int64_t d, int chain) TFORMER_LAMBDA {
     typename V::F key[B];
-    TFORMER_UNROLL for (int b = 0; b < B; ++b) key[b] = V::load(block + (b * size + d) * lanes);
+    TFORMER_UNROLL for (int b = 0; b < B; ++b) {
+      key[b] = half ? V::load_half(block + d * lanes / 2) : V::load(block + (b * size + d) * lanes);
+    }
     TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
       const typename V::F x = V::set(q[i][d]);
       TFORMER_UNROLL for (int b = 0; b < B; ++b) sums[chain][i][b] = V::fma(x, key[b], sums[chain][i][b]);
@@ -242,6 +245,8 @@ template <class V, int chains, int Q, int B>
 void attend_queries(const SharedAttention& work, const Writer<V>& write, std::int64_t row, std::int64_t head,
                     float* scratch) {
   const std::int64_t size = work.size, room = padded(size), length = work.length, end = padded(length);
+  const bool half = key_lanes(length, length - 1) < lanes;
+  const std::int64_t whole = half ? end - lanes : end;  // positions in blocks of 16
   const float *keys = work.keys + head * work.head_stride, *values = work.values + head * work.head_stride;
   const float *q[Q], *bias[Q];
   float *mixed[Q], *scores[Q], inverse[Q];
@@ -254,10 +259,11 @@ void attend_queries(const SharedAttention& work, const Writer<V>& write, std::in
     most[i] = V::set(-INFINITY);
   }
   std::int64_t t = 0;
-  for (; t + B * lanes <= end; t += B * lanes) {
+  for (; t + B * lanes <= whole; t += B * lanes) {
     score_shared<V, chains, Q, B>(q, keys, size, work.scale, bias, scores, t, length, most);
   }
-  for (; t < end; t += lanes) score_shared<V, chains, Q, 1>(q, keys, size, work.scale, bias, scores, t, length, most);
+  for (; t < whole; t += lanes) score_shared<V, chains, Q, 1>(q, keys, size, work.scale, bias, scores, t, length, most);
+  if (half) score_shared<V, chains, Q, 1, true>(q, keys, size, work.scale, bias, scores, t, length, most);
   TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
     inverse[i] = soften<V>(scores[i], length, most[i]);
     if (!work.weights) continue;
@@ -292,7 +298,7 @@ void attend_shared(const SharedAttention& work, const Heads& piece, float* scrat
     std::int64_t r = piece.row;
     const std::int64_t end = piece.row + piece.rows, next = h * work.head_stride + work.ahead;
     if (work.ahead) {
-      fetch<V>(work.keys + next, padded(work.length) * work.size);
+      fetch<V>(work.keys + next, padded(work.length, lanes / 2) * work.size);
       fetch<V>(work.values + next, work.length * padded(work.size));
     }
     if (work.chains == 1) {
