@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from benchmarks.peers.measure import Trial, add_ratios, choose, compare, speed_ratios
 from benchmarks.peers.points import EOS_ID, base_points, check_point, corpus_points
 from benchmarks.peers.report import machine_name, setting_name, table
 from benchmarks.peers.serve import check
-from benchmarks.peers.sides import batchings, ctranslate2_sides, eager_sides, library_sides, our_sides
+from benchmarks.peers.sides import batchings, ctranslate2_sides, eager_sides, library_sides, openvino_sides, our_sides
 
 
 def trial(side: str, *seconds: float, point: str = "b1k1") -> Trial:
@@ -21,15 +23,23 @@ def test_the_fastest_setting_of_each_side_is_chosen_and_failures_never_are() -> 
 
 
 def test_ratios_are_taken_within_rounds_against_the_fastest_of_each_reference() -> None:
+    def side(*seconds: float, limit: str = "") -> dict[str, Any]:
+        both = {"seconds": list(seconds), "cpu_seconds": [2 * each for each in seconds]}
+        return {**both, "seconds_median": sorted(seconds)[1], "limit": limit}
+
     results = {
-        "CTranslate2 int8": {"seconds": [2.0, 6.0, 2.0], "seconds_median": 2.0},
-        "CTranslate2 float32": {"seconds": [9.0, 9.0, 9.0], "seconds_median": 9.0},
+        "CTranslate2 int8": side(2.0, 6.0, 2.0),
+        "CTranslate2 int8, avx2": side(1.0, 1.0, 1.0, limit="avx2"),
+        "CTranslate2 float32": side(9.0, 9.0, 9.0),
         "eager PyTorch float32": {"error": "it broke"},
-        "ort:int8": {"seconds": [1.0, 3.0, 4.0], "seconds_median": 3.0},
+        "ort:int8": side(1.0, 3.0, 4.0),
+        "native native-int8, avx2": side(0.5, 0.25, 0.5, limit="avx2"),
     }
     add_ratios(results)
     beside = results["ort:int8"]["speed_beside"]
-    assert beside["CTranslate2"] == {"side": "CTranslate2 int8", "rounds": [2.0, 2.0, 0.5], "median": 2.0}
+    assert beside["CTranslate2"] == {"side": "CTranslate2 int8", "rounds": [2.0, 2.0, 0.5], "median": 2.0, "cpu": 2.0}
+    limited = results["native native-int8, avx2"]["speed_beside"]
+    assert list(limited) == ["CTranslate2"] and limited["CTranslate2"]["rounds"] == [2.0, 4.0, 2.0]
     assert beside["CTranslate2 float32"]["rounds"] == [9.0, 3.0, 2.25]
     assert "eager PyTorch" not in beside
     with pytest.raises(ValueError, match="shorter"):
@@ -64,8 +74,12 @@ def test_outputs_of_another_length_or_number_are_refused() -> None:
 def test_settings_split_batches_among_workers_and_name_themselves() -> None:
     peer = ctranslate2_sides({"int8", "float32"}, 2)[0]
     threads = [(setting["intra_threads"], setting["inter_threads"]) for setting in peer.settings]
-    assert threads == [(1, 1), (2, 1), (1, 2), (1, 1), (1, 2), (1, 1), (2, 1), (1, 2)]
-    assert [setting["env"]["CT2_FORCE_CPU_ISA"] for setting in peer.settings[-3:]] == ["AVX512"] * 3
+    assert threads == [(1, 1), (2, 1), (1, 2)] * 5
+    assert peer.settings[-4]["env"] == {"CT2_FORCE_CPU_ISA": "AVX512", "CT2_USE_MKL": "0"}
+    assert peer.settings[-1]["env"]["MKL_ENABLE_INSTRUCTIONS"] == "AVX512_E1"
+    limited = ctranslate2_sides({"int8", "float32"}, 2, ["avx2"])
+    assert [side.limit for side in limited] == ["", "", "avx2"]
+    assert {setting["env"]["CT2_FORCE_CPU_ISA"] for setting in limited[2].settings} == {"AVX2"}
     batch, corpus = base_points(100)[2], corpus_points([[4, 3]])[0]
     assert batchings(peer, peer.settings[2], batch) == [{"max_batch_size": 16}]
     assert len(batchings(peer, peer.settings[2], corpus)) == 7
@@ -74,7 +88,14 @@ def test_settings_split_batches_among_workers_and_name_themselves() -> None:
     assert len(ours.settings) == 2 and len(our_sides(["ort"], 1)[0].settings) == 1
     library = library_sides(["native-int8"], 2, "libtformer.so")[0]
     assert library.ours and len(library.settings) == 2 and batchings(library, library.settings[0], batch) == [{}]
+    forced = library_sides(["native-int8"], 2, "libtformer.so", ["avx512"])[1]
+    assert forced.limit == "avx512" and forced.settings[0]["kernels"] == "avx512"
     assert not eager_sides(2, {}, True)[0].ours
+    (openvino,) = openvino_sides(2)
+    assert [point.name for point in base_points(100) if openvino.can(point)] == ["b1k1", "b8k1", "b32k1"]
+    assert batchings(openvino, openvino.settings[0], batch) == [{"max_batch_size": 32}]
+    described = {"setting": openvino.settings[3], "batching": {"max_batch_size": 64}}
+    assert setting_name(described) == "bf16 2x1 64 examples"
     described = {"setting": peer.settings[2], "batching": {"max_batch_size": 2048, "batch_type": "tokens"}}
     assert setting_name(described) == "int8 1x2 2048 tokens"
     compiled = {"setting": eager_sides(2, {}, True)[0].settings[-1], "batching": {}}

@@ -23,7 +23,7 @@ from .cold import cold_commands, cold_starts
 from .measure import Model, choose, equal_outputs, race, try_all
 from .points import NEW_TOKENS, Point, base_points, check_point, corpus_points, random_sources
 from .report import machine_name, markdown
-from .sides import OURS, Side, ctranslate2_sides, eager_sides, library_sides, our_sides
+from .sides import LIMITS, OURS, Side, ctranslate2_sides, eager_sides, library_sides, openvino_sides, our_sides
 
 ENGINES = ("ort", "ort:int8", "ort:int8-latency", "ort:int4")
 EQUAL_SHARE = 0.99
@@ -33,6 +33,7 @@ SCORE_TOLERANCE = 0.01
 QUICK_SENTENCES = 100
 CPP = ROOT / "engines/build/examples/tformer-cpp"
 LIBRARY = ROOT / "engines/build/libtformer.so"
+HELP_LIMITS = "also native and CTranslate2 with no more than these instruction sets"
 BFLOAT16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
 
 
@@ -64,7 +65,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers-python", type=Path, default=Path(".venv-peers/bin/python"))
     parser.add_argument("--engines", nargs="+", default=ENGINES, help="ours, such as ort:int8 or native:native-int8")
     parser.add_argument("--points", nargs="+", default=[], help="such as b8k4, greedy, beam5; default: all")
-    parser.add_argument("--peers", nargs="+", default=["CTranslate2", "eager"], help="who, by beginnings of names")
+    parser.add_argument(
+        "--peers", nargs="+", default=["CTranslate2", "eager", "OpenVINO"], help="who, by beginnings of names"
+    )
+    parser.add_argument("--limits", nargs="*", choices=[name for name in LIMITS if name], default=[], help=HELP_LIMITS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cpp", type=Path, default=CPP, help="the C++ runtime's command; left out where there is none")
     parser.add_argument("--cold", action="store_true", help="cold starts alone")
@@ -82,8 +86,10 @@ def parse() -> argparse.Namespace:
 def header(options: argparse.Namespace) -> dict[str, Any]:
     """Machine and versions; what torch needs on this processor."""
     code = (
-        "import ctranslate2, json; types = ctranslate2.get_supported_compute_types('cpu');"
-        "print(json.dumps({'version': ctranslate2.__version__, 'compute_types': sorted(types)}))"
+        "import ctranslate2, importlib.metadata, json; types = ctranslate2.get_supported_compute_types('cpu');"
+        "found = {each.metadata['Name']: each.version for each in importlib.metadata.distributions()};"
+        "print(json.dumps({'version': ctranslate2.__version__, 'compute_types': sorted(types),"
+        "'openvino': found.get('openvino', '')}))"
     )
     peer = subprocess.run([options.peers_python, "-c", code], check=True, capture_output=True, text=True)
     probe = subprocess.run([sys.executable, "-c", BFLOAT16_PROBE], check=False, stderr=subprocess.DEVNULL)
@@ -92,6 +98,7 @@ def header(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "date": str(datetime.date.today()),
         "machine": machine(),
+        "instructions": instructions(),
         "ctranslate2": json.loads(peer.stdout),
         "torch_environment": env,
         "rounds": options.rounds,
@@ -99,15 +106,25 @@ def header(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def instructions() -> list[str]:
+    """The sets of this processor that products run on."""
+    info = Path("/proc/cpuinfo")
+    words = info.read_text().split() if info.is_file() else []
+    return [
+        name for name in ("avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16") if name in words
+    ]
+
+
 def make_sides(options: argparse.Namespace, results: dict[str, Any]) -> list[Side]:
     """Everybody; with --quick one setting each."""
     cores = int(results["machine"]["cores"])
     programs = [name.removeprefix("native:") for name in options.engines if name.startswith("native:")]
     sides = [
-        *ctranslate2_sides(results["ctranslate2"]["compute_types"], cores),
+        *ctranslate2_sides(results["ctranslate2"]["compute_types"], cores, options.limits),
         *eager_sides(cores, results["torch_environment"], not options.quick),
         *our_sides([name for name in options.engines if not name.startswith("native")], cores),
-        *library_sides(programs, cores, str(LIBRARY)),
+        *library_sides(programs, cores, str(LIBRARY), options.limits),
+        *openvino_sides(cores),
     ]
     return [dataclasses.replace(side, settings=side.settings[:1]) for side in sides] if options.quick else sides
 
@@ -157,7 +174,7 @@ def make_model(work: Work, options: argparse.Namespace, folder: Path) -> Model:
     file.write_text(json.dumps(points))
     wanted = [point for point in work.points if not options.points or point.name in options.points]
     ours = dict.fromkeys(("run_tformer", "run_library"), Path(sys.executable))
-    pythons = {"run_ctranslate2": options.peers_python.absolute(), **ours}
+    pythons = dict.fromkeys(("run_ctranslate2", "run_openvino"), options.peers_python.absolute()) | ours
     return Model(work.name, work.bundle.directory.resolve(), converted, wanted, file, pythons)
 
 
@@ -168,10 +185,9 @@ def measure(model: Model, work: Work, sides: Sequence[Side], options: argparse.N
     print(f"{model.name}, both float32: {equal}", flush=True)
     if equal["equal"] < EQUAL_SHARE * equal["sentences"] or equal["score_max"] > SCORE_TOLERANCE:
         sys.exit("CTranslate2 and eager PyTorch do not run the same model: nothing was measured")
-    engines = ["eager", *(name for name in options.engines if not name.startswith("native"))]
     ids = work.bundle.tokenizers().source_ids(work.text)
     cpp = options.cpp if options.cpp.is_file() else None
-    commands = cold_commands(model, work.text, ids, engines, work.tokens or 256, cpp)
+    commands = cold_commands(model, work.text, ids, ["eager", *options.engines], work.tokens or 256, cpp)
     cold = cold_starts(commands, work.tokens, options.rounds)
     if options.cold:
         return {"equal_greedy_float32": equal, "cold": cold, "trials": [], "points": {}}

@@ -42,6 +42,12 @@ def cold_commands(
     found = [Command(REFERENCE, script)]
     for engine in engines:
         backend, _, variant = engine.partition(":")
+        if backend == "native":
+            if cpp:
+                words = [str(cpp), "translate", str(model.bundle), "--backend", "native", "--variant", variant]
+                words += ["--threads", "1", "--json", "--max-tokens", limit]
+                found.append(Command(f"{engine}, tformer-cpp", words, text + "\n"))
+            continue
         variant = variant or ("fp32" if backend == "ort" else "")
         arguments = [str(model.bundle), backend, variant, limit, text]
         found.append(Command(f"{engine}, script", [own, "-m", f"{package}.cold_tformer", *arguments]))

@@ -90,13 +90,14 @@ def try_all(model: Model, sides: Sequence[Side], tries: int, quick: bool) -> lis
         for setting in side.settings:
             try:
                 with model.start(side, setting) as process:
-                    for point in model.points:
+                    for point in filter(side.can, model.points):
                         for batching in batchings(side, setting, point, quick):
                             trial = Trial(side.name, point.name, setting, batching)
                             trials.append(trial)
                             _try(process, point, trial, tries, best)
             except TformerError as error:
-                trials += [Trial(side.name, point.name, setting, {}, error=str(error)) for point in model.points]
+                points = filter(side.can, model.points)
+                trials += [Trial(side.name, point.name, setting, {}, error=str(error)) for point in points]
             print(f"  {model.name}: {side.name} {_short(setting)}", flush=True)
     return trials
 
@@ -119,12 +120,13 @@ def race(model: Model, point: Point, sides: Sequence[Side], chosen: dict[str, Tr
         processes: dict[str, Process] = {}
         for side in sides:
             if trial := chosen.get(side.name):
-                result = {"setting": trial.setting, "batching": trial.batching, "seconds": []}
+                kept = {"seconds": [], "cpu_seconds": []}
+                result = {"setting": trial.setting, "batching": trial.batching, "limit": side.limit, **kept}
                 results[side.name] = result
                 try:
                     processes[side.name] = stack.enter_context(model.start(side, trial.setting))
                     request = {"point": point.name, "batching": trial.batching, "warm_up": 0, "repeats": 1}
-                    result |= {**processes[side.name].ask("measure", **request, outputs=True), "seconds": []}
+                    result |= {**processes[side.name].ask("measure", **request, outputs=True), **kept}
                 except TformerError as error:
                     result["error"] = str(error)
         for number in range(rounds):
@@ -143,23 +145,27 @@ def summary(result: dict[str, Any], sentences: int) -> dict[str, float]:
     return {
         "seconds_median": median,
         "seconds_min": min(result["seconds"]),
+        "cpu_seconds_median": statistics.median(result["cpu_seconds"]),
         "tokens_per_second": result["tokens"] / median,
         "sentences_per_second": sentences / median,
     }
 
 
 def add_ratios(results: dict[str, Any]) -> None:
-    """Give each of ours its speed beside the references: the median of the ratios within a round."""
-    for reference in REFERENCES:
-        names = [name for name, result in results.items() if name.startswith(reference) and "seconds_median" in result]
-        if not names:
-            continue
-        fastest = min(names, key=lambda name: float(results[name]["seconds_median"]))
-        for name, result in results.items():
-            if name.startswith(OURS) and "seconds_median" in result:
-                ratios = speed_ratios(result["seconds"], results[fastest]["seconds"])
-                found = {"side": fastest, "rounds": ratios, "median": statistics.median(ratios)}
-                result.setdefault("speed_beside", {})[reference] = found
+    """Give each of ours its speed beside the references of its limit: the median of the ratios within a round.
+
+    Of wall time, and of the processor time of all threads.
+    """
+    measured = {name: result for name, result in results.items() if "seconds_median" in result}
+    for name, result in measured.items():
+        for reference in REFERENCES if name.startswith(OURS) else ():
+            alike = [it for it in measured if it.startswith(reference) and measured[it]["limit"] == result["limit"]]
+            if not alike:
+                continue
+            fastest = min(alike, key=lambda it: float(measured[it]["seconds_median"]))
+            wall, cpu = (speed_ratios(result[kind], measured[fastest][kind]) for kind in ("seconds", "cpu_seconds"))
+            found = {"side": fastest, "rounds": wall, "median": statistics.median(wall), "cpu": statistics.median(cpu)}
+            result.setdefault("speed_beside", {})[reference] = found
 
 
 def speed_ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
@@ -186,7 +192,8 @@ def _turn(process: Process, point: Point, trial: Trial, result: dict[str, Any]) 
     request = {"point": point.name, "batching": trial.batching, "outputs": False}
     try:
         answer = process.ask("measure", **request, warm_up=int(point.exact), repeats=repeats)
-        result["seconds"].append(statistics.mean(answer["seconds"]))
+        for kind in ("seconds", "cpu_seconds"):
+            result[kind].append(statistics.mean(answer[kind]))
         result["peak_mib"] = answer["peak_mib"]
     except TformerError as error:
         result["error"] = str(error)

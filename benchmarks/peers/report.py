@@ -6,6 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+ENVIRONMENT = {
+    "CT2_FORCE_CPU_ISA": "forced",
+    "CT2_PACKED_GEMM": "packed",
+    "CT2_USE_MKL": "no MKL",
+    "ONEDNN_MAX_CPU_ISA": "without AMX",
+}
+"""Words for variables that settings may have; forced: to the instruction set of the side, or AVX-512."""
 _BRANDS = {"intel", "amd", "nvidia", "processor", "cpu", "r", "tm"}
 
 
@@ -22,13 +29,16 @@ def short_name(device: str) -> str:
 def markdown(results: Mapping[str, Any]) -> str:
     """All tables."""
     machine = results["machine"]
-    packages = {"CTranslate2": results["ctranslate2"]["version"]}
+    packages = {"CTranslate2": results["ctranslate2"]["version"], "OpenVINO": results["ctranslate2"]["openvino"]}
     packages |= {name: machine[name] for name in ("onnxruntime", "torch") if name in machine}
     lines = [
         f"{machine['processor']}, {machine['cores']} cores; "
         + ", ".join(f"{name} {version}" for name, version in packages.items())
         + f"; medians of {results['rounds']} rounds in turns, {results['date']}. In brackets: how many times as fast "
-        "as the fastest CTranslate2 / the fastest eager PyTorch, the median of the ratios within a round.",
+        "as the fastest CTranslate2 / the fastest eager PyTorch with the same limit of instruction sets, by wall time "
+        "and by processor time: medians of the ratios within a round. Instruction sets of the machine: "
+        + ", ".join(results["instructions"] or ["unknown"])
+        + ".",
     ]
     for name, model in results["models"].items():
         equal = model["equal_greedy_float32"]
@@ -57,14 +67,18 @@ def setting_name(result: Mapping[str, Any]) -> str:
     setting, batching = result["setting"], result["batching"]
     if "compute_type" in setting:
         words = [setting["compute_type"], f"{setting['intra_threads']}x{setting['inter_threads']}"]
+    elif "precision" in setting:
+        words = [setting["precision"], f"{setting['threads']}x1"]
     else:
         words = [f"{setting['threads']}x{setting['workers']}", *["compiled"] * bool(setting.get("compiled"))]
     if "batch_type" in batching:
         words.append(f"{batching['max_batch_size']} {batching['batch_type']}")
+    elif "max_batch_size" in batching and "precision" in setting:
+        words.append(f"{batching['max_batch_size']} examples")
     if "batch_tokens" in batching:
         words.append(f"{batching['batch_tokens']} tokens")
-    if setting.get("env", {}).get("CT2_USE_EXPERIMENTAL_PACKED_GEMM"):
-        words.append("packed")
+    env = setting.get("env", {})
+    words += [word for name, word in ENVIRONMENT.items() if name in env]
     return " ".join(words)
 
 
@@ -78,7 +92,10 @@ def _speed(result: Mapping[str, Any] | None) -> str:
     if result is None or "error" in result:
         return "failed"
     beside = result.get("speed_beside", {})
-    ratios = [f"{beside[name]['median']:.2f}" for name in ("CTranslate2", "eager PyTorch") if name in beside]
+    pairs = [
+        (beside[name]["median"], beside[name]["cpu"]) for name in ("CTranslate2", "eager PyTorch") if name in beside
+    ]
+    ratios = [f"{wall:.2f}, {cpu:.2f}" for wall, cpu in pairs]
     brackets = f" ({' / '.join(ratios)})" if ratios else ""
     return f"{result['tokens_per_second']:,.0f}{brackets}<br>{setting_name(result)}"
 

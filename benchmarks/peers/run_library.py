@@ -97,7 +97,8 @@ class Native:
 def main() -> None:
     """Open the model that the command line names."""
     values = config()
-    how = {name: values[name] for name in ("backend", "variant", "threads", "workers")}
+    names = ("backend", "variant", "kernels", "threads", "workers")
+    how = {name: values[name] for name in names if name in values}
     serve(Native(values["library"], values["bundle"], how), values["points"])
 
 

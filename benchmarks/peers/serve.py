@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,15 +49,22 @@ class Worker:
     def measure(
         self, point: str, batching: dict[str, Any], warm_up: int, repeats: int, outputs: bool, scores: bool = False
     ) -> dict[str, Any]:
-        """Seconds of each of `repeats` runs after `warm_up` others. Raises ValueError for outputs of a wrong size."""
+        """Seconds and processor time of `repeats` runs after `warm_up` others. Raises ValueError for a wrong output."""
         library, asked = self.library, self.points[point]
         prepared = library.prepare(asked)
-        runs = processes.repeat(lambda: library.run(prepared, batching), warm_up, repeats)
-        made = [library.ids(found) for _, found in runs]
+
+        def once() -> tuple[float, Any]:
+            start = time.process_time()
+            found = library.run(prepared, batching)
+            return time.process_time() - start, found
+
+        runs = processes.repeat(once, warm_up, repeats)
+        made = [library.ids(found) for _, (_, found) in runs]
         for each in made:
             check(asked, each)
         answer: dict[str, Any] = {
             "seconds": [seconds for seconds, _ in runs],
+            "cpu_seconds": [seconds for _, (seconds, _) in runs],
             # An eos where there is room for one.
             "tokens": sum(min(len(ids) + 1, asked["max_tokens"]) for ids in made[-1]),
             "peak_mib": processes.peak_mib(),

@@ -26,7 +26,7 @@ Options:
   --end-token ENTRY       Vocabulary entry that ends outputs; repeatable.
   --align                 Add the source position of each token: TEXT ||| 0-0.
   --stream                Print tokens as they come, a line at a time.
-  --batch-tokens N        Padded source tokens of a batch, per beam. [4096]
+  --batch-tokens N        Padded source tokens of a batch, per beam. [4096; native: by the model's sizes]
   --max-line-bytes N      A longer line of the input is refused. [1048576]
   --threads N             Threads of ONNX Runtime; 0: the workers share the cores.
   --workers N             Batches decoded at a time; 0: one per core if there is text for all, one on a GPU.
@@ -80,7 +80,10 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
       {"--suppress", entry("suppress")},
       {"--end-token", entry("end_ids")},
       {"--batch-tokens",
-       [&](Value value) { line.batch_tokens = static_cast<std::size_t>(whole("--batch-tokens", value, 1, 1 << 24)); }},
+       [&](Value value) {
+         line.window_tokens = static_cast<std::size_t>(whole("--batch-tokens", value, 1, 1 << 24));
+         line.translator.emplace_back("batch_tokens", value);
+       }},
       {"--max-line-bytes",
        [&](Value value) { line.max_line_bytes = static_cast<std::size_t>(whole("--max-line-bytes", value, 1, most)); }},
       {"--workers", [&](Value value) { line.workers = whole("--workers", value, 0, most); }},
@@ -127,7 +130,6 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   if (words.empty() || words[0] != "translate") throw UsageError("no such command: say translate");
   if (words.size() != 2) throw UsageError(words.size() < 2 ? "missing argument BUNDLE" : "one BUNDLE, not several");
   line.bundle = words[1];
-  line.translator.emplace_back("batch_tokens", std::to_string(line.batch_tokens));
   line.translator.emplace_back("max_line_bytes", std::to_string(line.max_line_bytes));
   if (line.stream && (line.json || line.align)) {
     throw UsageError("--stream prints plain text: leave out --json and --align");

@@ -18,7 +18,7 @@ struct CommandLine {
   tformer::Options model, translator;  ///< by their names in tformer.h
   std::vector<std::pair<std::string, std::string>> entries;  ///< an option, and an entry of the vocabulary for it
   std::optional<std::string> prefix_file, allowed_file;
-  std::size_t batch_tokens = 4096, max_line_bytes = std::size_t{1} << 20;
+  std::size_t window_tokens = 4096, max_line_bytes = std::size_t{1} << 20;
   long workers = 0;  ///< 0: one a core if there is text for all; on a GPU one
   bool align = false, stream = false, json = false, ids = false, score = false, help = false, version = false;
 };

@@ -264,7 +264,7 @@ void add_entries(const tformer::Model& model, CommandLine& line) {
 }
 
 int translate(CommandLine line) {
-  Windows windows(line.stream ? 1 : line.batch_tokens * window_bytes, line.max_line_bytes);
+  Windows windows(line.stream ? 1 : line.window_tokens * window_bytes, line.max_line_bytes);
   std::vector<std::string> prefixes, allowed;
   if (line.prefix_file) prefixes = read_lines(*line.prefix_file);
   if (line.allowed_file) allowed = read_lines(*line.allowed_file);

@@ -21,6 +21,8 @@ class Backend {
   virtual std::string variant() const = 0;
   /// Why it is slower than it could be, as far as is known by now; empty: no reason is.
   virtual const char* warning() const { return ""; }
+  /// Padded source tokens of a batch, per beam, with which it is fast.
+  virtual std::int64_t batch_tokens() const { return 4096; }
   /// An engine for one thread, over what others use as well.
   virtual std::unique_ptr<Engine> make_engine() const = 0;
 };

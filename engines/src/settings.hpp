@@ -10,7 +10,7 @@ namespace tformer {
 
 struct Settings {
   OpenOptions open;
-  std::int64_t batch_tokens = 4096;           ///< padded source tokens of a batch, per beam
+  std::int64_t batch_tokens = 0;              ///< padded source tokens of a batch, per beam; 0: what suits the backend
   std::int64_t workers = 1;                   ///< batches that are decoded at a time
   std::int64_t max_line_bytes = 1 << 20;      ///< longer lines are refused
   Json decoding = Json::object();             ///< decoding options that are asked for

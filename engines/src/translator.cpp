@@ -14,7 +14,8 @@ std::string line_of(std::int64_t number) { return "line " + std::to_string(numbe
 
 Translator::Translator(std::shared_ptr<const OpenModel> model, const Settings& settings)
     : model_(std::move(model)), options_(over_defaults(model_->decoding(), settings.decoding)),
-      batch_tokens_(static_cast<std::size_t>(settings.batch_tokens)),
+      batch_tokens_(static_cast<std::size_t>(settings.batch_tokens ? settings.batch_tokens
+                                                                   : model_->backend().batch_tokens())),
       workers_(static_cast<std::size_t>(settings.workers)),
       max_line_bytes_(static_cast<std::size_t>(settings.max_line_bytes)) {
   limits().check_asked(settings.decoding.value("max_tokens", std::int64_t{0}),

@@ -4,8 +4,8 @@ foreach(program threads no_memory)
   target_link_libraries(${program} PRIVATE tformer::tformer Threads::Threads ${CMAKE_DL_LIBS})
 endforeach()
 
-# Programs over what the library does not export; overhead is driven by benchmarks/cpp.py.
-foreach(program fuzz overhead)
+# Programs over what the library does not export; overhead is driven by benchmarks/cpp.py. step_speed is a profile.
+foreach(program fuzz overhead step_speed)
   add_executable(${program} tests/${program}.cpp $<TARGET_OBJECTS:tformer_core> $<TARGET_OBJECTS:tformer_decode>
                  $<TARGET_OBJECTS:tformer_kernels> $<TARGET_OBJECTS:tformer_text>)
   target_link_libraries(${program} PRIVATE tformer_options "${SENTENCEPIECE_LIBRARY}" "${PCRE2_LIBRARY}"

@@ -19,6 +19,12 @@ TFORMER_INLINE float soften(float* scores, std::int64_t length, typename V::F mo
   return 1.0F / V::sum(sum);
 }
 
+/// Begins to read some floats that are needed soon.
+template <class V>
+TFORMER_INLINE void fetch(const float* from, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += lanes) V::prefetch_far(from + i);
+}
+
 /// Sums of weights times values of `C` times 16 columns, in four chains; value(t) gives the row of position t.
 template <class V, int C, class Value>
 TFORMER_INLINE void mix(const float* weights, std::int64_t length, float inverse, Value value, float* out) {
@@ -135,7 +141,12 @@ void attend_self(const SelfAttention& work, const Heads& piece, float* scratch) 
       const std::int64_t count = least(together, end - h);
       typename V::F most[together];
       float inverse[together];
-      for (std::int64_t i = 0; i < count; ++i) most[i] = score_head<V>(work, r, h + i, from, q, scores + i * padded(length));
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t next = place * work.place_stride + (h + i) * work.head_stride + work.ahead;
+        if (work.ahead) fetch<V>(work.keys + next, length * room);
+        most[i] = score_head<V>(work, r, h + i, from, q, scores + i * padded(length));
+        if (work.ahead) fetch<V>(work.values + next, length * room);
+      }
       for (std::int64_t i = 0; i < count; ++i) inverse[i] = soften<V>(scores + i * padded(length), length, most[i]);
       for (std::int64_t i = 0; i < count; ++i) {
         const float* values = work.values + (h + i) * work.head_stride;
@@ -156,6 +167,7 @@ void pack_source(const Source& work, std::int64_t head, std::int64_t heads) {
       widen<V>(work.v + t * work.v_ld + h * size, size, values + t * room);
     }
     for (std::int64_t t = 0; t < work.length; t += lanes) {
+      const std::int64_t beside = key_lanes(work.length, t);
       over(size, [&](std::int64_t d, std::int64_t n) TFORMER_LAMBDA {
         typename V::F part[lanes];
         for (std::int64_t j = 0; j < lanes; ++j) {
@@ -163,14 +175,14 @@ void pack_source(const Source& work, std::int64_t head, std::int64_t heads) {
           part[j] = real ? get<V>(work.k + (t + j) * work.k_ld + h * size + d, n) : V::set(0.0F);
         }
         V::transpose(part);
-        for (std::int64_t j = 0; j < n; ++j) V::store(keys + t * size + (d + j) * lanes, part[j]);
+        for (std::int64_t j = 0; j < n; ++j) put<V>(keys + t * size + (d + j) * beside, part[j], beside);
       });
     }
   }
 }
 
-/// Scores of Q queries and B blocks of keys, in `chains` chains over the size of a head.
-template <class V, int chains, int Q, int B>
+/// Scores of Q queries and B blocks of keys, in `chains` chains over the size of a head; `half`: one block of 8.
+template <class V, int chains, int Q, int B, bool half = false>
 TFORMER_INLINE void score_shared(const float* const (&q)[Q], const float* keys, std::int64_t size, float scale,
                                  const float* const (&bias)[Q], float* const (&scores)[Q], std::int64_t t,
                                  std::int64_t length, typename V::F (&most)[Q]) {
@@ -179,7 +191,9 @@ TFORMER_INLINE void score_shared(const float* const (&q)[Q], const float* keys, 
   const float* block = keys + t * size;
   const auto add = [&](std::int64_t d, int chain) TFORMER_LAMBDA {
     typename V::F key[B];
-    TFORMER_UNROLL for (int b = 0; b < B; ++b) key[b] = V::load(block + (b * size + d) * lanes);
+    TFORMER_UNROLL for (int b = 0; b < B; ++b) {
+      key[b] = half ? V::load_half(block + d * lanes / 2) : V::load(block + (b * size + d) * lanes);
+    }
     TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
       const typename V::F x = V::set(q[i][d]);
       TFORMER_UNROLL for (int b = 0; b < B; ++b) sums[chain][i][b] = V::fma(x, key[b], sums[chain][i][b]);
@@ -231,6 +245,8 @@ template <class V, int chains, int Q, int B>
 void attend_queries(const SharedAttention& work, const Writer<V>& write, std::int64_t row, std::int64_t head,
                     float* scratch) {
   const std::int64_t size = work.size, room = padded(size), length = work.length, end = padded(length);
+  const bool half = key_lanes(length, length - 1) < lanes;
+  const std::int64_t whole = half ? end - lanes : end;  // positions in blocks of 16
   const float *keys = work.keys + head * work.head_stride, *values = work.values + head * work.head_stride;
   const float *q[Q], *bias[Q];
   float *mixed[Q], *scores[Q], inverse[Q];
@@ -243,10 +259,11 @@ void attend_queries(const SharedAttention& work, const Writer<V>& write, std::in
     most[i] = V::set(-INFINITY);
   }
   std::int64_t t = 0;
-  for (; t + B * lanes <= end; t += B * lanes) {
+  for (; t + B * lanes <= whole; t += B * lanes) {
     score_shared<V, chains, Q, B>(q, keys, size, work.scale, bias, scores, t, length, most);
   }
-  for (; t < end; t += lanes) score_shared<V, chains, Q, 1>(q, keys, size, work.scale, bias, scores, t, length, most);
+  for (; t < whole; t += lanes) score_shared<V, chains, Q, 1>(q, keys, size, work.scale, bias, scores, t, length, most);
+  if (half) score_shared<V, chains, Q, 1, true>(q, keys, size, work.scale, bias, scores, t, length, most);
   TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
     inverse[i] = soften<V>(scores[i], length, most[i]);
     if (!work.weights) continue;
@@ -279,7 +296,11 @@ void attend_shared(const SharedAttention& work, const Heads& piece, float* scrat
   const Writer<V> write(work.to);
   for (std::int64_t h = piece.head; h < piece.head + piece.heads; ++h) {
     std::int64_t r = piece.row;
-    const std::int64_t end = piece.row + piece.rows;
+    const std::int64_t end = piece.row + piece.rows, next = h * work.head_stride + work.ahead;
+    if (work.ahead) {
+      fetch<V>(work.keys + next, padded(work.length, lanes / 2) * work.size);
+      fetch<V>(work.values + next, work.length * padded(work.size));
+    }
     if (work.chains == 1) {
       for (; r + many <= end; r += many) attend_queries<V, 1, many, V::key_blocks>(work, write, r, h, scratch);
       for (; r < end; ++r) attend_queries<V, 1, 1, V::key_blocks>(work, write, r, h, scratch);

@@ -28,6 +28,8 @@ struct Avx2Base {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
   static TFORMER_INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  /// 8 numbers, zeros behind them.
+  static TFORMER_INLINE F load_half(const float* p) { return {_mm256_loadu_ps(p), _mm256_setzero_ps()}; }
   static TFORMER_INLINE F load_part(const float* p, std::int64_t n) {
     return {_mm256_maskload_ps(p, until(n)), _mm256_maskload_ps(p + 8, until(n - 8))};
   }
@@ -151,6 +153,7 @@ struct Avx2Base {
            static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.b, limit.b, _CMP_GE_OQ))) << 8U;
   }
   static TFORMER_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static TFORMER_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
  protected:
   static TFORMER_INLINE __m256i bytes32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }

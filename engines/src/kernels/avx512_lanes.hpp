@@ -29,6 +29,8 @@ struct Avx512Lanes {
 
   static TFORMER_INLINE __mmask16 until(std::int64_t n) { return static_cast<__mmask16>((1U << n) - 1U); }
   static TFORMER_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+  /// 8 numbers, zeros behind them.
+  static TFORMER_INLINE F load_half(const float* p) { return _mm512_zextps256_ps512(_mm256_loadu_ps(p)); }
   static TFORMER_INLINE F load_part(const float* p, std::int64_t n) { return _mm512_maskz_loadu_ps(until(n), p); }
   static TFORMER_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
   static TFORMER_INLINE void store_part(float* p, F x, std::int64_t n) { _mm512_mask_storeu_ps(p, until(n), x); }
@@ -153,6 +155,7 @@ struct Avx512Lanes {
   static TFORMER_INLINE Sum dot(Sum sum, Quad x, Weights w) { return _mm512_dpbusd_epi32(sum, x, w); }
   static TFORMER_INLINE Sum dot(Sum sum, Quad x, Nibbles w) { return _mm512_dpbusd_epi32(sum, w.v, x); }
   static TFORMER_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static TFORMER_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
  private:
   /// Where `sums` leaves each sum.

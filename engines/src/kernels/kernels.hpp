@@ -98,6 +98,17 @@ struct Matrix {
 
 static constexpr inline std::int64_t panels_of(const Matrix& matrix) { return padded(matrix.outputs) / lanes; }
 
+/// Bytes of a panel.
+static constexpr inline std::int64_t panel_bytes(const Matrix& matrix) {
+  switch (matrix.numbers) {
+    case Numbers::fp32: return matrix.inputs * 4 * lanes;
+    case Numbers::bf16: return padded(matrix.inputs, 2) * 2 * lanes;
+    case Numbers::int8: return padded(matrix.inputs, 64) * lanes;
+    case Numbers::int4: break;
+  }
+  return padded(matrix.inputs, matrix.group) * lanes / 2;
+}
+
 /// Rows that a product reads. `ld`: elements from a row to the next.
 struct Input {
   const float* floats = nullptr;  ///< fp32 and bf16
@@ -176,11 +187,13 @@ struct SelfAttention {
   std::int64_t written_ld = 0;
   const float* bias = nullptr;       ///< of head 0, distance 0; key t of a query at p gets bias[t - p]; 16 may be read behind
   std::int64_t bias_stride = 0;      ///< floats from a head to the next
+  std::int64_t ahead = 0;            ///< floats from keys and values to those of the next call, which are fetched; 0: none
   Target to;                         ///< (rows, heads * size)
 };
 
 /// What `pack_source` makes of keys and values (length, heads * size) for `SharedAttention`.
 /// Of each head keys [ceil(length / 16)][size][16 positions], values [length][padded(size)]; zeros at what is no position.
+/// A last block of at most 8 positions is [size][8], see `key_lanes`.
 struct Source {
   std::int64_t heads = 0, size = 0, length = 0;
   const float *k = nullptr, *v = nullptr;
@@ -192,6 +205,12 @@ struct Source {
 /// Floats of one head's keys, and of its values.
 static constexpr inline std::int64_t source_floats(std::int64_t length, std::int64_t size) {
   return padded(length) * padded(size);
+}
+
+/// Positions that lie side by side in the block of keys that has position t.
+static constexpr inline std::int64_t key_lanes(std::int64_t length, std::int64_t t) {
+  const std::int64_t left = length - t / lanes * lanes;
+  return left > lanes / 2 ? lanes : lanes / 2;
 }
 
 /// Queries that share keys and values: beams of a sentence over their source, or a source over itself.
@@ -207,6 +226,7 @@ struct SharedAttention {
   std::int64_t head_stride = 0;
   const float* bias = nullptr;  ///< of head 0 and distance 0; key t of query i gets bias[t - i]; 16 may be read behind
   std::int64_t bias_stride = 0;
+  std::int64_t ahead = 0;       ///< floats from keys and values to those of the next call, which are fetched; 0: none
   float* weights = nullptr;     ///< (queries, heads, weights_ld): where the softmax goes, if not null
   std::int64_t weights_ld = 0;  ///< at least padded(length)
   Target to;                    ///< (queries, heads * size)

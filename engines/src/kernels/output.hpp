@@ -7,6 +7,7 @@ namespace tformer::kernels {
 namespace {
 
 constexpr std::int64_t rows_at_once = 32;  // whose logits of a block fit into a core's cache
+constexpr std::int64_t logits_ld = block_outputs + lanes;  // rows that are a power of two apart push each other out of it
 
 /// Whether a token comes before another.
 inline bool better(float score, std::int32_t id, float other, std::int32_t other_id) {
@@ -66,20 +67,20 @@ TFORMER_INLINE void survey(const Output& work, const float* logits, std::int64_t
 template <class V, void (*multiply)(const Product&, const Piece&)>
 void output(const Output& work, const OutputPiece& piece) {
   constexpr std::int64_t panels = block_outputs / lanes;
-  alignas(64) float logits[rows_at_once * block_outputs];
+  alignas(64) float logits[rows_at_once * logits_ld];
   const std::int64_t outputs = work.matrix.outputs, end = piece.row + piece.rows;
   Product product;
   product.matrix = work.matrix;
   product.x = work.x;
-  product.finish.to.ld = block_outputs;
+  product.finish.to.ld = logits_ld;
   for (std::int64_t block = piece.block; block < piece.block + piece.blocks; ++block) {
     const std::int64_t width = least(block_outputs, outputs - block * block_outputs);
     for (std::int64_t row = piece.row; row < end; row += rows_at_once) {
       const std::int64_t rows = least(rows_at_once, end - row);
-      product.finish.to.floats = logits - row * block_outputs - block * block_outputs;  // as if all were kept
+      product.finish.to.floats = logits - row * logits_ld - block * block_outputs;  // as if all were kept
       multiply(product, {row, rows, block * panels, padded(width) / lanes});
       for (std::int64_t r = 0; r < rows; ++r) {
-        float* own = logits + r * block_outputs;
+        float* own = logits + r * logits_ld;
         for (std::int64_t i = width; i < block_outputs; ++i) own[i] = -INFINITY;
         if (work.logits) {
           float* to = work.logits + (row + r) * work.logits_ld + block * block_outputs;

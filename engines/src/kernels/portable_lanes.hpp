@@ -46,6 +46,8 @@ struct PortableLanes {
   }
 
   static F load(const float* p) { return each([&](int i) { return p[i]; }); }
+  /// 8 numbers, zeros behind them.
+  static F load_half(const float* p) { return load_part(p, 8); }
   static F load_part(const float* p, std::int64_t n) { return each([&](int i) { return i < n ? p[i] : 0.0F; }); }
   static void store(float* p, F x) { std::memcpy(p, x.v, sizeof x.v); }
   static void store_part(float* p, F x, std::int64_t n) { std::memcpy(p, x.v, static_cast<std::size_t>(n) * 4); }
@@ -170,6 +172,7 @@ struct PortableLanes {
     return sum;
   }
   static void prefetch(const void*) {}
+  static void prefetch_far(const void*) {}
 
  private:
   static std::uint32_t bits(float x) {

@@ -102,11 +102,13 @@ class Programs final : public Backend {
     choice_.kernels = options.kernels;
     native::kernels_of(choice_);  // refuses what this machine does not have, before anything is read
     program_ = std::make_shared<const native::Program>(*bundle_, variant_);
+    batch_tokens_ = suiting(program_->step(), bundle_->model());
   }
 
   const Model& model() const override { return bundle_->model(); }
   const Limits& limits() const override { return bundle_->recipe(variant_).limits; }
   std::string variant() const override { return variant_; }
+  std::int64_t batch_tokens() const override { return batch_tokens_; }
   std::unique_ptr<Engine> make_engine() const override {
     return std::make_unique<NativeEngine>(bundle_, variant_, program_, choice_);
   }
@@ -116,6 +118,19 @@ class Programs final : public Backend {
   std::string variant_;
   native::Choice choice_;
   std::shared_ptr<const native::Program> program_;
+  std::int64_t batch_tokens_ = 0;
+
+  /// So many that caches, of targets as long as the sources, are 4 times what a step reads of weights: with fewer, weights
+  /// are read for too few rows; with more, a small model's batch leaves a core's own cache. 256 to 4,096.
+  static std::int64_t suiting(const native::Code& step, const Model& model) {
+    std::int64_t weights = 0;
+    for (const native::Instruction& each : step.instructions) {
+      if (each.matrix.weights) weights += kernels::panels_of(each.matrix) * kernels::panel_bytes(each.matrix);
+    }
+    const std::int64_t keys = model.decoder_layers * model.heads * model.head_dim * std::int64_t{sizeof(float)};
+    const std::int64_t token = 2 * 2 * keys;  // keys and values of its source, and of its target
+    return std::clamp<std::int64_t>(4 * weights / token, 256, 4096);
+  }
 
   /// The program that is named, or the first. Throws Error.
   static std::string variant(const Bundle& bundle, const std::string& name) {

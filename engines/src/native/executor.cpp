@@ -67,8 +67,9 @@ std::vector<std::vector<float>> Executor::cross_keys_values(const NativeState& s
       for (std::size_t head = 0; head < heads; ++head, to += width * size) {
         const float* from = each.cross.data() + sizes_.source(i / 2, values, length) + head * sizes_.source_head(length);
         for (std::size_t t = 0; t < length; ++t) {
+          const auto beside = static_cast<std::size_t>(kernels::key_lanes(each.length, static_cast<std::int64_t>(t)));
           for (std::size_t d = 0; d < size; ++d) {
-            to[t * size + d] = values ? from[t * sizes_.padded + d] : from[t / lanes * lanes * size + d * lanes + t % lanes];
+            to[t * size + d] = values ? from[t * sizes_.padded + d] : from[t / lanes * lanes * size + d * beside + t % lanes];
           }
         }
       }

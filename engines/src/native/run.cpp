@@ -375,6 +375,8 @@ void StepRun::attend(const Stage& stage, std::uint32_t piece, int worker) {
       attention.keys = sentence.cross.data() + sizes_.source(size(it.layer), false, size(attention.length));
       attention.values = sentence.cross.data() + sizes_.source(size(it.layer), true, size(attention.length));
       attention.head_stride = kernels::source_floats(attention.length, it.size);
+      const Sentence* next = number + 1 < state_->sentences.size() ? &sentence + 1 : nullptr;
+      if (next && padded(next->length) == padded(sentence.length)) attention.ahead = next->cross.data() - sentence.cross.data();
       attention.to = to;
       kernels_.attend_shared(attention, part, scratch(worker));
       return;
@@ -396,6 +398,8 @@ void StepRun::attend(const Stage& stage, std::uint32_t piece, int worker) {
     attention.written_ld = static_cast<std::int64_t>(sentence.capacity);
     attention.bias = it.bias;
     attention.bias_stride = it.bias_stride;
+    const Sentence* next = beams == 1 && number + 1 < state_->sentences.size() ? &sentence + 1 : nullptr;
+    if (next && next->capacity == sentence.capacity) attention.ahead = next->own.data() - sentence.own.data();
     attention.to = to;
     kernels_.attend_self(attention, part, scratch(worker));
   });

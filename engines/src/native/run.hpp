@@ -21,6 +21,9 @@ class Run : public Job {
   std::size_t stages() const override { return stages_.size(); }
   std::uint32_t pieces(std::size_t stage) const override { return stages_[stage].pieces; }
   void piece(std::size_t stage, std::uint32_t piece, int worker) override;
+  /// What a stage does, and which part of it: 0 all, 1 its inputs in groups, 2 its end.
+  const Instruction& instruction(std::size_t stage) const { return *stages_[stage].it; }
+  std::size_t part(std::size_t stage) const { return static_cast<std::size_t>(stages_[stage].part); }
 
  protected:
   /// An instruction, or a part of one.
