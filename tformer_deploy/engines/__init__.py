@@ -255,7 +255,7 @@ def make_encoder(name: str, bundle: Bundle, checkpoint: Path | None = None, thre
     if parts.backend == "trt":
         raise ConfigError("plans have no graph for the encoder alone: use --backend ort or eager")
     if parts.backend == "cpp":
-        raise ConfigError("the C++ runtime runs the encoder alone only of programs: use --backend native, ort or eager")
+        raise ConfigError("the C++ runtime runs the encoder alone only of programs: use --backend native or ort")
     check_name(name, bundle)
     name = f"native:{programs_of(bundle)[0]}" if name == "native" else name
     parts = parse_name(name)
