@@ -35,6 +35,7 @@ from .plain_decoding import make_batch
 from .test_seq2seq import make_parallel
 from .test_variant_graphs import CONFIGS
 
+pytestmark = pytest.mark.long
 STEPS, BEAMS = 5, 3
 RECIPES = ("native-fp32", "native-int8")
 EXACT, FLIPPED = 1e-4, 0.5
