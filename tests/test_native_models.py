@@ -15,9 +15,8 @@ from tformer_deploy.bundle import open_bundle, write_manifest
 from tformer_deploy.checkpoint import Checkpoint, open_checkpoint
 from tformer_deploy.contract import GRAPHS
 from tformer_deploy.decoding import Batch
+from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine, Floats
-from tformer_deploy.engines.cpp import PROGRAM as ENGINE
-from tformer_deploy.engines.cpp import CppEngine
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.errors import ArtifactError
 from tformer_deploy.export.calibrate import input_ranges, round_model
@@ -29,29 +28,18 @@ from tformer_deploy.recipe import Recipe, load_recipe
 
 from . import test_import, test_import_ctranslate2, test_import_toolkits
 from .conftest import small_config, write_checkpoint
-from .cpp_library import built
 from .hf_folders import FOLDERS, LINES, OPTIONS
 from .plain_decoding import make_batch
 from .test_seq2seq import make_parallel
 from .test_variant_graphs import CONFIGS
 
+pytest.importorskip("tformer_native", reason="tformer-native is not installed: make native")
 pytestmark = pytest.mark.long
 STEPS, BEAMS = 5, 3
 RECIPES = ("native-fp32", "native-int8")
 EXACT, FLIPPED = 1e-4, 0.5
 """Largest difference of a log-probability in fp32. In 8 bits: of the root mean square by which rounding moves them, the
 share that an fp32 sum in another order may, where it flips a rounding."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def engine() -> Any:
-    """The program that runs the C++ runtime."""
-    path = built() / "examples" / "tformer-engine"
-    if not path.is_file():
-        pytest.skip(f"{path} was not built: make cpp")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ENGINE, str(path))
-        yield
 
 
 def of_config(name: str, folder: Path) -> Path:
@@ -161,7 +149,7 @@ def test_programs_compute_what_the_model_does(kind: str, name: str, tmp_path: Pa
     bundle = open_bundle(tmp_path / "bundle", graphs=False)
     found = {}
     for recipe in RECIPES:
-        with CppEngine(bundle, 1, recipe, backend="native") as engine:
+        with make_engine(f"native:{recipe}", bundle, threads=1) as engine:
             found[recipe] = steps(engine, batch, tokens)
     exact, rounded = expected.values()
     assert apart(found["native-fp32"], exact, math.inf) < EXACT
