@@ -116,7 +116,7 @@ def program_reads(name: str, bundle: Bundle) -> list[ProgramRead]:
     return [ProgramRead.of(program, graph) for graph in GRAPHS]
 
 
-def _arithmetic(engine: EngineFacts) -> str:
+def _arithmetic(engine: EngineFigures) -> str:
     """An engine's precision; of a program of bf16 that of its caches and sums, as it says itself how weights lie."""
     widens = engine.precision == "bf16" and parse_name(engine.engine).backend == "native"
     return "fp32" if widens else engine.precision
