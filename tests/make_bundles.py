@@ -21,7 +21,7 @@ from tformer_deploy import load, runs
 from tformer_deploy.bundle import changing, open_bundle
 from tformer_deploy.data import DataConfig
 from tformer_deploy.encode import EncoderOptions, TextEncoder
-from tformer_deploy.engines import encoder_names
+from tformer_deploy.engines import LISTING, encoder_names
 from tformer_deploy.export_checked import export_checked
 from tformer_deploy.recipe import load_recipe
 from tformer_deploy.shortlist import Settings, add_shortlist
@@ -47,7 +47,7 @@ TRAIN = {
     "label_smoothing": 0.3,
 }
 NAMES = ["eins", "zwei", "drei", "vier", "fuenf", "sechs", "sieben", "acht", "neun", "zehn"]
-LINES, MARGIN = 8, {"fp32": 0.005, "trt": 0.005, "int8": 0.05, "int4": 0.05}
+LINES, MARGIN = 8, {"fp32": 0.005, "trt": 0.005, "bf16": 0.05, "int8": 0.05, "int4": 0.05}
 """Lines with stored answers; between the values of the best outputs of each."""
 
 
@@ -74,7 +74,7 @@ def make(folder: Path, recipes: dict[str, list[str]]) -> None:
         trainer = runs.start_run(work / kind, DataConfig(**names), "tiny", "words", 100, {**values, **more}, TRAIN)
         trainer.run()
         export_checked(work / kind, folder / kind, recipes[kind], paths[2], memory=True)
-        lists = [name for name in recipes[kind] if load_recipe(name).target == "ort-cpu"]
+        lists = [name for name in recipes[kind] if load_recipe(name).target in LISTING]
         if lists:
             with changing(folder / kind) as opened:
                 add_shortlist(opened, sources, targets, Settings(2, 1))
@@ -102,13 +102,16 @@ def answer(bundle: Path, kind: str, variants: list[str], lines: list[str]) -> di
         clear &= {i for i, sums in enumerate(values) if all(a - b > margin for a, b in pairwise(sums))}
     chosen = sorted(clear)[:LINES]
     looked = {}
-    if kind == "names":  # the only one whose step returns attention
-        with load(bundle, threads=1, align=True) as translator:
-            looked = {"fp32": [found.alignment for found in translator.translate([lines[i] for i in chosen])]}
+    for name in ["fp32"] if kind == "names" else [name for name in variants if name.startswith("native")]:
+        asked = {"backend": "native"} if name.startswith("native") else {}
+        variant, _, shortlist = name.partition("+")
+        with load(bundle, variant=variant, shortlist=bool(shortlist), threads=1, align=True, **asked) as translator:
+            looked[name] = [found.alignment for found in translator.translate([lines[i] for i in chosen])]
     vectors = {}
     for name in encoder_names(open_bundle(bundle)):
-        variant = name.partition(":")[2] or "fp32"
-        with TextEncoder(EncoderOptions(bundle, variant=variant, threads=1)) as encoder:
+        backend, _, variant = name.partition(":")
+        variant = variant or "fp32"
+        with TextEncoder(EncoderOptions(bundle, backend=backend, variant=variant, threads=1)) as encoder:
             made = [each.vectors for each in encoder.encode([lines[i] for i in chosen])]
         vectors[variant] = [[round(float(number), 6) for number in vector] for vector in made]
     return {

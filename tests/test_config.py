@@ -288,6 +288,8 @@ def test_recipe_file_that_is_no_toml(content: bytes, tmp_path: Path) -> None:
         ({"cache": "static"}, "cache=static: must be growing with .*target=onnx"),
         ({"precision": "int8"}, "precision=int8: needs target = 'ort-cpu'"),
         ({**ORT_CPU, "attention": True}, "attention = true: needs target = 'onnx'"),
+        ({**ORT_CPU, "target": "native", "attention": True}, "attention = true: programs always return it"),
+        ({"precision": "bf16"}, "precision=bf16: needs target = 'native'"),
         (
             {**ORT_CPU, "precision": "int8", "group_size": 48},
             r"=48: must be one of \(0, 16, 32, 64, 128, 256\)",

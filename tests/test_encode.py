@@ -191,7 +191,7 @@ def test_files_for_numpy(memory_bundle: Path, tmp_path: Path) -> None:
     [
         (("--pool", "max"), "unknown pool 'max': did you mean 'mean'? valid: first, last, mean, none"),
         (("--backend", "trt"), "plans have no graph for the encoder alone: use --backend ort or eager"),
-        (("--backend", "cpp"), "the C++ runtime does not run the encoder alone: use --backend ort or eager"),
+        (("--backend", "cpp"), "the C++ runtime runs the encoder alone only of programs: use --backend native or ort"),
         (("--variant", "trt"), "variant trt cannot run the encoder alone: use --variant fp32 or fp32-cpu or"),
         (("--variant", "int9"), "unknown variant 'int9'"),
         (("--out", "v.npz"), "--out v.npz: --pool mean gives a vector a line: name a .npy file"),

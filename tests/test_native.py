@@ -13,19 +13,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tformer_deploy import load
 from tformer_deploy.bundle import add_report, open_bundle
+from tformer_deploy.check import CheckOptions, Gate, make_corpus
+from tformer_deploy.check.restricted import with_shortlist
 from tformer_deploy.contract import PROGRAM
-from tformer_deploy.engines import make_engine
+from tformer_deploy.engines import encoder_names, make_encoder, make_engine
 from tformer_deploy.engines.base import Engine, Floats
 from tformer_deploy.errors import ArtifactError, ConfigError, MissingExtra
 from tformer_deploy.export_checked import export_checked
+from tformer_deploy.shortlist import Settings, add_shortlist
 
 from .conftest import random_sources, small_config, write_checkpoint, write_lines
-from .cpp_library import built
+from .cpp_library import Model, built
+from .cpp_library import Translator as CppTranslator
+from .test_cpp import in_python
 from .test_options import EVERYTHING, OTHERS, T5
 
 pytest.importorskip("tformer_native", reason="tformer-native is not installed: make native")
-RECIPES = ("native-fp32", "native-int8", "native-int4")
+RECIPES = ("native-fp32", "native-bf16", "native-int8", "native-int4")
+EXACT, ROUNDED = RECIPES[0], RECIPES[2]
 ANNOTATED: dict[str, object] = {"norm": "annotated", "norm_eps": 1e-3, "activation": "silu", "head_dim": 7}
 
 
@@ -34,9 +41,23 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of the small model with both programs. Read only."""
     folder = tmp_path_factory.mktemp("native")
     run = write_checkpoint(folder / "run", small_config())
-    report = export_checked(run, folder / "bundle", RECIPES, write_lines(folder / "text"))
+    report = export_checked(run, folder / "bundle", RECIPES, write_lines(folder / "text"), memory=True)
     assert [each.engine for each in report.engines] == ["ort", *(f"native:{name}" for name in sorted(RECIPES))]
+    exact = next(each for each in report.engines if each.engine == f"native:{EXACT}")
+    assert exact.attention_max is not None and exact.attention_max < 1e-5
+    assert exact.memory and exact.memory.largest < 1e-5
     return folder / "bundle"
+
+
+@pytest.fixture(scope="module")
+def listed(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with lists of about a dozen tokens. Read only."""
+    out = tmp_path_factory.mktemp("listed") / "bundle"
+    shutil.copytree(exported, out)
+    rng = np.random.default_rng(3)
+    sides = [[" ".join(f"w{n}" for n in rng.integers(4, 60, 6)) for _ in range(80)] for _ in range(2)]
+    add_shortlist(open_bundle(out), *sides, Settings(best=2, frequent=4))
+    return out
 
 
 @pytest.mark.parametrize(
@@ -44,49 +65,91 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_options_pass_the_gate(options: dict[str, object], tmp_path: Path) -> None:
     run, text = write_checkpoint(tmp_path / "run", small_config(**options)), write_lines(tmp_path / "text")
-    report = export_checked(run, tmp_path / "bundle", RECIPES[:2], text)
+    report = export_checked(run, tmp_path / "bundle", [EXACT, ROUNDED], text)
     assert report.passed and len(report.engines) == 3, str(report)
 
 
 def steps(engine: Engine, ids: Any, lengths: Any, beams: int = 3, count: int = 6) -> list[Floats]:
-    """All log-probabilities of some steps in which rows move, by a rule that knows no neighbours: (B, K, V) each."""
+    """Log-probabilities and attention of some steps in which rows move, by a rule that knows no neighbours: (B, K, V),
+    (B, K, S) each."""
     state = engine.encode(ids, lengths)
     batch, found = len(lengths), []
     tokens = np.full((batch, 1), 2, np.int32)
     for step in range(count):
-        scores = engine.step(tokens, state, full=True)
-        assert scores.log_probs is not None
-        found.append(scores.log_probs.copy())
+        scores = engine.step(tokens, state, full=True, attention=True)
+        assert scores.log_probs is not None and scores.attention is not None
+        found += [scores.log_probs.copy(), scores.attention[:, :, : ids.shape[1]].copy()]
         parents = (np.arange(beams) + step) % tokens.shape[1]
         tokens = np.ascontiguousarray(scores.ids[:, parents, 0] + np.arange(beams, dtype=np.int32) % 5, np.int32)
         engine.reorder(state, (np.arange(batch)[:, None] * scores.ids.shape[1] + parents).astype(np.int32))
     return found
 
 
+@pytest.mark.parametrize("shortlist", [False, True], ids=["all tokens", "shortlist"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_scores_depend_on_nothing_but_their_sentence(recipe: str, exported: Path) -> None:
+def test_scores_depend_on_nothing_but_their_sentence(recipe: str, shortlist: bool, listed: Path) -> None:
     """Alone, in a batch, with padding, on one thread or three: the same bits."""
-    bundle, (ids, lengths) = open_bundle(exported), random_sources(5, 20)
+    bundle, (ids, lengths) = open_bundle(listed), random_sources(5, 20)
     with (
-        make_engine(f"native:{recipe}", bundle, threads=1) as one,
-        make_engine(f"native:{recipe}", bundle, threads=3) as three,
+        make_engine(f"native:{recipe}", bundle, None, 1, shortlist) as one,
+        make_engine(f"native:{recipe}", bundle, None, 3, shortlist) as three,
     ):
         together = steps(one, ids, lengths)
         for other in (
             steps(three, ids, lengths),
             steps(three, np.pad(ids, ((0, 0), (0, 3)), constant_values=1), lengths),
         ):
-            assert all(np.array_equal(a, b) for a, b in zip(together, other, strict=True))
+            assert all(np.array_equal(a, b[:, :, : a.shape[2]]) for a, b in zip(together, other, strict=True))
         for row, length in enumerate(lengths):
             alone = steps(one, ids[row : row + 1, :length], lengths[row : row + 1])
-            assert all(np.array_equal(a[row], b[0]) for a, b in zip(together, alone, strict=True))
+            assert all(np.array_equal(a[row, :, : b.shape[2]], b[0]) for a, b in zip(together, alone, strict=True))
+
+
+def test_lists_pass_the_gate(listed: Path, exported: Path) -> None:
+    """Against eager PyTorch over the same lists."""
+    gate = Gate(open_bundle(listed), exported.parent / "run", threads=1, shortlist=True)
+    options = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4)
+    bundle = gate.bundle
+    reference = gate.reference(make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), None, options))
+    names = [f"native:{name}" for name in with_shortlist(bundle, ["native"], [])]
+    assert names == [f"native:{name}" for name in RECIPES]
+    report = gate.run(names, reference)
+    assert report.passed, report.failures
+    exact = report.engines[0]
+    assert all(each.equal == each.sentences for each in (*exact.outputs, *exact.invariance)) and exact.scores_max < 1e-5
+    with gate.engine(names[0]) as engine:
+        assert not engine.admits  # a sentence that joins would need rows that the list has not
+
+
+@pytest.mark.parametrize("shortlist", [False, True], ids=["all tokens", "shortlist"])
+def test_the_library_and_python_align_alike(shortlist: bool, listed: Path) -> None:
+    """The C++ search and Python's over the same steps, with attention: outputs, scores and alignments."""
+    asked, lines = {"align": True, "beams": 3, "coverage_penalty": 0.2}, [f"w{n} w{n + 7} w9" for n in range(4, 12)]
+    chosen: Any = {"backend": "native", "variant": EXACT, "threads": 1, "shortlist": shortlist}
+    with Model(listed, **chosen) as model, CppTranslator(model, **asked) as translator:
+        found = translator.translate(lines)
+    with load(listed, **chosen, **asked) as reference:
+        assert found == in_python(reference, lines)
+    assert all(len(each[0].alignment) == len(each[0].ids) > 0 for each in found)
+
+
+def test_the_encoder_alone(exported: Path) -> None:
+    """Its vectors depend on nothing but their sentence; the gate has compared them with eager's."""
+    bundle, (ids, lengths) = open_bundle(exported), random_sources(4, 9)
+    assert encoder_names(bundle) == ["ort", *(f"native:{name}" for name in sorted(RECIPES))]
+    with make_encoder("native", bundle, threads=2) as encoder:
+        found = encoder.memory(ids, lengths)
+        assert found.shape == (4, 9, bundle.config.encoder.width)
+        for row, length in enumerate(lengths):
+            alone = encoder.memory(ids[row : row + 1, :length], lengths[row : row + 1])
+            assert np.array_equal(found[row, :length], alone[0])
 
 
 def test_sentences_join_and_leave(exported: Path) -> None:
     """A sentence that joins others at another step, in the place of one that left, gets what it gets alone."""
     ids, lengths = random_sources(3, 12)
     with make_engine("native:native-fp32", open_bundle(exported), threads=2) as engine:
-        alone = [steps(engine, ids[i : i + 1, :n], lengths[i : i + 1], 1, 4) for i, n in enumerate(lengths)]
+        alone = [steps(engine, ids[i : i + 1, :n], lengths[i : i + 1], 1, 4)[::2] for i, n in enumerate(lengths)]
         state, tokens = engine.encode(ids[:2], lengths[:2]), np.full((2, 1), 2, np.int32)
         assert engine.admits
         for step in range(2):
@@ -136,7 +199,7 @@ def test_names_and_refusals(exported: Path, bundle: Path, monkeypatch: pytest.Mo
         make_engine("native", open_bundle(bundle))
     with pytest.raises(ConfigError, match=r"unknown backend 'ort:native-int8'"):
         make_engine("ort:native-int8", open_bundle(exported))
-    with pytest.raises(ConfigError, match=r"--shortlist: native:native-int8 has no graphs for it"):
+    with pytest.raises(ConfigError, match=r"has no shortlist: tformer shortlist"):
         make_engine("native:native-int8", open_bundle(exported), shortlist=True)
     monkeypatch.delitem(sys.modules, "tformer_deploy.engines.native", raising=False)
     monkeypatch.setitem(sys.modules, "tformer_native", None)

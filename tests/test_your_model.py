@@ -337,7 +337,7 @@ def test_a_file_or_function_that_is_not_there(path: str, said: str, tmp_path: Pa
     assert not (tmp_path / "bundle").exists()
 
 
-@pytest.mark.parametrize("recipe", ["int8", "fp32-cpu", "trt", "fp32-attention"])
+@pytest.mark.parametrize("recipe", ["int8", "fp32-cpu", "trt", "native-fp32", "fp32-attention"])
 def test_what_needs_keys_and_values_is_refused_by_name(recipe: str, tmp_path: Path) -> None:
     path = tmp_path / "my_file.py"
     path.write_text("from tests.test_your_model import tutorial\n\n\ndef make():\n    return tutorial()\n")

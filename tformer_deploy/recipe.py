@@ -94,7 +94,7 @@ TOLERANCES = {
 """What each precision should hold, from what was measured: docs/check.md. A recipe that allows more shows it in every
 report."""
 HALVES = ("fp16", "bf16")
-"""Precisions that plans have and graphs have not."""
+"""Precisions of plans, which graphs have not."""
 GROUP_SIZES = (0, 16, 32, 64, 128, 256)
 
 
@@ -106,8 +106,8 @@ class Recipe:
     """`onnx`: standard operators, for every runtime; `ort-cpu`: ONNX Runtime's own operators for processors; `trt`:
     the standard operators of opset 17 that every TensorRT from 8.6 on takes, which `tformer build` compiles; `native`:
     instructions of the C++ runtime's own engine for processors."""
-    precision: Literal["fp32", "int8", "int4"] = "fp32"
-    """Of the weights; the sums are fp32."""
+    precision: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
+    """Of the weights, of which `bf16` is only of matrices in target `native`; the sums are fp32."""
     group_size: int = 0
     """Weights of the step that share a scale, for few rows at a time; 0: a whole column, for many rows."""
     cache: Literal["growing", "static"] = "growing"
@@ -134,14 +134,18 @@ class Recipe:
         cache = "static" if own_runtime else "growing"
         if self.cache != cache:
             raise ConfigError(f"cache={self.cache}: must be {cache} with target={self.target}")
+        if self.precision == "bf16" and self.target != "native":
+            raise ConfigError("precision=bf16: needs target = 'native'; of plans tformer build asks for it")
         if self.precision != "fp32" and self.target not in ("ort-cpu", "native"):
             raise ConfigError(f"precision={self.precision}: needs target = 'ort-cpu' or 'native'")
         if self.attention and own_runtime:
-            raise ConfigError("attention = true: needs target = 'onnx', whose graphs return it")
+            native = self.target == "native"
+            why = "programs always return it" if native else "needs target = 'onnx', whose graphs return it"
+            raise ConfigError(f"attention = true: {why}")
         if self.memory and not self.has_memory:
             raise ConfigError(f"memory = true with target = '{self.target}': it has no graph for it, other targets do")
-        if self.group_size not in GROUP_SIZES or (self.group_size and self.precision == "fp32"):
-            raise ConfigError(f"group_size={self.group_size}: must be one of {GROUP_SIZES}, and 0 with fp32")
+        if self.group_size not in GROUP_SIZES or (self.group_size and not self.quantized):
+            raise ConfigError(f"group_size={self.group_size}: must be one of {GROUP_SIZES}, and 0 with fp32 and bf16")
         if self.precision == "int4" and not self.group_size:
             raise ConfigError(f"group_size=0: int4 needs one of {GROUP_SIZES[1:]}")
         if self.plans and self.target != "trt":
@@ -149,23 +153,23 @@ class Recipe:
 
     @property
     def quantized(self) -> bool:
-        """Whether weights have few bits, so that it needs text to calibrate with."""
-        return self.precision != "fp32"
+        """Whether weights are integers, so that it needs text to calibrate with."""
+        return self.precision in ("int8", "int4")
 
     @property
     def has_memory(self) -> bool:
         """Whether its target can run the encoder alone."""
-        return self.target in ("onnx", "ort-cpu")
+        return self.target in ("onnx", "ort-cpu", "native")
 
     @property
     def as_ort(self) -> Recipe:
         """The recipe whose graphs a program of target `native` is made from."""
-        return dataclasses.replace(self, target="ort-cpu")
+        return dataclasses.replace(self, target="ort-cpu", precision=self.precision if self.quantized else "fp32")
 
     @property
     def integer_step(self) -> bool:
         """Whether a step's products are of integers, with a scale per output."""
-        return self.precision != "fp32" and not self.group_size
+        return self.quantized and not self.group_size
 
     def passes(self, graph: str) -> tuple[str, ...]:
         """What rewrites the trace of a graph, in order: the names of `export.passes`."""
@@ -174,7 +178,7 @@ class Recipe:
         if self.target == "trt":
             merged = ("merge_matmuls",)
             return ("fuse_norm", "fold_scales", *merged, "fold_weights", "older_operators")
-        quantized = self.precision != "fp32"
+        quantized = self.quantized
         encodes = graph in ("encoder", "memory")
         grouped = quantized and self.group_size > 0 and not encodes
         if graph == "short_rows":

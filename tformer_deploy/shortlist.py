@@ -262,4 +262,6 @@ def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
 
 
 def _has_graphs(bundle: Bundle, variant: str) -> bool:
-    return all(bundle.lists(name, variant) for name in SHORT_GRAPHS)
+    """Whether it can score a list alone. Programs need no graphs of their own for it."""
+    recipe = bundle.variants.get(variant)
+    return (recipe is not None and recipe.target == "native") or all(bundle.lists(n, variant) for n in SHORT_GRAPHS)

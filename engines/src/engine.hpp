@@ -75,6 +75,11 @@ class Engine {
   /// that stay. Sentences that are admitted later may take the places of those that left.
   virtual void reorder(State& state, const std::vector<std::int32_t>& parents,
                        const std::vector<std::int32_t>& sentences) = 0;
+  /// Sources (B, S) to the encoder's own output, (B, S, E), of any values behind a source's end. Throws Error where the
+  /// variant was exported without it.
+  virtual std::vector<float> memory(const std::vector<std::int32_t>&, const std::vector<std::int32_t>&) {
+    throw Error(Status::limit, "this variant cannot run the encoder alone: export it again with --memory");
+  }
   /// The encoder's outputs, for comparison: 2L of (B, H, S, D).
   virtual std::vector<std::vector<float>> cross_keys_values(const State& state) const = 0;
 };

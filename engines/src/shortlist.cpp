@@ -88,6 +88,30 @@ void Shortlist::allow(const std::int32_t* source, std::size_t length, std::uint8
   }
 }
 
+Lists lists_of(const Shortlist& shortlist, const std::vector<std::int32_t>& src_ids,
+               const std::vector<std::int32_t>& lengths, const std::vector<std::vector<std::int32_t>>& required) {
+  const std::size_t vocab = shortlist.parts().vocab, batch = lengths.size(), width = src_ids.size() / batch;
+  std::vector<std::uint8_t> allowed(batch * vocab, 0), any(vocab, 0);
+  for (std::size_t b = 0; b < batch; ++b) {
+    std::uint8_t* own = &allowed[b * vocab];
+    shortlist.allow(&src_ids[b * width], static_cast<std::size_t>(lengths[b]), own);
+    if (b < required.size()) {
+      for (const std::int32_t id : required[b]) own[id] = 1;
+    }
+    for (std::size_t id = 0; id < vocab; ++id) any[id] |= own[id];
+  }
+  Lists found;
+  found.places.resize(batch);
+  for (std::size_t id = 0; id < vocab; ++id) {
+    if (!any[id]) continue;
+    for (std::size_t b = 0; b < batch; ++b) {
+      if (allowed[b * vocab + id]) found.places[b].push_back(static_cast<std::int32_t>(found.ids.size()));
+    }
+    found.ids.push_back(static_cast<std::int32_t>(id));
+  }
+  return found;
+}
+
 namespace {
 
 /// SHA-256 of the source's and of the target's tokenizer file.
@@ -138,7 +162,8 @@ Shortlist open_shortlist(const Bundle& bundle, const std::string& variant) {
   if (!manifest.contains("shortlist")) {
     throw Error(Status::usage, folder + " has no shortlist: tformer shortlist " + folder + " --src FILE --tgt FILE");
   }
-  if (!bundle.lists("short_rows", variant) || !bundle.lists("short_step", variant)) {
+  const bool graphs = bundle.lists("short_rows", variant) && bundle.lists("short_step", variant);
+  if (!graphs && bundle.recipe(variant).target != "native") {  // whose programs need none
     throw Error(Status::usage,
                 "variant " + variant + " of " + folder + " has no graphs for shortlists: export it again");
   }

@@ -34,6 +34,16 @@ class Shortlist {
   ShortlistParts parts_;
 };
 
+/// What the sentences of a batch may use.
+struct Lists {
+  std::vector<std::int32_t> ids;                 ///< what any of them may, in order
+  std::vector<std::vector<std::int32_t>> places; ///< of each sentence: which of `ids` it may use, in order
+};
+
+/// Of sources (B, S); `required`: of some, tokens that they may use as well.
+Lists lists_of(const Shortlist& shortlist, const std::vector<std::int32_t>& src_ids,
+               const std::vector<std::int32_t>& lengths, const std::vector<std::vector<std::int32_t>>& required);
+
 /// The lists of a bundle, for one of its variants. Throws Error.
 Shortlist open_shortlist(const Bundle& bundle, const std::string& variant);
 

@@ -22,6 +22,7 @@
 #include "decode/options.hpp"
 #include "errors.hpp"
 #include "native/executor.hpp"
+#include "native/run.hpp"
 #include "npz.hpp"
 #include "ort/library.hpp"
 #include "settings.hpp"
@@ -106,7 +107,7 @@ void read_program(const std::string& text) {
   recipe.target = "native";
   recipe.limits.src_tokens = recipe.limits.tgt_tokens = 16;
   const auto read = std::make_shared<const native::Program>(program, weights, model, recipe);
-  for (const native::Code* code : {&read->encoder(), &read->step()}) {
+  for (const native::Code* code : {&read->encoder(), &read->step(), &read->memory()}) {
     for (const std::int64_t width : code->widths) {
       if (width > 1 << 12) return;  // runs, but slowly
     }
@@ -114,8 +115,16 @@ void read_program(const std::string& text) {
   native::Executor executor(read, model, {});
   native::NativeState state;
   executor.encode({4, 5, 3, 7, 3, 1}, {3, 2}, state.sentences);
+  state.src_width = 3;
   Scores scores;
-  for (int step = 0; step < 3; ++step) executor.step({2, 4}, state, 2, step == 1, scores);
+  for (int step = 0; step < 4; ++step) {
+    executor.step({2, 4}, state, 2, {step == 1, step == 2}, scores);
+    if (step != 2) continue;
+    state.listed = std::make_unique<native::Listed>(executor.output(), std::vector<std::int32_t>{1, 3, 13}, executor.blocks());
+    state.sentences[0].listed = {0, 2};
+    state.sentences[1].listed = {1};
+  }
+  if (!read->memory().instructions.empty()) executor.memory({4, 5, 3, 7, 3, 1}, {3, 2});
 }
 
 void read_graph(const std::string& content) { require_no_control_flow(content, "graph.onnx"); }

@@ -656,12 +656,22 @@ void check_output(Random& random) {
   const std::int64_t threads = random.from(1, 3);
   const Result found = everywhere("output", [&](const Kernels& kernels) {
     Result result;
-    for (int full = 0; full < 2; ++full) {
+    for (const int how : {0, 1, 2}) {  // without all logits, with them, with those of a product
       Aligned<float> logits(rows * work.logits_ld), largest(rows * blocks), totals(rows * blocks), scores(rows * best);
       Aligned<float> best_logits(threads * rows * best);
       Aligned<std::int32_t> best_ids(threads * rows * best), ids(rows * best);
       Output own = work;
-      own.logits = full ? logits.data() : nullptr;
+      own.logits = how ? logits.data() : nullptr;
+      if (how == 2) {
+        Product product;
+        product.matrix = work.matrix;
+        product.x = work.x;
+        product.finish.to.floats = logits.data();
+        product.finish.to.ld = own.given_ld = work.logits_ld;
+        kernels.product(product, {0, rows, 0, padded(outputs) / lanes});
+        own.given = logits.data();
+        own.matrix.weights = nullptr;
+      }
       own.largest = largest.data();
       own.sums = totals.data();
       own.best_logits = best_logits.data();
@@ -681,6 +691,9 @@ void check_output(Random& random) {
   });
   require_same(found.ints[0], found.ints[1], "output: all logits or none");
   require_same(found.floats[0], found.floats[2], "output: all logits or none");
+  require_same(found.ints[0], found.ints[2], "output: given logits");
+  require_same(found.floats[0], found.floats[4], "output: given logits");
+  require_same(found.floats[3], found.floats[5], "output: given logits");
   for (std::int64_t r = 0; r < rows; ++r) {
     std::vector<double> logits;
     for (std::int64_t n = 0; n < outputs; ++n) {

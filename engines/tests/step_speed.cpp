@@ -83,7 +83,7 @@ void begin(NativeState& state, Executor& executor, const Sizes& sizes, std::int3
   const auto position = static_cast<std::size_t>(sizes.position);
   for (Sentence& each : state.sentences) {
     const std::size_t capacity = std::max<std::size_t>(32, 2 * position);
-    grow(each, state.beams, capacity, executor.sizes(), executor.memory());
+    grow(each, state.beams, capacity, executor.sizes(), executor.blocks());
     std::fill_n(each.own.data(), state.beams * executor.sizes().whole(capacity), 0.1F);
     each.moved = state.beams > 1;
     each.position = position;
@@ -120,9 +120,9 @@ int show(const std::string& folder, const std::string& variant, const Sizes& siz
     once(whole, [&] {
       if (encodes) {
         encoder.prepare(ids.data(), static_cast<std::size_t>(sizes.source), state.sentences.data(), state.sentences.size(),
-                        executor.sizes(), executor.memory());
+                        executor.sizes(), executor.blocks());
       } else {
-        step.prepare(tokens, state, best, false, executor.sizes(), executor.memory(), scores);
+        step.prepare(tokens, state, best, {}, executor.sizes(), executor.blocks(), scores);
       }
       alone.run(timed);
     });
@@ -131,7 +131,7 @@ int show(const std::string& folder, const std::string& variant, const Sizes& siz
         std::vector<Sentence> others;
         executor.encode(ids, std::vector<std::int32_t>(state.sentences.size(), static_cast<std::int32_t>(sizes.source)), others);
       } else {
-        executor.step(tokens, state, best, false, scores);
+        executor.step(tokens, state, best, {}, scores);
         for (Sentence& each : state.sentences) --each.position;
       }
     });

@@ -67,7 +67,10 @@ void serve(const tformer::Model& model, const std::vector<std::string>& lines, c
 
 int main(int count, char** arguments) try {
   if (count < 5) throw std::invalid_argument("usage: threads BUNDLE VARIANT TIMES LINE...");
-  const tformer::Options options = {{"variant", arguments[2]}, {"threads", "1"}};
+  const std::string variant = arguments[2];
+  const bool native = variant.rfind("native", 0) == 0;  // whose own threads work together
+  const tformer::Options options = {
+      {"variant", variant}, {"backend", native ? "native" : "ort"}, {"threads", native ? "3" : "1"}};
   const std::vector<std::string> lines(arguments + 4, arguments + count);
   const int times = std::stoi(arguments[3]);
   const tformer::Model model(arguments[1], options);

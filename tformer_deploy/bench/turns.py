@@ -116,6 +116,12 @@ def program_reads(name: str, bundle: Bundle) -> list[ProgramRead]:
     return [ProgramRead.of(program, graph) for graph in GRAPHS]
 
 
+def _arithmetic(engine: EngineFigures) -> str:
+    """An engine's precision; of a program of bf16 that of its caches and sums, as it says itself how weights lie."""
+    widens = engine.precision == "bf16" and parse_name(engine.engine).backend == "native"
+    return "fp32" if widens else engine.precision
+
+
 class MachineLimits:
     """What the machine can do, measured in a process of its own, and what that means for each point."""
 
@@ -123,7 +129,7 @@ class MachineLimits:
         self.plan, self.bundle, self.process, self.report = plan, bundle, process, report
         self.threads = plan.threads * plan.workers
         self.storages = {
-            engine.engine: Storage(engine.precision, recipe_of(engine.engine, bundle).group_size)
+            engine.engine: Storage(_arithmetic(engine), recipe_of(engine.engine, bundle).group_size)
             for engine in report.engines
         }
         weights = bundle.manifest.get("weights", {})

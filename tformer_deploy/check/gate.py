@@ -186,7 +186,7 @@ class Gate:
                 behaved = found.passed
                 self.add_constants(found, recipe)
                 self.add_layer_limits(found)
-                if recipe.memory and parse_name(backend).backend == "ort":
+                if recipe.memory and parse_name(backend).backend in ("ort", "native"):
                     self.add_memory(found, reference)
                 if translations:
                     _add_quality(found, reference.observed.runs, runs, translations, bundle.tokenizers(), tolerance)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..bundle import Bundle
 from ..decoding.rules import best_tokens
+from ..engines import LISTING
 from ..engines.base import ANYTHING, Engine, Floats, Ints, Outlook, SameStep, Scores, State
 from ..errors import ConfigError
 from ..shortlist import Shortlist
@@ -19,9 +20,10 @@ from ..shortlist import Shortlist
 
 def with_shortlist(bundle: Bundle, backends: Sequence[str], variants: Sequence[str]) -> list[str]:
     """The variants that are asked for, or all that have graphs for a shortlist. Raises ConfigError."""
-    if other := [name for name in backends if name not in ("ort", "cpp")]:
+    if other := [name for name in backends if name not in ("ort", "cpp", "native")]:
         raise ConfigError(f"--shortlist: {other[0]} has no graphs for it: leave out --backend {other[0]}")
-    found = [*variants] or [name for name, recipe in bundle.variants.items() if recipe.target == "ort-cpu"]
+    targets = [target for target, users in LISTING.items() if not backends or users.intersection(backends)]
+    found = [*variants] or [name for name, recipe in bundle.variants.items() if recipe.target in targets]
     if not found:
         raise ConfigError(f"--shortlist: {bundle.directory} has no variant for it: export it again, with --recipe int8")
     return found

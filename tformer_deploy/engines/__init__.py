@@ -20,6 +20,8 @@ from .base import Encoder, Engine, Limits
 if TYPE_CHECKING:
     from .eager import EagerEngine
 
+LISTING = {"ort-cpu": {"ort", "cpp"}, "native": {"native"}}
+"""Targets whose variants can score the tokens of a list alone, and the backends that run these."""
 BACKENDS = ("eager", "ort", "trt", "cpp", "native")
 DEVICES = ("cpu", "cuda")
 MOST_ANYWHERE, MOST_PER_CORE = 64, 4
@@ -193,8 +195,8 @@ def make_engine(
     check_name(name, bundle)
     check_whole("threads", threads, 0, most_parallel())
     parts = parse_name(name)
-    if shortlist and recipe_of(name, bundle).target != "ort-cpu":
-        usable = [each for each, recipe in bundle.variants.items() if recipe.target == "ort-cpu"]
+    if shortlist and recipe_of(name, bundle).target not in LISTING:
+        usable = [each for each, recipe in bundle.variants.items() if recipe.target in LISTING]
         raise ConfigError(f"--shortlist: {name} has no graphs for it: use a variant of {', '.join(usable) or 'int8'}")
     lists = open_shortlist(bundle, parts.variant) if shortlist else None
     try:
@@ -240,7 +242,8 @@ def require_native() -> None:
 def encoder_names(bundle: Bundle) -> list[str]:
     """The engines that have the graph for the encoder alone, by their names."""
     found = ["ort"] if bundle.lists(MEMORY_GRAPH, "") else []
-    return [*found, *(f"ort:{name}" for name in bundle.variants if bundle.lists(MEMORY_GRAPH, name))]
+    found += [f"ort:{name}" for name in bundle.variants if bundle.lists(MEMORY_GRAPH, name)]
+    return found + [f"native:{name}" for name in programs_of(bundle) if bundle.variants[name].memory]
 
 
 def make_encoder(name: str, bundle: Bundle, checkpoint: Path | None = None, threads: int = 0) -> Encoder:
@@ -251,18 +254,25 @@ def make_encoder(name: str, bundle: Bundle, checkpoint: Path | None = None, thre
     parts = parse_name(name)
     if parts.backend == "trt":
         raise ConfigError("plans have no graph for the encoder alone: use --backend ort or eager")
-    if parts.backend in ("cpp", "native"):
-        raise ConfigError("the C++ runtime does not run the encoder alone: use --backend ort or eager")
+    if parts.backend == "cpp":
+        raise ConfigError("the C++ runtime runs the encoder alone only of programs: use --backend native or ort")
     check_name(name, bundle)
+    name = f"native:{programs_of(bundle)[0]}" if name == "native" else name
+    parts = parse_name(name)
     check_whole("threads", threads, 0, most_parallel())
-    if parts.backend == "ort" and name not in encoder_names(bundle):
-        others = [each.removeprefix("ort").removeprefix(":") or STANDARD for each in encoder_names(bundle)]
+    if parts.backend in ("ort", "native") and name not in encoder_names(bundle):
+        same = [parse_name(each) for each in encoder_names(bundle) if parse_name(each).backend == parts.backend]
+        others = [each.variant or STANDARD for each in same]
         use = f"use --variant {' or '.join(others)}" if others else "export it again with --memory, or use eager"
         what = f"variant {parts.variant}" if parts.variant else "the standard graphs"
         raise ConfigError(f"{bundle.directory}: {what} cannot run the encoder alone: {use}")
     try:
         if parts.backend == "eager":
             return _eager(bundle, checkpoint, threads, parts.device)
+        if parts.backend == "native":
+            from .native import NativeEngine
+
+            return NativeEngine(bundle, threads, parts.variant)
         from .ort.memory import OrtMemory
 
         return OrtMemory(bundle, threads, parts.variant)

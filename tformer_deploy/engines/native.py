@@ -33,7 +33,7 @@ def check_version() -> None:
 class NativeEngine:
     """Runs the program of a variant. Any number of threads may decode; each state has threads and memory of its own."""
 
-    searches = True
+    searches, encodes = True, True
 
     def __init__(self, bundle: Bundle, threads: int, variant: str, shortlist: bool = False) -> None:
         check_version()
@@ -80,6 +80,11 @@ class NativeEngine:
     def reorder(self, state: State, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
         _call(state.reorder, parents, sentences)
+
+    def memory(self, src_ids: Ints, src_lengths: Ints) -> Floats:
+        """See `Encoder.memory`."""
+        found = _call(self._model.memory, src_ids, src_lengths)
+        return found.reshape(*src_ids.shape, self.config.encoder.width)
 
     def cross_keys_values(self, state: State) -> list[Floats]:
         """See `Engine.cross_keys_values`."""

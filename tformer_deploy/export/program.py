@@ -11,12 +11,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..contract import PROGRAM, WEIGHTS
-from .packing import LANES, column_sums, pack_fp32, pack_int4, pack_int4_scales, pack_int8, pack_vector
+from .packing import LANES, column_sums, pack_bf16, pack_fp32, pack_int4, pack_int4_scales, pack_int8, pack_vector
 from .passes.native_program import Instruction, Matrix, Program, Rounding, View
 from .quantizing import Array
 from .save import PAGE
 
 FORMAT, VERSION = "tformer-program", 1
+FLOATS = {"fp32": pack_fp32, "bf16": pack_bf16}
 LINE = 64
 """Bytes. Where arrays begin that are smaller than a page."""
 
@@ -89,8 +90,8 @@ def _rounding(rounding: Rounding, weights: _Weights) -> dict[str, Any]:
 def _matrix(matrix: Matrix, weights: _Weights) -> dict[str, Any]:
     """A matrix as the kernels read it, see `packing`."""
     about = {"kind": matrix.kind, "outputs": len(matrix.weight), "inputs": matrix.inputs}
-    if matrix.kind == "fp32":
-        return {**about, "data": weights.add(matrix.name, pack_fp32(matrix.weight))}
+    if matrix.kind in FLOATS:
+        return {**about, "data": weights.add(matrix.name, FLOATS[matrix.kind](matrix.weight))}
     assert matrix.scales is not None
     if matrix.kind == "int4":
         packed, scales = pack_int4(matrix.weight), pack_int4_scales(matrix.scales)

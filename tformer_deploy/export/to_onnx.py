@@ -71,14 +71,15 @@ def build_graph(name: str, tracer: Tracer, recipe: Recipe, ranges: Ranges) -> on
 
 
 def build_program(tracer: Tracer, recipe: Recipe, ranges: Ranges) -> dict[str, Program]:
-    """The programs of a recipe of target `native`, of each graph, made from what ONNX Runtime would run."""
+    """The programs of a recipe of target `native`, of each of its graphs, made from what ONNX Runtime would run."""
     found = {}
-    for name, source in zip(GRAPHS, ("encoder", SLOTS_GRAPH), strict=True):
-        model = tracer.graph(source, recipe.as_ort)
+    for name in graphs_of(recipe):
+        in_step = name == "decoder_step"
+        model = tracer.graph(SLOTS_GRAPH if in_step else name, recipe.as_ort)
         *passes, _ = recipe.passes(name)
         run_passes(model, tuple(passes), recipe, ranges)
-        positions = recipe.axes.src_len.max if name == "encoder" else recipe.axes.past_len.max + 1
-        found[name] = native_program(model.graph, positions)
+        positions = recipe.axes.past_len.max + 1 if in_step else recipe.axes.src_len.max
+        found[name] = native_program(model.graph, positions, "bf16" if recipe.precision == "bf16" else "fp32")
     return found
 
 

@@ -113,15 +113,18 @@ void reorder(Decode& decode, const Ids& parents, const std::optional<Ids>& sente
   decode.beams = width;
 }
 
+/// Numbers that Python keeps.
+nb::ndarray<nb::numpy, float> given(std::vector<float> found) {
+  auto kept = std::make_unique<std::vector<float>>(std::move(found));
+  std::vector<float>& numbers = *kept;
+  const nb::capsule owner(kept.release(), [](void* all) noexcept { delete static_cast<std::vector<float>*>(all); });
+  return {numbers.data(), {numbers.size()}, owner};
+}
+
 /// 2L of (B * H * S * D).
 nb::list cross_keys_values(const Decode& decode) {
   nb::list found;
-  for (auto& each : decode.engine->cross_keys_values(*decode.state)) {
-    auto kept = std::make_unique<std::vector<float>>(std::move(each));
-    std::vector<float>& numbers = *kept;
-    const nb::capsule owner(kept.release(), [](void* all) noexcept { delete static_cast<std::vector<float>*>(all); });
-    found.append(nb::ndarray<nb::numpy, float>(numbers.data(), {numbers.size()}, owner));
-  }
+  for (auto& each : decode.engine->cross_keys_values(*decode.state)) found.append(given(std::move(each)));
   return found;
 }
 
@@ -160,6 +163,18 @@ class Model {
     made.engine = engines_->lend();
     made.state = made.engine->encode(src_ids, src_lengths, {beams, tokens, required});
     return made;
+  }
+
+  /// The encoder's own output, (B * S * E).
+  nb::ndarray<nb::numpy, float> memory(const Ids& ids, const Ids& lengths) const {
+    check_sources(ids, lengths);
+    const auto src_ids = values(ids), src_lengths = values(lengths);
+    std::vector<float> found;
+    {
+      const nb::gil_scoped_release others;
+      found = engines_->lend()->memory(src_ids, src_lengths);
+    }
+    return given(std::move(found));
   }
 
   /// Of each source its outputs: ids, end token or None, score, value, alignment. `calls` gets name, begin, end of each
@@ -249,6 +264,7 @@ NB_MODULE(_native, module) {
       .def_prop_ro("attention", &Model::attention)
       .def_prop_ro("admits", &Model::admits)
       .def("encode", &Model::encode, "src_ids"_a, "src_lengths"_a, "beams"_a, "tokens"_a, "required"_a)
+      .def("memory", &Model::memory, "src_ids"_a, "src_lengths"_a)
       .def("search", &Model::search, "src_ids"_a, "src_lengths"_a, "numbers"_a, "prefixes"_a, "options"_a,
            "allowed"_a.none(), "strict"_a, "calls"_a.none());
   module.def("kernels", &tformer::kernels::names);

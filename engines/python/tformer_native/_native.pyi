@@ -43,6 +43,8 @@ class Model:
     def encode(
         self, src_ids: Ints, src_lengths: Ints, beams: int, tokens: int, required: Sequence[Sequence[int]]
     ) -> State: ...
+    def memory(self, src_ids: Ints, src_lengths: Ints) -> Floats:
+        """The encoder's own output, (B * S * E)."""
     def search(
         self,
         src_ids: Ints,

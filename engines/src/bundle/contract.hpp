@@ -21,13 +21,13 @@ struct Model : ModelInfo {
 /// How graphs were made, as far as a runtime needs it.
 struct Recipe {
   std::string target;     ///< onnx, ort-cpu, trt or native
-  std::string precision;  ///< of the weights: fp32, int8 or int4
+  std::string precision;  ///< of the weights: fp32, bf16, int8 or int4
   std::int64_t group_size = 0;
   std::int64_t top_k = 0;
   bool attention = false;
   Limits limits;
   /// Whether a step's products are of integers, with a scale per output.
-  bool integer_step() const { return precision != "fp32" && group_size == 0; }
+  bool integer_step() const { return (precision == "int8" || precision == "int4") && group_size == 0; }
 };
 
 /// One input or output of a graph.

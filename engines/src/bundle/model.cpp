@@ -143,7 +143,7 @@ Recipe recipe_of(const Json& values) {
     throw std::invalid_argument(unknown(name, value, valid));
   };
   one_of("target", recipe.target, {"onnx", "ort-cpu", "trt", "native"});
-  one_of("precision", recipe.precision, {"fp32", "int8", "int4"});
+  one_of("precision", recipe.precision, {"fp32", "bf16", "int8", "int4"});
   recipe.group_size = all["group_size"];
   recipe.top_k = all["top_k"];
   recipe.attention = all["attention"];

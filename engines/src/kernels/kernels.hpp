@@ -250,8 +250,10 @@ constexpr std::int64_t block_outputs = 256;
 
 /// The output layer: logits of every block of outputs, their maximum and sum, and the best of them so far.
 struct Output {
-  Matrix matrix;
+  Matrix matrix;  ///< its weights are not read where logits are given
   Input x;
+  const float* given = nullptr;  ///< (rows, given_ld) logits that are there already; may be `logits`
+  std::int64_t given_ld = 0;
   std::int64_t best = 0;     ///< tokens of each row that are asked for
   float* logits = nullptr;   ///< (rows, logits_ld), where all are asked for; `finish_output` makes log-probabilities of them
   std::int64_t logits_ld = 0;

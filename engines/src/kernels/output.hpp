@@ -1,6 +1,8 @@
 // The output layer: logits of a block at a time, of which only maxima, sums and the best tokens are kept.
 #pragma once
 
+#include <cstring>
+
 #include "kernels/rows.hpp"
 
 namespace tformer::kernels {
@@ -78,9 +80,11 @@ void output(const Output& work, const OutputPiece& piece) {
     for (std::int64_t row = piece.row; row < end; row += rows_at_once) {
       const std::int64_t rows = least(rows_at_once, end - row);
       product.finish.to.floats = logits - row * logits_ld - block * block_outputs;  // as if all were kept
-      multiply(product, {row, rows, block * panels, padded(width) / lanes});
+      if (!work.given) multiply(product, {row, rows, block * panels, padded(width) / lanes});
       for (std::int64_t r = 0; r < rows; ++r) {
         float* own = logits + r * logits_ld;
+        const float* const given = work.given ? work.given + (row + r) * work.given_ld + block * block_outputs : nullptr;
+        if (given) std::memcpy(own, given, static_cast<std::size_t>(width) * sizeof(float));
         for (std::int64_t i = width; i < block_outputs; ++i) own[i] = -INFINITY;
         if (work.logits) {
           float* to = work.logits + (row + r) * work.logits_ld + block * block_outputs;

@@ -14,31 +14,25 @@ struct Count {
   static constexpr int value = n;
 };
 
-/// Calls fn with how many there are, up to `most`, as a constant.
+/// Calls fn with how many there are, up to `most`, as a constant. Returns it.
 template <int most, class Fn>
-TFORMER_INLINE void with_count(std::int64_t count, Fn fn) {
-  if constexpr (most == 1) {
-    fn(Count<1>());
-  } else if (count >= most) {
-    fn(Count<most>());
-  } else {
-    with_count<most - 1>(count, fn);
+TFORMER_INLINE std::int64_t with_count(std::int64_t count, Fn fn) {
+  if constexpr (most > 1) {
+    if (count < most) return with_count<most - 1>(count, fn);
   }
+  fn(Count<most>());
+  return most;
 }
 
 /// Calls fn(row, rows, panel, panels) for every block of a piece; rows and panels are constants.
 template <int most_rows, int most_panels, class Fn>
 TFORMER_INLINE void blocks(const Piece& piece, Fn fn) {
   const std::int64_t end = piece.row + piece.rows, last = piece.panel + piece.panels;
-  for (std::int64_t p = piece.panel; p < last;) {
-    with_count<most_panels>(last - p, [&](auto panels) TFORMER_LAMBDA {
-      for (std::int64_t r = piece.row; r < end;) {
-        with_count<most_rows>(end - r, [&](auto rows) TFORMER_LAMBDA {
-          fn(r, rows, p, panels);
-          r += decltype(rows)::value;
-        });
-      }
-      p += decltype(panels)::value;
+  std::int64_t p = piece.panel;
+  while (p < last) {
+    p += with_count<most_panels>(last - p, [&](auto panels) TFORMER_LAMBDA {
+      std::int64_t r = piece.row;
+      while (r < end) r += with_count<most_rows>(end - r, [&](auto rows) TFORMER_LAMBDA { fn(r, rows, p, panels); });
     });
   }
 }

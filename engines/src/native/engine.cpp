@@ -4,8 +4,10 @@
 #include "errors.hpp"
 #include "native/engines.hpp"
 #include "native/executor.hpp"
+#include "native/run.hpp"
 #include "native/state.hpp"
 #include "ort/graphs.hpp"
+#include "shortlist.hpp"
 
 namespace tformer {
 namespace {
@@ -16,14 +18,15 @@ using native::NativeState;
 class NativeEngine final : public Engine {
  public:
   NativeEngine(std::shared_ptr<const Bundle> bundle, const std::string& variant,
-               std::shared_ptr<const native::Program> program, const native::Choice& choice)
-      : bundle_(std::move(bundle)), model_(bundle_->model()), recipe_(bundle_->recipe(variant)),
-        executor_(std::move(program), model_, choice) {}
+               std::shared_ptr<const native::Program> program, std::shared_ptr<const Shortlist> shortlist,
+               const native::Choice& choice)
+      : bundle_(std::move(bundle)), shortlist_(std::move(shortlist)), model_(bundle_->model()),
+        recipe_(bundle_->recipe(variant)), executor_(std::move(program), model_, choice) {}
 
   const ModelInfo& model() const override { return model_; }
   const Limits& limits() const override { return recipe_.limits; }
-  bool attention() const override { return false; }
-  bool admits() const override { return true; }
+  bool attention() const override { return true; }
+  bool admits() const override { return !shortlist_; }
   std::int64_t best(std::int64_t beams, const State&) const override {
     return recipe_.top_k ? recipe_.top_k : std::min<std::int64_t>(2 * beams, model_.tgt_vocab);
   }
@@ -32,11 +35,16 @@ class NativeEngine final : public Engine {
                                 const Outlook& outlook) override {
     auto state = std::make_unique<NativeState>();
     add(*state, src_ids, src_lengths, outlook);
+    if (!shortlist_) return state;
+    Lists lists = lists_of(*shortlist_, src_ids, src_lengths, outlook.required);
+    for (std::size_t i = 0; i < lists.places.size(); ++i) state->sentences[i].listed = std::move(lists.places[i]);
+    state->listed = std::make_unique<native::Listed>(executor_.output(), std::move(lists.ids), executor_.blocks());
     return state;
   }
 
   void admit(State& opaque, const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
              const Outlook& outlook) override {
+    if (!admits()) return Engine::admit(opaque, src_ids, src_lengths, outlook);
     auto& state = static_cast<NativeState&>(opaque);
     const std::size_t together = state.sentences.size() + src_lengths.size();
     if (static_cast<std::int64_t>(together) > limits().batch) {
@@ -52,22 +60,25 @@ class NativeEngine final : public Engine {
     std::size_t longest = 0;
     for (const native::Sentence& each : state.sentences) longest = std::max(longest, each.position);
     check_step(static_cast<std::int64_t>(state.beams), static_cast<std::int64_t>(longest), limits());
-    if (attention) {
-      throw Error(Status::limit, "this variant does not return attention: use the standard graphs of fp32-attention");
-    }
     for (const std::int32_t token : tokens) {
       if (token < 0 || token >= model_.tgt_vocab) {
         throw Error(Status::limit, "token id " + std::to_string(token) + " is outside the target vocabulary of " +
                                        std::to_string(model_.tgt_vocab));
       }
     }
-    executor_.step(tokens, state, static_cast<std::size_t>(best(static_cast<std::int64_t>(state.beams), state)), full,
-                   scores);
+    executor_.step(tokens, state, static_cast<std::size_t>(best(static_cast<std::int64_t>(state.beams), state)),
+                   {full, attention}, scores);
   }
 
   void reorder(State& opaque, const std::vector<std::int32_t>& parents,
                const std::vector<std::int32_t>& sentences) override {
-    static_cast<NativeState&>(opaque).reorder(parents, sentences, executor_.sizes(), executor_.memory());
+    static_cast<NativeState&>(opaque).reorder(parents, sentences, executor_.sizes(), executor_.blocks());
+  }
+
+  std::vector<float> memory(const std::vector<std::int32_t>& src_ids,
+                            const std::vector<std::int32_t>& src_lengths) override {
+    check_request(src_ids, src_lengths, model_, limits());
+    return executor_.memory(src_ids, src_lengths);
   }
 
   std::vector<std::vector<float>> cross_keys_values(const State& opaque) const override {
@@ -76,6 +87,7 @@ class NativeEngine final : public Engine {
 
  private:
   std::shared_ptr<const Bundle> bundle_;
+  std::shared_ptr<const Shortlist> shortlist_;
   const Model& model_;
   const Recipe& recipe_;
   Executor executor_;
@@ -94,13 +106,11 @@ class Programs final : public Backend {
  public:
   Programs(std::shared_ptr<const Bundle> bundle, const OpenOptions& options)
       : bundle_(std::move(bundle)), variant_(variant(*bundle_, options.variant)) {
-    if (options.shortlist) {
-      throw Error(Status::usage, "shortlist: " + variant_ + " is a program: use a variant of target ort-cpu");
-    }
     bundle_->require_kinds(variant_);
     choice_.threads = options.threads ? options.threads : cores();
     choice_.kernels = options.kernels;
     native::kernels_of(choice_);  // refuses what this machine does not have, before anything is read
+    if (options.shortlist) shortlist_ = std::make_shared<const Shortlist>(open_shortlist(*bundle_, variant_));
     program_ = std::make_shared<const native::Program>(*bundle_, variant_);
     batch_tokens_ = suiting(program_->step(), bundle_->model());
   }
@@ -110,13 +120,14 @@ class Programs final : public Backend {
   std::string variant() const override { return variant_; }
   std::int64_t batch_tokens() const override { return batch_tokens_; }
   std::unique_ptr<Engine> make_engine() const override {
-    return std::make_unique<NativeEngine>(bundle_, variant_, program_, choice_);
+    return std::make_unique<NativeEngine>(bundle_, variant_, program_, shortlist_, choice_);
   }
 
  private:
   std::shared_ptr<const Bundle> bundle_;
   std::string variant_;
   native::Choice choice_;
+  std::shared_ptr<const Shortlist> shortlist_;
   std::shared_ptr<const native::Program> program_;
   std::int64_t batch_tokens_ = 0;
 

@@ -26,10 +26,9 @@ const kernels::Kernels& kernels_of(const Choice& choice) {
 }
 
 Executor::Executor(std::shared_ptr<const Program> program, const Model& model, const Choice& choice)
-    : program_(std::move(program)), sizes_(sizes_of(model)), pool_(choice.threads) {
-  const kernels::Kernels& chosen = kernels_of(choice);
-  encoder_ = std::make_unique<EncoderRun>(program_->encoder(), chosen, choice.threads);
-  step_ = std::make_unique<StepRun>(program_->step(), chosen, choice.threads);
+    : program_(std::move(program)), kernels_(kernels_of(choice)), sizes_(sizes_of(model)), pool_(choice.threads) {
+  encoder_ = std::make_unique<EncoderRun>(program_->encoder(), kernels_, choice.threads);
+  step_ = std::make_unique<StepRun>(program_->step(), kernels_, choice.threads);
 }
 
 Executor::~Executor() = default;
@@ -47,10 +46,23 @@ void Executor::encode(const std::vector<std::int32_t>& src_ids, const std::vecto
   pool_.run(*encoder_);
 }
 
-void Executor::step(const std::vector<std::int32_t>& tokens, NativeState& state, std::size_t best, bool full,
+std::vector<float> Executor::memory(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& lengths) {
+  if (program_->memory().instructions.empty()) {
+    throw Error(Status::usage, "this variant cannot run the encoder alone: export it again with --memory");
+  }
+  if (!alone_) alone_ = std::make_unique<EncoderRun>(program_->memory(), kernels_, pool_.threads());
+  std::vector<Sentence> sentences(lengths.size());
+  for (std::size_t i = 0; i < lengths.size(); ++i) sentences[i].length = lengths[i];
+  const std::size_t width = src_ids.size() / lengths.size();
+  alone_->prepare(src_ids.data(), width, sentences.data(), sentences.size(), sizes_, *memory_);
+  pool_.run(*alone_);
+  return alone_->given(width);
+}
+
+void Executor::step(const std::vector<std::int32_t>& tokens, NativeState& state, std::size_t best, Asked asked,
                     Scores& scores) {
   state.make_room(sizes_, *memory_);
-  step_->prepare(tokens, state, best, full, sizes_, *memory_, scores);
+  step_->prepare(tokens, state, best, asked, sizes_, *memory_, scores);
   pool_.run(*step_);
   for (Sentence& each : state.sentences) ++each.position;
 }

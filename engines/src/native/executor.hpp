@@ -26,6 +26,7 @@ const kernels::Kernels& kernels_of(const Choice& choice);
 
 class EncoderRun;
 class StepRun;
+struct Asked;
 
 /// For one thread at a time.
 class Executor {
@@ -34,21 +35,26 @@ class Executor {
   ~Executor();
 
   const CacheSizes& sizes() const { return sizes_; }
-  Memory& memory() { return *memory_; }
+  Memory& blocks() { return *memory_; }
+  /// The output layer.
+  const kernels::Matrix& output() const { return program_->step().instructions.back().matrix; }
   /// Add sentences with sources (B, S) of these lengths, which have what steps read of them.
   void encode(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& lengths,
               std::vector<Sentence>& sentences);
   /// See `Engine::step`; `best` tokens of each row.
-  void step(const std::vector<std::int32_t>& tokens, NativeState& state, std::size_t best, bool full, Scores& scores);
+  void step(const std::vector<std::int32_t>& tokens, NativeState& state, std::size_t best, Asked asked, Scores& scores);
+  /// See `Engine::memory`. Throws Error where the program has no such graph.
+  std::vector<float> memory(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& lengths);
   /// See `Engine::cross_keys_values`.
   std::vector<std::vector<float>> cross_keys_values(const NativeState& state) const;
 
  private:
   std::shared_ptr<const Program> program_;
+  const kernels::Kernels& kernels_;
   CacheSizes sizes_;
   std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
   Pool pool_;
-  std::unique_ptr<EncoderRun> encoder_;
+  std::unique_ptr<EncoderRun> encoder_, alone_;  // alone_: made when it is asked for
   std::unique_ptr<StepRun> step_;
 };
 

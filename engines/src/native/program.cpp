@@ -24,11 +24,14 @@ constexpr std::int64_t version = 1;
 using kernels::lanes;
 using kernels::padded;
 
+enum class Graph { encoder, memory, step };
+
 /// Reads one graph's instructions. Every number is checked before it is used; what is wrong is std::invalid_argument.
 class Reader {
  public:
-  Reader(const Json& program, const Mapped& weights, const Model& model, const Recipe& recipe, bool encoder)
-      : arrays_(list(program, "arrays")), weights_(weights), model_(model), recipe_(recipe), encoder_(encoder) {}
+  Reader(const Json& program, const Mapped& weights, const Model& model, const Recipe& recipe, Graph graph)
+      : arrays_(list(program, "arrays")), weights_(weights), model_(model), recipe_(recipe), graph_(graph),
+        encoder_(graph != Graph::step) {}
 
   Code read(const Json& graph) {
     for (const Json& width : list(graph, "widths")) code_.widths.push_back(whole(width, 1, most_width, "a width"));
@@ -39,8 +42,7 @@ class Reader {
       try {
         code_.instructions.push_back(instruction(each));
       } catch (const std::invalid_argument& error) {
-        throw std::invalid_argument("instruction " + std::to_string(number) + " of the " +
-                                    (encoder_ ? "encoder" : "step") + ": " + error.what());
+        throw std::invalid_argument("instruction " + std::to_string(number) + " of the " + name() + ": " + error.what());
       }
       ++number;
     }
@@ -53,11 +55,16 @@ class Reader {
   const Mapped& weights_;
   const Model& model_;
   const Recipe& recipe_;
-  bool encoder_;
+  Graph graph_;
+  bool encoder_;  // whether it reads sources
   Code code_;
   std::vector<bool> written_;
   std::set<std::int64_t> kept_, self_, cross_;
   bool ended_ = false;
+
+  const char* name() const {
+    return graph_ == Graph::encoder ? "encoder" : graph_ == Graph::memory ? "encoder alone" : "step";
+  }
 
   static const Json& list(const Json& from, const char* key) {
     if (!from.is_object() || !from.contains(key) || !from[key].is_array()) {
@@ -240,7 +247,8 @@ class Reader {
     made.op = one_of<Op>(from, "op",
                          {{"embed", Op::embed}, {"norm", Op::norm}, {"round", Op::round}, {"matmul", Op::matmul},
                           {"activate", Op::activate}, {"add", Op::add}, {"multiply", Op::multiply},
-                          {"self", Op::self}, {"cross", Op::cross}, {"keep", Op::keep}, {"output", Op::output}});
+                          {"self", Op::self}, {"cross", Op::cross}, {"keep", Op::keep}, {"output", Op::output},
+                          {"give", Op::give}});
     switch (made.op) {
       case Op::embed: embed(from, made); break;
       case Op::norm: norm(from, made); break;
@@ -249,6 +257,11 @@ class Reader {
       case Op::self:
       case Op::cross: attention(from, made); break;
       case Op::keep: keep(from, made); break;
+      case Op::give:
+        made.x = view(from, "x");
+        if (graph_ != Graph::memory) throw std::invalid_argument("only the encoder alone gives numbers");
+        ended_ = true;
+        break;
       case Op::activate: made.activation = activation(from); [[fallthrough]];
       case Op::round:
         made.x = view(from, "x");
@@ -358,7 +371,7 @@ class Reader {
   }
 
   void keep(const Json& from, Instruction& made) {
-    if (!encoder_) throw std::invalid_argument("a step keeps nothing");
+    if (graph_ != Graph::encoder) throw std::invalid_argument(std::string("the ") + name() + " keeps nothing");
     made.heads = whole(from, "heads", 1, most_heads);
     made.size = whole(from, "size", 1, kernels::largest_head);
     made.layer = layer(from, made);
@@ -370,10 +383,10 @@ class Reader {
   /// A graph must give all that the engine reads.
   void check_whole() const {
     const auto layers = static_cast<std::size_t>(model_.decoder_layers);
-    if (encoder_ ? kept_.size() != layers
-                 : !ended_ || self_.size() != layers || cross_.size() != layers) {
-      throw std::invalid_argument(std::string("the ") + (encoder_ ? "encoder" : "step") + " lacks layers or its end");
-    }
+    const bool whole = graph_ == Graph::encoder  ? kept_.size() == layers
+                       : graph_ == Graph::memory ? ended_
+                                                 : ended_ && self_.size() == layers && cross_.size() == layers;
+    if (!whole) throw std::invalid_argument(std::string("the ") + name() + " lacks layers or its end");
   }
 };
 
@@ -405,12 +418,13 @@ Mapped::~Mapped() {
 Program::Program(const Json& program, const std::filesystem::path& weights, const Model& model, const Recipe& recipe)
     : weights_(weights) {
   const Json graphs = program.value("graphs", Json::object());
-  const auto read = [&](const char* name, bool encoder) {
+  const auto read = [&](const char* name, Graph graph) {
     if (!graphs.contains(name)) throw std::invalid_argument(std::string("no graph '") + name + "'");
-    return Reader(program, weights_, model, recipe, encoder).read(graphs[name]);
+    return Reader(program, weights_, model, recipe, graph).read(graphs[name]);
   };
-  encoder_ = read("encoder", true);
-  step_ = read("decoder_step", false);
+  encoder_ = read("encoder", Graph::encoder);
+  step_ = read("decoder_step", Graph::step);
+  if (graphs.contains("memory")) memory_ = read("memory", Graph::memory);
 }
 
 Program::Program(const Bundle& bundle, const std::string& variant) {

@@ -30,7 +30,7 @@ class Mapped {
   std::size_t size_ = 0;
 };
 
-enum class Op { embed, norm, round, matmul, activate, add, multiply, self, cross, keep, output };
+enum class Op { embed, norm, round, matmul, activate, add, multiply, self, cross, keep, output, give };
 
 /// Columns of a value. A value of -1: none.
 struct View {
@@ -80,10 +80,12 @@ class Program {
 
   const Code& encoder() const { return encoder_; }
   const Code& step() const { return step_; }
+  /// The encoder's own output; no instructions where the variant was exported without it.
+  const Code& memory() const { return memory_; }
 
  private:
   Mapped weights_;
-  Code encoder_, step_;
+  Code encoder_, step_, memory_;
 };
 
 }  // namespace tformer::native

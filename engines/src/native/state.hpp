@@ -6,6 +6,7 @@
 
 #include "engine.hpp"
 #include "kernels/kernels.hpp"
+#include "native/listed.hpp"
 #include "native/memory.hpp"
 
 namespace tformer::native {
@@ -42,6 +43,7 @@ struct Sentence {
   Block own;                           // [row][layer][k, v][head][capacity][padded]
   std::vector<std::int32_t> written_by;  // (rows, capacity): the row that wrote each earlier position, once any moved
   bool moved = false;                    // whether a row has continued another
+  std::vector<std::int32_t> listed;      // places in `NativeState::listed` of the tokens that it may use, in order
 };
 
 struct NativeState final : State {
@@ -49,6 +51,7 @@ struct NativeState final : State {
   std::size_t beams = 1;            // rows of each
   std::size_t src_width = 0;        // source tokens of the widest that was asked for
   std::size_t most_beams = 1;       // that will be asked for, as far as is known
+  std::unique_ptr<Listed> listed;   // the tokens of all sentences, where they may not use others
 
   std::size_t rows() const { return sentences.size() * beams; }
   /// See `Engine::reorder`.

@@ -101,29 +101,16 @@ class InPlaceEngine : public Engine {
   /// The tokens that any sentence may use, in order, and their part of the output's table.
   std::unique_ptr<Listed> list_of(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& lengths,
                                   const Outlook& outlook) const {
-    const std::size_t vocab = size(model().tgt_vocab), batch = lengths.size(), width = src_ids.size() / batch;
-    std::vector<std::uint8_t> allowed(batch * vocab, 0), any(vocab, 0);
-    for (std::size_t b = 0; b < batch; ++b) {
-      std::uint8_t* own = &allowed[b * vocab];
-      graphs_->shortlist()->allow(&src_ids[b * width], size(lengths[b]), own);
-      if (b < outlook.required.size()) {
-        for (const std::int32_t id : outlook.required[b]) own[id] = 1;
-      }
-      for (std::size_t id = 0; id < vocab; ++id) any[id] |= own[id];
-    }
+    Lists lists = lists_of(*graphs_->shortlist(), src_ids, lengths, outlook.required);
     auto listed = std::make_unique<Listed>();
-    for (std::size_t id = 0; id < vocab; ++id) {
-      if (any[id]) listed->ids.push_back(static_cast<std::int32_t>(id));
-    }
+    listed->ids = std::move(lists.ids);
     const std::size_t least = std::max(listed->ids.size(), size(best_of(limits().beams)));
     const std::size_t count = (least + list_unit - 1) / list_unit * list_unit;
     listed->filled = listed->ids;
     listed->filled.resize(count, 0);
-    listed->mask.assign(batch * count, -std::numeric_limits<float>::infinity());
-    for (std::size_t b = 0; b < batch; ++b) {
-      for (std::size_t i = 0; i < listed->ids.size(); ++i) {
-        if (allowed[b * vocab + size(listed->ids[i])]) listed->mask[b * count + i] = 0;
-      }
+    listed->mask.assign(lengths.size() * count, -std::numeric_limits<float>::infinity());
+    for (std::size_t b = 0; b < lengths.size(); ++b) {
+      for (const std::int32_t place : lists.places[b]) listed->mask[b * count + size(place)] = 0;
     }
     static const std::string input = "shortlist";
     listed->filled_value = tensor(listed->filled, {static_cast<std::int64_t>(count)});

@@ -45,7 +45,7 @@ class Matrix:
 
     name: str
     kind: str
-    """`fp32`, `int8` or `int4`."""
+    """`fp32`, `bf16`, which is rounded when it is packed, `int8` or `int4`."""
     weight: Array
     """Numbers, or integers: of 8 bits (out, in), of groups 0 to 15 (out, groups, size)."""
     scales: Array | None = None
@@ -143,12 +143,14 @@ class Activated:
     slope: float
 
 
-def native_program(graph: ir.Graph, positions: int) -> Program:
-    """The instructions of an encoder or of a step (`slots_step`); `positions`: the most on either side.
+def native_program(graph: ir.Graph, positions: int, floats: str = "fp32") -> Program:
+    """The instructions of `encoder`, `memory` or a step (`slots_step`); `positions`: the most on either side.
+
+    `floats`: how matrices are stored that are not of integers, `fp32` or `bf16`.
 
     Raises ArtifactError.
     """
-    found = _Lowering(graph, positions).run()
+    found = _Lowering(graph, positions, floats).run()
     for change in (
         _drop_unread,
         _split_products,
@@ -165,8 +167,8 @@ def native_program(graph: ir.Graph, positions: int) -> Program:
 class _Lowering:
     """Nodes to instructions, one for each that computes."""
 
-    def __init__(self, graph: ir.Graph, positions: int) -> None:
-        self.graph, self.positions = graph, positions
+    def __init__(self, graph: ir.Graph, positions: int, floats: str) -> None:
+        self.graph, self.positions, self.floats = graph, positions, floats
         self.widths: list[int] = []
         self.code: list[Instruction] = []
         self.known: dict[ir.Value, Any] = {}
@@ -185,10 +187,14 @@ class _Lowering:
                 self._node(node)
             except ArtifactError as error:  # only where somebody reads it: a bias is computed here
                 self.known.update(dict.fromkeys(node.outputs, error))
-        kept = {str(value.name): value for value in self.graph.outputs if str(value.name).startswith("cross_")}
+        outputs = {str(value.name): value for value in self.graph.outputs}
+        kept = {name: value for name, value in outputs.items() if name.startswith("cross_")}
         for layer in range(len(kept) // 2):
             self._keep(kept[f"cross_k_{layer}"], kept[f"cross_v_{layer}"], layer)
-        if not any(each.op in ("output", "keep") for each in self.code):
+        memory = outputs.get("memory")  # also a layer of `encoder` that a debugger may look at
+        if memory is not None and not kept and isinstance(view := self.known.get(memory), View):
+            self.code.append(Instruction("give", {"x": view}))
+        if not any(each.op in ("output", "keep", "give") for each in self.code):
             raise next(each for each in self.known.values() if isinstance(each, ArtifactError))
         return Program(self.widths, self.code)
 
@@ -383,7 +389,7 @@ class _Lowering:
     def _linear(self, linear: Linear) -> None:
         weight, bias = linear.arrays()
         x = self.view(linear.x, linear.product)
-        matrix = Matrix(str(linear.weight.name), "fp32", weight, inputs=weight.shape[1])
+        matrix = Matrix(str(linear.weight.name), self.floats, weight, inputs=weight.shape[1])
         arrays = {} if bias is None else {"bias": (str(linear.bias.name), bias)}  # type: ignore[union-attr]
         self._product(linear.out, x, matrix, arrays)
         if linear.out is not linear.product.outputs[0]:
@@ -458,13 +464,13 @@ class _Lowering:
         view = known if isinstance(known, Rows | Positions) else self.view(node.inputs[0], node)
         rank = len(shape) if shape is not None else 0 if sizes is None else len(sizes)
         width = view.width if isinstance(view, View) else view.table[1].shape[1]
-        if last and last[-1] == width:
+        heads = last[0] if rank == 4 else None
+        if isinstance(view, View) and isinstance(heads, int) and heads * last[1] == width:  # one head too
+            self.known[node.outputs[0]] = Heads(view, heads)
+        elif last and last[-1] == width:
             self.known[node.outputs[0]] = view
-            return
-        heads = last[0] if len(last) == 2 else None
-        if rank != 4 or not isinstance(view, View) or not isinstance(heads, int) or heads * last[1] != width:
+        else:
             raise self.unknown(node)
-        self.known[node.outputs[0]] = Heads(view, heads)
 
     def _squeeze(self, node: ir.Node) -> None:
         self._reshape(node)
