@@ -83,7 +83,7 @@ class NativeEngine:
 
     def memory(self, src_ids: Ints, src_lengths: Ints) -> Floats:
         """See `Encoder.memory`."""
-        found = _call(self._model.memory, src_ids, src_lengths)
+        found: Floats = _call(self._model.memory, src_ids, src_lengths)
         return found.reshape(*src_ids.shape, self.config.encoder.width)
 
     def cross_keys_values(self, state: State) -> list[Floats]:
