@@ -7,8 +7,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +29,8 @@ from benchmarks.gpu.host import collect
 from benchmarks.gpu.pieces import pack, write_sums
 from benchmarks.gpu.results import BEGIN, END, cpp_problem, load, main, markdown, sides
 from benchmarks.gpu.seeded import LISTED, fill, restore
+from benchmarks.gpu.targets import Side, judge
+from benchmarks.gpu.wheels import unsqueeze
 from tformer_deploy import build as building
 from tformer_deploy.bundle import open_bundle
 from tformer_deploy.check.observe import REBATCHED, by_length, other_batches, spread
@@ -77,30 +82,39 @@ def used(kit: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(kit, folder)
     done = run_kit(folder, "host", "install")
     assert done.returncode == 0, done.stdout + done.stderr
-    models = folder / "work/core/models"
+    models = folder / "work/models"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "load_builder", lambda flavor: TensorRt("tensorrt", None, "11.4.0"))
         patch.setattr(building, "compile_plan", keep_graph)
         patch.setattr(building, "make_stamp", lambda rt, options: Stamp("sm90", rt.title, options.precision))
         for name in ("trained", "base"):
-            with (models / f"{name}.bench").open("a") as file:
-                file.write("--rounds\n1\n--seconds\n0\n")
+            for stage in bundles.measured((1,), (1,)):
+                with (models / f"{name}.{stage}").open("a") as file:
+                    file.write("--rounds\n1\n--seconds\n0\n")
             profiles = [parse_profile(word) for word in (models / f"{name}.build").read_text().split()[1::2]]
             options = BuildOptions("fp32")
             building.build(models / name, options, profiles, models / f"{name}.text")
     return folder
 
 
-def run_kit(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
+def start_kit(folder: Path, *stages: str, python: object = sys.executable) -> subprocess.Popen[str]:
     """run.sh with this Python and a simulated GPU."""
     environment = {
         **os.environ,
-        "KIT_INSTALLED": sys.executable,
+        "KIT_INSTALLED": str(python),
         "KIT_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(SIMULATED), str(SIMULATED.parents[1])]),
     }
     command = [str(folder / "run.sh"), *stages]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True)
+
+
+def run_kit(folder: Path, *stages: str, python: object = sys.executable) -> subprocess.CompletedProcess[str]:
+    """The same until its end."""
+    with start_kit(folder, *stages, python=python) as running:
+        out, err = running.communicate(timeout=300)
+    return subprocess.CompletedProcess(stages, running.returncode, out, err)
 
 
 def test_pieces_are_small_and_make_the_folder_again(tmp_path: Path) -> None:
@@ -123,11 +137,24 @@ def test_pieces_are_small_and_make_the_folder_again(tmp_path: Path) -> None:
     subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=out, check=True, capture_output=True)
 
 
+def test_a_wheel_is_kept_as_it_is_but_not_compressed(tmp_path: Path) -> None:
+    wheel, program = tmp_path / "some-1-py3-none-any.whl", zipfile.ZipInfo("some/program")
+    program.external_attr, program.compress_type = 0o755 << 16, zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(program, b"x" * 10_000)
+    assert wheel.stat().st_size < 5_000
+    unsqueeze(tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        (entry,) = archive.infolist()
+        assert archive.read(entry) == b"x" * 10_000 and entry.external_attr >> 16 == 0o755
+    assert wheel.stat().st_size > 10_000 and list(tmp_path.iterdir()) == [wheel]
+
+
 def test_seeded_weights_are_the_same_bytes_everywhere(kit: Path, used: Path, tmp_path: Path) -> None:
     assert fill(tmp_path / "one", 4000, 7) == fill(tmp_path / "two", 4000, 7) != fill(tmp_path / "three", 4000, 8)
     # What numpy 2.4 makes on x86; any other result would refuse every kit.
     assert fill(tmp_path / "one", 64, 1) == "3b7f37e7679a70916abe895f3d550725e4ed36fba40e0c5d97a3e8e9a8edc795"
-    bundle = used / "work/core/models/base"
+    bundle = used / "work/models/base"
     names = list(json.loads((bundle / LISTED).read_text()))
     assert names == ["weights.data", "trt/weights.data"]
     opened = open_bundle(bundle)  # every hash is right
@@ -142,14 +169,14 @@ def test_seeded_weights_are_the_same_bytes_everywhere(kit: Path, used: Path, tmp
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda path: path.unlink(), "core: core.tar.01 missing: copy to"),
-        (lambda path: path.write_bytes(b"x" + path.read_bytes()[1:]), "core.tar.01 does not match SHA256SUMS: copy"),
+        (lambda path: path.unlink(), "core: core.tar.xz.00 not here: copy to"),
+        (lambda path: path.write_bytes(b"x" + path.read_bytes()[1:]), "core.tar.xz.00 does not match SHA256SUMS: copy"),
     ],
 )
 def test_harmed_pieces_are_refused(kit: Path, tmp_path: Path, harm: Callable[[Path], object], message: str) -> None:
     shutil.copytree(kit, tmp_path / "kit")
-    assert all(path.stat().st_size <= PIECE_MIB * 2**20 for path in kit.glob("core.tar.*"))
-    harm(tmp_path / "kit/core.tar.01")
+    assert all(path.stat().st_size <= PIECE_MIB * 2**20 for path in kit.glob("*.tar.xz.*"))
+    harm(tmp_path / "kit/core.tar.xz.00")
     done = run_kit(tmp_path / "kit")
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1 and line.startswith("error: core: ") and message in line
@@ -161,21 +188,48 @@ def test_a_stage_that_does_not_exist_is_refused(used: Path) -> None:
     assert done.returncode == 1 and "there is no stage 'tune'" in done.stderr
 
 
+ALL = ("trained", "base", "steps", "batches", "beams")
+
+
+def measured(steps: dict[str, Any], stage: str) -> set[tuple[int, int]]:
+    """Sentences and beams of every point of the random model."""
+    points = steps[f"{stage}-tensorrt-base-fp32"]["report"]["points"]
+    return {(each["point"]["batch"], each["point"]["beams"]) for each in points}
+
+
 def test_stages_on_a_simulated_gpu(used: Path, tmp_path: Path) -> None:
-    done = run_kit(used, "check", "bench", "eager")
+    done = run_kit(used, *ALL, "eager")
     results = json.loads((used / "results/results.json").read_text())
     steps = results["steps"]
     assert done.returncode == 1  # there are no plans in fp16, and no torch with CUDA
-    assert "check-tensorrt-trained-fp16: not run: there are no plans" in done.stdout
+    assert "check-tensorrt-trained-fp16: not run: there are no plans: build-tensorrt-trained-fp16 has" in done.stdout
+    # All of them, then the first alone.
+    assert done.stdout.count("build-tensorrt-trained-fp16: FAILED") == 2
     assert "eager: not run: the host's torch sees no GPU" in done.stdout
     assert steps["check-tensorrt-trained-fp32"]["report"]["passed"] and steps["weights"]["code"] == 0
-    report = steps["bench-tensorrt-base-fp32"]["report"]
-    points = {(each["point"]["batch"], each["point"]["beams"]) for each in report["points"]}
-    assert points == {(1, 1), (2, 1), (1, 4), (2, 4)}
-    assert steps["bench-tensorrt-trained-fp32"]["report"]["corpus"][0]["sentences"] == 12
-    again = run_kit(used, "check", "bench")
+    assert measured(steps, "steps") == {(1, 1)} and measured(steps, "batches") == {(2, 1)}
+    assert measured(steps, "beams") == {(1, 4), (2, 4)}
+    assert not steps["steps-tensorrt-trained-fp32"]["report"]["corpus"]
+    texts = [steps[f"{stage}-tensorrt-trained-fp32"]["report"]["corpus"] for stage in ("batches", "beams")]
+    assert [[(text["sentences"], text["beams"]) for text in found] for found in texts] == [[(12, 1)], [(12, 5)]]
+    again = run_kit(used, "trained", "batches")
     assert "check-tensorrt-trained-fp32: done before" in again.stdout
     assert sorted(path.name for path in (used / "results").iterdir()) == ["results.json", "run.log"]
+
+
+def test_stages_have_an_order_and_an_end(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What says most comes first, and all of it takes 25 minutes at most."""
+    folder = Path(shutil.copytree(used, tmp_path / "kit"))
+    shutil.rmtree(folder / "work/out")
+    monkeypatch.setenv("KIT_TOTAL_SECONDS", "1")  # no stage begins
+    done = run_kit(folder)
+    begun = re.findall(
+        r"^(\S+): not begun: it may take (\d+) s, and -?\d+ s are left of 1: run it again", done.stdout, re.M
+    )
+    wanted = ["probe", "trained", "steps", "ort-cuda", "eager", "base", "batches", "beams"]
+    assert [name for name, _ in begun] == ["host", "install", *wanted]
+    assert sum(int(seconds) for _, seconds in begun) <= 25 * 60
+    assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("10 not done: host install probe")
 
 
 def test_the_cpp_runtime_is_compared_on_the_same_plans(
@@ -183,10 +237,6 @@ def test_the_cpp_runtime_is_compared_on_the_same_plans(
 ) -> None:
     """Where the kit has it; other tokens are a failure of their own."""
     kit = Path(shutil.copytree(used, tmp_path / "kit"))
-    done = run_kit(kit, "cpp")
-    assert (
-        "cpp-tensorrt-base-fp32: not run: the C++ runtime is not in the kit: make it with TensorRT_ROOT" in done.stdout
-    )
     version = VERSIONS[-1]
     libraries, program = [library(version, compiled), gpu(version, compiled)], kit / "work/core/cpp/bin/tformer-cpp"
     program.parent.mkdir(parents=True)
@@ -195,8 +245,8 @@ def test_the_cpp_runtime_is_compared_on_the_same_plans(
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join(map(str, libraries)))
     monkeypatch.setenv("TFORMER_ONNXRUNTIME", onnxruntime())
     monkeypatch.setenv("SIMULATED_TENSORRT", "110400")
-    done = run_kit(kit, "cpp")
-    assert "cpp-tensorrt-trained-fp16: not run: there are no plans: run the stage build" in done.stdout
+    done = run_kit(kit, "trained", "base")
+    assert "cpp-tensorrt-trained-fp16: not run: there are no plans: build-tensorrt-trained-fp16 has" in done.stdout
     steps = json.loads((kit / "results/results.json").read_text())["steps"]
     for model, sentences in (("trained", 12), ("base", 72)):
         searches = steps[f"cpp-tensorrt-{model}-fp32"]["report"]["searches"]
@@ -204,7 +254,8 @@ def test_the_cpp_runtime_is_compared_on_the_same_plans(
         assert all(each["equal"] == each["sentences"] == sentences for each in searches)
     program.write_text("""#!/bin/sh\nsed 's/.*/{"ids": [7], "alternatives": []}/'\n""")
     (kit / "work/out/cpp-tensorrt-trained-fp32.done").unlink()
-    assert "cpp-tensorrt-trained-fp32: FAILED, code 3" in run_kit(kit, "cpp").stdout
+    assert "cpp-tensorrt-trained-fp32: FAILED, code 3 after" in run_kit(kit, "trained").stdout
+    assert "cpp-tensorrt-trained-fp32: FAILED, code 3 before" in run_kit(kit, "trained").stdout
     step = json.loads((kit / "results/results.json").read_text())["steps"]["cpp-tensorrt-trained-fp32"]
     assert step["report"]["searches"][0]["differ"][0]["cpp"] == [7]
     found = cpp_problem({"cpp-tensorrt-trained-fp32": step}, "cpp-tensorrt-trained-fp32")
@@ -236,13 +287,15 @@ def results_of(tmp_path: Path, used: Path, **changes: Any) -> dict[str, Any]:
 
 
 def test_results_become_a_table(used: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_kit(used, "check", "bench")
+    run_kit(used, *ALL)
     results = results_of(tmp_path, used)
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    arguments = [str(tmp_path / "results"), "--out", str(tmp_path), "--page", str(page)]
+    arguments = [str(tmp_path / "results"), str(tmp_path / "results"), "--out", str(tmp_path), "--page", str(page)]
     assert main(arguments) == 3
-    assert "`trt`, TensorRT, fp16: refused: check-tensorrt-trained-fp16 did not run" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "`trt`, TensorRT, fp16: refused: check-tensorrt-trained-fp16 did not run" in printed.err
+    assert "ms a step of `base`, batch 1, greedy | ≤ 0.250 | `trt`, TensorRT, fp16 | not measured\n" in printed.out
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith(f"{END}\nafter\n") and "old" not in text
     assert "| `trt`, TensorRT, fp16 | refused | refused | refused | refused |" in text
@@ -257,15 +310,15 @@ def test_results_become_a_table(used: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_what_is_missing_is_said(used: Path, tmp_path: Path) -> None:
-    run_kit(used, "check", "bench")
+    run_kit(used, *ALL)
     results = results_of(tmp_path, used)
-    results["steps"]["bench-tensorrt-trained-fp32"] = {"code": 124, "seconds": 9, "error": "stopped after 9 s"}
+    results["steps"]["beams-tensorrt-trained-fp32"] = {"code": 124, "seconds": 9, "error": "stopped after 9 s"}
     results["steps"]["check-tensorrt-trained-fp32"]["report"]["engines"][0]["outputs"][1] |= {"equal": 10, "ties": 2}
-    report = results["steps"]["bench-tensorrt-base-fp32"]["report"]
+    report = results["steps"]["steps-tensorrt-base-fp32"]["report"]
     report["engines"][0]["device"]["not_captured"] = "no room"
     text = markdown(results, sides(results))
     assert "10 of 12, 2 ties" in text
-    assert "- `trt`, TensorRT, fp32: bench-tensorrt-trained-fp32 failed: stopped after 9 s" in text
+    assert "- `trt`, TensorRT, fp32: beams-tensorrt-trained-fp32 failed: stopped after 9 s" in text
     assert "steps were not replayed as CUDA graphs: no room" in text
 
 
@@ -274,33 +327,57 @@ def test_a_probe_that_fails_spares_the_rest(used: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kit"
     shutil.copytree(used, folder)
     shutil.rmtree(folder / "work/out")
-    done = run_kit(folder, "host", "install", "probe", "build-trained", "check", "bench")
+    done = run_kit(folder, "probe", *ALL)
     assert "probe-tensorrt: FAILED, code 1" in done.stdout
-    for name in ("build-tensorrt-trained-fp16", "check-tensorrt-trained-fp32", "bench-tensorrt-base-fp32"):
+    for name in ("build-tensorrt-trained-fp16", "check-tensorrt-trained-fp32", "steps-tensorrt-base-fp32"):
         assert f"{name}: not run: probe-tensorrt failed: " in done.stdout
     steps = json.loads((folder / "results/results.json").read_text())["steps"]
     assert steps["probe-tensorrt"]["code"] == 1 and "probe" in steps["check-tensorrt-trained-fp32"]["skipped"]
 
 
 def test_what_takes_too_long_is_stopped_and_said(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "kit"
-    shutil.copytree(used, folder)
+    folder = Path(shutil.copytree(used, tmp_path / "kit"))
     shutil.rmtree(folder / "results", ignore_errors=True)
     for step in (folder / "work/out").glob("check-*"):
         step.unlink()
-    monkeypatch.setenv("KIT_LIMIT_SECONDS", "1")
-    assert (
-        "check-tensorrt-trained-fp32: FAILED, code 124 after 1 s: stopped after 1 s" in run_kit(folder, "check").stdout
-    )
+    monkeypatch.setenv("KIT_PRECISIONS", "fp32")
+    monkeypatch.setenv("KIT_LIMIT_SECONDS", "15")  # of which a busy machine needs some to begin
+    done = run_kit(folder, "trained", python=sleepy(folder, "check"))
+    stopped = r"^check-tensorrt-trained-fp32: FAILED, code 124 after \d+ s: stopped after \d+ s$"
+    assert re.search(stopped, done.stdout, re.M), done.stdout
     steps = json.loads((folder / "results/results.json").read_text())["steps"]
-    assert steps["check-tensorrt-trained-fp32"]["error"].endswith("stopped after 1 s")
-    monkeypatch.setenv("KIT_LIMIT_SECONDS", "60")
-    monkeypatch.setenv("KIT_TOTAL_SECONDS", "6")  # of which a busy machine needs some to begin
-    (folder / "work/out/weights.done").unlink()
-    (folder / "work/core/seeded.py").write_text("import time\ntime.sleep(30)\n")
-    done = run_kit(folder, "install", "check")
-    assert "weights: FAILED, code 124" in done.stdout
-    assert "check-tensorrt-trained-fp32: not run: no time was left of 6 s" in done.stdout
+    assert steps["check-tensorrt-trained-fp32"]["error"].startswith("stopped after")
+    monkeypatch.setenv("KIT_LIMIT_SECONDS", "0")
+    done = run_kit(folder, "trained")
+    assert "check-tensorrt-trained-fp32: not run: no time was left of what the stage trained may take" in done.stdout
+
+
+def sleepy(folder: Path, stage: str) -> Path:
+    """A Python to give the kit, in which a command of the package takes a minute once it has made `begun`."""
+    python = folder / "sleepy"
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *"tformer_deploy {stage} "*) touch {folder}/begun; exec sleep 60;; esac\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    return python
+
+
+def test_a_run_that_is_killed_keeps_what_it_had(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(shutil.copytree(used, tmp_path / "kit"))
+    shutil.rmtree(folder / "results", ignore_errors=True)
+    shutil.rmtree(folder / "work/out")
+    monkeypatch.setenv("KIT_PRECISIONS", "fp32")
+    with start_kit(folder, "trained", "steps", python=sleepy(folder, "bench")) as running:
+        while not (folder / "begun").exists():
+            assert running.poll() is None
+            time.sleep(0.05)
+        os.killpg(running.pid, signal.SIGKILL)  # as a host does that is cut off
+    steps = json.loads((folder / "results/results.json").read_text())["steps"]
+    assert steps["check-tensorrt-trained-fp32"]["report"]["passed"] and "steps-tensorrt-base-fp32" not in steps
+    done = run_kit(folder, "trained", "steps")
+    assert done.returncode == 0 and "check-tensorrt-trained-fp32: done before" in done.stdout
+    assert "steps-tensorrt-base-fp32: ok" in done.stdout
 
 
 def test_two_runs_at_a_time_are_refused(used: Path) -> None:
@@ -311,7 +388,7 @@ def test_two_runs_at_a_time_are_refused(used: Path) -> None:
 
 
 def test_every_plan_of_the_random_model_is_checked(kit: Path, used: Path) -> None:
-    model = used / "work/core/models"
+    model = used / "work/models"
     reference = load_reference(model / "base.reference")
     options = replace(reference.options, invariance=bundles.BATCHES[1])  # the test's own kit has other batches
     profiles = [
@@ -361,7 +438,7 @@ def broken(step: dict[str, Any]) -> None:
 def test_what_is_not_proven_has_no_figures(
     used: Path, tmp_path: Path, harm: Callable[[dict[str, Any]], None], reason: str
 ) -> None:
-    run_kit(used, "check", "bench")
+    run_kit(used, *ALL)
     results = results_of(tmp_path, used)
     harm(results["steps"]["check-tensorrt-trained-fp32"])
     found = {side.name: side for side in sides(results)}["`trt`, TensorRT, fp32"]
@@ -369,15 +446,62 @@ def test_what_is_not_proven_has_no_figures(
     assert reason in markdown(results, sides(results))
 
 
+def test_targets_stand_beside_what_was_measured() -> None:
+    eager = [
+        Side("eager fp32", "eager:fp32", speeds={(1, 1): 12.0, (128, 4): 90.0}),
+        Side("eager fp16", "eager:fp16", speeds={(1, 1): 10.0, (128, 4): 100.0}),
+    ]
+    plans = Side("plans", "trt:fp16", speeds={(1, 1): 101.0, (128, 4): 599.0}, steps={(1, 1): 0.25})
+    plans.host, plans.bleu = {(1, 1): 0.04, (128, 4): 0.06}, {"greedy": (38.5, 38.45), "beam": (39.0, 39.2)}
+    plans.equal = {("trained", "greedy"): "990 of 1,000, 10 ties", ("trained", "beam"): "1,000 of 1,000"}
+    cuda = Side("cuda", "ort:trt@cuda", speeds={(1, 1): 36.0})
+    found = [(target.measured, target.verdict) for target in judge([*eager, plans, cuda], 1000)]
+    assert found == [
+        ("greedy: 990 of 1,000, 10 ties; beam: 1,000 of 1,000", "met"),
+        ("0.20", "missed"),
+        ("0.250", "met"),
+        ("10.10", "met"),
+        ("5.99", "missed"),
+        ("6.0%", "missed"),
+        ("3.00", "met"),
+    ]
+    wrong = Side("wrong", "trt:fp16", refused="check FAILED: sentence 3 differs", failed=True)
+    tokens, *others = judge([wrong], 1000)
+    assert (tokens.measured, tokens.verdict) == ("check FAILED: sentence 3 differs", "missed")
+    assert {(target.measured, target.verdict) for target in others} == {("not measured", "")}
+    assert judge([plans], 60)[0].verdict == ""  # too few to say
+
+
+def test_results_of_several_calls_are_one(used: Path, tmp_path: Path) -> None:
+    """Of each step what worked, or ran last; of one kit and one kind of GPU."""
+    (tmp_path / "a").mkdir()
+    results = results_of(tmp_path / "a", used)
+    one, two = tmp_path / "a/results", tmp_path / "b"
+    two.mkdir()
+    worked, failed, skipped = ({"code": 0, "seconds": 1}, {"code": 1, "seconds": 2}, {"skipped": "no GPU"})
+    sides_of = {"1": (worked, failed), "2": (failed, worked), "3": (failed, skipped), "4": (skipped, failed)}
+    for folder, number in ((one, 0), (two, 1)):
+        changed = {**results, "steps": {name: both[number] for name, both in sides_of.items()}}
+        (folder / "results.json").write_text(json.dumps(changed))
+    assert load([one, two])["steps"] == {"1": worked, "2": worked, "3": failed, "4": failed}
+    for change, message in (
+        ({"kit": {**results["kit"], "commit": "x"}}, "is of another kit"),
+        ({"host": {**results["host"], "gpus": [{"name": "H100"}]}}, "is of H100, .* of NVIDIA H200"),
+    ):
+        (two / "results.json").write_text(json.dumps({**results, **change}))
+        with pytest.raises(ArtifactError, match=message):
+            load([one, two])
+
+
 def test_results_that_are_none_are_refused(used: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="has no results"):
-        load(tmp_path)
+        load([tmp_path])
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(ArtifactError, match="is damaged"):
-        load(tmp_path)
+        load([tmp_path])
     collect(used / "work/out", used / "work/core/kit.json", tmp_path / "results.json")
     with pytest.raises(ArtifactError, match="showed no GPU"):
-        load(tmp_path)
+        load([tmp_path])
 
 
 @pytest.mark.parametrize("beams", [1, 4])

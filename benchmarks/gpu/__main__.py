@@ -9,22 +9,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tformer_deploy import __version__
 from tformer_deploy.errors import ArtifactError, TformerError
 from tformer_deploy.files import write_json
 
-from .bundles import BASE_LENGTHS, add_random, add_trained
+from .bundles import BASE_LENGTHS, add_probe, add_random, add_trained
 from .pieces import SUMS, pack, write_sums
 from .trt86 import PYTHON as TRT86_PYTHON
 from .trt86 import add_python, add_tensorrt
-from .wheels import CORE, ORT_GPU, ROOT, RTX, RTX_PACKAGE, build_own, build_source, download
+from .wheels import CORE, ORT_GPU, ROOT, RTX, RTX_BINDINGS, RTX_PACKAGE, build_own, build_source, download, unsqueeze
 
 HERE = Path(__file__).parent
 STAGES = ("rtx", "ort-gpu", "trt86")
 HOST_FILES = ("eager.py", "host.py", "in_cpp.py", "seeded.py", "stages.sh")
 MIB = 1 << 20
+UNCOMPRESSED = ("python", "ort-gpu")
+"""What unpacks the others on some hosts, and kernels for GPUs, which are compressed already."""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -60,23 +63,26 @@ def main(arguments: list[str] | None = None) -> None:
         raise ArtifactError(f"{out} is no kit: choose another folder with --out")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    pieces = []
+    pieces, limit = [], int(options.piece_mib * MIB)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".gpu-kit.") as folder:
-        core = Path(folder) / "core"
-        fill_core(core, options)
-        stages = [core, *add_stages(Path(folder), options)]
-        for stage in stages:
-            made = pack(stage, out, int(options.piece_mib * MIB), compress=stage.name == "trt86")
-            size = sum(path.stat().st_size for path in made)
-            print(f"{stage.name}: {size / MIB:.1f} MiB in {len(made)} pieces", flush=True)
-            pieces += made
+        core, models = Path(folder) / "core", Path(folder) / "models"
+        fill_core(core, options, fill_models(models, options))
+        stages = add_stages(Path(folder), options)
+        stages.insert(stages[:1] == [Path(folder) / "python"], core)  # which unpacks the others where nothing else can
+        stages.append(models)
+        with ThreadPoolExecutor() as pool:
+            packed = pool.map(lambda stage: pack(stage, out, limit, stage.name not in UNCOMPRESSED), stages)
+            for stage, made in zip(stages, packed, strict=True):
+                size = sum(path.stat().st_size for path in made)
+                print(f"{stage.name}: {size / MIB:.1f} MiB in {len(made)} pieces", flush=True)
+                pieces += made
     shutil.copy(HERE / "run.sh", out / "run.sh")
     write_sums(out, pieces)
     print(f"{out}: copy it to the host and run ./run.sh there")
 
 
-def fill_core(core: Path, options: argparse.Namespace) -> None:
-    """What every host needs: our wheel and what it imports, models, scripts."""
+def fill_core(core: Path, options: argparse.Namespace, checked: dict[str, int]) -> None:
+    """What every host needs: our wheel and what it imports, scripts, a small model to try it with, the C++ runtime."""
     core.mkdir()
     for name in HOST_FILES:
         shutil.copy(HERE / name, core / name)
@@ -84,22 +90,29 @@ def fill_core(core: Path, options: argparse.Namespace) -> None:
     build_own(core / "own")
     if not options.no_wheels:
         download(CORE, options.python, core / "wheels")
-    checked = {
-        "trained": add_trained(
-            core / "models", options.bundle, options.checkpoint, (options.text, options.tgt), options.sentences
-        ),
-        "base": add_random(core / "models", options.preset, options.vocab_size, options.seed),
-    }
+        if "rtx" in options.stages:  # so that the library fits into a piece
+            download([RTX_BINDINGS], options.python, core / "wheels", dependencies=False)
+        unsqueeze(core / "wheels")
+    add_probe(core, options.seed)
     if options.cpp:
         add_cpp(core / "cpp", options.cpp)
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     write_json(core / "kit.json", {
-        "format": "tformer-gpu-kit", "version": 2, "date": str(datetime.date.today()),
+        "format": "tformer-gpu-kit", "version": 3, "date": str(datetime.date.today()),
         "tformer_deploy": __version__, "commit": commit.stdout.strip(), "python": options.python,
         "stages": options.stages, "cpp": bool(options.cpp), "checked": checked, "text": options.text.name,
         "random": {"preset": options.preset, "vocabulary": options.vocab_size, "seed": options.seed,
                    "lengths": BASE_LENGTHS},
     })  # fmt: skip
+
+
+def fill_models(models: Path, options: argparse.Namespace) -> dict[str, int]:
+    """Both models that are checked and measured. Returns how many sentences of each are checked."""
+    texts = options.text, options.tgt
+    return {
+        "trained": add_trained(models, options.bundle, options.checkpoint, texts, options.sentences),
+        "base": add_random(models, options.preset, options.vocab_size, options.seed),
+    }
 
 
 def add_cpp(out: Path, build: Path) -> None:
@@ -122,8 +135,9 @@ def add_stages(folder: Path, options: argparse.Namespace) -> list[Path]:
     if "trt86" in options.stages:  # first: it can unpack what is compressed
         stages.insert(0, folder / "python")
     if "rtx" in options.stages:
-        download(RTX, options.python, folder / "rtx/wheels")
+        download([RTX], options.python, folder / "rtx/wheels", dependencies=False)
         build_source(RTX_PACKAGE, folder / "rtx/wheels")
+        unsqueeze(folder / "rtx/wheels")
     if "ort-gpu" in options.stages:
         download(ORT_GPU, options.python, folder / "ort-gpu/wheels", dependencies=False)
     if "trt86" in options.stages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from tformer_deploy.bundle import MANIFEST, Bundle, hashes, open_bundle, write_m
 from tformer_deploy.check import CheckOptions, Gate, make_corpus, translations
 from tformer_deploy.check.gate import machine
 from tformer_deploy.check.reference import make_reference
-from tformer_deploy.config import preset
+from tformer_deploy.config import ModelConfig, preset
 from tformer_deploy.contract import GRAPHS, WEIGHTS
 from tformer_deploy.data import read_lines
 from tformer_deploy.engines.eager import EagerEngine
@@ -42,6 +42,8 @@ BATCHES = (1, 8, 32, 128)
 BASE_BEAMS = (1, 4)
 BASE_LENGTHS = 20, 32
 """Source and new tokens of what is measured on the random bundle, and of its plans."""
+PROBE = "tiny", 1000
+"""Preset and vocabulary of the model of the probe."""
 LINES = 72
 """Of the random bundle's text: the check, whose batches they fill as they do, takes plans of every size."""
 
@@ -61,10 +63,19 @@ class Model:
         """`text` is checked, and half precision calibrated with it; `tgt` is its translation."""
         self.file(what).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
-    def write_options(self, profiles: Iterable[Profile], bench: Iterable[object]) -> None:
-        """Words for `tformer build` and `tformer bench`, one a line."""
-        words = [word for profile in profiles for word in ("--profile", profile)]
-        for what, options in (("build", words), ("bench", bench)):
+    def write_options(self, profiles: Iterable[Profile], batches: Sequence[int], beams: Sequence[int]) -> None:
+        """Words for `tformer build`, and for `tformer bench` in the stages that measure, one a line.
+
+        `beams`: of a greedy search and others; what is measured has the sizes of the first profile.
+        """
+        profiles = list(profiles)
+        rest = ["--src-len", min(BASE_LENGTHS[0], profiles[0].src_len)]
+        rest += ["--new-tokens", min(BASE_LENGTHS[1], profiles[0].capacity)]
+        words = {"build": [word for profile in profiles for word in ("--profile", profile)]}
+        for stage, points in measured(batches, beams).items():
+            lists = [",".join(map(str, numbers)) for numbers in points]
+            words[stage] = ["--batch", lists[0], "--beam", lists[1], *rest]
+        for what, options in words.items():
             self.file(what).write_text("".join(f"{word}\n" for word in options))
 
 
@@ -92,19 +103,45 @@ def add_trained(
     options = CheckOptions(max_tokens=target_size, positions=target_size, beams=min(BEAMS, axes.beams.max))
     corpus.options = replace(options, n_best=options.beams, invariance=min(options.invariance, len(lines)))
     Gate(bundle, checkpoint).reference(corpus).save(model.file("reference"))
-    profiles = [Profile(batch, beams, source_size, target_size) for beams in (1, options.beams) for batch in (1, 32)]
-    new_tokens = min(32, target_size)
-    model.write_options(profiles, bench_options((1, 32), (1, options.beams), min(20, source_size), new_tokens))
+    searches, batches = (1, options.beams), (1, 32)
+    profiles = [Profile(batch, beams, source_size, target_size) for beams in searches for batch in batches]
+    model.write_options(profiles, batches, searches)
     return len(lines)
 
 
 def add_random(folder: Path, preset_name: str, vocabulary: int, seed: int) -> int:
-    """Export a preset, but for its weights: the host makes them from the seed. Returns how many lines are checked."""
+    """The model that speed is measured on, with eager's answers to a text. Returns how many lines are checked."""
+    model = Model(folder, "base")
+    config, ids = export_random(model, preset_name, vocabulary, seed)
+    source, target = sizes_of(config)
+    options = CheckOptions(target, max(BASE_BEAMS), max(BASE_BEAMS), invariance=BATCHES[1], positions=target)
+    about = {"corpus": model.file("text").name, "weights_sha256": digest(preset_name, vocabulary, seed)}
+    with EagerEngine(eager_twin(model.bundle / trt_variant(open_bundle(model.bundle)), config)) as eager:
+        make_reference(eager, ids, options, {**about, "machine": machine()}).save(model.file("reference"))
+    leave_weights(model.bundle)
+    profiles = [Profile(batch, beams, source, target) for beams in BASE_BEAMS for batch in BATCHES]
+    model.write_options(profiles, BATCHES, BASE_BEAMS)
+    write_json(model.file("points"), {
+        "model": {"preset": preset_name, "vocabulary": vocabulary}, "batch": BATCHES, "beams": BASE_BEAMS,
+        "src_len": source, "new_tokens": target,
+    })  # fmt: skip
+    return LINES
+
+
+def add_probe(folder: Path, seed: int) -> None:
+    """A model that shows in a minute whether a host runs plans at all."""
+    model = Model(folder, "probe")
+    config, _ = export_random(model, *PROBE, seed)
+    leave_weights(model.bundle)
+    model.write_options([Profile(1, 1, *sizes_of(config))], (1,), (1,))
+
+
+def export_random(model: Model, preset_name: str, vocabulary: int, seed: int) -> tuple[ModelConfig, list[list[int]]]:
+    """Export a preset with the weights that the host makes from the seed, and a text. Returns the text's ids too."""
     # Every constant is random for itself, so nothing is tied.
     config = replace(preset(preset_name, vocabulary, vocabulary), share_embeddings="none", positions="learned")
-    model = Model(folder, "base")
     words = Words([*SPECIALS, *(f"w{i}" for i in range(len(SPECIALS), vocabulary))], None)
-    identity = hashlib.sha256(f"{preset_name} {vocabulary} {seed}".encode()).hexdigest()
+    identity = digest(preset_name, vocabulary, seed)
     recipes = choose(["fp32", "trt"], config)
     model.bundle.mkdir()
     module, description = Transformer(config).init_weights(seed), Tokenizers(words, words).save(model.bundle)
@@ -113,23 +150,27 @@ def add_random(folder: Path, preset_name: str, vocabulary: int, seed: int) -> in
     drop_weights(model.bundle, recipes, seed)
     checkpoint = {"path": "none: the weights are random", "weights_sha256": identity}
     write_manifest(model.bundle, config, recipes, description, checkpoint, {}, weights=weights_read(model.bundle))
-    source, target = (min(size, config.max_positions) for size in BASE_LENGTHS)
-    lengths = [4 + i % (source - 3) for i in range(LINES)]
+    lengths = [4 + i % (sizes_of(config)[0] - 3) for i in range(LINES)]
     ids = random_sources(vocabulary, lengths, seed)
     model.write_text("text", (" ".join(f"w{i}" for i in each[:-1]) for each in ids))
-    options = CheckOptions(target, max(BASE_BEAMS), max(BASE_BEAMS), invariance=BATCHES[1], positions=target)
-    about = {"corpus": model.file("text").name, "weights_sha256": identity, "machine": machine()}
-    with EagerEngine(eager_twin(model.bundle / trt_variant(open_bundle(model.bundle)), config)) as eager:
-        make_reference(eager, ids, options, about).save(model.file("reference"))
-    for name in recipes:
-        (model.bundle / name / WEIGHTS).unlink()
-    profiles = [Profile(batch, beams, source, target) for beams in BASE_BEAMS for batch in BATCHES]
-    model.write_options(profiles, bench_options(BATCHES, BASE_BEAMS, source, target))
-    write_json(model.file("points"), {
-        "model": {"preset": preset_name, "vocabulary": vocabulary}, "batch": BATCHES, "beams": BASE_BEAMS,
-        "src_len": source, "new_tokens": target,
-    })  # fmt: skip
-    return LINES
+    return config, ids
+
+
+def digest(preset_name: str, vocabulary: int, seed: int) -> str:
+    """What stands for the hash of random weights."""
+    return hashlib.sha256(f"{preset_name} {vocabulary} {seed}".encode()).hexdigest()
+
+
+def sizes_of(config: ModelConfig) -> tuple[int, int]:
+    """Source and new tokens of what is measured on random weights."""
+    source, target = (min(size, config.max_positions) for size in BASE_LENGTHS)
+    return source, target
+
+
+def leave_weights(bundle: Path) -> None:
+    """Delete the files that the host makes itself."""
+    for name in json.loads((bundle / LISTED).read_text()):
+        (bundle / name).unlink()
 
 
 def drop_weights(bundle: Path, folders: Iterable[str], seed: int) -> None:
@@ -164,10 +205,9 @@ def copy_bundle(bundle: Bundle, out: Path) -> None:
     write_json(out / MANIFEST, {**manifest, "default": "", "files": hashes(out)})
 
 
-def bench_options(batches: Iterable[int], beams: Iterable[int], source: int, new_tokens: int) -> list[object]:
-    """Words for `tformer bench`."""
-    lists = [",".join(map(str, numbers)) for numbers in (batches, beams)]
-    return ["--batch", lists[0], "--beam", lists[1], "--src-len", source, "--new-tokens", new_tokens]
+def measured(batches: Sequence[int], beams: Sequence[int]) -> dict[str, tuple[Sequence[int], Sequence[int]]]:
+    """Stage -> the batches and beams that it measures: what says most comes first."""
+    return {"steps": (batches[:1], beams[:1]), "batches": (batches[1:], beams[:1]), "beams": (batches, beams[1:])}
 
 
 def up(size: int) -> int:

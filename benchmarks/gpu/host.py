@@ -69,7 +69,7 @@ def collect(out: Path, kit: Path, target: Path) -> None:
     names = sorted({path.stem for path in out.iterdir() if path.suffix in (".done", ".skipped")} - {"host"})
     results = {
         "format": "tformer-gpu-results",
-        "version": 2,
+        "version": 3,
         "kit": json.loads(kit.read_text(encoding="utf-8")),
         "host": host.get("report", {}),
         "steps": {name: step(out, name) for name in names},
@@ -79,7 +79,9 @@ def collect(out: Path, kit: Path, target: Path) -> None:
         raise ValueError(
             f"{target}: {len(text) >> 20} MiB are too much to bring back: make the kit with fewer --sentences"
         )
-    target.write_text(text, encoding="utf-8")
+    part = target.with_suffix(".part")  # or a host that is cut off while it writes would leave half of it
+    part.write_text(text, encoding="utf-8")
+    part.replace(target)
 
 
 def step(out: Path, name: str) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from tformer_deploy.files import sha256
 
 SUMS = "SHA256SUMS"
 BLOCK = 1 << 20
+FILTERS: list[dict[str, int]] = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 64 << 20}]
+"""Most of what is large is code for x86."""
 
 
 class Pieces:
@@ -50,7 +52,7 @@ def pack(folder: Path, out: Path, limit: int, compress: bool = False) -> list[Pa
     Owners and times are left out, so that the same files give the same pieces.
     """
     pieces = Pieces(out / f"{folder.name}.tar{'.xz' if compress else ''}", limit)
-    compressor = lzma.LZMACompressor(preset=6) if compress else None
+    compressor = lzma.LZMACompressor(filters=FILTERS) if compress else None
     target = Squeezed(pieces, compressor) if compressor else pieces
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT, bufsize=BLOCK) as archive:  # type: ignore[call-overload]
         for path in files_in(folder):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +13,43 @@ from benchmarks.peers.report import short_name, table
 from tformer_deploy.errors import ArtifactError, TformerError
 from tformer_deploy.files import atomic_file
 
+from .targets import EAGER, PointKey, Side, Target, fastest, judge
+
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- GPU: made by `make gpu-results` -->", "<!-- GPU: end -->"
 PRECISIONS = ("fp16", "fp32")
 FLAVORS = {"rtx": "TensorRT for RTX", "tensorrt": "TensorRT"}
 ORT_ENGINE = "ort:trt@cuda"
-NOT_MEASURED = "not measured"
+NOT_MEASURED, FAILED = "not measured", "FAILED"
+MEASURED = ("steps", "batches", "beams")
+"""Stages."""
 MODES = ("greedy", "beam", "sampling")
 COMPARED = [(model, mode) for model in ("base", "trained") for mode in MODES]
 Steps = Mapping[str, dict[str, Any]]
-PointKey = tuple[int, int]
-"""Sentences, beams."""
 
 
-@dataclass
-class Side:
-    """A row of the tables."""
-
-    name: str
-    refused: str = ""
-    """Why its figures are not shown."""
-    speeds: dict[PointKey, float] = field(default_factory=dict)
-    """Tokens a second of the random model."""
-    steps: dict[PointKey, str] = field(default_factory=dict)
-    """Its milliseconds a step, and the host's share of the whole."""
-    equal: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Model, mode -> sentences equal to eager PyTorch."""
-    bleu: str = ""
-    """Lower-cased, greedy and of a beam, of the trained model; of eager PyTorch in brackets."""
-    text: dict[int, float] = field(default_factory=dict)
-    """Beams -> tokens a second on the trained model's text."""
-    remarks: list[str] = field(default_factory=list)
-    """What is missing, and what the figures do not say."""
+def load(folders: Sequence[Path]) -> dict[str, Any]:
+    """What run.sh brought back, on one host or several: of each step what worked or ran last. Raises ArtifactError."""
+    results, *others = (load_one(folder) for folder in folders)
+    for folder, other in zip(folders[1:], others, strict=True):
+        if other["kit"] != results["kit"]:
+            raise ArtifactError(f"{folder} is of another kit than {folders[0]}: give results of one kit")
+        names = [found["host"]["gpus"][0]["name"] for found in (results, other)]
+        if names[0] != names[1]:
+            raise ArtifactError(f"{folder} is of {names[1]}, {folders[0]} of {names[0]}: give results of one kind")
+        for name, step in other["steps"].items():
+            before = results["steps"].get(name, {})
+            if step.get("code") == 0 or (before.get("code") != 0 and ("code" in step or "code" not in before)):
+                results["steps"][name] = step
+    return results
 
 
-def load(folder: Path) -> dict[str, Any]:
-    """What run.sh brought back. Raises ArtifactError."""
+def load_one(folder: Path) -> dict[str, Any]:
+    """One folder. Raises ArtifactError."""
     path = folder / "results.json"
     try:
         results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        known = results["format"] == "tformer-gpu-results" and results["version"] == 2
+        known = results["format"] == "tformer-gpu-results" and results["version"] == 3
         _ = results["kit"]["checked"], results["steps"], results["host"]
     except FileNotFoundError:
         raise ArtifactError(
@@ -91,7 +87,7 @@ def check_problem(steps: Steps, name: str, engine: str, sentences: int) -> str:
         return f"{name} is of {', '.join(engines) or 'no engine'}, not of {engine}"
     if not report["passed"] or steps[name]["code"]:
         failures = [failure for each in report["engines"] for failure in each["failures"]]
-        return f"{name} FAILED: {failures[0] if failures else 'see results.json'}"
+        return f"{name} {FAILED}: {failures[0] if failures else 'see results.json'}"
     if report["sentences"] != sentences or {found["mode"] for found in engines[engine]["outputs"]} != set(MODES):
         return f"{name} is of {report['sentences']} sentences, not of {sentences} in every mode"
     wanted = engine.partition(":")[2]
@@ -107,12 +103,11 @@ def sides(results: Mapping[str, Any]) -> list[Side]:
     stages = {"rtx": "rtx", "trt86": "tensorrt"}
     for stage in kit["stages"]:
         if stage == "ort-gpu":
-            side = Side("`ort`, CUDA, fp32")
-            found.append(fill(side, results, "{}-ort-cuda-{}", ORT_ENGINE))
+            found.append(fill(Side("`ort`, CUDA, fp32", ORT_ENGINE), results, "{}-ort-cuda-{}"))
         elif flavor := stages.get(stage):
             for precision in PRECISIONS:
-                name = f"`trt`, {title(steps, flavor, precision)}, {precision}"
-                found.append(fill(Side(name), results, f"{{}}-{flavor}-{{}}-{precision}", f"trt:{precision}"))
+                side = Side(f"`trt`, {title(steps, flavor, precision)}, {precision}", f"trt:{precision}")
+                found.append(fill(side, results, f"{{}}-{flavor}-{{}}-{precision}"))
     return found
 
 
@@ -125,51 +120,61 @@ def title(steps: Steps, flavor: str, precision: str) -> str:
 def eager_sides(steps: Steps) -> list[Side]:
     """PyTorch, the yardstick: it needs no check."""
     refused = problem(steps, "eager")
-    found = {kind: Side(f"eager PyTorch, cached steps, {kind}", refused) for kind in PRECISIONS}
+    found = {kind: Side(f"eager PyTorch, cached steps, {kind}", f"{EAGER}:{kind}", refused) for kind in PRECISIONS}
     for point in () if refused else steps["eager"]["report"]["points"]:
         kind = {"float16": "fp16", "float32": "fp32"}[point["dtype"]]
         found[kind].speeds[point["point"]["batch"], point["point"]["beams"]] = point["tokens_per_s"]
     return [found["fp32"], found["fp16"]]
 
 
-def fill(side: Side, results: Mapping[str, Any], step: str, engine: str) -> Side:
+def fill(side: Side, results: Mapping[str, Any], step: str) -> Side:
     """Figures of an engine, if the checks of both models passed; `step` is named by what it does and the model."""
-    steps = results["steps"]
-    kit_has_cpp = results["kit"].get("cpp") and engine.startswith("trt")
-    for model, sentences in results["kit"]["checked"].items():
-        side.refused = side.refused or check_problem(steps, step.format("check", model), engine, sentences)
+    steps, models = results["steps"], results["kit"]["checked"]
+    for model, sentences in models.items():
+        name = step.format("check", model)
+        found = check_problem(steps, name, side.engine, sentences)
+        side.refused, side.failed = side.refused or found, side.failed or found.startswith(f"{name} {FAILED}")
     if side.refused:
         return side
-    for model in results["kit"]["checked"]:
-        report = steps[step.format("check", model)]["report"]
-        (checked,) = (each for each in report["engines"] if each["engine"] == engine)
-        for outputs in checked["outputs"]:
-            ties = f", {outputs['ties']} ties" if outputs["ties"] else ""
-            side.equal[model, outputs["mode"]] = f"{outputs['equal']:,} of {outputs['sentences']:,}{ties}"
-        quality = [checked["quality"][mode] for mode in MODES[:2] if mode in checked["quality"]]
-        both = [" / ".join(f"{each[who]['BLEU lower-cased']:.2f}" for each in quality) for who in ("engine", "eager")]
-        side.bleu = f"{both[0]} ({both[1]})" if quality else side.bleu
-        name = step.format("bench", model)
-        if found := problem(steps, name):
-            side.remarks.append(found)
-            continue
-        report = steps[name]["report"]
-        for point in report["points"] if model == "base" else []:
-            if point["engine"] == engine:
-                key = point["point"]["batch"], point["point"]["beams"]
-                side.speeds[key] = point["tokens_per_s"]
-                device, whole = point["device_ms"], point["latency_ms"]["p50"]
-                share = "" if device is None else f" ({max(0.0, 1 - device / whole):.0%})"
-                side.steps[key] = f"{point['step_ms']['median']:.3f}{share}"
-        for text in report["corpus"]:
-            if text["engine"] == engine:
-                side.text[text["beams"]] = text["tokens_per_s"]
-        if kit_has_cpp and (found := cpp_problem(steps, step.format("cpp", model))):
-            side.remarks.append(found)
-        devices = [each["device"] or {} for each in report["engines"] if each["engine"] == engine]
-        for reason in filter(None, (device.get("not_captured") for device in devices)):
-            side.remarks.append(f"{name}: steps were not replayed as CUDA graphs: {reason}")
+    for model in models:
+        fill_checked(side, steps[step.format("check", model)]["report"], model)
+        for stage in MEASURED:
+            name = step.format(stage, model)
+            if found := problem(steps, name):
+                side.remarks.append(found)
+            else:
+                fill_measured(side, steps[name]["report"], model, name)
+        if results["kit"].get("cpp") and side.engine.startswith("trt"):
+            side.remarks += filter(None, [cpp_problem(steps, step.format("cpp", model))])
     return side
+
+
+def fill_checked(side: Side, report: Mapping[str, Any], model: str) -> None:
+    """What a check that passed has found."""
+    (checked,) = (each for each in report["engines"] if each["engine"] == side.engine)
+    for outputs in checked["outputs"]:
+        ties = f", {outputs['ties']} ties" if outputs["ties"] else ""
+        side.equal[model, outputs["mode"]] = f"{outputs['equal']:,} of {outputs['sentences']:,}{ties}"
+    for mode in MODES[:2]:
+        if quality := checked["quality"].get(mode):
+            engine, eager = (quality[who]["BLEU lower-cased"] for who in ("engine", "eager"))
+            side.bleu[mode] = engine, eager
+
+
+def fill_measured(side: Side, report: Mapping[str, Any], model: str, name: str) -> None:
+    """What a benchmark has found."""
+    for point in report["points"] if model == "base" else []:
+        if point["engine"] == side.engine:
+            key = point["point"]["batch"], point["point"]["beams"]
+            side.speeds[key], side.steps[key] = point["tokens_per_s"], point["step_ms"]["median"]
+            if point["device_ms"] is not None:
+                side.host[key] = max(0.0, 1 - point["device_ms"] / point["latency_ms"]["p50"])
+    for text in report["corpus"]:
+        if text["engine"] == side.engine:
+            side.text[text["beams"]] = text["tokens_per_s"]
+    devices = [each["device"] or {} for each in report["engines"] if each["engine"] == side.engine]
+    for reason in filter(None, (device.get("not_captured") for device in devices)):
+        side.remarks.append(f"{name}: steps were not replayed as CUDA graphs: {reason}")
 
 
 def cpp_problem(steps: Steps, name: str) -> str:
@@ -188,8 +193,7 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
     host, kit, rows = results["host"], results["kit"], list(found)
     gpu = host["gpus"][0]
     keys = sorted({key for side in rows for key in side.speeds}, key=lambda key: (key[1], key[0]))
-    eager = [side for side in rows if side.name.startswith("eager")]
-    best = {key: max((side.speeds.get(key, 0.0) for side in eager), default=0.0) for key in keys}
+    best, targets = fastest(rows), judge(rows, kit["checked"]["trained"])
     random = kit["random"]
     lines = [
         f"{gpu['name']}, driver {gpu['driver_version']}, {host['cores']} cores of {host['processor']}, "
@@ -202,15 +206,15 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
         "",
         *table(["", *map(point_name, keys)], [[side.name, *(speed(side, key, best) for key in keys)] for side in rows]),
         "",
+        "What is wanted, and what was measured:",
+        "",
+        *table(["", "wanted", "engine", "measured", ""], [target_row(each) for each in targets]),
+        "",
         "Milliseconds a step as the host sees it, in brackets the share of a batch's time in which the GPU is idle:",
         "",
         *table(
             ["", *map(point_name, keys)],
-            [
-                [side.name, *(side.steps.get(key, "refused" if side.refused else NOT_MEASURED) for key in keys)]
-                for side in rows
-                if side not in eager
-            ],
+            [[side.name, *(step_time(side, key) for key in keys)] for side in rows if not side.eager],
         ),
         "",
         f"Sentences equal to eager PyTorch token by token, of the random model and of the trained one, which gets "
@@ -231,10 +235,10 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
 
 def checked_rows(rows: Iterable[Side]) -> list[list[str]]:
     """Cells of the second table."""
-    kept = [side for side in rows if not side.name.startswith("eager")]
+    kept = [side for side in rows if not side.eager]
     return [
         [side.name, *(side.equal.get(compared, "refused") for compared in COMPARED)]
-        + [side.bleu or NOT_MEASURED]
+        + [both_bleus(side)]
         + [f"{side.text[beams]:,.0f}" if beams in side.text else NOT_MEASURED for beams in text_beams(kept)]
         for side in kept
     ]
@@ -255,8 +259,26 @@ def speed(side: Side, key: PointKey, best: Mapping[PointKey, float]) -> str:
     """A cell of the first table."""
     if key not in side.speeds:
         return "refused" if side.refused else NOT_MEASURED
-    ratio = f" ({side.speeds[key] / best[key]:.2f})" if best[key] and not side.name.startswith("eager") else ""
+    ratio = f" ({side.speeds[key] / best[key]:.2f})" if best.get(key) and not side.eager else ""
     return f"{side.speeds[key]:,.0f}{ratio}"
+
+
+def step_time(side: Side, key: PointKey) -> str:
+    """A cell of the table of steps."""
+    if key not in side.steps:
+        return "refused" if side.refused else NOT_MEASURED
+    return f"{side.steps[key]:.3f}" + (f" ({side.host[key]:.0%})" if key in side.host else "")
+
+
+def both_bleus(side: Side) -> str:
+    """Greedy and of a beam; of eager PyTorch in brackets."""
+    engine, eager = (" / ".join(f"{both[i]:.2f}" for both in side.bleu.values()) for i in range(2))
+    return f"{engine} ({eager})" if side.bleu else NOT_MEASURED
+
+
+def target_row(target: Target) -> list[str]:
+    """Cells of the table of targets."""
+    return [target.what, target.wanted, target.side, target.measured, target.verdict]
 
 
 def put_table(page: Path, text: str) -> None:
@@ -272,17 +294,19 @@ def put_table(page: Path, text: str) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Write both; 3 where something was refused or is missing."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu.results", description=__doc__)
-    parser.add_argument("folder", type=Path, help="what run.sh wrote")
+    parser.add_argument("folders", type=Path, nargs="+", help="what run.sh wrote, on one host after the other")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results")
     parser.add_argument("--page", type=Path, default=ROOT / "README.md")
     options = parser.parse_args(arguments)
-    results = load(options.folder)
+    results = load(options.folders)
     found = sides(results)
     name = f"{results['host']['date']}-{short_name(results['host']['gpus'][0]['name'])}.json"
     put_table(options.page, markdown(results, found))
     with atomic_file(options.out / name) as temporary:
         temporary.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{options.out / name} and the table of {options.page} written")
+    for target in judge(found, results["kit"]["checked"]["trained"]):
+        print(" | ".join(filter(None, target_row(target))))
     for side in found:
         for remark in [f"refused: {side.refused}"] if side.refused else side.remarks:
             print(f"{side.name}: {remark}", file=sys.stderr)

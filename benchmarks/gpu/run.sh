@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Builds, checks and measures on a GPU host without a network; docs/gpu.md says how.
 # ./run.sh            everything that has not worked yet
-# ./run.sh STAGE...   of: unpack host install eager probe build-trained check-trained build-base check-base
-#                     cpp bench ort-cuda; build and check do both models
+# ./run.sh STAGE...   of: unpack host install probe trained steps ort-cuda eager base batches beams
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -10,15 +9,22 @@ WORK=${KIT_WORK:-$HERE/work}            # unpacked, installed and built here
 RESULTS=${KIT_RESULTS:-$HERE/results}   # what is brought back
 PYTHON=${KIT_PYTHON:-}                  # of the host, with torch if it has that
 INSTALLED=${KIT_INSTALLED:-}            # a Python that has all packages: nothing is installed
-LIMIT=${KIT_LIMIT_SECONDS:-1200}        # of one step
+LIMIT=${KIT_LIMIT_SECONDS:-}            # of every stage, in place of its own
 TOTAL=${KIT_TOTAL_SECONDS:-0}           # of the whole run; 0: as long as it takes
 CORE=$WORK/core
+MODELS=$WORK/models
 OUT=$WORK/out
 read -ra PRECISIONS <<< "${KIT_PRECISIONS:-fp16 fp32}"
 HOST_PATH=${PYTHONPATH:-}
 FAILED=()
 GPU='' NO_GPU=''
 export XDG_CACHE_HOME=$WORK/cache       # of compiled kernels
+
+# The stages in their order, and the seconds that each may take: 25 minutes in all.
+STAGES=(host install probe trained steps ort-cuda eager base batches beams)
+declare -A SECONDS_OF=([host]=30 [install]=60 [probe]=90 [trained]=270 [steps]=150 [ort-cuda]=240 [eager]=60
+  [base]=300 [batches]=120 [beams]=180)
+STAGE='' STAGE_END=0
 
 say() { printf '%s\n' "$*" | tee -a "$OUT/run.log"; }
 
@@ -27,17 +33,30 @@ die() {
   exit 1
 }
 
-# step NAME COMMAND...: run it, unless it has worked before; its output goes into the results, at once.
-step() {
-  local name=$1 code=0 start=$SECONDS limit=$LIMIT
-  shift
-  if worked "$name"; then
-    say "$name: done before"
+# run_stage NAME: its steps, for as long as it may take. It is not begun where a run of limited time might cut it off.
+run_stage() {
+  local seconds=${LIMIT:-${SECONDS_OF[$1]}} left=$((TOTAL - SECONDS))
+  if [[ $1 != host && $1 != install && $1 != probe && ! -e $MODELS ]]; then
+    say "$1: not begun: $(problem models)"
+    FAILED+=("$1")
     return
   fi
-  if ((TOTAL && TOTAL - SECONDS < limit)); then limit=$((TOTAL - SECONDS)); fi
+  if ((TOTAL && left < seconds)); then
+    say "$1: not begun: it may take $seconds s, and $left s are left of $TOTAL: run it again"
+    FAILED+=("$1")
+    return
+  fi
+  STAGE=$1 STAGE_END=$((SECONDS + seconds))
+  "stage_${1//-/_}"
+}
+
+# step NAME COMMAND...: run it, unless it has worked before; its output goes into the results, at once.
+step() {
+  local name=$1 code=0 start=$SECONDS limit=$((STAGE_END - SECONDS))
+  shift
+  if over "$name"; then return; fi
   if ((limit <= 0)); then
-    skip "$name" "no time was left of $TOTAL s"
+    skip "$name" "no time was left of what the stage $STAGE may take: run it again"
     return
   fi
   rm -f "$OUT/$name".*
@@ -66,14 +85,22 @@ failed() {
 
 # What this host cannot do now is no failure of the kit, but it is not done either, unless it was before.
 skip() {
-  if worked "$1"; then
-    say "$1: done before"
-    return
-  fi
+  if over "$1"; then return; fi
   rm -f "$OUT/$1".*
   printf '%s\n' "$2" > "$OUT/$1.skipped"
   say "$1: not run: $2"
   FAILED+=("$1")
+}
+
+# over NAME: whether it has worked, or found what is wrong, which it would find again.
+over() {
+  if worked "$1"; then
+    say "$1: done before"
+  elif [[ -e $OUT/$1.done && $(< "$OUT/$1.done") == '3 '* ]]; then
+    failed "$1" 'code 3 before'
+  else
+    return 1
+  fi
 }
 
 worked() { [[ -e $OUT/$1.done && $(< "$OUT/$1.done") == '0 '* ]]; }
@@ -82,6 +109,9 @@ worked() { [[ -e $OUT/$1.done && $(< "$OUT/$1.done") == '0 '* ]]; }
 
 kit_stages() { sed -E 's/^[^ ]+ +//; s/\.tar.*//' "$HERE/SHA256SUMS" | uniq; }
 
+# in_kit STAGE: whether it has pieces, here or not.
+in_kit() { kit_stages | grep -qx "$1"; }
+
 # problem STAGE: the first piece that is missing or damaged, in words.
 problem() {
   local sum name missing=()
@@ -89,7 +119,7 @@ problem() {
     [[ -f $HERE/$name ]] || missing+=("$name")
   done < <(grep -E " $1\.tar" "$HERE/SHA256SUMS")
   if ((${#missing[@]})); then
-    printf '%s missing: copy to %s' "${missing[*]}" "$HERE"
+    printf '%s not here: copy to %s' "${missing[*]}" "$HERE"
     return
   fi
   while read -r sum name; do
@@ -110,7 +140,7 @@ unpack() {
   fi
   if [[ -e $WORK/SHA256SUMS ]] && ! cmp -s "$HERE/SHA256SUMS" "$WORK/SHA256SUMS"; then
     echo "another kit: what was unpacked, installed and built in $WORK before goes"
-    rm -rf "$WORK"/{core,rtx,trt86,ort-gpu,python,env,out,.part}
+    rm -rf "$WORK"/{core,models,probe,rtx,trt86,ort-gpu,python,env,out,.part}
   fi
   cp "$HERE/SHA256SUMS" "$WORK/SHA256SUMS"
   mkdir -p "$OUT"
@@ -119,7 +149,11 @@ unpack() {
     found=$(problem "$stage")
     if [[ $found ]]; then
       [[ $stage == core ]] && die "$stage: $found"
-      failed "unpack-$stage" "$found"
+      if [[ $found == *' not here: '* ]]; then  # they may come later
+        say "unpack-$stage: $found"
+      else
+        failed "unpack-$stage" "$found"
+      fi
       continue
     fi
     rm -rf "$part" && mkdir "$part"
@@ -184,7 +218,7 @@ environments() {
 
 make_environment() {
   local name=$1 env=$WORK/env/$1 pip
-  local packages=(tformer-deploy onnx polygraphy cuda-python sacrebleu) links=(--find-links "$CORE/own" --find-links "$CORE/wheels")
+  local packages=(tformer-deploy onnx polygraphy cuda-bindings sacrebleu) links=(--find-links "$CORE/own" --find-links "$CORE/wheels")
   case $name in
     rtx) packages+=(onnxruntime tensorrt_rtx_cu13) ;;
     ort-gpu) packages+=(onnxruntime-gpu) ;;
@@ -195,7 +229,7 @@ make_environment() {
   export PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1
   rm -rf "$env"
   "$BASE" -m venv --without-pip "$env"
-  "$env/bin/python" "$pip" install -q --no-index "${links[@]}" "${packages[@]}" >&2
+  "$env/bin/python" "$pip" install -q --no-compile --no-index "${links[@]}" "${packages[@]}" >&2
   if [[ $name == trt86 ]]; then
     cp -r "$WORK/trt86/tensorrt" "$env/lib/python$(< "$CORE/python")/site-packages/"
   fi
@@ -245,26 +279,24 @@ find_gpu() {
 }
 
 main() {
-  local stage
-  local known=' host install eager probe build-trained check-trained build-base check-base build check cpp bench ort-cuda '
+  local stage asked=()
   if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^set /s/^# //p' "${BASH_SOURCE[0]}"
     exit
   fi
   for stage in "$@"; do
-    [[ $known == *" $stage "* || $stage == unpack ]] || die "there is no stage '$stage': take of unpack$known"
+    [[ " unpack ${STAGES[*]} " == *" $stage "* ]] || die "there is no stage '$stage': take of unpack ${STAGES[*]}"
+    if [[ $stage != unpack && $stage != host && $stage != install ]]; then asked+=("$stage"); fi
   done
   unpack
   # shellcheck source=stages.sh
   source "$CORE/stages.sh"
   find_python
-  if (($# == 0)); then
-    set -- host install eager probe build-trained check-trained build-base check-base bench
-    if [[ -e $CORE/cpp/tensorrt ]]; then set -- "$@" cpp; fi
-    if [[ $INSTALLED || -e $WORK/ort-gpu ]]; then set -- "$@" ort-cuda; fi
-  fi
-  for stage in "$@"; do
-    if [[ $stage != unpack ]]; then "stage_${stage//-/_}"; fi
+  if (($# == 0)); then asked=("${STAGES[@]:2}"); fi
+  if [[ $* != unpack ]]; then asked=(host install "${asked[@]}"); fi
+  for stage in "${asked[@]}"; do
+    if [[ $stage == ort-cuda && ! $INSTALLED ]] && ! in_kit ort-gpu; then continue; fi
+    run_stage "$stage"
   done
   collect || FAILED+=(results)
   say "results: $RESULTS"

@@ -6,31 +6,35 @@ stage_host() {
     "$(command -v "$PYTHON" || printf '%s' "$PYTHON")"
 }
 
+# What ONNX Runtime needs alone is installed when it runs.
 stage_install() {
   local name
-  export -f make_environment
-  export CORE WORK BASE
   if [[ $INSTALLED ]]; then
     say "install: nothing, $INSTALLED has all"
   else
     for name in $(environments); do
-      # shellcheck disable=SC2016
-      step "install-$name" bash -euo pipefail -c 'make_environment "$1"' - "$name"
+      if [[ $name != ort-gpu ]]; then install "$name"; fi
     done
   fi
-  step weights "$(any_python)" "$CORE/seeded.py" "$CORE/models/base"
+  if [[ -e $MODELS ]]; then step weights "$(any_python)" "$CORE/seeded.py" "$MODELS/base"; fi
 }
 
-# options FILE: its lines as words, into WORDS.
-options() { mapfile -t WORDS < "$CORE/models/$1"; }
+install() {
+  export -f make_environment
+  export CORE WORK BASE
+  # shellcheck disable=SC2016
+  step "install-$1" bash -euo pipefail -c 'make_environment "$1"' - "$1"
+}
 
 # Whether this host runs plans at all: a small one, before minutes are spent on others.
 stage_probe() {
-  local env flavor model
+  local env flavor model profile
   find_gpu
+  profile=$(sed -n 2p "$CORE/probe.build")
   # shellcheck disable=SC2016
-  local code='"$1" -m tformer_deploy build "$2" --precision fp32 --profile "$3" --trt-flavor "$4" --json
-    head -n 1 "$2.text" | "$1" -m tformer_deploy translate "$2" --backend trt:fp32 --max-tokens 4 >&2'
+  local code='"$1" "$2/seeded.py" "$3" >&2
+    "$1" -m tformer_deploy build "$3" --precision fp32 --profile "$4" --trt-flavor "$5" --json
+    head -n 1 "$2/probe.text" | "$1" -m tformer_deploy translate "$3" --backend trt:fp32 --max-tokens 4 >&2'
   while read -r env flavor; do
     if [[ $NO_GPU ]]; then
       skip "probe-$flavor" "$NO_GPU"
@@ -39,11 +43,109 @@ stage_probe() {
     model=$WORK/probe/$flavor
     mkdir -p "$WORK/probe"
     rm -rf "$model"
-    cp -r "$CORE/models/trained" "$model"
-    cp "$CORE/models/trained.text" "$model.text"
-    options trained.build
-    step "probe-$flavor" bash -euo pipefail -c "$code" - "$(environment_python "$env")" "$model" "${WORDS[1]}" "$flavor"
+    cp -r "$CORE/probe" "$model"
+    step "probe-$flavor" bash -euo pipefail -c "$code" - "$(environment_python "$env")" "$CORE" "$model" "$profile" "$flavor"
   done < <(flavors)
+}
+
+# Tokens of the trained model, in Python and in C++.
+stage_trained() { on_each prove trained; }
+
+# Of the model with random weights.
+stage_base() { on_each prove base; }
+
+# Batch 1, greedy: one plan of each model is enough.
+stage_steps() { on_each measure_both steps; }
+
+# Greedy, larger batches, and the trained model's text.
+stage_batches() { on_each measure_both batches; }
+
+stage_beams() { on_each measure_both beams; }
+
+# on_each COMMAND...: with environment, flavor and precision of all that runs plans here.
+on_each() {
+  local env flavor precision
+  find_gpu
+  while read -r env flavor; do
+    for precision in "${PRECISIONS[@]}"; do "$@" "$env" "$flavor" "$precision"; done
+  done < <(flavors)
+}
+
+# prove MODEL ENVIRONMENT FLAVOR PRECISION: build all its plans, and compare their tokens with eager PyTorch's and C++'s.
+prove() {
+  local model=$1 text=$MODELS/$1.text python hindered
+  shift
+  python=$(environment_python "$1")
+  profiles "$model"
+  reference "$model"
+  on_plans check "$model" "$@" "$python" -m tformer_deploy check "$MODELS/$model" --backend "trt:$3" \
+    "${WORDS[@]}" --json
+  if [[ ! -e $CORE/cpp/tensorrt ]]; then return; fi
+  options "$model.build"
+  hindered=$(without_cpp "$2")
+  if [[ $hindered ]]; then
+    skip "cpp-$2-$model-$3" "$hindered"
+  else
+    on_plans cpp "$model" "$@" "$python" "$CORE/in_cpp.py" --cpp "$CORE/cpp" --bundle "$MODELS/$model" \
+      --text "$text" --precision "$3" --flavor "$2" "${WORDS[@]}"
+  fi
+}
+
+# measure_both STAGE ENVIRONMENT FLAVOR PRECISION
+measure_both() {
+  measure "$1" base "${@:2}"
+  measure "$1" trained "${@:2}"
+}
+
+# measure STAGE MODEL ENVIRONMENT FLAVOR PRECISION
+measure() {
+  profiles "$2"
+  if [[ $1 == steps ]]; then PROFILES=("${PROFILES[0]}"); fi
+  bench_options "$1" "$2"
+  on_plans "$1" "${@:2}" "$(environment_python "$3")" -m tformer_deploy bench "$MODELS/$2" --backend "trt:$5" \
+    "${WORDS[@]}" --json
+}
+
+# on_plans WHAT MODEL ENVIRONMENT FLAVOR PRECISION COMMAND...: a step that runs plans of PROFILES, which are built if need be.
+on_plans() {
+  local model=$2 env=$3 flavor=$4 precision=$5 name=$1-$4-$2-$5 hindered
+  if ! worked "$name"; then build_plans "$model" "$env" "$flavor" "$precision"; fi
+  hindered=$(hindrance "$flavor")
+  if [[ ! $hindered ]] && ! has_plans "$model" "$flavor" "$precision"; then
+    hindered="there are no plans: build-$flavor-$model-$precision has not worked"
+  fi
+  if [[ $hindered ]]; then
+    skip "$name" "$hindered"
+  else
+    step "$name" "${@:6}"
+  fi
+}
+
+# build_plans MODEL ENVIRONMENT FLAVOR PRECISION: of PROFILES, unless they are there; tried once in a run.
+declare -A TRIED=()
+build_plans() {
+  local name=build-$3-$1-$4 hindered profile text=() words=()
+  if [[ ${TRIED[$name ${PROFILES[*]}]:-} ]] || has_plans "$1" "$3" "$4"; then return; fi
+  TRIED[$name ${PROFILES[*]}]=yes
+  rm -f "$OUT/$name.done"  # of fewer profiles
+  if [[ $4 != fp32 ]]; then text=(--calibrate "$MODELS/$1.text"); fi
+  for profile in "${PROFILES[@]}"; do words+=(--profile "$profile"); done
+  hindered=$([[ $NO_GPU ]] || hindrance "$3")  # TensorRT for RTX builds without a GPU
+  if [[ $hindered ]]; then
+    skip "$name" "$hindered"
+  else
+    step "$name" "$(environment_python "$2")" -m tformer_deploy build "$MODELS/$1" --precision "$4" "${text[@]}" \
+      --trt-flavor "$3" "${words[@]}" --json
+  fi
+}
+
+# has_plans MODEL FLAVOR PRECISION: of all PROFILES.
+has_plans() {
+  local version='[0-9]' profile
+  if [[ $2 == rtx ]]; then version=for-rtx; fi
+  for profile in "${PROFILES[@]}"; do
+    compgen -G "$MODELS/$1/trt/plans/*-tensorrt-$version*-$3/decoder_step-$profile.plan" > /dev/null || return 1
+  done
 }
 
 # hindrance FLAVOR: why its plans cannot run on this host, if so.
@@ -55,110 +157,9 @@ hindrance() {
   fi
 }
 
-stage_build_trained() { build_plans trained; }
-
-stage_build_base() { build_plans base; }
-
-stage_build() {
-  stage_build_trained
-  stage_build_base
-}
-
-build_plans() {
-  local env flavor model=$1 precision name text hindered
-  find_gpu
-  while read -r env flavor; do
-    hindered=$([[ $NO_GPU ]] || hindrance "$flavor")
-    for precision in "${PRECISIONS[@]}"; do
-      name=build-$flavor-$model-$precision
-      options "$model.build"
-      text=()
-      if [[ $precision != fp32 ]]; then text=(--calibrate "$CORE/models/$model.text"); fi
-      if [[ $hindered ]]; then
-        skip "$name" "$hindered"
-      else
-        step "$name" "$(environment_python "$env")" -m tformer_deploy build "$CORE/models/$model" \
-          --precision "$precision" "${text[@]}" --trt-flavor "$flavor" "${WORDS[@]}" --json
-      fi
-    done
-  done < <(flavors)
-}
-
-# has_plans MODEL FLAVOR PRECISION
-has_plans() {
-  local version='[0-9]'
-  if [[ $2 == rtx ]]; then version=for-rtx; fi
-  compgen -G "$CORE/models/$1/trt/plans/*-tensorrt-$version*-$3/plans.json" > /dev/null
-}
-
-# on_plans NAME FLAVOR MODEL PRECISION COMMAND...: a step that runs these plans.
-on_plans() {
-  local hindered
-  hindered=$(hindrance "$2")
-  if [[ ! $hindered ]] && ! has_plans "$3" "$2" "$4"; then hindered='there are no plans: run the stage build'; fi
-  if [[ $hindered ]]; then
-    skip "$1" "$hindered"
-  else
-    step "$1" "${@:5}"
-  fi
-}
-
-stage_check_trained() { check_plans trained; }
-
-stage_check_base() { check_plans base; }
-
-stage_check() {
-  stage_check_trained
-  stage_check_base
-}
-
-check_plans() {
-  local env flavor precision model=$1
-  find_gpu
-  reference "$model"
-  while read -r env flavor; do
-    for precision in "${PRECISIONS[@]}"; do
-      on_plans "check-$flavor-$model-$precision" "$flavor" "$model" "$precision" "$(environment_python "$env")" \
-        -m tformer_deploy check "$CORE/models/$model" --backend "trt:$precision" "${WORDS[@]}" --json
-    done
-  done < <(flavors)
-}
-
-# reference MODEL: what its check compares with, into WORDS.
-reference() {
-  WORDS=(--reference "$CORE/models/$1.reference")
-  if [[ -e $CORE/models/$1.tgt ]]; then WORDS+=(--tgt "$CORE/models/$1.tgt"); fi
-}
-
-# The C++ runtime on the same plans, where the kit has it: its tokens beside those of the Python package.
-stage_cpp() {
-  local env flavor model precision name wrong
-  find_gpu
-  while read -r env flavor; do
-    for name in cpp-"$flavor"-{trained,base}; do
-      model=${name##*-}
-      options "$model.build"
-      for precision in "${PRECISIONS[@]}"; do
-        wrong=$(without_cpp "$flavor")
-        if [[ $wrong ]]; then
-          skip "$name-$precision" "$wrong"
-        else
-          on_plans "$name-$precision" "$flavor" "$model" "$precision" "$(environment_python "$env")" "$CORE/in_cpp.py" \
-            --cpp "$CORE/cpp" --bundle "$CORE/models/$model" --text "$CORE/models/$model.text" \
-            --precision "$precision" --flavor "$flavor" "${WORDS[@]}"
-        fi
-      done
-    done
-  done < <(flavors)
-}
-
 # without_cpp FLAVOR: why the C++ runtime does not run its plans, if so.
 without_cpp() {
   local major
-  if [[ ! -e $CORE/cpp/tensorrt ]]; then
-    printf 'the C++ runtime is not in the kit: make it with TensorRT_ROOT'
-    return
-  fi
   major=$(< "$CORE/cpp/tensorrt")
   if [[ $1 == rtx && $major != 11 ]]; then
     printf 'the C++ runtime was built with the headers of TensorRT %s, and TensorRT for RTX has those of 11' "$major"
@@ -167,49 +168,52 @@ without_cpp() {
   fi
 }
 
-stage_bench() {
-  local env flavor model precision
-  find_gpu
-  while read -r env flavor; do
-    for model in base trained; do
-      bench_options "$model"
-      for precision in "${PRECISIONS[@]}"; do
-        on_plans "bench-$flavor-$model-$precision" "$flavor" "$model" "$precision" "$(environment_python "$env")" \
-          -m tformer_deploy bench "$CORE/models/$model" --backend "trt:$precision" "${WORDS[@]}" --json
-      done
-    done
-  done < <(flavors)
+# options FILE: its lines as words, into WORDS.
+options() { mapfile -t WORDS < "$MODELS/$1"; }
+
+# profiles MODEL: those that its plans are built for, smallest first, into PROFILES.
+profiles() { mapfile -t PROFILES < <(grep -v '^--' "$MODELS/$1.build"); }
+
+# reference MODEL: what its check compares with, into WORDS.
+reference() {
+  WORDS=(--reference "$MODELS/$1.reference")
+  if [[ -e $MODELS/$1.tgt ]]; then WORDS+=(--tgt "$MODELS/$1.tgt"); fi
 }
 
-# bench_options MODEL: into WORDS; the trained one's text is translated too.
+# bench_options STAGE MODEL: into WORDS; the trained one's text is translated too.
 bench_options() {
-  options "$1.bench"
-  if [[ $1 == trained ]]; then WORDS+=(--src "$CORE/models/trained.text"); fi
+  options "$2.$1"
+  if [[ $2 == trained && $1 != steps ]]; then WORDS+=(--src "$MODELS/trained.text"); fi
 }
 
 # ONNX Runtime's CUDA provider on the graphs for TensorRT; its CUDA libraries are those of the host's torch.
 stage_ort_cuda() {
-  local model libraries name
+  local what model libraries verb wrong=''
   local -a there
   find_gpu
+  if [[ ! $INSTALLED && ! -e $WORK/ort-gpu ]]; then
+    wrong=$(problem ort-gpu)
+  elif [[ ! $INSTALLED ]] && install ort-gpu && ! worked install-ort-gpu; then
+    wrong='onnxruntime-gpu is not installed: install-ort-gpu has not worked'
+  fi
   libraries=$(on_host "$CORE/host.py" libraries 2> /dev/null || true)  # without torch there are none
   there=(env "LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$(environment_python ort-gpu)" -m tformer_deploy)
-  for name in {check,bench}-ort-cuda-{trained,base}; do
-    model=${name##*-}
-    if [[ ! $INSTALLED && ! -e $WORK/ort-gpu ]]; then
-      skip "$name" 'onnxruntime-gpu is not in the kit, or not here: make the kit --with ort-gpu'
-    elif [[ ! $INSTALLED ]] && ! worked install-ort-gpu; then
-      skip "$name" 'onnxruntime-gpu is not installed: run the stage install'
-    elif [[ $NO_GPU ]]; then
-      skip "$name" "$NO_GPU"
-    elif [[ $name == check-* ]]; then
-      reference "$model"
-      step "$name" "${there[@]}" check "$CORE/models/$model" --backend ort --variant trt --device cuda \
-        "${WORDS[@]}" --json
-    else
-      bench_options "$model"
-      step "$name" "${there[@]}" bench "$CORE/models/$model" --backend ort --variant trt --device cuda "${WORDS[@]}" --json
-    fi
+  for what in check steps batches beams; do
+    for model in trained base; do
+      if [[ $what == check ]]; then
+        verb=check
+        reference "$model"
+      else
+        verb=bench
+        bench_options "$what" "$model"
+      fi
+      if [[ $wrong || $NO_GPU ]]; then
+        skip "$what-ort-cuda-$model" "${wrong:-$NO_GPU}"
+      else
+        step "$what-ort-cuda-$model" "${there[@]}" "$verb" "$MODELS/$model" --backend ort --variant trt --device cuda \
+          "${WORDS[@]}" --json
+      fi
+    done
   done
 }
 
@@ -228,6 +232,6 @@ stage_eager() {
   else
     wheel=$(compgen -G "$CORE/own/*.whl")
     step eager env -u PYTHONNOUSERSITE "PYTHONPATH=$wheel${HOST_PATH:+:$HOST_PATH}" "$PYTHON" \
-      "$CORE/eager.py" "$CORE/models/base.points"
+      "$CORE/eager.py" "$MODELS/base.points"
   fi
 }

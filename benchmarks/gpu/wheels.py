@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from tformer_deploy.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 OWN = tuple(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"])
 """What every installation of tformer-deploy needs."""
-CORE = (*OWN, "polygraphy", "onnx", "onnxruntime", "cuda-python", "sacrebleu", "pip")
-RTX = ("tensorrt_rtx_cu13_bindings", "tensorrt_rtx_cu13_libs")
+CORE = (*OWN, "polygraphy", "onnx", "onnxruntime", "cuda-bindings", "sacrebleu", "pip")
+RTX = "tensorrt_rtx_cu13_libs"
+RTX_BINDINGS = "tensorrt_rtx_cu13_bindings"
 RTX_PACKAGE = "tensorrt_rtx_cu13"
 """What is imported; it needs those two."""
 ORT_GPU = ("onnxruntime-gpu",)
@@ -29,6 +31,18 @@ def download(names: Sequence[str], python: str, out: Path, dependencies: bool = 
     wanted = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms]
     options = [*([] if dependencies else ["--no-deps"]), "-c", str(ROOT / "constraints.txt"), "-d", str(out)]
     pip("download", *wanted, *options, *names)
+
+
+def unsqueeze(folder: Path) -> None:
+    """Keep the files of wheels as they are: pieces are compressed as a whole, and far better."""
+    for wheel in sorted(folder.glob("*.whl")):
+        part = wheel.with_suffix(".part")
+        with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as new:
+            for entry in old.infolist():
+                data = old.read(entry)
+                entry.compress_type = zipfile.ZIP_STORED
+                new.writestr(entry, data)
+        part.replace(wheel)
 
 
 def build_source(name: str, out: Path) -> None:
