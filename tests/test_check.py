@@ -38,6 +38,7 @@ from tformer_deploy.check.sizes import rows_apart, run_large, run_wide
 from tformer_deploy.decoding import Hypothesis
 from tformer_deploy.engines.base import Floats, Ints, Limits, Scores
 from tformer_deploy.errors import ArtifactError, ConfigError, DataError, MissingExtra
+from tformer_deploy.headers import read_arrays
 from tformer_deploy.plans import Profile
 from tformer_deploy.recipe import TOLERANCES, Tolerance, load_recipe
 
@@ -850,6 +851,16 @@ def test_damaged_references_are_refused(stored: Path, reference: Reference, tmp_
             assert found.observed.probes[0].tolist() == reference.observed.probes[0].tolist()
     with pytest.raises(ArtifactError, match="no such reference: make one with tformer check --save-reference"):
         load_reference(tmp_path / "nowhere.npz")
+
+
+def test_arrays_of_one_value_are_read_but_no_bomb(tmp_path: Path) -> None:
+    """The margins of a thousand sentences' beams are all infinite, and compress to a 650th."""
+    path, margins = tmp_path / "arrays.npz", np.full(300_000, np.inf, np.float32)
+    np.savez_compressed(path, margins=margins, scores=np.random.default_rng(0).random(3000))
+    assert np.array_equal(read_arrays(path)["margins"], margins)
+    np.savez_compressed(path, margins=margins)
+    with pytest.raises(ValueError, match=r"its \d+ bytes unpack to 1200128"):
+        read_arrays(path)
 
 
 def test_a_reference_of_other_weights_is_refused(bundle: Path, run: Path, reference: Reference) -> None:

@@ -114,7 +114,7 @@ def add_random(folder: Path, preset_name: str, vocabulary: int, seed: int) -> in
     model = Model(folder, "base")
     config, ids = export_random(model, preset_name, vocabulary, seed)
     source, target = sizes_of(config)
-    options = CheckOptions(target, max(BASE_BEAMS), max(BASE_BEAMS), invariance=BATCHES[1], positions=target)
+    options = CheckOptions(target, max(BASE_BEAMS), max(BASE_BEAMS), invariance=BATCHES[1], positions=target, wide=0)
     about = {"corpus": model.file("text").name, "weights_sha256": digest(preset_name, vocabulary, seed)}
     with EagerEngine(eager_twin(model.bundle / trt_variant(open_bundle(model.bundle)), config)) as eager:
         make_reference(eager, ids, options, {**about, "machine": machine()}).save(model.file("reference"))

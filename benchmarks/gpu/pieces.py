@@ -12,7 +12,10 @@ from tformer_deploy.files import sha256
 
 SUMS = "SHA256SUMS"
 BLOCK = 1 << 20
-FILTERS: list[dict[str, int]] = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 64 << 20}]
+FILTERS: list[dict[str, int]] = [
+    {"id": lzma.FILTER_X86},
+    {"id": lzma.FILTER_LZMA2, "preset": 6 | lzma.PRESET_EXTREME, "dict_size": 256 << 20, "lc": 4},
+]
 """Most of what is large is code for x86."""
 
 
