@@ -71,6 +71,8 @@ def object_of(source: Path, version: str, folder: Path) -> Path:
 @cache
 def library(version: str, folder: Path) -> Path:
     """A folder with libtformer of these headers: all objects of the build but one, and those in its place."""
+    for each in (version, VERSIONS[-1]):
+        headers(each)  # skips before there is a folder
     made = folder / f"tformer-{version}"
     made.mkdir()
     sources = [source for source in sorted(SOURCES.glob("*.cpp")) if source.name != Path(OFF).name]
@@ -106,9 +108,10 @@ def stubs(version: str) -> str:
 @cache
 def gpu(version: str, folder: Path) -> Path:
     """A folder with a simulated driver and the TensorRT of these headers."""
+    text = stubs(version)
     made = folder / f"gpu-{version}"
     made.mkdir()
-    (made / "stubs.hpp").write_text(stubs(version))
+    (made / "stubs.hpp").write_text(text)
     own = own_command()
     theirs = [word for i, word in enumerate(own) if "-isystem" in own[i - 1 : i + 1]]
     flags = [own[0], "-std=c++17", "-w", "-fPIC", "-shared", "-DORT_API_MANUAL_INIT"]
