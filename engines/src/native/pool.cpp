@@ -36,7 +36,9 @@ Pool::~Pool() {
 }
 
 void Pool::reserve(std::size_t stages) {
-  if (stages > stages_.size()) stages_ = std::vector<Stage>(stages);
+  if (stages <= done_.size()) return;
+  done_ = std::vector<Count>(stages);
+  claimed_ = std::vector<Count>(stages * static_cast<std::size_t>(threads()));
 }
 
 void Pool::run(Job& job) {
@@ -48,10 +50,9 @@ void Pool::run(Job& job) {
     return;
   }
   reserve(job.stages());
-  for (std::size_t i = 0; i < job.stages(); ++i) {
-    stages_[i].claimed.store(0, std::memory_order_relaxed);
-    stages_[i].done.store(0, std::memory_order_relaxed);
-  }
+  const std::size_t claims = job.stages() * static_cast<std::size_t>(threads());
+  for (std::size_t i = 0; i < claims; ++i) claimed_[i].of.store(0, std::memory_order_relaxed);
+  for (std::size_t i = 0; i < job.stages(); ++i) done_[i].of.store(0, std::memory_order_relaxed);
   job_ = &job;
   epoch_.fetch_add(1);
   if (asleep_.load() > 0) {
@@ -69,19 +70,25 @@ void Pool::run(Job& job) {
 
 void Pool::walk(int worker) {
   Job& job = *job_;
-  const std::size_t count = job.stages();
+  const auto count = job.stages(), all = static_cast<std::size_t>(threads());
   for (std::size_t i = 0; i < count; ++i) {
-    Stage& stage = stages_[i];
     const std::uint32_t pieces = job.pieces(i);
     std::uint32_t mine = 0;
-    while (stage.claimed.load(std::memory_order_relaxed) < pieces) {
-      const std::uint32_t piece = stage.claimed.fetch_add(1, std::memory_order_relaxed);
-      if (piece >= pieces) break;
-      job.piece(i, piece, worker);
-      ++mine;
+    for (std::size_t k = 0; k < all; ++k) {  // its own share first, then what others leave
+      const std::size_t owner = (static_cast<std::size_t>(worker) + k) % all;
+      const auto first = static_cast<std::uint32_t>((pieces * owner + all - 1) / all);
+      const auto share = static_cast<std::uint32_t>((pieces * (owner + 1) + all - 1) / all) - first;
+      std::atomic<std::uint32_t>& claimed = claimed_[i * all + owner].of;
+      while (claimed.load(std::memory_order_relaxed) < share) {
+        const std::uint32_t piece = claimed.fetch_add(1, std::memory_order_relaxed);
+        if (piece >= share) break;
+        job.piece(i, first + piece, worker);
+        ++mine;
+      }
     }
-    if (mine) stage.done.fetch_add(mine, std::memory_order_acq_rel);
-    for (int spins = 0; stage.done.load(std::memory_order_acquire) < pieces; ++spins) {
+    std::atomic<std::uint32_t>& done = done_[i].of;
+    if (mine) done.fetch_add(mine, std::memory_order_acq_rel);
+    for (int spins = 0; done.load(std::memory_order_acquire) < pieces; ++spins) {
       pause();
       if (spins % patience == patience - 1) std::this_thread::yield();
     }

@@ -1,5 +1,5 @@
 // Threads that work on the same list of stages. Nobody waits for a thread that has not come: pieces are claimed one by
-// one, by whoever is there.
+// one, by whoever is there. Each thread begins with the same share of a stage every time, as its caches are still near.
 #pragma once
 
 #include <atomic>
@@ -37,13 +37,13 @@ class Pool {
   void reserve(std::size_t stages);
 
  private:
-  /// Claimed and finished pieces, each on a line of its own.
-  struct Stage {
-    alignas(64) std::atomic<std::uint32_t> claimed{0};
-    alignas(64) std::atomic<std::uint32_t> done{0};
+  /// On a line of its own.
+  struct Count {
+    alignas(64) std::atomic<std::uint32_t> of{0};
   };
 
-  std::vector<Stage> stages_;
+  std::vector<Count> done_;     // pieces of each stage
+  std::vector<Count> claimed_;  // (stages, threads) pieces of each thread's share
   Job* job_ = nullptr;
   alignas(64) std::atomic<std::uint64_t> epoch_{0};  // odd: a job is open
   alignas(64) std::atomic<int> inside_{0};           // helpers that may touch the job

@@ -34,7 +34,8 @@ Run::Run(const Code& code, const kernels::Kernels& kernels, int threads)
 std::uint32_t Run::share(double nanoseconds, std::int64_t most) const {
   if (threads_ == 1) return 1;
   const auto wanted = static_cast<std::int64_t>(std::min(nanoseconds / worth, 1e6)) + 1;
-  return static_cast<std::uint32_t>(std::max<std::int64_t>(1, std::min({wanted, most, threads_ * pieces_each})));
+  const std::int64_t found = std::max<std::int64_t>(1, std::min({wanted, most, threads_ * pieces_each}));
+  return static_cast<std::uint32_t>(found > threads_ ? found - found % threads_ : found);  // as many for each thread
 }
 
 /// Nanoseconds that an instruction takes for all rows on one thread.
