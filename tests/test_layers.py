@@ -50,7 +50,7 @@ HEAVY = {
         "build",
         "check.constants",
         "export.half",
-        "export.passes.native_program",
+        "export.passes.native.bias",
         "export.save",
         "export.to_onnx",
         "export.signature",

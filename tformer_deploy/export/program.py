@@ -12,7 +12,7 @@ import numpy as np
 
 from ..contract import PROGRAM, WEIGHTS
 from .packing import LANES, column_sums, pack_bf16, pack_fp32, pack_int4, pack_int4_scales, pack_int8, pack_vector
-from .passes.native_program import Instruction, Matrix, Program, Rounding, View
+from .passes.native import Instruction, Matrix, Program, Rounding, View
 from .quantizing import Array
 from .save import PAGE
 

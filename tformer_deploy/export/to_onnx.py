@@ -14,7 +14,7 @@ from .. import __version__
 from ..contract import GRAPHS, SLOTS_GRAPH, graphs_of, layer_names, signature
 from ..recipe import Recipe
 from .passes import run_passes
-from .passes.native_program import Program, native_program
+from .passes.native import Program, native_program
 from .program import save_program
 from .quantizing import Ranges
 from .save import save_graphs

@@ -1,99 +1,27 @@
-"""Pass `native_program`: a rewritten graph as a list of instructions for the C++ runtime's own engine.
+"""The lowering: each node that computes becomes an instruction, those of sizes and masks none.
 
-It comes last, after what `ort-cpu` has, so that every stored integer is ONNX Runtime's. Each node becomes an
-instruction over values (rows, width), and nodes of sizes and masks none; then instructions are fused into the matrix
-product, norm or attention before them. What it does not know it refuses by the node's name.
+What it does not know it refuses by the node's name.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
-from onnx import numpy_helper
-from onnx.reference import ReferenceEvaluator
 
-from ...errors import ArtifactError
-from ..quantizing import Array
-from .rewriting import Linear, constant_of, linears, made_by
+from ....errors import ArtifactError
+from ...quantizing import Array
+from ..rewriting import Linear, constant_of, linears, made_by
+from .bias import bias_by_distance
+from .instructions import Instruction, Matrix, Program, Rounding, View
 
-MOST_BIAS = 1 << 27
-"""Elements of a bias for all distances, (heads, queries, keys), while it is made."""
 SIGMOID_GELU = 1.702
 BIAS = 5
 """The input of a fused attention that its scores gain."""
-VIEWED = ("self", "cross")
-"""Instructions that read some columns of a value as well as all, and for which layers stay merged."""
-
-
-@dataclass(frozen=True)
-class View:
-    """Columns of a value."""
-
-    value: int
-    first: int
-    width: int
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """Weights (outputs, inputs), a row for each output."""
-
-    name: str
-    kind: str
-    """`fp32`, `bf16`, which is rounded when it is packed, `int8` or `int4`."""
-    weight: Array
-    """Numbers, or integers: of 8 bits (out, in), of groups 0 to 15 (out, groups, size)."""
-    scales: Array | None = None
-    """(out) of 8 bits, (out, groups) of groups."""
-    inputs: int = 0
-    group: int = 0
-
-    def part(self, first: int, count: int) -> Matrix:
-        """Some of its outputs."""
-        rows = slice(first, first + count)
-        name = f"{self.name}[{first}:{first + count}]"
-        scales = None if self.scales is None else self.scales[rows]
-        return replace(self, name=name, weight=self.weight[rows], scales=scales)
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """How an input becomes 8 bits."""
-
-    step: float
-    zero: int
-    shrink: tuple[str, Array] | None = None
-    """What each channel is multiplied by first, and its name."""
-
-
-@dataclass
-class Instruction:
-    """What the engine does at once."""
-
-    op: str
-    reads: dict[str, View] = field(default_factory=dict)
-    out: int | None = None
-    """The value that it writes, in fp32."""
-    rounded: int | None = None
-    """The value that it writes in 8 bits."""
-    rounding: Rounding | None = None
-    matrix: Matrix | None = None
-    arrays: dict[str, tuple[str, Array]] = field(default_factory=dict)
-    """What else it reads of the weights, by role: name and numbers."""
-    how: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Program:
-    """One graph's instructions and the width of each value that they write."""
-
-    widths: list[int]
-    code: list[Instruction]
 
 
 @dataclass(frozen=True)
@@ -143,28 +71,7 @@ class Activated:
     slope: float
 
 
-def native_program(graph: ir.Graph, positions: int, floats: str = "fp32") -> Program:
-    """The instructions of `encoder`, `memory` or a step (`slots_step`); `positions`: the most on either side.
-
-    `floats`: how matrices are stored that are not of integers, `fp32` or `bf16`.
-
-    Raises ArtifactError.
-    """
-    found = _Lowering(graph, positions, floats).run()
-    for change in (
-        _drop_unread,
-        _split_products,
-        _fuse_activations,
-        _fuse_gates,
-        _fuse_sums,
-        _fuse_rounding,
-        _renumber,
-    ):
-        change(found)
-    return found
-
-
-class _Lowering:
+class Lowering:
     """Nodes to instructions, one for each that computes."""
 
     def __init__(self, graph: ir.Graph, positions: int, floats: str) -> None:
@@ -177,7 +84,7 @@ class _Lowering:
         self.skipped: set[ir.Node] = set()
 
     def run(self) -> Program:
-        """See `native_program`."""
+        """Instructions in the order of nodes, and what is kept or given at the end."""
         for value in self.graph.inputs:
             self.known[value] = None
         for node in self.graph:
@@ -509,39 +416,12 @@ class _Lowering:
         if (bias := inputs[BIAS]) is not None:
             if op == "cross":
                 raise self.unknown(node)
-            arrays["bias"] = self._bias(node, bias)
+            refused = partial(self.unknown, node)
+            arrays["bias"] = str(bias.name), bias_by_distance(self.graph, bias, heads, self.positions, refused)
             how["zero"] = self.positions - 1  # the column of distance 0
         width = heads * size
         self.known[node.outputs[0]] = self.emit(op, width, reads, arrays=arrays, how=how)
         self.known.update(dict.fromkeys(node.outputs[1:]))
-
-    def _bias(self, node: ir.Node, bias: ir.Value) -> tuple[str, Array]:
-        """(heads, distances) What scores gain by where a key is, from the furthest behind its query on.
-
-        Of a step there are none ahead. Raises ArtifactError where it is not by distance alone.
-        """
-        in_step = any(value.name == "tokens" for value in self.graph.inputs)
-        tables = []
-        for count in (max(1, self.positions // 2), self.positions):
-            if count * count * _value(node, "num_heads") > MOST_BIAS:
-                raise self.unknown(node, f"whose bias has {count} positions")
-            found = _computed(self.graph, bias, _sizes(self.graph, count, in_step))[0]
-            if in_step:
-                tables.append(found[:, 0])
-                continue
-            heads = len(found)
-            table = np.zeros((heads, 2 * count - 1), np.float32)
-            table[:, :count] = found[:, ::-1, 0]
-            table[:, count - 1 :] = found[:, 0]
-            places = np.arange(count)
-            if not np.array_equal(table[:, places - places[:, None] + count - 1], found):
-                raise self.unknown(node, "whose bias is not by distance")
-            tables.append(table)
-        few, all_ = tables
-        middle = (all_.shape[1] - few.shape[1]) // (1 if in_step else 2)
-        if not np.array_equal(few, all_[:, middle : middle + few.shape[1]]):
-            raise self.unknown(node, "whose bias is not by distance")
-        return str(bias.name), np.ascontiguousarray(all_)
 
     # Results.
 
@@ -574,162 +454,3 @@ class _Lowering:
 
 def _value(node: ir.Node, name: str) -> Any:
     return node.attributes[name].value
-
-
-def _sizes(graph: ir.Graph, count: int, in_step: bool) -> dict[str, Array]:
-    """Inputs of one sentence with so many positions."""
-    by_name = {"batch": 1, "beams": 1, "rows": 1, "src_len": count, "capacity": count}
-    feeds: dict[str, Array] = {}
-    for value in graph.inputs:
-        shape = [size if isinstance(size, int) else by_name[str(size)] for size in value.shape or ()]
-        kind = np.int32 if value.dtype is ir.DataType.INT32 else np.float32
-        feeds[str(value.name)] = np.zeros(shape, kind)
-    for name in ("position", "positions") if in_step else ():
-        feeds[name] = feeds[name] + np.int32(count - 1)
-    if not in_step:
-        feeds["src_lengths"] = feeds["src_lengths"] + np.int32(count)
-    return feeds
-
-
-def _computed(graph: ir.Graph, wanted: ir.Value, feeds: dict[str, Array]) -> Array:
-    """A value of a graph for some inputs, by ONNX's own reference."""
-    needed: set[ir.Value] = {wanted}
-    nodes: list[ir.Node] = []
-    for node in reversed(list(graph)):
-        if needed.intersection(node.outputs):
-            nodes.insert(0, node)
-            needed.update(value for value in node.inputs if value is not None)
-    constants = [
-        numpy_helper.from_array(array, str(value.name))
-        for value in needed
-        if (array := constant_of(value)) is not None and value.producer() is None
-    ]
-    inputs = [
-        onnx.helper.make_tensor_value_info(str(value.name), value.dtype.value, None)  # type: ignore[union-attr]
-        for value in graph.inputs
-        if value in needed
-    ]
-    output = onnx.helper.make_tensor_value_info(str(wanted.name), onnx.TensorProto.FLOAT, None)
-    made = [ir.serde.serialize_node(node) for node in nodes]
-    opset = onnx.helper.make_opsetid("", graph.opset_imports.get("", 23))
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(made, "bias", inputs, [output], constants), opset_imports=[opset]
-    )
-    found: Any = ReferenceEvaluator(model).run(None, {str(each.name): feeds[str(each.name)] for each in inputs})
-    return np.asarray(found[0])
-
-
-# Fusions. Each instruction reads values that are written before it.
-
-
-def _readers(program: Program, value: int) -> list[Instruction]:
-    return [each for each in program.code if any(view.value == value for view in each.reads.values())]
-
-
-def _writer(program: Program, value: int) -> Instruction:
-    return next(each for each in program.code if value in (each.out, each.rounded))
-
-
-def _only(program: Program, view: View, by: Instruction) -> Instruction | None:
-    """The product that makes a value, all of which one instruction reads and no other."""
-    made = _writer(program, view.value)
-    whole = view == View(view.value, 0, program.widths[view.value])
-    return made if made.op == "matmul" and whole and _readers(program, view.value) == [by] else None
-
-
-def _drop_unread(program: Program) -> None:
-    """What was looked up for a sum that is something else."""
-    for each in reversed(list(program.code)):
-        written = [value for value in (each.out, each.rounded) if value is not None]
-        if written and not any(_readers(program, value) for value in written):
-            program.code.remove(each)
-
-
-def _split_products(program: Program) -> None:
-    """Of layers that were merged, but whose parts do not go to attention, one product each.
-
-    What the encoder keeps is kept at once, so that the next layer's takes its memory.
-    """
-    for made in [each for each in program.code if each.op == "matmul" and each.out is not None]:
-        width, readers = program.widths[made.out or 0], _readers(program, made.out or 0)
-        views = {view for each in readers for view in each.reads.values() if view.value == made.out}
-        if views == {View(made.out or 0, 0, width)} or all(each.op in VIEWED for each in readers):
-            continue
-        place, parts = program.code.index(made), {}
-        program.code.remove(made)
-        for view in sorted(views, key=lambda each: each.first):
-            assert made.matrix is not None
-            program.widths.append(view.width)
-            out = len(program.widths) - 1
-            parts[view] = View(out, 0, view.width)
-            rows = slice(view.first, view.first + view.width)
-            arrays = {
-                role: (f"{name}[{view.first}:{view.first + view.width}]", array[rows])
-                for role, (name, array) in made.arrays.items()
-            }
-            matrix = made.matrix.part(view.first, view.width)
-            program.code.insert(place, replace(made, out=out, matrix=matrix, arrays=arrays, reads=dict(made.reads)))
-            place += 1
-        for each in readers:
-            each.reads = {role: parts.get(view, view) for role, view in each.reads.items()}
-            if each.op == "keep":
-                program.code.remove(each)
-                last = max(program.code.index(_writer(program, view.value)) for view in each.reads.values())
-                program.code.insert(last + 1, each)
-
-
-def _fuse_activations(program: Program) -> None:
-    for each in [each for each in program.code if each.op == "activate"]:
-        if (made := _only(program, each.reads["x"], each)) is not None:
-            made.out, made.how = each.out, {**made.how, **each.how}
-            program.code.remove(each)
-
-
-def _fuse_gates(program: Program) -> None:
-    """A product's result times another's."""
-    _fuse_pairs(program, "multiply", "gate")
-
-
-def _fuse_sums(program: Program) -> None:
-    """A product's result and the stream that it is added to."""
-    _fuse_pairs(program, "add", "residual")
-
-
-def _fuse_pairs(program: Program, op: str, role: str) -> None:
-    for each in [each for each in program.code if each.op == op]:
-        for one, other in (("y", "x"), ("x", "y")):
-            made = _only(program, each.reads[one], each)
-            if made is None or "residual" in made.reads or role in made.reads:
-                continue
-            before = program.code[: program.code.index(made)]
-            if not any(each.reads[other].value in (it.out, it.rounded) for it in before):
-                continue
-            made.out, made.reads = each.out, {**made.reads, role: each.reads[other]}
-            program.code.remove(each)
-            break
-
-
-def _fuse_rounding(program: Program) -> None:
-    """What writes a value rounds it as well, or instead."""
-    for each in [each for each in program.code if each.op == "round"]:
-        view = each.reads["x"]
-        made = _writer(program, view.value)
-        if made.rounded is not None or view.width != program.widths[view.value] or made.op == "embed":
-            continue
-        alone = _readers(program, view.value) == [each]
-        if not alone and made.op != "norm":
-            continue
-        made.rounded, made.rounding = each.rounded, each.rounding
-        made.out = None if alone else made.out
-        program.code.remove(each)
-
-
-def _renumber(program: Program) -> None:
-    """Only values that are written, in order."""
-    written = [value for each in program.code for value in (each.out, each.rounded) if value is not None]
-    new = {value: number for number, value in enumerate(written)}
-    for each in program.code:
-        each.out = None if each.out is None else new[each.out]
-        each.rounded = None if each.rounded is None else new[each.rounded]
-        each.reads = {role: replace(view, value=new[view.value]) for role, view in each.reads.items()}
-    program.widths = [program.widths[value] for value in written]
