@@ -238,6 +238,14 @@ def test_greedy_search_takes_the_best_token_at_every_step() -> None:
     assert len({len(hypothesis.ids) for [hypothesis] in found}) > 2
 
 
+def test_a_free_first_token_stays_in_the_score_of_greedy_search() -> None:
+    """Of steps that need no ranking too."""
+    engine, options = TableEngine(5), DecodeOptions(first_ids=(3,), first_adds_zero=True, max_tokens=6)
+    sentences = [Sentence(engine, (i, 4), options) for i in range(4, 9)]
+    for [found], sentence in zip(decode_all(engine, sentences), sentences, strict=True):
+        assert same([found], sentence.beam()) and found.score < found.value * len(found.ids)
+
+
 def test_a_beam_reads_all_tokens_at_the_first_step_only() -> None:
     engine = TableEngine(5, vocab=30)
     options = DecodeOptions(beams=4, max_tokens=7, min_tokens=3, suppress=(7,))

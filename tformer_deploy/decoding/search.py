@@ -314,7 +314,8 @@ class _Greedy(_Beam):
         tokens, added = ids[:, :, 0], ruled[:, :, 0]
         if self.are_ends(tokens).any() or not added.min() > -np.inf:
             return super().advance(scores)
-        self.values = self.scores = self.values + added
+        self.values = self.values + added
+        self.scores = self.values if self.plain else self.scores + added
         self.written = np.concatenate((self.written, tokens[:, :, None]), 2)
         self.tokens, self.rows_moved, self.sentences_left = np.ascontiguousarray(tokens), False, False
         self.kept = np.arange(len(tokens), dtype=np.int32)
