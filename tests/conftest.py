@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from tformer_deploy.bundle import Bundle
 from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tensors
@@ -109,6 +111,8 @@ def remembered_traces(shared: Path) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace_module, "trace", remembered)
+        read = staticmethod(cache(ONNXRegistry.from_torchlib))
+        patch.setattr(ONNXRegistry, "from_torchlib", read)  # half a second of every trace
         yield
 
 
