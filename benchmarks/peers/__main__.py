@@ -32,7 +32,7 @@ SCORE_TOLERANCE = 0.01
 """Of a whole output's log-probability at float32."""
 QUICK_SENTENCES = 100
 CPP = ROOT / "engines/build/examples/tformer-cpp"
-LIBRARY = ROOT / "engines/build/libtformer.so"
+LIBRARY = "engines/build/libtformer.so"  # from ROOT, where processes are started
 HELP_LIMITS = "also native and CTranslate2 with no more than these instruction sets"
 BFLOAT16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
 
@@ -123,7 +123,7 @@ def make_sides(options: argparse.Namespace, results: dict[str, Any]) -> list[Sid
         *ctranslate2_sides(results["ctranslate2"]["compute_types"], cores, options.limits),
         *eager_sides(cores, results["torch_environment"], not options.quick),
         *our_sides([name for name in options.engines if not name.startswith("native")], cores),
-        *library_sides(programs, cores, str(LIBRARY), options.limits),
+        *library_sides(programs, cores, LIBRARY, options.limits),
         *openvino_sides(cores),
     ]
     return [dataclasses.replace(side, settings=side.settings[:1]) for side in sides] if options.quick else sides
