@@ -225,9 +225,12 @@ def test_caches_and_operations_by_hand(tmp_path: Path) -> None:
         attention.append(2 * 2 * config.decoder_layers * config.d_model * 6 * (past + 1 + 7))
     for value in [*parameters(Transformer(config), "decoder", False), Transformer(config).output.weight]:
         matrices += 2 * 6 * value.numel() * (value.dim() == 2)
-    cost = roofline.step_cost(config, weights(random_model(config), tmp_path)[1], roofline.Storage(), point)
+    step = weights(random_model(config), tmp_path)[1]
+    cost = roofline.step_cost(config, step, roofline.Storage(), point)
     assert (cost.cache_bytes, cost.fp32_operations) == (np.mean(caches), np.mean(attention))
     assert cost.weight_operations == matrices
+    half = roofline.Storage("int8", half_caches=True)
+    assert roofline.step_cost(config, step, half, point).cache_bytes == np.mean(caches) / 2
 
 
 @pytest.mark.parametrize(("precision", "block", "bits"), [("int8", 0, 8), ("int8", 16, 8), ("int4", 16, 4)])

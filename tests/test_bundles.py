@@ -81,7 +81,7 @@ def test_the_first_version_still_translates() -> None:
 
 def test_every_kind_is_among_the_committed_bundles() -> None:
     found = set()
-    for path in BUNDLES.glob("v[34567]/*/manifest.json"):
+    for path in BUNDLES.glob("v[3-8]/*/manifest.json"):
         manifest = json.loads(path.read_text())
         for part in (manifest, *manifest["variants"].values()):
             found |= {graph["kind"] for graph in part["graphs"].values()}

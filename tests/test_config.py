@@ -290,6 +290,8 @@ def test_recipe_file_that_is_no_toml(content: bytes, tmp_path: Path) -> None:
         ({**ORT_CPU, "attention": True}, "attention = true: needs target = 'onnx'"),
         ({**ORT_CPU, "target": "native", "attention": True}, "attention = true: programs always return it"),
         ({"precision": "bf16"}, "precision=bf16: needs target = 'native'"),
+        ({**ORT_CPU, "cache_precision": "bf16"}, "^cache_precision=bf16: needs target = 'native'"),
+        ({"cache_precision": "int8"}, "unknown cache_precision 'int8'"),
         (
             {**ORT_CPU, "precision": "int8", "group_size": 48},
             r"=48: must be one of \(0, 16, 32, 64, 128, 256\)",

@@ -12,18 +12,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tformer_deploy import load
 from tformer_deploy.bundle import add_report, open_bundle
 from tformer_deploy.check import CheckOptions, Gate, make_corpus
 from tformer_deploy.check.restricted import with_shortlist
+from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.contract import PROGRAM
 from tformer_deploy.engines import encoder_names, make_encoder, make_engine
 from tformer_deploy.engines.base import Engine, Floats
+from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.errors import ArtifactError, ConfigError, MissingExtra
 from tformer_deploy.export_checked import export_checked
+from tformer_deploy.model import Attention
+from tformer_deploy.recipe import Recipe
 from tformer_deploy.shortlist import Settings, add_shortlist
 
+from . import test_native_models
 from .conftest import random_sources, small_config, write_checkpoint, write_lines
 from .cpp_library import Model, built
 from .cpp_library import Translator as CppTranslator
@@ -31,8 +37,8 @@ from .test_cpp import in_python
 from .test_options import EVERYTHING, OTHERS, T5
 
 pytest.importorskip("tformer_native", reason="tformer-native is not installed: make native")
-RECIPES = ("native-fp32", "native-bf16", "native-int8", "native-int4")
-EXACT, ROUNDED = RECIPES[0], RECIPES[2]
+RECIPES = ("native-fp32", "native-bf16", "native-int8", "native-int4", "native-int8-bf16-cache")
+EXACT, ROUNDED, CACHED = RECIPES[0], RECIPES[2], RECIPES[4]
 ANNOTATED: dict[str, object] = {"norm": "annotated", "norm_eps": 1e-3, "activation": "silu", "head_dim": 7}
 
 
@@ -105,6 +111,34 @@ def test_scores_depend_on_nothing_but_their_sentence(recipe: str, shortlist: boo
             assert all(np.array_equal(a[row, :, : b.shape[2]], b[0]) for a, b in zip(together, alone, strict=True))
 
 
+def test_caches_hold_the_nearest_numbers_in_bf16(exported: Path) -> None:
+    bundle, (ids, lengths) = open_bundle(exported), random_sources(5, 20)
+    with make_engine(f"native:{ROUNDED}", bundle) as whole, make_engine(f"native:{CACHED}", bundle) as half:
+        exact, found = (engine.cross_keys_values(engine.encode(ids, lengths)) for engine in (whole, half))
+    for each, other in zip(exact, found, strict=True):
+        assert np.array_equal(torch.from_numpy(each).bfloat16().float().numpy(), other)
+
+
+def test_steps_over_caches_in_bf16_are_those_of_eager(tmp_path: Path) -> None:
+    """Of PyTorch whose keys and values are rounded, over more steps than caches have room for at first."""
+    changes: dict[str, object] = {"encoder_layers": 1, "decoder_layers": 1, "max_positions": 40}
+    checkpoint = open_checkpoint(write_checkpoint(tmp_path / "run", small_config(**changes)))
+    model, tokens = checkpoint.load_model().eval(), list[Any]()
+    batch, count = test_native_models.batch_of(model.config), model.config.max_positions
+    with EagerEngine(model) as eager:
+        exact = test_native_models.steps(eager, batch, tokens, count)
+        for each in model.decoder.modules():
+            if isinstance(each, Attention):
+                for layer in (each.key, each.value):
+                    layer.register_forward_hook(lambda _layer, _inputs, made: made.bfloat16().float())
+        rounded = test_native_models.steps(eager, batch, tokens, count)
+    recipe = Recipe("native", cache="static", cache_precision="bf16")
+    test_native_models.export_programs(checkpoint, tmp_path / "bundle", {}, {"half": recipe})
+    with make_engine("native:half", open_bundle(tmp_path / "bundle", graphs=False), threads=1) as engine:
+        found = test_native_models.steps(engine, batch, tokens, count)
+    assert test_native_models.apart(found, rounded) < 0.05 * test_native_models.apart(exact, rounded)
+
+
 def test_lists_pass_the_gate(listed: Path, exported: Path) -> None:
     """Against eager PyTorch over the same lists."""
     gate = Gate(open_bundle(listed), exported.parent / "run", threads=1, shortlist=True)
@@ -121,11 +155,12 @@ def test_lists_pass_the_gate(listed: Path, exported: Path) -> None:
         assert not engine.admits  # a sentence that joins would need rows that the list has not
 
 
+@pytest.mark.parametrize("recipe", [EXACT, CACHED])
 @pytest.mark.parametrize("shortlist", [False, True], ids=["all tokens", "shortlist"])
-def test_the_library_and_python_align_alike(shortlist: bool, listed: Path) -> None:
+def test_the_library_and_python_align_alike(shortlist: bool, recipe: str, listed: Path) -> None:
     """The C++ search and Python's over the same steps, with attention: outputs, scores and alignments."""
     asked, lines = {"align": True, "beams": 3, "coverage_penalty": 0.2}, [f"w{n} w{n + 7} w9" for n in range(4, 12)]
-    chosen: Any = {"backend": "native", "variant": EXACT, "threads": 1, "shortlist": shortlist}
+    chosen: Any = {"backend": "native", "variant": recipe, "threads": 1, "shortlist": shortlist}
     with Model(listed, **chosen) as model, CppTranslator(model, **asked) as translator:
         found = translator.translate(lines)
     with load(listed, **chosen, **asked) as reference:
@@ -145,10 +180,11 @@ def test_the_encoder_alone(exported: Path) -> None:
             assert np.array_equal(found[row, :length], alone[0])
 
 
-def test_sentences_join_and_leave(exported: Path) -> None:
+@pytest.mark.parametrize("recipe", [EXACT, CACHED])
+def test_sentences_join_and_leave(recipe: str, exported: Path) -> None:
     """A sentence that joins others at another step, in the place of one that left, gets what it gets alone."""
     ids, lengths = random_sources(3, 12)
-    with make_engine("native:native-fp32", open_bundle(exported), threads=2) as engine:
+    with make_engine(f"native:{recipe}", open_bundle(exported), threads=2) as engine:
         alone = [steps(engine, ids[i : i + 1, :n], lengths[i : i + 1], 1, 4)[::2] for i, n in enumerate(lengths)]
         state, tokens = engine.encode(ids[:2], lengths[:2]), np.full((2, 1), 2, np.int32)
         assert engine.admits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +93,10 @@ def batch_of(config: Any, sentences: int = 5) -> Batch:
     return make_batch([rng.integers(4, config.src_vocab, size).tolist() for size in sizes])
 
 
-def steps(engine: Engine, batch: Batch, tokens: list[Any]) -> list[Floats]:
+def steps(engine: Engine, batch: Batch, tokens: list[Any], count: int = STEPS) -> list[Floats]:
     """All log-probabilities of some steps, of rows that move, fed `tokens`; where there are none, its own best."""
     state, sentences, found = engine.encode(batch.src_ids, batch.src_lengths), len(batch.src_lengths), []
-    for step in range(min(STEPS, engine.config.max_positions)):
+    for step in range(min(count, engine.config.max_positions)):
         if step == len(tokens):
             own = found[-1].reshape(sentences, -1).argsort(1)[:, -BEAMS:].astype(np.int32) if step else None
             start = np.full((sentences, 1), engine.config.start_id, np.int32)
@@ -117,12 +117,11 @@ def apart(some: list[Floats], others: list[Floats], power: float = 2) -> float:
     return float(off.max() if math.isinf(power) else (off**power).mean() ** (1 / power))
 
 
-def export_programs(checkpoint: Checkpoint, folder: Path, ranges: Any) -> None:
-    """A bundle of both programs. Of its standard graphs only the names are there, as they take time and nobody runs
-    them."""
+def export_programs(checkpoint: Checkpoint, folder: Path, ranges: Any, named: Mapping[str, Recipe]) -> None:
+    """A bundle of programs. Of its standard graphs only the names are there, as they take time and nobody runs them."""
     folder.mkdir()
     config = checkpoint.config
-    recipes = {name: load_recipe(name).for_model(config) for name in RECIPES}
+    recipes = {name: recipe.for_model(config) for name, recipe in named.items()}
     tokenizers = checkpoint.tokenizers.save(folder)
     for name in GRAPHS:
         (folder / f"{name}.onnx").touch()
@@ -145,7 +144,7 @@ def test_programs_compute_what_the_model_does(kind: str, name: str, tmp_path: Pa
     ranges = input_ranges(model, [ids[:n].tolist() for ids, n in zip(batch.src_ids, batch.src_lengths, strict=True)])
     with EagerEngine(round_model(model, load_recipe("int8"), ranges)) as rounded:
         expected["native-int8"] = steps(rounded, batch, tokens)
-    export_programs(checkpoint, tmp_path / "bundle", ranges)
+    export_programs(checkpoint, tmp_path / "bundle", ranges, {name: load_recipe(name) for name in RECIPES})
     bundle = open_bundle(tmp_path / "bundle", graphs=False)
     found = {}
     for recipe in RECIPES:

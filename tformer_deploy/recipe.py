@@ -112,6 +112,8 @@ class Recipe:
     """Weights of the step that share a scale, for few rows at a time; 0: a whole column, for many rows."""
     cache: Literal["growing", "static"] = "growing"
     """`static`: a buffer with room for later tokens."""
+    cache_precision: Literal["fp32", "bf16"] = "fp32"
+    """Of cached keys and values, of which `bf16` is only in target `native`; they are widened as they are read."""
     opset: int = 23
     top_k: int = 0
     """Best tokens that a step returns per row; 0: the `2*beams - 1` that beam search reads, 1 for greedy search."""
@@ -138,6 +140,8 @@ class Recipe:
             raise ConfigError("precision=bf16: needs target = 'native'; of plans tformer build asks for it")
         if self.precision != "fp32" and self.target not in ("ort-cpu", "native"):
             raise ConfigError(f"precision={self.precision}: needs target = 'ort-cpu' or 'native'")
+        if self.cache_precision != "fp32" and self.target != "native":
+            raise ConfigError(f"cache_precision={self.cache_precision}: needs target = 'native'")
         if self.attention and own_runtime:
             native = self.target == "native"
             why = "programs always return it" if native else "needs target = 'onnx', whose graphs return it"
@@ -164,7 +168,8 @@ class Recipe:
     @property
     def as_ort(self) -> Recipe:
         """The recipe whose graphs a program of target `native` is made from."""
-        return dataclasses.replace(self, target="ort-cpu", precision=self.precision if self.quantized else "fp32")
+        precision = self.precision if self.quantized else "fp32"
+        return dataclasses.replace(self, target="ort-cpu", precision=precision, cache_precision="fp32")
 
     @property
     def integer_step(self) -> bool:

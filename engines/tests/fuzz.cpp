@@ -105,6 +105,7 @@ void read_program(const std::string& text) {
   model.decoder_layers = 1;
   Recipe recipe;
   recipe.target = "native";
+  recipe.cache_precision = text.size() % 2 ? "fp32" : "bf16";
   recipe.limits.src_tokens = recipe.limits.tgt_tokens = 16;
   const auto read = std::make_shared<const native::Program>(program, weights, model, recipe);
   for (const native::Code* code : {&read->encoder(), &read->step(), &read->memory()}) {
@@ -112,7 +113,7 @@ void read_program(const std::string& text) {
       if (width > 1 << 12) return;  // runs, but slowly
     }
   }
-  native::Executor executor(read, model, {});
+  native::Executor executor(read, model, recipe, {});
   native::NativeState state;
   executor.encode({4, 5, 3, 7, 3, 1}, {3, 2}, state.sentences);
   state.src_width = 3;

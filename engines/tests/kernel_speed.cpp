@@ -154,10 +154,16 @@ void output_speed(const Kernels& kernels, std::int64_t rows, std::int64_t inputs
        call, static_cast<double>(rows * inputs * outputs), static_cast<double>(weights.bytes()));
 }
 
-void self_speed(const Kernels& kernels, std::int64_t rows, std::int64_t heads, std::int64_t size, std::int64_t length) {
+/// So many numbers of a cache, all 0.05 in either type.
+Memory<char> cache(Numbers cached, std::int64_t count) {
+  return memory<char>(count * (cached == Numbers::bf16 ? 2 : 4), '\x3D');
+}
+
+void self_speed(const Kernels& kernels, Numbers cached, std::int64_t rows, std::int64_t heads, std::int64_t size,
+                std::int64_t length) {
   const std::int64_t width = heads * size, stride = length * padded(size);
-  const auto qkv = memory<float>(rows * 3 * width, 0.1F), keys = memory<float>(rows * heads * stride, 0.1F);
-  const auto values = memory<float>(rows * heads * stride, 0.1F), out = memory<float>(rows * width);
+  const auto qkv = memory<float>(rows * 3 * width, 0.1F), out = memory<float>(rows * width);
+  const auto keys = cache(cached, rows * heads * stride), values = cache(cached, rows * heads * stride);
   const auto scratch = memory<float>(attention_scratch(length));
   const auto positions = memory<std::int32_t>(rows, static_cast<std::int32_t>(length - 1));
   const auto written = memory<std::int32_t>(rows * length, 0);
@@ -169,6 +175,7 @@ void self_speed(const Kernels& kernels, std::int64_t rows, std::int64_t heads, s
   work.k = qkv.get() + width;
   work.v = qkv.get() + 2 * width;
   work.ld = 3 * width;
+  work.cached = cached;
   work.keys = keys.get();
   work.values = values.get();
   work.place_stride = heads * stride;
@@ -180,15 +187,15 @@ void self_speed(const Kernels& kernels, std::int64_t rows, std::int64_t heads, s
   work.to.ld = width;
   const auto call = [&] { kernels.attend_self(work, {0, rows, 0, heads}, scratch.get()); };
   show("self-attention " + std::to_string(rows) + " rows, " + std::to_string(heads) + " x " + std::to_string(size) + ", " +
-           std::to_string(length) + " positions",
+           std::to_string(length) + " positions" + (cached == Numbers::bf16 ? ", bf16" : ""),
        call, static_cast<double>(2 * rows * width * length));
 }
 
-void shared_speed(const Kernels& kernels, std::int64_t queries, std::int64_t heads, std::int64_t size, std::int64_t length,
-                  int chains) {
-  const std::int64_t width = heads * size, stride = source_floats(length, size);
-  const auto q = memory<float>(queries * width, 0.1F), keys = memory<float>(heads * stride, 0.1F);
-  const auto values = memory<float>(heads * stride, 0.1F), out = memory<float>(queries * width);
+void shared_speed(const Kernels& kernels, Numbers cached, std::int64_t queries, std::int64_t heads, std::int64_t size,
+                  std::int64_t length, int chains) {
+  const std::int64_t width = heads * size, stride = source_size(length, size);
+  const auto q = memory<float>(queries * width, 0.1F), out = memory<float>(queries * width);
+  const auto keys = cache(cached, heads * stride), values = cache(cached, heads * stride);
   const auto source = memory<float>(length * width, 0.1F), scratch = memory<float>(attention_scratch(length));
   SharedAttention work;
   work.heads = heads;
@@ -198,17 +205,19 @@ void shared_speed(const Kernels& kernels, std::int64_t queries, std::int64_t hea
   work.chains = chains;
   work.q = q.get();
   work.ld = width;
+  work.cached = cached;
   work.keys = keys.get();
   work.values = values.get();
   work.head_stride = stride;
   work.to.floats = out.get();
   work.to.ld = width;
   const std::string name = std::to_string(queries) + " queries, " + std::to_string(heads) + " x " + std::to_string(size) +
-                           ", " + std::to_string(length) + " positions";
+                           ", " + std::to_string(length) + " positions" + (cached == Numbers::bf16 ? ", bf16" : "");
   const auto call = [&] { kernels.attend_shared(work, {0, queries, 0, heads}, scratch.get()); };
   show((chains == 4 ? "cross-attention " : "encoder ") + name, call, static_cast<double>(2 * queries * width * length));
   if (chains == 4) return;
-  const Source pack{heads, size, length, source.get(), source.get(), width, width, keys.get(), values.get(), stride};
+  const Source pack{heads, size,   length,     source.get(), source.get(), width,
+                    width, cached, keys.get(), values.get(), stride};
   show("  its keys and values packed", [&] { kernels.pack_source(pack, 0, heads); });
 }
 
@@ -266,16 +275,18 @@ int main(int count, char** words) {
   output_speed(kernels, 32, 512, 32000, 8);
   output_speed(kernels, 32, 128, 10000, 1);
   output_speed(kernels, 40, 128, 10000, 10);
-  for (const std::int64_t rows : {1, 8, 32}) self_speed(kernels, rows, 8, 64, 20);
-  self_speed(kernels, 8, 8, 64, 200);
-  self_speed(kernels, 32, 8, 16, 16);
-  self_speed(kernels, 32, 4, 32, 16);
-  shared_speed(kernels, 1, 8, 64, 20, 4);
-  shared_speed(kernels, 4, 8, 64, 20, 4);
-  shared_speed(kernels, 5, 8, 16, 16, 4);
-  shared_speed(kernels, 20, 8, 64, 20, 1);
-  shared_speed(kernels, 200, 8, 64, 200, 1);
-  shared_speed(kernels, 16, 8, 16, 16, 1);
+  for (const Numbers cached : {Numbers::fp32, Numbers::bf16}) {
+    for (const std::int64_t rows : {1, 8, 32}) self_speed(kernels, cached, rows, 8, 64, 20);
+    self_speed(kernels, cached, 8, 8, 64, 200);
+    self_speed(kernels, cached, 32, 8, 16, 16);
+    self_speed(kernels, cached, 32, 4, 32, 16);
+    shared_speed(kernels, cached, 1, 8, 64, 20, 4);
+    shared_speed(kernels, cached, 4, 8, 64, 20, 4);
+    shared_speed(kernels, cached, 5, 8, 16, 16, 4);
+  }
+  shared_speed(kernels, Numbers::fp32, 20, 8, 64, 20, 1);
+  shared_speed(kernels, Numbers::fp32, 200, 8, 64, 200, 1);
+  shared_speed(kernels, Numbers::fp32, 16, 8, 16, 16, 1);
   row_speed(kernels, 32, 512);
   row_speed(kernels, 32, 128);
   return 0;

@@ -223,13 +223,6 @@ void in_pieces(const Kernels& kernels, const Product& product, std::int64_t rows
   }
 }
 
-float from_bf16(std::uint16_t bits) {
-  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16U;
-  float x;
-  std::memcpy(&x, &wide, 4);
-  return x;
-}
-
 void check_product_floats(Random& random, Numbers numbers) {
   const bool half = numbers == Numbers::bf16;
   const std::int64_t rows = random.from(1, 20), inputs = random.from(1, 90), outputs = random.from(1, 200);
@@ -238,7 +231,7 @@ void check_product_floats(Random& random, Numbers numbers) {
   Aligned<std::uint16_t> halves(panels * steps * 32);
   const auto weight = [&](std::int64_t n, std::int64_t k) {
     const std::int64_t panel = n / 16 * steps;
-    return half ? from_bf16(halves[((panel + k / 2) * 16 + n % 16) * 2 + k % 2]) : weights[(panel + k) * 16 + n % 16];
+    return half ? widened({halves[((panel + k / 2) * 16 + n % 16) * 2 + k % 2]}) : weights[(panel + k) * 16 + n % 16];
   };
   for (std::int64_t n = 0; n < outputs; ++n) {
     for (std::int64_t k = 0; k < inputs; ++k) {
@@ -473,6 +466,83 @@ void check_embed(Random& random) {
   }
 }
 
+/// The bf16 that is nearest, of two as near the even one, found by comparing distances.
+Bf16 nearest(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  const Bf16 below{static_cast<std::uint16_t>(bits >> 16U)}, above{static_cast<std::uint16_t>((bits >> 16U) + 1)};
+  if (std::isinf(x)) return below;
+  const double past_all = std::copysign(std::ldexp(1.0, 128), double(x)), top = double(widened(above));
+  const double to_below = std::fabs(double(x) - double(widened(below)));
+  const double to_above = std::fabs((std::isinf(top) ? past_all : top) - double(x));
+  return to_below < to_above || (to_below == to_above && below.bits % 2 == 0) ? below : above;
+}
+
+/// A number as a cache keeps it.
+float kept(Numbers cached, float x) { return cached == Numbers::bf16 ? widened(nearest(x)) : x; }
+
+/// Keys or values of either type.
+class Cache {
+ public:
+  Cache(Numbers cached, const Floats& numbers)
+      : cached_(cached), floats_(std::int64_t(numbers.size())), halves_(std::int64_t(numbers.size())) {
+    for (Size i = 0; i < numbers.size(); ++i) {
+      floats_[std::int64_t(i)] = numbers[i];
+      halves_[std::int64_t(i)] = nearest(numbers[i]);
+    }
+  }
+  void* data() { return cached_ == Numbers::bf16 ? static_cast<void*>(halves_.data()) : floats_.data(); }
+  Floats values() const {
+    Floats found = floats_.values();
+    for (Size i = 0; cached_ == Numbers::bf16 && i < found.size(); ++i) found[i] = widened(halves_[std::int64_t(i)]);
+    return found;
+  }
+
+ private:
+  Numbers cached_;
+  Aligned<float> floats_;
+  Aligned<Bf16> halves_;
+};
+
+std::string with(const char* what, Numbers cached) {
+  return std::string(what) + (cached == Numbers::bf16 ? " over bf16" : "");
+}
+
+/// Every kind of number that a cache may get, as keys and as values.
+void check_rounding_to_bf16(Random& random) {
+  const std::int64_t width = random.from(1, 40), length = random.from(1, 40), count = length * width;
+  Aligned<float> x(count);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const bool tie = random.maybe();
+    const auto bits = static_cast<std::uint32_t>(random.from(0, 0xFFFF) << 16U | (tie ? 0x8000 : random.from(0, 0xFFFF)));
+    std::memcpy(&x[i], &bits, 4);
+  }
+  const float largest = std::numeric_limits<float>::max(), nan = std::numeric_limits<float>::signaling_NaN();
+  for (const float special : {0.0F, -0.0F, largest, -largest, INFINITY, -INFINITY, nan, -nan}) {
+    x[random.from(0, count - 1)] = special;
+  }
+  const std::int64_t room = source_size(length, width);
+  const Result found = everywhere("rounding to bf16", [&](const Kernels& kernels) {
+    Cache keys(Numbers::bf16, Floats(size(room))), values(Numbers::bf16, Floats(size(room)));
+    kernels.pack_source({1, width, length, x.data(), x.data(), width, width, Numbers::bf16, keys.data(), values.data(), room},
+                        0, 1);
+    return Result{{keys.values(), values.values()}, {}, {}};
+  });
+  for (std::int64_t t = 0; t < length; ++t) {
+    for (std::int64_t d = 0; d < width; ++d) {
+      const float number = x[t * width + d];
+      const float key = found.floats[0][size(t / 16 * 16 * width + d * key_lanes(length, t) + t % 16)];
+      const float value = found.floats[1][size(t * padded(width) + d)];
+      require_same<float>({key}, {value}, "rounding to bf16");
+      if (std::isnan(number)) {
+        require(std::isnan(value), "rounding NaN to bf16");
+      } else {
+        require_same<float>({widened(nearest(number))}, {value}, "rounding to bf16");
+      }
+    }
+  }
+}
+
 /// Softmax of scores times values, in double.
 std::vector<double> attended(const std::vector<double>& scores, const std::function<double(Size, std::int64_t)>& value,
                              std::int64_t head_size) {
@@ -490,14 +560,15 @@ std::int64_t head_size_of(Random& random) {
   return random.one_of<std::int64_t>({8, 16, 20, 32, 33, 64, 80, 128, random.from(1, 128)});
 }
 
-void check_self_attention(Random& random) {
+void check_self_attention(Random& random, Numbers cached) {
   const std::int64_t heads = random.from(1, 3), head_size = head_size_of(random), room = padded(head_size);
   const std::int64_t rows = random.from(1, 5), places = rows + 2, most = random.from(1, 70), width = heads * head_size;
   const std::int64_t head_stride = most * room, place_stride = heads * head_stride, ld = 3 * width + 1;
   const Aligned<float> qkv = random.numbers(rows * ld);
-  Aligned<float> keys = random.numbers(places * place_stride), values = random.numbers(places * place_stride);
-  for (std::int64_t i = 0; i < places * place_stride; ++i) {
-    if (i % room >= head_size) keys[i] = values[i] = 0;
+  Floats before_keys = random.numbers(places * place_stride).values(), before_values = before_keys;
+  for (Size i = 0; i < before_keys.size(); ++i) {
+    before_values[i] = random.number();
+    if (std::int64_t(i) % room >= head_size) before_keys[i] = before_values[i] = 0;
   }
   Aligned<std::int32_t> positions = random.integers<std::int32_t>(rows, 0, most - 1), own(rows);
   const auto written_by = random.integers<std::int32_t>(rows * most, rows, places - 1);  // places that no row writes
@@ -520,11 +591,10 @@ void check_self_attention(Random& random) {
   work.written_ld = most;
   if (random.maybe()) work.bias = bias.data() + 100;
   work.bias_stride = 200;
-  const std::vector<float> before_keys = keys.values(), before_values = values.values();
-  Floats all_keys, all_values;
-  const Result found = everywhere("self-attention", [&](const Kernels& kernels) {
-    std::copy(before_keys.begin(), before_keys.end(), keys.data());
-    std::copy(before_values.begin(), before_values.end(), values.data());
+  work.cached = cached;
+  const std::string what = with("self-attention", cached);
+  const Result found = everywhere(what, [&](const Kernels& kernels) {
+    Cache keys(cached, before_keys), values(cached, before_values);
     Aligned<float> scratch(attention_scratch(most));
     Result result = following.run([&](const Finish& finish) {
       SelfAttention mine = work;
@@ -558,18 +628,18 @@ void check_self_attention(Random& random) {
           scores, [&](Size t, std::int64_t d) { return element(found.floats[2], std::int64_t(t), d); }, head_size);
       for (std::int64_t d = 0; d < head_size; ++d) {
         const float number = found.floats[0][size(r * following.ld + h * head_size + d)];
-        require_near(double(number), y[size(d)], 2e-5, "self-attention");
+        require_near(double(number), y[size(d)], 2e-5, what);
       }
       for (std::int64_t d = 0; d < room; ++d) {
-        const float k = d < head_size ? qkv[r * ld + width + h * head_size + d] : 0;
+        const float k = d < head_size ? kept(cached, qkv[r * ld + width + h * head_size + d]) : 0;
         const Size at = size(own[r] * place_stride + h * head_stride + positions[r] * room + d);
-        require(found.floats[1][at] == k, "self-attention: the new key");
+        require(found.floats[1][at] == k, what + ": the new key");
       }
     }
   }
 }
 
-void check_shared_attention(Random& random) {
+void check_shared_attention(Random& random, Numbers cached) {
   const std::int64_t heads = random.from(1, 3), head_size = head_size_of(random), width = heads * head_size;
   const std::int64_t queries = random.from(1, 11), length = random.from(1, 75), ld = width + 3;
   const Aligned<float> q = random.numbers(queries * ld), k = random.numbers(length * ld), v = random.numbers(length * ld);
@@ -583,15 +653,17 @@ void check_shared_attention(Random& random) {
   work.chains = random.maybe() ? 1 : 4;
   work.q = q.data();
   work.ld = ld;
-  work.head_stride = source_floats(length, head_size);
+  work.cached = cached;
+  work.head_stride = source_size(length, head_size);
   if (random.maybe()) work.bias = bias.data() + 100;
   work.bias_stride = 200;
   work.weights_ld = padded(length);
-  const Result found = everywhere("shared attention", [&](const Kernels& kernels) {
-    Aligned<float> keys(heads * work.head_stride), values(heads * work.head_stride), scratch(attention_scratch(length));
-    Aligned<float> weights(queries * heads * work.weights_ld);
-    kernels.pack_source({heads, head_size, length, k.data(), v.data(), ld, ld, keys.data(), values.data(), work.head_stride},
-                        0, heads);
+  const std::string what = with("shared attention", cached);
+  const Result found = everywhere(what, [&](const Kernels& kernels) {
+    Cache keys(cached, Floats(size(heads * work.head_stride))), values(cached, Floats(size(heads * work.head_stride)));
+    Aligned<float> weights(queries * heads * work.weights_ld), scratch(attention_scratch(length));
+    kernels.pack_source({heads, head_size, length, k.data(), v.data(), ld, ld, cached, keys.data(), values.data(),
+                         work.head_stride}, 0, heads);
     Result result = following.run([&](const Finish& finish) {
       SharedAttention mine = work;
       mine.keys = keys.data();
@@ -613,21 +685,22 @@ void check_shared_attention(Random& random) {
       for (std::int64_t t = 0; t < length; ++t) {
         double sum = 0;
         for (std::int64_t d = 0; d < head_size; ++d) {
-          sum += double(q[i * ld + h * head_size + d]) * double(k[t * ld + h * head_size + d]);
+          sum += double(q[i * ld + h * head_size + d]) * double(kept(cached, k[t * ld + h * head_size + d]));
         }
         scores.push_back(sum * 0.3F + (work.bias ? double(work.bias[h * 200 + t - i]) : 0));
       }
-      const auto value = [&](Size t, std::int64_t d) { return double(v[std::int64_t(t) * ld + h * head_size + d]); };
+      const auto value = [&](Size t, std::int64_t d) {
+        return double(kept(cached, v[std::int64_t(t) * ld + h * head_size + d]));
+      };
       const std::vector<double> y = attended(scores, value, head_size);
       for (std::int64_t d = 0; d < head_size; ++d) {
-        require_near(double(found.floats[0][size(i * following.ld + h * head_size + d)]), y[size(d)], 2e-5,
-                     "shared attention");
+        require_near(double(found.floats[0][size(i * following.ld + h * head_size + d)]), y[size(d)], 2e-5, what);
       }
       double sum = 0;
       for (std::int64_t t = 0; t < length; ++t) {
         sum += double(found.floats[1][size((i * heads + h) * work.weights_ld + t)]);
       }
-      require_near(sum, 1, 1e-5, "shared attention: weights");
+      require_near(sum, 1, 1e-5, what + ": weights");
     }
   }
 }
@@ -836,7 +909,9 @@ int main(int count, char** words) {
   const std::vector<void (*)(Random&)> checks{
       check_elementwise, [](Random& r) { check_product_floats(r, Numbers::fp32); },
       [](Random& r) { check_product_floats(r, Numbers::bf16); }, check_product_int8, check_product_int4, check_norm,
-      check_embed, check_self_attention, check_shared_attention, check_output, check_mathematics};
+      check_embed, [](Random& r) { check_self_attention(r, Numbers::fp32); },
+      [](Random& r) { check_self_attention(r, Numbers::bf16); }, [](Random& r) { check_shared_attention(r, Numbers::fp32); },
+      [](Random& r) { check_shared_attention(r, Numbers::bf16); }, check_rounding_to_bf16, check_output, check_mathematics};
   for (std::uint64_t i = seed; i < seed + cases; ++i) {
     for (const auto& check : checks) {
       Random random(i);

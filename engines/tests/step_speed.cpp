@@ -2,6 +2,7 @@
 // beside what each stage must read and multiply at least. Numbers: batch, beams, source, position (tokens before), encoder
 // (1: that instead of a step), threads (of the whole; stages are shown for one). Times are quick ones of many: one in 50 is quicker.
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <stdexcept>
 
@@ -49,13 +50,13 @@ struct Least {
   double bytes = 0, products = 0;
 };
 
-Least least_of(const Instruction& it, const Sizes& sizes, std::size_t part) {
+Least least_of(const Instruction& it, const Sizes& sizes, const CacheSizes& caches, std::size_t part) {
   static const char* const names[] = {"embed", "norm", "round", "matmul", "activate", "add",
                                       "multiply", "self-attention", "cross-attention", "keep", "output"};
   static const char* const kinds[] = {"fp32", "bf16", "int8", "int4"};
   Least least{names[static_cast<int>(it.op)], 0, 0};
   const double rows = sizes.batch * (sizes.encoder > 0 ? sizes.source : sizes.beams);
-  const auto width = static_cast<double>(it.heads * it.size);
+  const auto width = static_cast<double>(it.heads * it.size), cached = static_cast<double>(caches.bytes(1));
   if (part > 0) {
     least.name += part == 1 ? ", inputs rounded" : ", best of all";
   } else if (it.matrix.weights) {
@@ -66,9 +67,9 @@ Least least_of(const Instruction& it, const Sizes& sizes, std::size_t part) {
     least.name += std::string(" ") + kinds[static_cast<int>(m.numbers)] + " " + std::to_string(m.inputs) + " x " +
                   std::to_string(m.outputs);
   } else if (it.op == Op::self && sizes.encoder == 0) {
-    least.bytes = rows * (sizes.position + 1) * 2 * width * 4;
+    least.bytes = rows * (sizes.position + 1) * 2 * width * cached;
   } else if (it.op == Op::cross) {
-    least.bytes = sizes.batch * sizes.source * 2 * width * 4;
+    least.bytes = sizes.batch * sizes.source * 2 * width * cached;
   }
   return least;
 }
@@ -84,7 +85,8 @@ void begin(NativeState& state, Executor& executor, const Sizes& sizes, std::int3
   for (Sentence& each : state.sentences) {
     const std::size_t capacity = std::max<std::size_t>(32, 2 * position);
     grow(each, state.beams, capacity, executor.sizes(), executor.blocks());
-    std::fill_n(each.own.data(), state.beams * executor.sizes().whole(capacity), 0.1F);
+    // 0.05 in fp32 and in bf16
+    std::memset(each.own.data(), 0x3D, executor.sizes().bytes(state.beams * executor.sizes().whole(capacity)));
     each.moved = state.beams > 1;
     each.position = position;
   }
@@ -95,7 +97,7 @@ int show(const std::string& folder, const std::string& variant, const Sizes& siz
   const auto program = std::make_shared<const Program>(bundle, variant);
   const Choice choice{static_cast<int>(sizes.threads), set};
   const kernels::Kernels& kernels = kernels_of(choice);
-  Executor executor(program, bundle.model(), choice);
+  Executor executor(program, bundle.model(), bundle.recipe(variant), choice);
   measure_machine(kernels.name);
   NativeState state;
   begin(state, executor, sizes, bundle.model().tgt_vocab);
@@ -143,7 +145,7 @@ int show(const std::string& folder, const std::string& variant, const Sizes& siz
   std::map<std::string, Line> lines;
   Line all;
   for (std::size_t i = 0; i < run.stages(); ++i) {
-    const Least least = least_of(run.instruction(i), sizes, run.part(i));
+    const Least least = least_of(run.instruction(i), sizes, executor.sizes(), run.part(i));
     for (Line* line : {&lines[least.name], &all}) {
       ++line->count;
       line->seconds += quick(timed.seconds[i]);

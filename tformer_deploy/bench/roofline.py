@@ -34,17 +34,24 @@ class Storage:
     precision: str = "fp32"
     group_size: int = 0
     """Weights of the step that share a scale; 0: a column."""
+    half_caches: bool = False
+    """Whether caches have 16 bits although sums have 32."""
+
+    @property
+    def float_bytes(self) -> int:
+        """Of a number that is no integer."""
+        return HALF_BYTES if self.precision in ("fp16", "bf16") else FLOAT_BYTES
 
     @property
     def cache_bytes(self) -> int:
         """Of a number in a cache."""
-        return HALF_BYTES if self.precision in ("fp16", "bf16") else FLOAT_BYTES
+        return HALF_BYTES if self.half_caches else self.float_bytes
 
     def weight_bytes(self, matrices: Sequence[tuple[int, int]], group_size: int) -> int:
         """Matrices (inputs, outputs), in integers with a scale for each group or, with 0, column."""
         elements = sum(math.prod(matrix) for matrix in matrices)
         if self.precision not in WEIGHT_BITS:
-            return elements * self.cache_bytes
+            return elements * self.float_bytes
         bits = WEIGHT_BITS[self.precision] if group_size else 8
         scales = sum(outputs * (-(-inputs // group_size) if group_size else 1) for inputs, outputs in matrices)
         return elements * bits // 8 + scales * FLOAT_BYTES

@@ -116,10 +116,11 @@ def program_reads(name: str, bundle: Bundle) -> list[ProgramRead]:
     return [ProgramRead.of(program, graph) for graph in GRAPHS]
 
 
-def _arithmetic(engine: EngineFigures) -> str:
-    """An engine's precision; of a program of bf16 that of its caches and sums, as it says itself how weights lie."""
+def _storage(engine: EngineFigures, bundle: Bundle) -> Storage:
+    """As an engine's precision says; of a program of bf16 as its sums, as it says itself how weights lie."""
+    recipe = recipe_of(engine.engine, bundle)
     widens = engine.precision == "bf16" and parse_name(engine.engine).backend == "native"
-    return "fp32" if widens else engine.precision
+    return Storage("fp32" if widens else engine.precision, recipe.group_size, recipe.cache_precision == "bf16")
 
 
 class MachineLimits:
@@ -128,10 +129,7 @@ class MachineLimits:
     def __init__(self, plan: BenchPlan, bundle: Bundle, process: Process, report: BenchReport) -> None:
         self.plan, self.bundle, self.process, self.report = plan, bundle, process, report
         self.threads = plan.threads * plan.workers
-        self.storages = {
-            engine.engine: Storage(_arithmetic(engine), recipe_of(engine.engine, bundle).group_size)
-            for engine in report.engines
-        }
+        self.storages = {engine.engine: _storage(engine, bundle) for engine in report.engines}
         weights = bundle.manifest.get("weights", {})
         standard = [WeightsRead(**weights[graph]) for graph in GRAPHS if graph in weights]
         self.weights: dict[str, Sequence[WeightsRead | ProgramRead]] = {

@@ -70,7 +70,8 @@ def listing(path: Path, header: dict[str, Any]) -> str:
         ]
     for name, variant in header.get("variants", {}).items():
         recipe, default = variant["recipe"], " (default)" if name == header.get("default") else ""
-        lines.append(f"  variant    {name}{default}: {recipe['precision']} for {recipe['target']}")
+        caches = "" if recipe["cache_precision"] == "fp32" else f", caches in {recipe['cache_precision']}"
+        lines.append(f"  variant    {name}{default}: {recipe['precision']} for {recipe['target']}{caches}")
         for graph, made in variant["graphs"].items():
             if made.get("passes"):
                 lines.append(f"             {graph}: {', '.join(made['passes'])}")

@@ -22,6 +22,7 @@ struct Model : ModelInfo {
 struct Recipe {
   std::string target;     ///< onnx, ort-cpu, trt or native
   std::string precision;  ///< of the weights: fp32, bf16, int8 or int4
+  std::string cache_precision = "fp32";  ///< of keys and values: fp32, or in programs bf16
   std::int64_t group_size = 0;
   std::int64_t top_k = 0;
   bool attention = false;

@@ -22,8 +22,8 @@ const Json& model_defaults() {
 /// The same of `recipe`, as in tformer_deploy/recipe.py.
 const Json& recipe_defaults() {
   static const Json defaults = Json::parse(R"({
-    "target": "onnx", "precision": "fp32", "group_size": 0, "cache": "growing", "opset": 23, "top_k": 0,
-    "attention": false, "memory": false, "axes": {}, "tolerance": {}, "plans": {}})");
+    "target": "onnx", "precision": "fp32", "group_size": 0, "cache": "growing", "cache_precision": "fp32", "opset": 23,
+    "top_k": 0, "attention": false, "memory": false, "axes": {}, "tolerance": {}, "plans": {}})");
   return defaults;
 }
 
@@ -136,6 +136,7 @@ Recipe recipe_of(const Json& values) {
   Recipe recipe;
   recipe.target = all["target"];
   recipe.precision = all["precision"];
+  recipe.cache_precision = all["cache_precision"];
   const auto one_of = [](const char* name, const std::string& value, const std::vector<std::string>& valid) {
     for (const std::string& each : valid) {
       if (value == each) return;
@@ -144,6 +145,10 @@ Recipe recipe_of(const Json& values) {
   };
   one_of("target", recipe.target, {"onnx", "ort-cpu", "trt", "native"});
   one_of("precision", recipe.precision, {"fp32", "bf16", "int8", "int4"});
+  one_of("cache_precision", recipe.cache_precision, {"fp32", "bf16"});
+  if (recipe.cache_precision != "fp32" && recipe.target != "native") {
+    throw std::invalid_argument("cache_precision=" + recipe.cache_precision + ": needs target = 'native'");
+  }
   recipe.group_size = all["group_size"];
   recipe.top_k = all["top_k"];
   recipe.attention = all["attention"];

@@ -1,4 +1,4 @@
-// Attention over cached positions, and over keys and values that queries share.
+// Attention over cached positions, and over keys and values that queries share. `E`: what these are, float or Bf16.
 #pragma once
 
 #include "kernels/rows.hpp"
@@ -19,10 +19,11 @@ TFORMER_INLINE float soften(float* scores, std::int64_t length, typename V::F mo
   return 1.0F / V::sum(sum);
 }
 
-/// Begins to read some floats that are needed soon.
-template <class V>
-TFORMER_INLINE void fetch(const float* from, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; i += lanes) V::prefetch_far(from + i);
+/// Begins to read some numbers that are needed soon.
+template <class V, class E>
+TFORMER_INLINE void fetch(const E* from, std::int64_t count) {
+  constexpr std::int64_t line = 64 / sizeof(E);
+  for (std::int64_t i = 0; i < count; i += line) V::prefetch_far(from + i);
 }
 
 /// Sums of weights times values of `C` times 16 columns, in four chains; value(t) gives the row of position t.
@@ -32,7 +33,7 @@ TFORMER_INLINE void mix(const float* weights, std::int64_t length, float inverse
   TFORMER_UNROLL for (int i = 0; i < 4 * C; ++i) sums[i / C][i % C] = V::set(0.0F);
   const auto add = [&](std::int64_t t, int chain) TFORMER_LAMBDA {
     const typename V::F weight = V::set(weights[t]);
-    const float* row = value(t);
+    const auto* row = value(t);
     TFORMER_UNROLL for (int c = 0; c < C; ++c) sums[chain][c] = V::fma(weight, V::load(row + c * lanes), sums[chain][c]);
   };
   std::int64_t t = 0;
@@ -67,8 +68,8 @@ TFORMER_INLINE void mix_head(const float* weights, std::int64_t length, float in
 }
 
 /// Copies one head's numbers; zeros up to a multiple of 16.
-template <class V>
-TFORMER_INLINE void widen(const float* from, std::int64_t size, float* to) {
+template <class V, class E>
+TFORMER_INLINE void copy_head(const float* from, std::int64_t size, E* to) {
   over(size, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA { V::store(to + i, get<V>(from + i, n)); });
 }
 
@@ -90,7 +91,7 @@ TFORMER_INLINE typename V::F score(const float* q, std::int64_t columns, std::in
     const std::int64_t n = least(lanes, length - t);
     typename V::F products[lanes];
     TFORMER_UNROLL for (int j = 0; j < lanes; ++j) {
-      const float* k = key(t + (j < n ? j : n - 1));  // behind the length the last one again, which is left out below
+      const auto* k = key(t + (j < n ? j : n - 1));  // behind the length the last one again, which is left out below
       typename V::F sum = V::mul(C ? kept[0] : V::load(q), V::load(k));
       for (std::int64_t c = 1; c < count; ++c) {
         sum = V::fma(C ? kept[C ? c : 0] : V::load(q + c * lanes), V::load(k + c * lanes), sum);
@@ -107,15 +108,16 @@ TFORMER_INLINE typename V::F score(const float* q, std::int64_t columns, std::in
 }
 
 /// The scores of one head, and where the row's new keys and values go first.
-template <class V>
+template <class V, class E>
 TFORMER_INLINE typename V::F score_head(const SelfAttention& work, std::int64_t row, std::int64_t head,
                                         const std::int64_t* from, float* q, float* scores) {
   const std::int64_t size = work.size, columns = padded(size) / lanes, position = work.positions[row];
   const std::int64_t at = row * work.ld + head * size, length = position + 1;
-  float* keys = work.keys + head * work.head_stride;
-  widen<V>(work.k + at, size, keys + from[position]);
-  widen<V>(work.v + at, size, work.values + head * work.head_stride + from[position]);
-  widen<V>(work.q + at, size, q);
+  E* keys = static_cast<E*>(work.keys) + head * work.head_stride;
+  E* values = static_cast<E*>(work.values) + head * work.head_stride;
+  copy_head<V>(work.k + at, size, keys + from[position]);
+  copy_head<V>(work.v + at, size, values + from[position]);
+  copy_head<V>(work.q + at, size, q);
   const float* bias = work.bias ? work.bias + head * work.bias_stride - position : nullptr;
   const auto key = [&](std::int64_t t) TFORMER_LAMBDA { return keys + from[t]; };
   if (columns == 1) return score<V, 1>(q, columns, length, work.scale, bias, key, scores);
@@ -124,11 +126,12 @@ TFORMER_INLINE typename V::F score_head(const SelfAttention& work, std::int64_t 
   return score<V, 0>(q, columns, length, work.scale, bias, key, scores);
 }
 
-template <class V>
-void attend_self(const SelfAttention& work, const Heads& piece, float* scratch) {
+template <class V, class E>
+void attend_self_of(const SelfAttention& work, const Heads& piece, float* scratch) {
   constexpr std::int64_t together = 4;  // heads, each step of which need not wait for the one before it
   const Writer<V> write(work.to);
   const std::int64_t size = work.size, room = padded(size), end = piece.head + piece.heads;
+  const E *keys = static_cast<const E*>(work.keys), *values = static_cast<const E*>(work.values);
   for (std::int64_t r = piece.row; r < piece.row + piece.rows; ++r) {
     const std::int64_t position = work.positions[r], length = position + 1, place = work.places ? work.places[r] : r;
     float *q = scratch, *mixed = scratch + largest_head, *scores = mixed + largest_head;
@@ -143,14 +146,14 @@ void attend_self(const SelfAttention& work, const Heads& piece, float* scratch) 
       float inverse[together];
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t next = place * work.place_stride + (h + i) * work.head_stride + work.ahead;
-        if (work.ahead) fetch<V>(work.keys + next, length * room);
-        most[i] = score_head<V>(work, r, h + i, from, q, scores + i * padded(length));
-        if (work.ahead) fetch<V>(work.values + next, length * room);
+        if (work.ahead) fetch<V>(keys + next, length * room);
+        most[i] = score_head<V, E>(work, r, h + i, from, q, scores + i * padded(length));
+        if (work.ahead) fetch<V>(values + next, length * room);
       }
       for (std::int64_t i = 0; i < count; ++i) inverse[i] = soften<V>(scores + i * padded(length), length, most[i]);
       for (std::int64_t i = 0; i < count; ++i) {
-        const float* values = work.values + (h + i) * work.head_stride;
-        const auto value = [&](std::int64_t t) TFORMER_LAMBDA { return values + from[t]; };
+        const E* own = values + (h + i) * work.head_stride;
+        const auto value = [&](std::int64_t t) TFORMER_LAMBDA { return own + from[t]; };
         mix_head<V>(scores + i * padded(length), length, inverse[i], room / lanes, value, mixed);
         write_head<V>(write, mixed, size, r, h + i);
       }
@@ -159,12 +162,19 @@ void attend_self(const SelfAttention& work, const Heads& piece, float* scratch) 
 }
 
 template <class V>
-void pack_source(const Source& work, std::int64_t head, std::int64_t heads) {
+void attend_self(const SelfAttention& work, const Heads& piece, float* scratch) {
+  if (work.cached == Numbers::bf16) return attend_self_of<V, Bf16>(work, piece, scratch);
+  attend_self_of<V, float>(work, piece, scratch);
+}
+
+template <class V, class E>
+void pack_source_of(const Source& work, std::int64_t head, std::int64_t heads) {
   const std::int64_t size = work.size, room = padded(size);
   for (std::int64_t h = head; h < head + heads; ++h) {
-    float *keys = work.keys + h * work.head_stride, *values = work.values + h * work.head_stride;
+    E* keys = static_cast<E*>(work.keys) + h * work.head_stride;
+    E* values = static_cast<E*>(work.values) + h * work.head_stride;
     for (std::int64_t t = 0; t < work.length; ++t) {
-      widen<V>(work.v + t * work.v_ld + h * size, size, values + t * room);
+      copy_head<V>(work.v + t * work.v_ld + h * size, size, values + t * room);
     }
     for (std::int64_t t = 0; t < work.length; t += lanes) {
       const std::int64_t beside = key_lanes(work.length, t);
@@ -181,14 +191,20 @@ void pack_source(const Source& work, std::int64_t head, std::int64_t heads) {
   }
 }
 
+template <class V>
+void pack_source(const Source& work, std::int64_t head, std::int64_t heads) {
+  if (work.cached == Numbers::bf16) return pack_source_of<V, Bf16>(work, head, heads);
+  pack_source_of<V, float>(work, head, heads);
+}
+
 /// Scores of Q queries and B blocks of keys, in `chains` chains over the size of a head; `half`: one block of 8.
-template <class V, int chains, int Q, int B, bool half = false>
-TFORMER_INLINE void score_shared(const float* const (&q)[Q], const float* keys, std::int64_t size, float scale,
+template <class V, int chains, int Q, int B, bool half = false, class E>
+TFORMER_INLINE void score_shared(const float* const (&q)[Q], const E* keys, std::int64_t size, float scale,
                                  const float* const (&bias)[Q], float* const (&scores)[Q], std::int64_t t,
                                  std::int64_t length, typename V::F (&most)[Q]) {
   typename V::F sums[chains][Q][B];
   TFORMER_UNROLL for (int i = 0; i < chains * Q * B; ++i) sums[i / (Q * B)][i / B % Q][i % B] = V::set(0.0F);
-  const float* block = keys + t * size;
+  const E* block = keys + t * size;
   const auto add = [&](std::int64_t d, int chain) TFORMER_LAMBDA {
     typename V::F key[B];
     TFORMER_UNROLL for (int b = 0; b < B; ++b) {
@@ -222,8 +238,8 @@ TFORMER_INLINE void score_shared(const float* const (&q)[Q], const float* keys, 
 }
 
 /// Values of many queries, one chain each: Q queries times C columns of 16.
-template <class V, int Q, int C>
-TFORMER_INLINE void mix_shared(float* const (&weights)[Q], const float (&inverse)[Q], const float* values,
+template <class V, int Q, int C, class E>
+TFORMER_INLINE void mix_shared(float* const (&weights)[Q], const float (&inverse)[Q], const E* values,
                                std::int64_t room, std::int64_t length, float* const (&out)[Q]) {
   typename V::F sums[Q][C];
   TFORMER_UNROLL for (int i = 0; i < Q * C; ++i) sums[i / C][i % C] = V::set(0.0F);
@@ -241,13 +257,14 @@ TFORMER_INLINE void mix_shared(float* const (&weights)[Q], const float (&inverse
 }
 
 /// Q queries of one head.
-template <class V, int chains, int Q, int B>
+template <class V, class E, int chains, int Q, int B>
 void attend_queries(const SharedAttention& work, const Writer<V>& write, std::int64_t row, std::int64_t head,
                     float* scratch) {
   const std::int64_t size = work.size, room = padded(size), length = work.length, end = padded(length);
   const bool half = key_lanes(length, length - 1) < lanes;
   const std::int64_t whole = half ? end - lanes : end;  // positions in blocks of 16
-  const float *keys = work.keys + head * work.head_stride, *values = work.values + head * work.head_stride;
+  const E* keys = static_cast<const E*>(work.keys) + head * work.head_stride;
+  const E* values = static_cast<const E*>(work.values) + head * work.head_stride;
   const float *q[Q], *bias[Q];
   float *mixed[Q], *scores[Q], inverse[Q];
   typename V::F most[Q];
@@ -290,25 +307,31 @@ void attend_queries(const SharedAttention& work, const Writer<V>& write, std::in
   TFORMER_UNROLL for (int i = 0; i < Q; ++i) write_head<V>(write, mixed[i], size, row + i, head);
 }
 
-template <class V>
-void attend_shared(const SharedAttention& work, const Heads& piece, float* scratch) {
+template <class V, class E>
+void attend_shared_of(const SharedAttention& work, const Heads& piece, float* scratch) {
   constexpr int many = V::queries, few = V::few_queries;
   const Writer<V> write(work.to);
   for (std::int64_t h = piece.head; h < piece.head + piece.heads; ++h) {
     std::int64_t r = piece.row;
     const std::int64_t end = piece.row + piece.rows, next = h * work.head_stride + work.ahead;
     if (work.ahead) {
-      fetch<V>(work.keys + next, padded(work.length, lanes / 2) * work.size);
-      fetch<V>(work.values + next, work.length * padded(work.size));
+      fetch<V>(static_cast<const E*>(work.keys) + next, padded(work.length, lanes / 2) * work.size);
+      fetch<V>(static_cast<const E*>(work.values) + next, work.length * padded(work.size));
     }
     if (work.chains == 1) {
-      for (; r + many <= end; r += many) attend_queries<V, 1, many, V::key_blocks>(work, write, r, h, scratch);
-      for (; r < end; ++r) attend_queries<V, 1, 1, V::key_blocks>(work, write, r, h, scratch);
+      for (; r + many <= end; r += many) attend_queries<V, E, 1, many, V::key_blocks>(work, write, r, h, scratch);
+      for (; r < end; ++r) attend_queries<V, E, 1, 1, V::key_blocks>(work, write, r, h, scratch);
     } else {
-      for (; r + few <= end; r += few) attend_queries<V, 4, few, V::few_blocks>(work, write, r, h, scratch);
-      for (; r < end; ++r) attend_queries<V, 4, 1, V::few_blocks>(work, write, r, h, scratch);
+      for (; r + few <= end; r += few) attend_queries<V, E, 4, few, V::few_blocks>(work, write, r, h, scratch);
+      for (; r < end; ++r) attend_queries<V, E, 4, 1, V::few_blocks>(work, write, r, h, scratch);
     }
   }
+}
+
+template <class V>
+void attend_shared(const SharedAttention& work, const Heads& piece, float* scratch) {
+  if (work.cached == Numbers::bf16) return attend_shared_of<V, Bf16>(work, piece, scratch);
+  attend_shared_of<V, float>(work, piece, scratch);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/kernels.hpp"
 #include "kernels/mathematics.hpp"
 
 namespace tformer::kernels {
@@ -40,6 +41,14 @@ struct Avx2Base {
   static TFORMER_INLINE void store_part(float* p, F x, std::int64_t n) {
     _mm256_maskstore_ps(p, until(n), x.a);
     _mm256_maskstore_ps(p + 8, until(n - 8), x.b);
+  }
+  static TFORMER_INLINE F load(const Bf16* p) { return {widen(p), widen(p + 8)}; }
+  static TFORMER_INLINE F load_half(const Bf16* p) { return {widen(p), _mm256_setzero_ps()}; }
+  static TFORMER_INLINE void store(Bf16* p, F x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
+  static TFORMER_INLINE void store_part(Bf16* p, F x, std::int64_t n) {
+    alignas(32) Bf16 numbers[16];
+    store(numbers, x);
+    std::memcpy(p, numbers, static_cast<std::size_t>(n) * sizeof(Bf16));
   }
   static TFORMER_INLINE F set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
   static TFORMER_INLINE F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
@@ -193,6 +202,21 @@ struct Avx2Base {
   static TFORMER_INLINE __m256 fraction(__m256 x) {
     const __m256i low = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7FFFFF));
     return _mm256_castsi256_ps(_mm256_or_si256(low, _mm256_set1_epi32(0x3F800000)));
+  }
+  static TFORMER_INLINE __m256 widen(const Bf16* p) {
+    const __m256i halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(halves, 16));
+  }
+  /// To the nearest bf16.
+  static TFORMER_INLINE __m256i half_of(__m256 x) {
+    const __m256i whole = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(whole, 16), _mm256_set1_epi32(1));
+    const __m256i near = _mm256_add_epi32(_mm256_add_epi32(whole, _mm256_set1_epi32(0x7FFF)), odd);
+    const __m256i quiet = _mm256_or_si256(whole, _mm256_set1_epi32(0x400000));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(near, quiet, is_nan), 16);
+  }
+  static TFORMER_INLINE __m256i narrow(F x) {
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(half_of(x.a), half_of(x.b)), 0xD8);
   }
   static TFORMER_INLINE __m128i narrow(I x) {
     const __m256i byte = _mm256_set1_epi32(255);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/kernels.hpp"
 #include "kernels/mathematics.hpp"
 
 namespace tformer::kernels {
@@ -34,6 +35,15 @@ struct Avx512Lanes {
   static TFORMER_INLINE F load_part(const float* p, std::int64_t n) { return _mm512_maskz_loadu_ps(until(n), p); }
   static TFORMER_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
   static TFORMER_INLINE void store_part(float* p, F x, std::int64_t n) { _mm512_mask_storeu_ps(p, until(n), x); }
+  static TFORMER_INLINE F load(const Bf16* p) {
+    return widen(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+  }
+  static TFORMER_INLINE F load_half(const Bf16* p) {
+    const __m256i halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return widen(_mm512_zextsi256_si512(halves));
+  }
+  static TFORMER_INLINE void store(Bf16* p, F x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
+  static TFORMER_INLINE void store_part(Bf16* p, F x, std::int64_t n) { _mm256_mask_storeu_epi16(p, until(n), narrow(x)); }
   static TFORMER_INLINE F set(float x) { return _mm512_set1_ps(x); }
   static TFORMER_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
   static TFORMER_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
@@ -158,6 +168,15 @@ struct Avx512Lanes {
   static TFORMER_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
  private:
+  static TFORMER_INLINE F widen(I halves) { return _mm512_castsi512_ps(_mm512_slli_epi32(halves, 16)); }
+  /// To the nearest bf16.
+  static TFORMER_INLINE __m256i narrow(F x) {
+    const I whole = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(whole, 16), _mm512_set1_epi32(1));
+    const I near = _mm512_add_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(0x7FFF)), odd);
+    const I quiet = _mm512_or_si512(whole, _mm512_set1_epi32(0x400000));
+    const I found = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), near, quiet);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(found, 16));
+  }
   /// Where `sums` leaves each sum.
   static TFORMER_INLINE I order() { return _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15); }
 };

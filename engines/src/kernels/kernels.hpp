@@ -7,7 +7,8 @@
 //   lane i and i + 8 are added, i and i + 4, i + 2, i + 1.
 // - Attention: see `SelfAttention` and `SharedAttention`.
 // - exp, log and erf are polynomials of our own (mathematics.hpp), of fused multiply-adds.
-// bf16 weights are widened to fp32: the processor's own products of bf16 round otherwise on each processor.
+// bf16 weights are widened to fp32: the processor's own products of bf16 round otherwise on each processor. So are keys
+// and values in bf16, which are rounded once, where they are written; see `Bf16`.
 //
 // Every function works on a piece, so that threads can share a value; a function that gets a piece allocates nothing.
 // Rows may lie anywhere; those of a product are faster if they are not a large power of two apart, as a core's cache holds
@@ -17,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -169,25 +171,39 @@ struct Embedding {
 
 // ---- attention
 
+/// fp32 in 16 bits: its upper half, which is the nearest such number, of two as near the even one. NaN stays NaN.
+struct Bf16 {
+  std::uint16_t bits;
+};
+
+/// The number itself, exactly.
+static inline float widened(Bf16 x) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(x.bits) << 16U;
+  float y;
+  std::memcpy(&y, &bits, sizeof y);
+  return y;
+}
+
 /// One new position of every row over what it has of a cache.
-/// A row's cache lies in a place: of each head [position][padded(size)], floats behind the size are 0. The kernel writes
-/// the new position. Score = fma(q·k, scale, bias), q·k and softmax as sums over rows. Values: position t is added to
+/// A row's cache lies in a place: of each head [position][padded(size)], numbers behind the size are 0. The kernel writes
+/// the new position, and reads it as it was rounded. Score = fma(q·k, scale, bias), q·k and softmax as sums over rows. Values: position t is added to
 /// chain t % 4, then chains 0 and 2, 1 and 3, and both are added, times 1 / sum.
 struct SelfAttention {
   std::int64_t heads = 0, size = 0;
   float scale = 1;
   const float *q = nullptr, *k = nullptr, *v = nullptr;  ///< (rows, heads * size)
   std::int64_t ld = 0;
-  float *keys = nullptr, *values = nullptr;   ///< of place 0, head 0
-  std::int64_t place_stride = 0;              ///< floats from a place to the next
-  std::int64_t head_stride = 0;               ///< floats from a head to the next
+  Numbers cached = Numbers::fp32;             ///< what keys and values are: fp32 or bf16
+  void *keys = nullptr, *values = nullptr;    ///< of place 0, head 0
+  std::int64_t place_stride = 0;              ///< numbers from a place to the next
+  std::int64_t head_stride = 0;               ///< numbers from a head to the next
   const std::int32_t* places = nullptr;       ///< (rows) where each row writes; null: row i at place i
   const std::int32_t* positions = nullptr;    ///< (rows) how many each row has before the new one
   const std::int32_t* written_by = nullptr;   ///< (rows, written_ld) the place that holds a position; null: its own
   std::int64_t written_ld = 0;
   const float* bias = nullptr;       ///< of head 0, distance 0; key t of a query at p gets bias[t - p]; 16 may be read behind
   std::int64_t bias_stride = 0;      ///< floats from a head to the next
-  std::int64_t ahead = 0;            ///< floats from keys and values to those of the next call, which are fetched; 0: none
+  std::int64_t ahead = 0;            ///< numbers from keys and values to those of the next call, which are fetched; 0: none
   Target to;                         ///< (rows, heads * size)
 };
 
@@ -198,12 +214,13 @@ struct Source {
   std::int64_t heads = 0, size = 0, length = 0;
   const float *k = nullptr, *v = nullptr;
   std::int64_t k_ld = 0, v_ld = 0;
-  float *keys = nullptr, *values = nullptr;
-  std::int64_t head_stride = 0;  ///< floats from a head to the next, of both: at least source_floats(length, size)
+  Numbers cached = Numbers::fp32;  ///< what keys and values become: fp32 or bf16
+  void *keys = nullptr, *values = nullptr;
+  std::int64_t head_stride = 0;  ///< numbers from a head to the next, of both: at least source_size(length, size)
 };
 
-/// Floats of one head's keys, and of its values.
-static constexpr inline std::int64_t source_floats(std::int64_t length, std::int64_t size) {
+/// Numbers of one head's keys, and of its values.
+static constexpr inline std::int64_t source_size(std::int64_t length, std::int64_t size) {
   return padded(length) * padded(size);
 }
 
@@ -222,11 +239,12 @@ struct SharedAttention {
   int chains = 4;
   const float* q = nullptr;  ///< (queries, heads * size)
   std::int64_t ld = 0;
-  const float *keys = nullptr, *values = nullptr;  ///< see `Source`
+  Numbers cached = Numbers::fp32;                 ///< what keys and values are: fp32 or bf16
+  const void *keys = nullptr, *values = nullptr;  ///< see `Source`
   std::int64_t head_stride = 0;
   const float* bias = nullptr;  ///< of head 0 and distance 0; key t of query i gets bias[t - i]; 16 may be read behind
   std::int64_t bias_stride = 0;
-  std::int64_t ahead = 0;       ///< floats from keys and values to those of the next call, which are fetched; 0: none
+  std::int64_t ahead = 0;       ///< numbers from keys and values to those of the next call, which are fetched; 0: none
   float* weights = nullptr;     ///< (queries, heads, weights_ld): where the softmax goes, if not null
   std::int64_t weights_ld = 0;  ///< at least padded(length)
   Target to;                    ///< (queries, heads * size)

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/kernels.hpp"
+
 namespace tformer::kernels {
 namespace {
 
@@ -51,6 +53,12 @@ struct PortableLanes {
   static F load_part(const float* p, std::int64_t n) { return each([&](int i) { return i < n ? p[i] : 0.0F; }); }
   static void store(float* p, F x) { std::memcpy(p, x.v, sizeof x.v); }
   static void store_part(float* p, F x, std::int64_t n) { std::memcpy(p, x.v, static_cast<std::size_t>(n) * 4); }
+  static F load(const Bf16* p) { return each([&](int i) { return widened(p[i]); }); }
+  static F load_half(const Bf16* p) { return each([&](int i) { return i < 8 ? widened(p[i]) : 0.0F; }); }
+  static void store(Bf16* p, F x) { store_part(p, x, 16); }
+  static void store_part(Bf16* p, F x, std::int64_t n) {
+    for (int i = 0; i < n; ++i) p[i] = narrow(x.v[i]);
+  }
   static F set(float x) { return each([&](int) { return x; }); }
   static F add(F a, F b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
   static F sub(F a, F b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }
@@ -186,6 +194,11 @@ struct PortableLanes {
     float y;
     std::memcpy(&y, &x, 4);
     return y;
+  }
+  static Bf16 narrow(float x) {
+    const std::uint32_t whole = bits(x), quiet = 0x400000U;
+    const std::uint32_t near = std::isnan(x) ? whole | quiet : whole + 0x7FFFU + (whole >> 16U & 1U);
+    return {static_cast<std::uint16_t>(near >> 16U)};
   }
   static F half(const void* p, int which) {
     return each([&](int i) {

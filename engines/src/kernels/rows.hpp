@@ -20,8 +20,8 @@ TFORMER_INLINE typename V::F get(const float* p, std::int64_t n) {
   return n == lanes ? V::load(p) : V::load_part(p, n);
 }
 
-template <class V>
-TFORMER_INLINE void put(float* p, typename V::F x, std::int64_t n) {
+template <class V, class E>
+TFORMER_INLINE void put(E* p, typename V::F x, std::int64_t n) {
   if (n == lanes) {
     V::store(p, x);
   } else {

@@ -21,7 +21,7 @@ class NativeEngine final : public Engine {
                std::shared_ptr<const native::Program> program, std::shared_ptr<const Shortlist> shortlist,
                const native::Choice& choice)
       : bundle_(std::move(bundle)), shortlist_(std::move(shortlist)), model_(bundle_->model()),
-        recipe_(bundle_->recipe(variant)), executor_(std::move(program), model_, choice) {}
+        recipe_(bundle_->recipe(variant)), executor_(std::move(program), model_, recipe_, choice) {}
 
   const ModelInfo& model() const override { return model_; }
   const Limits& limits() const override { return recipe_.limits; }
@@ -112,7 +112,7 @@ class Programs final : public Backend {
     native::kernels_of(choice_);  // refuses what this machine does not have, before anything is read
     if (options.shortlist) shortlist_ = std::make_shared<const Shortlist>(open_shortlist(*bundle_, variant_));
     program_ = std::make_shared<const native::Program>(*bundle_, variant_);
-    batch_tokens_ = suiting(program_->step(), bundle_->model());
+    batch_tokens_ = suiting(program_->step(), native::sizes_of(bundle_->model(), bundle_->recipe(variant_)));
   }
 
   const Model& model() const override { return bundle_->model(); }
@@ -133,12 +133,12 @@ class Programs final : public Backend {
 
   /// So many that caches, of targets as long as the sources, are 4 times what a step reads of weights: with fewer, weights
   /// are read for too few rows; with more, a small model's batch leaves a core's own cache. 256 to 4,096.
-  static std::int64_t suiting(const native::Code& step, const Model& model) {
+  static std::int64_t suiting(const native::Code& step, const native::CacheSizes& sizes) {
     std::int64_t weights = 0;
     for (const native::Instruction& each : step.instructions) {
       if (each.matrix.weights) weights += kernels::panels_of(each.matrix) * kernels::panel_bytes(each.matrix);
     }
-    const std::int64_t keys = model.decoder_layers * model.heads * model.head_dim * std::int64_t{sizeof(float)};
+    const auto keys = static_cast<std::int64_t>(sizes.bytes(sizes.layers * sizes.heads * sizes.size));
     const std::int64_t token = 2 * 2 * keys;  // keys and values of its source, and of its target
     return std::clamp<std::int64_t>(4 * weights / token, 256, 4096);
   }

@@ -6,18 +6,16 @@
 #include "native/run.hpp"
 
 namespace tformer::native {
-namespace {
 
-CacheSizes sizes_of(const Model& model) {
+CacheSizes sizes_of(const Model& model, const Recipe& recipe) {
   CacheSizes sizes;
   sizes.layers = static_cast<std::size_t>(model.decoder_layers);
   sizes.heads = static_cast<std::size_t>(model.heads);
   sizes.size = static_cast<std::size_t>(model.head_dim);
   sizes.padded = static_cast<std::size_t>(kernels::padded(model.head_dim));
+  if (recipe.cache_precision == "bf16") sizes.numbers = kernels::Numbers::bf16;
   return sizes;
 }
-
-}  // namespace
 
 const kernels::Kernels& kernels_of(const Choice& choice) {
   if (choice.kernels.empty()) return kernels::best();
@@ -25,8 +23,8 @@ const kernels::Kernels& kernels_of(const Choice& choice) {
   throw Error(Status::usage, kernels::refusal(choice.kernels));
 }
 
-Executor::Executor(std::shared_ptr<const Program> program, const Model& model, const Choice& choice)
-    : program_(std::move(program)), kernels_(kernels_of(choice)), sizes_(sizes_of(model)), pool_(choice.threads) {
+Executor::Executor(std::shared_ptr<const Program> program, const Model& model, const Recipe& recipe, const Choice& choice)
+    : program_(std::move(program)), kernels_(kernels_of(choice)), sizes_(sizes_of(model, recipe)), pool_(choice.threads) {
   encoder_ = std::make_unique<EncoderRun>(program_->encoder(), kernels_, choice.threads);
   step_ = std::make_unique<StepRun>(program_->step(), kernels_, choice.threads);
 }
@@ -39,7 +37,7 @@ void Executor::encode(const std::vector<std::int32_t>& src_ids, const std::vecto
   for (const std::int32_t length : lengths) {
     Sentence added;
     added.length = length;
-    added.cross = memory_->take(sizes_.source(sizes_.layers, false, static_cast<std::size_t>(length)));
+    added.cross = sizes_.take(sizes_.source(sizes_.layers, false, static_cast<std::size_t>(length)), *memory_);
     sentences.push_back(std::move(added));
   }
   encoder_->prepare(src_ids.data(), src_ids.size() / lengths.size(), &sentences[before], lengths.size(), sizes_, *memory_);
@@ -77,11 +75,12 @@ std::vector<std::vector<float>> Executor::cross_keys_values(const NativeState& s
     for (const Sentence& each : state.sentences) {
       const auto length = static_cast<std::size_t>(each.length);
       for (std::size_t head = 0; head < heads; ++head, to += width * size) {
-        const float* from = each.cross.data() + sizes_.source(i / 2, values, length) + head * sizes_.source_head(length);
+        const std::size_t first = sizes_.source(i / 2, values, length) + head * sizes_.source_head(length);
         for (std::size_t t = 0; t < length; ++t) {
           const auto beside = static_cast<std::size_t>(kernels::key_lanes(each.length, static_cast<std::int64_t>(t)));
           for (std::size_t d = 0; d < size; ++d) {
-            to[t * size + d] = values ? from[t * sizes_.padded + d] : from[t / lanes * lanes * size + d * beside + t % lanes];
+            const std::size_t at = values ? t * sizes_.padded + d : t / lanes * lanes * size + d * beside + t % lanes;
+            to[t * size + d] = sizes_.number(each.cross, first + at);
           }
         }
       }

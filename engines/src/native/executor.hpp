@@ -24,6 +24,9 @@ struct Choice {
 /// The kernels of a choice. Throws Error for a set that is not known, or that this machine does not have.
 const kernels::Kernels& kernels_of(const Choice& choice);
 
+/// Of a model's caches, as a recipe keeps them.
+CacheSizes sizes_of(const Model& model, const Recipe& recipe);
+
 class EncoderRun;
 class StepRun;
 struct Asked;
@@ -31,7 +34,7 @@ struct Asked;
 /// For one thread at a time.
 class Executor {
  public:
-  Executor(std::shared_ptr<const Program> program, const Model& model, const Choice& choice);
+  Executor(std::shared_ptr<const Program> program, const Model& model, const Recipe& recipe, const Choice& choice);
   ~Executor();
 
   const CacheSizes& sizes() const { return sizes_; }

@@ -259,7 +259,7 @@ std::uint32_t EncoderRun::pieces_of(const Stage& stage) const {
 std::int64_t EncoderRun::scratch_floats(std::int64_t positions) const {
   std::int64_t largest = 1;
   for (const Stage& stage : stages_) largest = std::max(largest, stage.it->size);
-  return kernels::attention_scratch(positions) + 2 * kernels::source_floats(positions, largest);
+  return kernels::attention_scratch(positions) + 2 * kernels::source_size(positions, largest);
 }
 
 void EncoderRun::attend(const Stage& stage, std::uint32_t piece, int worker) {
@@ -272,20 +272,22 @@ void EncoderRun::attend(const Stage& stage, std::uint32_t piece, int worker) {
     source.length = sentence.length;
     source.k_ld = static_cast<std::int64_t>(values_.stride(it.k.value));
     source.v_ld = static_cast<std::int64_t>(values_.stride(it.v.value));
-    source.head_stride = kernels::source_floats(source.length, it.size);
+    source.head_stride = kernels::source_size(source.length, it.size);
     if (it.op == Op::keep) {
       source.heads = it.heads;
       source.k = values_.floats(it.k, row);
       source.v = values_.floats(it.v, row);
-      source.keys = sentence.cross.data() + sizes_.source(size(it.layer), false, size(source.length));
-      source.values = sentence.cross.data() + sizes_.source(size(it.layer), true, size(source.length));
+      source.cached = sizes_.numbers;
+      source.keys = sizes_.at(sentence.cross, sizes_.source(size(it.layer), false, size(source.length)));
+      source.values = sizes_.at(sentence.cross, sizes_.source(size(it.layer), true, size(source.length)));
       kernels_.pack_source(source, head, heads);
       return;
     }
     float* const own = scratch(worker);
     source.heads = 1;
-    source.keys = own + kernels::attention_scratch(longest_);
-    source.values = source.keys + source.head_stride;
+    float* const keys = own + kernels::attention_scratch(longest_);
+    source.keys = keys;
+    source.values = keys + source.head_stride;
     for (; heads > 0; ++head, --heads) {
       const std::int64_t first = head * it.size;
       source.k = values_.floats(it.k, row) + first;
@@ -402,11 +404,14 @@ void StepRun::attend(const Stage& stage, std::uint32_t piece, int worker) {
       attention.scale = it.scale;
       attention.q = values_.floats(it.q, row);
       attention.ld = static_cast<std::int64_t>(values_.stride(it.q.value));
-      attention.keys = sentence.cross.data() + sizes_.source(size(it.layer), false, size(attention.length));
-      attention.values = sentence.cross.data() + sizes_.source(size(it.layer), true, size(attention.length));
-      attention.head_stride = kernels::source_floats(attention.length, it.size);
+      attention.cached = sizes_.numbers;
+      attention.keys = sizes_.at(sentence.cross, sizes_.source(size(it.layer), false, size(attention.length)));
+      attention.values = sizes_.at(sentence.cross, sizes_.source(size(it.layer), true, size(attention.length)));
+      attention.head_stride = kernels::source_size(attention.length, it.size);
       const Sentence* next = number + 1 < state_->sentences.size() ? &sentence + 1 : nullptr;
-      if (next && padded(next->length) == padded(sentence.length)) attention.ahead = next->cross.data() - sentence.cross.data();
+      if (next && padded(next->length) == padded(sentence.length)) {
+        attention.ahead = sizes_.between(sentence.cross, next->cross);
+      }
       if (!looks_.empty() && size(it.layer) + 1 == sizes_.layers) {
         attention.weights = &looks_[row * sizes_.heads * size(looks_ld_)];
         attention.weights_ld = looks_ld_;
@@ -423,8 +428,9 @@ void StepRun::attend(const Stage& stage, std::uint32_t piece, int worker) {
     attention.k = values_.floats(it.k, row);
     attention.v = values_.floats(it.v, row);
     attention.ld = static_cast<std::int64_t>(values_.stride(it.q.value));
-    attention.keys = sentence.own.data() + sizes_.place(size(it.layer), false, sentence.capacity);
-    attention.values = sentence.own.data() + sizes_.place(size(it.layer), true, sentence.capacity);
+    attention.cached = sizes_.numbers;
+    attention.keys = sizes_.at(sentence.own, sizes_.place(size(it.layer), false, sentence.capacity));
+    attention.values = sizes_.at(sentence.own, sizes_.place(size(it.layer), true, sentence.capacity));
     attention.place_stride = static_cast<std::int64_t>(sizes_.whole(sentence.capacity));
     attention.head_stride = static_cast<std::int64_t>(sizes_.head(sentence.capacity));
     attention.positions = &places_[row];
@@ -433,7 +439,7 @@ void StepRun::attend(const Stage& stage, std::uint32_t piece, int worker) {
     attention.bias = it.bias;
     attention.bias_stride = it.bias_stride;
     const Sentence* next = beams == 1 && number + 1 < state_->sentences.size() ? &sentence + 1 : nullptr;
-    if (next && next->capacity == sentence.capacity) attention.ahead = next->own.data() - sentence.own.data();
+    if (next && next->capacity == sentence.capacity) attention.ahead = sizes_.between(sentence.own, next->own);
     attention.to = to;
     kernels_.attend_self(attention, part, scratch(worker));
   });

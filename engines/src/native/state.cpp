@@ -14,18 +14,18 @@ std::size_t size(std::int32_t number) { return static_cast<std::size_t>(number);
 }  // namespace
 
 void grow(Sentence& sentence, std::size_t rows, std::size_t capacity, const CacheSizes& sizes, Memory& memory) {
-  Block own = memory.take(rows * sizes.whole(capacity));
+  Block own = sizes.take(rows * sizes.whole(capacity), memory);
   std::vector<std::int32_t> written_by(rows * capacity);
   for (std::size_t row = 0; row < rows; ++row) {
     std::fill_n(&written_by[row * capacity], capacity, static_cast<std::int32_t>(row));
   }
-  const std::size_t heads = 2 * sizes.layers * sizes.heads, filled = sizes.head(sentence.position) * sizeof(float);
+  const std::size_t heads = 2 * sizes.layers * sizes.heads, filled = sizes.bytes(sizes.head(sentence.position));
   for (std::size_t row = 0; row < sentence.rows; ++row) {
     std::copy_n(&sentence.written_by[row * sentence.capacity], sentence.position, &written_by[row * capacity]);
-    const float* from = sentence.own.data() + row * sizes.whole(sentence.capacity);
-    float* to = own.data() + row * sizes.whole(capacity);
+    const std::size_t from = row * sizes.whole(sentence.capacity), to = row * sizes.whole(capacity);
     for (std::size_t head = 0; filled && head < heads; ++head) {
-      std::memcpy(to + head * sizes.head(capacity), from + head * sizes.head(sentence.capacity), filled);
+      std::memcpy(sizes.at(own, to + head * sizes.head(capacity)),
+                  sizes.at(sentence.own, from + head * sizes.head(sentence.capacity)), filled);
     }
   }
   sentence.own = std::move(own);

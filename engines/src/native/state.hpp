@@ -1,6 +1,7 @@
 // What a decode carries: every sentence has memory and a position of its own. Nothing moves when rows are reordered.
 #pragma once
 
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -11,10 +12,11 @@
 
 namespace tformer::native {
 
-/// Sizes of the caches, in floats.
+/// Sizes of the caches, in numbers, and how these lie in memory.
 struct CacheSizes {
   std::size_t layers = 0, heads = 0, size = 0;  // of a head
-  std::size_t padded = 0;                       // floats that a head's row takes, a multiple of 16
+  std::size_t padded = 0;                       // numbers that a head's row takes, a multiple of 16
+  kernels::Numbers numbers = kernels::Numbers::fp32;  // or bf16
 
   /// Of all positions of one head, and of keys and values of all layers and heads.
   std::size_t head(std::size_t positions) const { return positions * padded; }
@@ -22,7 +24,7 @@ struct CacheSizes {
   /// Of one head's keys or values of a source.
   std::size_t source_head(std::size_t length) const {
     return static_cast<std::size_t>(
-        kernels::source_floats(static_cast<std::int64_t>(length), static_cast<std::int64_t>(size)));
+        kernels::source_size(static_cast<std::int64_t>(length), static_cast<std::int64_t>(size)));
   }
   /// Where the heads of a layer's keys or values of a source begin.
   std::size_t source(std::size_t layer, bool values, std::size_t length) const {
@@ -31,6 +33,28 @@ struct CacheSizes {
   /// Where the heads of a layer's keys or values begin, of `positions`.
   std::size_t place(std::size_t layer, bool values, std::size_t positions) const {
     return (2 * layer + (values ? 1 : 0)) * heads * head(positions);
+  }
+
+  /// Bytes of so many numbers.
+  std::size_t bytes(std::size_t count) const {
+    return count * (numbers == kernels::Numbers::bf16 ? sizeof(kernels::Bf16) : sizeof(float));
+  }
+  /// A block for so many.
+  Block take(std::size_t count, Memory& memory) const { return memory.take(bytes(count) / sizeof(float)); }
+  /// Where a number of a block lies.
+  std::byte* at(const Block& block, std::size_t place) const {
+    return reinterpret_cast<std::byte*>(block.data()) + bytes(place);
+  }
+  /// The number itself.
+  float number(const Block& block, std::size_t place) const {
+    if (numbers == kernels::Numbers::fp32) return block.data()[place];
+    kernels::Bf16 found;
+    std::memcpy(&found, at(block, place), sizeof found);
+    return kernels::widened(found);
+  }
+  /// Numbers from one block to another.
+  std::int64_t between(const Block& from, const Block& to) const {
+    return (at(to, 0) - at(from, 0)) / static_cast<std::int64_t>(bytes(1));
   }
 };
 
