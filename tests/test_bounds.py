@@ -73,7 +73,7 @@ def test_factors_of_decoding_have_bounds(name: str) -> None:
     [
         (("translate", "--threads", HUGE), f"threads={HUGE}: must be a whole number from 0 to "),
         (("translate", "--workers", 10_000), "workers=10000: must be a whole number from 1 to "),
-        (("translate", "--batch-tokens", HUGE), f"batch_tokens={HUGE}: must be a whole number from 1 to 16777216"),
+        (("translate", "--batch-tokens", HUGE), f"batch_tokens={HUGE}: must be a whole number from 0 to 16777216"),
         (("translate", "--beams", HUGE), f"beams={HUGE}: must be less than"),
         (("translate", "--sample", "--n-best", HUGE), f"n_best={HUGE}: must be less than"),
         (("translate", "--max-tokens", HUGE), f"max_tokens={HUGE}: must be less than"),

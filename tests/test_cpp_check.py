@@ -220,7 +220,7 @@ Where = Callable[[int, DecodeOptions], bool]
 class Searching(TableEngine):
     """A table with a search of its own, whose outputs `change` makes others `where` sentences and options are so."""
 
-    searches = False
+    searches, batch_tokens = False, 4096
 
     def __init__(self, change: Any, where: Where = lambda sentences, options: True) -> None:
         super().__init__(7, vocab=9)

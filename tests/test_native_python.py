@@ -325,3 +325,21 @@ def test_the_benchmark_has_limits_for_programs(tmp_path: Path) -> None:
         assert point["step_bound"]["share"] > 0 and point["encoder_bound"]["share"] > 0
         sizes_of[point["engine"]] = point["step_bound"]["bytes"]
     assert sizes_of["native:native-int4"] < sizes_of["native:native-int8"] < sizes_of["native:native-fp32"]
+
+
+def test_batches_are_of_a_size_that_suits_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless somebody says another."""
+    sizes: list[int] = []
+    search = NativeEngine.search
+
+    def noted(engine: NativeEngine, asked: Asked, calls: Calls | None = None) -> Any:
+        sizes.append(asked.src_ids.size)
+        return search(engine, asked, calls)
+
+    monkeypatch.setattr(NativeEngine, "search", noted)
+    lines = ["9 7 3 6 5 4"] * 150
+    for given, largest in ((0, 36 * 7), (40, 5 * 7), (4096, 150 * 7)):  # the first: at most 256 tokens
+        with load(BUNDLE, backend="native", threads=1, batch_tokens=given) as translator:
+            sizes.clear()
+            translator.translate(lines)
+        assert max(sizes) == largest

@@ -641,7 +641,7 @@ def test_counts_have_bounds(bundle: Path, value: Any) -> None:
 
 
 def test_counts_from_none_up(bundle: Path) -> None:
-    for name in ("workers", "batch_tokens", "max_line_bytes"):
+    for name in ("workers", "max_line_bytes"):
         with pytest.raises(ConfigError, match=f"^{name}=0: must be a whole number from 1 to"):
             load(bundle, **{name: 0})  # type: ignore[arg-type]
     for options in ({"backend": None}, {"variant": 3}, {"device": 1}, {"checkpoint": 5}):

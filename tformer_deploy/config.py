@@ -20,6 +20,9 @@ MAX_SEED = 2**63
 LINE_BYTES, MOST_LINE_BYTES = 1 << 20, 1 << 30
 """A longer line is no sentence, and is refused before it costs memory; the most that this limit is raised to."""
 
+BATCH_TOKENS = 4096
+"""Padded source tokens of a batch, where neither the caller nor the engine says how many."""
+
 WINDOW_BYTES = 16
 """For each token of a batch that many bytes are read ahead, so that lines of similar length meet in a batch."""
 

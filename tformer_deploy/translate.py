@@ -17,11 +17,11 @@ import numpy as np
 
 from .batches import length_batches, make_batch, side_by_side
 from .bundle import MANIFEST, Bundle, open_bundle
-from .config import LINE_BYTES, MAX_SEED, MOST_LINE_BYTES, check_whole, from_dict
+from .config import BATCH_TOKENS, LINE_BYTES, MAX_SEED, MOST_LINE_BYTES, check_whole, from_dict
 from .data import check_line
 from .decoding import DecodeOptions, Hypothesis, Step, Trie, decode, over_defaults, score
 from .engines import MOST_BATCH_TOKENS, engine_name, make_engine, most_parallel, threads_each
-from .engines.base import Engine, Limits
+from .engines.base import Engine, Limits, own_search
 from .errors import ArtifactError, ConfigError, DataError, LimitError, NotNumbers, TformerError
 from .text import Tokenizers
 
@@ -65,8 +65,8 @@ class TranslatorOptions:
     """Batches that are decoded at a time."""
     shortlist: bool = False
     """Score only the tokens that the bundle's lists have for a source."""
-    batch_tokens: int = 4096
-    """Padded source tokens of a batch, per beam."""
+    batch_tokens: int = 0
+    """Padded source tokens of a batch, per beam; 0: what suits the engine."""
     allowed: Iterable[str] = ()
     """The only outputs that may come, if any are given."""
     max_line_bytes: int = LINE_BYTES
@@ -110,15 +110,15 @@ class Translator:
         engine: Engine,
         tokenizers: Tokenizers,
         options: DecodeOptions | None = None,
-        batch_tokens: int = 4096,
+        batch_tokens: int = 0,
         allowed: Iterable[str] = (),
         workers: int = 1,
     ) -> None:
-        check_whole("batch_tokens", batch_tokens, 1, MOST_BATCH_TOKENS)
+        check_whole("batch_tokens", batch_tokens, 0, MOST_BATCH_TOKENS)
         check_whole("workers", workers, 1, most_parallel())
         self.engine, self.tokenizers, self.options = engine, tokenizers, options or DecodeOptions()
         self.batch_tokens = batch_tokens
-        """Padded source tokens of a batch, counted once for every beam or sample."""
+        """Padded source tokens of a batch, counted once for every beam or sample; 0: what suits the engine."""
         self.workers = workers
         """Batches that are decoded at a time, each in a thread of its own, on the one engine."""
         self.least_batches = 0
@@ -248,7 +248,7 @@ class Translator:
         ]
         found: list[list[float]] = [[] for _ in pairs]
         sizes = [max(len(source), len(target)) for source, target in pairs]
-        for indices in length_batches(sizes, self.batch_tokens, lambda size: limits.sentences(1, size, size)):
+        for indices in length_batches(sizes, self._batch_tokens(), lambda size: limits.sentences(1, size, size)):
             numbers = [first + i for i in indices]
             batch = make_batch([pairs[i][0] for i in indices], self.engine.config.pad_id, numbers)
             with self._in_use():
@@ -333,6 +333,11 @@ class Translator:
             raise asked.error
         return list(self._in_order(asked, 0))
 
+    def _batch_tokens(self) -> int:
+        """Of an engine that is open."""
+        own = own_search(self.engine)
+        return self.batch_tokens or (own.batch_tokens if own else BATCH_TOKENS)
+
     def _in_order(
         self,
         asked: Requests,
@@ -344,7 +349,7 @@ class Translator:
         limits, requests, prefixes = self._limits(), asked.sources, asked.prefixes
         known: dict[int, Result | NotNumbers] = {i: Result("", [], 0.0) for i, ids in enumerate(requests) if not ids}
         sent = 0
-        budget = self.batch_tokens // self.options.rows
+        budget = self._batch_tokens() // self.options.rows
         share = max(1, -(-len(requests) // (self.least_batches or self.workers)))
         rows, tokens = self.options.rows, min(self.options.max_tokens, limits.tgt_tokens)
 

@@ -118,6 +118,11 @@ class WatchedSearch(Watched):
 
     searches = True
 
+    @property
+    def batch_tokens(self) -> int:
+        """See `Searches.batch_tokens`."""
+        return cast(Searches, self.engine).batch_tokens
+
     def search(self, asked: Asked, calls: Calls | None = None) -> list[list[FoundOutput]]:
         """See `Searches.search`."""
         return cast(Searches, self.engine).search(asked, self.calls)

@@ -85,7 +85,7 @@ def corpus(
     suppress: Suppress = None,
     end_token: EndToken = None,
     align: Align = False,
-    batch_tokens: BatchTokens = 4096,
+    batch_tokens: BatchTokens = 0,
     max_line_bytes: MaxLineBytes = LINE_BYTES,
     threads: Threads = 0,
     workers: Annotated[

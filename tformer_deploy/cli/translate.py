@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from ..config import LINE_BYTES, WINDOW_BYTES
+from ..config import BATCH_TOKENS, LINE_BYTES, WINDOW_BYTES
 from ..errors import ConfigError, DataError
 from ..notes import note
 from .lines import utf8_output, windows
@@ -68,7 +68,7 @@ def translate(
     end_token: EndToken = None,
     align: Align = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they come, a line at a time.")] = False,
-    batch_tokens: BatchTokens = 4096,
+    batch_tokens: BatchTokens = 0,
     max_line_bytes: MaxLineBytes = LINE_BYTES,
     threads: Threads = 0,
     workers: Annotated[
@@ -95,7 +95,7 @@ def translate(
     opened = open_bundle(bundle, graphs=False)
     values = checked_values(opened, values, pieces)  # before it waits for input
     outputs = allowed_outputs(allowed)
-    groups = windows(1 if stream else batch_tokens * WINDOW_BYTES, max_line_bytes)
+    groups = windows(1 if stream else (batch_tokens or BATCH_TOKENS) * WINDOW_BYTES, max_line_bytes)
     requests = _requests(groups, prefix, read_lines(prefix) if prefix else [])
     name = engine_name(backend, variant, opened, device)
     threads_each(threads, workers or 1)  # refuses too many of either before it waits for input

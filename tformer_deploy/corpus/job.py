@@ -13,7 +13,7 @@ from typing import Any
 from .. import __version__
 from ..batches import suitable_workers
 from ..bundle import MANIFEST, Bundle, open_bundle
-from ..config import WINDOW_BYTES, check_whole
+from ..config import BATCH_TOKENS, WINDOW_BYTES, check_whole
 from ..engines import engine_name, parse_name
 from ..errors import DataError
 from ..files import sha256
@@ -115,7 +115,7 @@ def _work(options: CorpusOptions, inputs: Sequence[Input], there: dict[str, Any]
     asked = options.translator
     bundle = asked.bundle if isinstance(asked.bundle, Bundle) else open_bundle(Path(asked.bundle), graphs=False)
     columns = Columns(options.column, options.into, options.details, asked.max_line_bytes)
-    names, budget = tuple(each.last for each in inputs), asked.batch_tokens * WINDOW_BYTES
+    names, budget = tuple(each.last for each in inputs), (asked.batch_tokens or BATCH_TOKENS) * WINDOW_BYTES
     work = Work(
         replace(asked, bundle=str(bundle.directory)), names, columns, budget, options.shard_lines, options.strict
     )

@@ -246,6 +246,8 @@ class Searches(Protocol):
 
     searches: bool
     """Whether `decoding.decode` uses it, as it is faster than ours; `tformer check` compares both in any case."""
+    batch_tokens: int
+    """Padded source tokens of a batch that suit the model, per beam."""
 
     def search(self, asked: Asked, calls: Calls | None = None) -> list[list[FoundOutput]]:
         """The outputs of each source. `calls` gets those of the engine, where it `searches`.

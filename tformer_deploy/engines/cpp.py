@@ -21,6 +21,7 @@ import numpy as np
 
 from .. import __version__
 from ..bundle import Bundle
+from ..config import BATCH_TOKENS
 from ..errors import (
     ArtifactError,
     ConfigError,
@@ -91,7 +92,7 @@ class CppState:
 class CppEngine:
     """Runs a bundle's standard graphs, or a variant's, in C++."""
 
-    searches = False
+    searches, batch_tokens = False, BATCH_TOKENS
 
     def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "", shortlist: bool = False) -> None:
         self.bundle, self.config, self.variant = bundle, bundle.config, variant

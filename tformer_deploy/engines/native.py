@@ -14,6 +14,7 @@ from tformer_native import __version__ as native_version
 
 from .. import __version__
 from ..bundle import Bundle
+from ..config import BATCH_TOKENS
 from ..errors import EngineError, MissingExtra, NotNumbers
 from .base import ANYTHING, Asked, Calls, Floats, FoundOutput, Ints, Limits, Outlook, Outputs, Scores
 from .cpp import error_of
@@ -42,6 +43,7 @@ class NativeEngine:
         self.recipe = bundle.variants[variant]
         self.limits = Limits.of(self.recipe.axes)
         self.attention, self.admits, self.precision = False, True, str(self.recipe.precision)
+        self.batch_tokens = BATCH_TOKENS
         self._model: Any = None
         self._allowed: tuple[Outputs, Any] | None = None
 
@@ -52,6 +54,7 @@ class NativeEngine:
         if (limits := self._model.limits) != own:
             raise EngineError(f"tformer-native reads other limits from the bundle: {limits}, not {own}")
         self.attention, self.admits = self._model.attention, self._model.admits
+        self.batch_tokens = self._model.batch_tokens
         return self
 
     def __exit__(

@@ -147,6 +147,7 @@ class Model {
 
   bool attention() const { return attention_; }
   bool admits() const { return admits_; }
+  std::int64_t batch_tokens() const { return engines_->backend().batch_tokens(); }
   nb::tuple limits() const {
     const Limits& most = engines_->backend().limits();
     return nb::make_tuple(most.batch, most.src_tokens, most.tgt_tokens, most.beams);
@@ -263,6 +264,7 @@ NB_MODULE(_native, module) {
       .def_prop_ro("limits", &Model::limits)
       .def_prop_ro("attention", &Model::attention)
       .def_prop_ro("admits", &Model::admits)
+      .def_prop_ro("batch_tokens", &Model::batch_tokens)
       .def("encode", &Model::encode, "src_ids"_a, "src_lengths"_a, "beams"_a, "tokens"_a, "required"_a)
       .def("memory", &Model::memory, "src_ids"_a, "src_lengths"_a)
       .def("search", &Model::search, "src_ids"_a, "src_lengths"_a, "numbers"_a, "prefixes"_a, "options"_a,
