@@ -297,7 +297,7 @@ def test_one_line_and_exit_code_1(
         ("inspect", "Missing argument"),
         ("translate", "Missing argument"),
         ("translate good --beams many", "--beams"),
-        ("translate good --batch-tokens 0", "--batch-tokens"),
+        ("translate good --batch-tokens -1", "--batch-tokens"),
         ("score good --src src.txt", "--tgt"),
         ("exprot good --out out", "exprot"),
     ],
