@@ -26,7 +26,7 @@ Options:
   --end-token ENTRY       Vocabulary entry that ends outputs; repeatable.
   --align                 Add the source position of each token: TEXT ||| 0-0.
   --stream                Print tokens as they come, a line at a time.
-  --batch-tokens N        Padded source tokens of a batch, per beam. [4096; native: by the model's sizes]
+  --batch-tokens N        Padded source tokens of a batch, per beam; 0: 4096, native: by the model's sizes. [0]
   --max-line-bytes N      A longer line of the input is refused. [1048576]
   --threads N             Threads of ONNX Runtime; 0: the workers share the cores.
   --workers N             Batches decoded at a time; 0: one per core if there is text for all, one on a GPU.
@@ -81,7 +81,8 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
       {"--end-token", entry("end_ids")},
       {"--batch-tokens",
        [&](Value value) {
-         line.window_tokens = static_cast<std::size_t>(whole("--batch-tokens", value, 1, 1 << 24));
+         const auto tokens = static_cast<std::size_t>(whole("--batch-tokens", value, 0, 1 << 24));
+         if (tokens) line.window_tokens = tokens;
          line.translator.emplace_back("batch_tokens", value);
        }},
       {"--max-line-bytes",

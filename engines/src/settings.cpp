@@ -44,7 +44,7 @@ void Settings::set(const std::string& name, const std::string& value) {
       {"arena", [&] { open.arena = truth(name, value); }},
       {"onnxruntime", [&] { open.onnxruntime = value; }},
       {"tensorrt", [&] { open.tensorrt = value; }},
-      {"batch_tokens", [&] { batch_tokens = whole(name, value, 1, 1 << 24); }},
+      {"batch_tokens", [&] { batch_tokens = whole(name, value, 0, 1 << 24); }},
       {"workers", [&] { workers = whole(name, value, 1, most_parallel()); }},
       {"max_line_bytes", [&] { max_line_bytes = whole(name, value, 1, 1 << 30); }},
   };

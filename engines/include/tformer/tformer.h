@@ -123,8 +123,8 @@ TFORMER_API const char *tformer_error(void);
  *                    onnxruntime     the library's file, or the folder that has it; without it, what the environment
  *                                    variable TFORMER_ONNXRUNTIME names, or what the loader finds
  *                    tensorrt        the same for TensorRT, and TFORMER_TENSORRT
- *   of a translator  batch_tokens    padded source tokens of a batch, per beam; 4096, with native 256 to 4096 by
- *                                    the sizes of the model
+ *   of a translator  batch_tokens    padded source tokens of a batch, per beam; 0 or nothing: 4096, with native 256 to
+ *                                    4096 by the sizes of the model
  *                    workers         batches decoded at a time; 1
  *                    max_line_bytes  longer lines are refused; 1048576
  *                    and every decoding option of docs/decoding.md, such as beams or length_penalty
