@@ -26,8 +26,8 @@ from typing import Any
 from tformer_deploy.corpus.job import CorpusOptions, translate_corpus
 from tformer_deploy.corpus.progress import Progress
 from tformer_deploy.corpus.shards import Done, Shard, Work
+from tformer_deploy.opening import TranslatorOptions
 from tformer_deploy.processes import in_turn, peak_mib, repeat, run_whole
-from tformer_deploy.translate import TranslatorOptions
 
 COMMAND = [sys.executable, "-m", "tformer_deploy"]
 BILLION = 1_000_000_000

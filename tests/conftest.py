@@ -111,8 +111,8 @@ def remembered_traces(shared: Path) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace_module, "trace", remembered)
-        read = staticmethod(cache(ONNXRegistry.from_torchlib))
-        patch.setattr(ONNXRegistry, "from_torchlib", read)  # half a second of every trace
+        registry = staticmethod(cache(ONNXRegistry.from_torchlib))
+        patch.setattr(ONNXRegistry, "from_torchlib", registry)  # half a second of every trace
         yield
 
 

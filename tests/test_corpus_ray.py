@@ -34,7 +34,7 @@ from tformer_deploy.corpus.job import CorpusOptions, translate_corpus
 from tformer_deploy.corpus.output import LIST
 from tformer_deploy.errors import EngineError
 from tformer_deploy.files import sha256
-from tformer_deploy.translate import TranslatorOptions, open_translator
+from tformer_deploy.opening import TranslatorOptions, open_translator
 
 from .command import COMMAND, failed_line, run_here
 from .test_corpus import BUNDLE, number_lines, shards, write

@@ -19,7 +19,7 @@ from tformer_deploy.importers import compare
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.hf_generation import decoding_defaults
 from tformer_deploy.importers.run import compare_again, import_checkpoint, recognised
-from tformer_deploy.translate import TranslatorOptions, open_translator
+from tformer_deploy.opening import TranslatorOptions, open_translator
 
 from .conftest import small_config
 from .hf_folders import FOLDERS, LINES, OPTIONS, SENTENCES

@@ -25,12 +25,12 @@ def __getattr__(name: str) -> Any:
 def load(bundle: str | Path, backend: str = "ort", **options: Any) -> Translator:
     """Open a bundle for translation: `load("bundle", beams=5).translate(["A dog runs."])[0].text`.
 
-    `options` are fields of `translate.TranslatorOptions`, such as `variant`, `threads` and `shortlist`, and of
+    `options` are fields of `opening.TranslatorOptions`, such as `variant`, `threads` and `shortlist`, and of
     `decoding.DecodeOptions`. Close the translator, or use it in a `with` statement. Raises TformerError.
     """
     from dataclasses import fields
 
-    from .translate import TranslatorOptions, open_translator
+    from .opening import TranslatorOptions, open_translator
 
     own = {field.name for field in fields(TranslatorOptions)} & options.keys()
     decoding = {name: options.pop(name) for name in options.keys() - own}

@@ -12,7 +12,7 @@ import numpy as np
 
 from .batches import length_batches, make_batch
 from .bundle import Bundle, open_bundle
-from .config import LINE_BYTES, MOST_LINE_BYTES, check_whole
+from .config import BATCH_TOKENS, LINE_BYTES, MOST_LINE_BYTES, check_whole
 from .data import check_line
 from .engines import MOST_BATCH_TOKENS, engine_name, make_encoder
 from .engines.base import Encoder, Floats
@@ -46,7 +46,7 @@ class EncoderOptions:
     """0: one a core."""
     pool: str = "mean"
     """`mean`, `first` or `last` of the vectors of a source's tokens; `none`: all of them."""
-    batch_tokens: int = 4096
+    batch_tokens: int = BATCH_TOKENS
     """Padded source tokens of a batch."""
     max_line_bytes: int = LINE_BYTES
     """Longer lines are refused."""

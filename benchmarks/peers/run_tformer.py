@@ -9,7 +9,8 @@ from tformer_deploy.batches import make_batch
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines import STANDARD
 from tformer_deploy.engines.base import Engine
-from tformer_deploy.translate import Translator, TranslatorOptions, open_translator
+from tformer_deploy.opening import TranslatorOptions, open_translator
+from tformer_deploy.translate import Translator
 
 from .serve import config, serve
 

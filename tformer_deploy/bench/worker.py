@@ -13,9 +13,9 @@ from ..data import read_lines
 from ..decoding import DecodeOptions
 from ..engines import STANDARD, parse_name
 from ..engines.base import Engine
+from ..opening import TranslatorOptions, open_translator
 from ..processes import peak_mib, serve
 from ..text import tokenizer_files
-from ..translate import TranslatorOptions, open_translator
 from .measure import Bench, CorpusSample, Sample
 from .plan import Point
 from .report import MIB

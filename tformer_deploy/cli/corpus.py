@@ -102,7 +102,7 @@ def corpus(
     from ..bundle import open_bundle
     from ..corpus.job import CorpusOptions, translate_corpus
     from ..corpus.progress import Progress
-    from ..translate import TranslatorOptions
+    from ..opening import TranslatorOptions
 
     opened = open_bundle(bundle, graphs=False)
     pieces = {"first_ids": first_token, "suppress": suppress, "end_ids": end_token}

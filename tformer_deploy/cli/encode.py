@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from ..config import LINE_BYTES, MOST_LINE_BYTES, WINDOW_BYTES
+from ..config import BATCH_TOKENS, LINE_BYTES, MOST_LINE_BYTES, WINDOW_BYTES
 from ..notes import note
 from ..pooling import NO_POOL
 from .lines import utf8_output, windows
@@ -34,7 +34,7 @@ def encode(
     out: Annotated[
         Path | None, typer.Option(help="File for numpy instead of text: .npy, or .npz with --pool none.")
     ] = None,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Padded source tokens of a batch.")] = 4096,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Padded source tokens of a batch.")] = BATCH_TOKENS,
     max_line_bytes: Annotated[
         int, typer.Option(min=1, max=MOST_LINE_BYTES, help="A longer line of the input is refused.")
     ] = LINE_BYTES,

@@ -113,7 +113,7 @@ def piece_ids(tokenizer: Tokenizer, pieces: list[str]) -> tuple[int, ...]:
 def checked_values(bundle: Bundle, values: dict[str, Any], pieces: dict[str, list[str] | None]) -> dict[str, Any]:
     """Decoding options with the ids of vocabulary entries. Raises ConfigError for what cannot be."""
     from ..decoding import over_defaults
-    from ..translate import defaults_of
+    from ..opening import defaults_of
 
     tokenizers = bundle.tokenizers()
     ids = {name: piece_ids(tokenizers.target, given) for name, given in pieces.items() if given}

@@ -32,7 +32,7 @@ def score(
 ) -> None:
     """Print the log-probability of each translation given its source: the sum over its tokens, eos included."""
     from ..data import read_lines
-    from ..translate import TranslatorOptions, open_translator
+    from ..opening import TranslatorOptions, open_translator
 
     sources, targets = read_lines(src), read_lines(tgt)
     if len(sources) != len(targets):

@@ -90,7 +90,7 @@ def translate(
     from ..bundle import open_bundle
     from ..data import read_lines
     from ..engines import engine_name, parse_name, threads_each
-    from ..translate import TranslatorOptions, open_translator
+    from ..opening import TranslatorOptions, open_translator
 
     opened = open_bundle(bundle, graphs=False)
     values = checked_values(opened, values, pieces)  # before it waits for input

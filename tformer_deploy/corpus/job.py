@@ -17,7 +17,7 @@ from ..config import BATCH_TOKENS, WINDOW_BYTES, check_whole
 from ..engines import engine_name, parse_name
 from ..errors import DataError
 from ..files import sha256
-from ..translate import TranslatorOptions, open_translator
+from ..opening import TranslatorOptions, open_translator
 from .output import VERSION, Output, Summary, stored
 from .places import find_inputs, open_store
 from .progress import Execute, Progress

@@ -22,7 +22,8 @@ from .. import __version__
 from ..bundle import MANIFEST, open_bundle
 from ..errors import ArtifactError, ConfigError, EngineError, TformerError
 from ..files import atomic_directory, sha256
-from ..translate import Translator, open_translator
+from ..opening import open_translator
+from ..translate import Translator
 from .progress import Progress
 from .shards import Done, Shard, Work, translate_shard
 

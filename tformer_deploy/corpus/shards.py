@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import DataError, TformerError
-from ..translate import Translator, TranslatorOptions
+from ..opening import TranslatorOptions
+from ..translate import Translator
 from .cutting import Cutter, windows
 from .formats import format_of
 from .places import open_input

@@ -186,8 +186,8 @@ static inline float widened(Bf16 x) {
 
 /// One new position of every row over what it has of a cache.
 /// A row's cache lies in a place: of each head [position][padded(size)], numbers behind the size are 0. The kernel writes
-/// the new position, and reads it as it was rounded. Score = fma(q·k, scale, bias), q·k and softmax as sums over rows. Values: position t is added to
-/// chain t % 4, then chains 0 and 2, 1 and 3, and both are added, times 1 / sum.
+/// the new position, and reads it as it was rounded. Score = fma(q·k, scale, bias), q·k and softmax as sums over rows.
+/// Values: position t is added to chain t % 4, then chains 0 and 2, 1 and 3, and both are added, times 1 / sum.
 struct SelfAttention {
   std::int64_t heads = 0, size = 0;
   float scale = 1;
