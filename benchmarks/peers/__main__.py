@@ -120,7 +120,7 @@ def make_sides(options: argparse.Namespace, results: dict[str, Any]) -> list[Sid
     cores = int(results["machine"]["cores"])
     programs = [name.removeprefix("native:") for name in options.engines if name.startswith("native:")]
     sides = [
-        *ctranslate2_sides(results["ctranslate2"]["compute_types"], cores, options.limits),
+        *ctranslate2_sides(results["ctranslate2"]["compute_types"], cores, results["instructions"], options.limits),
         *eager_sides(cores, results["torch_environment"], not options.quick),
         *our_sides([name for name in options.engines if not name.startswith("native")], cores),
         *library_sides(programs, cores, LIBRARY, options.limits),

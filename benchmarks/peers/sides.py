@@ -48,7 +48,9 @@ class Side:
         return point.beams == 1 or not self.greedy
 
 
-def ctranslate2_sides(types: Iterable[str], cores: int, limits: Iterable[str] = ()) -> list[Side]:
+def ctranslate2_sides(
+    types: Iterable[str], cores: int, instructions: Iterable[str], limits: Iterable[str] = ()
+) -> list[Side]:
     """float32, and all that is smaller: the compute types that this processor has. With a limit int8 alone."""
     pairs = _unique((1, 1), (cores, 1), (1, cores))
 
@@ -61,10 +63,12 @@ def ctranslate2_sides(types: Iterable[str], cores: int, limits: Iterable[str] = 
         ]
 
     small = [kind for kind in ("int8", "int8_float32", "int8_bfloat16", "bfloat16") if kind in types]
-    # It picks AVX2 on some processors whose AVX-512 is faster, and has products of MKL, packed or not, and of oneDNN.
-    # MKL uses AMX by itself, which is slower where rows are few.
-    faster = {"CT2_FORCE_CPU_ISA": "AVX512"}
-    tuned = settings(small[:1], faster, faster | PACKED, faster | {"CT2_USE_MKL": "0"}, LIMITS["avx512"])
+    # It picks AVX2 on some processors whose AVX-512 is faster, and has products of MKL, packed or not, and of oneDNN; not
+    # those of MKL on AMD's by itself. MKL uses AMX by itself, which is slower where rows are few.
+    largest = "avx512" if "avx512_vnni" in instructions else "avx2"
+    faster = {"CT2_FORCE_CPU_ISA": largest.upper()}
+    libraries = ({"CT2_USE_MKL": "0"}, {"CT2_USE_MKL": "1"})
+    tuned = settings(small[:1], faster, faster | PACKED, *(faster | each for each in libraries), LIMITS[largest])
     return [
         Side("CTranslate2 int8", "run_ctranslate2", settings(small) + tuned),
         Side("CTranslate2 float32", "run_ctranslate2", settings(["float32"])),

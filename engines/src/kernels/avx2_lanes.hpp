@@ -241,81 +241,70 @@ struct Avx2Base {
   }
 };
 
-/// Integers by 16-bit products, which are exact.
+/// Integers by 16-bit products, which are exact: of 4 inputs the product of 0 and 2 and that of 1 and 3.
 struct Avx2Lanes : Avx2Base {
-  /// Of every output the products of inputs 0 and 1, and of 2 and 3.
-  struct Sum {
-    __m256i v[4];
-  };
+  /// Of 8 outputs inputs 0 and 2, and 1 and 3; then of the other 8.
   struct Weights {
-    __m256i v[4];
+    __m256i even[2], odd[2];
   };
   struct Nibbles {
-    __m256i v[4];
+    __m256i a, b;
   };
-  using Quad = __m256i;
-  static constexpr int rows = 2, panels = 1, one_row_chains = 1;
-  static constexpr int int4_rows = 2, int4_panels = 1, one_row_int4_panels = 1;
+  struct Quad {
+    __m256i even, odd;
+  };
+  static constexpr int rows = 4, panels = 1, one_row_chains = 1;
+  static constexpr int int4_rows = 4, int4_panels = 1, one_row_int4_panels = 1;
 
-  static TFORMER_INLINE Sum no_sum() {
-    const __m256i zero = _mm256_setzero_si256();
-    return {{zero, zero, zero, zero}};
-  }
-  static TFORMER_INLINE Sum add_sums(Sum a, Sum b) {
-    for (int i = 0; i < 4; ++i) a.v[i] = _mm256_add_epi32(a.v[i], b.v[i]);
-    return a;
-  }
-  static TFORMER_INLINE I total(Sum s) { return {pairs(s.v[0], s.v[1]), pairs(s.v[2], s.v[3])}; }
   static TFORMER_INLINE Weights weights(const void* p) {
     Weights w;
-    const auto* from = static_cast<const __m128i*>(p);
-    for (int i = 0; i < 4; ++i) w.v[i] = _mm256_cvtepi8_epi16(_mm_loadu_si128(from + i));
+    for (int i = 0; i < 2; ++i) {
+      const __m256i x = bytes32(static_cast<const char*>(p) + 32 * i);
+      w.even[i] = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8);
+      w.odd[i] = _mm256_srai_epi16(x, 8);
+    }
     return w;
   }
-  /// 64 inputs of a row in 16 bits, so that 4 of them are a load and no more.
+  /// 64 inputs of a row in 16 bits, so that 4 of them are two loads and no more.
   struct Inputs {
-    alignas(32) std::int16_t v[64];
+    alignas(32) std::int32_t even[16], odd[16];
   };
   static TFORMER_INLINE void widen_inputs(const std::uint8_t* p, Inputs& to) {
-    const auto* from = reinterpret_cast<const __m128i*>(p);
-    auto* wide = reinterpret_cast<__m256i*>(to.v);
-    for (int i = 0; i < 4; ++i) _mm256_store_si256(wide + i, _mm256_cvtepu8_epi16(_mm_loadu_si128(from + i)));
+    for (int i = 0; i < 2; ++i) {
+      const __m256i x = bytes32(p + 32 * i);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(to.even) + i, _mm256_and_si256(x, _mm256_set1_epi16(255)));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(to.odd) + i, _mm256_srli_epi16(x, 8));
+    }
   }
   static TFORMER_INLINE Quad quad(const Inputs& inputs, int i) {
-    std::int64_t four;
-    std::memcpy(&four, inputs.v + 4 * i, 8);
-    return _mm256_set1_epi64x(four);
+    return {_mm256_set1_epi32(inputs.even[i]), _mm256_set1_epi32(inputs.odd[i])};
   }
-  static TFORMER_INLINE Quad signed_quad(const void* p) {
-    return _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(four_bytes(p))));
+  static TFORMER_INLINE I dot(I sum, Quad x, const Weights& w) {
+    return {add_products(sum.a, x, w.even[0], w.odd[0]), add_products(sum.b, x, w.even[1], w.odd[1])};
   }
-  static TFORMER_INLINE Nibbles low(const void* p) { return wide(p, false); }
-  static TFORMER_INLINE Nibbles high(const void* p) { return wide(p, true); }
-  static TFORMER_INLINE Sum dot(Sum sum, Quad x, const Weights& w) { return add_products(sum, x, w.v); }
-  static TFORMER_INLINE Sum dot(Sum sum, Quad x, const Nibbles& w) { return add_products(sum, x, w.v); }
+  using SignedQuad = __m256i;
+  static TFORMER_INLINE SignedQuad signed_quad(const void* p) { return _mm256_set1_epi32(four_bytes(p)); }
+  static TFORMER_INLINE Nibbles low(const void* p) { return {half(p, false), half(static_cast<const char*>(p) + 32, false)}; }
+  static TFORMER_INLINE Nibbles high(const void* p) { return {half(p, true), half(static_cast<const char*>(p) + 32, true)}; }
+  /// Two products of 4 and 8 bits need 12 bits and a sign, so that 16 hold the sums of four.
+  static TFORMER_INLINE void dots(I& sum, I&, SignedQuad x, Nibbles w, SignedQuad y, Nibbles v) {
+    sum.a = add_products(sum.a, x, w.a, y, v.a);
+    sum.b = add_products(sum.b, x, w.b, y, v.b);
+  }
 
  private:
-  static TFORMER_INLINE __m256i pairs(__m256i a, __m256i b) {
-    return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xD8);
+  static TFORMER_INLINE __m256i add_products(__m256i sum, Quad x, __m256i even, __m256i odd) {
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x.even, even));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(x.odd, odd));
   }
-  static TFORMER_INLINE Sum add_products(Sum sum, Quad x, const __m256i (&w)[4]) {
-    for (int i = 0; i < 4; ++i) sum.v[i] = _mm256_add_epi32(sum.v[i], _mm256_madd_epi16(x, w[i]));
-    return sum;
-  }
-  static TFORMER_INLINE Nibbles wide(const void* p, bool upper) {
-    Nibbles y;
-    for (int i = 0; i < 2; ++i) {
-      const __m256i bytes = half(static_cast<const char*>(p) + 32 * i, upper);
-      y.v[2 * i] = _mm256_cvtepu8_epi16(_mm256_castsi256_si128(bytes));
-      y.v[2 * i + 1] = _mm256_cvtepu8_epi16(_mm256_extracti128_si256(bytes, 1));
-    }
-    return y;
+  static TFORMER_INLINE __m256i add_products(__m256i sum, SignedQuad x, __m256i w, SignedQuad y, __m256i v) {
+    const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(w, x), _mm256_maddubs_epi16(v, y));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
 };
 
 #ifdef __AVXVNNI__
 struct AvxVnniLanes : Avx2Base {
-  using Sum = I;
   struct Weights {
     __m256i a, b;
   };
@@ -326,9 +315,6 @@ struct AvxVnniLanes : Avx2Base {
   static constexpr int rows = 4, panels = 1, one_row_chains = 2;
   static constexpr int int4_rows = 4, int4_panels = 1, one_row_int4_panels = 1;
 
-  static TFORMER_INLINE Sum no_sum() { return set_int(0); }
-  static TFORMER_INLINE Sum add_sums(Sum x, Sum y) { return add_ints(x, y); }
-  static TFORMER_INLINE I total(Sum s) { return s; }
   static TFORMER_INLINE Weights weights(const void* p) { return {bytes32(p), bytes32(static_cast<const char*>(p) + 32)}; }
   static TFORMER_INLINE Quad unsigned_quad(const void* p) { return _mm256_set1_epi32(four_bytes(p)); }
   /// 64 inputs of a row, and 4 of them.
@@ -338,11 +324,16 @@ struct AvxVnniLanes : Avx2Base {
   static TFORMER_INLINE Quad signed_quad(const void* p) { return unsigned_quad(p); }
   static TFORMER_INLINE Nibbles low(const void* p) { return {half(p, false), half(static_cast<const char*>(p) + 32, false)}; }
   static TFORMER_INLINE Nibbles high(const void* p) { return {half(p, true), half(static_cast<const char*>(p) + 32, true)}; }
-  static TFORMER_INLINE Sum dot(Sum sum, Quad x, Weights w) {
+  static TFORMER_INLINE I dot(I sum, Quad x, Weights w) {
     return {_mm256_dpbusd_avx_epi32(sum.a, x, w.a), _mm256_dpbusd_avx_epi32(sum.b, x, w.b)};
   }
-  static TFORMER_INLINE Sum dot(Sum sum, Quad x, Nibbles w) {
+  static TFORMER_INLINE I dot(I sum, Quad x, Nibbles w) {
     return {_mm256_dpbusd_avx_epi32(sum.a, w.a, x), _mm256_dpbusd_avx_epi32(sum.b, w.b, x)};
+  }
+  /// Of 8 inputs: one sum, or two, which are added later.
+  static TFORMER_INLINE void dots(I& a, I& b, Quad x, Nibbles w, Quad y, Nibbles v) {
+    a = dot(a, x, w);
+    b = dot(b, y, v);
   }
 };
 #endif

@@ -17,7 +17,6 @@ struct Avx512Lanes {
   using F = __m512;
   using I = __m512i;
   using Mask = __mmask16;
-  using Sum = __m512i;
   using Weights = __m512i;
   struct Nibbles {
     __m512i v;
@@ -142,9 +141,6 @@ struct Avx512Lanes {
   }
   static TFORMER_INLINE std::uint32_t at_least(F x, F limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ); }
 
-  static TFORMER_INLINE Sum no_sum() { return _mm512_setzero_si512(); }
-  static TFORMER_INLINE Sum add_sums(Sum a, Sum b) { return _mm512_add_epi32(a, b); }
-  static TFORMER_INLINE I total(Sum a) { return a; }
   static TFORMER_INLINE Weights weights(const void* p) { return _mm512_loadu_si512(p); }
   static TFORMER_INLINE Quad unsigned_quad(const void* p) {
     std::int32_t x;
@@ -162,8 +158,13 @@ struct Avx512Lanes {
   static TFORMER_INLINE Nibbles high(const void* p) {
     return {_mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(15))};
   }
-  static TFORMER_INLINE Sum dot(Sum sum, Quad x, Weights w) { return _mm512_dpbusd_epi32(sum, x, w); }
-  static TFORMER_INLINE Sum dot(Sum sum, Quad x, Nibbles w) { return _mm512_dpbusd_epi32(sum, w.v, x); }
+  static TFORMER_INLINE I dot(I sum, Quad x, Weights w) { return _mm512_dpbusd_epi32(sum, x, w); }
+  static TFORMER_INLINE I dot(I sum, Quad x, Nibbles w) { return _mm512_dpbusd_epi32(sum, w.v, x); }
+  /// Of 8 inputs: one sum, or two, which are added later.
+  static TFORMER_INLINE void dots(I& a, I& b, Quad x, Nibbles w, Quad y, Nibbles v) {
+    a = dot(a, x, w);
+    b = dot(b, y, v);
+  }
   static TFORMER_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
   static TFORMER_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 

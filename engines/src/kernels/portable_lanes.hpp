@@ -20,7 +20,6 @@ struct PortableLanes {
   struct Mask {
     bool v[16];
   };
-  using Sum = I;              // of products of 8-bit integers
   using Weights = const std::uint8_t*;  // of 4 inputs and 16 outputs
   struct Nibbles {
     std::uint8_t v[64];
@@ -153,9 +152,6 @@ struct PortableLanes {
     return found;
   }
 
-  static Sum no_sum() { return set_int(0); }
-  static Sum add_sums(Sum a, Sum b) { return add_ints(a, b); }
-  static I total(Sum a) { return a; }
   static Weights weights(const void* p) { return static_cast<const std::uint8_t*>(p); }
   static Quad unsigned_quad(const void* p) {
     Quad x;
@@ -170,14 +166,19 @@ struct PortableLanes {
   static Nibbles low(const void* p) { return halves(p, 0); }
   static Nibbles high(const void* p) { return halves(p, 4); }
   /// Adds unsigned inputs times signed weights.
-  static Sum dot(Sum sum, Quad x, Weights w) {
+  static I dot(I sum, Quad x, Weights w) {
     for (int i = 0; i < 64; ++i) sum.v[i / 4] += x.v[i % 4] * static_cast<std::int8_t>(w[i]);
     return sum;
   }
   /// Adds signed inputs times unsigned weights.
-  static Sum dot(Sum sum, Quad x, const Nibbles& w) {
+  static I dot(I sum, Quad x, const Nibbles& w) {
     for (int i = 0; i < 64; ++i) sum.v[i / 4] += static_cast<std::int8_t>(x.v[i % 4]) * w.v[i];
     return sum;
+  }
+  /// Of 8 inputs: one sum, or two, which are added later.
+  static void dots(I& a, I& b, Quad x, const Nibbles& w, Quad y, const Nibbles& v) {
+    a = dot(a, x, w);
+    b = dot(b, y, v);
   }
   static void prefetch(const void*) {}
   static void prefetch_far(const void*) {}

@@ -176,8 +176,8 @@ void product_int8(const Product& product, const Piece& piece) {
     constexpr int C = decltype(chains)::value, R = decltype(rows)::value, P = decltype(panels)::value;
     const char* w = static_cast<const char*>(m.weights) + panel * bytes;
     const std::uint8_t* from = x + row * ld;
-    typename V::Sum sums[C][R][P];
-    TFORMER_UNROLL for (int i = 0; i < C * R * P; ++i) sums[i / (R * P)][i / P % R][i % P] = V::no_sum();
+    typename V::I sums[C][R][P];
+    TFORMER_UNROLL for (int i = 0; i < C * R * P; ++i) sums[i / (R * P)][i / P % R][i % P] = V::set_int(0);
     for (std::int64_t k = 0; k < bytes; k += 16 * 64) {
       typename V::Inputs inputs[R];
       TFORMER_UNROLL for (int r = 0; r < R; ++r) V::widen_inputs(from + r * ld + k / lanes, inputs[r]);
@@ -190,7 +190,7 @@ void product_int8(const Product& product, const Piece& piece) {
             line[p] = V::weights(at);
           }
           TFORMER_UNROLL for (int r = 0; r < R; ++r) {
-            const typename V::Quad quad = V::quad(inputs[r], j + c);
+            const auto quad = V::quad(inputs[r], j + c);
             TFORMER_UNROLL for (int p = 0; p < P; ++p) sums[c][r][p] = V::dot(sums[c][r][p], quad, line[p]);
           }
         }
@@ -199,9 +199,9 @@ void product_int8(const Product& product, const Piece& piece) {
     alignas(64) std::int32_t found[P][R][lanes];
     TFORMER_UNROLL for (int p = 0; p < P; ++p) {
       TFORMER_UNROLL for (int r = 0; r < R; ++r) {
-        typename V::Sum sum = sums[0][r][p];
-        TFORMER_UNROLL for (int c = 1; c < C; ++c) sum = V::add_sums(sum, sums[c][r][p]);
-        V::store_ints(found[p][r], V::total(sum));
+        typename V::I sum = sums[0][r][p];
+        TFORMER_UNROLL for (int c = 1; c < C; ++c) sum = V::add_ints(sum, sums[c][r][p]);
+        V::store_ints(found[p][r], sum);
       }
       finish(found[p][0], row, R, panel + p);
     }
@@ -230,8 +230,8 @@ void product_int4(const Product& product, const Piece& piece) {
     typename V::F y[R][P];
     TFORMER_UNROLL for (int i = 0; i < R * P; ++i) y[i / P][i % P] = V::set(0.0F);
     for (std::int64_t g = 0; g < groups; ++g) {
-      typename V::Sum sums[C][R][P];
-      TFORMER_UNROLL for (int i = 0; i < C * R * P; ++i) sums[i / (R * P)][i / P % R][i % P] = V::no_sum();
+      typename V::I sums[C][R][P];
+      TFORMER_UNROLL for (int i = 0; i < C * R * P; ++i) sums[i / (R * P)][i / P % R][i % P] = V::set_int(0);
       for (std::int64_t k = g * m.group; k < (g + 1) * m.group; k += 8) {
         typename V::Nibbles low[P], high[P];
         TFORMER_UNROLL for (int p = 0; p < P; ++p) {
@@ -242,10 +242,9 @@ void product_int4(const Product& product, const Piece& piece) {
         }
         TFORMER_UNROLL for (int r = 0; r < R; ++r) {
           const std::int8_t* from = x + (row + r) * ld + k;
-          const typename V::Quad first = V::signed_quad(from), second = V::signed_quad(from + 4);
+          const auto first = V::signed_quad(from), second = V::signed_quad(from + 4);
           TFORMER_UNROLL for (int p = 0; p < P; ++p) {
-            sums[0][r][p] = V::dot(sums[0][r][p], first, low[p]);
-            sums[C - 1][r][p] = V::dot(sums[C - 1][r][p], second, high[p]);
+            V::dots(sums[0][r][p], sums[C - 1][r][p], first, low[p], second, high[p]);
           }
         }
       }
@@ -253,8 +252,8 @@ void product_int4(const Product& product, const Piece& piece) {
         const std::int64_t i = (row + r) * groups + g;
         const typename V::I eights = V::set_int(8 * product.x.sums[i]);
         TFORMER_UNROLL for (int p = 0; p < P; ++p) {
-          const typename V::Sum both = C == 1 ? sums[0][r][p] : V::add_sums(sums[0][r][p], sums[C - 1][r][p]);
-          const typename V::I sum = V::sub_ints(V::total(both), eights);
+          const typename V::I both = C == 1 ? sums[0][r][p] : V::add_ints(sums[0][r][p], sums[C - 1][r][p]);
+          const typename V::I sum = V::sub_ints(both, eights);
           const typename V::F scales = V::load(m.scales + ((panel + p) * groups + g) * lanes);
           y[r][p] = V::fma(V::floats(sum), V::mul(V::set(product.x.scales[i]), scales), y[r][p]);
         }
