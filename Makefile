@@ -26,7 +26,7 @@ demo: $(READY)
 	@echo 'run folder: .demo/run (metrics.png shows the training); bundle to ship: .demo/bundle; its check: .demo/check.html'
 
 # The README's commands run on the demo's bundle.
-# All but the files marked `long`, which test-all and CI run as well.
+# All but the tests marked `long`, which test-all runs as well.
 test test-all: $(READY) .demo/bundle/manifest.json .demo/annalog
 	@engines/install-native $(BIN)/python || [ $$? = 3 ]
 	$(BIN)/pytest -rs $(if $(filter test-all,$@),--long)

@@ -26,6 +26,7 @@ from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tenso
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.contract import GRAPHS, MEMORY_GRAPH
 from tformer_deploy.engines import make_engine
+from tformer_deploy.engines.ort.library import has_vnni
 from tformer_deploy.engines.ort.standard import OrtEngine
 from tformer_deploy.export import to_onnx
 from tformer_deploy.export import trace as trace_module
@@ -42,14 +43,20 @@ VOCAB = 60
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="run the long files too, as where CI is set")
+    parser.addoption("--long", action="store_true", help="run the long tests too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--long") and not os.environ.get("CI"):
+    if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="long: make test-all"))
+
+
+def needs_vnni(variant: str) -> None:
+    """Skip what runs a variant with a shortlist where this processor cannot."""
+    if variant == "int8" and not has_vnni():
+        pytest.skip("int8 with a shortlist needs a processor with VNNI")
 
 
 def small_config(**changes: object) -> ModelConfig:

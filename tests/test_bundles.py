@@ -19,11 +19,12 @@ from tformer_deploy.bundle import MANIFEST, VERSION, hashes, open_bundle, upgrad
 from tformer_deploy.contract import KINDS, SIZES, described, graphs_of
 from tformer_deploy.encode import EncoderOptions, TextEncoder
 from tformer_deploy.engines import make_engine
-from tformer_deploy.engines.ort.library import has_vnni
 from tformer_deploy.errors import ArtifactError
 from tformer_deploy.export.signature import name_sizes, read_signature
 from tformer_deploy.headers import schema_error
 from tformer_deploy.plans import trt_variant
+
+from .conftest import needs_vnni
 
 BUNDLES = Path(__file__).parent / "bundles"
 DOCS = Path(__file__).parent.parent / "docs/bundle.md"
@@ -42,8 +43,8 @@ def test_every_kind_gives_the_stored_tokens(bundle: str, name: str) -> None:
     """Plans need a GPU: of target `trt`, the graphs that they are made of run on ONNX Runtime."""
     answers = json.loads((BUNDLES / f"{bundle}.json").read_text())
     variant, _, shortlist = name.partition("+")
-    if shortlist and variant == "int8" and not has_vnni():
-        pytest.skip("int8 with a shortlist needs a processor with VNNI")
+    if shortlist:
+        needs_vnni(variant)
     asked: dict[str, Any] = {"variant": variant, "shortlist": bool(shortlist), "threads": 1}
     if variant.startswith("native"):
         pytest.importorskip("tformer_native", reason="tformer-native is not installed: make native")

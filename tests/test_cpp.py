@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 
 from tformer_deploy import __version__, load
 from tformer_deploy.config import ModelConfig
-from tformer_deploy.engines.ort.library import has_vnni
 from tformer_deploy.errors import ConfigError, LimitError, NotNumbers, TformerError
 from tformer_deploy.recipe import Recipe
 
+from .conftest import needs_vnni
 from .cpp_library import ROOT, CppError, Model, Output, Translator, built, library, onnxruntime, texts
 from .mutations import behind, break_graph, changed, constant, row
 
@@ -105,8 +105,8 @@ def in_python(translator: Any, lines: list[str]) -> list[list[Output]]:
 def test_every_variant_gives_the_same_tokens_and_scores(case: tuple[Path, str, bool]) -> None:
     """To the last bit, as both run one ONNX Runtime with one thread."""
     folder, variant, shortlist = case
-    if shortlist and variant == "int8" and not has_vnni():
-        pytest.skip("int8 with a shortlist needs a processor with VNNI")
+    if shortlist:
+        needs_vnni(variant)
     lines = lines_of(folder)
     aligned = (
         ALIGNED

@@ -105,6 +105,7 @@ def test_memory_is_eagers(variant: str, memory_bundle: Path) -> None:
     assert np.array_equal(own, expected)
 
 
+@pytest.mark.long
 def test_sides_of_other_widths(tmp_path: Path) -> None:
     config = small_config(encoder_d_model=24, encoder_heads=3, share_embeddings="decoder")
     run = write_checkpoint(tmp_path / "run", config)

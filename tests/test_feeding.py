@@ -18,6 +18,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before the library loads
 import onnxruntime as ort
 
 BUNDLES = Path(__file__).parent / "bundles"
+VNNI_MISSING = str(int("_vnni" not in Path("/proc/cpuinfo").read_text()))
 CAPACITY, DEAD = 16, np.float32(-1e9)
 Feed = dict[str, Any]
 
@@ -41,6 +42,7 @@ class Runtime:
     def open(self, name: str) -> ort.InferenceSession:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
+        options.add_session_config_entry("session.x64quantprecision", VNNI_MISSING)
         return ort.InferenceSession(str(self.place / f"{name}.onnx"), options, ["CPUExecutionProvider"])
 
     def encode(self, sources: list[list[int]]) -> Feed:

@@ -19,7 +19,7 @@ from tformer_deploy.errors import ArtifactError, ConfigError
 from tformer_deploy.shortlist import Settings, add_shortlist, open_shortlist
 
 from .command import run_here
-from .conftest import random_sources
+from .conftest import needs_vnni, random_sources
 from .mutations import Mutation, break_graph, changed, round_scores, row, times
 
 SMALL = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4)
@@ -46,6 +46,7 @@ def corpus_of(gate: Gate) -> Corpus:
 
 
 def test_every_variant_holds_its_limits_with_a_shortlist(listed: Path, run: Path) -> None:
+    needs_vnni("int8")
     gate = gate_of(listed, run)
     names = [f"ort:{name}" for name in with_shortlist(gate.bundle, ["ort"], [])]
     assert names == ["ort:fp32-cpu", "ort:int8", "ort:int8-latency", "ort:int4"]

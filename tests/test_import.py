@@ -25,6 +25,7 @@ from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint, recognised
 
 from .command import run_here
+from .params import long_but
 from .plain_models import ANNOTATED, FC, LINEARS, MULTI30K, PACKED, SEQ2SEQ, TORCH, PlainModel, random_state, sines
 
 LIMIT = 1e-4
@@ -147,7 +148,7 @@ def imported(case: Case, folder: Path) -> tuple[Path, PlainModel]:
     return folder / "run", model
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", long_but(CASES, "annotated", "pytorch-seq2seq"))
 def test_numbers_and_tokens_are_those_of_the_tutorials_code(case: Case, tmp_path: Path) -> None:
     run, plain = imported(case, tmp_path / "case")
     checkpoint = open_checkpoint(run)

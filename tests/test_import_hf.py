@@ -23,6 +23,7 @@ from tformer_deploy.opening import TranslatorOptions, open_translator
 
 from .conftest import small_config
 from .hf_folders import FOLDERS, LINES, OPTIONS, SENTENCES
+from .params import long_but
 
 EXPORTED = {"marian": ["fp32", "fp32-cpu", "int8"], "umt5": ["fp32", "fp32-cpu", "int8"], "mbart": ["fp32-cpu"]}
 """What the others export has the norms, positions, tables and activations of one of these."""
@@ -52,7 +53,7 @@ def imported(folder: Path, name: str, out: Path, **options: Any) -> Any:
     return import_checkpoint("hf", folder, out, given, LINES[:180])
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", long_but(list(FOLDERS), "marian", "t5"))
 def test_what_is_imported_is_what_transformers_has(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Greedy, beams of 4 and 5 with the folder's own defaults, on text and random ids; then three targets of some."""
     assert recognised(folders[name]) == "hf"

@@ -33,6 +33,7 @@ from . import test_native_models
 from .conftest import random_sources, small_config, write_checkpoint, write_lines
 from .cpp_library import Model, built
 from .cpp_library import Translator as CppTranslator
+from .params import long_but
 from .test_cpp import in_python
 from .test_options import EVERYTHING, OTHERS, T5
 
@@ -67,7 +68,8 @@ def listed(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "options", [EVERYTHING, T5, OTHERS, ANNOTATED], ids=["everything", "t5", "others", "annotated"]
+    "options",
+    long_but({"everything": EVERYTHING, "t5": T5, "others": OTHERS, "annotated": ANNOTATED}, "t5", "annotated"),
 )
 def test_options_pass_the_gate(options: dict[str, object], tmp_path: Path) -> None:
     run, text = write_checkpoint(tmp_path / "run", small_config(**options)), write_lines(tmp_path / "text")

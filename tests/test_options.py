@@ -12,6 +12,7 @@ from tformer_deploy.plans import Profile
 from tformer_deploy.trt_builder import BuildOptions
 
 from .conftest import small_config, write_checkpoint, write_lines
+from .params import long_but
 from .test_seq2seq import RECIPES
 
 EVERYTHING: dict[str, object] = {
@@ -50,7 +51,7 @@ OTHERS: dict[str, object] = {
 }
 
 
-@pytest.mark.parametrize("options", [EVERYTHING, T5, OTHERS], ids=["everything", "T5", "others"])
+@pytest.mark.parametrize("options", long_but({"everything": EVERYTHING, "T5": T5, "others": OTHERS}, "T5"))
 def test_options_in_every_target(options: dict[str, object], tmp_path: Path) -> None:
     run, text = write_checkpoint(tmp_path / "run", small_config(**options)), write_lines(tmp_path / "text")
     report = export_checked(run, tmp_path / "bundle", RECIPES, text)

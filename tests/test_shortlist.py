@@ -32,7 +32,7 @@ from tformer_deploy.shortlist import (
 from tformer_deploy.text import Specials
 
 from .command import failed_line, printed, run_here
-from .conftest import VOCAB
+from .conftest import VOCAB, needs_vnni
 
 OLD, OLDER = (Path(__file__).parent / "bundles" / name for name in ("v1", "v2/copy"))
 Pairs = list[tuple[list[int], list[int]]]
@@ -355,6 +355,7 @@ def test_shortlist_command_and_inspect(bundle: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", ["fp32-cpu", "int8", "int8-latency", "int4"])
 def test_translate_uses_the_list(variant: str, listed: Path) -> None:
+    needs_vnni(variant)
     lines = ["w5 w6 w7", "", "w20 w21", "w8"]
     done = run_here("translate", listed, "--variant", variant, "--shortlist", "--json", stdin="\n".join(lines).encode())
     rows = [json.loads(line) for line in printed(done)]

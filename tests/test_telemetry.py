@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from .command import COMMAND, Done
-from .conftest import write_lines
+from .conftest import needs_vnni, write_lines
 
 pytestmark = pytest.mark.long
 
@@ -220,6 +220,8 @@ def test_init_and_inspect_report_nothing(quiet: Quiet, exported: Path, tmp_path:
     ids=" ".join,
 )
 def test_translate_reports_nothing(options: list[str], quiet: Quiet, exported: Path) -> None:
+    if "--shortlist" in options:
+        needs_vnni("int8")
     assert quiet("translate", exported, *options, stdin=b"w5 w6\nw7\n").stdout.count(b"\n") == 2
 
 

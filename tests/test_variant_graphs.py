@@ -35,6 +35,7 @@ from tformer_deploy.recipe import Axes, Axis, Recipe, load_recipe
 from tformer_deploy.translate import make_batch
 
 from .conftest import random_model, random_sources, small_config, variant_engine
+from .params import long_but
 from .test_options import EVERYTHING, OTHERS, T5
 
 Array = NDArray[Any]
@@ -115,7 +116,7 @@ CONFIGS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("recipe", ["fp32-cpu", "trt"])
-@pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("changes", long_but(CONFIGS, "pre-norm", "annotated, nothing shared"))
 def test_lowered_graphs_give_eagers_numbers_and_tokens(changes: dict[str, object], recipe: str, tmp_path: Path) -> None:
     """At every step of greedy search, of four beams and of samples."""
     model = random_model(small_config(**changes))

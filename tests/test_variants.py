@@ -391,6 +391,7 @@ def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("shallow") / "run", config)
 
 
+@pytest.mark.long
 def test_a_variant_may_have_narrower_axes(shallow: Path, tmp_path: Path) -> None:
     axes = "[axes]\nsrc_len = { min = 1, opt = 2, max = 4 }\nbeams = { min = 1, opt = 2, max = 2 }\n"
     assert export_checked(
