@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 
-def long_but(values: Mapping[str, Any] | Iterable[Any], *kept: str) -> list[ParameterSet]:
+def long_but(values: Mapping[str, Any] | Iterable[Any], *kept: str) -> list[Any]:
     """Every value, by its name; those whose names are not kept are marked `long`."""
     named = values if isinstance(values, Mapping) else {str(value): value for value in values}
     assert set(kept) <= set(named), f"{set(kept) - set(named)} is none of {set(named)}"
