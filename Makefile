@@ -27,11 +27,12 @@ demo: $(READY)
 
 # The README's commands run on the demo's bundle.
 # All but the tests marked `long`, which test-all runs as well.
-test test-all: $(READY) .demo/bundle/manifest.json .demo/annalog
+test-all: .demo/annalog
+test test-all: $(READY) .demo/bundle/manifest.json
 	@engines/install-native $(BIN)/python || [ $$? = 3 ]
 	$(BIN)/pytest -rs $(if $(filter test-all,$@),--long)
 
-# Somebody else's trained model, for tests and the README's commands on imports.
+# Somebody else's trained model, for long tests and the README's commands on imports.
 .demo/annalog: | $(READY)
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --target $@ annalog==1.0.6
 

@@ -18,6 +18,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before the library loads
 import onnxruntime as ort
 
 BUNDLES = Path(__file__).parent / "bundles"
+# Of the page as well; this file imports nothing of the package.
 VNNI_MISSING = str(int("_vnni" not in Path("/proc/cpuinfo").read_text()))
 CAPACITY, DEAD = 16, np.float32(-1e9)
 Feed = dict[str, Any]

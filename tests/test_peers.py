@@ -72,14 +72,15 @@ def test_outputs_of_another_length_or_number_are_refused() -> None:
 
 
 def test_settings_split_batches_among_workers_and_name_themselves() -> None:
-    peer = ctranslate2_sides({"int8", "float32"}, 2, ["avx2", "avx512_vnni"])[0]
+    peer = ctranslate2_sides({"int8", "float32"}, 2, ["avx2", "avx512f"])[0]
     threads = [(setting["intra_threads"], setting["inter_threads"]) for setting in peer.settings]
     assert threads == [(1, 1), (2, 1), (1, 2)] * 6
+    assert peer.settings[-7]["env"] == {"CT2_FORCE_CPU_ISA": "AVX512", "CT2_USE_MKL": "0"}
     assert peer.settings[-4]["env"] == {"CT2_FORCE_CPU_ISA": "AVX512", "CT2_USE_MKL": "1"}
     assert peer.settings[-1]["env"]["MKL_ENABLE_INSTRUCTIONS"] == "AVX512_E1"
     older = ctranslate2_sides({"int8", "float32"}, 2, ["avx2"])[0]
     assert {setting.get("env", {}).get("CT2_FORCE_CPU_ISA") for setting in older.settings} == {None, "AVX2"}
-    limited = ctranslate2_sides({"int8", "float32"}, 2, ["avx2", "avx512_vnni"], ["avx2"])
+    limited = ctranslate2_sides({"int8", "float32"}, 2, ["avx2", "avx512f"], ["avx2"])
     assert [side.limit for side in limited] == ["", "", "avx2"]
     assert {setting["env"]["CT2_FORCE_CPU_ISA"] for setting in limited[2].settings} == {"AVX2"}
     batch, corpus = base_points(100)[2], corpus_points([[4, 3]])[0]

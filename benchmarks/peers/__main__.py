@@ -111,7 +111,9 @@ def instructions() -> list[str]:
     info = Path("/proc/cpuinfo")
     words = info.read_text().split() if info.is_file() else []
     return [
-        name for name in ("avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16") if name in words
+        name
+        for name in ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+        if name in words
     ]
 
 

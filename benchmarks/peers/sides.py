@@ -65,7 +65,7 @@ def ctranslate2_sides(
     small = [kind for kind in ("int8", "int8_float32", "int8_bfloat16", "bfloat16") if kind in types]
     # It picks AVX2 on some processors whose AVX-512 is faster, and has products of MKL, packed or not, and of oneDNN,
     # which it takes by itself on AMD's. MKL uses AMX by itself, which is slower where rows are few.
-    largest = "avx512" if "avx512_vnni" in instructions else "avx2"
+    largest = "avx512" if "avx512f" in instructions else "avx2"
     faster = {"CT2_FORCE_CPU_ISA": largest.upper()}
     libraries = ({"CT2_USE_MKL": "0"}, {"CT2_USE_MKL": "1"})
     tuned = settings(small[:1], faster, faster | PACKED, *(faster | each for each in libraries), LIMITS[largest])

@@ -241,9 +241,9 @@ struct Avx2Base {
   }
 };
 
-/// Integers by 16-bit products, which are exact: of 4 inputs the product of 0 and 2 and that of 1 and 3.
+/// Integers by 16-bit products, which are exact: of 4 inputs 0 and 2 in one instruction, 1 and 3 in another.
 struct Avx2Lanes : Avx2Base {
-  /// Of 8 outputs inputs 0 and 2, and 1 and 3; then of the other 8.
+  /// Inputs 0 and 2, and 1 and 3: first of 8 outputs, then of the other 8.
   struct Weights {
     __m256i even[2], odd[2];
   };
@@ -286,7 +286,7 @@ struct Avx2Lanes : Avx2Base {
   static TFORMER_INLINE SignedQuad signed_quad(const void* p) { return _mm256_set1_epi32(four_bytes(p)); }
   static TFORMER_INLINE Nibbles low(const void* p) { return {half(p, false), half(static_cast<const char*>(p) + 32, false)}; }
   static TFORMER_INLINE Nibbles high(const void* p) { return {half(p, true), half(static_cast<const char*>(p) + 32, true)}; }
-  /// Two products of 4 and 8 bits need 12 bits and a sign, so that 16 hold the sums of four.
+  /// Four products of 4 by 8 bits are at most 7,680, which 16 bits hold. One sum is enough.
   static TFORMER_INLINE void dots(I& sum, I&, SignedQuad x, Nibbles w, SignedQuad y, Nibbles v) {
     sum.a = add_products(sum.a, x, w.a, y, v.a);
     sum.b = add_products(sum.b, x, w.b, y, v.b);
