@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import subprocess
 import sys
@@ -30,13 +31,14 @@ from tformer_deploy.check import (
 )
 from tformer_deploy.check.compare import Judge, relative
 from tformer_deploy.check.observe import Observation
-from tformer_deploy.check.parity import check, eager_invariance, generated_sources
+from tformer_deploy.check.parity import check, eager_invariance, eager_rounding, generated_sources
 from tformer_deploy.check.recording import Run, Trace
 from tformer_deploy.check.reference import make_reference
 from tformer_deploy.check.report import Divergence, Outputs, describe_divergence
+from tformer_deploy.check.rounding import Rounding
 from tformer_deploy.check.sizes import rows_apart, run_large, run_wide
 from tformer_deploy.decoding import Hypothesis
-from tformer_deploy.engines.base import Floats, Ints, Limits, Scores
+from tformer_deploy.engines.base import Engine, Floats, Ints, Limits, Scores
 from tformer_deploy.errors import ArtifactError, ConfigError, DataError, MissingExtra
 from tformer_deploy.headers import read_arrays
 from tformer_deploy.plans import Profile
@@ -945,6 +947,31 @@ def test_a_bundle_does_not_choose_its_own_limits(bundle: Path, run: Path, tmp_pa
     assert done.returncode == 3 and b"LOOSENED" not in done.stdout and b"limits            encoder 1e-04" in done.stdout
     done = run_here("check", broken, "--checkpoint", run, "--loosened")
     assert b"LOOSENED" in done.stdout
+
+
+def test_fp32_is_not_held_to_more_than_eager_can_say(
+    bundle: Path, run: Path, reference: Reference, tmp_path: Path
+) -> None:
+    """What eager itself rounds by widens the limits of fp32, ten times at most."""
+    own = reference.rounding
+    assert 1e-8 < own.encoder < 1e-5 and 1e-8 < own.scores < 1e-5
+    assert own.widen(Tolerance()) == Tolerance()
+    off = break_graph(bundle, tmp_path / "off", "decoder_step", scale("output", 1.00003))
+    gate = gate_of(off, run)
+    gate.add_constants = lambda report, recipe: None  # type: ignore[method-assign]  # that finds it in any case
+    for scores, passes in ((own.scores, False), (2e-4, True)):
+        report = gate.run(["ort"], dataclasses.replace(reference, rounding=Rounding(own.encoder, scores)))
+        assert report.passed is passes and f"and {scores:.1e} (scores)" in str(report)
+        assert report.engines[0].loosened == [] and 1e-4 < report.engines[0].scores_max < 4e-4
+    assert Rounding(1.0, 1.0).widen(Tolerance()) == Tolerance(encoder=1e-3, scores=1e-3, memory=1e-3)
+    assert Rounding(math.nan, math.nan).widen(Tolerance()) == Tolerance()
+
+
+def test_the_rounding_of_a_module_that_has_no_fp64_is_not_known(reference: Reference) -> None:
+    def refuse() -> Engine:
+        raise RuntimeError("expected scalar type Float but found Double")
+
+    assert eager_rounding(reference, refuse) == Rounding()
 
 
 def test_loosened_tolerances_are_shown(bundle: Path, run: Path, reference: Reference) -> None:

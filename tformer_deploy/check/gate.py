@@ -24,7 +24,7 @@ from ..text import Tokenizers
 from .blame import find_layer
 from .memory import compare_memory
 from .observe import CheckOptions, tokens_of
-from .parity import check, eager_invariance, generated_sources
+from .parity import check, eager_invariance, eager_rounding, generated_sources
 from .recording import Run
 from .reference import Reference, make_reference
 from .report import Constants, EngineReport, Report
@@ -133,7 +133,10 @@ class Gate:
 
     def eager(self) -> Engine:
         """The reference engine, not entered."""
-        return RestrictedEngine(self.plain_eager(), self._lists) if self._lists else self.plain_eager()
+        return self._restricted(self.plain_eager())
+
+    def _restricted(self, engine: Engine) -> Engine:
+        return RestrictedEngine(engine, self._lists) if self._lists else engine
 
     def engine(self, name: str) -> Engine:
         """An engine to check, not entered."""
@@ -151,7 +154,11 @@ class Gate:
         options = corpus.options.within(Limits.of(allowed.axes))
         with self.eager() as eager:
             encoder = cast(Encoder, self.plain_eager())  # the same, or what it restricts
-            return make_reference(eager, corpus.sources, options, about, self.progress, encoder)
+            reference = make_reference(eager, corpus.sources, options, about, self.progress, encoder)
+        if reference.sources:
+            plain = cast(Any, self.plain_eager())
+            reference.rounding = eager_rounding(reference, lambda: self._restricted(plain.in_double()))
+        return reference
 
     def run(self, backends: Sequence[str], reference: Reference, translations: Sequence[str] = ()) -> Report:
         """Compare each engine; `translations` of the corpus add BLEU and chrF.
@@ -168,6 +175,7 @@ class Gate:
             options=dataclasses.asdict(reference.options),
             reference=reference.machine,
             machine=machine(),
+            rounding=reference.rounding,
             shortlist=self.shortlist,
         )
         report.eager_invariance, not_blamed = eager_invariance(reference, bundle.config.eos_id, bundle.recipe.tolerance)
@@ -177,12 +185,15 @@ class Gate:
                 tolerance, own = recipe.limits(engine.precision), TOLERANCES[engine.precision]
                 if not self.loosened:
                     tolerance = tolerance.within(own)
+                loosened = tolerance.wider(own)
+                if engine.precision == "fp32":
+                    tolerance = reference.rounding.widen(tolerance)
                 try:
                     found, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
                 except (EngineError, LimitError) as error:
                     report.engines.append(EngineReport(backend, engine.precision, tolerance, failures=[str(error)]))
                     continue
-                found.precision, found.loosened = engine.precision, tolerance.wider(own)
+                found.precision, found.loosened = engine.precision, loosened
                 behaved = found.passed
                 self.add_constants(found, recipe)
                 self.add_layer_limits(found)

@@ -18,7 +18,7 @@ from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Ints, Limits, Outlook, Scores
 from ..errors import ConfigError, EngineError, MissingExtra, ParityError
 from .recording import Run, record, room
-from .vocabulary import Vocabulary
+from .vocabulary import Vocabulary, read_vocabulary
 
 BEST, OTHERS = 16, 48
 """Log-probabilities compared at a step: of the best tokens, and of others that rotate through the vocabulary."""
@@ -155,15 +155,31 @@ def observe(
                 progress(len(indices))
         found.runs[mode] = run
     _score(engine, sources, options, reference, found, progress)
+    _encode(engine, sources, options, found)
+    if sources:
+        with suppress(MissingExtra, EngineError):  # the layers are for the report alone
+            found.layers = layers_of(engine, *probe_sentence(sources, (reference or found).runs["greedy"]))
+    return found
+
+
+def observe_fed(
+    engine: Engine, sources: Sequence[Sequence[int]], options: CheckOptions, reference: Observation
+) -> Observation:
+    """What `observe` finds where an engine decides nothing: encoder outputs, probes, every entry."""
+    found = Observation()
+    _score(engine, sources, options, reference, found, None)
+    _encode(engine, sources, options, found)
+    found.vocabulary = read_vocabulary(engine) if reference.vocabulary else None
+    return found
+
+
+def _encode(engine: Engine, sources: Sequence[Sequence[int]], options: CheckOptions, found: Observation) -> None:
+    """Fill in the encoder's outputs."""
     for batch, indices in by_length(engine, sources, spread(sources, ENCODER_SENTENCES), options):
         state = engine.encode(batch.src_ids, batch.src_lengths, Outlook(1, 1))
         arrays = engine.cross_keys_values(state)
         for row, i in enumerate(indices):
             found.encoder[i] = [array[row, :, : len(sources[i])].copy() for array in arrays]
-    if sources:
-        with suppress(MissingExtra, EngineError):  # the layers are for the report alone
-            found.layers = layers_of(engine, *probe_sentence(sources, (reference or found).runs["greedy"]))
-    return found
 
 
 def _score(

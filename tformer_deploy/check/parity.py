@@ -10,14 +10,15 @@ from itertools import islice
 
 import numpy as np
 
-from ..engines.base import Engine
+from ..engines.base import Engine, Floats
 from ..errors import ArtifactError
 from ..recipe import Tolerance
 from .compare import WIDE, Judge, by_layer, by_step, differences, worse
-from .observe import BEST, Observation, end_ids, observe, own_noise
+from .observe import BEST, Observation, end_ids, observe, observe_fed, own_noise
 from .recording import Run
 from .reference import Reference, run_variants
 from .report import EngineReport, Entries, Outputs, Top1, describe_divergence
+from .rounding import Rounding
 from .sizes import compare_large, rows_apart, run_large, run_wide
 from .vocabulary import SIDES, read_vocabulary
 
@@ -137,7 +138,7 @@ def _compare_sizes(engine: Engine, judge: Judge, reference: Reference, report: E
 
 
 RELATIVE = 2e-5
-"""A number beyond 10, as of an improbable token, may differ by this part of itself beside what the recipe allows."""
+"""A number beyond 10, as of an improbable token, may differ by this part of itself beside what is allowed."""
 
 
 def _compare_vocabulary(engine: Engine, reference: Reference) -> list[Entries]:
@@ -153,18 +154,43 @@ def _compare_vocabulary(engine: Engine, reference: Reference) -> list[Entries]:
                 f"the reference has {len(ours)} {side} entries, the bundle {len(theirs)}: "
                 "make the reference again with --save-reference"
             )
-        apart = differences([ours], [theirs]).reshape(ours.shape)
-        # Of a large number the last digits differ by more; NaN stays.
-        apart = (apart - RELATIVE * np.where(np.abs(ours) > 10, np.abs(ours), 0)).max(1)
+        apart = _entries_apart(ours, theirs)
         worst = int(np.where(np.isnan(apart), np.inf, apart).argmax())
         entries.append(Entries(side, len(ours), float(apart[worst]), worst))
     return entries
+
+
+def _entries_apart(ours: Floats, theirs: Floats) -> Floats:
+    """The largest difference of each entry (V), without what `RELATIVE` allows; NaN stays."""
+    apart = differences([ours], [theirs]).reshape(ours.shape)
+    largest: Floats = (apart - RELATIVE * np.where(np.abs(ours) > 10, np.abs(ours), 0)).max(1)
+    return largest
 
 
 def eager_invariance(reference: Reference, eos_id: int, tolerance: Tolerance) -> tuple[list[Outputs], Cases]:
     """Eager against itself in other batches, and where it fails: no engine is blamed there."""
     judge = Judge(reference.observed, 0.0, tolerance.scores, reference.options.beams, [eos_id])
     return _invariance(judge, reference.observed, reference.variants, set(), EngineReport("eager"))
+
+
+def eager_rounding(reference: Reference, make_exact: Callable[[], Engine]) -> Rounding:
+    """Compare what eager made of the corpus and of every entry with the same in fp64, by an engine that is not entered.
+
+    Zeros where a module does not run in fp64: nothing is known of it then.
+    """
+    ours, sources = reference.observed, reference.sources
+    try:
+        with make_exact() as exact:
+            found = observe_fed(exact, sources, reference.options, ours)
+    except Exception:  # a user's module may do anything
+        return Rounding()
+    encoder = [differences(ours.encoder[i], arrays) for i, arrays in found.encoder.items()]
+    scores = [differences(ours.probes, found.probes)]
+    if ours.vocabulary and found.vocabulary:
+        encoder.append(_entries_apart(ours.vocabulary.source, found.vocabulary.source))
+        scores.append(_entries_apart(ours.vocabulary.target, found.vocabulary.target))
+    largest = (np.nan_to_num(np.concatenate(each), posinf=0.0).max(initial=0.0) for each in (encoder, scores))
+    return Rounding(*map(float, largest))
 
 
 def _invariance(

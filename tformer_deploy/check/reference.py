@@ -32,6 +32,7 @@ from .observe import (
     spread,
 )
 from .recording import Run, Trace, record_joined
+from .rounding import Rounding
 from .sizes import run_wide, wide_beam, wide_sentences
 from .vocabulary import PROBES, SIDES, Vocabulary, read_vocabulary
 
@@ -54,6 +55,7 @@ class Reference:
     """File of the lists to which eager was restricted, see `Gate.shortlist`."""
     variants: dict[str, dict[str, Run]] = field(default_factory=dict)
     """Runs of the invariance check, by variant and mode."""
+    rounding: Rounding = field(default_factory=Rounding)
 
     def save(self, path: Path) -> None:
         """Write a file that `load_reference` reads."""
@@ -62,6 +64,7 @@ class Reference:
             "version": VERSION,
             "options": dataclasses.asdict(self.options),
             "layers": list(self.observed.layers),
+            "rounding": dataclasses.asdict(self.rounding),
             **{name: getattr(self, name) for name in ("corpus", "weights_sha256", "machine", "shortlist")},
         }
         arrays: dict[str, Any] = {}
@@ -163,6 +166,7 @@ def load_reference(path: Path) -> Reference:
                 layers=dict(zip(header["layers"], _unpack(arrays, "layers"), strict=True)),
             ),
             header["shortlist"],
+            rounding=from_dict(Rounding, header["rounding"], "rounding"),
         )
         observed, count = reference.observed, len(reference.sources)
         if [probes.shape for probes in observed.probes] != [ids.shape for ids in observed.probe_ids] or not (

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..recipe import Tolerance
+from .rounding import Rounding
 
 TIES_SHOWN = 5
 """Of each kind, in the text."""
@@ -212,6 +213,8 @@ class Report:
     """Machine and versions of the run of eager PyTorch."""
     machine: dict[str, str]
     """Machine and versions of the engines' run."""
+    rounding: Rounding = field(default_factory=Rounding)
+    """How exact eager's own numbers are."""
     shortlist: str = ""
     """File of the lists to which both sides are restricted; empty: they are not."""
     calibration: str = ""
@@ -241,6 +244,8 @@ class Report:
             f"{self.corpus}: {self.sentences} sentences, {self.tokens} tokens of eager PyTorch",
             "options: " + ", ".join(f"{name} {value}" for name, value in self.options.items()),
         ]
+        if self.rounding.scores:
+            lines.append(str(self.rounding))
         if self.shortlist:
             lines.append(f"with {self.shortlist}: both sides score what it allows each sentence")
         if self.calibration:

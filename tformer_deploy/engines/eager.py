@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -47,6 +48,10 @@ class EagerEngine(SameStep):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.model.train(self._was_training)
+
+    def in_double(self) -> EagerEngine:
+        """A copy that computes in fp64, which tells how exact this one is."""
+        return EagerEngine(cast(Any, copy.deepcopy(self.model)).double(), self.top_k)
 
     @torch.inference_mode()
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> EagerState:

@@ -1,0 +1,40 @@
+"""How exact eager PyTorch's own numbers are, and what that means for the limits of fp32."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from ..recipe import Tolerance
+
+BOTH = 2
+"""Two engines that are as exact as each other are at most twice as far apart as each is from the exact numbers."""
+MOST = 10
+"""Eager's rounding widens a limit at most so many times: a model that rounds by more is refused."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Largest differences of eager PyTorch from itself in fp64, eager's own tokens fed."""
+
+    encoder: float = 0.0
+    scores: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"eager PyTorch rounds by up to {self.encoder:.1e} (encoder outputs) and {self.scores:.1e} (scores), "
+            f"measured in fp64; limits of fp32 are at least {BOTH} times that"
+        )
+
+    def widen(self, tolerance: Tolerance) -> Tolerance:
+        """Limits of fp32 that are no narrower than eager's own numbers are exact."""
+
+        def limit(own: float, rounding: float) -> float:
+            return max(own, min(BOTH * rounding, MOST * own))
+
+        return dataclasses.replace(
+            tolerance,
+            encoder=limit(tolerance.encoder, self.encoder),
+            scores=limit(tolerance.scores, self.scores),
+            memory=limit(tolerance.memory, self.encoder),
+        )
