@@ -41,6 +41,7 @@ from tformer_deploy.report.bench import bench_page
 
 from .command import COMMAND, failed_line, printed, run_here
 from .conftest import random_model, small_config
+from .params import long_but
 from .test_check_html import Page, svgs
 
 SMALL = ("--batch", "1,3", "--beam", "1,2", "--src-len", 5, "--new-tokens", "2,6", "--rounds", 2, "--seconds", 0)
@@ -194,13 +195,21 @@ def weights(model: Transformer, folder: Path) -> list[roofline.WeightsRead]:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"final_norm": False},
-        {"output_bias": True, "share_embeddings": "none"},
-        {"norm": "rms", "ff": "gated", "head_dim": 5},
-        {"encoder_d_model": 24, "encoder_d_ff": 40, "encoder_heads": 3, "share_embeddings": "decoder"},
-    ],
+    long_but(
+        {
+            "usual": {},
+            "no final norm": {"final_norm": False},
+            "biased output": {"output_bias": True, "share_embeddings": "none"},
+            "small heads": {"norm": "rms", "ff": "gated", "head_dim": 5},
+            "two widths": {
+                "encoder_d_model": 24,
+                "encoder_d_ff": 40,
+                "encoder_heads": 3,
+                "share_embeddings": "decoder",
+            },
+        },
+        "wide",
+    ),
 )
 def test_weight_bytes_are_those_of_a_real_model(changes: dict[str, object], tmp_path: Path) -> None:
     config = small_config(decoder_layers=3, **changes)

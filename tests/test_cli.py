@@ -24,6 +24,7 @@ from tformer_deploy import __version__
 
 from .command import COMMAND, Done, failed_line, printed, run_here, run_process
 from .mutations import break_graph, scale_one_weight
+from .params import long_but
 
 VERBS = ["init", "train", "export", "translate", "encode", "score", "check", "bench", "inspect", "corpus"]
 
@@ -202,7 +203,7 @@ def shell(command: str, **options: Any) -> Done:
     return subprocess.run(["bash", "-c", text], capture_output=True, timeout=120, **options)
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "0</dev/null 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("closed", long_but(["2>&-", "0</dev/null 2>&-", "2>/dev/full"], "2>&-", "2>/dev/full"))
 def test_nothing_depends_on_standard_error(bundle: Path, closed: str) -> None:
     expected = run_here("inspect", bundle)
     done = shell(f"tformer inspect {bundle} {closed}")

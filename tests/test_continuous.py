@@ -23,8 +23,10 @@ from tformer_deploy.engines.ort.in_place import InPlaceEngine
 from tformer_deploy.errors import LimitError
 
 from .conftest import ending_model, random_model, random_sources, small_config, variant_engine
+from .params import long_but
 from .plain_decoding import make_batch
 from .test_decoding import Chooser, make_trie, seeds
+from .test_in_place import POSITIONS
 from .test_short_step import lists
 
 Request = tuple[Batch, DecodeOptions, Trie | None]
@@ -90,12 +92,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 KINDS = ("fp32-cpu", "fp32-cpu, relative", "trt", "trt, relative", "trt, kept")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=long_but(KINDS, "fp32-cpu", "trt, kept"))
 def engine(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Targets are longer than a new cache has room for; kept: as on a GPU, with sizes and buffers that are shared."""
     recipe, _, how = request.param.partition(", ")
     graphs = GRAPHS if recipe == "trt" else (*GRAPHS, SLOTS_GRAPH)
-    model = ending_model(90, positions="relative" if how == "relative" else "sinusoidal")
+    model = ending_model(POSITIONS, positions="relative" if how == "relative" else "sinusoidal")
     with variant_engine(model, tmp_path_factory.mktemp("slots"), recipe, graphs) as found:
         if isinstance(found, ChoosingEngine):
             found.keeps = 16 if how == "kept" else 0

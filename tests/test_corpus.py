@@ -32,6 +32,7 @@ from tformer_deploy.errors import DataError
 
 from .command import COMMAND, failed_line, run_here
 from .kills import contents, snapshots
+from .params import long_but
 
 BUNDLE = Path(__file__).parent / "bundles/v5/copy"
 WINDOW = 8
@@ -86,12 +87,16 @@ def rows_of(out: Path, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        (),
-        ("--sample", "--seed", 3, "--n-best", 2),
-        ("--beams", 3, "--n-best", 2, "--max-tokens", 6),
-        ("--variant", "int8", "--workers", 1),
-    ],
+    long_but(
+        {
+            "greedy": (),
+            "samples": ("--sample", "--seed", 3, "--n-best", 2),
+            "beams": ("--beams", 3, "--n-best", 2, "--max-tokens", 6),
+            "int8": ("--variant", "int8", "--workers", 1),
+        },
+        "samples",
+        "int8",
+    ),
 )
 def test_equals_translate_with_shards_of_any_size(options: tuple[object, ...], tmp_path: Path) -> None:
     """To the last digit of every score: windows are the same, and so is every batch."""

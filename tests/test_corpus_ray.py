@@ -117,7 +117,7 @@ def check(out: Path, expected: bytes) -> list[dict[str, Any]]:
     return listed
 
 
-@pytest.mark.parametrize(("workers", "size"), [(1, 3000), (4, 100)])
+@pytest.mark.parametrize(("workers", "size"), [pytest.param(1, 3000, marks=pytest.mark.long), (4, 100)])
 def test_equals_translate(
     machines: Machines, text: Path, expected: bytes, workers: int, size: int, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ from tformer_deploy.recipe import TOLERANCES, Recipe, recipe_from_dict
 from .command import failed_line, printed, run_here
 from .conftest import random_sources, small_config, write_checkpoint, write_lines
 from .mutations import break_graph, change_tensor, producer
+from .params import long_but
 
 VARIANTS = ["fp32", "fp32-cpu", "int8", "int8-latency", "int4"]
 LINES = ["w5 w6 w7", "", "w8", "  w9 w10 w11 w12 w13  ", "w5 w6 w7"]
@@ -270,7 +271,7 @@ def not_a_number(graph: GraphProto) -> None:
 
 
 @pytest.mark.parametrize("mutate", [no_mask, shifted, not_a_number])
-@pytest.mark.parametrize("variant", ["fp32", "int8"])
+@pytest.mark.parametrize("variant", long_but(["fp32", "int8"], "fp32"))
 def test_a_wrong_memory_fails(variant: str, mutate: Mutation, memory_bundle: Path, run: Path, tmp_path: Path) -> None:
     graph = "memory" if variant == "fp32" else f"{variant}/memory"
     broken = open_bundle(break_graph(memory_bundle, tmp_path / "broken", graph, mutate))

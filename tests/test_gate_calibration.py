@@ -15,6 +15,7 @@ from tformer_deploy.export_checked import Texts, apart, export_checked, split
 
 from .command import run_here
 from .conftest import small_config, write_checkpoint
+from .params import long_but
 
 EOS = 3
 
@@ -71,7 +72,7 @@ def lines(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["split", "own", "generated"])
+@pytest.mark.parametrize("kind", long_but(["split", "own", "generated"], "split", "own"))
 def test_an_export_never_checks_what_calibrated(
     kind: str, shallow: Path, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,6 +235,7 @@ def test_languages(folders: dict[str, Path], tmp_path: Path) -> None:
     assert found.notes == ["sources carry no language: say which with --tgt-lang, such as deu"]
 
 
+@pytest.mark.long
 def test_check_compares_with_the_original_again(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +268,7 @@ def test_an_original_that_gives_no_numbers_is_no_match(
         imported(folders["bart"], "bart", tmp_path / "run")
 
 
+@pytest.mark.long
 def test_a_folder_of_links(folders: dict[str, Path], tmp_path: Path) -> None:
     """As in the cache of Hugging Face, whose files lie elsewhere."""
     folder = tmp_path / "snapshot"

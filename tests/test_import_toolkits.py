@@ -20,6 +20,7 @@ from tformer_deploy.importers import run
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint, module_of
 
+from .params import long_but
 from .plain_toolkits import POSITIONS, VOCAB, Fairseq, Joey, Marian, OpenNmt, Sockeye, Toolkit
 from .plain_transformer import imported_as
 
@@ -40,7 +41,7 @@ CASES: dict[str, tuple[type[Toolkit], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", long_but(list(CASES), "opennmt-py concat", "fairseq", "joeynmt", "sockeye", "marian"))
 def test_equals_a_plain_model(case: str, tmp_path: Path) -> None:
     kind, how = CASES[case]
     made = kind(**how)

@@ -69,7 +69,7 @@ def listed(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "options",
-    long_but({"everything": EVERYTHING, "t5": T5, "others": OTHERS, "annotated": ANNOTATED}, "t5", "annotated"),
+    long_but({"everything": EVERYTHING, "t5": T5, "others": OTHERS, "annotated": ANNOTATED}, "annotated"),
 )
 def test_options_pass_the_gate(options: dict[str, object], tmp_path: Path) -> None:
     run, text = write_checkpoint(tmp_path / "run", small_config(**options)), write_lines(tmp_path / "text")

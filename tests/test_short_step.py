@@ -25,6 +25,7 @@ from tformer_deploy.translate import make_batch
 
 from .conftest import VOCAB, needs_vnni, random_model, random_sources, small_config, variant_engine
 from .params import long_but
+from .test_in_place import POSITIONS
 from .test_options import EVERYTHING, T5
 
 WITH_LISTS = (*GRAPHS, *SHORT_GRAPHS)
@@ -89,7 +90,7 @@ def restrict(log_probs: NDArray[np.float32], allowed: NDArray[np.bool_]) -> NDAr
 
 
 @pytest.mark.parametrize("recipe", LIMITS)
-@pytest.mark.parametrize("changes", long_but(CONFIGS, "tied", "T5"))
+@pytest.mark.parametrize("changes", long_but(CONFIGS, "tied"))
 def test_the_full_step_restricted_to_the_list(changes: dict[str, object], recipe: str, tmp_path: Path) -> None:
     """Step by step, while sentences leave and beams come and go."""
     needs_vnni(recipe)
@@ -148,7 +149,7 @@ def test_a_list_of_all_tokens_changes_nothing(recipe: str, tmp_path: Path) -> No
 @pytest.fixture(scope="module")
 def model() -> Transformer:
     """Likelier to stop than most, so that sentences end at different steps."""
-    model = random_model(small_config(max_positions=60, share_embeddings="none"), seed=8).eval()
+    model = random_model(small_config(max_positions=POSITIONS, share_embeddings="none"), seed=8).eval()
     model.output.weight.data[3] *= 1.5
     return model
 
@@ -240,7 +241,7 @@ def test_a_sentence_alone_is_the_same_as_in_a_batch(
 
 
 @pytest.mark.parametrize("recipe", LIMITS)
-@pytest.mark.parametrize("changes", long_but(CONFIGS, "tied", "T5"))
+@pytest.mark.parametrize("changes", long_but(CONFIGS, "tied"))
 def test_graphs_keep_the_contract_and_share_the_weights(
     changes: dict[str, object], recipe: str, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ from tformer_deploy.decoding import DecodeOptions, Hypothesis, decode
 from tformer_deploy.decoding.sampling import draw
 from tformer_deploy.engines.base import Floats, Ints, Limits, Scores, check_request, check_step
 
+from .params import long_but
 from .plain_decoding import make_batch
 
 PAD, BOS, EOS, VOCAB = 1, 2, 3, 20
@@ -288,7 +289,7 @@ def test_prompts(model: Any) -> None:
         assert [h.value for h in a] == pytest.approx([h.value + first.score for h in b], abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 1.8])
+@pytest.mark.parametrize("temperature", long_but([1.0, 0.5, 1.8], "0.5"))
 @pytest.mark.parametrize(
     "filters", [{}, {"top_k": 7}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.9, "min_p": 0.05}], ids=str
 )

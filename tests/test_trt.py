@@ -29,6 +29,7 @@ from tformer_deploy.plans import Profile, Stamp
 from tformer_deploy.trt_builder import BuildOptions, Plan, PlanPrecision
 
 from .command import COMMAND, Done, failed_line, printed, run_process
+from .params import long_but
 
 SIMULATED = Path(__file__).parent / "simulated"
 BUNDLES = Path(__file__).parent / "bundles"
@@ -86,7 +87,7 @@ def as_input() -> bytes:
     return "".join(f"{line}\n" for line in lines()).encode()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", long_but(["fp32", "fp16"], "fp16"))
 def test_the_check_passes(bundle: Path, precision: str, tmp_path: Path) -> None:
     """Greedy, beam and sampling against eager, and invariance."""
     (tmp_path / "text").write_bytes(as_input())

@@ -28,6 +28,7 @@ from tformer_deploy.recipe import load_recipe
 from tformer_deploy.translate import make_batch
 
 from .conftest import random_model, random_sources, small_config, variant_engine
+from .params import long_but
 from .test_variant_graphs import CONFIGS
 
 TABLE = json.loads((Path(__file__).parent / "trt_operators.json").read_text())
@@ -80,7 +81,7 @@ def problems(model: ModelProto, version: str) -> Iterator[str]:
             yield f"{node.name}: must be sorted"
 
 
-@pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("changes", long_but(CONFIGS, "pre-norm", "every option"))
 def test_graphs_keep_the_rules_of_every_parser(changes: dict[str, object]) -> None:
     every = ["8.6", "10.0", "11.1"]
     for precision, versions, sizes in (
@@ -111,20 +112,20 @@ def test_the_rules_find_what_they_are_for() -> None:
     assert "BF16" in " ".join(problems(half, "8.6")) and not list(problems(half, "10.0"))
 
 
-def test_what_is_computed_from_shapes_stays_on_the_processor() -> None:
+@pytest.mark.parametrize("changes", long_but(CONFIGS, "pre-norm", "every option"))
+def test_what_is_computed_from_shapes_stays_on_the_processor(changes: dict[str, object]) -> None:
     """ONNX Runtime's CUDA provider reads these inputs there; any other would be a copy, and no step a CUDA graph."""
     read_on_host = {"Reshape": {1}, "Slice": {1, 2, 3}, "TopK": {1}, "Expand": {1}, "Range": {0, 1, 2}}
-    for changes in CONFIGS.values():
-        for model in graphs(random_model(small_config(**changes))).values():
-            sizes = {node.output[0] for node in model.graph.node if node.op_type == "Shape"}
-            constants = {tensor.name for tensor in model.graph.initializer}
-            for node in model.graph.node:
-                own = [i for i, name in enumerate(node.input) if name in sizes]
-                if own and set(node.input) <= sizes | constants and node.op_type in ("Gather", "Concat", "Mul"):
-                    sizes.add(node.output[0])
-                else:
-                    assert set(own) <= read_on_host.get(node.op_type, set()), f"{node.op_type} {node.output[0]}"
-            assert len(sizes) > 1
+    for model in graphs(random_model(small_config(**changes))).values():
+        sizes = {node.output[0] for node in model.graph.node if node.op_type == "Shape"}
+        constants = {tensor.name for tensor in model.graph.initializer}
+        for node in model.graph.node:
+            own = [i for i, name in enumerate(node.input) if name in sizes]
+            if own and set(node.input) <= sizes | constants and node.op_type in ("Gather", "Concat", "Mul"):
+                sizes.add(node.output[0])
+            else:
+                assert set(own) <= read_on_host.get(node.op_type, set()), f"{node.op_type} {node.output[0]}"
+        assert len(sizes) > 1
 
 
 def test_fixed_sizes_leave_no_shape_to_compute() -> None:
