@@ -201,7 +201,7 @@ def weights(model: Transformer, folder: Path) -> list[roofline.WeightsRead]:
             "no final norm": {"final_norm": False},
             "biased output": {"output_bias": True, "share_embeddings": "none"},
             "small heads": {"norm": "rms", "ff": "gated", "head_dim": 5},
-            "two widths": {
+            "wide": {
                 "encoder_d_model": 24,
                 "encoder_d_ff": 40,
                 "encoder_heads": 3,
