@@ -63,7 +63,9 @@ def corpus_of(bundle: Bundle, options: CheckOptions = SMALL) -> Corpus:
 def reference(bundle: Path, run: Path) -> Reference:
     """Eager's side of a small check."""
     gate = gate_of(bundle, run)
-    return gate.reference(corpus_of(gate.bundle))
+    found = gate.reference(corpus_of(gate.bundle))
+    gate.rounding(found)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -954,6 +956,7 @@ def test_fp32_is_not_held_to_more_than_eager_can_say(
 ) -> None:
     """What eager itself rounds by widens the limits of fp32, ten times at most."""
     own = reference.rounding
+    assert own is not None
     assert 1e-8 < own.encoder < 1e-5 and 1e-8 < own.scores < 1e-5
     assert own.widen(Tolerance()) == Tolerance()
     off = break_graph(bundle, tmp_path / "off", "decoder_step", scale("output", 1.00003))
@@ -963,6 +966,8 @@ def test_fp32_is_not_held_to_more_than_eager_can_say(
         report = gate.run(["ort"], dataclasses.replace(reference, rounding=Rounding(own.encoder, scores)))
         assert report.passed is passes and f"and {scores:.1e} (scores)" in str(report)
         assert report.engines[0].loosened == [] and 1e-4 < report.engines[0].scores_max < 4e-4
+    unknown = dataclasses.replace(reference, rounding=None)
+    assert not gate.run(["ort"], unknown).passed and unknown.rounding == own
     assert Rounding(1.0, 1.0).widen(Tolerance()) == Tolerance(encoder=1e-3, scores=1e-3, memory=1e-3)
     assert Rounding(math.nan, math.nan).widen(Tolerance()) == Tolerance()
 

@@ -184,7 +184,7 @@ def eager_rounding(reference: Reference, make_exact: Callable[[], Engine]) -> Ro
             found = observe_fed(exact, sources, reference.options, ours)
     except Exception:  # a user's module may do anything
         return Rounding()
-    encoder = [differences(ours.encoder[i], arrays) for i, arrays in found.encoder.items()]
+    encoder = [np.zeros(0), *(differences(ours.encoder[i], arrays) for i, arrays in found.encoder.items())]
     scores = [differences(ours.probes, found.probes)]
     if ours.vocabulary and found.vocabulary:
         encoder.append(_entries_apart(ours.vocabulary.source, found.vocabulary.source))

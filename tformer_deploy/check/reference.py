@@ -55,7 +55,8 @@ class Reference:
     """File of the lists to which eager was restricted, see `Gate.shortlist`."""
     variants: dict[str, dict[str, Run]] = field(default_factory=dict)
     """Runs of the invariance check, by variant and mode."""
-    rounding: Rounding = field(default_factory=Rounding)
+    rounding: Rounding | None = None
+    """Eager's own, once somebody asked, see `Gate.rounding`."""
 
     def save(self, path: Path) -> None:
         """Write a file that `load_reference` reads."""
@@ -64,7 +65,7 @@ class Reference:
             "version": VERSION,
             "options": dataclasses.asdict(self.options),
             "layers": list(self.observed.layers),
-            "rounding": dataclasses.asdict(self.rounding),
+            "rounding": dataclasses.asdict(self.rounding) if self.rounding else None,
             **{name: getattr(self, name) for name in ("corpus", "weights_sha256", "machine", "shortlist")},
         }
         arrays: dict[str, Any] = {}
@@ -166,7 +167,7 @@ def load_reference(path: Path) -> Reference:
                 layers=dict(zip(header["layers"], _unpack(arrays, "layers"), strict=True)),
             ),
             header["shortlist"],
-            rounding=from_dict(Rounding, header["rounding"], "rounding"),
+            rounding=from_dict(Rounding, header["rounding"], "rounding") if header["rounding"] else None,
         )
         observed, count = reference.observed, len(reference.sources)
         if [probes.shape for probes in observed.probes] != [ids.shape for ids in observed.probe_ids] or not (

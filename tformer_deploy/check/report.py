@@ -213,8 +213,8 @@ class Report:
     """Machine and versions of the run of eager PyTorch."""
     machine: dict[str, str]
     """Machine and versions of the engines' run."""
-    rounding: Rounding = field(default_factory=Rounding)
-    """How exact eager's own numbers are."""
+    rounding: Rounding | None = None
+    """How exact eager's own numbers are, where that was measured."""
     shortlist: str = ""
     """File of the lists to which both sides are restricted; empty: they are not."""
     calibration: str = ""
@@ -244,7 +244,7 @@ class Report:
             f"{self.corpus}: {self.sentences} sentences, {self.tokens} tokens of eager PyTorch",
             "options: " + ", ".join(f"{name} {value}" for name, value in self.options.items()),
         ]
-        if self.rounding.scores:
+        if self.rounding:
             lines.append(str(self.rounding))
         if self.shortlist:
             lines.append(f"with {self.shortlist}: both sides score what it allows each sentence")

@@ -45,7 +45,7 @@ def check_page(report: Report) -> str:
         "Machines and versions", ("", "Eager PyTorch", "Engines"), machines, [] if machines else ["Not known."]
     )
     restricted = f"With {report.shortlist}: both sides score what it allows each sentence." if report.shortlist else ""
-    rounding = f"{report.rounding}." if report.rounding.scores else ""
+    rounding = f"{report.rounding}." if report.rounding else ""
     notes = [note for note in (restricted, report.calibration, rounding) if note]
     return render_page("check.html", report=report, engines=engines, summary=summary(report), about=about, notes=notes)
 
