@@ -976,7 +976,11 @@ def test_the_rounding_of_a_module_that_has_no_fp64_is_not_known(reference: Refer
     def refuse() -> Engine:
         raise RuntimeError("expected scalar type Float but found Double")
 
-    assert eager_rounding(reference, refuse) == Rounding()
+    unknown = eager_rounding(reference, refuse)
+    assert unknown == Rounding()
+    for rounding in (unknown, reference.rounding):
+        report = Report(1, 1, "nothing", "", {}, {}, {}, rounding)
+        assert ("rounds by up to" in str(report)) is (rounding is not unknown)
 
 
 def test_loosened_tolerances_are_shown(bundle: Path, run: Path, reference: Reference) -> None:

@@ -15,10 +15,13 @@ MOST = 10
 
 @dataclass(frozen=True)
 class Rounding:
-    """Largest differences of eager PyTorch from itself in fp64, eager's own tokens fed."""
+    """Largest differences of eager PyTorch from itself in fp64, eager's own tokens fed; zeros: they are not known."""
 
     encoder: float = 0.0
     scores: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.encoder or self.scores)
 
     def __str__(self) -> str:
         return (
