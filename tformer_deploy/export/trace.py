@@ -60,6 +60,7 @@ def trace(module: GraphModule) -> ir.Model:
         exported = torch.export.export(
             module, inputs, dynamic_shapes=(dynamic,), prefer_deferred_runtime_asserts_over_guards=True
         )
+        drop_assertions(exported.graph)
         # Not optimized, as weights would lose their names; `simplify` does it.
         program = torch.onnx.export(
             exported, dynamo=True, opset_version=module.recipe.opset, output_names=names, optimize=False, verbose=False
@@ -90,6 +91,14 @@ def example_sizes(module: GraphModule) -> dict[str, int]:
         "capacity": 11,
         "listed": min(13, config.tgt_vocab),
     }
+
+
+def drop_assertions(graph: torch.fx.Graph) -> None:
+    """No assertions on sizes, and nothing computed for them alone: graphs have none, and the exporter traces once more."""
+    for node in list(graph.nodes):
+        if str(node.target).startswith("aten._assert_"):
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
 
 
 def rename_weights(graph: ir.Graph) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript.optimizer import fold_constants
-from onnxscript.rewriter import rewrite
+from onnxscript.rewriter import RewriteRuleSet, rewrite
+from onnxscript.rewriter.rules import common as known
 
 from .rewriting import Builder, behind, constant_of, made_by
 
@@ -19,6 +20,33 @@ MAX_FOLDED, MAX_NUMBERS = 1024, 8
 
 
 PREFIXES = {"float32": "float", "int64": "ints", "int32": "int32s", "bool": "bools"}
+RULES = RewriteRuleSet(
+    [
+        *RewriteRuleSet([known.add_0_rule, known.mul_by_1_rule], commute=True),
+        known.sub_0_rule,
+        known.div_by_1_rule,
+        known.min_min_rule,
+        known.max_max_rule,
+        known.min_max_rule,
+        known.max_min_rule,
+        known.no_op_cast_rule,
+        known.cast_cast_rule,
+        known.no_op_expand_rule,
+        known.no_op_transpose_rule,
+        known.transpose_transpose_rule,
+        known.reshape_reshape_rule,
+        known.squeeze_reshape_1d_rule,
+        known.unsqueeze_unsqueeze_rule,
+        known.one_reshape_matmul_reshape_rule,
+        known.two_reshapes_matmul_reshape_rule,
+        known.collapse_slice_rule,
+        known.collapse_slice2_rule,
+        known.materialize_reshape_shape_rule,
+        known.no_op_static_scatter_nd_rule,
+        known.no_op_dynamic_scatter_nd_rule,
+    ]
+)
+"""onnxscript's, without those of convolutions and their kind: each is tried on each node, which takes time."""
 
 
 def simplify(model: ir.Model, rules: bool = True) -> None:
@@ -26,10 +54,10 @@ def simplify(model: ir.Model, rules: bool = True) -> None:
 
     `rules`: also onnxscript's, which choose operators of their own, as Clip for Min and Max.
     """
-    for _ in range(2):
+    for again in (False, True):
         fold_constants(model, input_size_limit=MAX_FOLDED, should_fold=_not_a_weight)
-        if rules:
-            rewrite(model)
+        if rules and not again:
+            rewrite(model, RULES)
         common.IdentityEliminationPass()(model)
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         _share_numbers(model.graph)
