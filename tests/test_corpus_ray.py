@@ -1,7 +1,5 @@
 """`tformer corpus` on a real Ray cluster of several nodes on this machine: the same bytes, whatever is killed.
 
-pytestmark = pytest.mark.long
-
 TFORMER_CORPUS_KILLS=20 kills more often; TFORMER_CORPUS_SEED makes the moments others.
 """
 
@@ -44,6 +42,7 @@ SEED = int(os.environ.get("TFORMER_CORPUS_SEED", 1))
 OPTIONS = ("--batch-tokens", 64, "--beams", 5, "--n-best", 2)
 """Windows of 1,024 bytes."""
 LINES = number_lines(6000)
+FEW = LINES[:400]
 
 
 class Machines:
@@ -106,18 +105,30 @@ def command(machines: Machines, text: Path, out: Path, *more: object) -> list[st
     return [str(word) for word in (*COMMAND, "corpus", BUNDLE, *OPTIONS, *where, "--merge", "--json", *more)]
 
 
-def check(out: Path, expected: bytes) -> list[dict[str, Any]]:
+def check(out: Path, expected: bytes, count: int = len(LINES)) -> list[dict[str, Any]]:
     """No line is lost, none is there twice, and every file is listed."""
     assert (out / "merged.txt").read_bytes() == expected
     listed = [json.loads(line) for line in (out / LIST).read_text().splitlines()]
     assert [record["first"] for record in listed] == [0, *accumulate(record["lines"] for record in listed[:-1])]
-    assert sum(record["lines"] for record in listed) == len(LINES)
+    assert sum(record["lines"] for record in listed) == count
     assert [record["file"] for record in listed] == [path.name for path in shards(out)]
     assert not list(out.rglob(".*"))
     return listed
 
 
-@pytest.mark.parametrize(("workers", "size"), [pytest.param(1, 3000, marks=pytest.mark.long), (4, 100)])
+def test_a_few_lines_equal_translate(machines: Machines, tmp_path: Path) -> None:
+    """Three workers need both nodes."""
+    text = write(tmp_path / "few.txt", FEW)
+    direct = run_here("translate", BUNDLE, *OPTIONS, stdin=text.read_bytes())
+    words = command(machines, text, tmp_path / "out", "--workers", 3, "--shard-lines", 50)
+    done = subprocess.run(words, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    check(tmp_path / "out", direct.stdout, len(FEW))
+    assert json.loads(done.stderr.splitlines()[-1])["workers"] == 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("workers", "size"), [(1, 3000), (4, 100)])
 def test_equals_translate(
     machines: Machines, text: Path, expected: bytes, workers: int, size: int, tmp_path: Path
 ) -> None:
@@ -131,6 +142,7 @@ def test_equals_translate(
     assert lines[-1]["workers"] == workers and lines[-1]["lines"] == len(LINES)
 
 
+@pytest.mark.long
 def test_kills_at_random_moments(machines: Machines, text: Path, expected: bytes, tmp_path: Path) -> None:
     """Of a worker, of a node, of the driver, which is started again."""
     rng, kinds = random.Random(SEED), ["worker", "node", "driver"]
