@@ -13,6 +13,8 @@ from ..errors import LimitError, NotNumbers
 from .options import DecodeOptions
 
 _END = -1
+_SORTED = 512
+"""Up to this many scores a row are sorted, all rows at once, which is faster than to look for the best ones."""
 LEAST = -1e4
 """No row's best log-probability is below: it is at least minus the logarithm of the vocabulary's size."""
 
@@ -174,9 +176,11 @@ def are_among(ids: Ints, few: Ints) -> NDArray[np.bool_]:
 def best_tokens(scores: Floats, count: int) -> Ints:
     """Ids (..., count) of the highest of scores (..., V), best first, equal ones by the lower id. NaN is lowest."""
     rows = scores.reshape(-1, scores.shape[-1])
+    rows = np.where(np.isnan(rows), -np.inf, rows)
+    if rows.shape[1] <= _SORTED:
+        return np.argsort(-rows, kind="stable")[:, :count].astype(np.int32).reshape(*scores.shape[:-1], count)
     found = np.empty((len(rows), count), np.int32)
-    for row, out in zip(rows, found, strict=True):
-        value = np.where(np.isnan(row), -np.inf, row)
+    for value, out in zip(rows, found, strict=True):
         least = np.partition(value, -count)[-count]
         ids = np.flatnonzero(value >= least)
         out[:] = ids[np.argsort(-value[ids], kind="stable")[:count]]

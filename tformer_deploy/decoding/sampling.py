@@ -20,6 +20,7 @@ _BEST = 1024
 """Tokens that are ranked first for `top_p`; all of them only where these are too few."""
 _MOVES = 16 * 0.8 ** np.arange(100)
 """Sizes of changes that a nucleus is tried with."""
+_GROWTH = np.exp(_MOVES)
 
 
 def uniforms(seed: int, numbers: NDArray[np.int64], samples: Ints, step: int) -> Doubles:
@@ -83,8 +84,9 @@ def _draw(
     weights = np.exp(x)
     nuclei = []
     if options.top_p < 1:
-        for one, x_one, weights_one in zip(scores, x, weights, strict=True):
-            nucleus, inside = _nucleus(one, x_one, weights_one, options.top_p)
+        ranked = best_tokens(scores, min(_BEST, scores.shape[1]))
+        for one, x_one, weights_one, best in zip(scores, x, weights, ranked, strict=True):
+            nucleus, inside = _nucleus(one, x_one, weights_one, best, options.top_p)
             kept = np.zeros_like(weights_one)
             kept[inside] = weights_one[inside]
             weights_one[:] = kept
@@ -147,8 +149,8 @@ class _Nucleus:
         falling = -self.x
         # The tokens at which a sum surely below, and surely not below `top_p`, ends.
         earliest, latest = (
-            np.minimum(np.searchsorted(self.reached[1:], self.total / (1 + odds * np.exp(d))), count - 1)
-            for d in (_MOVES, -_MOVES)
+            np.minimum(np.searchsorted(self.reached[1:], self.total / (1 + odds * change)), count - 1)
+            for change in (_GROWTH, 1 / _GROWTH)
         )
         # Tokens before `first` are inside in any case, those from `end` on are not.
         first = np.searchsorted(falling, falling[earliest] - _MOVES)
@@ -163,16 +165,16 @@ class _Nucleus:
         return float(np.max(_MOVES, where=safe >= _MOVES / 4, initial=0.0))
 
 
-def _nucleus(scores: Floats, x: Doubles, weights: Doubles, top_p: float) -> tuple[_Nucleus, Ints]:
-    """The nucleus of scores (V), and its tokens, best first."""
+def _nucleus(scores: Floats, x: Doubles, weights: Doubles, best: Ints, top_p: float) -> tuple[_Nucleus, Ints]:
+    """The nucleus of scores (V), of which `best` are ranked, and its tokens, best first."""
     total = float(np.cumsum(weights)[-1])
-    for count in (min(_BEST, len(scores)), len(scores)):
-        best = best_tokens(scores, count)
-        reached = np.concatenate(([0.0], np.cumsum(weights[best])))
-        if reached[-1] >= top_p * total:
-            break
-    size = min(int(np.searchsorted(reached[1:], top_p * total)) + 1, count)
-    return _Nucleus(top_p, x[best], reached, total, size, count == len(scores)), best[:size]
+    reached = np.cumsum(weights[best])
+    if reached[-1] < top_p * total:
+        best = best_tokens(scores, len(scores))
+        reached = np.cumsum(weights[best])
+    size = min(int(np.searchsorted(reached, top_p * total)) + 1, len(best))
+    sums = np.concatenate(([0.0], reached))
+    return _Nucleus(top_p, x[best], sums, total, size, len(best) == len(scores)), best[:size]
 
 
 def _gap(higher: Floats, lower: Floats) -> Doubles:
