@@ -94,7 +94,7 @@ def example_sizes(module: GraphModule) -> dict[str, int]:
 
 
 def drop_assertions(graph: torch.fx.Graph) -> None:
-    """No assertions on sizes, and nothing computed for them alone: graphs have none, and the exporter traces once more."""
+    """No assertions on sizes, nor what is computed for them: ONNX has none, and the exporter would trace them again."""
     for node in list(graph.nodes):
         if str(node.target).startswith("aten._assert_"):
             graph.erase_node(node)
