@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -212,15 +213,14 @@ def test_other_special_ids_go_from_checkpoint_to_output(tmp_path: Path) -> None:
             assert translator.tokenizers.target.encode("w1 zebra") == [1, 4]
 
 
-def test_a_bundle_whose_tokenizers_differ_is_refused(tmp_path: Path) -> None:
+def test_a_bundle_whose_tokenizers_differ_is_refused(bundle: Path, tmp_path: Path) -> None:
     """Also one that an earlier version exported although they did."""
-    run = checkpoint(tmp_path / "run", CONFIG, Tokenizers(words(), words()))
-    export_checked(run, tmp_path / "bundle")
+    shutil.copytree(bundle, tmp_path / "bundle")
     manifest = json.loads((tmp_path / "bundle/manifest.json").read_text())
-    manifest["tokenizer"]["target"]["specials"]["eos"] = 3
+    manifest["tokenizer"]["target"]["specials"]["eos"] = 0
     write_json(tmp_path / "bundle/manifest.json", manifest)
     with pytest.raises(
-        ArtifactError, match=r"model\.eos_id=0, but the target tokenizer's eos is 3: .* export it again"
+        ArtifactError, match=r"model\.eos_id=3, but the target tokenizer's eos is 0: .* export it again"
     ):
         load(tmp_path / "bundle")
 
