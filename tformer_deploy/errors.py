@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 
@@ -90,6 +91,15 @@ def missing_extra(error: ModuleNotFoundError) -> MissingExtra:
     if extra is None:
         return MissingExtra(f"the Python package '{module}' is not installed: pip install {module}")
     return MissingExtra(f"the package '{module}' is not installed: pip install 'tformer-deploy[{extra}]'")
+
+
+@contextmanager
+def extras() -> Iterator[None]:
+    """Around imports, or a function that imports. Raises MissingExtra for a package that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from None
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -50,10 +49,8 @@ class RestrictedEngine(SameStep):
         self.engine.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.engine.__exit__(kind, error, trace)
+    def __exit__(self, *why: object) -> None:
+        self.engine.__exit__(*why)
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> RestrictedState:
         """See `Engine.encode`."""

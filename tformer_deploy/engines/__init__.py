@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..bundle import Bundle
 from ..config import check_whole
 from ..contract import MEMORY_GRAPH
-from ..errors import ConfigError, EngineError, missing_extra, unknown
+from ..errors import ConfigError, EngineError, extras, unknown
 from ..plans import PRECISIONS, trt_variant
 from ..recipe import Recipe
 from ..shortlist import open_shortlist
@@ -56,23 +56,21 @@ def engine_names(bundle: Bundle) -> list[str]:
     With graphs for TensorRT also `trt`, `trt:PRECISION` for plans of one precision, and ONNX Runtime on a GPU. With
     programs `native`, which is the first, and `native:NAME`.
     """
-    names = ["eager", "eager@cuda", "ort", *(f"ort:{name}" for name in _in_ort(bundle))]
+    variants = _variants(bundle)
+    names = ["eager", "eager@cuda", "ort", *(f"ort:{name}" for name in variants["ort"][1:])]
     for name, recipe in bundle.variants.items():
         if recipe.target == "trt":
             names += [f"ort:{name}@cuda", "trt", *(f"trt:{precision}" for precision in PRECISIONS)]
-    names += ["cpp", *(f"cpp:{name}" for name in _in_cpp(bundle))]
-    programs = programs_of(bundle)
+    names += ["cpp", *(f"cpp:{name}" for name in variants["cpp"][1:])]
+    programs = variants["native"]
     return [*names, *(["native"] if programs else []), *(f"native:{name}" for name in programs)]
 
 
-def _in_ort(bundle: Bundle) -> list[str]:
-    """Variants that ONNX Runtime runs: all but programs."""
-    return [name for name, recipe in bundle.variants.items() if recipe.target != "native"]
-
-
-def _in_cpp(bundle: Bundle) -> list[str]:
-    """Variants that the C++ runtime runs by ONNX Runtime: all but those for TensorRT, and programs."""
-    return [name for name in _in_ort(bundle) if bundle.variants[name].target != "trt"]
+def _variants(bundle: Bundle) -> dict[str, list[str]]:
+    """What `--variant` may be of the backends that run graphs or programs, the standard graphs first."""
+    ort = [name for name, recipe in bundle.variants.items() if recipe.target != "native"]
+    cpp = [name for name in ort if bundle.variants[name].target != "trt"]
+    return {"ort": [STANDARD, *ort], "cpp": [STANDARD, *cpp], "native": programs_of(bundle)}
 
 
 def programs_of(bundle: Bundle) -> list[str]:
@@ -114,12 +112,7 @@ def engine_name(backend: str, variant: str | None, bundle: Bundle, device: str =
         return f"{backend}:{programs_of(bundle)[0]}"
     if variant is None or (variant == STANDARD and backend in ("ort", "cpp")):
         return backend
-    names = {
-        "ort": [STANDARD, *_in_ort(bundle)],
-        "cpp": [STANDARD, *_in_cpp(bundle)],
-        "native": programs_of(bundle),
-        "trt": PRECISIONS,
-    }.get(backend)
+    names = {**_variants(bundle), "trt": list(PRECISIONS)}.get(backend)
     if names is None:
         raise ConfigError(f"--variant {variant}: {backend} has no variants")
     if variant not in names:
@@ -149,8 +142,7 @@ def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, dev
     found: list[str] = []
     for backend in backends:
         check_name(backend, bundle)
-        graphs = [STANDARD, *_in_ort(bundle)], [STANDARD, *_in_cpp(bundle)], programs_of(bundle)
-        runs = dict(zip(("ort", "cpp", "native"), graphs, strict=True)).get(backend)
+        runs = _variants(bundle).get(backend)
         chosen: list[str | None] = [] if runs is None else [*variants]
         if runs is not None and not chosen and device == "cpu":
             chosen += runs
@@ -182,6 +174,7 @@ def threads_each(threads: int, workers: int) -> int:
     return threads or max(1, len(os.sched_getaffinity(0)) // workers)
 
 
+@extras()
 def make_engine(
     name: str, bundle: Bundle, checkpoint: Path | None = None, threads: int = 0, shortlist: bool = False
 ) -> Engine:
@@ -199,43 +192,39 @@ def make_engine(
         usable = [each for each, recipe in bundle.variants.items() if recipe.target in LISTING]
         raise ConfigError(f"--shortlist: {name} has no graphs for it: use a variant of {', '.join(usable) or 'int8'}")
     lists = open_shortlist(bundle, parts.variant) if shortlist else None
-    try:
-        if parts.backend == "trt":
-            from .trt.engine import TrtEngine
+    if parts.backend == "trt":
+        from .trt.engine import TrtEngine
 
-            return TrtEngine(bundle, parts.variant)
-        if parts.backend == "cpp":
-            from .cpp import CppEngine
+        return TrtEngine(bundle, parts.variant)
+    if parts.backend == "cpp":
+        from .cpp import CppEngine
 
-            return CppEngine(bundle, threads, parts.variant, shortlist)
-        if parts.backend == "native":
-            from .native import NativeEngine
+        return CppEngine(bundle, threads, parts.variant, shortlist)
+    if parts.backend == "native":
+        from .native import NativeEngine
 
-            return NativeEngine(bundle, threads, parts.variant or programs_of(bundle)[0], shortlist)
-        if name == "ort":
-            from .ort.standard import OrtEngine
+        return NativeEngine(bundle, threads, parts.variant or programs_of(bundle)[0], shortlist)
+    if name == "ort":
+        from .ort.standard import OrtEngine
 
-            return OrtEngine(bundle, threads)
-        if parts.backend == "ort":
-            if bundle.variants[parts.variant].target == "trt":
-                trt_variant(bundle)  # refuses graphs of an older version
-                from .ort.choosing import ChoosingEngine
+        return OrtEngine(bundle, threads)
+    if parts.backend == "ort":
+        if bundle.variants[parts.variant].target == "trt":
+            trt_variant(bundle)  # refuses graphs of an older version
+            from .ort.choosing import ChoosingEngine
 
-                return ChoosingEngine(bundle, threads, parts.variant, parts.device)
-            from .ort.in_place import InPlaceEngine
+            return ChoosingEngine(bundle, threads, parts.variant, parts.device)
+        from .ort.in_place import InPlaceEngine
 
-            return InPlaceEngine(bundle, threads, parts.variant, lists)
-        return _eager(bundle, checkpoint, threads, parts.device)
-    except ModuleNotFoundError as error:
-        raise missing_extra(error) from None
+        return InPlaceEngine(bundle, threads, parts.variant, lists)
+    return _eager(bundle, checkpoint, threads, parts.device)
 
 
+@extras()
 def require_native() -> None:
     """Raise MissingExtra where programs cannot be run."""
-    try:
-        from .native import check_version
-    except ModuleNotFoundError as error:
-        raise missing_extra(error) from None
+    from .native import check_version
+
     check_version()
 
 
@@ -246,6 +235,7 @@ def encoder_names(bundle: Bundle) -> list[str]:
     return found + [f"native:{name}" for name in programs_of(bundle) if bundle.variants[name].memory]
 
 
+@extras()
 def make_encoder(name: str, bundle: Bundle, checkpoint: Path | None = None, threads: int = 0) -> Encoder:
     """`eager`, or an engine of `encoder_names`, for the encoder alone; not entered yet.
 
@@ -266,18 +256,15 @@ def make_encoder(name: str, bundle: Bundle, checkpoint: Path | None = None, thre
         use = f"use --variant {' or '.join(others)}" if others else "export it again with --memory, or use eager"
         what = f"variant {parts.variant}" if parts.variant else "the standard graphs"
         raise ConfigError(f"{bundle.directory}: {what} cannot run the encoder alone: {use}")
-    try:
-        if parts.backend == "eager":
-            return _eager(bundle, checkpoint, threads, parts.device)
-        if parts.backend == "native":
-            from .native import NativeEngine
+    if parts.backend == "eager":
+        return _eager(bundle, checkpoint, threads, parts.device)
+    if parts.backend == "native":
+        from .native import NativeEngine
 
-            return NativeEngine(bundle, threads, parts.variant)
-        from .ort.memory import OrtMemory
+        return NativeEngine(bundle, threads, parts.variant)
+    from .ort.memory import OrtMemory
 
-        return OrtMemory(bundle, threads, parts.variant)
-    except ModuleNotFoundError as error:
-        raise missing_extra(error) from None
+    return OrtMemory(bundle, threads, parts.variant)
 
 
 def _eager(bundle: Bundle, directory: Path | None, threads: int, device: str) -> EagerEngine:

@@ -11,7 +11,6 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import astuple, dataclass, field, replace
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -162,9 +161,7 @@ class AheadEngine(SameStep, ABC):
         self._lock, self._open = threading.Lock(), True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         self._open = False
         self._idle.clear()
 

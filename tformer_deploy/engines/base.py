@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from operator import ge
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -59,12 +59,8 @@ class Limits:
     def sentences(self, beams: int, src_tokens: int, tgt_tokens: int) -> int:
         """Most sentences of a batch with that many rows each, that long; 1 where there are no such sizes at all."""
         wanted = beams, src_tokens, tgt_tokens
-        fits = [p.batch for p in self.profiles if all(a >= b for a, b in zip(_row(p), wanted, strict=True))]
+        fits = [p.batch for p in self.profiles if all(map(ge, (p.beams, p.src_len, p.capacity), wanted))]
         return max(fits, default=1) if self.profiles else self.batch
-
-
-def _row(profile: Profile) -> tuple[int, int, int]:
-    return profile.beams, profile.src_len, profile.capacity
 
 
 @dataclass(frozen=True)
@@ -121,9 +117,7 @@ class Engine(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *why: object) -> None: ...
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> State:
         """src_ids (B, S) right-padded, src_lengths (B) -> the state of B sentences with one beam each."""
@@ -183,9 +177,7 @@ class Encoder(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *why: object) -> None: ...
 
     def memory(self, src_ids: Ints, src_lengths: Ints) -> Floats:
         """src_ids (B, S) right-padded, src_lengths (B) -> the encoder's output (B, S, d), anything at padding.

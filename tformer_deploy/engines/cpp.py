@@ -10,11 +10,12 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
+from threading import Lock
 from typing import IO, Any, Self
 
 import numpy as np
@@ -90,7 +91,7 @@ class CppState:
 
 
 class CppEngine:
-    """Runs a bundle's standard graphs, or a variant's, in C++."""
+    """Runs a bundle's standard graphs, or a variant's, in C++. Threads take turns, a request and its answer each."""
 
     searches, batch_tokens = False, BATCH_TOKENS
 
@@ -102,7 +103,7 @@ class CppEngine:
         self.attention, self.admits, self.precision = False, False, str(self.recipe.precision)
 
     def __enter__(self) -> Self:
-        self._program, self._freed = program(), list[int]()
+        self._program, self._freed, self._turn = program(), list[int](), Lock()
         # A file, as nobody reads a pipe while the program writes.
         self._stderr: IO[bytes] = tempfile.TemporaryFile()
         threads, shortlist = self.threads, int(self.shortlist)
@@ -132,10 +133,8 @@ class CppEngine:
             raise EngineError(f"the C++ engine reads other limits from the bundle: {limits}, not {own}")
         self.attention, self.admits = map(bool, abilities)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end(kill=kind is not None)
+    def __exit__(self, *why: object) -> None:
+        self._end(kill=why[0] is not None)
 
     def _end(self, kill: bool) -> None:
         if kill:
@@ -149,25 +148,26 @@ class CppEngine:
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> CppState:
         """See `Engine.encode`."""
-        self._ask(ENCODE, None, src_ids, src_lengths, *_words(outlook))
-        return CppState(int(self._ints()[0]), src_ids.shape[1], len(src_ids), self._freed)
+        with self._asked(ENCODE, None, src_ids, src_lengths, *_words(outlook)):
+            return CppState(int(self._ints()[0]), src_ids.shape[1], len(src_ids), self._freed)
 
     def admit(self, state: CppState, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
         """See `Engine.admit`."""
-        self._ask(ADMIT, state, src_ids, src_lengths, *_words(outlook))
+        with self._asked(ADMIT, state, src_ids, src_lengths, *_words(outlook)):
+            pass
         state.src_tokens = max(state.src_tokens, src_ids.shape[1])
         state.sentences += len(src_ids)
 
     def best(self, beams: int, state: CppState) -> int:
         """See `Engine.best`."""
-        self._ask(BEST, state, [beams])
-        return int(self._ints()[0])
+        with self._asked(BEST, state, [beams]):
+            return int(self._ints()[0])
 
     def step(self, tokens: Ints, state: CppState, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`."""
-        self._ask(STEP, state, tokens, [full, attention])
-        best = int(self._ints()[0])
-        ids, scores, log_probs, looked = self._ints(), self._floats(), self._floats(), self._floats()
+        with self._asked(STEP, state, tokens, [full, attention]):
+            best = int(self._ints()[0])
+            ids, scores, log_probs, looked = self._ints(), self._floats(), self._floats(), self._floats()
         sizes = best, best, self.config.tgt_vocab if full else 0, state.src_tokens if attention else 0
         for array, size in zip((ids, scores, log_probs, looked), sizes, strict=True):
             if array.size != tokens.size * size:
@@ -178,15 +178,16 @@ class CppEngine:
     def reorder(self, state: CppState, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
         kept = range(state.sentences) if sentences is None else sentences
-        self._ask(REORDER, state, parents, kept)
+        with self._asked(REORDER, state, parents, kept):
+            pass
         state.sentences = len(kept)
 
     def cross_keys_values(self, state: CppState) -> list[Floats]:
         """See `Engine.cross_keys_values`."""
-        self._ask(CROSS, state)
         side = self.config.decoder
         shape = -1, side.heads, state.src_tokens, side.head_dim
-        return [self._floats().reshape(shape) for _ in range(2 * side.layers)]
+        with self._asked(CROSS, state):
+            return [self._floats().reshape(shape) for _ in range(2 * side.layers)]
 
     def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
         """See `Engine.layers`: the runtime shows none. Raises EngineError."""
@@ -197,8 +198,8 @@ class CppEngine:
         assert not (asked.prefixes or asked.allowed or asked.strict)
         text = json.dumps(asked.options).encode()
         words = np.frombuffer(text.ljust(-(-len(text) // 4) * 4), np.int32)
-        self._ask(SEARCH, None, asked.src_ids, asked.src_lengths, list(asked.numbers), words)
-        counts, outputs = self._ints().tolist(), self._ints()
+        with self._asked(SEARCH, None, asked.src_ids, asked.src_lengths, list(asked.numbers), words):
+            counts, outputs = self._ints().tolist(), self._ints()
         found: list[list[FoundOutput]] = []
         place = 0
         for count in counts:
@@ -210,6 +211,13 @@ class CppEngine:
                 found[-1].append(FoundOutput(ids, None if end_id < 0 else end_id, score, value))
                 place += 6 + size
         return found
+
+    @contextmanager
+    def _asked(self, call: int, state: CppState | None, *arrays: Ints | Sequence[int]) -> Iterator[None]:
+        """A request whose answer the block reads; other threads wait. Raises what `_ask` does."""
+        with self._turn:
+            self._ask(call, state, *arrays)
+            yield
 
     def _ask(self, call: int, state: CppState | None, *arrays: Ints | Sequence[int]) -> None:
         """Send a request and read its status. Raises the program's error, EngineError where it has ended."""

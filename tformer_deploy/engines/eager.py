@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, cast
 
 import numpy as np
@@ -44,9 +43,7 @@ class EagerEngine(SameStep):
         self.model.eval()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         self.model.train(self._was_training)
 
     def in_double(self) -> EagerEngine:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tformer_native import Error, Model, State
@@ -57,9 +56,7 @@ class NativeEngine:
         self.batch_tokens = self._model.batch_tokens
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         self._model = self._allowed = None
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> State:

@@ -215,9 +215,9 @@ def round_model(model: Seq2Seq, recipe: Recipe, ranges: Ranges) -> Seq2Seq:
     for name, module in cast(nn.Module, copied).named_modules():
         if isinstance(module, nn.Embedding):
             module.weight = _frozen(_by_columns(module.weight))
-        elif isinstance(module, nn.Linear) and (limits := ranges[name]):
+        elif isinstance(module, nn.Linear) and (limits := ranges.get(name)):
             in_encoder = name.startswith("encoder.") or name.endswith((".cross.key", ".cross.value"))
-            weight = dict(cast(nn.Module, model).named_modules())[name].weight
+            weight = module.weight
             if in_encoder or not recipe.group_size:
                 least, largest = limits[:2]
                 shrink = torch.ones(()) if limits.shrink is None else torch.from_numpy(limits.shrink)

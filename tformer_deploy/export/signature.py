@@ -16,12 +16,6 @@ _EXPRESSIONS = {
 }
 """What a trace calls sizes that follow from others, without spaces -> their names."""
 
-_DTYPES: dict[int, str] = {
-    onnx.TensorProto.INT32: "int32",
-    onnx.TensorProto.FLOAT: "float32",
-    onnx.TensorProto.INT8: "int8",
-}
-
 
 def read_signature(model: onnx.ModelProto) -> Signature:
     """Inputs and outputs of a graph as they stand in the file."""
@@ -60,4 +54,4 @@ def compare_signature(graph: str, found: Signature, expected: Signature) -> None
 def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     tensor = value.type.tensor_type
     shape = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
-    return TensorSpec(value.name, _DTYPES.get(tensor.elem_type, f"onnx type {tensor.elem_type}"), shape)
+    return TensorSpec(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape)

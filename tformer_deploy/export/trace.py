@@ -55,8 +55,7 @@ def trace(module: GraphModule) -> ir.Model:
             example.fill_(sizes["src_len"])
     shapes = [spec.shape for spec in expected.inputs]
     dynamic = tuple({i: Dim.DYNAMIC for i, size in enumerate(shape) if isinstance(size, str)} for shape in shapes)
-    # torch prints the graph of a trace that fails.
-    with quiet(), without_collector(), torch.no_grad(), redirect_stderr(io.StringIO()):
+    with quiet(), torch.no_grad():
         exported = torch.export.export(
             module, inputs, dynamic_shapes=(dynamic,), prefer_deferred_runtime_asserts_over_guards=True
         )
@@ -121,32 +120,19 @@ def keep_contract(model: ir.Model, name: str, expected: Signature) -> None:
         value.shape = ir.Shape(spec.shape)
 
 
-class quiet:
-    """Silence the exporter's notices; its errors are exceptions."""
-
-    def __enter__(self) -> None:
-        self._warnings = warnings.catch_warnings()
-        self._warnings.__enter__()
-        warnings.simplefilter("ignore")
-        names = ("torch.onnx", "onnxscript", "onnx_ir", "torch.fx.experimental.symbolic_shapes")
-        self._loggers = [logging.getLogger(name) for name in names]
-        self._levels = [logger.level for logger in self._loggers]
-        for logger in self._loggers:
-            logger.setLevel(logging.ERROR)
-
-    def __exit__(self, *details: Any) -> None:
-        for logger, level in zip(self._loggers, self._levels, strict=True):
-            logger.setLevel(level)
-        self._warnings.__exit__(*details)
-
-
 @contextmanager
-def without_collector() -> Iterator[None]:
-    """No search for garbage: what a trace makes lives until its end, and the search takes a tenth of the time."""
-    was = gc.isenabled()
+def quiet() -> Iterator[None]:
+    """No notices of the exporter, whose errors are exceptions; torch prints the graph of a trace that fails.
+
+    Nor a search for garbage: what a trace makes lives until its end, and the search takes a tenth of the time.
+    """
+    disabled, collects = logging.root.manager.disable, gc.isenabled()
+    logging.disable(logging.WARNING)
     gc.disable()
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"), redirect_stderr(io.StringIO()):
+            yield
     finally:
-        if was:
+        logging.disable(disabled)
+        if collects:
             gc.enable()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -50,13 +49,11 @@ class ChoosingEngine(AheadEngine, OrtGraphs):
             self._try()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         if self._thread:
             self._thread.shutdown()
-        super().__exit__(kind, error, trace)
-        OrtGraphs.__exit__(self, kind, error, trace)
+        super().__exit__(*why)
+        OrtGraphs.__exit__(self, *why)
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> AheadState:
         """See `Engine.encode`."""

@@ -172,12 +172,7 @@ class InPlaceEngine(OrtEngine):
         filled[: len(ids)] = ids
         mask = np.full((len(allowed), 1, size), -np.inf, np.float32)
         mask[:, 0, : len(ids)][allowed[:, ids]] = 0
-        binding = self._rows.io_binding()
-        binding.bind_cpu_input(LISTED.name, filled)
-        for name in self._listed:
-            binding.bind_output(name)
-        self.run(self._rows, binding)
-        gathered = dict(zip(self._listed, binding.get_outputs(), strict=True))
+        gathered = dict(zip(self._listed, self.call(self._rows, {LISTED.name: filled}, self._listed), strict=True))
         return Listed(ids, {LISTED.name: OrtValue.ortvalue_from_numpy(filled), **gathered}, mask)
 
     def reorder(self, state: Any, parents: Ints, sentences: Ints | None = None) -> None:

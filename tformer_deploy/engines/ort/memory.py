@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -25,20 +24,15 @@ class OrtMemory(OrtGraphs):
         self._memory = self._session(MEMORY_GRAPH, SHORT_SPIN_US)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         del self._memory
 
     def memory(self, src_ids: Ints, src_lengths: Ints) -> Floats:
         """See `Encoder.memory`."""
         check_request(src_ids, src_lengths, self.config, self.limits)
-        binding = self._memory.io_binding()
-        binding.bind_cpu_input("src_ids", np.ascontiguousarray(src_ids, np.int32))
-        binding.bind_cpu_input("src_lengths", np.ascontiguousarray(src_lengths, np.int32))
-        binding.bind_output("memory")
-        self.run(self._memory, binding)
-        found = view(binding.get_outputs()[0])
+        inputs = {"src_ids": src_ids, "src_lengths": src_lengths}
+        feed = {name: np.ascontiguousarray(array, np.int32) for name, array in inputs.items()}
+        found = view(self.call(self._memory, feed, ["memory"])[0])
         if found.shape != (*src_ids.shape, self.config.encoder.width):
             path = self.bundle.graph(MEMORY_GRAPH, self.variant)
             raise EngineError(f"{path} returns 'memory' of {list(found.shape)}: export the bundle again")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from ...bundle import Bundle
 from ...contract import Signature, caches, signature
-from ...errors import ArtifactError, EngineError, LimitError, missing_extra
+from ...errors import ArtifactError, EngineError, LimitError, extras
 from ..base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 from .library import (
     CPU,
@@ -80,9 +79,7 @@ class OrtGraphs(SameStep):
             self._encoder, self._step = (session.result() for session in sessions)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         del self._encoder, self._step
 
     def run(self, session: InferenceSession, binding: Any, options: RunOptions | None = None) -> None:
@@ -94,12 +91,20 @@ class OrtGraphs(SameStep):
             remedy = "use smaller batches" if "alloc" in said else "export the bundle again if tformer check fails too"
             raise EngineError(f"onnxruntime {ort.__version__} stopped in {where}: {said}: {remedy}") from None
 
+    def call(self, session: InferenceSession, feed: Mapping[str, Any], names: Sequence[str]) -> list[OrtValue]:
+        """Some outputs of a session, for arrays and OrtValues. Raises EngineError."""
+        binding = session.io_binding()
+        for name, value in feed.items():
+            (binding.bind_cpu_input if isinstance(value, np.ndarray) else binding.bind_ortvalue_input)(name, value)
+        for name in names:
+            binding.bind_output(name)
+        self.run(session, binding)
+        return binding.get_outputs()  # type: ignore[no-any-return]
+
     def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
         """See `Engine.layers`. Raises MissingExtra where onnx is not installed."""
-        try:
+        with extras():
             from .layers import layer_values
-        except ModuleNotFoundError as error:
-            raise missing_extra(error) from None
         return layer_values(self, src_ids, src_lengths, tgt_ids)
 
     def options(self, spin_us: int) -> SessionOptions:
@@ -168,13 +173,8 @@ class OrtEngine(OrtGraphs):
     def _encode(self, src_ids: Ints, lengths: Ints) -> list[OrtValue]:
         """The encoder's outputs."""
         check_request(src_ids, lengths, self.config, self.limits)
-        binding = self._encoder.io_binding()
-        binding.bind_cpu_input("src_ids", np.ascontiguousarray(src_ids, np.int32))
-        binding.bind_cpu_input("src_lengths", lengths)
-        for name in self._cross:
-            binding.bind_output(name)
-        self.run(self._encoder, binding)
-        return binding.get_outputs()[: len(self._cross)]  # type: ignore[no-any-return]
+        feed = {"src_ids": np.ascontiguousarray(src_ids, np.int32), "src_lengths": lengths}
+        return self.call(self._encoder, feed, self._cross)
 
     def best(self, beams: int, state: Any = None) -> int:
         """See `Engine.best`."""
@@ -188,19 +188,16 @@ class OrtEngine(OrtGraphs):
                 "this bundle's step does not return attention: export with a recipe that has attention = true, "
                 "such as fp32-attention"
             )
-        binding = self._step.io_binding()
-        binding.bind_cpu_input("tokens", np.ascontiguousarray(tokens, np.int32))
-        binding.bind_cpu_input("parents", state.parents)
-        binding.bind_cpu_input("position", np.array([state.position], np.int32))
-        binding.bind_cpu_input("src_lengths", state.src_lengths)
-        for name, value in zip([*self._cross, *self._past], [*state.cross, *state.past], strict=True):
-            binding.bind_ortvalue_input(name, value)
+        feed: dict[str, Any] = {
+            "tokens": np.ascontiguousarray(tokens, np.int32),
+            "parents": state.parents,
+            "position": np.array([state.position], np.int32),
+            "src_lengths": state.src_lengths,
+            **dict(zip([*self._cross, *self._past], [*state.cross, *state.past], strict=True)),
+        }
         asked = {"log_probs": full, "attention": attention}
         names = [name for name in self._outputs if asked.get(name, True)]
-        for name in names:
-            binding.bind_output(name)
-        self.run(self._step, binding)
-        outputs = binding.get_outputs()[: len(names)]
+        outputs = self.call(self._step, feed, names)
         state.past = outputs[-len(self._past) :]
         found = {name: view(value).copy() for name, value in zip(names, outputs[: -len(self._past)], strict=False)}
         self._check(found, tokens.shape)

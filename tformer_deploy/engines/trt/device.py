@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from ...plans import Profile
 from ..ahead import FED, Choice, Record
 from ..base import Floats, Ints, Outlook
 from .api import Kernels, TensorRt
-from .cuda import Event, Graph, Memory, Pinned, Stream, lay_out
+from .cuda import Event, Memory, Pinned, Stream, lay_out
 
 GIVEN = ("src_lengths", "end_id", "live_beams", "src_ids")
 FOUND = ("top_ids", "top_scores")
@@ -47,7 +46,7 @@ class TrtDevice:
         self.engine, self.profile, self.freed, self.not_captured = engine, profile, False, ""
         self._parts: list[Any] = []
         self._contexts: list[Any] = []
-        self._launches: list[Graph | Calls] = []
+        self._launches: list[Callable[[], None]] = []
         """Of even steps, odd steps and the encoder."""
         try:
             self._make(encoder, step)
@@ -104,7 +103,7 @@ class TrtDevice:
         request["end_id"][:] = outlook.end_id
         request["live_beams"][:] = outlook.beams or self.profile.beams
         self._stream.to_device(self._given.address, self._requests, self._given.size)
-        self._timed(self._launches[2].launch)
+        self._timed(self._launches[2])
 
     def feed(self, choice: Choice, step: int) -> None:
         """See `Device.feed`."""
@@ -117,7 +116,7 @@ class TrtDevice:
     def issue(self, step: int) -> None:
         """See `Device.issue`."""
         slot, written = step % len(self._slots), self._turns[1 - step % 2]
-        self._timed(self._launches[step % 2].launch)
+        self._timed(self._launches[step % 2])
         self._stream.to_host(self._slots[slot], written.address, written.size)
         self._ends[slot].record(self._stream)
 
@@ -188,8 +187,8 @@ class TrtDevice:
         self._stream.wait()
         return as_floats(self._fetched[name].bytes, dtype).reshape(shape)
 
-    def _prepare(self, plan: Any, addresses: dict[str, int]) -> Graph | Calls:
-        """A plan's work as a CUDA graph, after a run that loads what it needs; as calls where it cannot be captured."""
+    def _prepare(self, plan: Any, addresses: dict[str, int]) -> Callable[[], None]:
+        """What launches a plan's work, after a run that loads what it needs: a CUDA graph, or calls where it cannot."""
         title, reasons = self.engine.tensorrt.title, self.engine.reasons
         context = self.engine.kernels.make_context(plan)
         if context is None:
@@ -210,10 +209,10 @@ class TrtDevice:
             graph = self._own(self._stream.capture(run))
             graph.launch()  # which takes it to the device
             self._stream.wait()
-            return graph
+            return graph.launch
         except EngineError as error:
             self.not_captured = str(error)
-            return Calls(run)
+            return run
 
 
 def free_all(frees: Iterable[Callable[[], None]], quiet: bool = False) -> None:
@@ -226,13 +225,6 @@ def free_all(frees: Iterable[Callable[[], None]], quiet: bool = False) -> None:
             failures.append(failure)
     if failures and not quiet:
         raise failures[0]
-
-
-@dataclass(frozen=True)
-class Calls:
-    """Work that TensorRT gives to its stream anew each time."""
-
-    launch: Callable[[], None]
 
 
 def tensors_of(plan: Any) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:

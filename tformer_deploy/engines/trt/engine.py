@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ...bundle import Bundle
@@ -57,12 +56,10 @@ class TrtEngine(AheadEngine):
         self._devices: list[TrtDevice] = []
         return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *why: object) -> None:
+        super().__exit__(*why)
         try:
-            free_all([device.free for device in self._devices], quiet=error is not None)
+            free_all([device.free for device in self._devices], quiet=why[1] is not None)
         finally:
             del self._devices, self.kernels, self._loaded, self._runtime
 

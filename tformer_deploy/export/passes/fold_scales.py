@@ -27,7 +27,8 @@ def fold_scales(graph: ir.Graph) -> None:
         factor = np.float32(1 / math.sqrt(int(q.shape[3])))  # type: ignore[arg-type]
         build, (weight, bias) = Builder(graph, linear.product), linear.arrays()
         scaled = build.constant(f"{linear.weight.name}*{factor!s}", weight * factor)
-        linear.product.replace_input_with(1, build.node("Transpose", [scaled], perm=[1, 0]))
+        gemm = linear.product.op_type == "Gemm"
+        linear.product.replace_input_with(1, scaled if gemm else build.node("Transpose", [scaled], perm=[1, 0]))
         if linear.bias is not None and bias is not None:
             add = linear.out.producer()
             assert add is not None

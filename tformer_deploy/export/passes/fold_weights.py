@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .rewriting import Builder, constant_of, linears
+from .rewriting import Builder, linears
 
 
 def fold_weights(graph: ir.Graph, gemm: bool) -> None:
@@ -18,16 +18,14 @@ def fold_weights(graph: ir.Graph, gemm: bool) -> None:
     taken = {str(value.name) for value in values}
     for linear in list(linears(graph)):
         build = Builder(graph, linear.product)
+        bias = [] if linear.bias is None else [linear.bias]
         if gemm and linear.x.shape is not None and len(linear.x.shape) == 2:
-            bias = [] if linear.bias is None else [linear.bias]
-            out = build.node("Gemm", [linear.x, linear.weight, *bias], transB=1)
-            build.replace(linear.out, out)
-            _name(out, linear.name, taken)
-            continue
-        weight = constant_of(linear.weight)
-        assert weight is not None
-        out = build.node("MatMul", [linear.x, build.constant(f"{linear.weight.name}^T", weight.T)])
-        build.replace(linear.out, out if linear.bias is None else build.node("Add", [out, linear.bias]))
+            out = whole = build.node("Gemm", [linear.x, linear.weight, *bias], transB=1)
+        else:
+            weight, _ = linear.arrays()
+            out = build.node("MatMul", [linear.x, build.constant(f"{linear.weight.name}^T", weight.T)])
+            whole = build.node("Add", [out, *bias]) if bias else out
+        build.replace(linear.out, whole)
         _name(out, linear.name, taken)
 
 

@@ -6,8 +6,6 @@ them, whichever beam wrote a position. The numbers stay within the order of fp32
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 
@@ -29,12 +27,12 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> None:
     q, k, v, mask = (*node.inputs, None)[:4]
     assert q is not None and k is not None and v is not None
     known = {"scale", "qk_matmul_output_mode", "softcap", "is_causal", "q_num_heads", "kv_num_heads"}
-    unknown = [name for name in node.attributes if name not in known or (name != "scale" and _value(node, name))]
+    unknown = [name for name, a in node.attributes.items() if name not in known or (name != "scale" and a.value)]
     if unknown or len(node.inputs) > 4 or q.shape is None or len(q.shape) != 4:
         raise ArtifactError(f"fuse_attention does not know an Attention with {unknown or 'these inputs'}: {node.name}")
     build, given = Builder(graph, node), {value.name: value for value in graph.inputs}
     # What masked scores get added; the operator's own -1e4 is too little where a trained model has scores of millions.
-    scale = {"scale": _value(node, "scale")} if "scale" in node.attributes else {}
+    scale = {"scale": node.attributes["scale"].as_float()} if "scale" in node.attributes else {}
     how = {"num_heads": q.shape[1], "mask_filter_value": -1e30, **scale}
     mask, bias = biased_mask(mask)
     if bias is not None and (bias.shape is None or list(bias.shape)[:2] != [1, q.shape[1]]):  # with others it is wrong
@@ -69,7 +67,7 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> None:
 def _flat(build: Builder, x: ir.Value) -> ir.Value:
     """(B, H, T, D) -> (B, T, H*D), where it came from if it was split just before."""
     split = made_by(x, "Transpose")
-    if split is not None and list(_value(split, "perm")) == [0, 2, 1, 3]:
+    if split is not None and list(split.attributes["perm"].as_ints()) == [0, 2, 1, 3]:
         whole = made_by(split.inputs[0], "Reshape")
         before = whole.inputs[0] if whole is not None else None
         heads, size = x.shape[1], x.shape[3]  # type: ignore[index]
@@ -138,7 +136,3 @@ def _counts(places: ir.Value | None) -> bool:
         return np.array_equal(array.ravel(), np.arange(array.size))
     first, _, step = counting.inputs if counting is not None else (None, None, None)
     return [constant_of(first), constant_of(step)] == [0, 1]
-
-
-def _value(node: ir.Node, name: str) -> Any:
-    return node.attributes[name].value

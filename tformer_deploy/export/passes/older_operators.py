@@ -9,6 +9,7 @@ anything else would be a copy in each step, which no CUDA graph may hold.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -30,7 +31,7 @@ UNCHANGED = """
 def older_operators(model: ir.Model) -> None:
     """Write younger operators out. Raises ArtifactError for one that is not known."""
     graph = model.graph
-    writers = {
+    writers: dict[str, Callable[[Builder, ir.Node], ir.Value | None]] = {
         "Attention": _attention,
         "Gelu": _gelu,
         "RMSNormalization": _rms_norm,
@@ -40,26 +41,25 @@ def older_operators(model: ir.Model) -> None:
         "Reshape": _reshape,
         "Range": _range,
         "Slice": _slice,
+        "Shape": _shape,
+        "Reduce": _reduce,
     }
     for node in list(graph):
-        if node.op_type in writers:
-            writers[node.op_type](Builder(graph, node), node)
-        elif node.op_type.startswith("Reduce"):
-            _reduce(Builder(graph, node), node)
-        elif node.op_type == "Shape" and {"start", "end"} & set(node.attributes):
-            _shape(Builder(graph, node), node)
-        elif node.op_type not in UNCHANGED.split() or node.domain:
+        kind = "Reduce" if node.op_type.startswith("Reduce") else node.op_type
+        if kind in writers:
+            if (new := writers[kind](Builder(graph, node), node)) is not None:
+                Builder(graph, node).replace(node.outputs[0], new)
+        elif kind not in UNCHANGED.split() or node.domain:
             raise ArtifactError(f"older_operators does not know {node.domain} {node.op_type} at opset {OPSET}")
     graph.opset_imports[""] = OPSET
 
 
-def _attention(build: Builder, node: ir.Node) -> None:
+def _attention(build: Builder, node: ir.Node) -> ir.Value:
     q, k, v, mask = (*node.inputs, None)[:4]
     assert q is not None and q.shape is not None
     if any(node.attributes[name].value for name in ("softcap", "is_causal", "qk_matmul_output_mode")):
         raise ArtifactError(f"older_operators: {node.name} is causal, capped or returns its scores")
-    given = node.attributes.get("scale")
-    scale = float(given.value) if given is not None else 1 / math.sqrt(int(q.shape[3]))  # type: ignore[arg-type]
+    scale = node.attributes.get_float("scale", 1 / math.sqrt(int(q.shape[3])))  # type: ignore[arg-type]
     q = q if scale == 1 else build.node("Mul", [q, build.number(scale)])
     scores = build.node("MatMul", [q, build.node("Transpose", [k], perm=[0, 1, 3, 2])])
     if mask is not None:
@@ -70,45 +70,44 @@ def _attention(build: Builder, node: ir.Node) -> None:
         allowed = widened.inputs[0] if widened is not None else allowed
         added = build.node("Where", [allowed, bias or build.number(0.0), build.number(HIDDEN)])
         scores = build.node("Add", [scores, added])
-    build.replace(node.outputs[0], build.node("MatMul", [build.node("Softmax", [scores], axis=-1), v]))
+    return build.node("MatMul", [build.node("Softmax", [scores], axis=-1), v])
 
 
-def _gelu(build: Builder, node: ir.Node) -> None:
+def _gelu(build: Builder, node: ir.Node) -> ir.Value:
     """x / 2 * (1 + erf(x / sqrt(2))); by tanh x / 2 * (1 + tanh(y)), which is x * sigmoid(2 * y)."""
-    x, how = node.inputs[0], node.attributes.get("approximate")
-    if how is not None and how.value == "tanh":
+    x = node.inputs[0]
+    if node.attributes.get_string("approximate") == "tanh":
         root = math.sqrt(8 / math.pi)  # y is sqrt(2 / pi) * (x + 0.044715 * x^3)
         square = build.node("Mul", [build.node("Mul", [x, x]), build.number(0.044715 * root)])
         twice = build.node("Mul", [x, build.node("Add", [square, build.number(root)])])
-        build.replace(node.outputs[0], build.node("Mul", [x, build.node("Sigmoid", [twice])]))
-        return
+        return build.node("Mul", [x, build.node("Sigmoid", [twice])])
     error = build.node("Erf", [build.node("Mul", [x, build.number(math.sqrt(0.5))])])
     half = build.node("Mul", [x, build.number(0.5)])
-    build.replace(node.outputs[0], build.node("Mul", [half, build.node("Add", [error, build.number(1.0)])]))
+    return build.node("Mul", [half, build.node("Add", [error, build.number(1.0)])])
 
 
-def _rms_norm(build: Builder, node: ir.Node) -> None:
+def _rms_norm(build: Builder, node: ir.Node) -> ir.Value:
     """x / sqrt(mean(x^2) + eps) * gain, over the last axis."""
     x, gain = node.inputs
     assert x is not None and x.shape is not None
-    if node.attributes["axis"].value not in (-1, len(x.shape) - 1):
+    if node.attributes.get_int("axis", -1) not in (-1, len(x.shape) - 1):
         raise ArtifactError("older_operators: RMSNormalization over more than the last axis")
     mean = build.node("ReduceMean", [build.node("Mul", [x, x])], axes=[-1], keepdims=1)
-    root = build.node("Sqrt", [build.node("Add", [mean, build.number(float(node.attributes["epsilon"].value))])])
-    build.replace(node.outputs[0], build.node("Mul", [build.node("Div", [x, root]), gain]))
+    root = build.node("Sqrt", [build.node("Add", [mean, build.number(node.attributes.get_float("epsilon", 1e-5))])])
+    return build.node("Mul", [build.node("Div", [x, root]), gain])
 
 
-def _clip(build: Builder, node: ir.Node) -> None:
+def _clip(build: Builder, node: ir.Node) -> ir.Value:
     """TensorRT 8.6 clips no integers."""
     x, least, most = node.inputs
-    build.replace(node.outputs[0], build.node("Min", [build.node("Max", [x, least]), most]))
+    return build.node("Min", [build.node("Max", [x, least]), most])
 
 
 def _split(build: Builder, node: ir.Node) -> None:
     """Into equal parts without their sizes is younger."""
     if len(node.inputs) > 1 and node.inputs[1] is not None:
         return
-    (x, *_), count, axis = node.inputs, len(node.outputs), _at(node, "axis", 0)
+    (x, *_), count, axis = node.inputs, len(node.outputs), node.attributes.get_int("axis", 0)
     size = x.shape[axis] if x is not None and x.shape is not None else None
     if not isinstance(size, int) or size % count:
         raise ArtifactError("older_operators: Split into parts whose sizes are not known")
@@ -117,40 +116,39 @@ def _split(build: Builder, node: ir.Node) -> None:
         build.replace(old, new)
 
 
-def _reduce(build: Builder, node: ir.Node) -> None:
+def _reduce(build: Builder, node: ir.Node) -> ir.Value:
     """Axes are an attribute at opset 17."""
     axes = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
     if axes is None:
         raise ArtifactError(f"older_operators: {node.op_type} over axes that are no constant")
-    keep = node.attributes["keepdims"].value if "keepdims" in node.attributes else 1
-    reduced = build.node(node.op_type, [node.inputs[0]], axes=[int(n) for n in axes], keepdims=keep)
-    build.replace(node.outputs[0], reduced)
+    keep = node.attributes.get_int("keepdims", 1)
+    return build.node(node.op_type, [node.inputs[0]], axes=[int(n) for n in axes], keepdims=keep)
 
 
-def _shape(build: Builder, node: ir.Node) -> None:
+def _shape(build: Builder, node: ir.Node) -> ir.Value | None:
     """TensorRT 8.6 misreads a Shape with a start or an end."""
+    if not {"start", "end"} & set(node.attributes):
+        return None
     x = node.inputs[0]
     assert x is not None and x.shape is not None
-    places = range(len(x.shape))[_at(node, "start", 0) : _at(node, "end", len(x.shape))]
-    axes = build.ints(list(places))
-    build.replace(node.outputs[0], build.node("Gather", [build.node("Shape", [x]), axes]))
+    rank, how = len(x.shape), node.attributes
+    places = range(rank)[how.get_int("start", 0) : how.get_int("end", rank)]
+    return build.node("Gather", [build.node("Shape", [x]), build.ints(list(places))])
 
 
-def _squeeze(build: Builder, node: ir.Node) -> None:
+def _squeeze(build: Builder, node: ir.Node) -> ir.Value | None:
     """A size as a scalar."""
     gather = made_by(node.inputs[0], "Gather")
     place = constant_of(gather.inputs[1]) if gather is not None and made_by(gather.inputs[0], "Shape") else None
-    if gather is not None and place is not None and place.shape == (1,):
-        index = build.constant(f"ints_{place[0]}", np.int64(place[0]))
-        build.replace(node.outputs[0], build.node("Gather", [gather.inputs[0], index]))
+    if gather is None or place is None or place.shape != (1,):
+        return None
+    return build.node("Gather", [gather.inputs[0], build.constant(f"ints_{place[0]}", np.int64(place[0]))])
 
 
-def _reshape(build: Builder, node: ir.Node) -> None:
+def _reshape(build: Builder, node: ir.Node) -> ir.Value | None:
     """A scalar size as a vector of one."""
     wanted = constant_of(node.inputs[1])
-    vector = _vector(build, node.inputs[0]) if wanted is not None and wanted.tolist() in ([1], [-1]) else None
-    if vector is not None:
-        build.replace(node.outputs[0], vector)
+    return _vector(build, node.inputs[0]) if wanted is not None and wanted.tolist() in ([1], [-1]) else None
 
 
 def _vector(build: Builder, size: ir.Value | None) -> ir.Value | None:
@@ -169,24 +167,19 @@ def _vector(build: Builder, size: ir.Value | None) -> ir.Value | None:
     return build.node("Gather", [node.inputs[0], build.ints([int(place)])])
 
 
-def _range(build: Builder, node: ir.Node) -> None:
+def _range(build: Builder, node: ir.Node) -> ir.Value | None:
     """Counted in the type that sizes have, then cast, as a size that is cast itself need not stay on the host."""
     start, limit, step = node.inputs
     cast, least, delta = made_by(limit, "Cast"), constant_of(start), constant_of(step)
     size = cast.inputs[0] if cast is not None else None
     if cast is None or size is None or size.dtype is not ir.DataType.INT64 or least is None or delta is None:
-        return
+        return None
     ends = [build.constant(f"ints_{int(n)}", np.int64(n)) for n in (least, delta)]
     counted = build.node("Range", [ends[0], size, ends[1]])
-    build.replace(node.outputs[0], build.node("Cast", [counted], to=cast.attributes["to"].value))
+    return build.node("Cast", [counted], to=cast.attributes["to"].value)
 
 
-def _slice(build: Builder, node: ir.Node) -> None:
+def _slice(build: Builder, node: ir.Node) -> ir.Value | None:
     """Steps of 1 go without saying."""
     steps = constant_of(node.inputs[4]) if len(node.inputs) == 5 else None
-    if steps is not None and (steps == 1).all():
-        build.replace(node.outputs[0], build.node("Slice", node.inputs[:4]))
-
-
-def _at(node: ir.Node, name: str, otherwise: int) -> int:
-    return int(node.attributes[name].value) if name in node.attributes else otherwise  # type: ignore[arg-type]
+    return build.node("Slice", node.inputs[:4]) if steps is not None and (steps == 1).all() else None

@@ -88,10 +88,13 @@ class Linear:
 def linears(graph: ir.Graph) -> Iterator[Linear]:
     """Every linear layer of a traced graph, in order."""
     for node in list(graph):
-        if node.op_type == "Gemm" and constant_of(node.inputs[1]) is not None:  # what `simplify` makes of two axes
+        if node.op_type == "Gemm":  # of a layer over two axes; also of `addmm`, which may be none
             x, weight, bias = (*node.inputs, None)[:3]
-            assert x is not None and weight is not None
-            yield Linear(x, weight, bias, node, node.outputs[0])
+            known = constant_of(weight) is not None and (bias is None or constant_of(bias) is not None)
+            factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+            axes = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
+            if known and axes == [0, 1] and factors == [1, 1]:
+                yield Linear(x, weight, bias, node, node.outputs[0])  # type: ignore[arg-type]
             continue
         weight = _transposed(node.inputs[1]) if node.op_type == "MatMul" else None
         if weight is None:

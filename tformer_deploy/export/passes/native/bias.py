@@ -6,14 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
-from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ....errors import ArtifactError
 from ...quantizing import Array
-from ..rewriting import constant_of
 
 MOST_BIAS = 1 << 27
 """Elements of a bias for all distances, (heads, queries, keys), while it is made."""
@@ -66,27 +63,6 @@ def _sizes(graph: ir.Graph, count: int, in_step: bool) -> dict[str, Array]:
 
 def _computed(graph: ir.Graph, wanted: ir.Value, feeds: dict[str, Array]) -> Array:
     """A value of a graph for some inputs, by ONNX's own reference."""
-    needed: set[ir.Value] = {wanted}
-    nodes: list[ir.Node] = []
-    for node in reversed(list(graph)):
-        if needed.intersection(node.outputs):
-            nodes.insert(0, node)
-            needed.update(value for value in node.inputs if value is not None)
-    constants = [
-        numpy_helper.from_array(array, str(value.name))
-        for value in needed
-        if (array := constant_of(value)) is not None and value.producer() is None
-    ]
-    inputs = [
-        onnx.helper.make_tensor_value_info(str(value.name), value.dtype.value, None)  # type: ignore[union-attr]
-        for value in graph.inputs
-        if value in needed
-    ]
-    output = onnx.helper.make_tensor_value_info(str(wanted.name), onnx.TensorProto.FLOAT, None)
-    made = [ir.serde.serialize_node(node) for node in nodes]
-    opset = onnx.helper.make_opsetid("", graph.opset_imports.get("", 23))
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(made, "bias", inputs, [output], constants), opset_imports=[opset]
-    )
-    found: Any = ReferenceEvaluator(model).run(None, {str(each.name): feeds[str(each.name)] for each in inputs})
+    part = ir.Model(ir.convenience.extract(graph, list(graph.inputs), [wanted]), ir_version=10)
+    found: Any = ReferenceEvaluator(ir.to_proto(part)).run(None, feeds)
     return np.asarray(found[0])

@@ -12,16 +12,13 @@ VIEWED = ("self", "cross")
 
 def fuse(program: Program) -> None:
     """All fusions, in place; values are numbered anew."""
-    for change in (
-        _drop_unread,
-        _split_products,
-        _fuse_activations,
-        _fuse_gates,
-        _fuse_sums,
-        _fuse_rounding,
-        _renumber,
-    ):
-        change(program)
+    _drop_unread(program)
+    _split_products(program)
+    _fuse_activations(program)
+    _fuse_pairs(program, "multiply", "gate")
+    _fuse_pairs(program, "add", "residual")
+    _fuse_rounding(program)
+    _renumber(program)
 
 
 def _readers(program: Program, value: int) -> list[Instruction]:
@@ -87,17 +84,8 @@ def _fuse_activations(program: Program) -> None:
             program.code.remove(each)
 
 
-def _fuse_gates(program: Program) -> None:
-    """A product's result times another's."""
-    _fuse_pairs(program, "multiply", "gate")
-
-
-def _fuse_sums(program: Program) -> None:
-    """A product's result and the stream that it is added to."""
-    _fuse_pairs(program, "add", "residual")
-
-
 def _fuse_pairs(program: Program, op: str, role: str) -> None:
+    """A product's result and what it is multiplied with or added to."""
     for each in [each for each in program.code if each.op == op]:
         for one, other in (("y", "x"), ("x", "y")):
             made = _only(program, each.reads[one], each)

@@ -15,12 +15,14 @@ import onnx_ir as ir
 
 from ....errors import ArtifactError
 from ...quantizing import Array
+from ..fuse_norm import ANNOTATED
 from ..rewriting import Linear, constant_of, linears, made_by
 from .bias import bias_by_distance
 from .instructions import Instruction, Matrix, Program, Rounding, View
 from .values import Activated, Heads, Positions, Rounded, Rows
 
 SIGMOID_GELU = 1.702
+NORMS = {"LayerNormalization": "layer", "RMSNormalization": "rms", ANNOTATED: "annotated"}
 BIAS = 5
 """The input of a fused attention that its scores gain."""
 
@@ -72,7 +74,7 @@ class Lowering:
         elif how is None:
             raise self.unknown(node)
         else:
-            how(node)
+            self.known[node.outputs[0]] = how(node)
 
     def unknown(self, node: ir.Node, why: str = "") -> ArtifactError:
         """The error for a node that has no instruction."""
@@ -122,6 +124,10 @@ class Lowering:
             raise self.unknown(node, f"whose {value.name if value is not None else 'input'} is no constant")
         return str(value.name), found  # type: ignore[union-attr]
 
+    def bias(self, value: ir.Value | None, node: ir.Node) -> dict[str, tuple[str, Array]]:
+        """The array of a bias, where there is one."""
+        return {} if value is None else {"bias": self.array(value, node)}
+
     def scalar(self, value: ir.Value | None) -> float | None:
         """The number that a constant is."""
         found = constant_of(value)
@@ -129,23 +135,23 @@ class Lowering:
 
     # Embeddings.
 
-    def _gather(self, node: ir.Node) -> None:
+    def _gather(self, node: ir.Node) -> Any:
         table, ids = self.array(node.inputs[0], node), node.inputs[1]
         if table[1].ndim != 2 or ids is None or not ids.is_graph_input():
             raise self.unknown(node)
         by_place = ids.name in ("position", "positions")
-        self.known[node.outputs[0]] = Positions(table) if by_place else Rows(str(ids.name), table)
+        return Positions(table) if by_place else Rows(str(ids.name), table)
 
-    def _slice(self, node: ir.Node) -> None:
+    def _slice(self, node: ir.Node) -> Positions:
         """The first rows of a table of positions."""
         table, start = self.array(node.inputs[0], node), self.scalar(node.inputs[1])
         axes, steps = (self.scalar(value) for value in (*node.inputs, None, None)[3:5])
         if table[1].ndim != 2 or start != 0 or axes not in (0, None) or steps not in (1, None):
             raise self.unknown(node)
-        self.known[node.outputs[0]] = Positions(table)
+        return Positions(table)
 
-    def _cast(self, node: ir.Node) -> None:
-        self.known[node.outputs[0]] = self.known.get(node.inputs[0])  # type: ignore[arg-type]
+    def _cast(self, node: ir.Node) -> Any:
+        return self.known.get(node.inputs[0])  # type: ignore[arg-type]
 
     def _embed(self, rows: Rows, positions: Positions | None) -> View:
         arrays = {"table": rows.table}
@@ -156,167 +162,142 @@ class Lowering:
 
     # Sums, products and activations.
 
-    def _add(self, node: ir.Node) -> None:
+    def _add(self, node: ir.Node) -> View:
         first, second = (self.known.get(value) for value in node.inputs)  # type: ignore[arg-type]
         for rows, positions in ((first, second), (second, first)):
             if isinstance(rows, Rows) and isinstance(positions, Positions):
-                self.known[node.outputs[0]] = self._embed(rows, positions)
-                return
+                return self._embed(rows, positions)
+        return self._pair("add", node)
+
+    def _pair(self, op: str, node: ir.Node) -> View:
         x, y = (self.view(value, node) for value in node.inputs)
         if x.width != y.width:
             raise self.unknown(node)
-        self.known[node.outputs[0]] = self.emit("add", x.width, {"x": x, "y": y})
+        return self.emit(op, x.width, {"x": x, "y": y})
 
-    def _mul(self, node: ir.Node) -> None:
+    def _mul(self, node: ir.Node) -> Any:
         first, second = node.inputs
         for one, other in ((first, second), (second, first)):
             known, number = self.known.get(one), self.scalar(other)  # type: ignore[arg-type]
             if isinstance(known, Rows) and number is not None and known.scales is None:
-                self.known[node.outputs[0]] = replace(known, factor=known.factor * number)
-                return
+                return replace(known, factor=known.factor * number)
             scales = self.known.get(other)  # type: ignore[arg-type]
             if isinstance(known, Rows) and isinstance(scales, Rows) and scales.scales_of(known):
-                self.known[node.outputs[0]] = replace(known, scales=scales.table)
-                return
+                return replace(known, scales=scales.table)
             if isinstance(known, View) and number is not None:
-                self.known[node.outputs[0]] = Activated(known, number)  # read by a Sigmoid, or refused
-                return
+                return Activated(known, number)  # read by a Sigmoid, or refused
             if isinstance(known, Activated) and other is not None and self.known.get(other) == known.view:
                 kinds = {1.0: "silu", SIGMOID_GELU: "gelu_sigmoid"}
                 kind = next((kinds[k] for k in kinds if math.isclose(k, known.slope, rel_tol=1e-6)), None)
                 if kind is None or made_by(one, "Sigmoid") is None:
                     raise self.unknown(node)
-                self.known[node.outputs[0]] = self._activate(known.view, kind)
-                return
+                return self._activate(known.view, kind)
             shrink = constant_of(other)
             if isinstance(known, View) and shrink is not None and shrink.shape == (known.width,):
-                self.known[node.outputs[0]] = known, (str(other.name), shrink)  # type: ignore[union-attr]
-                return
-        x, y = (self.view(value, node) for value in node.inputs)
-        if x.width != y.width:
-            raise self.unknown(node)
-        self.known[node.outputs[0]] = self.emit("multiply", x.width, {"x": x, "y": y})
+                return known, (str(other.name), shrink)  # type: ignore[union-attr]
+        return self._pair("multiply", node)
 
     def _activate(self, x: View, kind: str) -> View:
         return self.emit("activate", x.width, {"x": x}, how={"activation": kind})
 
-    def _relu(self, node: ir.Node) -> None:
-        self.known[node.outputs[0]] = self._activate(self.view(node.inputs[0], node), "relu")
+    def _relu(self, node: ir.Node) -> View:
+        return self._activate(self.view(node.inputs[0], node), "relu")
 
-    def _gelu(self, node: ir.Node) -> None:
-        tanh = "approximate" in node.attributes and _value(node, "approximate") == "tanh"
-        self.known[node.outputs[0]] = self._activate(self.view(node.inputs[0], node), "gelu_tanh" if tanh else "gelu")
+    def _gelu(self, node: ir.Node) -> View:
+        tanh = node.attributes.get_string("approximate") == "tanh"
+        return self._activate(self.view(node.inputs[0], node), "gelu_tanh" if tanh else "gelu")
 
-    def _swish(self, node: ir.Node) -> None:
-        if "alpha" in node.attributes and _value(node, "alpha") != 1:
+    def _swish(self, node: ir.Node) -> View:
+        if node.attributes.get_float("alpha", 1.0) != 1:
             raise self.unknown(node)
-        self.known[node.outputs[0]] = self._activate(self.view(node.inputs[0], node), "silu")
+        return self._activate(self.view(node.inputs[0], node), "silu")
 
-    def _sigmoid(self, node: ir.Node) -> None:
+    def _sigmoid(self, node: ir.Node) -> Activated:
         known = self.known.get(node.inputs[0])  # type: ignore[arg-type]
-        self.known[node.outputs[0]] = (
-            known if isinstance(known, Activated) else Activated(self.view(node.inputs[0], node), 1.0)
-        )
+        return known if isinstance(known, Activated) else Activated(self.view(node.inputs[0], node), 1.0)
 
     # Norms.
 
-    def _layernormalization(self, node: ir.Node) -> None:
-        self._norm(node, "layer", node.inputs[2] if len(node.inputs) > 2 else None)
-
-    def _rmsnormalization(self, node: ir.Node) -> None:
-        self._norm(node, "rms", None)
-
-    def _annotatednormalization(self, node: ir.Node) -> None:
-        self._norm(node, "annotated", node.inputs[2])
-
-    def _norm(self, node: ir.Node, kind: str, bias: ir.Value | None) -> None:
+    def _norm(self, node: ir.Node) -> View:
         x = self.view(node.inputs[0], node)
-        arrays = {"gain": self.array(node.inputs[1], node)}
-        arrays |= {} if bias is None else {"bias": self.array(bias, node)}
-        how = {"kind": kind, "eps": float(np.float32(_value(node, "epsilon")))}
-        self.known[node.outputs[0]] = self.emit("norm", x.width, {"x": x}, arrays=arrays, how=how)
+        arrays = {"gain": self.array(node.inputs[1], node), **self.bias((*node.inputs, None)[2], node)}
+        how = {"kind": NORMS[node.op_type], "eps": float(np.float32(node.attributes["epsilon"].as_float()))}
+        return self.emit("norm", x.width, {"x": x}, arrays=arrays, how=how)
+
+    _layernormalization = _rmsnormalization = _annotatednormalization = _norm
 
     # Matrix products.
 
-    def _quantizelinear(self, node: ir.Node) -> None:
+    def _quantizelinear(self, node: ir.Node) -> Rounded:
         source, (_, step), (_, zero) = node.inputs[0], *(self.array(value, node) for value in node.inputs[1:3])
         known = self.known.get(source)  # type: ignore[arg-type]
         x, shrink = known if isinstance(known, tuple) else (self.view(source, node), None)
         rounding = Rounding(float(step.reshape(())), int(zero.reshape(())), shrink)
         rounded = self.value(x.width)
         self.code.append(Instruction("round", {"x": x}, rounded=rounded, rounding=rounding))
-        self.known[node.outputs[0]] = Rounded(View(rounded, 0, x.width), rounding.step, rounding.zero)
+        return Rounded(View(rounded, 0, x.width), rounding.step, rounding.zero)
 
     def _linear(self, linear: Linear) -> None:
-        weight, bias = linear.arrays()
+        weight, _ = linear.arrays()
         x = self.view(linear.x, linear.product)
         matrix = Matrix(str(linear.weight.name), self.floats, weight, inputs=weight.shape[1])
-        arrays = {} if bias is None else {"bias": (str(linear.bias.name), bias)}  # type: ignore[union-attr]
-        self._product(linear.out, x, matrix, arrays)
+        self.known[linear.out] = self._product(x, matrix, self.bias(linear.bias, linear.product))
         if linear.out is not linear.product.outputs[0]:
             self.skipped.add(linear.out.producer())  # type: ignore[arg-type]
 
-    def _product(
-        self, out: ir.Value, x: View, matrix: Matrix, arrays: dict[str, tuple[str, Array]], **how: Any
-    ) -> None:
+    def _product(self, x: View, matrix: Matrix, arrays: dict[str, tuple[str, Array]], **how: Any) -> View:
         if x.width != matrix.inputs:
             raise ArtifactError(f"native: {matrix.name} reads {x.width} numbers of {matrix.inputs}")
-        self.known[out] = self.emit("matmul", len(matrix.weight), {"x": x}, matrix=matrix, arrays=arrays, how=how)
+        return self.emit("matmul", len(matrix.weight), {"x": x}, matrix=matrix, arrays=arrays, how=how)
 
-    def _matmulintegertofloat(self, node: ir.Node) -> None:
-        integers, scales = self.array(node.inputs[1], node), self.array(node.inputs[3], node)
-        bias = (*node.inputs, None)[6]
-        self._integers(node, node.outputs[0], (integers[0].removesuffix("^T"), integers[1].T), scales, bias)
+    def _matmulintegertofloat(self, node: ir.Node) -> View:
+        name, integers = self.array(node.inputs[1], node)
+        _, scales = self.array(node.inputs[3], node)
+        return self._integers(node, name.removesuffix("^T"), integers.T, scales, (*node.inputs, None, None)[6])
 
-    def _qgemm(self, node: ir.Node) -> None:
-        integers, scales = self.array(node.inputs[3], node), self.array(node.inputs[4], node)
-        out, bias = node.outputs[0], None
-        readers = [use.node for use in out.uses()]
+    def _qgemm(self, node: ir.Node) -> View:
+        (name, integers), (_, scales) = (self.array(node.inputs[i], node) for i in (3, 4))
+        out, readers = node.outputs[0], [use.node for use in node.outputs[0].uses()]
         if len(readers) == 1 and readers[0].op_type == "Add":
             others = [value for value in readers[0].inputs if value is not out]
             array = constant_of(others[0]) if others else None
-            if array is not None and array.shape == (len(scales[1]),):
-                out, bias = readers[0].outputs[0], others[0]
+            if array is not None and array.shape == (len(scales),):
+                found = self._integers(node, name, integers, scales, others[0])
+                self.known[readers[0].outputs[0]] = found
                 self.skipped.add(readers[0])
-        self._integers(node, out, integers, scales, bias)
+                return found
+        return self._integers(node, name, integers, scales, None)
 
-    def _integers(
-        self,
-        node: ir.Node,
-        out: ir.Value,
-        integers: tuple[str, Array],
-        scales: tuple[str, Array],
-        bias: ir.Value | None,
-    ) -> None:
+    def _integers(self, node: ir.Node, name: str, weight: Array, scales: Array, bias: ir.Value | None) -> View:
         x = self.known.get(node.inputs[0])  # type: ignore[arg-type]
         if not isinstance(x, Rounded):
             raise self.unknown(node)
-        matrix = Matrix(integers[0], "int8", integers[1], scales[1], inputs=integers[1].shape[1])
-        arrays = {} if bias is None else {"bias": self.array(bias, node)}
-        self._product(out, x.view, matrix, arrays, step=x.step, zero=x.zero)
+        matrix = Matrix(name, "int8", weight, scales, inputs=weight.shape[1])
+        return self._product(x.view, matrix, self.bias(bias, node), step=x.step, zero=x.zero)
 
-    def _matmulnbits(self, node: ir.Node) -> None:
+    def _matmulnbits(self, node: ir.Node) -> View:
         (name, packed), (_, scales) = (self.array(value, node) for value in node.inputs[1:3])
-        bias = (*node.inputs, None, None, None)[5]
-        if _value(node, "bits") != 4:
+        bits, size, inputs, outputs = (node.attributes[key].as_int() for key in ("bits", "block_size", "K", "N"))
+        if bits != 4:
             raise self.unknown(node, "whose groups have 8 bits")
-        size, inputs, outputs = (_value(node, key) for key in ("block_size", "K", "N"))
         x = self.view(node.inputs[0], node)
-        grouped = scales.reshape(outputs, -1)
         halves = np.stack((packed & 15, packed >> 4), -1)  # two integers in a byte
-        matrix = Matrix(name, "int4", halves.reshape(outputs, -1, size), grouped, inputs, size)
-        arrays = {} if bias is None else {"bias": self.array(bias, node)}
-        self._product(node.outputs[0], x, matrix, arrays)
+        matrix = Matrix(name, "int4", halves.reshape(outputs, -1, size), scales.reshape(outputs, -1), inputs, size)
+        return self._product(x, matrix, self.bias((*node.inputs, None, None, None)[5], node))
 
     # Shapes.
 
-    def _split(self, node: ir.Node) -> None:
+    def _split(self, node: ir.Node) -> View:
         x, first = self.view(node.inputs[0], node), 0
-        for out, size in zip(node.outputs, self.array(node.inputs[1], node)[1].tolist(), strict=True):
+        _, sizes = self.array((*node.inputs, None)[1], node)
+        if sizes.sum() != x.width:
+            raise self.unknown(node, "which splits another axis than the last")
+        for out, size in zip(node.outputs, sizes.tolist(), strict=True):
             self.known[out] = View(x.value, x.first + first, size)
             first += size
+        return self.known[node.outputs[0]]  # type: ignore[no-any-return]
 
-    def _reshape(self, node: ir.Node) -> None:
+    def _reshape(self, node: ir.Node) -> Any:
         shape, known = node.outputs[0].shape, self.known.get(node.inputs[0])  # type: ignore[arg-type]
         sizes = constant_of(node.inputs[1])
         last = list(shape)[-2:] if shape is not None else sizes.tolist()[-2:] if sizes is not None else []
@@ -327,36 +308,30 @@ class Lowering:
         width = view.width if isinstance(view, View) else view.table[1].shape[1]
         heads = last[0] if rank == 4 else None
         if isinstance(view, View) and isinstance(heads, int) and heads * last[1] == width:  # one head too
-            self.known[node.outputs[0]] = Heads(view, heads)
-        elif last and last[-1] == width:
-            self.known[node.outputs[0]] = view
-        else:
-            raise self.unknown(node)
+            return Heads(view, heads)
+        if last and last[-1] == width:
+            return view
+        raise self.unknown(node)
 
-    def _squeeze(self, node: ir.Node) -> None:
-        self._reshape(node)
+    _squeeze = _unsqueeze = _reshape
 
-    def _unsqueeze(self, node: ir.Node) -> None:
-        self._reshape(node)
-
-    def _transpose(self, node: ir.Node) -> None:
+    def _transpose(self, node: ir.Node) -> Heads | None:
         known = self.known.get(node.inputs[0])  # type: ignore[arg-type]
         if constant_of(node.inputs[0]) is not None:
-            return  # of a product, see `linears`
-        if not isinstance(known, Heads) or list(_value(node, "perm")) != [0, 2, 1, 3]:
+            return None  # of a product, see `linears`
+        if not isinstance(known, Heads) or list(node.attributes["perm"].as_ints()) != [0, 2, 1, 3]:
             raise self.unknown(node)
-        self.known[node.outputs[0]] = replace(known, turned=not known.turned)
+        return replace(known, turned=not known.turned)
 
     # Attention.
 
-    def _multiheadattention(self, node: ir.Node) -> None:
+    def _multiheadattention(self, node: ir.Node) -> View:
         inputs = [*node.inputs, *[None] * (10 - len(node.inputs))]
         q = self.view(inputs[0], node)
-        heads = _value(node, "num_heads")
+        heads = node.attributes["num_heads"].as_int()
         size = q.width // heads
-        how = {"heads": heads, "size": size, "scale": 1 / math.sqrt(size)}
-        if "scale" in node.attributes:
-            how["scale"] = float(_value(node, "scale"))
+        scale = node.attributes.get_float("scale", 1 / math.sqrt(size))
+        how: dict[str, Any] = {"heads": heads, "size": size, "scale": scale}
         reads, arrays = {"q": q}, {}
         key = inputs[1]
         if key is not None and key.is_graph_input():
@@ -373,9 +348,8 @@ class Lowering:
             refused = partial(self.unknown, node)
             arrays["bias"] = str(bias.name), bias_by_distance(self.graph, bias, heads, self.positions, refused)
             how["zero"] = self.positions - 1  # the column of distance 0
-        width = heads * size
-        self.known[node.outputs[0]] = self.emit(op, width, reads, arrays=arrays, how=how)
         self.known.update(dict.fromkeys(node.outputs[1:]))
+        return self.emit(op, heads * size, reads, arrays=arrays, how=how)
 
     # Results.
 
@@ -403,8 +377,3 @@ class Lowering:
             raise self.unknown(node)
         last.op, last.out = "output", None
         self.widths.pop()
-        self.known[node.outputs[0]] = None
-
-
-def _value(node: ir.Node, name: str) -> Any:
-    return node.attributes[name].value
