@@ -136,6 +136,37 @@ def test_several_files_are_one_corpus(tmp_path: Path) -> None:
     assert all(record["tokens"] > 0 and record["seconds"] > 0 and record["worker"] for record in listed)
 
 
+def test_a_file_without_a_suffix(tmp_path: Path) -> None:
+    text = write(tmp_path / "corpus1", LINES)
+    arguments = "--in", text, "--out", tmp_path / "out", "--shard-lines", 40
+    count = corpus(*arguments)["shards"]
+    assert corpus(*arguments)["found"] == count == len(shards(tmp_path / "out")) > 1
+    write(text, LINES[::-1])  # as many bytes
+    assert "choose another folder" in refused(*arguments)
+    corpus(*arguments, "--force")
+    assert len(shards(tmp_path / "out")) == len(rows_of(tmp_path / "out", LIST))
+
+
+@pytest.mark.parametrize("name", [LIST, "errors.jsonl", "merged.txt"])
+def test_files_of_others_stay_as_they_are(name: str, tmp_path: Path) -> None:
+    text, theirs = write(tmp_path / "a.txt", LINES[:3]), tmp_path / "out" / name
+    theirs.parent.mkdir()
+    theirs.write_text("precious\n")
+    for more in ((), ("--force",)):
+        assert f"{name} in the output folder is of no job" in refused("--in", text, "--out", theirs.parent, *more)
+    assert [path.name for path in theirs.parent.iterdir() if path.name != ".lock"] == [name]
+    assert "lies in the output folder" in refused("--in", theirs, "--out", theirs.parent)
+    assert theirs.read_text() == "precious\n"
+
+
+def test_another_job_leaves_no_merged_file_of_the_last(tmp_path: Path) -> None:
+    text = write(tmp_path / "a.txt", LINES[:3])
+    corpus("--in", text, "--out", tmp_path / "out", "--merge")
+    write(text, LINES[5:9])
+    corpus("--in", text, "--out", tmp_path / "out", "--force")
+    assert not (tmp_path / "out/merged.txt").exists()
+
+
 # Formats
 
 

@@ -25,6 +25,7 @@ from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Asked, Calls, Floats, FoundOutput, Ints
 from tformer_deploy.engines.cpp import PROGRAM, CppEngine
 from tformer_deploy.errors import LimitError
+from tformer_deploy.opening import TranslatorOptions, open_translator
 from tformer_deploy.recipe import Tolerance
 from tformer_deploy.shortlist import Settings, add_shortlist
 
@@ -87,6 +88,17 @@ def test_the_demo_passes(engine: Path) -> None:
     for each in report["engines"]:
         assert each["scores_max"] > 0 and not each["failures"]
         assert {row["mode"] for row in each["outputs"]} == {"greedy", "beam", "sampling"}
+
+
+def test_workers_take_turns(engine: Path, variants_bundle: Path) -> None:
+    """One process answers all threads; it once read what they asked at a time as one request."""
+    lines = [" ".join(f"w{4 + (7 * i + j) % 50}" for j in range(1 + i % 9)) for i in range(40)]
+    found = []
+    for workers in (1, 3):
+        options = TranslatorOptions(variants_bundle, "cpp", threads=1, workers=workers, batch_tokens=24)
+        with open_translator(options) as translator:
+            found.append([result.ids for result in translator.translate(lines)])
+    assert found[0] == found[1] and len(found[0]) == len(lines)
 
 
 @pytest.mark.parametrize("variant", ["", "fp32-cpu", "int8", "int8-latency", "int4"])

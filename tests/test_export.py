@@ -146,8 +146,11 @@ def test_bundle_is_never_overwritten_by_accident(run: Path, bundle: Path, tmp_pa
     assert (bundle / "manifest.json").read_bytes() == before
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/thesis.txt").write_text("all of it")
-    with pytest.raises(ArtifactError, match="not a bundle"):
-        export_checked(run, tmp_path / "precious", force=True)
+    for manifest in ("", '{"name": "my web app"}', "[]"):
+        if manifest:
+            (tmp_path / "precious/manifest.json").write_text(manifest)
+        with pytest.raises(ArtifactError, match="not a bundle"):
+            export_checked(run, tmp_path / "precious", force=True)
     assert (tmp_path / "precious/thesis.txt").read_text() == "all of it"
 
 

@@ -322,6 +322,8 @@ def test_load_takes_decoding_options_and_names_the_nearest(bundle: Path) -> None
         assert len(result.alternatives) == 4
     with pytest.raises(ConfigError, match="'beems': did you mean 'beams'"):
         load(bundle, beems=5)
+    with load(bundle, threads=1, decoding={"beams": 5, "max_tokens": 9}, max_tokens=4) as translator:
+        assert (translator.options.beams, translator.options.max_tokens) == (5, 4)
     with pytest.raises(ConfigError, match="beams='5': must be of type int"):
         load(bundle, beams="5")
     with pytest.raises(ConfigError, match="n_best=2: must be at most beams=1"):

@@ -33,5 +33,5 @@ def load(bundle: str | Path, backend: str = "ort", **options: Any) -> Translator
     from .opening import TranslatorOptions, open_translator
 
     own = {field.name for field in fields(TranslatorOptions)} & options.keys()
-    decoding = {name: options.pop(name) for name in options.keys() - own}
+    decoding = {**options.pop("decoding", {}), **{name: options.pop(name) for name in options.keys() - own}}
     return open_translator(TranslatorOptions(bundle, backend, decoding=decoding, **options))

@@ -24,6 +24,7 @@ from .export.save import weights_read
 from .export.to_onnx import export_graphs
 from .export.trace import Tracer
 from .files import atomic_directory
+from .headers import is_of
 from .modules.probe import calling
 from .modules.running import UserCheckpoint
 from .notes import note
@@ -82,7 +83,7 @@ def export_checked(
     if any(recipe.target == "native" for recipe in chosen.values()):
         require_native()  # checks its variants; without it the work below would be for nothing
     corpus, targets, calibration = _read(texts, checkpoint, chosen)
-    with atomic_directory(out, force, "bundle", lambda folder: (folder / MANIFEST).is_file()) as directory:
+    with atomic_directory(out, force, "bundle", lambda folder: is_of(folder, MANIFEST, "tformer-bundle")) as directory:
         description = checkpoint.tokenizers.save(directory)
         model = checkpoint.load_model()
         ranges = input_ranges(model, calibration.sources) if calibration.sources else {}

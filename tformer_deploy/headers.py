@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import ArtifactError, ConfigError
+from .errors import ArtifactError, ConfigError, TformerError
 from .files import check_utf8, sha256
 
 HEADER_BYTES, JSON_BYTES, TOKENIZER_BYTES = 16 << 20, 64 << 20, 64 << 20
@@ -130,6 +130,14 @@ def read_header(directory: Path, name: str, kind: str, version: int) -> dict[str
     if wrong := schema_error(header, kind):
         raise ArtifactError(f"{path} is damaged: {wrong}; make the {kind} again")
     return dict(header)
+
+
+def is_of(directory: Path, name: str, kind: str) -> bool:
+    """Whether a folder has a header of that kind, of whatever version."""
+    try:
+        return bool(read_json(directory, name)["format"] == kind)
+    except (TformerError, KeyError, TypeError):
+        return False
 
 
 def digest(header: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from ..batches import suitable_workers
 from ..bundle import MANIFEST, Bundle, open_bundle
 from ..config import BATCH_TOKENS, WINDOW_BYTES, check_whole
 from ..engines import engine_name, parse_name
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..files import sha256
 from ..opening import TranslatorOptions, open_translator
 from .output import VERSION, Output, Summary, stored
@@ -70,6 +70,9 @@ def translate_corpus(
     """
     progress, start = progress or Progress(), time.perf_counter()
     inputs = find_inputs(options.inputs)
+    for each in inputs:
+        if Path(each.name).resolve().parent == Path(options.out).resolve():
+            raise ConfigError(f"{each.name} lies in the output folder, beside what is made of it: choose another --out")
     progress.total_bytes = sum(each.size for each in inputs)
     store = open_store(options.out)
     with store.held():

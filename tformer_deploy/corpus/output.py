@@ -20,7 +20,7 @@ MERGED = "merged"
 """Name of the one file of all shards, without its suffix."""
 READERS = 16
 """Records that are read at a time."""
-_SHARD = re.compile(r"(?P<first>\d{12})-[0-9a-f]{16}\.[^/]+")
+_SHARD = re.compile(r"(?P<first>\d{12})-[0-9a-f]{16}(\.[^/]+)?")
 
 
 @dataclass
@@ -53,7 +53,9 @@ class Output:
         """The files of all shards so far, in order."""
 
     def begin(self, job: dict[str, Any]) -> None:
-        """Say what job this is. Raises ArtifactError where the folder has another one, unless it may be replaced."""
+        """Say what job this is. Raises ArtifactError where the folder has another one, unless it may be replaced, or
+        files of the names of a job's that are of none.
+        """
         self.job = json.loads(json.dumps(job))
         there = stored(self.store)
         if there and there != self.job and not self.force:
@@ -63,11 +65,18 @@ class Output:
             )
         if there == self.job:
             return
-        for name in (LIST, ERRORS):
+        own = {name for name in self.store.names() if name in (LIST, ERRORS) or name.partition(".")[0] == MERGED}
+        if own and not there:
+            raise ArtifactError(
+                f"{min(own)} in the output folder is of no job: choose another folder, or move the file"
+            )
+        for name in own:
             self.store.remove(name)
         if there.get("work") != self.job["work"]:
             self._remove(_shards(self.store))
-        self.store.write(JOB, json.dumps(self.job, indent=2, ensure_ascii=False).encode() + b"\n")
+        self.store.write(
+            JOB, json.dumps(self.job, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        )
 
     def missing(self, shards: Iterator[Shard], skip: Callable[[Shard], None]) -> Iterator[Shard]:
         """The shards that are not there; `skip` gets the others. Raises ArtifactError where the text has changed."""

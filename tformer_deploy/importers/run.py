@@ -15,6 +15,7 @@ from ..config import from_dict
 from ..decoding import DecodeOptions
 from ..errors import ArtifactError, ConfigError, ParityError, unknown
 from ..files import atomic_directory, sha256
+from ..headers import is_of
 from ..text import require_fit
 from .base import Imported, ImportOptions
 from .compare import Comparison, compare
@@ -76,7 +77,7 @@ def import_checkpoint(
     imported: Imported = module_of(name).read(path, options)
     require_fit(imported.config, imported.tokenizers, f"{path}: ")
     from_dict(DecodeOptions, imported.decoding, "decoding")
-    with atomic_directory(out, force, "run", lambda folder: (folder / HEADER).is_file()) as directory:
+    with atomic_directory(out, force, "run", lambda folder: is_of(folder, HEADER, "tformer-checkpoint")) as directory:
         weights = directory / "weights" / "imported.safetensors"
         weights.parent.mkdir()
         with writing(weights, imported.tensors.shapes) as write:
