@@ -305,6 +305,21 @@ def test_numbers_that_are_none_are_refused(memory_bundle: Path, tmp_path: Path) 
         encode(broken, ["", "w5"])
 
 
+def test_lines_before_one_without_numbers_are_given(memory_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are by length: the first of them has line 4."""
+    with TextEncoder(EncoderOptions(memory_bundle, threads=1, batch_tokens=4)) as encoder:
+        memory = encoder.engine.memory
+
+        def without_w9(ids: Any, lengths: Any) -> Any:
+            return np.where((ids == 9).any(1)[:, None, None], np.nan, memory(ids, lengths))
+
+        monkeypatch.setattr(encoder.engine, "memory", without_w9)
+        found = encoder.results(["w5 w6 w7", "w9 w6 w7 w8", "w5", "w9"])
+        assert next(found).ids == encoder.tokenizers.source_ids("w5 w6 w7")
+        with pytest.raises(NotNumbers, match="line 2: the encoder gives no numbers"):
+            next(found)
+
+
 def test_a_failed_check_leaves_no_bundle(run: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "strict.toml"
     recipe.write_text("memory = true\n[tolerance]\nmemory = 1e-12\n")

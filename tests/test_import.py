@@ -274,6 +274,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "a list": (broken(lambda s: [1, 2]), "holds a list, not a state dict"),
     "damaged": (lambda path: path.write_bytes(b"PK\x03\x04 not a zip") and None, "is damaged|is refused"),
     "a bomb": (bomb, "unpacks to"),
+    "empty": (lambda path: path.write_bytes(b"") and None, "is damaged: .*: copy it again"),
     "half of a zip": (half, "is damaged|is refused"),
     "nothing": (lambda path: None, "is not there"),
 }

@@ -98,11 +98,12 @@ class TextEncoder:
         if wrong:
             raise wrong
 
-    def _encode(self, sources: list[list[int]], first: int) -> list[Encoded]:
-        """Ids to vectors, in batches of similar length."""
+    def _encode(self, sources: list[list[int]], first: int) -> Iterator[Encoded]:
+        """Ids to vectors, in batches of similar length; up to the first without numbers, for which it raises."""
         pool, limits = self.options.pool, self.engine.limits
         nothing = np.zeros((0, self.width) if pool == NO_POOL else self.width, np.float32)
         found = [Encoded(ids, nothing) for ids in sources]
+        good = len(sources)
         most = lambda longest: limits.sentences(1, longest, 1)  # noqa: E731
         for indices in length_batches([len(ids) for ids in sources], self.options.batch_tokens, most):
             batch = make_batch([sources[i] for i in indices], self.engine.config.pad_id)
@@ -110,9 +111,11 @@ class TextEncoder:
             for row, i in enumerate(indices):
                 vectors = pooled(memory[row, : len(sources[i])], pool)
                 if not np.isfinite(vectors).all():
-                    raise NotNumbers(f"line {first + i + 1}: the encoder gives no numbers: check the weights", i)
+                    good = min(good, i)
                 found[i] = Encoded(sources[i], vectors.copy())
-        return found
+        yield from found[:good]
+        if good < len(sources):
+            raise NotNumbers(f"line {first + good + 1}: the encoder gives no numbers: check the weights", good)
 
     def _source(self, text: str, number: int) -> list[int]:
         """Ids of a line, none of an empty one."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from ..config import BATCH_TOKENS, LINE_BYTES, WINDOW_BYTES
+from ..config import BATCH_TOKENS, LINE_BYTES, WINDOW_BYTES, check_whole
 from ..errors import ConfigError, DataError
 from ..notes import note
 from .lines import utf8_output, windows
@@ -89,12 +89,13 @@ def translate(
     from ..batches import suitable_workers
     from ..bundle import open_bundle
     from ..data import read_lines
-    from ..engines import engine_name, parse_name, threads_each
+    from ..engines import MOST_BATCH_TOKENS, engine_name, parse_name, threads_each
     from ..opening import TranslatorOptions, open_translator
 
     opened = open_bundle(bundle, graphs=False)
     values = checked_values(opened, values, pieces)  # before it waits for input
     outputs = allowed_outputs(allowed)
+    check_whole("batch_tokens", batch_tokens, 0, MOST_BATCH_TOKENS)  # as much is read at a time
     groups = windows(1 if stream else (batch_tokens or BATCH_TOKENS) * WINDOW_BYTES, max_line_bytes)
     requests = _requests(groups, prefix, read_lines(prefix) if prefix else [])
     name = engine_name(backend, variant, opened, device)

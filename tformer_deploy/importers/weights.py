@@ -178,7 +178,8 @@ def load_torch(path: Path, allowed: Iterable[Any] = ()) -> Any:
     except pickle.UnpicklingError as error:
         raise ArtifactError(f"{path} is refused: {_refused(str(error))}") from None
     except DAMAGED as error:
-        raise ArtifactError(f"{path} is damaged: {str(error).splitlines()[0]:.200}: copy it again") from None
+        said = str(error).partition("\n")[0] or "it ends early"
+        raise ArtifactError(f"{path} is damaged: {said:.200}: copy it again") from None
 
 
 def _refused(message: str) -> str:
@@ -187,7 +188,8 @@ def _refused(message: str) -> str:
         if begin in message:
             name = message.split(begin, 1)[1].split(end, 1)[0]
             return f"loading it would execute {name}: save model.state_dict() alone, without other objects"
-    return f"{message.splitlines()[0]:.200}: save model.state_dict() alone, without other objects"
+    said = message.partition("\n")[0]
+    return f"{said:.200}: save model.state_dict() alone, without other objects"
 
 
 def _checked_zip(path: Path) -> bool:
