@@ -136,6 +136,24 @@ def test_several_files_are_one_corpus(tmp_path: Path) -> None:
     assert all(record["tokens"] > 0 and record["seconds"] > 0 and record["worker"] for record in listed)
 
 
+def test_odd_tables(tmp_path: Path) -> None:
+    """A row that is no UTF-8 is a bad line; columns of one name, and files of different ones, are a line."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    content = pa.py_buffer(b"w5 w6\xff\xfe\xfd")
+    bad = pa.Array.from_buffers(pa.string(), 2, [None, pa.py_buffer(np.array([0, 5, 8], np.int32)), content])
+    pq.write_table(pa.table({"text": bad}), tmp_path / "bad.parquet")
+    assert corpus("--in", tmp_path / "bad.parquet", "--out", tmp_path / "bad")["errors"] == 1
+    assert "not UTF-8" in rows_of(tmp_path / "bad", "errors.jsonl")[0]["error"]
+    pq.write_table(pa.Table.from_arrays([pa.array(["w5"])] * 2, ["text", "text"]), tmp_path / "twice.parquet")
+    assert "several columns 'text'" in refused("--in", tmp_path / "twice.parquet", "--out", tmp_path / "twice")
+    for name, kind in (("p1", pa.int64()), ("p2", pa.int32())):
+        pq.write_table(pa.table({"text": ["w5"], "id": pa.array([1], kind)}), tmp_path / f"{name}.parquet")
+    line = refused("--in", tmp_path / "p?.parquet", "--out", tmp_path / "out", "--merge")
+    assert "the inputs differ in columns (pyarrow.Field<id: int32>)" in line
+
+
 def test_a_file_without_a_suffix(tmp_path: Path) -> None:
     text = write(tmp_path / "corpus1", LINES)
     arguments = "--in", text, "--out", tmp_path / "out", "--shard-lines", 40

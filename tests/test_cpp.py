@@ -24,11 +24,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer_deploy import __version__, load
+from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tensors
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.errors import ConfigError, LimitError, NotNumbers, TformerError
+from tformer_deploy.export_checked import export_checked
 from tformer_deploy.recipe import Recipe
+from tformer_deploy.text import ByteBpe, Specials, Tokenizers
+from tformer_deploy.text.bpe import BYTES
 
-from .conftest import needs_vnni
+from .command import run_here
+from .conftest import needs_vnni, random_model, small_config
 from .cpp_library import ROOT, CppError, Model, Output, Translator, built, library, onnxruntime, texts
 from .mutations import behind, break_graph, changed, constant, row
 
@@ -392,6 +397,8 @@ def test_the_command_line_example_prints_what_tformer_translate_prints() -> None
         ["--beams", "3", "--n-best", "2"],
         ["--sample", "--seed", "4"],
         ["--set", "max_tokens=2"],
+        ["--max-tokens", "1", "--set", "max_tokens=20"],
+        ["--sample", "--seed", "3", "--set", "seed=9", "--set", "sampling=false"],
         ["--stream"],
         ["--json", "--beams", "3", "--n-best", "3"],
         ["--first-token", "acht", "--suppress", "zig", "--suppress", "</s>", "--end-token", "und", "--json"],
@@ -465,6 +472,27 @@ def test_prefixes_and_allowed_outputs_come_from_files(tmp_path: Path) -> None:
         assert run(DEMO, *flags, stdin=b"forty-two\nseven\n").stdout == expected.stdout
     (tmp_path / "outputs").rename(tmp_path / "outputs.gz")
     assert b"outputs.gz: is compressed: gunzip it" in run(DEMO, "--allowed", tmp_path / "outputs.gz").stderr
+
+
+def test_a_line_feed_inside_an_output_is_a_space(tmp_path: Path) -> None:
+    """A line for a line, whatever a model writes; JSON has what it wrote."""
+    entries = ["<unk>", "<pad>", "<s>", "</s>", *BYTES.values()]
+    tokenizer, weights = ByteBpe(entries, [], Specials()), tmp_path / "run/weights/random.safetensors"
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "src_vocab": len(entries), "tgt_vocab": len(entries)}
+    model = random_model(small_config(**sizes))
+    save_tensors(weights, model_tensors(model))
+    save_checkpoint(tmp_path / "run", model.config, Tokenizers(tokenizer, tokenizer), weights, {})
+    export_checked(tmp_path / "run", tmp_path / "bundle")
+    text, begin = b"cat\ndog\n", ("--first-token", BYTES[10], "--first-token", BYTES[13], "--max-tokens", "4")
+    for more, lines in ((["--json"], 2), ([], 2), (["--beams", "2", "--n-best", "2"], 4), (["--stream"], 2)):
+        python = run_here("translate", tmp_path / "bundle", *begin, *more, "--threads", 1, stdin=text)
+        assert python.stdout.count(b"\n") == lines and b"\r" not in python.stdout
+        if more == ["--json"]:
+            texts = [json.loads(line)["text"] for line in python.stdout.splitlines()]
+            assert all(each.startswith("\n\r") for each in texts)
+        elif lines == 2:
+            assert python.stdout.decode().split("\n")[:-1] == [re.sub(r"[\n\r]", " ", each) for each in texts]
+        assert run(tmp_path / "bundle", *begin, *more, stdin=text).stdout == python.stdout
 
 
 @pytest.mark.parametrize("flags", [[], ["--stream"], ["--score"]], ids=str)

@@ -56,6 +56,7 @@ long whole(const std::string& flag, const std::string& value, long least, long m
 
 CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   CommandLine line;
+  std::vector<std::pair<std::string, std::string>> settings;  // a flag of its own says more than --set
   constexpr long most = 1L << 30;
   using Value = const std::string&;
   const auto decoding = [&line](const char* name) {
@@ -92,7 +93,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
        [&](Value value) {
          const std::size_t equals = value.find('=');
          if (equals == std::string::npos) throw UsageError("--set " + value + ": must be NAME=VALUE");
-         line.translator.emplace_back(value.substr(0, equals), value.substr(equals + 1));
+         settings.emplace_back(value.substr(0, equals), value.substr(equals + 1));
        }},
   };
   const std::map<std::string, std::function<void()>> switches = {
@@ -131,6 +132,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   if (words.empty() || words[0] != "translate") throw UsageError("no such command: say translate");
   if (words.size() != 2) throw UsageError(words.size() < 2 ? "missing argument BUNDLE" : "one BUNDLE, not several");
   line.bundle = words[1];
+  line.translator.insert(line.translator.begin(), settings.begin(), settings.end());
   line.translator.emplace_back("max_line_bytes", std::to_string(line.max_line_bytes));
   if (line.stream && (line.json || line.align)) {
     throw UsageError("--stream prints plain text: leave out --json and --align");

@@ -165,6 +165,14 @@ std::string json(const tformer::Output& it, const std::vector<tformer::Output>& 
          list(others, [](const tformer::Output& other) { return json(other, {}); }) + "}";
 }
 
+/// A text in one line: a line feed or carriage return, which some models can write, becomes a space.
+std::string one_line(std::string text) {
+  for (char& letter : text) {
+    if (letter == '\n' || letter == '\r') letter = ' ';
+  }
+  return text;
+}
+
 /// The outputs of a line for machines, or as Marian writes them.
 std::string shown(std::uint64_t line_number, const std::vector<tformer::Output>& outputs,
                   const tformer::Translator& translator, bool as_json) {
@@ -174,7 +182,8 @@ std::string shown(std::uint64_t line_number, const std::vector<tformer::Output>&
     if (&each != &outputs[0]) text += '\n';
     char score[40];
     std::snprintf(score, sizeof score, "%.6f", each.score);
-    text += translator.n_best() > 1 ? std::to_string(line_number) + " ||| " + each.text + " ||| " + score : each.text;
+    const std::string own = one_line(each.text);
+    text += translator.n_best() > 1 ? std::to_string(line_number) + " ||| " + own + " ||| " + score : own;
     if (!translator.aligns()) continue;
     text += " |||";
     for (std::size_t i = 0; i < each.alignment.size(); ++i) {
@@ -207,7 +216,7 @@ void print_scores(tformer::Translator& translator, const std::vector<std::string
 
 void print_stream(tformer::Translator& translator, const std::vector<std::string>& lines,
                   const std::vector<std::string>& begins, std::uint64_t first) {
-  const auto write = [](const std::string& piece) { return static_cast<bool>(std::cout << piece << std::flush); };
+  const auto write = [](const std::string& piece) { return static_cast<bool>(std::cout << one_line(piece) << std::flush); };
   for (std::size_t i = 0; i < lines.size(); ++i) {
     translator.stream(lines[i], write, begins.empty() ? "" : begins[i], first + i);
     print("\n");

@@ -160,5 +160,7 @@ def _print_all(translator: Translator, requests: Iterator[Window], stream: bool,
 
 def _stream(translator: Translator, first: int, lines: list[str], begins: list[str], out: TextIO) -> Iterator[Result]:
     """Results whose text has been printed as it came."""
+    from ..printed import one_line
+
     for number, (line, begin) in enumerate(zip_longest(lines, begins, fillvalue=""), first):
-        yield translator.stream(line, lambda text: print(text, end="", file=out, flush=True), begin, number)
+        yield translator.stream(line, lambda text: print(one_line(text), end="", file=out, flush=True), begin, number)

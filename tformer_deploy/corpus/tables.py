@@ -53,6 +53,8 @@ class Parquet:
         column = self.columns.column
         if column not in schema.names:
             raise ConfigError(f"{name}: no column '{column}': name one of {', '.join(schema.names)} with --column")
+        if schema.names.count(column) > 1:
+            raise ConfigError(f"{name}: several columns '{column}': rename all but one")
         kind = schema.field(column).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise ConfigError(f"{name}: column '{column}' is {kind}, no text: name another one with --column")
@@ -63,9 +65,8 @@ class Parquet:
 
     def sources(self, part: bytes) -> list[Source]:
         """See `Format`. Nothing counts as an empty line."""
-        column = _table(part).column(self.columns.column)
-        sizes = pc.fill_null(pc.binary_length(column), 0).to_pylist()
-        return [Source(*each) for each in zip(pc.fill_null(column, "").to_pylist(), sizes, strict=True)]
+        column = _table(part).column(self.columns.column).cast(pa.large_binary())
+        return [_source(value or b"") for value in column.to_pylist()]
 
     def written(self, part: bytes, results: Sequence[Result], first: int, options: DecodeOptions) -> bytes:
         """See `Format`."""
@@ -86,6 +87,13 @@ class Parquet:
         return {name: every[name] for name in self.columns.added(Result("", [], 0.0), options)}
 
 
+def _source(value: bytes) -> Source:
+    try:
+        return Source(value.decode("utf-8"), len(value))
+    except UnicodeDecodeError as error:
+        return Source("", len(value), f"not UTF-8 ({error.reason}): convert it")
+
+
 def _part(batches: list[Any]) -> tuple[bytes, int]:
     table = pa.Table.from_batches(batches).combine_chunks()
     sink = pa.BufferOutputStream()
@@ -100,12 +108,17 @@ def _table(part: bytes) -> Any:
 
 
 def join(parts: Iterator[bytes], out: BinaryIO) -> None:
-    """Write the tables of some Parquet files as one file, one at a time in memory."""
+    """Write the tables of some Parquet files as one file, one at a time in memory. Raises ConfigError where they have
+    different columns.
+    """
     writer: Any = None
     try:
         for part in parts:
             table = pq.read_table(io.BytesIO(part))
             writer = writer or pq.ParquetWriter(out, table.schema)
+            if table.schema != writer.schema:
+                other = next((field for field in table.schema if field not in list(writer.schema)), table.schema)
+                raise ConfigError(f"the inputs differ in columns ({other}), so --merge cannot join them: leave it out")
             writer.write_table(table)
     finally:
         if writer:
