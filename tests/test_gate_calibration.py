@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from tformer_deploy import export_checked as module
 from tformer_deploy.check import CheckOptions, Corpus, Gate
 from tformer_deploy.errors import ConfigError, DataError, ParityError
+from tformer_deploy.export.calibrate import input_ranges, round_model
 from tformer_deploy.export_checked import Texts, apart, export_checked, split
+from tformer_deploy.recipe import load_recipe
 
 from .command import run_here
-from .conftest import small_config, write_checkpoint
+from .conftest import random_model, small_config, write_checkpoint
 from .params import long_but
 
 EOS = 3
@@ -103,6 +106,16 @@ def test_an_export_never_checks_what_calibrated(
     assert (len(calibrated), len(checked)) == {"split": (6, 6), "own": (9, 12)}.get(kind, (16, 17))
     assert report.calibration.startswith("calibrated with ") and report.calibration in str(report)
     assert json.loads((tmp_path / "bundle/check.json").read_text())["calibration"] == report.calibration
+
+
+def test_a_layer_that_never_runs_stays_as_it_is() -> None:
+    """As a head that only training reads."""
+    model = random_model(small_config(encoder_layers=1, decoder_layers=1))
+    model.spare = torch.nn.Linear(4, 4)
+    rounded = cast(torch.nn.Module, round_model(model, load_recipe("int8"), input_ranges(model, [[5, 6, 3]])))
+    weights = dict(rounded.named_parameters())
+    assert torch.equal(weights["spare.weight"], model.spare.weight)
+    assert not torch.equal(weights["encoder.0.ff.up.weight"], model.get_parameter("encoder.0.ff.up.weight"))
 
 
 def test_nothing_is_taken_out_where_nothing_is_calibrated(shallow: Path, lines: Path, tmp_path: Path) -> None:

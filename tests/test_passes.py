@@ -23,6 +23,7 @@ from tformer_deploy.export.passes.fold_weights import fold_weights
 from tformer_deploy.export.passes.fuse_attention import fuse_attention
 from tformer_deploy.export.passes.fuse_norm import fuse_norm
 from tformer_deploy.export.passes.merge_matmuls import merge_matmuls
+from tformer_deploy.export.passes.native import native_program
 from tformer_deploy.export.passes.older_operators import older_operators
 from tformer_deploy.export.passes.quantize import quantize_channels, quantize_groups, quantize_tables
 from tformer_deploy.export.passes.rewriting import MICROSOFT
@@ -366,6 +367,64 @@ def test_products_are_called_by_their_layers() -> None:
     names = [node.outputs[0].name for node in model.graph if node.op_type == "MatMul"]
     assert "twice" in names and "x0" not in names and len(set(names)) == len(names)
     assert np.abs(outputs(model, x.numpy()) - before).max() <= CLOSE
+
+
+@pytest.mark.parametrize("gemm", [False, True])
+@pytest.mark.parametrize(("inputs", "out"), [(4, 4), (4, 6)])
+def test_a_product_of_addmm_is_no_layer(inputs: int, out: int, gemm: bool) -> None:
+    """Its weight is (in, out), and a Gemm of it has no transB; it was once transposed."""
+    weight, bias = torch.randn(inputs, out), torch.randn(out)
+
+    class Conv1D(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+
+        def forward(self, x0: Tensor) -> Tensor:
+            return torch.addmm(self.bias, x0, self.weight)
+
+    x = torch.randn(5, inputs)
+    model = traced(Conv1D(), x)
+    assert "Gemm" in kinds(model)
+    fold_weights(model.graph, gemm=gemm)
+    expected = torch.addmm(bias, x, weight).numpy()
+    assert np.abs(outputs(model, x.numpy()) - expected).max() <= CLOSE
+
+
+def test_the_scale_of_a_query_over_two_axes() -> None:
+    """Its product is a Gemm, which transposes its weight itself."""
+
+    class Flat(Attend):
+        def forward(self, x0: Tensor, x1: Tensor) -> Tensor:
+            q = F.linear(x0.flatten(0, 1), self.query.weight, self.query.bias).view(-1, 5, 2, 8).transpose(1, 2)
+            k = x0.view(-1, 5, 2, 8).transpose(1, 2)
+            return F.scaled_dot_product_attention(q, k, k, attn_mask=self.mask(x1))
+
+    x, lengths = torch.randn(2, 5, 16), torch.tensor([5, 3], dtype=torch.int32)
+    model = traced(Flat(below), x, lengths)
+    before = outputs(model, x.numpy(), lengths.numpy())
+    assert "Gemm" in kinds(model)
+    fold_scales(model.graph)
+    assert [node.attributes["scale"].as_float() for node in model.graph if node.op_type == "Attention"] == [1.0]
+    assert np.abs(outputs(model, x.numpy(), lengths.numpy()) - before).max() <= CLOSE
+
+
+@pytest.mark.parametrize("sizes", [[3, 3], [2, 4]])
+def test_a_split_of_another_axis_is_no_instruction(sizes: list[int]) -> None:
+    """Of parts of one size by their number, or by sizes."""
+
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(9, 8)
+
+        def forward(self, x0: Tensor) -> Tensor:
+            return self.table(x0).split(sizes, 1)[1]
+
+    model = traced(Parts(), torch.zeros(2, 6, dtype=torch.int32))
+    model.graph.outputs[0].name = "memory"
+    with pytest.raises(ArtifactError, match=r"native does not know Split .*: use a recipe of ort-cpu"):
+        native_program(model.graph, 8)
 
 
 # The annotated norm

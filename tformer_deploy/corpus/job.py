@@ -70,8 +70,9 @@ def translate_corpus(
     """
     progress, start = progress or Progress(), time.perf_counter()
     inputs = find_inputs(options.inputs)
+    out = Path(options.out).resolve()
     for each in inputs:
-        if Path(each.name).resolve().parent == Path(options.out).resolve():
+        if Path(each.name).resolve().parent == out:
             raise ConfigError(f"{each.name} lies in the output folder, beside what is made of it: choose another --out")
     progress.total_bytes = sum(each.size for each in inputs)
     store = open_store(options.out)

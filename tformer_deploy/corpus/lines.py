@@ -32,10 +32,7 @@ class Text:
     def _source(self, line: bytes) -> Source:
         if len(line) > self.columns.most:
             return Source("", len(line), f"longer than {self.columns.most} bytes: split it, or raise --max-line-bytes")
-        try:
-            return Source(line.decode("utf-8"), len(line))
-        except UnicodeDecodeError as error:
-            return Source("", len(line), f"not UTF-8 ({error.reason}): convert it")
+        return Source.of(line)
 
     def written(self, part: bytes, results: Sequence[Result], first: int, options: DecodeOptions) -> bytes:
         """See `Format`."""

@@ -26,6 +26,14 @@ class Source:
     problem: str = ""
     """Why it cannot be translated, if it cannot."""
 
+    @classmethod
+    def of(cls, content: bytes) -> Source:
+        """Of bytes, which may be no text."""
+        try:
+            return cls(content.decode("utf-8"), len(content))
+        except UnicodeDecodeError as error:
+            return cls("", len(content), f"not UTF-8 ({error.reason}): convert it")
+
 
 @dataclass(frozen=True)
 class Columns:

@@ -66,7 +66,7 @@ class Parquet:
     def sources(self, part: bytes) -> list[Source]:
         """See `Format`. Nothing counts as an empty line."""
         column = _table(part).column(self.columns.column).cast(pa.large_binary())
-        return [_source(value or b"") for value in column.to_pylist()]
+        return [Source.of(value or b"") for value in column.to_pylist()]
 
     def written(self, part: bytes, results: Sequence[Result], first: int, options: DecodeOptions) -> bytes:
         """See `Format`."""
@@ -85,13 +85,6 @@ class Parquet:
         kinds = (pa.string(), pa.float64(), ids, ids, pa.list_(pa.struct(list(of_one.items()))))
         every = {f"{into}{end}": kind for end, kind in zip(ADDED, kinds, strict=True)}
         return {name: every[name] for name in self.columns.added(Result("", [], 0.0), options)}
-
-
-def _source(value: bytes) -> Source:
-    try:
-        return Source(value.decode("utf-8"), len(value))
-    except UnicodeDecodeError as error:
-        return Source("", len(value), f"not UTF-8 ({error.reason}): convert it")
 
 
 def _part(batches: list[Any]) -> tuple[bytes, int]:

@@ -13,7 +13,7 @@ from ..errors import LimitError, NotNumbers
 from .options import DecodeOptions
 
 _END = -1
-_SORTED = 512
+_SORTED = 256
 """Up to this many scores a row are sorted, all rows at once, which is faster than to look for the best ones."""
 LEAST = -1e4
 """No row's best log-probability is below: it is at least minus the logarithm of the vocabulary's size."""

@@ -38,13 +38,22 @@ class GraphModule(nn.Module):
 
 
 class EncoderGraph(GraphModule):
-    """Source ids to the cross-attention keys and values of every decoder layer; `memory`: to the encoder's output."""
+    """Source ids to the cross-attention keys and values of every decoder layer."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """src_ids (B, S), src_lengths (B) -> 2L of (B, H, S, D), layer values (B, S, d); or memory (B, S, d)."""
+        """src_ids (B, S), src_lengths (B) -> 2L of (B, H, S, D), layer values (B, S, d)."""
         given, layers = self.named(inputs), Layers()
         memory = self.model.encode(given["src_ids"], given["src_lengths"], layers)
-        return self.result({"memory": memory, **layers, **flat("cross", self.model.cross_keys_values(memory))})
+        return self.result({**layers, **flat("cross", self.model.cross_keys_values(memory))})
+
+
+class MemoryGraph(GraphModule):
+    """Source ids to the encoder's output."""
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """src_ids (B, S), src_lengths (B) -> (B, S, d)."""
+        given = self.named(inputs)
+        return self.result({"memory": self.model.encode(given["src_ids"], given["src_lengths"])})
 
 
 class StepGraph(GraphModule):
@@ -163,7 +172,7 @@ def make_graph(name: str, model: Seq2Seq, recipe: Recipe) -> GraphModule:
     """The module of a graph of `contract.graphs_of`."""
     kinds: dict[str, type[GraphModule]] = {
         "encoder": EncoderGraph,
-        MEMORY_GRAPH: EncoderGraph,
+        MEMORY_GRAPH: MemoryGraph,
         SLOTS_GRAPH: SlotsStep,
         "short_rows": ShortRows,
         "short_step": ShortStep,
