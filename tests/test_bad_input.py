@@ -186,6 +186,7 @@ BAD_SETTINGS = [
     (f"{TRAIN} --set d_model=64", "--set d_model=64: write model.KEY=VALUE"),
     (f"{TRAIN} --set model.d_model", "--set model.d_model: write model.KEY=VALUE"),
     (f"{TRAIN} --set model.d_model=wide", "model.d_model=wide: must be a whole number"),
+    (f"{TRAIN} --set model.d_model=6_4", "model.d_model=6_4: must be a whole number"),
     (f"{TRAIN} --set model.dropout=some", "model.dropout=some: must be a number"),
     (f"{TRAIN} --set model.dropout=1", "dropout + less than 1"),
     (f"{TRAIN} --set model.final_norm=maybe", "final_norm=maybe: must be true or false"),

@@ -444,6 +444,19 @@ def test_a_shard_that_was_edited_is_not_merged(tmp_path: Path) -> None:
     assert (out / "merged.txt").read_bytes() == translated(LINES)
 
 
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", None], ids=["empty", "no fields", "a list", "missing"])
+def test_a_record_that_is_damaged_is_named(tmp_path: Path, content: bytes | None) -> None:
+    text, out = write(tmp_path / "a.txt", LINES), tmp_path / "out"
+    corpus("--in", text, "--out", out, "--shard-lines", 50)
+    shard = shards(out)[1]
+    record = out / "records" / f"{shard.stem}.json"
+    record.unlink() if content is None else record.write_bytes(content)
+    expected = f"records/{record.name} is missing or damaged: remove {shard.name}"
+    assert expected in refused("--in", text, "--out", out, "--shard-lines", 50)
+    shard.unlink()
+    assert corpus("--in", text, "--out", out, "--shard-lines", 50)["found"] == len(shards(out)) - 1
+
+
 def test_two_runs_at_once(tmp_path: Path) -> None:
     """On one machine the second says that there is a first."""
     text, out = write(tmp_path / "a.txt", LINES), tmp_path / "out"

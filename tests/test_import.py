@@ -261,6 +261,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         broken(lambda s: s.update({"encoder.layers.0.ff_layer_norm.weight": torch.ones(31)})),
         r"encoder.0.ff_residual.norm.weight would be \(31,\), not \(32,\)",
     ),
+    "one axis": (
+        broken(lambda s: s.update({"encoder.tok_embedding.weight": torch.ones(40)})),
+        r"'encoder.tok_embedding.weight' is of shape \(40,\): must have 2 axes",
+    ),
     "NaN": (
         broken(lambda s: s.update({"decoder.fc_out.bias": torch.full((44,), float("nan"))})),
         "tensor 'decoder.fc_out.bias' has values that are no numbers",

@@ -20,7 +20,7 @@ from tformer_deploy.check import CheckOptions, Gate, make_corpus
 from tformer_deploy.check.restricted import with_shortlist
 from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.contract import PROGRAM
-from tformer_deploy.engines import encoder_names, make_encoder, make_engine
+from tformer_deploy.engines import encoder_names, engine_name, make_encoder, make_engine
 from tformer_deploy.engines.base import Engine, Floats
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.errors import ArtifactError, ConfigError, MissingExtra
@@ -235,6 +235,8 @@ def test_onnxruntime_is_not_opened_and_idle_threads_sleep(exported: Path) -> Non
 def test_names_and_refusals(exported: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no program for native: export it again and add --recipe native-int8"):
         make_engine("native", open_bundle(bundle))
+    with pytest.raises(ConfigError, match=r"has no program for native"):
+        engine_name("native", "native-int8", open_bundle(bundle))
     with pytest.raises(ConfigError, match=r"unknown backend 'ort:native-int8'"):
         make_engine("ort:native-int8", open_bundle(exported))
     with pytest.raises(ConfigError, match=r"has no shortlist: tformer shortlist"):

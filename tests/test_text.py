@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -317,6 +318,22 @@ def test_pairs_are_merged_in_the_order_of_their_rules() -> None:
     assert tokenizer.decode(tokenizer.encode("abcc ca")) == "abcc ca"
     with pytest.raises(ArtifactError, match="the merge rule 'a' is not two symbols"):
         WordBpe(list("abcde"), ["a"], Specials())
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", "ab", "ba", "aa"]), st.sampled_from("ab")), min_size=1, unique=True),
+    st.text("ab", min_size=1, max_size=30),
+)
+def test_each_rule_is_applied_wherever_it_can_be_before_the_next(rules: list[tuple[str, str]], word: str) -> None:
+    plain = [*word]
+    while (pairs := set(pairwise(plain)) & set(rules)) and (best := min(pairs, key=rules.index)):
+        i = 0
+        while i < len(plain) - 1:
+            if (plain[i], plain[i + 1]) == best:
+                plain[i : i + 2] = ["".join(best)]
+            i += 1
+    merges = [" ".join(rule) for rule in rules]
+    assert list(WordBpe(list("abcde"), merges, Specials())._merge(tuple(word))) == plain
 
 
 def test_words_by_an_expression() -> None:

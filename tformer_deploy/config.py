@@ -349,7 +349,7 @@ def _parse(name: str, text: str, kind: Any) -> Any:
         return text.lower() == "true"
     if kind in (int, float):
         try:
-            return kind(text)
+            return kind(text if text.isascii() and "_" not in text else "")  # other digits, and 1_0, are Python's alone
         except ValueError:
             raise ConfigError(f"{name}={text:.60}: must be {'a whole number' if kind is int else 'a number'}") from None
     if get_origin(kind) is tuple:

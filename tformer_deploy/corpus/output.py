@@ -146,8 +146,16 @@ class Output:
         """What became of each shard; several are read at a time, as stores are slow to answer."""
         with ThreadPoolExecutor(READERS) as pool:
             for start in range(0, len(self.names), 16 * READERS):
-                for content in pool.map(self.store.read, map(_record, self.names[start : start + 16 * READERS])):
-                    yield json.loads(content)
+                yield from pool.map(self._record_of, self.names[start : start + 16 * READERS])
+
+    def _record_of(self, shard: str) -> dict[str, Any]:
+        try:
+            found = json.loads(self.store.read(_record(shard)))
+            return {**found, "file": shard, "errors": [*found["errors"]]}
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            raise ArtifactError(
+                f"{_record(shard)} is missing or damaged: remove {shard}, and run the command again"
+            ) from None
 
     def _remove(self, shards: Iterable[str]) -> None:
         for name in sorted(shards):

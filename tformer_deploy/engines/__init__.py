@@ -116,6 +116,7 @@ def engine_name(backend: str, variant: str | None, bundle: Bundle, device: str =
     if names is None:
         raise ConfigError(f"--variant {variant}: {backend} has no variants")
     if variant not in names:
+        check_name(backend, bundle)  # a bundle without variants for it
         raise unknown("variant", variant, names)
     return f"{backend}:{variant}"
 

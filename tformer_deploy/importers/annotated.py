@@ -61,7 +61,7 @@ def read_names(path: Path, options: ImportOptions, names: Names) -> Imported:
     values = {
         "src_vocab": weights.shape(src)[0],
         "tgt_vocab": weights.shape(tgt)[0],
-        "d_model": weights.shape(tgt)[1],
+        "d_model": weights.shape(tgt, 2)[1],
         "d_ff": weights.shape(f"encoder.layers.0.feed_forward.{names.feed_forward[0]}.weight")[0],
         "heads": options.heads or 8,
         "encoder_layers": weights.layers("encoder.layers.{}.self_attn.linears.0.weight"),

@@ -129,7 +129,7 @@ def _config(
     found: Binary, described: Settings, tokenizers: Tokenizers, start: str, options: ImportOptions
 ) -> ModelConfig:
     weights, numbers = found.weights, Settings(str(found.weights.where), found.numbers)
-    (src_vocab, source), (tgt_vocab, target) = weights.shape(SOURCE), weights.shape(TARGET)
+    (src_vocab, source), (tgt_vocab, target) = weights.shape(SOURCE, 2), weights.shape(TARGET, 2)
     for size, tokenizer in ((src_vocab, tokenizers.source), (tgt_vocab, tokenizers.target)):
         if size != tokenizer.size:
             raise ArtifactError(f"{weights.where} embeds {size} entries, the vocabulary has {tokenizer.size}")
@@ -179,7 +179,7 @@ def _scaled(numbers: Mapping[str, Any], weights: Weights) -> bool:
     """Whether embeddings are multiplied by the square root of their width: a flag, or the factor itself."""
     found = []
     for side, table in (("encoder", SOURCE), ("decoder", TARGET)):
-        value, root = numbers.get(f"{side}/scale_embeddings", 1), math.sqrt(weights.shape(table)[1])
+        value, root = numbers.get(f"{side}/scale_embeddings", 1), math.sqrt(weights.shape(table, 2)[1])
         if isinstance(value, float) and min(abs(value - 1), abs(value - root)) > 1e-4 * root:
             raise ArtifactError(
                 f"{weights.where}: {side}/scale_embeddings={value:g} is not supported, only {root:g}, 1"

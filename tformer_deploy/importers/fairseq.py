@@ -129,7 +129,7 @@ def _values(weights: Weights, settings: Settings) -> dict[str, Any]:
     """Fields of the model's config."""
     sizes = [
         {
-            "d_model": weights.shape(f"{side}.embed_tokens.weight")[1],
+            "d_model": weights.shape(f"{side}.embed_tokens.weight", 2)[1],
             "d_ff": weights.shape(f"{side}.layers.0.fc1.weight")[0],
             "heads": settings.count(f"{side}_attention_heads"),
             "layers": weights.layers(f"{side}.layers.{{}}.fc1.weight"),

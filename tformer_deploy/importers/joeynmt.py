@@ -104,7 +104,7 @@ def _values(weights: Weights, model: Settings) -> dict[str, Any]:
             raise ArtifactError(f"{model.where}: {name} of encoder and decoder differ, {both}: not supported")
     sizes = [
         {
-            "d_model": weights.shape(table)[1],
+            "d_model": weights.shape(table, 2)[1],
             "d_ff": weights.shape(f"{side}.layers.0.feed_forward.pwff_layer.0.weight")[0],
             "heads": sides[side].count("num_heads", 8),
             "layers": weights.layers(f"{side}.layers.{{}}.feed_forward.pwff_layer.0.weight"),
@@ -120,7 +120,7 @@ def _values(weights: Weights, model: Settings) -> dict[str, Any]:
         "final_norm": norms[0] == "pre",
         "scale_embeddings": scales[0],
         "positions": "learned",
-        "max_positions": min(MOST_POSITIONS, weights.shape("encoder.pe.pe")[1], weights.shape("decoder.pe.pe")[1]),
+        "max_positions": min(MOST_POSITIONS, *(weights.shape(f"{side}.pe.pe", 3)[1] for side in sides)),
         "share_embeddings": sharing(equal(weights, TARGET, OUTPUT), equal(weights, SOURCE, TARGET)),
         "activation": activations[0],
         "pad_embedding_zero": False,

@@ -145,8 +145,8 @@ def _values(weights: Weights, settings: Settings) -> dict[str, Any]:
     learned = settings.get("transformer-train-positions", False)
     sizes = [
         {
-            "d_model": weights.shape(table)[1],
-            "d_ff": weights.shape(f"{side}_l1_ffn_W1")[1],
+            "d_model": weights.shape(table, 2)[1],
+            "d_ff": weights.shape(f"{side}_l1_ffn_W1", 2)[1],
             "heads": settings.count("transformer-heads", 8),
             "layers": settings.count(f"{side[:3]}-depth"),
         }

@@ -109,7 +109,7 @@ def _values(weights: Weights, settings: Settings) -> dict[str, Any]:
     heads = settings.count("heads", 8)
     sizes = [
         {
-            "d_model": weights.shape(f"{side}.{TABLE}")[1],
+            "d_model": weights.shape(f"{side}.{TABLE}", 2)[1],
             "d_ff": weights.shape(f"{LAYERS[side].format(0)}.feed_forward.w_1.weight")[0],
             "heads": heads,
             "layers": weights.layers(f"{LAYERS[side]}.feed_forward.w_1.weight"),

@@ -24,8 +24,8 @@ def recognises(path: Path) -> bool:
 def read(path: Path, options: ImportOptions) -> Imported:
     """See `base.Imported`."""
     weights = read_weights(path, *WRAPPERS)
-    src_vocab, width = weights.shape("encoder.tok_embedding.weight")
-    tgt_vocab, decoder_width = weights.shape("decoder.tok_embedding.weight")
+    src_vocab, width = weights.shape("encoder.tok_embedding.weight", 2)
+    tgt_vocab, decoder_width = weights.shape("decoder.tok_embedding.weight", 2)
     positions = [weights.shape(f"{side}.pos_embedding.weight")[0] for side in ("encoder", "decoder")]
     tokenizers = word_tokenizers(options, (src_vocab, tgt_vocab), begins=True)
     specials = tokenizers.target.specials

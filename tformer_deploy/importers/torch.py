@@ -42,7 +42,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
     """See `base.Imported`."""
     weights = read_weights(path, *WRAPPERS)
     parts = Parts.find(weights, options)
-    width = weights.shape(parts.tgt)[1]
+    width = weights.shape(parts.tgt, 2)[1]
     tokenizers = word_tokenizers(options, (weights.shape(parts.src)[0], weights.shape(parts.tgt)[0]), begins=True)
     specials, core = tokenizers.target.specials, parts.core
     finals = [side for side in ("encoder", "decoder") if f"{core}{side}.norm.weight" in weights]
@@ -103,7 +103,7 @@ class Parts:
             raise ConfigError(f"--part {min(wrong)}: must be one of {', '.join(PARTS)}, transformer")
         cores = [name.removesuffix(CORE) for name in weights if name.endswith(CORE)]
         core = f"{options.parts['transformer']}." if "transformer" in options.parts else cores[0]
-        width = weights.shape(f"{core}{CORE}")[1]
+        width = weights.shape(f"{core}{CORE}", 2)[1]
         outside = [name for name in weights if not name.startswith((f"{core}encoder.", f"{core}decoder."))]
         tables = [name for name in outside if weights.shape(name)[1:] == (width,)]
         places = [name for name in outside if len(weights.shape(name)) > 2 or _named(name, PARTS["positions"])]

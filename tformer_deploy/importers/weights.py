@@ -47,10 +47,12 @@ class Weights:
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape. Raises ArtifactError where there is none of that name."""
+    def shape(self, name: str, axes: int | None = None) -> tuple[int, ...]:
+        """A tensor's shape. Raises ArtifactError where there is none of that name, or with other than so many axes."""
         if name not in self.shapes:
             raise ArtifactError(f"{self.where} has no tensor '{name}': is it of another format or version?")
+        if axes not in (None, len(self.shapes[name])):
+            raise ArtifactError(f"{self.where}: tensor '{name}' is of shape {self.shapes[name]}: must have {axes} axes")
         return self.shapes[name]
 
     def take(self, name: str) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +52,36 @@ class Bpe:
 
     def _merge(self, symbols: tuple[str, ...]) -> tuple[str, ...]:
         """The symbols of a word after all rules."""
-        last = len(self._merges)
-        while len(symbols) > 1:
-            best = min(pairwise(symbols), key=lambda pair: self._ranks.get(pair, last))
-            if best not in self._ranks:
-                break
-            merged, i = [], 0
-            while i < len(symbols):
-                here = symbols[i : i + 2] == best
-                merged.append("".join(best) if here else symbols[i])
-                i += 1 + here
-            symbols = tuple(merged)
-        return symbols
+        row = list(symbols)  # "": now a part of the symbol before it
+        before, behind = list(range(-1, len(row) - 1)), list(range(1, len(row) + 1))
+        places: dict[int, list[int]] = {}  # of a rule: left ends
+        ranks: list[int] = []  # a heap
+
+        def find(left: int) -> None:
+            if left >= 0 and behind[left] < len(row):
+                rank = self._ranks.get((row[left], row[behind[left]]))
+                if rank is not None:
+                    if rank not in places:
+                        heappush(ranks, rank)
+                    places.setdefault(rank, []).append(left)
+
+        for left in range(len(row)):
+            find(left)
+        while ranks:
+            rank = heappop(ranks)
+            made = []
+            for left in sorted(places.pop(rank)):
+                right = behind[left]
+                if right == len(row) or self._ranks.get((row[left], row[right])) != rank:
+                    continue  # another rule, or this one a symbol before, has taken one of the two
+                row[left], row[right] = row[left] + row[right], ""
+                behind[left] = behind[right]
+                if behind[left] < len(row):
+                    before[behind[left]] = left
+                made += [before[left], left]
+            for left in made:
+                find(left)
+        return tuple(symbol for symbol in row if symbol)
 
     def _known(self, symbols: Sequence[str]) -> list[int]:
         return [self._ids.get(symbol, self.specials.unk) for symbol in symbols]
