@@ -326,8 +326,8 @@ def test_pairs_are_merged_in_the_order_of_their_rules() -> None:
 )
 def test_each_rule_is_applied_wherever_it_can_be_before_the_next(rules: list[tuple[str, str]], word: str) -> None:
     plain = [*word]
-    while (pairs := set(pairwise(plain)) & set(rules)) and (best := min(pairs, key=rules.index)):
-        i = 0
+    while pairs := set(pairwise(plain)) & set(rules):
+        best, i = min(pairs, key=rules.index), 0
         while i < len(plain) - 1:
             if (plain[i], plain[i + 1]) == best:
                 plain[i : i + 2] = ["".join(best)]
