@@ -199,14 +199,6 @@ def test_any_options_give_the_same_tokens_and_scores(asked: dict[str, Any], vari
         assert translator.translate(lines) == expected
 
 
-def test_memory_that_nobody_keeps_changes_nothing() -> None:
-    usual = demo("int8")
-    with Model(DEMO, variant="int8", arena=False) as model:
-        for asked in SEARCHES:
-            with Translator(model, **asked) as translator, Translator(usual, **asked) as expected:
-                assert translator.translate(NUMBERS) == expected.translate(NUMBERS)
-
-
 def test_scores_of_given_targets() -> None:
     sources, targets = ["forty-two", "seven", "one million"], ["zweiundvierzig", "sieben", "eine Million"]
     for variant in ("fp32", "int8"):

@@ -59,7 +59,6 @@ def cold_commands(
             words += ["--onnxruntime", onnxruntime_library()]
             words += ["--json", "--max-tokens", limit]
             found.append(Command(f"{engine}, tformer-cpp", words, text + "\n"))
-            found.append(Command(f"{engine}, tformer-cpp --no-arena", [*words, "--no-arena"], text + "\n"))
     return found
 
 

@@ -35,7 +35,6 @@ Options:
   --score                 Lines are SOURCE tab TARGET: print the log-probability of each target token.
   --onnxruntime FILE      The library; else TFORMER_ONNXRUNTIME, else what the loader finds.
   --tensorrt FILE         The same for TensorRT, and TFORMER_TENSORRT.
-  --no-arena              Less memory for a few lines; large batches are slower.
   --no-verify             Do not compare files with their SHA-256.
   --help                  Show this message and exit.
 )";
@@ -98,7 +97,6 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   };
   const std::map<std::string, std::function<void()>> switches = {
       {"--shortlist", [&] { line.model.emplace_back("shortlist", "true"); }},
-      {"--no-arena", [&] { line.model.emplace_back("arena", "false"); }},
       {"--no-verify", [&] { line.model.emplace_back("verify", "false"); }},
       {"--sample", [&] { line.translator.emplace_back("sampling", "true"); }},
       {"--align", [&] { line.align = true, line.translator.emplace_back("align", "true"); }},

@@ -1,4 +1,5 @@
 // tformer-cpp: `tformer translate` without Python, over the public API alone.
+#include <malloc.h>
 #include <poll.h>
 #include <sched.h>
 #include <unistd.h>
@@ -314,6 +315,10 @@ int translate(CommandLine line) {
 
 int main(int count, char** arguments) {
   std::ios::sync_with_stdio(false);
+#ifdef M_MMAP_THRESHOLD
+  // Named, it no longer grows: what opening a model frees goes back to the system.
+  ::mallopt(M_MMAP_THRESHOLD, 128 * 1024);
+#endif
   try {
     const CommandLine line = parse_command_line({arguments + 1, arguments + count});
     if (line.help) std::cout << help_text;

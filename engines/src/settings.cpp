@@ -41,7 +41,6 @@ void Settings::set(const std::string& name, const std::string& value) {
       {"kernels", [&] { open.kernels = value; }},
       {"shortlist", [&] { open.shortlist = truth(name, value); }},
       {"verify", [&] { open.verify = truth(name, value); }},
-      {"arena", [&] { open.arena = truth(name, value); }},
       {"onnxruntime", [&] { open.onnxruntime = value; }},
       {"tensorrt", [&] { open.tensorrt = value; }},
       {"batch_tokens", [&] { batch_tokens = whole(name, value, 0, 1 << 24); }},

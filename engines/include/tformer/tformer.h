@@ -118,8 +118,6 @@ TFORMER_API const char *tformer_error(void);
  *                    workers         batches that each of its translators decodes at a time; 1
  *                    shortlist       true: score only the tokens that the bundle's lists have for a source
  *                    verify          false: do not compare files with their SHA-256, to start sooner
- *                    arena           false: ONNX Runtime keeps no memory that it has freed: less of it at first, but large
- *                                    batches are slower
  *                    onnxruntime     the library's file, or the folder that has it; without it, what the environment
  *                                    variable TFORMER_ONNXRUNTIME names, or what the loader finds
  *                    tensorrt        the same for TensorRT, and TFORMER_TENSORRT

@@ -82,7 +82,7 @@ void Feed::output(const std::string& name, Ort::Value& value) {
 
 Graphs::Graphs(std::shared_ptr<const Bundle> bundle, const OpenOptions& options)
     : bundle_(std::move(bundle)), variant_(bundle_->chosen(options.variant)),
-      threads_(options.threads ? options.threads : cores()), arena_(options.arena) {
+      threads_(options.threads ? options.threads : cores()) {
   const std::string target = recipe().target;
   if (target == "trt") {
     throw Error(Status::usage, "variant " + variant_ + " of " + bundle_->directory().string() +
@@ -130,7 +130,6 @@ Ort::SessionOptions Graphs::session_options(int spin_us) const {
   Ort::SessionOptions options;
   options.SetIntraOpNumThreads(threads_).SetInterOpNumThreads(1).SetLogSeverityLevel(ORT_LOGGING_LEVEL_FATAL);
   if (spin_us) options.AddConfigEntry("session.intra_op.spin_duration_us", std::to_string(spin_us).c_str());
-  if (!arena_) options.DisableCpuMemArena();
   // Without VNNI, products of unsigned and signed bytes overflow, unless the weights are made unsigned as well.
   options.AddConfigEntry("session.x64quantprecision", has_vnni() ? "0" : "1");
   // The fused kernel takes several times as long as its parts.

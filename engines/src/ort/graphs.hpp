@@ -22,7 +22,6 @@ struct OpenOptions {
   bool shortlist = false;
   std::string kernels;      ///< of native: an instruction set by name; empty: the best that this machine has
   bool verify = true;       ///< compare files with their hashes
-  bool arena = true;        ///< sessions keep the memory that they have freed, of matrices that were rearranged too
   std::string onnxruntime;  ///< the library's file; empty: see load_onnxruntime
   std::string tensorrt;     ///< TensorRT's file, or its folder; empty: see load_tensorrt
 };
@@ -61,7 +60,6 @@ class Graphs {
   std::shared_ptr<const Bundle> bundle_;
   std::string variant_;
   int threads_;
-  bool arena_;
   std::optional<Shortlist> shortlist_;
   std::vector<Ort::Session> sessions_;
   mutable std::mutex slots_lock_;
