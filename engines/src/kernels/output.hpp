@@ -79,7 +79,9 @@ void output(const Output& work, const OutputPiece& piece) {
     const std::int64_t width = least(block_outputs, outputs - block * block_outputs);
     for (std::int64_t row = piece.row; row < end; row += rows_at_once) {
       const std::int64_t rows = least(rows_at_once, end - row);
-      product.finish.to.floats = logits - row * logits_ld - block * block_outputs;  // as if all were kept
+      // As if all were kept; by numbers, as no pointer may stand before its array.
+      const auto before = static_cast<std::uintptr_t>(row * logits_ld + block * block_outputs) * sizeof(float);
+      product.finish.to.floats = reinterpret_cast<float*>(reinterpret_cast<std::uintptr_t>(logits) - before);
       if (!work.given) multiply(product, {row, rows, block * panels, padded(width) / lanes});
       for (std::int64_t r = 0; r < rows; ++r) {
         float* own = logits + r * logits_ld;
