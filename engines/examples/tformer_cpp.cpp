@@ -316,7 +316,7 @@ int translate(CommandLine line) {
 int main(int count, char** arguments) {
   std::ios::sync_with_stdio(false);
 #ifdef M_MMAP_THRESHOLD
-  // Named, it no longer grows: what opening a model frees goes back to the system.
+  // glibc raises this limit unless it is set; the heap would keep what ONNX Runtime frees while it opens a model.
   ::mallopt(M_MMAP_THRESHOLD, 128 * 1024);
 #endif
   try {

@@ -1,6 +1,7 @@
 // The output layer: logits of a block at a time, of which only maxima, sums and the best tokens are kept.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 
 #include "kernels/rows.hpp"
