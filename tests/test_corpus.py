@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tformer_deploy.batches import suitable_workers
 from tformer_deploy.corpus import places
 from tformer_deploy.corpus.compression import packed, split_lines, unpacked
 from tformer_deploy.corpus.cutting import Cutter, windows
@@ -389,6 +390,14 @@ def test_the_cores_of_the_first_run_decide_the_batches(tmp_path: Path) -> None:
     assert least() == 3
     assert corpus(*command, "--workers", 1)["found"] == len(shards(out)) and least() == 3
     assert corpus(*command, "--workers", 2, "--beams", 2, "--force")["found"] == 0 and least() == 2
+
+
+def test_the_largest_file_decides_whether_batches_are_split(tmp_path: Path) -> None:
+    """Not the first, which may be a line or two."""
+    short, long = write(tmp_path / "a.txt", LINES[:1]), write(tmp_path / "b.txt", LINES * 4)
+    corpus("--in", short, "--in", long, "--out", tmp_path / "out", "--batch-tokens", 4096)
+    least = json.loads((tmp_path / "out" / JOB).read_text())["work"]["options"]["least_batches"]
+    assert least == suitable_workers(len(LINES * 4))
 
 
 def test_what_has_changed_is_refused(tmp_path: Path) -> None:

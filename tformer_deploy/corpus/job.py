@@ -137,8 +137,9 @@ def _work(options: CorpusOptions, inputs: Sequence[Input], there: dict[str, Any]
 
 
 def _suitable(work: Work, inputs: Sequence[Input]) -> int:
-    """The workers that `tformer translate` would take, by the lines of the first window."""
-    window = next(cut(replace(work, shard_lines=1), "", inputs), None)
+    """The workers that `tformer translate` would take for the largest input, by the lines of its first window."""
+    largest = max(inputs, key=lambda each: each.size)
+    window = next(cut(replace(work, shard_lines=1), "", [largest]), None)
     return suitable_workers(window.lines if window else 0)
 
 
