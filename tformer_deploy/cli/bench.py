@@ -39,8 +39,8 @@ def bench(
     html: Annotated[Path | None, typer.Option(help="Write the report to this file as a page.")] = None,
     json: Json = False,
 ) -> None:
-    """Measure engines in turns, each in a process of its own: time, memory, disk, and their share of what this machine
-    could do at most. docs/bench.md says what each figure is.
+    """Measure latency, tokens per second, peak memory and size on disk of engines, in turns, each in a process of its
+    own; and how near each is to this machine's limit. docs/bench.md says what each figure is.
 
     With --backend trt and without --batch, --beam, --src-len and --new-tokens: the sizes of its plans.
     """

@@ -26,8 +26,8 @@ def import_(
     heads: Annotated[int, typer.Option(min=0, help="Attention heads, where the file does not say.")] = 0,
     src_lang: Annotated[str, typer.Option(help="Language of the source, of a model of many.")] = "",
     tgt_lang: Annotated[str, typer.Option(help="Language of the target, of a model of many.")] = "",
-    split_regex: Annotated[str, typer.Option(help="Words are what this matches.")] = "",
-    language: Annotated[str, typer.Option(help="Words are what spaCy's rules say, such as de-en.")] = "",
+    split_regex: Annotated[str, typer.Option(help="Regular expression; each match in a text is a word.")] = "",
+    language: Annotated[str, typer.Option(help="Split words by spaCy's rules for these languages: de-en.")] = "",
     lower: Annotated[bool, typer.Option("--lower", help="Texts are lower-cased.")] = False,
     part: Annotated[
         list[str] | None, typer.Option(metavar="PART=NAME", help="Name of a module in the file; repeatable.")

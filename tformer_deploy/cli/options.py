@@ -53,7 +53,7 @@ Suppress = Annotated[list[str] | None, typer.Option(help="Vocabulary entry that 
 EndToken = Annotated[list[str] | None, typer.Option(help="Vocabulary entry that ends outputs; repeatable.")]
 Align = Annotated[bool, typer.Option("--align", help="Add the source position of each token: TEXT ||| 0-0.")]
 BatchTokens = Annotated[
-    int, typer.Option(min=0, help="Padded source tokens of a batch, per beam; 0: what suits the engine.")
+    int, typer.Option(min=0, help="Batch size: padded source tokens times beams; 0: chosen for the engine.")
 ]
 MaxLineBytes = Annotated[int, typer.Option(min=1, max=MOST_LINE_BYTES, help="A longer line of the input is refused.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: the workers share the cores.")]
