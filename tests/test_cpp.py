@@ -334,16 +334,19 @@ def test_results_before_a_line_without_numbers_are_kept(workers: int, tmp_path: 
     assert (scored.value.status, str(scored.value)) == (NOT_NUMBERS, str(expected_score.value))
 
 
-@pytest.mark.parametrize("variant", ["fp32", "int8"])
-def test_memory_may_end_at_any_allocation(variant: str) -> None:
+@pytest.mark.parametrize(
+    "model",
+    ["v3/copy ort fp32", "v3/copy ort int8", *(f"v6/copy native native-{each}" for each in ("fp32", "int8", "int4"))],
+)
+def test_memory_may_end_at_any_allocation(model: str) -> None:
     """Also while workers start. The bundle's tokenizers are word lists, as sentencepiece crashes there."""
-    path = built() / "no_memory"
+    path, (bundle, backend, variant) = built() / "no_memory", model.split()
     if not path.is_file():
         pytest.skip(f"{path} was not built: make cpp")
     lines = ["3 8", "9 1 4", "5 3 8", "7", "1 2 3 4", "10"]
     environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime()}
     found = subprocess.run(
-        [path, BUNDLES / "v3" / "copy", variant, *lines], capture_output=True, text=True, env=environment, timeout=100
+        [path, BUNDLES / bundle, backend, variant, *lines], capture_output=True, text=True, env=environment, timeout=100
     )
     assert found.returncode == 0 and int(found.stdout.split()[0]) > 100, found
 
@@ -416,6 +419,12 @@ def test_the_command_line_example_says_what_is_wrong() -> None:
         ([DEMO, "--set", "beams=four"], 1, b"must be a whole number"),
         ([DEMO, "--shortlist"], 1, b"has no graphs for it"),
         ([DEMO, "--nothing"], 2, b"no such option: --nothing"),
+        ([DEMO, "--beams", "0"], 1, b"beams"),
+        *(
+            ([DEMO, flag, value], 2, f"invalid value for '{flag}': '{value}' is not a whole number".encode())
+            for flag in ("--beams", "--n-best", "--seed", "--max-tokens", "--threads")
+            for value in ("x", "", "-", "2.0")
+        ),
         ([], 2, b"missing argument BUNDLE"),
         *(
             ([DEMO, "--ids", *flag], 2, b"--ids is for lines without text")

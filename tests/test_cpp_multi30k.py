@@ -18,9 +18,11 @@ from tformer_deploy import export_checked as exporting
 
 from .command import COMMAND
 from .cpp_library import ROOT, built, onnxruntime
+from .params import long_but
 
 DATA = Path(os.environ.get("TFORMER_MULTI30K", ROOT.parent / "shared" / "data"))
 SENTENCES = 1000
+VARIANTS = ["fp32", "fp32-cpu", "int8"]
 
 
 @pytest.fixture(scope="session")
@@ -32,8 +34,8 @@ def sentences() -> bytes:
 
 
 @pytest.fixture(scope="session")
-def trained(sentences: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the trained model, exported without its check."""
+def trained(sentences: bytes, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A bundle of the trained model, exported without its check, with the variants that the tests of this run need."""
     run = DATA / "multi30k-run"
     if not run.is_dir():
         pytest.skip(f"{run} is missing: TFORMER_MULTI30K names the folder that has a trained run")
@@ -42,12 +44,12 @@ def trained(sentences: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("multi30k") / "bundle"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "Gate", lambda *_, **__: gate)
-        exporting.export_checked(run, out, ["fp32", "fp32-cpu", "int8"])
+        exporting.export_checked(run, out, VARIANTS if request.config.getoption("--long") else VARIANTS[:1])
     return out
 
 
 @pytest.mark.parametrize("search", [[], ["--beams", "5", "--n-best", "5"]], ids=["greedy", "5 best of 5 beams"])
-@pytest.mark.parametrize("variant", ["fp32", "fp32-cpu", "int8"])
+@pytest.mark.parametrize("variant", long_but(VARIANTS, "fp32"))
 def test_every_byte_is_that_of_python(variant: str, search: list[str], trained: Path, sentences: bytes) -> None:
     flags = [trained, "--variant", variant, *search, "--threads", "1"]
     environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime()}

@@ -27,6 +27,7 @@ def encoded(bundle: Path, lines: list[str], **options: Any) -> list[Any]:
         return encoder.encode(lines)
 
 
+@pytest.mark.long
 def test_an_imported_model_gives_what_transformers_gives(tmp_path: Path) -> None:
     """The tokenizer's ids and the encoder's output, for text."""
     import transformers

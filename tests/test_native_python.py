@@ -172,8 +172,11 @@ def test_mistakes_of_the_caller_are_refused(engine: Engine) -> None:
     for rows in (start[:2], np.tile(start, 2), start[:, 0]):
         with pytest.raises(EngineError, match="internal fault: a step was fed other rows than the state has"):
             engine.step(rows, state)
-    for parents, kept in ((start, None), (start * 0 - 1, None), (start[:2] * 0, [0, 1]), (start * 0, [0, 1])):
-        with pytest.raises(EngineError, match=r"internal fault: (a parent is|parents have)"):
+    for parents, kept in (
+        *((start, None), (start * 0 - 1, None), (start[:2] * 0, [0, 1]), (start * 0, [0, 1])),
+        *((start[:2] * 0, [0, 0]), (start[:2][::-1], [1, 0])),
+    ):
+        with pytest.raises(EngineError, match=r"internal fault: (a parent is|parents have|sentences are not in order)"):
             engine.reorder(state, parents, None if kept is None else np.array(kept, np.int32))
     with pytest.raises(EngineError, match="internal fault: sources have another shape"):
         engine.encode(batch.src_ids, batch.src_lengths[:2])
@@ -181,6 +184,57 @@ def test_mistakes_of_the_caller_are_refused(engine: Engine) -> None:
         engine.encode(batch.src_ids + 10_000, batch.src_lengths)
     with pytest.raises(LimitError, match="is outside the target vocabulary"):
         engine.step(start - 9, state)
+
+
+SHORT_OF_MEMORY = """
+import resource, re, sys
+import numpy as np
+import tformer_native
+
+def limit(room):
+    used = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
+    resource.setrlimit(resource.RLIMIT_AS, (used + room if room else -1, -1))
+
+def sources(count):
+    return np.tile(np.array([5, 4, 5, 3], np.int32), (count, 4)), np.full(count, 16, np.int32), 1, 4, []
+
+def step(state, count):
+    ids, scores, _, _ = state.step(np.full((count, 1), 2, np.int32), False, False)
+    print(ids.shape[0], ids[0, 0, :2].tolist(), scores[0, 0, 0], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "state = model(1).encode(*sources(2))\nlimit(8 << 20)\nfailed(lambda: state.admit(*sources(2000)))\nlimit(0)",
+        "one = model(1)\nstep(one.encode(*sources(2)), 2)\nlimit(8 << 20)\nfailed(lambda: one.encode(*sources(2000)))\n"
+        "limit(0)\nstate = one.encode(*sources(2))",
+        "limit(40 << 20)\nstate = model(16).encode(*sources(2))\nlimit(0)",
+    ],
+    ids=["a sentence that would join", "a batch", "threads"],
+)
+@pytest.mark.parametrize("name", ["native-fp32", "native-int4"])
+def test_what_finds_no_memory_leaves_the_rest_as_it_was(work: str, name: str) -> None:
+    program = f"""{SHORT_OF_MEMORY}
+def model(threads):
+    return tformer_native.Model({str(BUNDLE)!r}, {name!r}, threads)
+
+def failed(call):
+    try:
+        call()
+    except Exception as error:
+        return
+    raise SystemExit("there was memory enough")
+
+{work}
+step(state, 2)
+step(model(1).encode(*sources(2)), 2)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done
+    *_, found, expected = done.stderr.splitlines()
+    assert found == expected
 
 
 @pytest.mark.parametrize("changes", [{"beams": 5000}, {"suppress": (10_000,)}], ids=str)

@@ -51,6 +51,14 @@ long whole(const std::string& flag, const std::string& value, long least, long m
   return number;
 }
 
+/// Refuses what is no whole number. Which of them an option may be is the library's to say.
+void number(const std::string& flag, const std::string& value) {
+  const std::size_t digits = value.rfind('-', 0) == 0 ? 1 : 0;
+  if (digits == value.size() || value.find_first_not_of("0123456789", digits) != std::string::npos) {
+    throw UsageError("invalid value for '" + flag + "': '" + value + "' is not a whole number");
+  }
+}
+
 }  // namespace
 
 CommandLine parse_command_line(const std::vector<std::string>& arguments) {
@@ -58,8 +66,8 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   std::vector<std::pair<std::string, std::string>> settings;  // a flag of its own says more than --set
   constexpr long most = 1L << 30;
   using Value = const std::string&;
-  const auto decoding = [&line](const char* name) {
-    return [&line, name](Value value) { line.translator.emplace_back(name, value); };
+  const auto decoding = [&line](const char* flag, const char* name) {
+    return [&line, flag, name](Value value) { number(flag, value), line.translator.emplace_back(name, value); };
   };
   const auto entry = [&line](const char* name) {
     return [&line, name](Value value) { line.entries.emplace_back(name, value); };
@@ -69,11 +77,11 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
       {"--tensorrt", [&](Value value) { line.model.emplace_back("tensorrt", value); }},
       {"--variant", [&](Value value) { line.model.emplace_back("variant", value); }},
       {"--onnxruntime", [&](Value value) { line.model.emplace_back("onnxruntime", value); }},
-      {"--threads", [&](Value value) { line.model.emplace_back("threads", value); }},
-      {"--beams", decoding("beams")},
-      {"--n-best", decoding("n_best")},
-      {"--seed", decoding("seed")},
-      {"--max-tokens", decoding("max_tokens")},
+      {"--threads", [&](Value value) { number("--threads", value), line.model.emplace_back("threads", value); }},
+      {"--beams", decoding("--beams", "beams")},
+      {"--n-best", decoding("--n-best", "n_best")},
+      {"--seed", decoding("--seed", "seed")},
+      {"--max-tokens", decoding("--max-tokens", "max_tokens")},
       {"--prefix", [&](Value value) { line.prefix_file = value; }},
       {"--allowed", [&](Value value) { line.allowed_file = value; }},
       {"--first-token", entry("first_ids")},

@@ -130,7 +130,13 @@ const char* tformer_version(void) { return TFORMER_VERSION; }
 
 const char* tformer_error(void) { return last_message.c_str(); }
 
-tformer_options* tformer_options_new(void) { return new (std::nothrow) tformer_options; }
+tformer_options* tformer_options_new(void) {
+  try {
+    return new tformer_options;
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 
 tformer_status tformer_options_set(tformer_options* options, const char* name, const char* value) {
   return guarded([&] {

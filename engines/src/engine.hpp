@@ -45,7 +45,7 @@ class State {
 
 /// What is said of engines, and of older graphs, whose sentences are all at the same step.
 inline Error cannot_join() {
-  return Error(Status::limit, "no sentence can join others here: use a variant of target ort-cpu or trt of a new export, "
+  return Error(Status::limit, "no sentence can join others here: use a variant of target ort-cpu or native of a new export, "
                               "no shortlist");
 }
 

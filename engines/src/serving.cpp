@@ -99,7 +99,9 @@ void Serving::let_join() {
   std::vector<Search*> joining;
   {
     const std::lock_guard<std::mutex> held(lock_);
-    while (!waiting_.empty() && running_.sentences() + joining.size() < most) {
+    // A number that was given up and used again waits until the line that had it is gone.
+    while (!waiting_.empty() && running_.sentences() + joining.size() < most &&
+           retired_.count(waiting_.front()->number) == 0) {
       joining.push_back(waiting_.front()->search.get());
       on_their_way_.splice(on_their_way_.end(), waiting_, waiting_.begin());
     }
@@ -112,7 +114,10 @@ std::size_t Serving::hand_over() {
   const std::lock_guard<std::mutex> held(lock_);
   for (auto line = on_their_way_.begin(); line != on_their_way_.end();) {
     const bool over = (*line)->search->done();
-    if (over && retired_.erase((*line)->number) == 0) ended_.push_back(served(**line));
+    if (over && retired_.erase((*line)->number) == 0) {
+      ended_.emplace_back();  // before the results are moved, as there may be no memory for it
+      ended_.back() = served(**line);
+    }
     line = over ? on_their_way_.erase(line) : std::next(line);
   }
   return on_their_way_.size() + waiting_.size();
@@ -122,13 +127,18 @@ Served Serving::served(Line& line) const {
   Served found{line.number, {}};
   found.results.error = line.error;
   if (line.error) return found;
-  std::vector<Output>& outputs = found.results.lines.emplace_back();
-  if (line.search) {
-    std::vector<std::vector<Hypothesis>> all = line.search->results();
-    for (Hypothesis& each : all[0]) outputs.push_back(translator_.output(std::move(each)));
-  } else {
-    outputs.resize(1);
-    outputs[0].found.finished = true;
+  try {
+    std::vector<Output>& outputs = found.results.lines.emplace_back();
+    if (line.search) {
+      std::vector<std::vector<Hypothesis>> all = line.search->results();
+      for (Hypothesis& each : all[0]) outputs.push_back(translator_.output(std::move(each)));
+    } else {
+      outputs.resize(1);
+      outputs[0].found.finished = true;
+    }
+  } catch (...) {
+    found.results.lines.clear();
+    found.results.error = std::current_exception();
   }
   return found;
 }

@@ -103,6 +103,7 @@ void reorder(Decode& decode, const Ids& parents, const std::optional<Ids>& sente
   require(parents.ndim() == 2 && parents.size() && parents.shape(0) == kept.size(), "parents have another shape");
   const auto from = values(parents);
   const std::size_t width = parents.shape(1);
+  for (std::size_t i = 1; i < kept.size(); ++i) require(kept[i - 1] < kept[i], "sentences are not in order");
   for (std::size_t i = 0; i < from.size(); ++i) {
     const auto sentence = static_cast<std::size_t>(kept[i / width]), row = static_cast<std::size_t>(from[i]);
     require(sentence < decode.sentences && row / decode.beams == sentence, "a parent is of another sentence");

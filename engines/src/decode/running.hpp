@@ -42,7 +42,6 @@ class ContinuousBatch {
   void step_alone(Search& search);
   void step_together();
   void take(Search& search, const Scores& scores, bool full);
-  void part_of(std::size_t first, const Search& search, bool full);
 };
 
 }  // namespace tformer

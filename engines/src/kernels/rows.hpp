@@ -9,12 +9,6 @@ namespace {
 
 inline std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
-/// Element i of row `row`, or null where there are no rows.
-template <class T>
-TFORMER_INLINE T* at(T* rows, std::int64_t ld, std::int64_t row, std::int64_t i = 0) {
-  return rows ? rows + row * ld + i : nullptr;
-}
-
 template <class V>
 TFORMER_INLINE typename V::F get(const float* p, std::int64_t n) {
   return n == lanes ? V::load(p) : V::load_part(p, n);

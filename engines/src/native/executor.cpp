@@ -34,14 +34,20 @@ Executor::~Executor() = default;
 void Executor::encode(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& lengths,
                       std::vector<Sentence>& sentences) {
   const std::size_t before = sentences.size();
-  for (const std::int32_t length : lengths) {
-    Sentence added;
-    added.length = length;
-    added.cross = sizes_.take(sizes_.source(sizes_.layers, false, static_cast<std::size_t>(length)), *memory_);
-    sentences.push_back(std::move(added));
+  try {
+    for (const std::int32_t length : lengths) {
+      Sentence added;
+      added.length = length;
+      added.cross = sizes_.take(sizes_.source(sizes_.layers, false, static_cast<std::size_t>(length)), *memory_);
+      sentences.push_back(std::move(added));
+    }
+    const std::size_t width = src_ids.size() / lengths.size();
+    encoder_->prepare(src_ids.data(), width, &sentences[before], lengths.size(), sizes_, *memory_);
+    pool_.run(*encoder_);
+  } catch (...) {  // those before go on
+    sentences.resize(before);
+    throw;
   }
-  encoder_->prepare(src_ids.data(), src_ids.size() / lengths.size(), &sentences[before], lengths.size(), sizes_, *memory_);
-  pool_.run(*encoder_);
 }
 
 std::vector<float> Executor::memory(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& lengths) {

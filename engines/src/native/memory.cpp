@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -59,8 +60,13 @@ Block Memory::take(std::size_t count) {
 
 void Memory::give(float* data, std::size_t bytes) {
   used_ -= bytes;
+  try {
+    idle_.push_back({data, bytes});
+  } catch (const std::bad_alloc&) {
+    std::free(data);
+    return;
+  }
   unused_ += bytes;
-  idle_.push_back({data, bytes});
   while (!idle_.empty() && static_cast<double>(used_ + unused_) > kept * static_cast<double>(most_used_)) free_oldest();
 }
 

@@ -1,6 +1,7 @@
 #include "native/pool.hpp"
 
 #include <chrono>
+#include <system_error>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -23,7 +24,11 @@ void pause() {
 }  // namespace
 
 Pool::Pool(int threads) {
-  for (int i = 1; i < threads; ++i) helpers_.emplace_back([this, i] { help(i); });
+  helpers_.reserve(static_cast<std::size_t>(threads));
+  try {
+    for (int i = 1; i < threads; ++i) helpers_.emplace_back([this, i] { help(i); });
+  } catch (const std::system_error&) {  // the system gives no more threads: fewer do the same
+  }
 }
 
 Pool::~Pool() {

@@ -53,11 +53,13 @@ void Run::plan(std::int64_t rows, std::int64_t positions, Memory& memory) {
   values_.resize(size(rows), memory);
   const std::int64_t floats = scratch_floats(positions);
   if (floats > scratch_size_) {
-    scratch_size_ = padded(floats * 5 / 4);
+    scratch_size_ = 0;  // as in Values::resize
+    const std::int64_t more = padded(floats * 5 / 4);
     for (Block& each : scratch_) {
       each = Block();
-      each = memory.take(size(scratch_size_));
+      each = memory.take(size(more));
     }
+    scratch_size_ = more;
   }
   for (Stage& stage : stages_) {
     const Instruction& it = *stage.it;
@@ -81,10 +83,11 @@ void Run::plan(std::int64_t rows, std::int64_t positions, Memory& memory) {
     groups = std::max(groups, padded(matrix.inputs, matrix.group) / matrix.group);
   }
   if (!inputs) return;
-  group_rows_ = padded(rows, 32);
-  group_integers_ = memory.take(size(group_rows_ * inputs / 4));
-  group_scales_ = memory.take(size(group_rows_ * groups));
-  group_sums_ = memory.take(size(group_rows_ * groups));
+  const std::int64_t more = padded(rows, 32);
+  group_integers_ = memory.take(size(more * inputs / 4));
+  group_scales_ = memory.take(size(more * groups));
+  group_sums_ = memory.take(size(more * groups));
+  group_rows_ = more;
 }
 
 void Run::piece(std::size_t number, std::uint32_t piece, int worker) {

@@ -58,18 +58,20 @@ Values::Values(const Code& code) : strides_(code.widths.size()), slots_(code.wid
 
 void Values::resize(std::size_t rows, Memory& memory) {
   if (rows <= rows_) return;
-  rows_ = up(rows, tiles);
-  std::size_t bytes = 0;
-  for (const std::size_t each : sizes_) bytes += each * rows_;
+  rows_ = 0;  // so that the next call makes room if there is no memory for this one
+  places_.clear();
   block_ = Block();
+  const std::size_t more = up(rows, tiles);
+  std::size_t bytes = 0;
+  for (const std::size_t each : sizes_) bytes += each * more;
   block_ = memory.take(bytes / sizeof(float));
   std::memset(block_.data(), 0, bytes);  // numbers that nobody has written are none that slow sums down
-  places_.clear();
   std::byte* place = reinterpret_cast<std::byte*>(block_.data());
   for (const std::size_t each : sizes_) {
     places_.push_back(place);
-    place += each * rows_;
+    place += each * more;
   }
+  rows_ = more;
 }
 
 }  // namespace tformer::native

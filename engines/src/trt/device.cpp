@@ -230,7 +230,7 @@ void TrtDevice::clear_caches() {
   stream_.clear(*pasts_[0]);
 }
 
-void TrtDevice::feed(const Choice& choice, std::int64_t step) {
+void TrtDevice::feed(const NextInputs& choice, std::int64_t step) {
   const OnGpu on;
   if (step) stream_.wait();  // what was fed before may not have left the host; the encoder feeds nothing
   std::copy(choice.tokens.begin(), choice.tokens.end(), view<std::int32_t>(*choices_, fed_[0]));

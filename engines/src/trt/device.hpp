@@ -17,7 +17,7 @@ class IExecutionContext;
 namespace tformer {
 
 /// What a step is fed: (B, K) each, of the device's sentences and rows.
-struct Choice {
+struct NextInputs {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> parents;  ///< rows, counted over B*K
   std::vector<float> values;          ///< sums so far
@@ -28,7 +28,7 @@ struct Choice {
 struct Record {
   std::vector<std::int32_t> ids;  ///< (B*K, k), best first
   std::vector<float> scores;      ///< (B*K, k)
-  Choice next;                    ///< what the device feeds the step after it
+  NextInputs next;                ///< what the device feeds the step after it
 };
 
 /// Runs the two plans of a profile. Steps are counted from 0; even ones read what odd ones write, and the other way
@@ -54,7 +54,7 @@ class TrtDevice {
   /// Fill what the first step reads of earlier ones with zeros.
   void clear_caches();
   /// Feed step `step` this, not what the device chose.
-  void feed(const Choice& choice, std::int64_t step);
+  void feed(const NextInputs& choice, std::int64_t step);
   /// Have the device run a step.
   void issue(std::int64_t step);
   /// What one of the last two steps found; waits for it.

@@ -33,7 +33,7 @@ struct AheadState final : State {
   Record record;                      // of the last step
   std::vector<float> sums;            // (rows of the device) `values` that it was fed
   int misses = 0;
-  Choice choice;                      // kept for its memory
+  NextInputs choice;                  // kept for its memory
   std::vector<std::int32_t> places;   // (B, K) rows of the device that the search's rows have
 
   std::size_t width() const { return parents.size() / sentences; }
@@ -130,7 +130,7 @@ class AheadEngine final : public Engine {
 
   /// Whether the device's own next step has the rows that the search wants, in whatever order: then `places` has them.
   static bool chosen(const std::vector<std::int32_t>& tokens, AheadState& state) {
-    const Choice& own = state.record.next;
+    const NextInputs& own = state.record.next;
     const std::size_t beams = size(state.device->profile.beams), width = tokens.size() / state.sentences;
     state.places.resize(tokens.size());
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -153,7 +153,7 @@ class AheadEngine final : public Engine {
     const std::size_t beams = size(profile.beams), rows = size(profile.batch) * beams;
     const std::size_t width = tokens.size() / state.sentences;
     const std::vector<float> sums = sums_of(tokens, state);
-    Choice& choice = state.choice;
+    NextInputs& choice = state.choice;
     choice.tokens.assign(rows, 0);
     choice.values.assign(rows, dead);
     choice.positions.assign(rows, static_cast<std::int32_t>(std::min(state.position, profile.capacity - 1)));

@@ -35,11 +35,12 @@ std::vector<std::string> names() {
 
 /// The files in a folder, or the file itself; both flavors may be in one.
 std::vector<std::string> files_of(const fs::path& place) {
-  if (!fs::is_directory(place)) return {place.string()};
+  std::error_code none;
+  if (!fs::is_directory(place, none)) return {place.string()};
   std::vector<std::string> found;
   for (const char* name : {"libnvinfer.so", "libtensorrt_rtx.so"}) {
     std::string last;  // of libnvinfer.so, libnvinfer.so.11 and libnvinfer.so.11.4.0
-    for (const fs::directory_entry& entry : fs::directory_iterator(place)) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(place, none)) {
       if (entry.path().filename().string().rfind(name, 0) == 0) last = std::max(last, entry.path().string());
     }
     if (!last.empty()) found.push_back(last);

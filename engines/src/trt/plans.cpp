@@ -46,7 +46,7 @@ std::vector<fs::path> folders(const fs::path& all) {
   std::error_code none;
   for (const fs::directory_entry& entry : fs::directory_iterator(all, none)) {
     const bool hidden = entry.path().filename().string().front() == '.';
-    if (!hidden && fs::is_regular_file(entry.path() / header_name)) found.push_back(entry.path());
+    if (!hidden && fs::is_regular_file(entry.path() / header_name, none)) found.push_back(entry.path());
   }
   std::sort(found.begin(), found.end());
   return found;
@@ -72,8 +72,9 @@ std::string Stamp::folder() const {
 
 std::size_t Plans::first(const Bundle& bundle, const std::string& variant, const std::vector<Stamp>& wanted) {
   const fs::path all = plans_folder(bundle, variant);
+  std::error_code none;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    if (fs::is_regular_file(all / wanted[i].folder() / header_name)) return i;
+    if (fs::is_regular_file(all / wanted[i].folder() / header_name, none)) return i;
   }
   std::string found;
   for (const fs::path& folder : folders(all)) {
