@@ -25,11 +25,14 @@ from tformer_deploy.batches import suitable_workers
 from tformer_deploy.corpus import places
 from tformer_deploy.corpus.compression import packed, split_lines, unpacked
 from tformer_deploy.corpus.cutting import Cutter, windows
+from tformer_deploy.corpus.job import CorpusOptions, here, translate_corpus
 from tformer_deploy.corpus.output import ERRORS, JOB, LIST
 from tformer_deploy.corpus.places import open_store
 from tformer_deploy.corpus.progress import Progress
+from tformer_deploy.corpus.shards import Done, Shard, Work
 from tformer_deploy.corpus.storage import RECORDS
-from tformer_deploy.errors import DataError
+from tformer_deploy.errors import ArtifactError, DataError
+from tformer_deploy.opening import TranslatorOptions
 
 from .command import COMMAND, failed_line, run_here
 from .kills import contents, snapshots
@@ -184,6 +187,32 @@ def test_another_job_leaves_no_merged_file_of_the_last(tmp_path: Path) -> None:
     write(text, LINES[5:9])
     corpus("--in", text, "--out", tmp_path / "out", "--force")
     assert not (tmp_path / "out/merged.txt").exists()
+
+
+def test_force_leaves_nothing_that_was_made_of_replaced_shards(tmp_path: Path) -> None:
+    """Of the same job too, in which a line has changed and the file's size has not; nor while it works."""
+    text, out = write(tmp_path / "a.txt", ["1 2", "3 4"]), tmp_path / "out"
+    corpus("--in", text, "--out", out, "--merge")
+    write(text, ["1 2", "4 3"])
+    there: set[str] = set()
+
+    def seen(work: Work, shards: Iterator[Shard], progress: Progress) -> Iterator[Done]:
+        there.update(path.name for path in out.iterdir())
+        return here(work, shards, progress)
+
+    options = TranslatorOptions(BUNDLE, workers=0, batch_tokens=WINDOW)
+    translate_corpus(CorpusOptions([str(text)], str(out), options, force=True), execute=seen)
+    (one,) = shards(out)
+    assert one.read_bytes() == translated(["1 2", "4 3"])
+    assert there.isdisjoint([LIST, ERRORS, "merged.txt"])
+    assert not (out / "merged.txt").exists() and len(rows_of(out, LIST)) == 1
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_an_input_in_the_output_folder_is_refused(prefix: str, tmp_path: Path) -> None:
+    text = write(tmp_path / "a.txt", LINES[:3])
+    line = refused("--in", text, "--out", f"{prefix}{tmp_path}")
+    assert f"{text} lies in the output folder" in line and [*tmp_path.iterdir()] == [text]
 
 
 # Formats
@@ -392,6 +421,13 @@ def test_the_cores_of_the_first_run_decide_the_batches(tmp_path: Path) -> None:
     assert corpus(*command, "--workers", 2, "--beams", 2, "--force")["found"] == 0 and least() == 2
 
 
+@pytest.mark.parametrize("option", ["--suppress", "--first-token", "--end-token"])
+def test_a_job_with_tokens_goes_on_with_other_workers(option: str, tmp_path: Path) -> None:
+    command = ("--in", write(tmp_path / "a.txt", LINES[:9]), "--out", tmp_path / "out", option, 9)
+    corpus(*command, "--workers", 1)
+    assert corpus(*command, "--workers", 2)["found"] == len(shards(tmp_path / "out"))
+
+
 def test_the_largest_file_decides_whether_batches_are_split(tmp_path: Path) -> None:
     """Not the first, which may be a line or two."""
     short, long = write(tmp_path / "a.txt", LINES[:1]), write(tmp_path / "b.txt", LINES * 4)
@@ -491,6 +527,23 @@ def test_folders_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "Input/output error" in refused("--in", text, "--out", tmp_path / "out")
 
 
+def test_a_job_whose_folder_was_taken_leaves_the_others_shards(tmp_path: Path) -> None:
+    """Where there are no locks: it began first, and ends last."""
+    fsspec = pytest.importorskip("fsspec", reason="the extra corpus is not installed")
+    text, out = write(tmp_path / "a.txt", LINES), "memory://taken/out"
+
+    def late(work: Work, shards: Iterator[Shard], progress: Progress) -> Iterator[Done]:
+        corpus("--in", text, "--out", out, "--force", "--beams", 2, "--merge")
+        left.update(fsspec.filesystem("memory").find("/taken/out", detail=True))
+        return iter(())
+
+    left: dict[str, Any] = {}
+    options = TranslatorOptions(BUNDLE, workers=0, batch_tokens=WINDOW)
+    with pytest.raises(ArtifactError, match="another job has taken the output folder"):
+        translate_corpus(CorpusOptions([str(text)], out, options, force=True), execute=late)
+    assert left and fsspec.filesystem("memory").find("/taken/out", detail=True) == left
+
+
 # Object stores
 
 
@@ -531,7 +584,10 @@ def test_from_bucket_to_bucket(bucket: str, tmp_path: Path) -> None:
     assert corpus(*command)["found"] == done["shards"] - 1
     assert fs.cat_file(f"{bucket}/out/{lost}") == (local / lost).read_bytes()
     assert "decoding was {}" in refused(*command, "--beams", 2)
-    assert "no such file" in refused("--in", f"{bucket}/in/*.txt", "--out", f"{bucket}/out")
+    for name in ("*.txt", "c.txt", ""):
+        assert "no such file" in refused("--in", f"{bucket}/in/{name}", "--out", f"{bucket}/out")
+    line = refused("--in", f"{bucket}/in/a.txt.gz", "--out", "s3://nowhere/out")
+    assert line == "error: s3://nowhere/out: The specified bucket does not exist: check the path"
 
 
 def test_runs_into_one_bucket_do_not_harm_each_other(bucket: str, tmp_path: Path) -> None:
@@ -572,6 +628,64 @@ def test_places_without_whole_objects(tmp_path: Path) -> None:
         raise ZeroDivisionError
     assert not [path for path in fs.find("/somewhere/out") if ".tmp" in path or path.endswith("/b")]
     assert "Protocol not known: nowhere" in refused("--in", "nowhere://a", "--out", tmp_path / "out")
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """S3 without keys, at an address where nobody answers."""
+    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    none = dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), os.devnull)
+    off = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_MAX_ATTEMPTS": "1", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in {**none, **off, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(s3fs.S3FileSystem, "cachable", False)  # one that is open has other keys
+    return monkeypatch
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_a_store_that_does_not_answer_is_one_clear_line(keys: bool, s3: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if keys:
+        s3.setenv("AWS_ACCESS_KEY_ID", "a")
+        s3.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    text, words = write(tmp_path / "a.txt", LINES[:3]), "Could not connect" if keys else "Unable to locate credentials"
+    for place in ("s3://x/a.txt", "s3://x/*.txt"):
+        line = refused("--in", place, "--out", tmp_path / "out")
+        assert line.startswith(f"error: {place}: {words}") and "check the address, the network and your keys" in line
+    line = refused("--in", text, "--out", "s3://x/out")
+    assert line.startswith(f"error: s3://x/out: {words}") and "check the address, the network and your keys" in line
+
+
+def test_a_host_that_refuses_is_no_missing_file(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    line = refused("--in", "http://127.0.0.1:9/x.txt", "--out", tmp_path / "out")
+    assert line.startswith("error: http://127.0.0.1:9/x.txt: Cannot connect") and "no such file" not in line
+
+
+@pytest.mark.parametrize("error", [RuntimeError("it is dead"), BrokenPipeError(errno.EPIPE, "it is dead")])
+@pytest.mark.parametrize("suffix", [".txt", ".gz", ".parquet"])
+def test_a_store_that_is_lost_is_one_clear_line(
+    suffix: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a file of it is read or written, too."""
+    memory = pytest.importorskip("fsspec.implementations.memory", reason="the extra corpus is not installed")
+    pa = pytest.importorskip("pyarrow", reason="the extra corpus is not installed")
+    import pyarrow.parquet as pq
+
+    def lost(*arguments: object) -> None:
+        raise error
+
+    table = io.BytesIO()
+    pq.write_table(pa.table({"text": ["1 2"]}), table)
+    memory.MemoryFileSystem().pipe_file(f"/lost/a{suffix}", table.getvalue())
+    with monkeypatch.context() as patch:
+        patch.setattr(memory.MemoryFile, "read", lost)
+        line = refused("--in", f"memory://lost/a{suffix}", "--out", tmp_path / "out")
+        assert f"memory:///lost/a{suffix}: it is dead: check the address" in line
+    monkeypatch.setattr(memory.MemoryFile, "write", lost)
+    line = refused("--in", write(tmp_path / "a.txt", LINES[:3]), "--out", "memory://lost/out")
+    assert "memory://lost/out: it is dead: check the address" in line
 
 
 # Progress

@@ -32,6 +32,7 @@ from tformer_deploy.train import METRICS, STATE, Trainer, learning_rate
 VOCAB = 40
 SMALL = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "max_positions": 48}
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tformer_deploy")
 QUICK = {"batch_tokens": 128, "lr": 0.01, "warmup": 10, "bleu_sentences": 0}
 
 
@@ -158,8 +159,8 @@ def test_a_killed_and_resumed_run_gives_the_weights_of_an_uninterrupted_one(data
     assert [row["update"] for row in rows(broken)] == [row["update"] for row in rows(whole)]
 
 
-def interrupt_and_resume(folder: Path, data: DataConfig, update: int, settings: Mapping[str, Any]) -> None:
-    """Train by the real command, get Ctrl-C while it works on an update, and resume."""
+def interrupt(folder: Path, data: DataConfig, update: int, settings: Mapping[str, Any]) -> None:
+    """Train by the real command, and get Ctrl-C while it works on an update."""
     train_update = Trainer.train_update
 
     def interrupted(trainer: Trainer, batches: Iterator[Any]) -> dict[str, float]:
@@ -174,7 +175,6 @@ def interrupt_and_resume(folder: Path, data: DataConfig, update: int, settings: 
             main()
     assert stop.value.code == 130
     assert open_checkpoint(folder).header["training"]["update"] == update
-    resume(folder).run()
 
 
 @pytest.mark.parametrize("update", [7, 20, 63])
@@ -184,18 +184,41 @@ def test_an_interrupt_at_any_update_leaves_no_trace(
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     settings = {"updates": 70, "valid_every": 20, "average": 2}
     start(whole, data, **settings).run()
-    interrupt_and_resume(broken, data, update, settings)
+    interrupt(broken, data, update, settings)
+    resume(broken).run()
     assert f"update {update} saved; go on with: tformer train --out {broken} --resume\n" in capsys.readouterr().err
     assert_same_weights(whole, broken)
     assert rows(broken, "valid_loss") == rows(whole, "valid_loss")
     assert snapshot(broken / "weights") == snapshot(whole / "weights")
 
 
+@pytest.mark.parametrize("update", [7, 20, 33])
+def test_a_run_can_end_where_it_was_interrupted(data: DataConfig, tmp_path: Path, update: int) -> None:
+    """Before the first validation, at it, and between two: as a run of so many updates."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    settings = {"valid_every": 20, "average": 2}
+    figures = start(whole, data, updates=update, **settings).run()
+    interrupt(broken, data, update, {"updates": 70, **settings})
+    assert resume(broken, updates=update).run() == figures
+    assert rows(broken, "valid_loss") == rows(whole, "valid_loss")
+    assert snapshot(broken / "weights") == snapshot(whole / "weights")
+
+
+def test_two_processes_end_where_one_was_interrupted(data: DataConfig, tmp_path: Path) -> None:
+    interrupt(tmp_path, data, 7, {"updates": 70})
+    process = launch("train", "--out", tmp_path, "--resume", "--updates", "7", module=TORCHRUN)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    kept = sorted(path.name for path in (tmp_path / "weights").iterdir())
+    assert kept == ["average.safetensors", "step-0000007.safetensors"]
+
+
 def test_logged_losses_survive_an_interrupt(data: DataConfig, tmp_path: Path) -> None:
     """Each is a mean over many updates, of which some were before the interrupt."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     start(whole, data, updates=50).run()
-    interrupt_and_resume(broken, data, 7, {"updates": 50})
+    interrupt(broken, data, 7, {"updates": 50})
+    resume(broken).run()
     assert rows(broken, "loss") == rows(whole, "loss")
 
 
@@ -303,8 +326,7 @@ def test_two_micro_batches_equal_one_batch_of_both(data: DataConfig, tmp_path: P
 
 def test_two_processes_equal_one_that_accumulates(data: DataConfig, tmp_path: Path) -> None:
     settings = {"updates": 50, "valid_every": 25, "average": 2, "lr": 0.003}
-    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tformer_deploy")
-    process = launch(*arguments(tmp_path / "two", data, model=NO_DROPOUT, **settings), module=torchrun)
+    process = launch(*arguments(tmp_path / "two", data, model=NO_DROPOUT, **settings), module=TORCHRUN)
     start(tmp_path / "one", data, model=NO_DROPOUT, accumulate=2, **settings).run()
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err

@@ -113,7 +113,16 @@ class Trainer:
                     raise Interrupted(
                         f"update {self.progress.update} saved; go on with: tformer train --out {self.folder} --resume"
                     )
+        # An interrupt has saved the last update out of the average, where `--updates` makes it the last one later.
+        if self.agree(not self.rank and self.progress.update == self.settings.updates and self.step not in self.hashes):
+            self.validate(self.settings.bleu_sentences)
+            self.save()
         return self.finish()
+
+    @property
+    def step(self) -> str:
+        """Name of the weights that a validation saves now."""
+        return f"weights/step-{self.progress.update:07d}.safetensors"
 
     @property
     def out_of_patience(self) -> bool:
@@ -210,16 +219,15 @@ class Trainer:
             self.progress.best_loss, self.progress.worse = shared[0].item(), int(shared[1].item())
         if self.rank:
             return
-        name = f"weights/step-{self.progress.update:07d}.safetensors"
-        save_tensors(self.folder / name, model_tensors(self.model))
-        self.hashes = dict([*self.hashes.items(), (name, sha256(self.folder / name))][-self.settings.average :])
-        self.save_header(name)
+        save_tensors(self.folder / self.step, model_tensors(self.model))
+        saved = self.step, sha256(self.folder / self.step)
+        self.hashes = dict([*self.hashes.items(), saved][-self.settings.average :])
+        self.save_header(self.step)
         self.save_state()
 
     def save_interrupted(self) -> None:
         """Save between two validations: the weights stay out of the final average, as in an uninterrupted run."""
-        last = f"weights/step-{self.progress.update:07d}.safetensors"
-        if self.rank == 0 and last not in self.hashes:
+        if self.rank == 0 and self.step not in self.hashes:
             name = f"weights/interrupted-{self.progress.update:07d}.safetensors"
             save_tensors(self.folder / name, model_tensors(self.model))
             self.save_header(name)
@@ -305,11 +313,11 @@ class Trainer:
         """The settings of this run, as they are stored."""
         return {"settings": dataclasses.asdict(self.settings), "data": dataclasses.asdict(self.data)}
 
-    def agree(self, stop: bool) -> bool:
-        """Whether any process was told to stop."""
+    def agree(self, own: bool) -> bool:
+        """Whether any process says so; each must ask."""
         if self.world == 1:
-            return stop
-        flag = torch.tensor(int(stop), device=self.device)
+            return own
+        flag = torch.tensor(int(own), device=self.device)
         dist.all_reduce(flag)
         return bool(flag.item())
 

@@ -19,7 +19,7 @@ from ..errors import ConfigError, DataError
 from ..files import sha256
 from ..opening import TranslatorOptions, open_translator
 from .output import VERSION, Output, Summary, stored
-from .places import find_inputs, open_store
+from .places import as_path, find_inputs, open_store
 from .progress import Execute, Progress
 from .rows import Columns
 from .shards import Done, Shard, Work, cut, described, digest, translate_shard
@@ -70,7 +70,7 @@ def translate_corpus(
     """
     progress, start = progress or Progress(), time.perf_counter()
     inputs = find_inputs(options.inputs)
-    out = Path(options.out).resolve()
+    out = as_path(options.out).resolve()
     for each in inputs:
         if Path(each.name).resolve().parent == out:
             raise ConfigError(f"{each.name} lies in the output folder, beside what is made of it: choose another --out")
@@ -125,10 +125,8 @@ def _work(options: CorpusOptions, inputs: Sequence[Input], there: dict[str, Any]
     )
     # The batches are those of `translate` on this machine, whoever decodes them, and stay those of the first run.
     before = there.get("work", {}).get("options", {})
-    least = (
-        before.get("least_batches") if {**described(work), "least_batches": 0} == {**before, "least_batches": 0} else 0
-    )
-    least = least or (0 if options.address else asked.workers)
+    same = digest({**described(work), "least_batches": 0}) == digest({**before, "least_batches": 0})
+    least = (same and before.get("least_batches")) or (0 if options.address else asked.workers)
     if not least:
         on_gpu = parse_name(engine_name(asked.backend, asked.variant, bundle, asked.device)).device == "cuda"
         least = 1 if on_gpu else _suitable(work, inputs)

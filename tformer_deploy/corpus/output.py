@@ -63,7 +63,7 @@ class Output:
                 f"the output folder holds another job ({_difference(there, self.job)}): "
                 "choose another folder, or add --force to replace it"
             )
-        if there == self.job:
+        if there == self.job and not self.force:
             return
         own = {name for name in self.store.names() if name in (LIST, ERRORS) or name.partition(".")[0] == MERGED}
         if own and not there:
@@ -100,9 +100,11 @@ class Output:
         self.store.write(done.name + self.suffix, done.content)
 
     def finish(self) -> Summary:
-        """Write the manifest and the list of errors. Raises ArtifactError where the folder has shards of other input,
-        or is another job's now.
+        """Write the manifest and the list of errors. Raises ArtifactError where the folder is another job's now, or has
+        shards of other input.
         """
+        if stored(self.store) != self.job:
+            raise ArtifactError(f"another job has taken the output folder ({JOB}): give each a folder of its own")
         others = _shards(self.store) - set(self.names)
         if others and not self.force:
             raise ArtifactError(
@@ -110,8 +112,6 @@ class Output:
                 "choose another folder, or add --force to remove it"
             )
         self._remove(others)
-        if stored(self.store) != self.job:
-            raise ArtifactError(f"another job has taken the output folder ({JOB}): give each a folder of its own")
         summary = Summary()
         hashes = {"bundle": self.job["work"]["bundle"], "options": digest(self.job["work"]["options"])}
         with self.store.writing(ERRORS) as errors, self.store.writing(LIST) as listed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,18 +10,60 @@ from typing import Any, BinaryIO, cast
 
 import fsspec
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, TformerError
 from .storage import Input
 
 WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 """Where an object appears when all of it has been sent."""
+_HOW = "check the address, the network and your keys"
+
+
+class _Told:
+    """A file system, or a file of one, whose errors say where; see `_told`."""
+
+    def __init__(self, of: Any, url: str) -> None:
+        self._of, self._url = of, url
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._of, name)
+        if not callable(found):
+            return found
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            with _told(self._url):
+                return found(*arguments, **options)
+
+        return call
+
+    def __enter__(self) -> _Told:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextmanager
+def _told(url: str) -> Iterator[None]:
+    """Around calls of a store, whose library has errors of its own. Raises FileNotFoundError, or TformerError."""
+    try:
+        yield
+    except TformerError:
+        raise
+    except FileNotFoundError as error:
+        error.errno, error.strerror = errno.ENOENT, error.strerror or str(error)
+        error.filename = error.filename or url
+        raise
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DataError(f"{url}: {reason}: {_HOW}") from error
 
 
 class Bucket:
     """A `Store` behind a URL."""
 
     def __init__(self, url: str) -> None:
-        self.fs, self.root = _open(url.rstrip("/"))
+        self.url = url.rstrip("/")
+        self.fs, self.root = _open(self.url)
         self.whole = not WHOLE.isdisjoint([self.fs.protocol] if isinstance(self.fs.protocol, str) else self.fs.protocol)
 
     def names(self) -> set[str]:
@@ -48,9 +91,9 @@ class Bucket:
         path = f"{self.root}/{name}"
         if self.whole:
             # An upload in parts ends with `commit`; one that is not ended is no object.
-            file = self.fs.open(path, "wb", autocommit=False)
+            file = _Told(self.fs.open(path, "wb", autocommit=False), self.url)
             try:
-                yield file
+                yield cast(BinaryIO, file)
                 file.close()
             except BaseException:
                 file.discard()
@@ -62,8 +105,8 @@ class Bucket:
         self.fs.makedirs(folder, exist_ok=True)
         temporary = f"{folder}/.{last}.{secrets.token_hex(4)}.tformer.tmp"
         try:
-            with self.fs.open(temporary, "wb") as file:
-                yield file
+            with _Told(self.fs.open(temporary, "wb"), self.url) as file:
+                yield cast(BinaryIO, file)
             self.fs.mv(temporary, path)
         except BaseException:
             if self.fs.exists(temporary):
@@ -82,25 +125,38 @@ class Bucket:
 
 
 def find(pattern: str) -> list[Input]:
-    """The files of a URL or pattern, in order."""
+    """The files of a URL or pattern, in order. Raises TformerError."""
     fs, path = _open(pattern)
-    names = sorted(fs.glob(path)) if any(c in path for c in "*?[") else [path] if fs.isfile(path) else []
-    return [Input(str(fs.unstrip_protocol(name)), int(fs.info(name)["size"])) for name in names if fs.isfile(name)]
+    names = sorted(fs.glob(path)) if any(c in path for c in "*?[") else [path]
+    found = [(name, _info(fs, name, pattern)) for name in names]
+    return [Input(str(fs.unstrip_protocol(name)), int(info["size"])) for name, info in found if info["type"] == "file"]
+
+
+def _info(fs: Any, name: str, url: str) -> dict[str, Any]:
+    """What a store says of a name, which need not exist. Raises TformerError."""
+    try:
+        return dict(fs.info(name))
+    except FileNotFoundError as error:
+        reason = error.__cause__  # over HTTP any failure is a missing file
+        if isinstance(reason, OSError) or getattr(reason, "status", 404) != 404:
+            raise DataError(f"{url}: {reason}: {_HOW}") from None
+        return {"type": "none"}
 
 
 def open_url(url: str) -> BinaryIO:
     """A file to read from its beginning. Raises DataError."""
     fs, path = _open(url)
     try:
-        return cast(BinaryIO, fs.open(path, "rb"))
+        return cast(BinaryIO, _Told(fs.open(path, "rb"), url))
     except FileNotFoundError:
         raise DataError(f"{url}: no such file") from None
 
 
 def _open(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path in it. Raises ConfigError for one that is not known."""
-    try:
-        fs, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:  # a package that is not installed, or no such protocol
-        raise ConfigError(f"{url}: {error}") from None
-    return fs, str(path)
+    with _told(url):
+        try:
+            fs, path = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:  # a package that is not installed, or no such protocol
+            raise ConfigError(f"{url}: {error}") from None
+    return _Told(fs, url), str(path)
