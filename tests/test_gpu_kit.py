@@ -484,6 +484,12 @@ def test_results_of_several_calls_are_one(used: Path, tmp_path: Path) -> None:
         changed = {**results, "steps": {name: both[number] for name, both in sides_of.items()}}
         (folder / "results.json").write_text(json.dumps(changed))
     assert load([one, two])["steps"] == {"1": worked, "2": worked, "3": failed, "4": failed}
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    (unpacked / "results.json").write_text(json.dumps({**results, "host": {}, "steps": {}}))
+    assert load([unpacked, one, two]) == load([one, unpacked, two]) == load([one, two])
+    with pytest.raises(ArtifactError, match="unpacked is of a host where nvidia-smi showed no GPU"):
+        load([unpacked, unpacked])
     for change, message in (
         ({"kit": {**results["kit"], "commit": "x"}}, "is of another kit"),
         ({"host": {**results["host"], "gpus": [{"name": "H100"}]}}, "is of H100, .* of NVIDIA H200"),

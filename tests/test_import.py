@@ -327,6 +327,30 @@ def test_wrong_options(tmp_path: Path) -> None:
         import_checkpoint("torch", path, tmp_path / "run", part)
 
 
+def test_positions_are_whole_parts_of_names(tmp_path: Path) -> None:
+    """Other names hold `pe` and `pos` too; what is named by --part is not guessed."""
+    words = {"src_vocab": write_words(tmp_path / "src", 40), "tgt_vocab": write_words(tmp_path / "tgt", 44)}
+    options: dict[str, Any] = {**words, "heads": 4}
+    state = of_torch(False, False, True, True)[0]
+    for source, parts in (
+        ("peptide_embed", {"src_embedding": "peptide_embed.embedding"}),
+        ("composer_src", {}),
+        ("src_pos", {"src_embedding": "src_pos.embedding"}),
+        ("src_pos", {"src_embedding": "src_pos.embedding", "positions": "positional_encoding.pos_embedding"}),
+    ):
+        torch.save(
+            {name.replace("src_tok_emb", source): tensor for name, tensor in state.items()}, tmp_path / "model.pt"
+        )
+        given = ImportOptions(**options, parts=parts)
+        found, _ = import_checkpoint("torch", tmp_path / "model.pt", tmp_path / "run", given, force=True)
+        assert found.config.positions == "learned" and found.config.src_vocab == 40
+    odd = {name.replace("positional_encoding.pos_embedding", "places"): x for name, x in state.items()}
+    torch.save({**odd, "places": odd["places"][:, 0]}, tmp_path / "model.pt")
+    given = ImportOptions(**options, parts={"positions": "places"})
+    found, _ = import_checkpoint("torch", tmp_path / "model.pt", tmp_path / "run", given, force=True)
+    assert found.config.positions == "learned"
+
+
 def test_vocabularies_of_every_kind(tmp_path: Path) -> None:
     from tformer_deploy.importers.vocabularies import read_entries
 
@@ -348,6 +372,14 @@ def test_vocabularies_of_every_kind(tmp_path: Path) -> None:
         (tmp_path / "bad.json").write_text(json.dumps(content))
         with pytest.raises(ArtifactError, match="is not a vocabulary"):
             read_entries(tmp_path / "bad.json")
+    for name in ("latin.txt", "latin.json"):
+        (tmp_path / name).write_bytes(b'["\xe9"]')
+        with pytest.raises(ArtifactError, match=f"{name} is not UTF-8: .*: save it as UTF-8"):
+            read_entries(tmp_path / name)
+    with (tmp_path / "large.txt").open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(ArtifactError, match=r"large.txt cannot be read: it has more than \d+ bytes"):
+        read_entries(tmp_path / "large.txt")
 
 
 def test_the_tutorial_of_multi30k_keeps_the_ends_of_lines(tmp_path: Path) -> None:

@@ -258,6 +258,15 @@ def test_equals_ctranslate2(case: str, tmp_path: Path) -> None:
     assert all(equal.startswith("60 of") for equal in found.tokens.values()), found
 
 
+@pytest.mark.skipif(not find_spec("ctranslate2"), reason="needs the ctranslate2 package")
+@pytest.mark.parametrize("ends", [True, False])
+def test_empty_lines_are_left_out(ends: bool, tmp_path: Path) -> None:
+    """ctranslate2 gives no log-probabilities for them."""
+    path = Model().write(tmp_path / "model", add_source_eos=ends)
+    _, found = import_checkpoint("ctranslate2", path, tmp_path / "run", lines=["w5 w6", "w7", "", "  "])
+    assert found.passed and found.original and found.sentences == 60
+
+
 def test_languages(tmp_path: Path) -> None:
     """Sources begin with a language and end, outputs begin with one, as those of NLLB do."""
     path = Model().write(tmp_path / "model", add_source_eos=False, decoder_start_token="</s>")
@@ -310,6 +319,8 @@ def test_refused(case: str, tmp_path: Path) -> None:
 def test_damaged(tmp_path: Path) -> None:
     path = Model(type=torch.int8).write(tmp_path / "model")
     whole = (path / "model.bin").read_bytes()
+    (path / "model.bin").unlink()
+    refused(path, tmp_path / "run", "model is incomplete: model.bin is missing")
     for end in (0, 3, 20, 500, len(whole) // 2, len(whole) - 3):
         (path / "model.bin").write_bytes(whole[:end])
         refused(path, tmp_path / "run", "is damaged")

@@ -22,7 +22,7 @@ from tformer_deploy.importers.run import compare_again, import_checkpoint, recog
 from tformer_deploy.opening import TranslatorOptions, open_translator
 
 from .conftest import small_config
-from .hf_folders import FOLDERS, LINES, OPTIONS, SENTENCES
+from .hf_folders import FOLDERS, LINES, OPTIONS, SENTENCES, entries, fairseq_pieces, of_bart, write
 from .params import long_but
 
 EXPORTED = {"marian": ["fp32", "fp32-cpu", "int8"], "umt5": ["fp32", "fp32-cpu", "int8"], "mbart": ["fp32-cpu"]}
@@ -219,6 +219,72 @@ def test_a_folder_that_cannot_be_read_is_one_line_and_leaves_nothing(
     with pytest.raises(TformerError, match=message):
         imported(folder, name, tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("shortest", [{"min_length": 100}, {"min_new_tokens": 100}])
+def test_a_shortest_output_above_what_is_compared(
+    shortest: dict[str, int], folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both may end at the last token, not before; an end that is likely is what both end with there."""
+    from safetensors.torch import load_file, save_file
+
+    monkeypatch.setattr(compare, "MOST_STEPS", 8)
+    change = lambda g: {**g, "max_length": 200, "min_length": None, "forced_eos_token_id": None, **shortest}  # noqa: E731
+    folder = edited(folders["bart"], tmp_path / "folder", "generation_config.json", change)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["final_logits_bias"][0, 2] += 20
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    found, comparison = import_checkpoint("hf", folder, tmp_path / "run")
+    assert found.decoding["min_tokens"] == 80
+    assert comparison.passed and comparison.tokens["greedy"] == "60 of 60", comparison
+
+
+OLDER = {"mbart": "MBartTokenizer", "mbart-50": "MBart50Tokenizer", "plbart": "PLBartTokenizer"}
+
+
+def older(name: str, path: Path) -> tuple[Path, list[str]]:
+    """A folder without ids of its languages, and these."""
+    from transformers.models.mbart50 import tokenization_mbart50
+
+    codes = list(tokenization_mbart50.FAIRSEQ_LANGUAGE_CODES)
+    codes = {"mbart": codes[:25], "plbart": ["__java__", "__python__", "__en_XX__"]}.get(name, codes)
+    model = fairseq_pieces()
+    size = len(entries(model)) + 1 + len(codes) + 1
+    kind = "PLBart" if name == "plbart" else "MBart"
+    made = of_bart(kind, size, size - 2, activation_function="gelu", scale_embedding=True)
+    stated = {"tokenizer_class": OLDER.get(name, "NllbTokenizer"), "additional_special_tokens": codes}
+    write(path, made, {"sentencepiece.bpe.model": model, "tokenizer_config.json": stated}, tables=0.3)
+    return path, codes
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_languages_of_older_folders_are_numbered(name: str, tmp_path: Path) -> None:
+    """Behind the entries, then <mask>, as transformers numbers them."""
+    import transformers
+
+    folder, codes = older(name, tmp_path / "folder")
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    options = ImportOptions(src_lang=codes[0], tgt_lang=codes[-1])
+    found, comparison = import_checkpoint("hf", folder, tmp_path / "run", options, LINES[:20])
+    assert comparison.passed and comparison.lines == 20, comparison
+    for token in (*codes, "<mask>"):
+        assert found.tokenizers.target.id_of(token) == theirs.convert_tokens_to_ids(token)
+    wrong = ImportOptions(src_lang="xx", tgt_lang=codes[0])
+    with pytest.raises(ConfigError, match=f"the model needs one of its {len(codes)} languages, such as"):
+        import_checkpoint("hf", folder, tmp_path / "other", wrong)
+
+
+@pytest.mark.parametrize("name", ["mbart", "nllb"])
+def test_languages_without_ids_are_one_line(name: str, tmp_path: Path) -> None:
+    """Where no file names them, and for NLLB: transformers 5 gives other ids than its models were trained with."""
+    folder, codes = older(name, tmp_path / "folder")
+    if name == "mbart":
+        (folder / "tokenizer_config.json").unlink()
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "model_type": "m2m_100"}))
+    with pytest.raises(ArtifactError, match="does not say the ids of its languages: load its tokenizer once with"):
+        import_checkpoint("hf", folder, tmp_path / "run", ImportOptions(src_lang=codes[0], tgt_lang=codes[1]))
 
 
 def test_languages(folders: dict[str, Path], tmp_path: Path) -> None:

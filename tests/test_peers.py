@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.peers.__main__ import add_quality
 from benchmarks.peers.measure import Trial, add_ratios, choose, compare, speed_ratios
 from benchmarks.peers.points import EOS_ID, base_points, check_point, corpus_points
-from benchmarks.peers.report import machine_name, setting_name, table
+from benchmarks.peers.report import _quality, machine_name, setting_name, table
 from benchmarks.peers.serve import check
 from benchmarks.peers.sides import batchings, ctranslate2_sides, eager_sides, library_sides, openvino_sides, our_sides
 
@@ -103,6 +105,26 @@ def test_settings_split_batches_among_workers_and_name_themselves() -> None:
     assert setting_name(described) == "int8 1x2 2048 tokens"
     compiled = {"setting": eager_sides(2, {}, True)[0].settings[-1], "batching": {}}
     assert setting_name(compiled) == "2x1 compiled"
+
+
+def test_what_eager_was_not_measured_with_is_not_compared() -> None:
+    pytest.importorskip("sacrebleu")
+    work: Any = SimpleNamespace(
+        references=["a b", "c"],
+        bundle=SimpleNamespace(tokenizers=lambda: SimpleNamespace(target_text=lambda ids: " ".join(map(str, ids)))),
+    )
+
+    def results(*names: str) -> dict[str, Any]:
+        found: dict[str, Any] = {name: {"outputs": [[4, 5], [6]], "sentences_per_second": 10.0} for name in names}
+        found["ort"]["outputs"] = [[4, 5], [7]]
+        add_quality(found, work)
+        return found
+
+    alone, beside = results("ort"), results("ort", "eager PyTorch float32")
+    assert "equal_to_eager" not in alone["ort"] and beside["ort"]["equal_to_eager"] == 1
+    for found, phrase in ((alone, " cased; 10 sentences/s"), (beside, " cased; 1 sentences equal to eager; 10 sent")):
+        quality = _quality({"greedy": found})
+        assert quality is not None and phrase in quality[1][0][1]
 
 
 def test_names_of_machines_and_tables() -> None:

@@ -30,13 +30,19 @@ Steps = Mapping[str, dict[str, Any]]
 
 def load(folders: Sequence[Path]) -> dict[str, Any]:
     """What run.sh brought back, on one host or several: of each step what worked or ran last. Raises ArtifactError."""
-    results, *others = (load_one(folder) for folder in folders)
-    for folder, other in zip(folders[1:], others, strict=True):
+    loaded = [(folder, load_one(folder)) for folder in folders]
+    # A call that only unpacked ran no stage, so that it does not know its host.
+    ran = [(folder, found) for folder, found in loaded if found["host"] or found["steps"]] or loaded
+    for folder, found in ran:
+        if not found["host"].get("gpus"):
+            raise ArtifactError(f"{folder} is of a host where nvidia-smi showed no GPU: run the kit on one with a GPU")
+    (first, results), *others = ran
+    for folder, other in others:
         if other["kit"] != results["kit"]:
-            raise ArtifactError(f"{folder} is of another kit than {folders[0]}: give results of one kit")
+            raise ArtifactError(f"{folder} is of another kit than {first}: give results of one kit")
         names = [found["host"]["gpus"][0]["name"] for found in (results, other)]
         if names[0] != names[1]:
-            raise ArtifactError(f"{folder} is of {names[1]}, {folders[0]} of {names[0]}: give results of one kind")
+            raise ArtifactError(f"{folder} is of {names[1]}, {first} of {names[0]}: give results of one kind")
         for name, step in other["steps"].items():
             before = results["steps"].get(name, {})
             if step.get("code") == 0 or (before.get("code") != 0 and ("code" in step or "code" not in before)):
@@ -59,8 +65,6 @@ def load_one(folder: Path) -> dict[str, Any]:
         raise ArtifactError(f"{path} is damaged ({error}): copy it again") from None
     if not known:
         raise ArtifactError(f"{path} is of another format: take the kit and this script from one commit")
-    if not results["host"].get("gpus"):
-        raise ArtifactError(f"{path} is of a host where nvidia-smi showed no GPU: run the kit on one that has one")
     return results
 
 

@@ -212,15 +212,16 @@ def add_quality(results: dict[str, Any], work: Work) -> None:
         return
     import sacrebleu
 
-    eager = outputs.get("eager PyTorch float32", [])
+    eager = outputs.get("eager PyTorch float32")
     text = work.bundle.tokenizers().target_text
     for name, found in outputs.items():
         lines = [text(ids) for ids in found]
         results[name] |= {
             "bleu_lowercased": sacrebleu.corpus_bleu(lines, [work.references], lowercase=True).score,
             "bleu": sacrebleu.corpus_bleu(lines, [work.references]).score,
-            "equal_to_eager": sum(one == other for one, other in zip(found, eager, strict=bool(eager))),
         }
+        if eager is not None:
+            results[name]["equal_to_eager"] = sum(one == other for one, other in zip(found, eager, strict=True))
 
 
 def own_failures(results: dict[str, Any]) -> list[str]:

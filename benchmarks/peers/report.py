@@ -107,13 +107,11 @@ def _quality(points: Mapping[str, Any]) -> tuple[list[str], list[list[str]]] | N
     for point, results in points.items():
         for side, result in results.items():
             if "bleu" in result:
-                rows.setdefault(side, dict.fromkeys(points, "")).update(
-                    {
-                        point: f"BLEU {result['bleu_lowercased']:.2f} lower-cased, {result['bleu']:.2f} cased; "
-                        f"{result['equal_to_eager']:,} sentences equal to eager; "
-                        f"{result['sentences_per_second']:,.0f} sentences/s"
-                    }
-                )
+                words = [f"BLEU {result['bleu_lowercased']:.2f} lower-cased, {result['bleu']:.2f} cased"]
+                if "equal_to_eager" in result:
+                    words.append(f"{result['equal_to_eager']:,} sentences equal to eager")
+                words.append(f"{result['sentences_per_second']:,.0f} sentences/s")
+                rows.setdefault(side, dict.fromkeys(points, ""))[point] = "; ".join(words)
     return (header, [[side, *cells.values()] for side, cells in rows.items()]) if rows else None
 
 

@@ -13,6 +13,7 @@ from ..config import ModelConfig, from_dict
 from ..errors import ArtifactError
 from ..model import sinusoids
 from .base import Imported, ImportOptions, Parameters
+from .toolkit import equal, sharing
 from .vocabularies import word_tokenizers
 from .weights import WRAPPERS, Weights, read_weights
 
@@ -139,10 +140,4 @@ def shared(weights: Weights, src: str, tgt: str, output: str) -> str:
     """Which tables are the same. Raises ArtifactError where there is no output."""
     if output not in weights:
         raise ArtifactError(f"{weights.where} has no tensor '{output}': save the state dict of the whole model")
-
-    def same(a: str, b: str) -> bool:
-        return weights.shape(a) == weights.shape(b) and torch.equal(weights.take(a), weights.take(b))
-
-    if not same(tgt, output):
-        return "none"
-    return "all" if same(src, tgt) else "decoder"
+    return sharing(equal(weights, tgt, output), equal(weights, src, tgt))

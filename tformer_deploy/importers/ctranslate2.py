@@ -34,10 +34,11 @@ from .toolkit import (
     notes_of,
     rows,
     sharing,
+    sines,
     with_start,
 )
 from .vocabularies import read_entries
-from .weights import Weights, read_json_file
+from .weights import Weights, file_in, read_json_file
 
 ACTIVATIONS = ("relu", "gelu_tanh", "silu", "gelu", "gelu_sigmoid", "tanh", "sigmoid")
 """In the order of their numbers in a file."""
@@ -60,7 +61,7 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path, options: ImportOptions) -> Imported:
     """See `base.Imported`."""
-    found = read_binary(path / "model.bin")
+    found = read_binary(file_in(path, "model.bin"))
     described = Settings(str(path / "config.json"), _described(path, found.numbers))
     for name, value in found.numbers.items():
         kind = name.rpartition("/")[2]
@@ -205,7 +206,7 @@ def _fill(made: Parameters, numbers: Mapping[str, Any]) -> None:
         if table in made.weights:
             made.put(f"{short}_positions", table, lambda table: table[: config.max_positions])
         else:
-            made.make(f"{short}_positions", lambda width=side.width: computed(config.max_positions, width))  # type: ignore[misc]
+            made.make(f"{short}_positions", lambda width=side.width: sines(1, config.max_positions, width))  # type: ignore[misc]
         _norm(made, f"{short}_embedding_norm", f"{name}/layernorm_embedding")
         _norm(made, f"{name}_norm", f"{name}/layer_norm")
         for i in range(side.layers):
@@ -236,8 +237,8 @@ def _linear(made: Parameters, ours: str, theirs: str, block: int = 0, blocks: in
     count = made.weights.shape(f"{theirs}/weight")[0] // blocks
 
     def part(tensor: Tensor) -> Tensor:
-        whole = len(tensor) != count * blocks  # of another shape, which is said where it is written
-        return tensor if whole else tensor[block * count : (block + 1) * count] * scale
+        fits = len(tensor) == count * blocks  # what does not is named where it is written
+        return tensor[block * count : (block + 1) * count] * scale if fits else tensor
 
     made.put(f"{ours}.weight", f"{theirs}/weight", part)
     if f"{theirs}/bias" in made.weights:
@@ -251,13 +252,6 @@ def _norm(made: Parameters, ours: str, theirs: str) -> None:
         made.put(f"{ours}.weight", f"{theirs}/gamma")
         if f"{ours}.bias" in made.shapes:
             made.put(f"{ours}.bias", f"{theirs}/beta")
-
-
-def computed(count: int, width: int) -> Tensor:
-    """Sines, then cosines, of positions from 1 on: what they compute for a model without a table."""
-    frequency = torch.exp(-math.log(10000) / (width // 2 - 1) * torch.arange(width // 2))
-    angles = torch.arange(1, count + 1)[:, None] * frequency
-    return torch.cat((angles.sin(), angles.cos()), 1)
 
 
 class CTranslate2:

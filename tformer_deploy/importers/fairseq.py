@@ -7,12 +7,10 @@ Source: fairseq 0.12, fairseq/models/transformer, fairseq/modules/sinusoidal_pos
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..config import ModelConfig, from_dict
@@ -33,6 +31,7 @@ from .toolkit import (
     put_layer,
     read_text,
     sharing,
+    sines,
 )
 from .weights import Weights
 
@@ -184,7 +183,7 @@ def _fill(made: Parameters) -> None:
             rows = slice(PAD + 1, PAD + 1 + config.max_positions)
             made.put(f"{short}_positions", f"{name}.embed_positions.weight", lambda table, rows=rows: table[rows])  # type: ignore[misc]
         else:
-            made.make(f"{short}_positions", lambda width=side.width: sines(config.max_positions, width))  # type: ignore[misc]
+            made.make(f"{short}_positions", lambda width=side.width: sines(PAD + 1, config.max_positions, width))  # type: ignore[misc]
         for norm in ("layer_norm", "layernorm_embedding"):
             ours = f"{name}_norm" if norm == "layer_norm" else f"{short}_embedding_norm"
             if f"{name}.{norm}.weight" in weights and f"{ours}.weight" in made.shapes:
@@ -193,11 +192,3 @@ def _fill(made: Parameters) -> None:
             put_layer(made, f"{name}.{i}", f"{name}.layers.{i}", names)
         weights.ignore(f"{name}.version", f"{name}.embed_positions._float_tensor")
     made.put("output.weight", next((name for name in OUTPUTS if name in weights), "decoder.embed_tokens.weight"))
-
-
-def sines(count: int, width: int) -> Tensor:
-    """Sines, then cosines, of positions from the padding's id + 1 on."""
-    half = width // 2
-    frequency = torch.exp(torch.arange(half) * -(math.log(10000) / (half - 1)))
-    angles = torch.arange(PAD + 1, PAD + 1 + count)[:, None] * frequency
-    return torch.cat((angles.sin(), angles.cos(), torch.zeros(count, width % 2)), 1)

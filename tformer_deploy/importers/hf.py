@@ -17,6 +17,7 @@ from .base import Imported, ImportOptions, Parameters
 from .hf_generation import decoding_defaults
 from .hf_original import HfOriginal
 from .hf_text import read_text
+from .toolkit import equal, sharing, sines
 from .weights import Weights, read_folder, read_json_file
 
 ACTIVATIONS = {
@@ -182,8 +183,8 @@ def _positions(made: Parameters, family: Family, ours: str, theirs: str, stated:
         made.put(ours, theirs, lambda table: table[first : first + count])
         return
     made.weights.ignore(theirs)
-    compute = marian_sines if family.table == "halves" else fairseq_sines
-    made.make(ours, lambda: compute(first + count, width)[first:])
+    halves = family.table == "halves"
+    made.make(ours, lambda: marian_sines(count, width) if halves else sines(first, count, width))
 
 
 def marian_sines(count: int, width: int) -> Tensor:
@@ -191,14 +192,6 @@ def marian_sines(count: int, width: int) -> Tensor:
     position = torch.arange(count, dtype=torch.float64)[:, None]
     angles = position / 10000 ** (2 * torch.arange((width + 1) // 2, dtype=torch.float64) / width)
     return torch.cat((angles.sin(), angles[:, : width // 2].cos()), 1).float()
-
-
-def fairseq_sines(count: int, width: int) -> Tensor:
-    """(count, width): those of tensor2tensor, sines in the first half, cosines in the second, an odd column 0."""
-    half = width // 2
-    wavelengths = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
-    angles = torch.arange(count).float()[:, None] * wavelengths
-    return torch.cat((angles.sin(), angles.cos(), torch.zeros(count, width % 2)), 1)
 
 
 @dataclass(frozen=True)
@@ -216,21 +209,20 @@ class Tables:
         shared = f"{prefix}shared.weight"
         names = [f"{prefix}{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
         source, target = ((name if name in weights else shared) for name in names)
-        if shared in weights and all(name == shared or _equal(weights, name, shared) for name in (source, target)):
+        if shared in weights and all(name == shared or equal(weights, name, shared) for name in (source, target)):
             source = target = shared
         output = next((name for name in outputs if name in weights), target)
-        output = target if output != target and _equal(weights, output, target) else output
+        output = target if output != target and equal(weights, output, target) else output
         for name in (shared, *names, *outputs):
             weights.ignore(name)
         return cls(source, target, output, prefix)
 
     def values(self, weights: Weights) -> dict[str, Any]:
         """Fields of the config."""
-        tied = self.output == self.target
         return {
             "src_vocab": weights.shape(self.source)[0],
             "tgt_vocab": weights.shape(self.target)[0],
-            "share_embeddings": ("all" if self.source == self.target else "decoder") if tied else "none",
+            "share_embeddings": sharing(self.output == self.target, self.source == self.target),
         }
 
     def put(self, made: Parameters) -> None:
@@ -238,10 +230,6 @@ class Tables:
         made.put("src_embedding.weight", self.source)
         made.put("tgt_embedding.weight", self.target)
         made.put("output.weight", self.output)
-
-
-def _equal(weights: Weights, a: str, b: str) -> bool:
-    return weights.shape(a) == weights.shape(b) and torch.equal(weights.take(a), weights.take(b))
 
 
 def _t5(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[ModelConfig, Parameters]:

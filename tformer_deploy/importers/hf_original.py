@@ -52,6 +52,9 @@ class HfOriginal:
     def generate(self, src_ids: Tensor, src_lengths: Tensor, beams: int, max_tokens: int) -> list[list[int]]:
         """See `base.Original`."""
         first = {"forced_bos_token_id": self._text.first_ids[0]} if self._text.first_ids else {}
+        # A shortest length above the longest forbids the end there throughout; ours may end at the last token.
+        limits = {"min_length": max_tokens, "min_new_tokens": max_tokens - 1}
+        shortest = {name: min(self._settings[name], most) for name, most in limits.items() if self._settings.get(name)}
         found = self.model.generate(
             input_ids=src_ids,
             attention_mask=mask_of(src_ids, src_lengths),
@@ -60,6 +63,7 @@ class HfOriginal:
             max_new_tokens=max_tokens,
             decoder_start_token_id=self._text.start_id,
             **first,
+            **shortest,
         )
         ends = self._settings.get("eos_token_id")
         ends = {*ends} if isinstance(ends, list) else {self._text.specials.eos}

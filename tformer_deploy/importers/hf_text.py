@@ -128,6 +128,11 @@ class Folder:
 
     def languages(self, ids: Mapping[str, int], spell: Callable[[str], tuple[str, ...]]) -> dict[str, tuple[str, int]]:
         """`src` and `tgt` by the options: the entry and its id. Raises ConfigError for what is missing or unknown."""
+        if not ids:
+            raise ArtifactError(
+                f"{self.path} does not say the ids of its languages: "
+                "load its tokenizer once with transformers 4, save_pretrained it there, and import again"
+            )
         found = {}
         for side, asked in (("src", self.options.src_lang), ("tgt", self.options.tgt_lang)):
             name = next((each for each in spell(asked) if each in ids), "")
@@ -195,6 +200,10 @@ def _many_languages(folder: Folder) -> Text:
     else:
         entries = pieces if folder.rebuilt else [*FAIRSEQ, *pieces[3:]]
         known = {token: i for token, i in folder.added().items() if token not in FAIRSEQ}
+        unnumbered = [token for token in folder.additional() if token not in known]
+        # Older transformers wrote no ids. Those of NLLB are not those that transformers 5 gives.
+        if kind != "m2m_100" and unnumbered and not folder.rebuilt and len(entries) not in known.values():
+            known = {token: len(entries) + i for i, token in enumerate([*unnumbered, "<mask>"])} | known
         spell = lambda code: (code, f"__{code}__", f"{code}_XX", f"__{code.lower()}__")  # noqa: E731
     with_added(entries, known)
     languages = {token: i for token, i in known.items() if token != "<mask>"}

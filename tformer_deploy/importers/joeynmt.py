@@ -66,7 +66,6 @@ def read(path: Path, options: ImportOptions) -> Imported:
     )
     entries = []
     for vocabulary, table in zip(paths, (SOURCE, TARGET), strict=True):
-        read_text(vocabulary)
         entries.append(read_entries(vocabulary))
         if len(entries[-1]) != weights.shape(table)[0]:
             rows = weights.shape(table)[0]

@@ -3,17 +3,15 @@
 Positions, norms and activations are Marian's own, not those of converters. The decoder starts from zeros: the model
 gets one more entry, which is never produced. Refused: SSRU, average attention, multi-source and RNN models, factored
 vocabularies, highway connections, feed-forward layers of another depth than 2, quantized (intgemm) files.
-Source: marian-dev, src/models/transformer.h.
+Source: marian-dev, src/models/transformer.h; positions: src/tensors/cpu/tensor_operators.cpp.
 """
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..config import ModelConfig, from_dict
 from ..errors import ArtifactError, ConfigError
@@ -34,6 +32,7 @@ from .toolkit import (
     read_text,
     rows,
     sharing,
+    sines,
     with_start,
 )
 from .weights import Weights
@@ -184,7 +183,7 @@ def _fill(made: Parameters, settings: Settings) -> None:
     tied: list[Any] = settings.get("transformer-tied-layers", [])
     for short, name, side in (("src", "encoder", config.encoder), ("tgt", "decoder", config.decoder)):
         if config.scale_embeddings:
-            made.make(f"{short}_positions", lambda width=side.width: sines(config.max_positions, width))  # type: ignore[misc]
+            made.make(f"{short}_positions", lambda width=side.width: sines(0, config.max_positions, width))  # type: ignore[misc]
         else:
             made.put(f"{short}_positions", "Wpos", lambda table: table[: config.max_positions])
         _norm(made, f"{short}_embedding_norm", f"{name}_emb", "_pre")
@@ -214,10 +213,3 @@ def _norm(made: Parameters, ours: str, theirs: str, suffix: str) -> None:
         made.put(f"{ours}.weight", f"{theirs}_{kind}_scale{suffix}", lambda w: w.flatten())
         if kind == "ln":
             made.put(f"{ours}.bias", f"{theirs}_{kind}_bias{suffix}", lambda b: b.flatten())
-
-
-def sines(count: int, width: int) -> Tensor:
-    """Sines, then cosines. Source: marian-dev, src/tensors/cpu/tensor_operators.cpp."""
-    half = width // 2
-    angles = torch.arange(count)[:, None] * torch.exp(torch.arange(half) * -(math.log(10000) / (half - 1)))
-    return torch.cat((angles.sin(), angles.cos()), 1)

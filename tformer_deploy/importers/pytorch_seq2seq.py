@@ -61,8 +61,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
         made.put(f"{ours}_positions", f"{side}.pos_embedding.weight", lambda table: table[: config.max_positions])
     for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         for i in range(count):
-            ours = theirs = f"{side}.{i}"
-            theirs = f"{side}.layers.{i}"
+            ours, theirs = f"{side}.{i}", f"{side}.layers.{i}"
             made.attention(f"{ours}.attention", f"{theirs}.self_attention", ATTENTION)
             made.norm(f"{ours}.attention_residual.norm", f"{theirs}.self_attn_layer_norm")
             if side == "decoder":

@@ -62,7 +62,6 @@ def read(path: Path, options: ImportOptions) -> Imported:
     paths = folder / "vocab.src.0.json", folder / "vocab.trg.0.json"
     entries = []
     for vocabulary, table in zip(paths, (SOURCE, TARGET), strict=True):
-        read_text(vocabulary)
         entries.append(read_entries(vocabulary))
         if len(entries[-1]) > weights.shape(table)[0]:  # they pad a vocabulary's size to a multiple
             raise ArtifactError(f"{vocabulary} has {len(entries[-1])} entries, {table} {weights.shape(table)[0]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,14 @@ def equal(weights: Weights, *names: str) -> bool:
     return all(torch.equal(first, weights.take(name)) for name in names[1:])
 
 
+def sines(first: int, count: int, width: int) -> Tensor:
+    """(count, width) of positions from `first` on, as tensor2tensor's: sines, then cosines, an odd column 0."""
+    half = width // 2
+    wavelengths = torch.exp(torch.arange(half) * -(math.log(10000) / (half - 1)))
+    angles = torch.arange(first, first + count)[:, None] * wavelengths
+    return torch.cat((angles.sin(), angles.cos(), torch.zeros(count, width % 2)), 1)
+
+
 NEVER = -1e9
 """Output bias of what is never produced."""
 
@@ -226,6 +235,8 @@ def read_text(path: Path) -> str:
         if path.stat().st_size > 4 * YAML_BYTES:
             raise ValueError(f"it has more than {4 * YAML_BYTES} bytes")
         return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{path} is not UTF-8: {error}: save it as UTF-8") from None
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}: copy it again") from None
 

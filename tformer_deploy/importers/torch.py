@@ -27,9 +27,11 @@ PARTS = {
     "src_embedding": ("src", "source", "enc", "input"),
     "tgt_embedding": ("tgt", "trg", "target", "dec", "output"),
     "output": ("generator", "output", "fc_out", "fc", "out", "linear", "head", "proj"),
-    "positions": ("pos_embedding", "pe", "pos"),
+    "positions": ("pos_embedding", "pe", "wpe", "pos", "position", "posemb", "posenc"),
 }
 """What can be named by --part, and by what it is guessed."""
+WHOLE = ("pe", "wpe", "pos")
+"""Words that only count as a whole part of a name: `peptide` and `composer` hold them too."""
 
 
 def recognises(path: Path) -> bool:
@@ -106,7 +108,13 @@ class Parts:
         width = weights.shape(f"{core}{CORE}", 2)[1]
         outside = [name for name in weights if not name.startswith((f"{core}encoder.", f"{core}decoder."))]
         tables = [name for name in outside if weights.shape(name)[1:] == (width,)]
-        places = [name for name in outside if len(weights.shape(name)) > 2 or _named(name, PARTS["positions"])]
+        asked = {name: part for part, given in options.parts.items() for name in (given, f"{given}.weight")}
+        guessed = {
+            name
+            for name in outside
+            if len(weights.shape(name)) > 2 or any(_named(name, word) for word in PARTS["positions"])
+        }
+        places = [name for name in outside if asked.get(name, "positions" if name in guessed else "") == "positions"]
         tables = [name for name in tables if name not in places]
         found = {}
         for part in ("output", "src_embedding", "tgt_embedding"):
@@ -117,8 +125,9 @@ class Parts:
         return cls(core, found["src_embedding"], found["tgt_embedding"], found["output"], positions)
 
 
-def _named(name: str, words: tuple[str, ...]) -> bool:
-    return any(word in name.lower().replace(".", "_").split("_") or word in name.lower() for word in words)
+def _named(name: str, word: str) -> bool:
+    name = name.lower()
+    return word in (name.replace(".", "_").split("_") if word in WHOLE else name)
 
 
 def _one(part: str, names: list[str], options: ImportOptions) -> str:
@@ -127,7 +136,7 @@ def _one(part: str, names: list[str], options: ImportOptions) -> str:
         asked = options.parts[part]
         found = [name for name in names if name in (asked, f"{asked}.weight")]
     else:
-        found = next((hits for word in PARTS[part] if (hits := [n for n in names if _named(n, (word,))])), [])
+        found = next((hits for word in PARTS[part] if (hits := [n for n in names if _named(n, word)])), [])
         found = names if not found and len(names) == 1 else found
     if len(found) != 1:
         what = f"could be {listed(found)}" if found else f"is none of {listed(names) or 'the tensors'}"

@@ -12,6 +12,7 @@ from ..errors import ArtifactError, ConfigError
 from ..headers import parse_json
 from ..text import Specials, Tokenizers, Words
 from .base import ImportOptions
+from .toolkit import read_text
 from .weights import load_plain_pickle
 
 NAMES = {
@@ -33,14 +34,11 @@ def read_entries(path: Path) -> list[str]:
         found = load_plain_pickle(path)
     elif path.suffix == ".json":
         try:
-            found = parse_json(path.read_text(encoding="utf-8"))
+            found = parse_json(read_text(path))
         except ValueError as error:
             raise ArtifactError(f"{path} is damaged: {error}: write a word a line instead") from None
     else:
-        try:
-            return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        except UnicodeDecodeError as error:
-            raise ArtifactError(f"{path} is not UTF-8: {error}: save it as UTF-8") from None
+        return read_text(path).removesuffix("\n").split("\n")
     for key in ("itos", "stoi", "vocab"):
         if isinstance(found, Mapping) and isinstance(found.get(key), list | Mapping):
             found = found[key]
