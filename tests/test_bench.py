@@ -45,6 +45,7 @@ from .params import long_but
 from .test_check_html import Page, svgs
 
 SMALL = ("--batch", "1,3", "--beam", "1,2", "--src-len", 5, "--new-tokens", "2,6", "--rounds", 2, "--seconds", 0)
+SIMULATED = Path(__file__).parent / "simulated"
 ONE = ("--batch", 1, "--beam", 1, "--new-tokens", 2, "--src-len", 3, "--rounds", 1, "--seconds", 0)
 
 
@@ -148,6 +149,23 @@ def test_memory_disk_and_text(measured: dict[str, Any], variants: Path, run: Pat
         assert each["tokens_per_s"] / each["sentences_per_s"] == pytest.approx(each["tokens"] / 4)
     exact = {each["tokens"] for each in measured["corpus"] if each["engine"] != "ort:int8" and each["beams"] == 2}
     assert len(exact) == 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "module"),
+    [("ort", "onnxruntime"), ("eager", "torch"), ("native", "tformer_native"), ("trt", "cuda"), ("trt", "tensorrt")],
+)
+def test_the_import_that_is_timed_loads_the_runtime(backend: str, module: str) -> None:
+    if module == "tformer_native":
+        pytest.importorskip(module, reason="tformer-native is not installed: make native")
+    code = (
+        "import sys; from tformer_deploy.bench import worker; "
+        f"assert {module!r} not in sys.modules, 'loaded before'; "
+        f"worker.import_runtime({backend!r}); assert {module!r} in sys.modules, 'not loaded'"
+    )
+    path = {"PYTHONPATH": str(SIMULATED)} if backend == "trt" else {}
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_nodes_are_profiled_where_there_are_some(measured: dict[str, Any]) -> None:

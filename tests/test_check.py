@@ -42,7 +42,7 @@ from tformer_deploy.engines.base import Engine, Floats, Ints, Limits, Scores
 from tformer_deploy.errors import ArtifactError, ConfigError, DataError, MissingExtra
 from tformer_deploy.headers import read_arrays
 from tformer_deploy.plans import Profile
-from tformer_deploy.recipe import TOLERANCES, Tolerance, load_recipe
+from tformer_deploy.recipe import Tolerance, load_recipe, own_limits, recipe_folder
 
 from .command import run_here
 from .mutations import BEYOND, ENTRIES, MUTATIONS, Mutation, break_graph, change_tensor, scale, scale_one_weight, spoil
@@ -997,10 +997,10 @@ def test_loosened_tolerances_are_shown(bundle: Path, run: Path, reference: Refer
     assert found["loosened"] == ["scores", "bleu", "tokens"] and found["tolerance"]["scores"] == 0.5
 
 
-@pytest.mark.parametrize("name", ["fp32", "fp32-attention", "fp32-cpu", "int8", "int8-latency", "int4"])
+@pytest.mark.parametrize("name", sorted(file.stem for file in recipe_folder().glob("*.toml")))
 def test_named_recipes_hold_what_their_precision_should(name: str) -> None:
     recipe = load_recipe(name)
-    assert recipe.tolerance.wider(TOLERANCES[recipe.precision]) == []
+    assert recipe.tolerance.wider(own_limits(recipe.target, recipe.precision)) == []
 
 
 def test_no_engine_and_no_sentence_fail(bundle: Path, run: Path, reference: Reference) -> None:

@@ -324,6 +324,10 @@ DAMAGES: dict[str, tuple[Callable[[Path, dict[str, Any]], object], str]] = {
     "missing": (lambda plans, _: (plans / "encoder-6x5x24x24.plan").unlink(), "encoder-6x5x24x24.plan is missing"),
     "no hash": (lambda _, header: header["files"].pop("encoder-8x1x24x24.plan"), "no hash of encoder-8x1x24x24.plan"),
     "graphs": (lambda _, header: header["graphs"].popitem(), "was compiled from other graphs than the bundle's"),
+    "another GPU": (
+        lambda _, header: header.update(capability="sm89"),
+        "has plans for sm89, TensorRT 11.4.0, fp16: ",
+    ),
     "version": (lambda _, header: header.update(version=2), "format version 2, this tformer reads up to 1: update it"),
     "profile": (lambda _, header: header.update(profiles=["8x1"]), "is damaged: profiles[0] must match pattern"),
     "no plan": (forge, "TensorRT 11.4.0.106 cannot load "),

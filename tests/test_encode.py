@@ -286,6 +286,16 @@ def test_a_wrong_memory_fails(variant: str, mutate: Mutation, memory_bundle: Pat
     assert ("nan" in failure) is (mutate is not_a_number)
 
 
+def test_a_memory_that_stops_fails_its_engine_alone(memory_bundle: Path, run: Path, tmp_path: Path) -> None:
+    broken = break_graph(memory_bundle, tmp_path / "broken", "memory", narrower)
+    flags = ("--checkpoint", run, "--invariance", 0, "--max-tokens", 4, "--variant", "fp32", "--variant", "int8")
+    done = run_here("check", broken, *flags, "--json")
+    first, second = json.loads(done.stdout)["engines"]
+    assert done.returncode == 3 and second["passed"] and second["memory"]
+    assert any("memory.onnx returns 'memory' of [2, " in failure for failure in first["failures"])
+    assert not first["passed"] and first["memory"] is None
+
+
 def test_a_wrong_weight_is_named(memory_bundle: Path, run: Path, tmp_path: Path) -> None:
     """In the memory's graph alone."""
 

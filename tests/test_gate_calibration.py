@@ -12,6 +12,7 @@ import torch
 from tformer_deploy import export_checked as module
 from tformer_deploy.check import CheckOptions, Corpus, Gate
 from tformer_deploy.errors import ConfigError, DataError, ParityError
+from tformer_deploy.export import calibrate
 from tformer_deploy.export.calibrate import input_ranges, round_model
 from tformer_deploy.export_checked import Texts, apart, export_checked, split
 from tformer_deploy.recipe import load_recipe
@@ -80,7 +81,7 @@ def test_an_export_never_checks_what_calibrated(
     kind: str, shallow: Path, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, list[list[int]]] = {}
-    ranges, noise, reference = module.input_ranges, module.layer_noise, Gate.reference
+    ranges, noise, reference = module.input_ranges, calibrate.layer_noise, Gate.reference
 
     def watch_ranges(model: Any, sources: Any) -> Any:
         seen["ranges"] = sources
@@ -95,7 +96,7 @@ def test_an_export_never_checks_what_calibrated(
         return reference(self, corpus, allowed)
 
     monkeypatch.setattr(module, "input_ranges", watch_ranges)
-    monkeypatch.setattr(module, "layer_noise", watch_noise)
+    monkeypatch.setattr(calibrate, "layer_noise", watch_noise)
     monkeypatch.setattr(Gate, "reference", watch_reference)
     other = tmp_path / "other.txt"
     other.write_text("".join(f"w{50 - n} w{7 + n}\n" for n in range(9)) + lines.read_text())
@@ -106,6 +107,25 @@ def test_an_export_never_checks_what_calibrated(
     assert (len(calibrated), len(checked)) == {"split": (6, 6), "own": (9, 12)}.get(kind, (16, 17))
     assert report.calibration.startswith("calibrated with ") and report.calibration in str(report)
     assert json.loads((tmp_path / "bundle/check.json").read_text())["calibration"] == report.calibration
+
+
+def test_recipes_that_round_alike_are_measured_once(
+    shallow: Path, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    int8, latency = (load_recipe(name).rounding for name in ("int8", "int8-latency"))
+    assert int8 == load_recipe("native-int8").rounding == load_recipe("native-int8-bf16-cache").rounding != latency
+    measured = []
+
+    def measure(model: Any, recipe: Any, *rest: Any) -> Any:
+        measured.append(recipe)
+        return calibrate.measure(model, recipe, *rest)
+
+    monkeypatch.setattr(module, "measure", measure)
+    same = tmp_path / "same.toml"
+    same.write_text('target = "ort-cpu"\nprecision = "int8"\ncache = "static"\n')
+    export_checked(shallow, tmp_path / "bundle", ["int8", str(same)], lines)
+    manifest = json.loads((tmp_path / "bundle/manifest.json").read_text())
+    assert len(measured) == 1 and len({str(each["limits"]) for each in manifest["variants"].values()}) == 1
 
 
 def test_a_layer_that_never_runs_stays_as_it_is() -> None:

@@ -20,7 +20,7 @@ from tformer_deploy.check import CheckOptions, Gate, make_corpus
 from tformer_deploy.check.restricted import with_shortlist
 from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.contract import PROGRAM
-from tformer_deploy.engines import encoder_names, engine_name, make_encoder, make_engine
+from tformer_deploy.engines import encoder_names, engine_name, expand, make_encoder, make_engine
 from tformer_deploy.engines.base import Engine, Floats
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.errors import ArtifactError, ConfigError, MissingExtra
@@ -75,6 +75,16 @@ def test_options_pass_the_gate(options: dict[str, object], tmp_path: Path) -> No
     run, text = write_checkpoint(tmp_path / "run", small_config(**options)), write_lines(tmp_path / "text")
     report = export_checked(run, tmp_path / "bundle", [EXACT, ROUNDED], text)
     assert report.passed and len(report.engines) == 3, str(report)
+
+
+def test_programs_in_bf16_pass_without_loosened_limits(exported: Path) -> None:
+    bundle = open_bundle(exported)
+    gate = Gate(bundle, exported.parent / "run", threads=1, loosened=False)
+    options = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=2)
+    reference = gate.reference(make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), None, options))
+    (found,) = gate.run(["native:native-bf16"], reference).engines
+    assert found.passed, found.failures
+    assert found.tolerance == bundle.variants["native-bf16"].tolerance and not found.loosened
 
 
 def steps(engine: Engine, ids: Any, lengths: Any, beams: int = 3, count: int = 6) -> list[Floats]:
@@ -155,6 +165,29 @@ def test_lists_pass_the_gate(listed: Path, exported: Path) -> None:
     assert all(each.equal == each.sentences for each in (*exact.outputs, *exact.invariance)) and exact.scores_max < 1e-5
     with gate.engine(names[0]) as engine:
         assert not engine.admits  # a sentence that joins would need rows that the list has not
+
+
+def test_backends_run_those_of_the_variants_that_they_have(run: Path, tmp_path: Path) -> None:
+    report = export_checked(run, tmp_path / "bundle", ["int8", "native-int8"], write_lines(tmp_path / "text"))
+    assert report.passed
+    bundle = open_bundle(tmp_path / "bundle")
+    add_shortlist(bundle, ["w5 w6"] * 9, ["w7 w8"] * 9, Settings(best=2, frequent=4))
+    bundle, both = open_bundle(tmp_path / "bundle"), ["ort", "native"]
+    for backends, variants, expected in (
+        (both, [], ["ort:int8", "native:native-int8"]),
+        (["cpp:int8"], [], ["cpp:int8"]),
+        (["native", "ort:int8"], [], ["native:native-int8", "ort:int8"]),
+        (both, ["int8"], ["ort:int8"]),
+    ):
+        chosen = with_shortlist(bundle, backends, variants)
+        assert expand(backends, chosen, bundle) == expected
+        assert all(make_engine(name, bundle, shortlist=True) for name in expected)
+    assert expand(both, ["int8"], bundle) == ["ort:int8"]
+    assert expand(both, ["native-int8", "fp32"], bundle) == ["ort", "native:native-int8"]
+    with pytest.raises(ConfigError, match=r"unknown variant 'int4': .*valid: fp32, int8, native-int8"):
+        expand(both, ["int4"], bundle)
+    with pytest.raises(ConfigError, match="--shortlist: eager has no graphs for it: leave out --backend eager"):
+        with_shortlist(bundle, ["native", "eager"], [])
 
 
 @pytest.mark.parametrize("recipe", [EXACT, CACHED])

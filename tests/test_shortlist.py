@@ -353,6 +353,21 @@ def test_shortlist_command_and_inspect(bundle: Path, tmp_path: Path) -> None:
     assert "has 60 lines" in failed_line(run_here(*arguments))
 
 
+def test_lists_that_would_be_too_long_are_refused_before_anything_is_learned(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src, tgt = write(tmp_path, toy(60))
+    arguments = ["shortlist", bundle, "--src", src, "--tgt", tgt, "--best"]
+    monkeypatch.setattr(module, "MAX_ENTRIES", 5 * (VOCAB + 1))
+    assert printed(run_here(*arguments, 4)), "and the source token itself, as the vocabulary is joint"
+    monkeypatch.setattr(module, "learn", lambda *_: pytest.fail("it has learned"))
+    for best in (5, 10**9):
+        line = failed_line(run_here(*arguments, best))
+        assert line == f"error: --best {best}: at most 4 for {VOCAB} source entries"
+    monkeypatch.setattr(module, "MAX_ENTRIES", VOCAB * (VOCAB + 1))
+    Settings(best=10**9).check(VOCAB, VOCAB, shared=True)
+
+
 @pytest.mark.parametrize("variant", ["fp32-cpu", "int8", "int8-latency", "int4"])
 def test_translate_uses_the_list(variant: str, listed: Path) -> None:
     needs_vnni(variant)

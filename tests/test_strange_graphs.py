@@ -117,6 +117,19 @@ def call_a_function(model: ModelProto) -> None:
     )
 
 
+def long_key(content: bytes) -> bytes:
+    """The field `graph` by a number of 33 bits, of which ONNX Runtime reads 32 and finds the graph."""
+    model = onnx.load_model_from_string(content)
+    graph = model.graph.SerializeToString()
+    model.ClearField("graph")
+    return bytes(model.SerializeToString() + varint(7 << 3 | 2 | 1 << 32) + varint(len(graph)) + graph)
+
+
+def varint(value: int) -> bytes:
+    *others, last = [value >> shift & 127 for shift in range(0, max(value.bit_length(), 1), 7)]
+    return bytes([*(each | 128 for each in others), last])
+
+
 STRANGE: dict[str, tuple[Callable[[bytes], bytes], tuple[str, ...]]] = {
     "garbage": (lambda _: bytes(range(256)) * 20, (DAMAGED, "Protobuf parsing failed", "export the bundle again")),
     "nothing": (lambda _: b"", (DAMAGED,)),
@@ -125,6 +138,7 @@ STRANGE: dict[str, tuple[Callable[[bytes], bytes], tuple[str, ...]]] = {
     "metadata that is no text": (lambda content: content.replace(b"tformer.graph", b"tformer.gr\xffph"), (DAMAGED,)),
     "a loop": (of_model(loop_for_ever), ("has Loop, which tformer never exports",)),
     "a function": (of_model(call_a_function), ("has functions of its own, which tformer never exports",)),
+    "a long key": (long_key, (DAMAGED, "Protobuf parsing failed", "the key of a field has more than 32 bits")),
     "a group": (lambda content: b"\x0b\x0c" + content, (DAMAGED, "a field of kind 3")),
     "an unknown operator": (
         of_model(lambda model: setattr(model.graph.node[0], "op_type", "Unheard")),

@@ -13,7 +13,7 @@ from tformer_deploy.bundle import open_bundle
 from tformer_deploy.check import CheckOptions, Gate, make_corpus
 from tformer_deploy.engines.base import Engine
 from tformer_deploy.errors import ConfigError
-from tformer_deploy.recipe import HALVES, TOLERANCES, Recipe, Tolerance, load_recipe, recipe_from_dict
+from tformer_deploy.recipe import HALVES, TOLERANCES, Recipe, Tolerance, load_recipe, own_limits, recipe_from_dict
 
 INT4 = {"target": "ort-cpu", "cache": "static", "precision": "int4", "group_size": 64}
 TRT = {"target": "trt", "cache": "static"}
@@ -23,6 +23,13 @@ def test_what_a_recipe_leaves_out_is_its_precisions_own() -> None:
     assert recipe_from_dict(INT4).tolerance == TOLERANCES["int4"]
     found = recipe_from_dict({**INT4, "tolerance": {"scores": 2.0}}).tolerance
     assert found == dataclasses.replace(TOLERANCES["int4"], scores=2.0)
+
+
+def test_bf16_of_programs_is_not_that_of_plans() -> None:
+    program = recipe_from_dict({"target": "native", "cache": "static", "precision": "bf16"})
+    assert program.tolerance == own_limits("native", "bf16") != TOLERANCES["bf16"] == own_limits("trt", "bf16")
+    assert load_recipe("native-bf16").tolerance == program.tolerance
+    assert own_limits("native", "int8") == TOLERANCES["int8"]
 
 
 def test_plans_have_their_limits_in_the_recipe() -> None:

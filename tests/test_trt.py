@@ -316,6 +316,17 @@ def test_a_plan_that_does_not_load_is_named(bundle: Path, tmp_path: Path) -> Non
     assert f"TensorRT 11.4.0 cannot load {plan}: bad plan" in failed_line(done)
 
 
+def test_plans_in_a_folder_of_another_name_are_refused(bundle: Path, tmp_path: Path) -> None:
+    copy, own = tmp_path / "bundle", Stamp("sm90", "TensorRT 11.4.0", "fp16").folder
+    shutil.copytree(bundle, copy)
+    folder = copy / "trt/plans" / own
+    header = json.loads((folder / "plans.json").read_text())
+    (folder / "plans.json").write_text(json.dumps({**header, "capability": "sm89"}))
+    said = f"{folder} has plans for sm89, TensorRT 11.4.0, fp16: call it {own.replace('sm90', 'sm89')} again"
+    assert said in failed_line(run_simulated("translate", copy, "--backend", "trt:fp16", stdin=b"w5\n"))
+    assert said in failed_line(run_simulated("inspect", copy))
+
+
 def test_steps_that_cannot_be_captured_are_called(bundle: Path, tmp_path: Path) -> None:
     """And the benchmark says so."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -210,6 +210,10 @@ def test_engines_by_backend_and_variant(variants_bundle: Path) -> None:
     assert expand(["ort", "ort"], ["int8", "fp32", "int8"], opened) == ["ort:int8", "ort"]
     with pytest.raises(ConfigError, match="--variant int8: variants are graphs of ort: add --backend ort"):
         expand(["eager"], ["int8"], opened)
+    assert expand(["cpp:int8"], ["int8"], opened) == ["cpp:int8"]
+    for backends, variant, valid in ((["cpp:int8"], "int4", "int8"), (["ort", "cpp"], "native-int8", "fp32, .*int8")):
+        with pytest.raises(ConfigError, match=f"unknown variant '{variant}': .*valid: {valid}"):
+            expand(backends, [variant], opened)
     with pytest.raises(ConfigError, match="unknown backend 'otr': did you mean 'ort'"):
         expand(["otr"], [], opened)
     kinds = [type(make_engine(name, opened)) for name in ("ort", "ort:int8")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,19 @@ def test_steps_are_the_modules_own_loop(name: str) -> None:
     user = MODELS[name]()
     with EagerEngine(wrapped(user, name)) as engine:
         require_own_tokens(engine, user)
+
+
+def test_threads_share_a_module_with_hooks() -> None:
+    """Its hooks are of one call at a time, and PyTorch's fast path is as it was afterwards."""
+    before, options = torch.backends.mha.get_fastpath_enabled(), DecodeOptions(max_tokens=POSITIONS)
+    with EagerEngine(wrapped(tutorial(hooks=True), "here")) as engine, ThreadPoolExecutor(4) as workers:
+
+        def tokens(source: tuple[int, ...]) -> list[int]:
+            return decode(engine, make_batch([source]), options)[0][0].ids
+
+        expected = [tokens(source) for source in sources()]
+        assert list(workers.map(tokens, sources() * 4)) == expected * 4
+    assert torch.backends.mha.get_fastpath_enabled() is before
 
 
 ERRORS: dict[str, str] = {

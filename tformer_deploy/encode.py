@@ -37,9 +37,9 @@ class EncoderOptions:
 
     bundle: str | Path | Bundle
     backend: str = "ort"
-    """`ort` or `eager`."""
+    """`ort`, `native` or `eager`."""
     variant: str | None = None
-    """Graphs of ort other than the bundle's default."""
+    """Of `ort` or `native`, other than its default."""
     checkpoint: str | Path | None = None
     """The run folder for `eager`, if it is not where it was at export."""
     threads: int = 0

@@ -19,7 +19,7 @@ from .decoding import DecodeOptions
 from .engines import STANDARD, expand, programs_of, require_native
 from .engines.eager import NO_ENCODER
 from .errors import ConfigError, DataError, ParityError
-from .export.calibrate import NOISE_SENTENCES, SENTENCES, fp32_layers, input_ranges, layer_noise
+from .export.calibrate import NOISE_SENTENCES, SENTENCES, Measured, input_ranges, measure
 from .export.save import weights_read
 from .export.to_onnx import export_graphs
 from .export.trace import Tracer
@@ -88,15 +88,16 @@ def export_checked(
         model = checkpoint.load_model()
         ranges = input_ranges(model, calibration.sources) if calibration.sources else {}
         lossy = {name: recipe for name, recipe in chosen.items() if recipe.quantized}
-        kept = {name: fp32_layers(model, recipe, ranges, calibration.sources) for name, recipe in lossy.items()}
-        of_recipe = {name: {**ranges, **dict.fromkeys(kept[name])} for name in kept}
-        limits = {
-            name: layer_noise(model, recipe, of_recipe[name], calibration.sources) for name, recipe in lossy.items()
-        }
+        found: dict[object, Measured] = {}  # recipes that round alike are measured once
+        for recipe in lossy.values():
+            if recipe.rounding not in found:
+                found[recipe.rounding] = measure(model, recipe, ranges, calibration.sources)
+        measured = {name: found[recipe.rounding] for name, recipe in lossy.items()}
         tracer = Tracer(model)
         own = isinstance(checkpoint, UserCheckpoint)
         for name, recipe in chosen.items():
-            identity = checkpoint.weights_sha256, of_recipe.get(name), checkpoint.tokenizer_hashes
+            own_ranges = measured[name].ranges if name in measured else None
+            identity = checkpoint.weights_sha256, own_ranges, checkpoint.tokenizer_hashes
             with calling(str(run), "torch.export of the module") if own else nullcontext():
                 export_graphs(tracer, recipe, directory / name, *identity)
         place = os.path.relpath(os.path.realpath(run), os.path.realpath(out))
@@ -107,7 +108,7 @@ def export_checked(
             description,
             {"path": place, "weights_sha256": checkpoint.weights_sha256},
             {name: version(name) for name in ("torch", "onnx", "onnxscript")},
-            {name: {"limits": limits[name], "fp32": kept[name]} for name in lossy},
+            {name: {"limits": each.limits, "fp32": each.fp32} for name, each in measured.items()},
             weights_read(directory),
             checkpoint.decoding,
         )

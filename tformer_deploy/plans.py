@@ -186,10 +186,13 @@ def all_plans(bundle: Bundle, variant: str) -> list[Plans]:
 
 
 def open_plans(bundle: Bundle, variant: str, directory: Path) -> Plans:
-    """Plans whose hashes are right and whose graphs are the bundle's. Raises ArtifactError."""
+    """Plans whose folder and hashes are right and whose graphs are the bundle's. Raises ArtifactError."""
     header = read_header(within(bundle.directory, directory.relative_to(bundle.directory)), HEADER, "plans", VERSION)
     plans = Plans(bundle.directory, directory, header)
     command = build_command(bundle.directory, plans.stamp.precision, plans.profiles)
+    if plans.stamp.folder != directory.name:
+        own = plans.stamp.folder
+        raise ArtifactError(f"{directory} has plans for {plans.stamp}: call it {own} again, or remove it")
     if header["graphs"] != {name: bundle.manifest["files"][name] for name in bundle.graph_files(variant)}:
         raise ArtifactError(f"{directory} was compiled from other graphs than the bundle's: {command}")
     names = {plan_file(graph, profile) for profile in plans.profiles for graph in GRAPHS}

@@ -93,6 +93,8 @@ TOLERANCES = {
 }
 """What each precision should hold, from what was measured: docs/check.md. A recipe that allows more shows it in every
 report."""
+PROGRAMS = {"bf16": Tolerance(encoder=0.25, scores=0.5, bleu=0.3, tokens=False, top1=0.98, memory=0.1)}
+"""The same of target `native`, where it is another: its bf16 rounds matrices alone."""
 HALVES = ("fp16", "bf16")
 """Precisions of plans, which graphs have not."""
 GROUP_SIZES = (0, 16, 32, 64, 128, 256)
@@ -172,6 +174,11 @@ class Recipe:
         return dataclasses.replace(self, target="ort-cpu", precision=precision, cache_precision="fp32")
 
     @property
+    def rounding(self) -> tuple[object, ...]:
+        """What calibration depends on: recipes with the same numbers round alike."""
+        return self.precision, self.group_size, self.tolerance.scores
+
+    @property
     def integer_step(self) -> bool:
         """Whether a step's products are of integers, with a scale per output."""
         return self.quantized and not self.group_size
@@ -217,6 +224,12 @@ class Recipe:
         return dataclasses.replace(self, axes=axes)
 
 
+def own_limits(target: str, precision: str) -> Tolerance:
+    """What a precision should hold in graphs, plans or programs of a target."""
+    programs = PROGRAMS if target == "native" else {}
+    return programs.get(precision, TOLERANCES[precision])
+
+
 def narrowest(recipes: Iterable[Recipe]) -> Recipe:
     """The first of some recipes, with the axes that all of them allow."""
     first, *others = recipes
@@ -248,16 +261,16 @@ def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
     return dataclasses.replace(
         recipe,
         axes=from_dict(Axes, {name: from_dict(Axis, axis, f"axes.{name}") for name, axis in axes.items()}, "axes"),
-        tolerance=_limits(recipe.precision, tolerance, "tolerance"),
-        plans={name: _limits(name, plans.get(name, {}), f"plans.{name}") for name in wanted},
+        tolerance=_limits(own_limits(recipe.target, recipe.precision), tolerance, "tolerance"),
+        plans={name: _limits(TOLERANCES[name], plans.get(name, {}), f"plans.{name}") for name in wanted},
     )
 
 
-def _limits(precision: str, values: Mapping[str, Any], where: str) -> Tolerance:
-    """The limits of a table, and those of the precision that it leaves out."""
+def _limits(own: Tolerance, values: Mapping[str, Any], where: str) -> Tolerance:
+    """The limits of a table, and of its own precision's those that it leaves out."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"[{where}]: must be a table, got {values!r}")
-    return from_dict(Tolerance, {**dataclasses.asdict(TOLERANCES[precision]), **values}, where)
+    return from_dict(Tolerance, {**dataclasses.asdict(own), **values}, where)
 
 
 def load_recipe(name_or_file: str) -> Recipe:

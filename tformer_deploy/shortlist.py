@@ -47,6 +47,12 @@ class Settings:
             if value < 1:
                 raise ConfigError(f"--{name} {value}: must be at least 1")
 
+    def check(self, src_vocab: int, tgt_vocab: int, shared: bool) -> None:
+        """Raise ConfigError where lists of vocabularies may be too long; `shared`: each may have its source token."""
+        most = MAX_ENTRIES // (src_vocab + 1)
+        if min(self.best + shared, tgt_vocab) > most:
+            raise ConfigError(f"--best {self.best}: at most {most - shared} for {src_vocab} source entries")
+
 
 @dataclass(frozen=True)
 class Coverage:
@@ -167,14 +173,15 @@ def coverage(shortlist: Shortlist, pairs: Pairs, end_id: int) -> Coverage:
 def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], settings: Settings) -> Coverage:
     """Learn lists from as many lines of both sides; store them in a bundle, which stays as it was if that fails.
 
-    Raises ConfigError where the bundle has no graphs for them.
+    Raises ConfigError where the bundle has no graphs for them, or they could be too long.
     """
     if not any(_has_graphs(bundle, name) for name in bundle.variants):
         raise ConfigError(f"{bundle.directory} has no graphs for shortlists: export it again, with --recipe int8")
     tokenizers, config = bundle.tokenizers(), bundle.config
+    shared, specials = tokenizers.source is tokenizers.target, tokenizers.target.specials
+    settings.check(config.src_vocab, config.tgt_vocab, shared)
     both = zip(source, target, strict=True)
     pairs = [(tokenizers.source.encode(a), tokenizers.target.encode(b)) for a, b in both]
-    shared, specials = tokenizers.source is tokenizers.target, tokenizers.target.specials
     shortlist = learn(pairs, config.src_vocab, config.tgt_vocab, settings, shared, specials)
     found = coverage(shortlist, pairs, config.eos_id)
     store(bundle, shortlist, {**asdict(settings), **asdict(found)})

@@ -20,6 +20,9 @@ from .measure import Bench, CorpusSample, Sample
 from .plan import Point
 from .report import MIB
 
+_IMPORTS = {"ort": "ort.library", "trt": "trt.engine"}
+"""Modules of `engines` that import a backend's packages, where it is not the one of its name."""
+
 
 class Worker:
     """The requests, by the names of their methods."""
@@ -33,7 +36,7 @@ class Worker:
         """Import an engine's runtime, load it; precision, how long each took, and the size of its files."""
         self.bundle, self.name, self.threads, self.shortlist = open_bundle(Path(bundle)), engine, threads, shortlist
         start = time.perf_counter()
-        importlib.import_module(f"..engines.{parse_name(engine).backend}", __package__)
+        import_runtime(parse_name(engine).backend)
         imported = time.perf_counter()
         variant = STANDARD if engine == "ort" else None
         options = TranslatorOptions(self.bundle, engine, variant, "cpu", checkpoint, threads, workers, shortlist)
@@ -96,6 +99,16 @@ class Worker:
         from .ceiling import matrix_rates
 
         return matrix_rates(threads)
+
+
+def import_runtime(backend: str) -> None:
+    """Import what a backend runs on. Raises ModuleNotFoundError, MissingExtra, EngineError where it does not load."""
+    importlib.import_module(f"..engines.{_IMPORTS.get(backend, backend)}", __package__)
+    if backend == "trt":
+        from ..engines.trt.api import installed, load_tensorrt
+
+        for flavor in installed():
+            load_tensorrt(flavor)
 
 
 def needed_files(bundle: Bundle, engine: Engine, name: str, checkpoint: str | None) -> list[Path]:

@@ -18,7 +18,7 @@ from ..data import read_lines
 from ..engines import limits_of, make_encoder, make_engine, parse_name, recipe_of
 from ..engines.base import Encoder, Engine, Limits
 from ..errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, MissingExtra, missing_extra
-from ..recipe import TOLERANCES, Axes, Recipe, Tolerance, narrowest
+from ..recipe import Axes, Recipe, Tolerance, narrowest, own_limits
 from ..shortlist import open_shortlist
 from ..text import Tokenizers
 from .blame import find_layer
@@ -188,7 +188,7 @@ class Gate:
         for backend in backends:
             engine, recipe = self.engine(backend), recipe_of(backend, bundle)
             with engine:
-                tolerance, own = recipe.limits(engine.precision), TOLERANCES[engine.precision]
+                tolerance, own = recipe.limits(engine.precision), own_limits(recipe.target, engine.precision)
                 if not self.loosened:
                     tolerance = tolerance.within(own)
                 loosened = tolerance.wider(own)
@@ -248,12 +248,16 @@ class Gate:
             )
 
     def add_memory(self, report: EngineReport, reference: Reference) -> None:
-        """Compare the encoder's output with eager's."""
+        """Compare the encoder's output with eager's; fails the report where there is none."""
         expected, sources = reference.observed.memory, reference.sources
         if sources and not expected:
             raise ArtifactError("the reference has no output of the encoder: make it again with --save-reference")
-        with make_encoder(report.engine, self.bundle, self.checkpoint, self.threads) as encoder:
-            report.memory = compare_memory(encoder, sources, expected)
+        try:
+            with make_encoder(report.engine, self.bundle, self.checkpoint, self.threads) as encoder:
+                report.memory = compare_memory(encoder, sources, expected)
+        except (EngineError, LimitError) as error:
+            report.failures.append(str(error))
+            return
         if not report.memory.largest <= report.tolerance.memory:
             sentence = report.memory.worst + 1
             report.failures.append(f"memory of sentence {sentence} differs by {report.memory.largest:.2e}")

@@ -11,18 +11,23 @@ from numpy.typing import NDArray
 
 from ..bundle import Bundle
 from ..decoding.rules import best_tokens
-from ..engines import LISTING
+from ..engines import LISTING, parse_name
 from ..engines.base import ANYTHING, Engine, Floats, Ints, Outlook, SameStep, Scores, State
 from ..errors import ConfigError
 from ..shortlist import Shortlist
 
 
 def with_shortlist(bundle: Bundle, backends: Sequence[str], variants: Sequence[str]) -> list[str]:
-    """The variants that are asked for, or all that have graphs for a shortlist. Raises ConfigError."""
-    if other := [name for name in backends if name not in ("ort", "cpp", "native")]:
+    """The variants that are asked for, or all of some backends that have graphs for a shortlist. Raises ConfigError."""
+    listing = set().union(*LISTING.values())
+    if other := [name for name in backends if parse_name(name).backend not in listing]:
         raise ConfigError(f"--shortlist: {other[0]} has no graphs for it: leave out --backend {other[0]}")
-    targets = [target for target, users in LISTING.items() if not backends or users.intersection(backends)]
-    found = [*variants] or [name for name, recipe in bundle.variants.items() if recipe.target in targets]
+    asked = [parse_name(name) for name in backends or listing]
+    found = [*variants] or [
+        name
+        for name, recipe in bundle.variants.items()
+        if any(each.backend in LISTING.get(recipe.target, ()) and each.variant in ("", name) for each in asked)
+    ]
     if not found:
         raise ConfigError(f"--shortlist: {bundle.directory} has no variant for it: export it again, with --recipe int8")
     return found

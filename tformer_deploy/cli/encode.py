@@ -25,8 +25,10 @@ Requests = Iterator[list[str]]
 @app.command(epilog="Example: echo 'forty-two' | tformer encode bundles/numbers --pool mean --json")
 def encode(
     bundle: Annotated[Path, typer.Argument(help="Bundle that was exported with --memory; eager takes any.")],
-    backend: Annotated[str, typer.Option(help="Engine: ort or eager.")] = "ort",
-    variant: Annotated[str | None, typer.Option(help="Variant that ort runs (fp32: the standard graphs).")] = None,
+    backend: Annotated[str, typer.Option(help="Engine: ort, native or eager.")] = "ort",
+    variant: Annotated[
+        str | None, typer.Option(help="Variant that ort or native runs (fp32: the standard graphs).")
+    ] = None,
     checkpoint: CheckpointOption = None,
     pool: Annotated[
         str, typer.Option(help="One vector a line: mean, first or last of its tokens; none: one a token.")

@@ -134,20 +134,28 @@ def _on_gpu(parts: Name, variant: str | None, bundle: Bundle) -> str:
 
 
 def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, device: str = "cpu") -> list[str]:
-    """The engines of some backends; `ort`, `cpp` and `native` stand for those of `variants`, or for all that they run.
+    """The engines of some backends; `ort`, `cpp` and `native` stand for what they run, of `variants` if there are some.
 
-    Raises ConfigError for a backend, variant or device that does not exist.
+    Raises ConfigError for a backend or device that does not exist, and for a variant that none of the backends runs.
     """
-    if variants and not {"ort", "cpp", "native"} & {*backends}:
-        raise ConfigError(f"--variant {variants[0]}: variants are graphs of ort: add --backend ort")
-    found: list[str] = []
     for backend in backends:
         check_name(backend, bundle)
-        runs = _variants(bundle).get(backend)
-        chosen: list[str | None] = [] if runs is None else [*variants]
-        if runs is not None and not chosen and device == "cpu":
-            chosen += runs
-        found += [engine_name(backend, variant, bundle, device) for variant in chosen or [None]]
+    every = _variants(bundle)
+    runs = {backend: every.get(backend, [parse_name(backend).variant]) for backend in backends}
+    valid = {variant for names in runs.values() for variant in names if variant}
+    if variants and not valid:
+        raise ConfigError(f"--variant {variants[0]}: variants are graphs of ort: add --backend ort")
+    for variant in variants:
+        if variant not in valid:
+            raise unknown("variant", variant, valid)
+    found: list[str] = []
+    for backend in backends:
+        chosen: Sequence[str | None] = [None]
+        if backend in every and variants:
+            chosen = [variant for variant in variants if variant in runs[backend]]
+        elif backend in every and device == "cpu":
+            chosen = runs[backend]
+        found += [engine_name(backend, variant, bundle, device) for variant in chosen]
     return list(dict.fromkeys(found))
 
 

@@ -6,7 +6,7 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -93,6 +93,22 @@ def _shrunk(least: Tensor, largest: Tensor, rows: Tensor, weights: Sequence[Tens
         elif off < best:
             chosen, best = found, off
     return chosen
+
+
+class Measured(NamedTuple):
+    """How a recipe rounds a model."""
+
+    ranges: Ranges
+    fp32: list[str]
+    """Layers that stay fp32."""
+    limits: Noise
+
+
+def measure(model: Seq2Seq, recipe: Recipe, ranges: Ranges, sources: Sequence[Sequence[int]]) -> Measured:
+    """What stays fp32, and what rounding the rest does to every layer; `ranges`: of `input_ranges`."""
+    fp32 = fp32_layers(model, recipe, ranges, sources)
+    own = {**ranges, **dict.fromkeys(fp32)}
+    return Measured(own, fp32, layer_noise(model, recipe, own, sources))
 
 
 @torch.inference_mode()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
@@ -191,15 +192,23 @@ def replaced(args: tuple[Any, ...], kwargs: dict[str, Any], old: Tensor, new: Te
     )
 
 
+_ONE_AT_A_TIME = RLock()
+"""The fast path is the process's, and hooks are on a module that several threads may call."""
+
+
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Keep PyTorch's own encoder layers from their fast path, which no graph has and which cuts padding off."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+    """Keep PyTorch's own encoder layers from their fast path, which no graph has and which cuts padding off.
+
+    One thread at a time.
+    """
+    with _ONE_AT_A_TIME:
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)
 
 
 def half(width: int) -> int:

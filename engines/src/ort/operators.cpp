@@ -56,6 +56,8 @@ void fields(std::string_view data, const Each& each) {
   while (!data.empty()) {
     const std::uint64_t key = varint(data), kind = key & 7;
     std::uint64_t size = 0;
+    // Protobuf would cut it.
+    if (key >> 32) throw std::invalid_argument("the key of a field has more than 32 bits");
     if (kind == 0) varint(data);
     else if (kind == 1) size = 8;
     else if (kind == 2) size = varint(data);

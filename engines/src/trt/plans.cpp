@@ -92,6 +92,10 @@ Plans::Plans(const Bundle& bundle, const std::string& variant, const fs::path& d
     : bundle_(bundle.directory()), directory_(directory) {
   const Json header = read_header(directory, header_name, "plans", version, plans_schema());
   stamp_ = {header["capability"], header["tensorrt"], header["precision"]};
+  if (stamp_.folder() != directory.filename()) {
+    throw Error(Status::bundle, directory.string() + " has plans for " + stamp_.shown() + ": call it " + stamp_.folder() +
+                                    " again, or remove it");
+  }
   for (const Json& name : header["profiles"]) profiles_.push_back(parsed(name));
   std::sort(profiles_.begin(), profiles_.end(), [](const Profile& a, const Profile& b) {
     return std::tie(a.batch, a.beams, a.src_len, a.capacity) < std::tie(b.batch, b.beams, b.src_len, b.capacity);

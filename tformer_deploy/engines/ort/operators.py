@@ -47,6 +47,8 @@ def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]
     """Number, beginning and end of each field of a message."""
     while at < end:
         key, at = _varint(data, at)
+        if key >> 32:  # Protobuf would cut it
+            raise ValueError("the key of a field has more than 32 bits")
         kind = key & 7
         if kind == _VARINT:
             _, after = _varint(data, at)
