@@ -215,6 +215,7 @@ def test_the_bundle_comes_by_the_object_store(machines: Machines, tmp_path: Path
         ray.shutdown()
 
 
+@pytest.mark.long
 def test_workers_that_die_again_and_again_end_the_job(
     machines: Machines, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +251,7 @@ def test_usage_reports_are_off() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
+@pytest.mark.long
 def test_another_version_is_refused(
     machines: Machines, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

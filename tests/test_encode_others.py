@@ -15,7 +15,6 @@ from tformer_deploy.importers.run import import_checkpoint
 
 from . import hf_folders
 from .command import failed_line, run_here
-from .params import long_but
 from .test_your_bundles import write
 from .test_your_model import MODELS
 
@@ -49,7 +48,8 @@ def test_an_imported_model_gives_what_transformers_gives(tmp_path: Path) -> None
             assert np.abs(found.vectors - expected).max() < limit
 
 
-@pytest.mark.parametrize("name", long_but(["tutorial, hooks", "marian"], "tutorial, hooks"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["tutorial, hooks", "marian"])
 def test_a_module_with_an_encoder_gives_its_own_output(name: str, tmp_path: Path) -> None:
     write(tmp_path, name)
     module = f"{tmp_path}/my_file.py:make"

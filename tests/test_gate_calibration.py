@@ -76,7 +76,7 @@ def lines(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", long_but(["split", "own", "generated"], "split", "own"))
+@pytest.mark.parametrize("kind", long_but(["split", "own", "generated"], "split"))
 def test_an_export_never_checks_what_calibrated(
     kind: str, shallow: Path, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,11 +109,15 @@ def test_an_export_never_checks_what_calibrated(
     assert json.loads((tmp_path / "bundle/check.json").read_text())["calibration"] == report.calibration
 
 
+def test_recipes_that_round_alike() -> None:
+    int8, latency = (load_recipe(name).rounding for name in ("int8", "int8-latency"))
+    assert int8 == load_recipe("native-int8").rounding == load_recipe("native-int8-bf16-cache").rounding != latency
+
+
+@pytest.mark.long
 def test_recipes_that_round_alike_are_measured_once(
     shallow: Path, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    int8, latency = (load_recipe(name).rounding for name in ("int8", "int8-latency"))
-    assert int8 == load_recipe("native-int8").rounding == load_recipe("native-int8-bf16-cache").rounding != latency
     measured = []
 
     def measure(model: Any, recipe: Any, *rest: Any) -> Any:
@@ -138,6 +142,7 @@ def test_a_layer_that_never_runs_stays_as_it_is() -> None:
     assert not torch.equal(weights["encoder.0.ff.up.weight"], model.get_parameter("encoder.0.ff.up.weight"))
 
 
+@pytest.mark.long
 def test_nothing_is_taken_out_where_nothing_is_calibrated(shallow: Path, lines: Path, tmp_path: Path) -> None:
     report = export_checked(shallow, tmp_path / "bundle", ["fp32", "fp32-cpu"], lines)
     assert report.sentences == 12 and not report.calibration

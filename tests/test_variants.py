@@ -403,6 +403,7 @@ def test_a_variant_may_have_narrower_axes(shallow: Path, tmp_path: Path) -> None
     ).passed
 
 
+@pytest.mark.long
 def test_a_variant_called_ort_does_not_loosen_the_standard_graphs(shallow: Path, tmp_path: Path) -> None:
     loose = write(tmp_path / "ort.toml", f"{ORT_CPU}[tolerance]\nscores = 0.5\n")
     report = export_checked(
