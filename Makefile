@@ -7,9 +7,10 @@ READY := $(VENV)/.installed
 .PHONY: demo test test-all lint native native-wheel cpp cpp-build cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
 .DELETE_ON_ERROR:
 
+# Python compiles what it imports; pip would compile all of it, half of its time.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[train,export,cpu,trt-rtx,report,corpus,cluster,dev]' -c constraints.txt
+	$(BIN)/pip install -q --no-compile --disable-pip-version-check -e '.[train,export,cpu,trt-rtx,report,corpus,cluster,dev]' -c constraints.txt
 	@touch $@
 
 demo: $(READY)
