@@ -1,6 +1,6 @@
 // Memory that ends within the library, at one allocation after the other: no_memory BUNDLE BACKEND VARIANT LINE...
-// Every call must end in a status, and the next call of the same translator must work. Allocations of ONNX Runtime do not fail here, as it
-// crashes then, and the bundle's tokenizers must not be sentencepiece's, which crashes too.
+// Every call must end in a status, and the next call of the same translator must work. Allocations of ONNX Runtime do not
+// fail here, as it crashes then, and the bundle's tokenizers must not be sentencepiece's, which crashes too.
 #include <dlfcn.h>
 
 #include <atomic>

@@ -1,7 +1,7 @@
 #include "native/pool.hpp"
 
 #include <chrono>
-#include <system_error>
+#include <exception>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -27,7 +27,7 @@ Pool::Pool(int threads) {
   helpers_.reserve(static_cast<std::size_t>(threads));
   try {
     for (int i = 1; i < threads; ++i) helpers_.emplace_back([this, i] { help(i); });
-  } catch (const std::system_error&) {  // the system gives no more threads: fewer do the same
+  } catch (const std::exception&) {  // the system gives no more threads, or memory for one: fewer do the same
   }
 }
 
