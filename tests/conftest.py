@@ -12,13 +12,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch loads: two test processes share two cores
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch loads
+if "PYTEST_XDIST_WORKER" in os.environ:  # threads of one that wait for work would keep the other from its own
+    number, count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[number::count] or os.sched_getaffinity(0))
 # Some virtual machines announce AMX and kill who uses it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import numpy as np
 import onnx_ir as ir
 import pytest
+import typer.main
 from numpy.typing import NDArray
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -130,6 +134,7 @@ def remembered_traces(shared: Path) -> Iterator[None]:
         patch.setattr(trace_module, "trace", remembered)
         registry = staticmethod(cache(ONNXRegistry.from_torchlib))
         patch.setattr(ONNXRegistry, "from_torchlib", registry)  # half a second of every trace
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))  # 50 ms of every `run_here`
         yield
 
 

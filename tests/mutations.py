@@ -418,12 +418,7 @@ CONSTANTS: dict[str, tuple[str, str, Mutation, str]] = {
         changed(f"{_OUT}.scales", row(RARE, times(1.01))),
         _OUT,
     ),
-    "int8, output zero": (
-        "int8",
-        "decoder_step",
-        changed(f"{_OUT}.zeros", row(RARE, lambda z: z + 1)),
-        _OUT,
-    ),
+    "int8, output": ("int8", "decoder_step", changed(f"{_OUT}.int8^T", row(3, lambda r: r // 2)), _OUT),
     "int8, weight": (
         "int8",
         "encoder",

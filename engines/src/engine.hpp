@@ -1,6 +1,7 @@
 // What the search needs of an engine. Mirrors tformer_deploy/engines/base.py.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -9,6 +10,9 @@
 #include "limits.hpp"
 
 namespace tformer {
+
+/// Numbers of sentences, rows and positions, none of which is negative.
+inline std::size_t size(std::int64_t number) { return static_cast<std::size_t>(number); }
 
 /// What the search needs to know of the network.
 struct ModelInfo {

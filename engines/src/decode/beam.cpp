@@ -1,13 +1,10 @@
 // The best K hypotheses of each sentence; greedy search is a beam of one.
 #include <algorithm>
-#include <limits>
 
 #include "decode/search.hpp"
 
 namespace tformer {
 namespace {
-
-constexpr float forbidden = -std::numeric_limits<float>::infinity();
 
 class Beam final : public Search {
  public:

@@ -51,8 +51,8 @@ const std::array<Field, 26> fields{{
     {"align", &DecodeOptions::align},
 }};
 
-constexpr std::int64_t most = std::int64_t{1} << 31;  // counts are less than this
-constexpr double most_float = 1e300;
+constexpr std::int64_t count_end = std::int64_t{1} << 31;  // counts are less than this
+constexpr double float_most = 1e300;
 const std::vector<std::string> of_search{"length_norm", "length_penalty", "coverage_penalty", "stop", "patience"};
 const std::vector<std::string> of_sampling{"temperature", "top_k", "top_p", "min_p", "seed"};
 
@@ -123,10 +123,10 @@ void check_ranges(const DecodeOptions& options) {
   };
   each({"max_tokens", "n_best", "beams"}, [](double x) { return x >= 1; }, "at least 1");
   each({"max_tokens", "min_tokens", "n_best", "beams", "top_k", "no_repeat_ngram"},
-       [](double x) { return x < static_cast<double>(most); }, "less than " + std::to_string(most));
+       [](double x) { return x < static_cast<double>(count_end); }, "less than " + std::to_string(count_end));
   each({"min_tokens", "max_ratio", "min_ratio", "top_k", "no_repeat_ngram", "coverage_penalty"},
        [](double x) { return x >= 0; }, "at least 0");
-  each({"max_ratio", "min_ratio"}, [](double x) { return x <= most_float; }, "at most 1e+300");
+  each({"max_ratio", "min_ratio"}, [](double x) { return x <= float_most; }, "at most 1e+300");
   each({"coverage_penalty", "patience"}, [](double x) { return x <= 1e6; }, "at most 1e+06");
   each({"temperature", "repetition_penalty"}, [](double x) { return 1e-3 <= x && x <= 1e3; }, "between 0.001 and 1000");
   each({"length_penalty"}, [](double x) { return std::abs(x) <= 10; }, "between -10 and 10");
@@ -157,7 +157,7 @@ void set(DecodeOptions& options, const Field& field, const json& value) {
           if (value.is_number_unsigned() &&
               value.get<std::uint64_t>() > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
             const bool is_seed = field.name == std::string_view("seed");
-            wrong(is_seed ? "at least 0 and less than 9223372036854775808" : "less than " + std::to_string(most));
+            wrong(is_seed ? "at least 0 and less than 9223372036854775808" : "less than " + std::to_string(count_end));
           }
           options.*member = value.get<std::int64_t>();
         } else {
@@ -166,7 +166,7 @@ void set(DecodeOptions& options, const Field& field, const json& value) {
           (options.*member).clear();
           for (const json& each : value) {
             // What no vocabulary has is refused with the model's.
-            const double id = std::clamp(each.get<double>(), -1.0, static_cast<double>(most - 1));
+            const double id = std::clamp(each.get<double>(), -1.0, static_cast<double>(count_end - 1));
             (options.*member).push_back(static_cast<std::int32_t>(id));
           }
         }

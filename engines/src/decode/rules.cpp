@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "errors.hpp"
 
 namespace tformer {
 namespace {
-
-constexpr float forbidden = -std::numeric_limits<float>::infinity();
 
 std::vector<std::int32_t> ordered(std::vector<std::int32_t> ids) {
   std::sort(ids.begin(), ids.end());

@@ -3,12 +3,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "decode/options.hpp"
 #include "decode/trie.hpp"
 
 namespace tformer {
+
+/// The score of a token that must not follow.
+constexpr float forbidden = -std::numeric_limits<float>::infinity();
 
 /// A token and its log-probability after the rules.
 struct Choice {

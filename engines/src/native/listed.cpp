@@ -8,8 +8,6 @@ namespace {
 using kernels::lanes;
 using kernels::padded;
 
-std::size_t size(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 /// 4 bytes of some outputs of [panels][units][16], in the same layout; zeros behind the last.
 Block gathered(const void* from, std::int64_t units, const std::vector<std::int32_t>& ids, Memory& memory) {
   const auto count = static_cast<std::int64_t>(ids.size());

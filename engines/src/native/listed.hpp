@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine.hpp"
 #include "kernels/kernels.hpp"
 #include "native/memory.hpp"
 

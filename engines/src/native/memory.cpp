@@ -11,12 +11,12 @@
 namespace tformer::native {
 namespace {
 
-constexpr double kept = 1.25;   // in use or not: at most so many times what was in use at once
-constexpr std::size_t unit = 4096;
+constexpr double slack = 1.25;   // in use or not: at most so many times what was in use at once
+constexpr std::size_t page = 4096;
 
 /// Sizes an eighth apart, of which a block that comes back serves more.
 std::size_t size_of(std::size_t bytes) {
-  std::size_t step = unit;
+  std::size_t step = page;
   while (step * 8 < bytes) step *= 2;
   return (bytes + step - 1) / step * step;
 }
@@ -67,7 +67,7 @@ void Memory::give(float* data, std::size_t bytes) {
     return;
   }
   unused_ += bytes;
-  while (!idle_.empty() && static_cast<double>(used_ + unused_) > kept * static_cast<double>(most_used_)) free_oldest();
+  while (!idle_.empty() && static_cast<double>(used_ + unused_) > slack * static_cast<double>(most_used_)) free_oldest();
 }
 
 void Memory::free_oldest() {

@@ -16,8 +16,6 @@ constexpr std::int64_t rows_together = 320;  // of a product, so that they stay 
 /// What one thread does in a nanosecond, roughly: only how work is cut depends on it.
 constexpr double floats_moved = 3, bytes_read = 12, integers_multiplied = 120, floats_multiplied = 20;
 
-std::size_t size(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 }  // namespace
 
 Run::Run(const Code& code, const kernels::Kernels& kernels, int threads)

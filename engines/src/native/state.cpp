@@ -9,8 +9,6 @@ namespace {
 
 constexpr std::size_t first_capacity = 32;  // positions that a new cache has room for; it doubles when they are full
 
-std::size_t size(std::int32_t number) { return static_cast<std::size_t>(number); }
-
 }  // namespace
 
 void grow(Sentence& sentence, std::size_t rows, std::size_t capacity, const CacheSizes& sizes, Memory& memory) {

@@ -6,8 +6,8 @@
 namespace tformer::native {
 namespace {
 
-constexpr std::size_t unit = 64;   // bytes of a row are a multiple of it,
-constexpr std::size_t apart = 512;  // but not of this: a core's cache holds few lines at such distances
+// Bytes of a row are a multiple of `line`, but not of this: a core's cache holds few lines at such distances.
+constexpr std::size_t apart = 512;
 constexpr std::size_t tiles = 32;  // rows are a multiple of it: kernels may read, but not use, what is behind the last
 
 std::size_t up(std::size_t number, std::size_t to) { return (number + to - 1) / to * to; }
@@ -34,8 +34,8 @@ Values::Values(const Code& code) : strides_(code.widths.size()), slots_(code.wid
       if (written < 0) continue;
       const auto value = static_cast<std::size_t>(written);
       const std::size_t element = code.bytes[value] ? 1 : sizeof(float);
-      std::size_t bytes = up(static_cast<std::size_t>(code.widths[value]) * element, unit);
-      if (bytes % apart == 0) bytes += unit;
+      std::size_t bytes = up(static_cast<std::size_t>(code.widths[value]) * element, line);
+      if (bytes % apart == 0) bytes += line;
       strides_[value] = bytes / element;
       const auto room = std::find_if(free.begin(), free.end(), [&](std::size_t slot) { return sizes_[slot] == bytes; });
       if (room == free.end()) {

@@ -106,14 +106,16 @@ Graphs::Graphs(std::shared_ptr<const Bundle> bundle, const OpenOptions& options)
   load_onnxruntime(options.onnxruntime);
   std::vector<std::string> names = {"encoder", shortlist_ ? "short_step" : "decoder_step"};
   if (shortlist_) names.push_back("short_rows");
-  // The three take about as long as each other.
   auto verified = std::async(std::launch::async, [&] { bundle_->verify(bundle_->graph_files(names, variant_)); });
-  auto first = std::async(std::launch::async, [&] { return open(names[encoder], short_spin_us); });
-  auto second = std::async(std::launch::async, [&] { return open(names[step], 0); });
+  auto opened = std::async(std::launch::async, [&] {
+    // The step first, and alone: while its output is packed, the largest matrix is in memory twice.
+    Ort::Session second = open(names[step], 0);
+    sessions_.push_back(open(names[encoder], short_spin_us));
+    sessions_.push_back(std::move(second));
+    if (shortlist_) sessions_.push_back(open(names[rows], short_spin_us));
+  });
   verified.get();  // first, as a damaged graph may not load either
-  sessions_.push_back(first.get());
-  sessions_.push_back(second.get());
-  if (shortlist_) sessions_.push_back(open(names[rows], short_spin_us));
+  opened.get();
 }
 
 bool Graphs::has_slots() const { return !shortlist_ && bundle_->lists(slots_graph, variant_); }

@@ -13,9 +13,6 @@ namespace tformer {
 
 constexpr std::int64_t first_capacity = 32;  // positions that a new cache has room for; it doubles when they are full
 
-/// Numbers of sentences, rows and positions, none of which is negative.
-inline std::size_t size(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 /// What the sentences of a batch may use, and what the step needs to score that.
 struct Listed {
   std::vector<std::int32_t> ids;     // in order

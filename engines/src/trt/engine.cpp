@@ -13,8 +13,6 @@ namespace {
 constexpr int most_misses = 4;  // after so many other decisions of the search the device no longer works ahead
 constexpr float dead = -1e9F;   // sum of a row that nothing comes from
 
-std::size_t size(std::int64_t number) { return static_cast<std::size_t>(number); }
-
 struct AheadState final : State {
   AheadState(std::shared_ptr<const TrtModel> owner, std::unique_ptr<TrtDevice> taken)
       : model(std::move(owner)), device(std::move(taken)) {}

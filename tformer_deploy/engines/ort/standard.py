@@ -69,15 +69,16 @@ class OrtGraphs(SameStep):
         check_library()
         if self.device == "cuda":
             prepare_cuda()
-        with ThreadPoolExecutor() as pool:  # the three take about as long as each other
-            verified = pool.submit(self.bundle.verify_graphs, self.variant)
-            sessions = (
-                pool.submit(self._session, "encoder", SHORT_SPIN_US),
-                pool.submit(self._session, self.step_graph, 0),
-            )
+        with ThreadPoolExecutor() as pool:
+            verified, opened = pool.submit(self.bundle.verify_graphs, self.variant), pool.submit(self._open)
             verified.result()  # first, as a damaged graph may not load either
-            self._encoder, self._step = (session.result() for session in sessions)
+            self._encoder, self._step = opened.result()
         return self
+
+    def _open(self) -> tuple[InferenceSession, InferenceSession]:
+        """The step first, and alone: while its output is packed, the largest matrix is in memory twice."""
+        step = self._session(self.step_graph, 0)
+        return self._session("encoder", SHORT_SPIN_US), step
 
     def __exit__(self, *why: object) -> None:
         del self._encoder, self._step

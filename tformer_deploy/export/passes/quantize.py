@@ -32,18 +32,12 @@ def quantize_channels(graph: ir.Graph, ranges: Ranges) -> None:
         weight, _ = linear.arrays()
         if shrink is not None:
             x, weight = build.node("Mul", [x, build.constant(f"{shared}.shrink", shrink)]), weight / shrink
-        rounded = round_input(build, x, least, largest)
+        x8, step, zero = round_input(build, x, least, largest)
         integers, scales = channels(weight)
         name = str(linear.weight.name)
-        scale = build.constant(f"{name}.scales", scales)
-        if linear.x.shape is not None and len(linear.x.shape) == 2:  # as the table lies, see `fold_weights`
-            zeros = build.constant(f"{name}.zeros", np.zeros(len(scales), np.int8))
-            inputs = [*rounded, build.constant(f"{name}.int8", integers), scale, zeros]
-            out = build.node("QGemm", inputs, MICROSOFT, transB=1)
-            out = out if linear.bias is None else build.node("Add", [out, linear.bias])
-        else:
-            (x8, step, zero), matrix = rounded, build.constant(f"{name}.int8^T", integers.T)
-            out = build.node("MatMulIntegerToFloat", [x8, matrix, step, scale, zero, None, linear.bias], MICROSOFT)
+        # (in, out), as ONNX Runtime packs it: of (out, in) a session keeps a turned copy for good.
+        matrix, scale = build.constant(f"{name}.int8^T", integers.T), build.constant(f"{name}.scales", scales)
+        out = build.node("MatMulIntegerToFloat", [x8, matrix, step, scale, zero, None, linear.bias], MICROSOFT)
         build.replace(linear.out, out)
 
 
