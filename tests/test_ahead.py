@@ -26,6 +26,7 @@ from tformer_deploy.plans import Profile
 from tformer_deploy.recipe import load_recipe
 
 from .conftest import VOCAB, ending_model, random_sources, variant_engine
+from .params import long_but
 from .test_continuous import run_joined
 from .test_in_place import MODES, POSITIONS, TOLERANCE, batch_of
 
@@ -124,7 +125,7 @@ def test_a_wider_profile_makes_no_difference(
     assert steps[count:] == steps[:count] == list(range(count))
 
 
-@pytest.mark.parametrize("recipe", ["trt", "fp32-cpu"])
+@pytest.mark.parametrize("recipe", long_but(["trt", "fp32-cpu"], "trt"))
 @pytest.mark.parametrize("samples", [1, 3])
 def test_draws_from_the_best_need_the_best_alone(
     model: Transformer, eager: EagerEngine, steps: list[int], tmp_path: Path, recipe: str, samples: int

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import platform
+import resource
 import shlex
 import shutil
 import signal
@@ -174,11 +175,15 @@ def test_recipe_with_unknown_key_names_the_nearest(run: Path, tmp_path: Path) ->
     assert "did you mean 'precision'" in line and not (tmp_path / "out").exists()
 
 
-def test_full_disk_leaves_nothing(run: Path, tmp_path: Path) -> None:
+def test_full_disk_leaves_nothing(run: Path, bundle: Path, tmp_path: Path) -> None:
     """A file-size limit stands in for a full disk: the write fails in the same place."""
-    command = f"ulimit -f 8; trap '' XFSZ; {sys.executable} -m tformer_deploy export {run} --out {tmp_path}/out"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=300)
-    assert done.returncode == 1 and b"error: " in done.stderr and b"Traceback" not in done.stderr
+    whole = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, whole[1]))
+    try:
+        done = run_here("export", run, "--out", tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, whole)
+    assert "make room or choose another folder" in failed_line(done)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -333,7 +333,7 @@ def test_log_probabilities_that_are_no_numbers_are_refused(
     recipe: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     """Of one sentence of a batch, on whatever engine."""
-    model = random_model(small_config(share_embeddings="none")).eval()
+    model = random_model(small_config(share_embeddings="none", max_positions=100)).eval()
     model.src_embedding.weight.data[7] = float("nan")
     engine = EagerEngine(model) if recipe == "eager" else variant_engine(model, tmp_path, recipe)
     with engine:

@@ -18,6 +18,9 @@ from .command import failed_line, run_here
 from .test_your_bundles import write
 from .test_your_model import MODELS
 
+FORWARD_ALONE = (
+    "the module gives forward alone, so that it has no encoder's output: give encode and decode of UserModel"
+)
 LINES = ["Two young, white males are outside near many bushes.", "", "A man", "Several men in hard hats are operating."]
 
 
@@ -69,9 +72,14 @@ def test_a_module_that_gives_forward_alone_is_refused_by_name(tmp_path: Path) ->
     module = f"{tmp_path}/my_file.py:make"
     done = run_here("export", module, "--out", tmp_path / "bundle", "--memory")
     assert done.returncode == 1 and not (tmp_path / "bundle").exists()
-    said = "the module gives forward alone, so that it has no encoder's output: give encode and decode of UserModel"
-    assert done.stderr.decode().endswith(f"error: memory of {module}: {said}, or leave out --memory\n")
+    assert done.stderr.decode().endswith(f"error: memory of {module}: {FORWARD_ALONE}, or leave out --memory\n")
+
+
+@pytest.mark.long
+def test_a_bundle_of_a_module_that_gives_forward_alone_says_so(tmp_path: Path) -> None:
+    write(tmp_path, "tutorial")
+    module = f"{tmp_path}/my_file.py:make"
     assert run_here("export", module, "--out", tmp_path / "bundle").returncode == 0
     assert "export it again with --memory" in failed_line(run_here("encode", tmp_path / "bundle", stdin=b"w7\n"))
     done = run_here("encode", tmp_path / "bundle", "--backend", "eager", "--checkpoint", module, stdin=b"w7\n")
-    assert done.returncode == 1 and said in done.stderr.decode()
+    assert done.returncode == 1 and FORWARD_ALONE in done.stderr.decode()

@@ -110,7 +110,7 @@ def test_every_variant_exports_and_passes_its_check(
 
 def test_equal_weights_of_both_graphs_are_written_once(tmp_path: Path) -> None:
     model = Transformer(small_config(share_embeddings="all")).eval()
-    export_graphs(Tracer(model), Recipe(), tmp_path / "first", "0")
+    export_graphs(Tracer(model), Recipe().for_model(model.config), tmp_path / "first", "0")
     table = model.output.weight.detach().numpy()
     written = (tmp_path / "first/weights.data").read_bytes()
     assert written.count(table.tobytes()) == 1

@@ -148,7 +148,7 @@ def imported(case: Case, folder: Path) -> tuple[Path, PlainModel]:
     return folder / "run", model
 
 
-@pytest.mark.parametrize("case", long_but(CASES, "annotated", "pytorch-seq2seq"))
+@pytest.mark.parametrize("case", long_but(CASES, "annotated"))
 def test_numbers_and_tokens_are_those_of_the_tutorials_code(case: Case, tmp_path: Path) -> None:
     run, plain = imported(case, tmp_path / "case")
     checkpoint = open_checkpoint(run)

@@ -151,9 +151,12 @@ def test_special_tokens_in_a_text_are_text(folders: dict[str, Path]) -> None:
             assert not set(ids) & ({*tokenizers.source.specials.ids} - {tokenizers.source.specials.unk})
 
 
-def test_defaults_of_the_folder_are_overridden(folders: dict[str, Path], tmp_path: Path) -> None:
-    imported(folders["bart"], "bart", tmp_path / "run")
-    export_checked(tmp_path / "run", tmp_path / "bundle")
+def test_defaults_of_the_folder_are_overridden(folders: dict[str, Path], bundle: Path, tmp_path: Path) -> None:
+    """In a bundle of another model, which saves an export."""
+    found = import_checkpoint("hf", folders["bart"], tmp_path / "run", comparing=False)[0]
+    shutil.copytree(bundle, tmp_path / "bundle")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    (tmp_path / "bundle/manifest.json").write_text(json.dumps({**manifest, "decoding": found.decoding}))
     asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, {"beams": 4, "length_penalty": 2.0, "no_repeat_ngram": 3, "forced_end": True, "first_ids": (0,)}),
         ({"length_penalty": 0.5}, {"beams": 4, "length_penalty": 0.5}),
@@ -164,7 +167,7 @@ def test_defaults_of_the_folder_are_overridden(folders: dict[str, Path], tmp_pat
     for decoding, expected in asked:
         with open_translator(TranslatorOptions(tmp_path / "bundle", decoding=decoding)) as translator:
             assert {name: getattr(translator.options, name) for name in expected} == expected
-            assert translator.score(["a man"], ["ein Mann"])[0]
+            assert translator.score(["w5 w6"], ["w7"])[0]
 
 
 def edited(folder: Path, out: Path, file: str, change: Any) -> Path:

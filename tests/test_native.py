@@ -40,7 +40,13 @@ from .test_options import EVERYTHING, OTHERS, T5
 pytest.importorskip("tformer_native", reason="tformer-native is not installed: make native")
 RECIPES = ("native-fp32", "native-bf16", "native-int8", "native-int4", "native-int8-bf16-cache")
 EXACT, ROUNDED, CACHED = RECIPES[0], RECIPES[2], RECIPES[4]
-ANNOTATED: dict[str, object] = {"norm": "annotated", "norm_eps": 1e-3, "activation": "silu", "head_dim": 7}
+ANNOTATED: dict[str, object] = {
+    "norm": "annotated",
+    "norm_eps": 1e-3,
+    "activation": "silu",
+    "head_dim": 7,
+    "decoder_layers": 1,
+}
 
 
 @pytest.fixture(scope="module")

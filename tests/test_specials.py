@@ -42,7 +42,9 @@ from .conftest import VOCAB, random_model, small_config, write_checkpoint
 
 OTHERS = Specials(pad=VOCAB - 1, bos=VOCAB - 1, eos=0, unk=1)
 """As in models of the Marian family: an output begins with padding."""
-CONFIG = small_config(pad_id=OTHERS.pad, bos_id=OTHERS.bos, eos_id=OTHERS.eos, share_embeddings="none")
+CONFIG = small_config(
+    pad_id=OTHERS.pad, bos_id=OTHERS.bos, eos_id=OTHERS.eos, share_embeddings="none", decoder_layers=1
+)
 
 
 def words(specials: Specials = OTHERS) -> Words:

@@ -206,6 +206,7 @@ def test_a_run_can_end_where_it_was_interrupted(data: DataConfig, tmp_path: Path
     assert snapshot(broken / "weights") == snapshot(whole / "weights")
 
 
+@pytest.mark.long
 def test_two_processes_end_where_one_was_interrupted(data: DataConfig, tmp_path: Path) -> None:
     interrupt(tmp_path, data, 7, {"updates": 70})
     process = launch("train", "--out", tmp_path, "--resume", "--updates", "7", module=TORCHRUN)

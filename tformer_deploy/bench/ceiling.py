@@ -8,6 +8,7 @@ from importlib.resources import as_file, files
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 TRIES = 3
 """The best counts, as other work on the machine only takes away."""
@@ -19,13 +20,13 @@ MATRIX = 512
 DTYPES: dict[str, tuple[Any, Any]] = {"fp32": (np.float32, np.float32), "int8": (np.uint8, np.int8)}
 
 
-def bandwidth(size: int, threads: int) -> float:
-    """Bytes per second at which `threads` threads together read a buffer of `size` bytes again and again.
+def bandwidth(buffer: NDArray[np.int32], size: int, threads: int) -> float:
+    """Bytes per second at which `threads` threads together read the first `size` bytes of a buffer again and again.
 
-    A buffer that fits into a cache is read from there, as weights that fit are. numpy reads without the interpreter's
-    lock; the maximum of integers takes the least arithmetic.
+    What fits into a cache is read from there, as weights that fit are. numpy reads without the interpreter's lock; the
+    maximum of integers takes the least arithmetic.
     """
-    parts = np.array_split(np.ones(max(1, size // 4), np.int32), threads)
+    parts = np.array_split(buffer[: max(1, size // 4)], threads)
     repetitions = max(1, round(ASSUMED_GB * 1e9 * TRY_SECONDS / max(1, parts[0].nbytes)))
     return max(repetitions * size / _seconds(parts, repetitions) for _ in range(TRIES))
 

@@ -70,12 +70,12 @@ class OrtGraphs(SameStep):
         if self.device == "cuda":
             prepare_cuda()
         with ThreadPoolExecutor() as pool:
-            verified, opened = pool.submit(self.bundle.verify_graphs, self.variant), pool.submit(self._open)
+            verified, opened = pool.submit(self.bundle.verify_graphs, self.variant), pool.submit(self._both_sessions)
             verified.result()  # first, as a damaged graph may not load either
             self._encoder, self._step = opened.result()
         return self
 
-    def _open(self) -> tuple[InferenceSession, InferenceSession]:
+    def _both_sessions(self) -> tuple[InferenceSession, InferenceSession]:
         """The step first, and alone: while its output is packed, the largest matrix is in memory twice."""
         step = self._session(self.step_graph, 0)
         return self._session("encoder", SHORT_SPIN_US), step
