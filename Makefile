@@ -15,9 +15,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	rm -rf .demo
-	$(BIN)/tformer train --task numbers --out .demo/run --preset tiny --vocab-size 150 --updates 240 \
+	$(BIN)/tformer train --task numbers --out .demo/run --preset tiny --vocab-size 150 --updates 300 --batch-tokens 1280 \
 	  --set model.encoder_layers=2 --set model.decoder_layers=2 --set model.max_positions=64 \
-	  --set train.lr=0.003 --set train.warmup=150 --set train.valid_every=80 --set train.average=2 \
+	  --set train.lr=0.003 --set train.warmup=150 --set train.valid_every=60 --set train.average=2 \
 	  --set train.bleu_sentences=100
 	$(BIN)/tformer export .demo/run --out .demo/bundle --recipe fp32 --recipe int8 --recipe trt
 	$(BIN)/tformer check .demo/bundle --backend ort --html .demo/check.html

@@ -275,10 +275,10 @@ def test_streams_need_not_block(bundle: Path, blocking: str) -> None:
         os.close(read_in)
         os.close(write_out)
         for part in (b"w5 ", b"w6\n" + b"w5 w6\n" * 399):
-            time.sleep(1.5)
+            time.sleep(0.8)
             os.write(write_in, part)
         os.close(write_in)
-        time.sleep(2)  # longer than the pipe has room
+        time.sleep(1)  # longer than the pipe has room
         with os.fdopen(read_out, "rb") as output:
             assert len(expected) > 1 << 16 and output.read() == expected
         assert process.stderr is not None and b"error" not in process.stderr.read()

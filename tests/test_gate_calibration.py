@@ -63,10 +63,9 @@ def test_text_of_its_own_leaves_out_what_is_checked() -> None:
 
 
 @pytest.fixture(scope="module")
-def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that is soon exported."""
-    config = small_config(encoder_layers=1, decoder_layers=1)
-    return write_checkpoint(tmp_path_factory.mktemp("shallow") / "run", config)
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose traces are made once for all tests."""
+    return write_checkpoint(tmp_path_factory.mktemp("small") / "run", small_config())
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def lines(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", long_but(["split", "own", "generated"], "split"))
 def test_an_export_never_checks_what_calibrated(
-    kind: str, shallow: Path, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, small: Path, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, list[list[int]]] = {}
     ranges, noise, reference = module.input_ranges, calibrate.layer_noise, Gate.reference
@@ -101,7 +100,7 @@ def test_an_export_never_checks_what_calibrated(
     other = tmp_path / "other.txt"
     other.write_text("".join(f"w{50 - n} w{7 + n}\n" for n in range(9)) + lines.read_text())
     texts = {"split": Texts(lines), "own": Texts(lines, None, other), "generated": Texts()}[kind]
-    report = export_checked(shallow, tmp_path / "bundle", ["fp32", "int8"], texts)
+    report = export_checked(small, tmp_path / "bundle", ["fp32", "int8"], texts)
     calibrated, checked = ({tuple(source) for source in seen[side]} for side in ("ranges", "checked"))
     assert calibrated and checked and not calibrated & checked and seen["noise"] == seen["ranges"]
     assert (len(calibrated), len(checked)) == {"split": (6, 6), "own": (9, 12)}.get(kind, (16, 17))
@@ -116,7 +115,7 @@ def test_recipes_that_round_alike() -> None:
 
 @pytest.mark.long
 def test_recipes_that_round_alike_are_measured_once(
-    shallow: Path, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = []
 
@@ -127,7 +126,7 @@ def test_recipes_that_round_alike_are_measured_once(
     monkeypatch.setattr(module, "measure", measure)
     same = tmp_path / "same.toml"
     same.write_text('target = "ort-cpu"\nprecision = "int8"\ncache = "static"\n')
-    export_checked(shallow, tmp_path / "bundle", ["int8", str(same)], lines)
+    export_checked(small, tmp_path / "bundle", ["int8", str(same)], lines)
     manifest = json.loads((tmp_path / "bundle/manifest.json").read_text())
     assert len(measured) == 1 and len({str(each["limits"]) for each in manifest["variants"].values()}) == 1
 
@@ -143,16 +142,16 @@ def test_a_layer_that_never_runs_stays_as_it_is() -> None:
 
 
 @pytest.mark.long
-def test_nothing_is_taken_out_where_nothing_is_calibrated(shallow: Path, lines: Path, tmp_path: Path) -> None:
-    report = export_checked(shallow, tmp_path / "bundle", ["fp32", "fp32-cpu"], lines)
+def test_nothing_is_taken_out_where_nothing_is_calibrated(small: Path, lines: Path, tmp_path: Path) -> None:
+    report = export_checked(small, tmp_path / "bundle", ["fp32", "fp32-cpu"], lines)
     assert report.sentences == 12 and not report.calibration
 
 
-def test_translations_decide_in_an_export(shallow: Path, lines: Path, tmp_path: Path) -> None:
+def test_translations_decide_in_an_export(small: Path, lines: Path, tmp_path: Path) -> None:
     """They are those of the lines that are left to check."""
     tgt = tmp_path / "lines.tgt"
     tgt.write_text(lines.read_text().replace("w", "v"))
-    report = export_checked(shallow, tmp_path / "bundle", ["fp32", "int8"], Texts(lines, tgt))
+    report = export_checked(small, tmp_path / "bundle", ["fp32", "int8"], Texts(lines, tgt))
     assert report.sentences == 6 and all(set(each.quality) == {"greedy", "beam", "sampling"} for each in report.engines)
     recipe = tmp_path / "strict.toml"
     int4 = 'target = "ort-cpu"\nprecision = "int4"\nblock = 256\ncache = "static"\n'
@@ -161,11 +160,11 @@ def test_translations_decide_in_an_export(shallow: Path, lines: Path, tmp_path: 
     done = run_here("translate", tmp_path / "bundle", "--variant", "fp32", stdin=lines.read_bytes())
     made.write_bytes(done.stdout)
     with pytest.raises(ParityError, match=r"(greedy|beam): BLEU differs by \d"):
-        export_checked(shallow, tmp_path / "strict", ["fp32", str(recipe)], Texts(lines, made))
+        export_checked(small, tmp_path / "strict", ["fp32", str(recipe)], Texts(lines, made))
     assert not (tmp_path / "strict").exists()
 
 
-def test_texts_that_do_not_belong_together_are_refused(shallow: Path, lines: Path, tmp_path: Path) -> None:
+def test_texts_that_do_not_belong_together_are_refused(small: Path, lines: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("w5\n")
     cases: list[tuple[Texts, str, type[Exception], str]] = [
@@ -177,15 +176,15 @@ def test_texts_that_do_not_belong_together_are_refused(shallow: Path, lines: Pat
     ]
     for texts, recipe, kind, message in cases:
         with pytest.raises(kind, match=message):
-            export_checked(shallow, tmp_path / "bundle", ["fp32", recipe], texts)
+            export_checked(small, tmp_path / "bundle", ["fp32", recipe], texts)
         assert not (tmp_path / "bundle").exists()
 
 
-def test_the_command_takes_the_texts(shallow: Path, lines: Path, tmp_path: Path) -> None:
+def test_the_command_takes_the_texts(small: Path, lines: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("".join(f"w{50 - n} w{7 + n}\n" for n in range(9)))
     texts = ("--src", lines, "--tgt", lines, "--calibrate", other)
-    done = run_here("export", shallow, "--out", tmp_path / "bundle", "--recipe", "fp32", "--recipe", "int8", *texts)
+    done = run_here("export", small, "--out", tmp_path / "bundle", "--recipe", "fp32", "--recipe", "int8", *texts)
     assert done.returncode == 0, done.stderr
     assert b"calibrated with 9 sentences of other.txt, none of which is checked" in done.stdout
     assert b"greedy BLEU: eager" in done.stdout

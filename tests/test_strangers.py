@@ -153,7 +153,7 @@ def test_another_models_tokenizer(place: Path) -> None:
     path.write_text("\n".join([*words[:4], *reversed(words[4:-1]), ""]))
     harm(place, lambda manifest, place: manifest["files"].update({path.name: sha256(path)}))
     line = failed_line(run_here("translate", place / "bundle", stdin=b"w5\n"))
-    assert "manifest.json was edited: encoder.onnx is of another model, recipe or tokenizer" in line
+    assert "manifest.json was edited: decoder_step.onnx is of another model, recipe or tokenizer" in line
     assert "has other tokenizers than" in refused("check", place)
 
 

@@ -360,7 +360,7 @@ def test_ranges_cover_what_goes_into_a_product() -> None:
     "changes",
     long_but(
         {
-            "relu": {"d_model": 64, "d_ff": 96},
+            "relu": {},
             "gelu": {"activation": "gelu", "norm_position": "post", "output_bias": True, "share_embeddings": "none"},
             "silu": {"d_model": 24, "heads": 3, "d_ff": 40, "activation": "silu"},
         },

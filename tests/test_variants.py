@@ -389,26 +389,23 @@ def test_a_variant_that_mixes_rows_up_fails_in_any_precision(
 
 
 @pytest.fixture(scope="module")
-def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that is soon exported."""
-    config = small_config(encoder_layers=1, decoder_layers=1)
-    return write_checkpoint(tmp_path_factory.mktemp("shallow") / "run", config)
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose traces are made once for all tests."""
+    return write_checkpoint(tmp_path_factory.mktemp("small") / "run", small_config())
 
 
 @pytest.mark.long
-def test_a_variant_may_have_narrower_axes(shallow: Path, tmp_path: Path) -> None:
+def test_a_variant_may_have_narrower_axes(small: Path, tmp_path: Path) -> None:
     axes = "[axes]\nsrc_len = { min = 1, opt = 2, max = 4 }\nbeams = { min = 1, opt = 2, max = 2 }\n"
     assert export_checked(
-        shallow, tmp_path / "bundle", ["fp32", str(write(tmp_path / "narrow.toml", ORT_CPU + axes))]
+        small, tmp_path / "bundle", ["fp32", str(write(tmp_path / "narrow.toml", ORT_CPU + axes))]
     ).passed
 
 
 @pytest.mark.long
-def test_a_variant_called_ort_does_not_loosen_the_standard_graphs(shallow: Path, tmp_path: Path) -> None:
+def test_a_variant_called_ort_does_not_loosen_the_standard_graphs(small: Path, tmp_path: Path) -> None:
     loose = write(tmp_path / "ort.toml", f"{ORT_CPU}[tolerance]\nscores = 0.5\n")
-    report = export_checked(
-        shallow, tmp_path / "bundle", ["fp32", str(loose)], write(tmp_path / "lines.txt", "w5 w6\n")
-    )
+    report = export_checked(small, tmp_path / "bundle", ["fp32", str(loose)], write(tmp_path / "lines.txt", "w5 w6\n"))
     assert [engine.tolerance.scores for engine in report.engines] == [1e-4, 0.5]
 
 
@@ -419,12 +416,12 @@ TEXT = b"w5 w6 w7\n\nw8\nw9 w10 w11 w12 w13\nw5\n"
 
 
 @pytest.fixture(scope="module")
-def shipped(shallow: Path) -> Path:
+def shipped(small: Path) -> Path:
     """A bundle whose default is a variant, as the command makes it."""
-    folder = shallow.parent
+    folder = small.parent
     write_lines(folder / "lines.txt")
     recipes = ("--recipe", "int8", "--recipe", "fp32", "--recipe", "int4")
-    done = run_here("export", shallow, "--out", folder / "bundle", "--src", folder / "lines.txt", *recipes)
+    done = run_here("export", small, "--out", folder / "bundle", "--src", folder / "lines.txt", *recipes)
     lines = printed(done)
     assert lines[-1] == f"{folder / 'bundle'}: bundle written" and lines.count("passed") == 3
     assert [line for line in lines if line.endswith("against eager PyTorch")] == [
