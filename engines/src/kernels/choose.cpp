@@ -29,11 +29,16 @@ class Machine {
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
     const unsigned more = __get_cpuid_count(7, 1, &a, &high, &high, &high) ? a : 0;
     __get_cpuid_count(7, 0, &a, &b, &c, &d);
-    const bool eight = (low & 6U) == 6, sixteen = (low & 0xE6U) == 0xE6, tiles = has(low, 17) && has(low, 18);
+    const bool eight = (low & 6U) == 6, sixteen = (low & 0xE6U) == 0xE6;
     avx2 = eight && fused && has(b, 5);
     avxvnni = avx2 && has(more, 4);
     avx512 = avx2 && sixteen && has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31) && has(c, 11);  // F DQ BW VL VNNI
+#ifdef TFORMER_EMULATED_TILES
+    amx = avx512;
+#else
+    const bool tiles = has(low, 17) && has(low, 18);
     amx = avx512 && tiles && has(d, 24) && has(d, 25) && allowed();
+#endif
   }
   bool avx2 = false, avxvnni = false, avx512 = false, amx = false;
 
