@@ -219,7 +219,7 @@ def test_nothing_depends_on_standard_error(bundle: Path, closed: str) -> None:
         assert done.returncode == code or (code == 2 and "full" in closed)  # there the library's own message fails
 
 
-@pytest.mark.parametrize("backend", ["ort", "eager"])
+@pytest.mark.parametrize("backend", long_but(["ort", "eager"], "ort"))
 def test_a_translation_does_without_standard_error(bundle: Path, backend: str) -> None:
     command = f"printf 'w5\\nw6\\n' | tformer translate {bundle} --max-tokens 4 --backend {backend}"
     expected = shell(command)

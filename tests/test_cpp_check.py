@@ -33,6 +33,7 @@ from .command import failed_line, printed, run_here
 from .conftest import random_sources
 from .cpp_library import ROOT, built
 from .mutations import BEYOND, MUTATIONS, break_graph, changed, plus, scale_one_weight
+from .params import long_but
 from .plain_decoding import EOS, TableEngine, TableState
 
 SMALL = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4)
@@ -174,7 +175,7 @@ BROKEN = (
 )
 
 
-@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.parametrize("case", long_but(BROKEN, *BROKEN[::2]))
 def test_broken_graphs_fail_as_in_python(
     case: str, engine: Path, bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
@@ -189,7 +190,7 @@ def test_broken_graphs_fail_as_in_python(
     assert cpp.blame == "the layer is not known: the C++ engine shows no layers: --backend ort finds them"
 
 
-@pytest.mark.parametrize("variant", ["", "fp32-cpu"])
+@pytest.mark.parametrize("variant", long_but(["", "fp32-cpu"], ""))
 @pytest.mark.parametrize("case", BEYOND)
 def test_faults_of_large_sizes_alone_are_found(
     case: str, variant: str, engine: Path, variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path

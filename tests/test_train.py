@@ -125,6 +125,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 def test_learns_to_copy(tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     model = {**NO_DROPOUT, "d_model": 64, "d_ff": 64, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}

@@ -190,7 +190,14 @@ def half_engine(model: Transformer, folder: Path, largest: dict[str, dict[str, f
     return engine
 
 
-@pytest.mark.parametrize("name", ["pre-norm", "annotated post-norm, a large eps", "annotated, nothing shared"])
+@pytest.mark.parametrize(
+    "name",
+    long_but(
+        ["pre-norm", "annotated post-norm, a large eps", "annotated, nothing shared"],
+        "pre-norm",
+        "annotated, nothing shared",
+    ),
+)
 def test_half_precision_is_near_eager(name: str, tmp_path: Path) -> None:
     model = random_model(small_config(**CONFIGS[name]))
     src_ids, lengths = random_sources(5, 9)
