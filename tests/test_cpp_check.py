@@ -169,13 +169,15 @@ def test_states_live_side_by_side(engine: Path, bundle: Path) -> None:
 # What is wrong with a bundle
 
 BROKEN = (
-    *("encoder mask", "encoder K and V, 1", "encoder outputs, 0", "encoder NaN", "step mask", "step positions"),
-    *("step cross K and V, 0", "step NaN", "step caches", "output weight", "rows constant", "rows reversed"),
-    *("worst tokens", "ids off by one", "scores of the best", "scores in hundredths"),
+    *("encoder mask", "encoder outputs, 0", "step mask", "step cross K and V, 0", "step NaN", "step caches"),
+    *("rows constant", "worst tokens", "scores of the best", "scores in hundredths"),
+)
+MORE_BROKEN = (
+    *("encoder K and V, 1", "encoder NaN", "step positions", "output weight", "rows reversed", "ids off by one"),
 )
 
 
-@pytest.mark.parametrize("case", long_but(BROKEN, *BROKEN[::2]))
+@pytest.mark.parametrize("case", long_but([*BROKEN, *MORE_BROKEN], *BROKEN))
 def test_broken_graphs_fail_as_in_python(
     case: str, engine: Path, bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
