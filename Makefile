@@ -54,7 +54,7 @@ cpp-build:
 	flock engines sh -ec 'engines/get-dependencies; cmake -S engines -B engines/build -G Ninja --log-level=WARNING; \
 	  cmake --build engines/build'
 
-# The engine for processors in Python, --backend native: installed in .venv, or as a wheel for other machines in dist/.
+# The CPU engine in Python, --backend native: installed in .venv, or as a wheel for other machines in dist/.
 native: $(READY)
 	engines/install-native $(BIN)/python
 

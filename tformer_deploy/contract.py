@@ -33,7 +33,7 @@ KINDS = {
     "rows/1": "the rows of the output's table that belong to a list of tokens",
     "short/1": "`inplace` that scores only the tokens of such a list",
     "memory/1": "source ids to the encoder's output, to be used without a decoder",
-    "native/1": "instructions of the C++ runtime's own engine for processors, which has its caches to itself",
+    "native/1": "instructions of the C++ runtime's CPU engine, which has its caches to itself",
 }
 """What this version runs, and what each is; an older version of a kind stays here as long as its graphs run."""
 OLDER = {"choosing/2": "choosing/1"}

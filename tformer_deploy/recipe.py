@@ -107,7 +107,7 @@ class Recipe:
     target: Literal["onnx", "ort-cpu", "trt", "native"] = "onnx"
     """`onnx`: standard operators, for every runtime; `ort-cpu`: ONNX Runtime's own operators for processors; `trt`:
     the standard operators of opset 17 that every TensorRT from 8.6 on takes, which `tformer build` compiles; `native`:
-    instructions of the C++ runtime's own engine for processors."""
+    instructions of the C++ runtime's CPU engine."""
     precision: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
     """Of the weights, of which `bf16` is only of matrices in target `native`; the sums are fp32."""
     group_size: int = 0

@@ -1,4 +1,4 @@
-"""libtformer through its C API, measured from inside: the engine for processors and the search in C++."""
+"""libtformer through its C API, measured from inside: the CPU engine and the search in C++."""
 
 from __future__ import annotations
 

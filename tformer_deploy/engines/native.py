@@ -1,4 +1,4 @@
-"""The C++ library's engine for processors, in this process: arrays are shared, and other threads run meanwhile."""
+"""The C++ library's CPU engine, in this process: arrays are shared, and other threads run meanwhile."""
 
 from __future__ import annotations
 

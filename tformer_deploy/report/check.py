@@ -102,7 +102,7 @@ def tables(engine: EngineReport, eager: Sequence[Outputs]) -> Iterator[Table]:
         few = engine.top1.share < engine.tolerance.top1
         agree = Cell(f"{engine.top1.share:.2%}", few, [f"at least {engine.tolerance.top1:.2%}"])
         note = "As good: another token, which eager scores as high within the measured error."
-        row: Row = ("Best token, eager's tokens fed", *(f"{count:,}" for count in steps), agree)
+        row: Row = ("Best token, teacher forcing", *(f"{count:,}" for count in steps), agree)
         yield Table("Decisions", ("", "Steps", "Equal", "As good", "Differ", "Agree"), [row], [note])
     if engine.constants:
         yield Table("Constants", notes=[describe_constants(engine.constants)])

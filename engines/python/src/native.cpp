@@ -1,4 +1,4 @@
-// tformer_native: the engine for processors inside a Python process. What it computes is shared with numpy, not copied,
+// tformer_native: the CPU engine inside a Python process. What it computes is shared with numpy, not copied,
 // and other threads of Python run while it computes.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -1,4 +1,4 @@
-"""The engine for processors of tformer-deploy, as its C++ library has it. `tformer_deploy.engines.native` uses it."""
+"""The CPU engine of tformer-deploy, as its C++ library has it. `tformer_deploy.engines.native` uses it."""
 
 from ._native import Error, Model, Outputs, State, __version__, best_kernels, kernels, product_rate
 

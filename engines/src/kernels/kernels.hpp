@@ -1,4 +1,4 @@
-// The arithmetic of the engine for processors: one table of functions for each instruction set.
+// The arithmetic of the CPU engine: one table of functions for each instruction set.
 //
 // All tables give the same bits, so that scores depend neither on the batch, nor on threads, nor on the processor:
 // - A matrix product adds the products of one output from input 0 upwards, one fused multiply-add each. Sums of 8-bit
