@@ -208,11 +208,16 @@ def test_force_leaves_nothing_that_was_made_of_replaced_shards(tmp_path: Path) -
     assert not (out / "merged.txt").exists() and len(rows_of(out, LIST)) == 1
 
 
-@pytest.mark.parametrize("prefix", ["", "file://"])
+@pytest.mark.parametrize("prefix", ["", "file://", "local://", "FILE://"])
 def test_an_input_in_the_output_folder_is_refused(prefix: str, tmp_path: Path) -> None:
     text = write(tmp_path / "a.txt", LINES[:3])
     line = refused("--in", text, "--out", f"{prefix}{tmp_path}")
     assert f"{text} lies in the output folder" in line and [*tmp_path.iterdir()] == [text]
+
+
+def test_a_file_is_named_once(tmp_path: Path) -> None:
+    text = write(tmp_path / "a.txt", LINES[:3])
+    assert f"{text} is named twice" in refused("--in", f"local://{text}", "--in", text, "--out", tmp_path / "out")
 
 
 # Formats
@@ -296,6 +301,7 @@ def test_alignments_are_written(attention_bundle: Path, tmp_path: Path) -> None:
         ({"a.txt": b"1\n", "b.jsonl": b"{}\n"}, "files of several formats (.jsonl, .txt)"),
         ({"a.gz": gzip.compress(b"1 2\n" * 9999)[:-20]}, "a.gz: cannot be read: Compressed file ended"),
         ({"a.gz": b"1 2\n"}, "a.gz: cannot be read: Not a gzipped file"),
+        ({"a.txt.bz2": b"1 2\n"}, "a.txt.bz2: cannot be unpacked: pack it anew with gzip or zstd"),
         ({"a.zst": b"1 2\n"}, "a.zst: cannot be read: damaged"),
         ({"a.parquet": b"1 2\n"}, "a.parquet: cannot be read: "),
         ({"a.jsonl": b'{"text": "1", "translation_score": 0}\n'}, "a column 'translation_score' already"),
@@ -331,6 +337,8 @@ def test_bad_lines_are_listed_and_empty(tmp_path: Path) -> None:
     strict = refused(*command, "--out", tmp_path / "strict", "--strict")
     assert "b.txt:8: not UTF-8 (invalid start byte)" in strict
     assert not (tmp_path / "strict" / LIST).exists()
+    line = refused(*command, "--out", out, "--strict")
+    assert "b.txt:8: not UTF-8 (invalid start byte)" in line and "an earlier run without --strict left it empty" in line
 
 
 def test_bad_rows_are_listed_and_empty(tmp_path: Path) -> None:
@@ -586,6 +594,8 @@ def test_from_bucket_to_bucket(bucket: str, tmp_path: Path) -> None:
     assert "decoding was {}" in refused(*command, "--beams", 2)
     for name in ("*.txt", "c.txt", ""):
         assert "no such file" in refused("--in", f"{bucket}/in/{name}", "--out", f"{bucket}/out")
+    taken = refused("--in", f"{bucket}/in/a.txt.gz", "--out", f"{bucket.replace('s3', 's3a')}/in/", "--force")
+    assert f"{bucket}/in/a.txt.gz lies in the output folder" in taken
     line = refused("--in", f"{bucket}/in/a.txt.gz", "--out", "s3://nowhere/out")
     assert line == "error: s3://nowhere/out: The specified bucket does not exist: check the path"
 

@@ -10,6 +10,8 @@ from typing import BinaryIO
 from ..errors import DataError
 
 SUFFIXES = (".gz", ".zst")
+OTHERS = (".bz2", ".xz", ".lz4", ".lzma", ".br", ".zip", ".7z")
+"""What cannot be read, and must not be taken for text."""
 _CHUNK = 1 << 20
 """Bytes that are read at once."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import DataError
-from .compression import SUFFIXES
+from .compression import OTHERS, SUFFIXES
 from .lines import JsonLines, Text
 from .rows import Columns, Format
 
@@ -14,7 +14,10 @@ PARQUET = ".parquet"
 
 
 def format_of(names: Sequence[str], columns: Columns) -> Format:
-    """The one format of some files, by their names. Raises DataError where there are several."""
+    """The one format of some files, by their names. Raises DataError where there are several, or one is not known."""
+    for name in names:
+        if name.lower().endswith(OTHERS):
+            raise DataError(f"--in: {name}: cannot be unpacked: pack it anew with gzip or zstd, or unpack it")
     suffixes = {_suffixes(name) for name in names}
     if len(suffixes) > 1:
         shown = ", ".join(sorted("".join(each) or "(no suffix)" for each in suffixes))

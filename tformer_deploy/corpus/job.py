@@ -18,8 +18,8 @@ from ..engines import engine_name, parse_name
 from ..errors import ConfigError, DataError
 from ..files import sha256
 from ..opening import TranslatorOptions, open_translator
-from .output import VERSION, Output, Summary, stored
-from .places import as_path, find_inputs, open_store
+from .output import ERRORS, VERSION, Output, Summary, stored
+from .places import canonical, find_inputs, open_store
 from .progress import Execute, Progress
 from .rows import Columns
 from .shards import Done, Shard, Work, cut, described, digest, translate_shard
@@ -70,9 +70,9 @@ def translate_corpus(
     """
     progress, start = progress or Progress(), time.perf_counter()
     inputs = find_inputs(options.inputs)
-    out = as_path(options.out).resolve()
+    out = canonical(options.out)
     for each in inputs:
-        if Path(each.name).resolve().parent == out:
+        if canonical(each.name).rpartition("/")[0] == out:
             raise ConfigError(f"{each.name} lies in the output folder, beside what is made of it: choose another --out")
     progress.total_bytes = sum(each.size for each in inputs)
     store = open_store(options.out)
@@ -90,6 +90,8 @@ def translate_corpus(
         if not output.names:
             raise DataError("the input has no line: name files that have some")
         summary = output.finish()
+        if options.strict and summary.errors:
+            raise DataError(f"{output.first_error()} (an earlier run without --strict left it empty: {ERRORS})")
         if options.merge:
             summary.merged = output.merge()
     summary.out, summary.found = options.out, progress.found

@@ -124,6 +124,11 @@ class Output:
                     setattr(summary, name, getattr(summary, name) + record[name])
         return summary
 
+    def first_error(self) -> str:
+        """The first line that could not be translated, and why."""
+        error = json.loads(self.store.read(ERRORS).partition(b"\n")[0])
+        return f"{error['input']}:{error['line']}: {error['error']}"
+
     def merge(self) -> str:
         """Write all shards as one file; its name. Raises ArtifactError for one that is not what was written."""
         with self.store.writing(f"{MERGED}{self.suffix}") as file:

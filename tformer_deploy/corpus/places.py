@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from .storage import RECORDS, Input, Store
 
 LOCKLESS = (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """What file systems answer that have no locks, or, as NFS, none of folders."""
+_LOCAL = re.compile(r"^(file|local)://", re.IGNORECASE)
 
 
 class Folder:
@@ -63,13 +65,22 @@ class Folder:
 
 
 def is_url(place: str) -> bool:
-    """Whether it names an object store or another machine; `file://` is a path."""
-    return "://" in place and not place.startswith("file://")
+    """Whether it names an object store or another machine; `file://` and `local://` are paths."""
+    return "://" in place and not _LOCAL.match(place)
 
 
 def as_path(place: str) -> Path:
-    """The path that a name or a `file://` URL means."""
-    return Path(place.removeprefix("file://"))
+    """The path that a name or a URL of this machine means."""
+    return Path(_LOCAL.sub("", place))
+
+
+def canonical(place: str) -> str:
+    """The one spelling of a path or URL. Raises TformerError."""
+    if is_url(place):
+        from .remote import canonical_url
+
+        return canonical_url(place)
+    return str(as_path(place).resolve())
 
 
 def open_store(place: str) -> Store:
@@ -82,7 +93,10 @@ def open_store(place: str) -> Store:
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Input]:
-    """The files that paths, URLs and patterns name; those of a pattern in order. Raises DataError for none."""
+    """The files that paths, URLs and patterns name; those of a pattern in order.
+
+    Raises DataError for none, and for one that is named twice.
+    """
     found: list[Input] = []
     for pattern in patterns:
         if is_url(pattern):
@@ -96,6 +110,11 @@ def find_inputs(patterns: Sequence[str]) -> list[Input]:
         if not files:
             raise DataError(f"{pattern}: no such file: check the path, and quote a pattern")
         found += files
+    seen: set[str] = set()
+    for each in found:
+        if (place := canonical(each.name)) in seen:
+            raise DataError(f"--in: {each.name} is named twice: name each file once")
+        seen.add(place)
     return found
 
 

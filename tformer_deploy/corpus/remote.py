@@ -152,6 +152,12 @@ def open_url(url: str) -> BinaryIO:
         raise DataError(f"{url}: no such file") from None
 
 
+def canonical_url(url: str) -> str:
+    """A URL as its store spells it, such as `s3://` for `s3a://`. Raises TformerError."""
+    fs, path = _open(url)
+    return str(fs.unstrip_protocol(path))
+
+
 def _open(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path in it. Raises ConfigError for one that is not known."""
     with _told(url):
