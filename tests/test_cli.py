@@ -94,6 +94,7 @@ def test_check_refuses_bad_options_before_it_runs(
         ),
         (["--save-reference", tmp_path], "cannot be written"),
         (["--save-reference", lines / "eager.npz"], "cannot be written"),
+        (["--save-reference", tmp_path / "eager.npz", "--html", tmp_path / "page.html"], "--html needs a check"),
     ):
         assert words in failed_line(run_here("check", bundle, *arguments))
     monkeypatch.setitem(sys.modules, "sacrebleu", None)

@@ -245,7 +245,10 @@ def test_a_sentence_alone_is_the_same_as_in_a_batch(
 def test_graphs_keep_the_contract_and_share_the_weights(
     changes: dict[str, object], recipe: str, tmp_path: Path
 ) -> None:
-    """What `short_rows` reads lies where the step or the embedding has it."""
+    """What `short_rows` reads lies where the step or the embedding has it.
+
+    In int8 without a tied embedding it does not: the step's matrix lies there as ONNX Runtime packs it.
+    """
     config = small_config(**changes)
     made = variant_engine(random_model(config), tmp_path, recipe, WITH_LISTS)
     regions: dict[str, set[tuple[str, ...]]] = {}
@@ -255,7 +258,8 @@ def test_graphs_keep_the_contract_and_share_the_weights(
             assert read_signature(graph) == signature(name, config, made.bundle.variants["variant"])
         outside = (tensor for tensor in graph.graph.initializer if tensor.external_data)
         regions[name] = {tuple(entry.value for entry in tensor.external_data) for tensor in outside}
-    assert regions["short_rows"] and regions["short_rows"] <= regions["decoder_step"]
+    shared = recipe != "int8" or config.share_embeddings != "none"
+    assert regions["short_rows"] and (regions["short_rows"] <= regions["decoder_step"] | regions["encoder"]) == shared
     assert regions["short_step"] <= regions["decoder_step"] | regions["encoder"]
 
 

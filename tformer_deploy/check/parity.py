@@ -232,7 +232,7 @@ def _failures(report: EngineReport, sentences: int, tolerance: Tolerance) -> lis
         found.append(f"scores of the best tokens differ from the step's own log-probabilities by {report.best_off:.2e}")
     if report.top1.differ > allowed(1 - tolerance.top1, report.top1.steps):
         found.append(
-            f"best token: {report.top1.share:.2%} of {report.top1.steps:,} steps agree with eager's, tokens fed, "
+            f"best token: {report.top1.share:.2%} of {report.top1.steps:,} steps agree with eager's, "
             f"fewer than {tolerance.top1:.1%}"
         )
     noise = tolerance.scores * (1 if tolerance.tokens else OWN_NOISE)

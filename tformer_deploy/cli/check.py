@@ -85,6 +85,9 @@ def check(
         raise ConfigError("--reference brings its own sources and options: leave out --src, --save-reference and those")
     if tgt and not (src or reference):
         raise ConfigError("--tgt needs the sources it translates: add --src or --reference")
+    for name, value in {"--tgt": tgt, "--html": html, "--original": original, "--loosened": loosened}.items():
+        if value and save_reference and not backend:
+            raise ConfigError(f"{name} needs a check, and --save-reference alone makes none: add --backend")
     _check_names(backend or [], [path for path in (html, save_reference) if path])
     targets = translations(src, tgt) if tgt else []
     opened = open_bundle(bundle)

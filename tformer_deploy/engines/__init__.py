@@ -136,7 +136,8 @@ def _on_gpu(parts: Name, variant: str | None, bundle: Bundle) -> str:
 def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, device: str = "cpu") -> list[str]:
     """The engines of some backends; `ort`, `cpp` and `native` stand for what they run, of `variants` if there are some.
 
-    Raises ConfigError for a backend or device that does not exist, and for a variant that none of the backends runs.
+    Raises ConfigError for a backend or device that does not exist, for a variant that none of the backends runs, and
+    for a backend that runs none of the variants.
     """
     for backend in backends:
         check_name(backend, bundle)
@@ -153,6 +154,8 @@ def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, dev
         chosen: Sequence[str | None] = [None]
         if backend in every and variants:
             chosen = [variant for variant in variants if variant in runs[backend]]
+            if not chosen:
+                raise ConfigError(f"--backend {backend} runs none of --variant {', '.join(variants)}: leave it out")
         elif backend in every and device == "cpu":
             chosen = runs[backend]
         found += [engine_name(backend, variant, bundle, device) for variant in chosen]
