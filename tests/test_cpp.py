@@ -221,6 +221,18 @@ def test_prefixes_allowed_outputs_and_streams() -> None:
         assert chosen == [each.text for each in reference.translate(lines)]
 
 
+def test_a_prefix_with_an_end_token_is_a_bad_line() -> None:
+    """Whose length does not matter: results of the lines before it come first."""
+    words = "line 3, prefix: a forced token is an end token: leave it out"
+    with (
+        Model(BUNDLES / "v8" / "copy", backend="native") as model,
+        Translator(model, end_ids="5", max_tokens=8, batch_tokens=1) as translator,
+        pytest.raises(CppError, match=words) as raised,
+    ):
+        translator.translate(["6", "8 8", "8 6 6 6"], ["", "8", "9"])
+    assert raised.value.status == LIMIT and len(raised.value.outputs) == 2
+
+
 def test_batches_and_workers_change_no_tokens() -> None:
     lines = NUMBERS * 4
     with Translator(demo("fp32"), beams=3) as translator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,6 +165,38 @@ def test_what_cannot_be_served_is_refused_at_once(model: Model, variants_bundle:
     assert str(refused.value) == (
         "no sentence can join others here: use a variant of target ort-cpu or native of a new export, no shortlist"
     )
+
+
+def test_a_line_that_the_engine_refuses_fails_alone(variants_bundle: Path, tmp_path: Path) -> None:
+    """Those on their way have begun without it."""
+
+    def shorten(graph: GraphProto) -> None:
+        (table,) = (tensor for tensor in graph.initializer if list(tensor.dims) == [VOCAB, small_config().d_model])
+        table.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(table)[:20].copy(), table.name))
+
+    broken = break_graph(variants_bundle, tmp_path / "bundle", "fp32-cpu/encoder", shorten)
+    requests, found = [("w5 w6", {"max_tokens": 9}), ("w7 w30", {}), ("w8", {"beams": 2})], dict[int, Any]()
+    with Model(broken, variant="fp32-cpu") as model:
+        with Serving(model) as serving:
+            for number, (line, asked) in enumerate(requests):
+                serving.admit(line, number, **asked)
+                serving.step()
+            while serving.step():
+                pass
+            drain(serving, found)
+        error = found.pop(1)
+        assert isinstance(error, CppError) and "indices" in str(error)
+        found[1] = alone(model, 1, "w9", {})
+        assert_same(model, [requests[0], ("w9", {}), requests[2]], found)
+
+
+def test_a_damaged_graph_for_joining_is_found_before_a_line_is_served(variants_bundle: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "bundle"
+    shutil.copytree(variants_bundle, broken)
+    with (broken / "fp32-cpu/slots_step.onnx").open("ab") as file:
+        file.write(b"x")
+    with Model(broken, variant="fp32-cpu") as model, pytest.raises(CppError, match=r"slots_step\.onnx"):
+        Serving(model)
 
 
 def test_a_line_whose_scores_are_no_numbers_fails_alone(variants_bundle: Path, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
+import os
 import re
 import signal
 import subprocess
@@ -25,7 +27,7 @@ from tformer_deploy.contract import GRAPHS, PROGRAM
 from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Trie, decode
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Asked, Calls, Engine, Scores, Searches
-from tformer_deploy.errors import EngineError, LimitError, NotNumbers
+from tformer_deploy.errors import EngineError, LimitError, NotNumbers, TformerError
 
 from .command import failed_line, printed, run_here
 from .conftest import random_sources
@@ -304,6 +306,26 @@ def test_a_signal_ends_a_search(engine: Engine) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_fork_of_an_open_engine_ends(engine: Engine) -> None:
+    """Its helper threads are not there to be waited for; the child decodes alone."""
+    batch = batch_of(engine)
+    expected = shown(decode(engine, batch, DecodeOptions(max_tokens=9)))
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        same = shown(decode(engine, batch, DecodeOptions(max_tokens=9))) == expected
+        cast(NativeEngine, engine).__exit__()
+        del engine
+        gc.collect()
+        os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_batch_of_nothing_is_refused(engine: Engine) -> None:
+    with pytest.raises(TformerError, match="a batch of no sentences"):
+        decode(engine, Batch(np.zeros((0, 3), np.int32), np.zeros(0, np.int32)), DecodeOptions())
 
 
 def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -620,6 +620,17 @@ def test_what_the_vocabulary_lacks_is_refused_where_it_would_be_an_output(exact:
         assert translator.score(["zebra"], ["zebra"])[0], "what exists can be scored"
 
 
+def test_a_prefix_with_an_end_token_is_a_bad_line(exact: Transformer) -> None:
+    """Whose length does not matter: results of the lines before it come first."""
+    model = Counting(exact)
+    with Translator(model, Tokenizers(WORDS, WORDS), DecodeOptions(end_ids=(9,), max_tokens=9), 1).open() as translator:
+        found = translator.results(["w5", "w6 w7", "w6 " * 5], ["", "w8", "w7 w9"])
+        next(found)
+        assert next(found).ids[0] == 8
+        with pytest.raises(LimitError, match=r"^line 3, prefix: a forced token is an end token: leave it out"):
+            next(found)
+
+
 @pytest.mark.parametrize(
     "source", [[5.7, EOS], [5.0, EOS], [True, EOS], [None], "ab", 5, None, [[5]], [np.float32(5)]], ids=repr
 )

@@ -224,7 +224,7 @@ class Translator:
             raise ConfigError(f"{len(texts)} sources, {len(begins)} prefixes: give one a line, empty for none")
         for number, text in enumerate(texts, first + 1):
             try:
-                begin = self._wanted(begins[number - first - 1], f"line {number}, prefix") if begins else []
+                begin = self._prefix(begins[number - first - 1], f"line {number}, prefix") if begins else []
                 source = self._source(text, number, limits)
                 source = source if text.strip() else []
             except TformerError as error:
@@ -237,6 +237,13 @@ class Translator:
             if begins:
                 asked.prefixes.append(begin)
         return asked
+
+    def _prefix(self, text: str, where: str) -> list[int]:
+        """Ids that an output must begin with. Raises DataError or LimitError, which name its line."""
+        ids = self._wanted(text, where)
+        if set(ids) & set(self.options.ends(self.engine.config.eos_id)):
+            raise LimitError(f"{where}: a forced token is an end token: leave it out, an output ends by itself")
+        return ids
 
     def _source(self, text: str, number: int, limits: Limits) -> list[int]:
         """Ids of a source. Raises DataError or LimitError, which name its line."""

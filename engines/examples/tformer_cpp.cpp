@@ -15,6 +15,7 @@
 #include <iostream>
 #include <map>
 #include <sstream>
+#include <thread>
 
 #include "command_line.hpp"
 
@@ -87,8 +88,9 @@ class Windows {
 };
 
 long cores() {
-  cpu_set_t set;
-  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+  cpu_set_t set;  // has room for 1,024
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1L, static_cast<long>(std::thread::hardware_concurrency()));
 }
 
 /// Lines without the white space of ASCII around them.

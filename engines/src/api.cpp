@@ -98,11 +98,10 @@ std::int64_t number_of(std::uint64_t first, std::size_t count, const char* name)
                                           " less the number of lines");
 }
 
-/// Hands results over, and throws what is wrong with the first bad line.
-void hand_over(tformer::Results found, tformer_results** results) {
+/// Results as C has them. Where memory ends, `found` still has them.
+std::unique_ptr<tformer_results> results_of(tformer::Results& found) {
   auto made = std::make_unique<tformer_results>();
-  made->found = std::move(found);
-  for (const auto& line : made->found.lines) {
+  for (const auto& line : found.lines) {
     std::vector<tformer_output>& outputs = made->outputs.emplace_back();
     for (const tformer::Output& each : line) {
       const tformer::Hypothesis& it = each.found;
@@ -110,10 +109,18 @@ void hand_over(tformer::Results found, tformer_results** results) {
                          it.alignment.empty() ? nullptr : it.alignment.data(), it.score, it.value, it.finished});
     }
   }
+  made->found = std::move(found);  // what is pointed to stays where it is
+  return made;
+}
+
+/// Hands results over, and throws what is wrong with the first bad line.
+void hand_over(std::unique_ptr<tformer_results> made, tformer_results** results) {
   const std::exception_ptr error = made->found.error;
   *results = made.release();
   if (error) std::rethrow_exception(error);
 }
+
+void hand_over(tformer::Results found, tformer_results** results) { hand_over(results_of(found), results); }
 
 void copy_ids(const std::vector<std::int32_t>& found, tformer_ids* ids) {
   auto copy = std::make_unique<std::int32_t[]>(found.size() + 1);
@@ -339,10 +346,12 @@ tformer_status tformer_take(tformer_serving* serving, uint64_t* number, tformer_
     *results = nullptr;
     require(serving, "serving");
     require(number, "number");
-    std::optional<tformer::Served> line = serving->serving.take();
-    if (!line) return;
-    *number = static_cast<std::uint64_t>(line->number);
-    hand_over(std::move(line->results), results);
+    std::unique_ptr<tformer_results> made;
+    const bool any = serving->serving.take([&made, number](tformer::Served& line) {
+      made = results_of(line.results);
+      *number = static_cast<std::uint64_t>(line.number);
+    });
+    if (any) hand_over(std::move(made), results);
   });
 }
 

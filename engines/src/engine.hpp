@@ -66,6 +66,8 @@ class Engine {
                                         const std::vector<std::int32_t>& src_lengths, const Outlook& outlook) = 0;
   /// Whether sentences can join a state that has taken steps.
   virtual bool admits() const { return false; }
+  /// Open now what `admit` needs, so that no step waits for it. Throws Error.
+  virtual void prepare_to_admit() {}
   /// Add sentences behind those of the state, at their first step, with as many rows as the others have. Throws Error.
   virtual void admit(State&, const std::vector<std::int32_t>&, const std::vector<std::int32_t>&, const Outlook&) {
     throw cannot_join();

@@ -7,9 +7,10 @@
 namespace tformer {
 
 Serving::Serving(std::shared_ptr<const OpenModel> model, const Settings& settings)
-    : model_(std::move(model)), decoding_(settings.decoding), translator_(model_, settings),
-      running_(translator_.engine()) {
+    : model_(std::move(model)), decoding_(settings.decoding), options_(over_defaults(model_->decoding(), decoding_)),
+      translator_(model_, settings), running_(translator_.engine()) {
   if (!translator_.engine().admits()) throw cannot_join();
+  translator_.engine().prepare_to_admit();
   running_.failed = [this](const Search* search) {
     for (const auto& line : on_their_way_) {
       if (line->search.get() == search) line->error = std::current_exception();
@@ -18,31 +19,38 @@ Serving::Serving(std::shared_ptr<const OpenModel> model, const Settings& setting
 }
 
 void Serving::admit(std::string_view text, std::string_view prefix, const Settings* asked, std::int64_t number) {
-  auto line = std::make_unique<Line>();
+  Lines made;
+  made.push_back(std::make_unique<Line>());
+  Line* const line = made.back().get();
   line->number = number;
-  Json decoding = decoding_;
-  if (asked) decoding.update(asked->decoding);
-  line->options = over_defaults(model_->decoding(), decoding);
+  line->options = options_;
+  if (asked) {
+    Json decoding = decoding_;
+    decoding.update(asked->decoding);
+    line->options = over_defaults(model_->decoding(), decoding);
+  }
   std::vector<std::string_view> prefixes;
   if (!prefix.empty()) prefixes.push_back(prefix);
-  const Translator::Requests found = translator_.requests({text}, prefixes, number);
+  const Translator::Requests found = translator_.requests({text}, prefixes, number, line->options);
   if (found.error) std::rethrow_exception(found.error);
   if (!found.sources[0].empty()) {  // no model sees an empty line
     line->batch = make_batch(found.sources, {0}, model_->backend().model().pad_id, number);
     line->batch.prefixes = found.prefixes;
     line->search = make_search(translator_.engine(), line->batch, line->options, line->hooks);
   }
+  std::list<Served> ended;
+  if (!line->search) ended.push_back(served(*line));
   const std::lock_guard<std::mutex> held(lock_);
   if (!known_.insert(number).second) {
     throw Error(Status::usage, "line " + std::to_string(number + 1) + " is known already: give each a number of its own");
   }
-  if (line->search) waiting_.push_back(std::move(line));
-  else ended_.push_back(served(*line));
+  if (ended.empty()) waiting_.splice(waiting_.end(), made);
+  else ended_.splice(ended_.end(), ended);
 }
 
 void Serving::retire(std::int64_t number) {
   const std::lock_guard<std::mutex> held(lock_);
-  if (known_.erase(number) == 0) return;
+  if (known_.count(number) == 0) return;
   const auto waits = [number](const auto& line) { return line->number == number; };
   const auto ended = [number](const Served& line) { return line.number == number; };
   if (const auto it = std::find_if(waiting_.begin(), waiting_.end(), waits); it != waiting_.end()) {
@@ -52,15 +60,16 @@ void Serving::retire(std::int64_t number) {
   } else {
     retired_.insert(number);
   }
+  known_.erase(number);
 }
 
-std::optional<Served> Serving::take() {
+bool Serving::take(const std::function<void(Served&)>& use) {
   const std::lock_guard<std::mutex> held(lock_);
-  if (ended_.empty()) return std::nullopt;
-  Served first = std::move(ended_.front());
+  if (ended_.empty()) return false;
+  use(ended_.front());
+  known_.erase(ended_.front().number);
   ended_.pop_front();
-  known_.erase(first.number);
-  return first;
+  return true;
 }
 
 std::size_t Serving::step() {
@@ -81,16 +90,21 @@ std::size_t Serving::step() {
 
 /// Lines that were given up leave.
 void Serving::leave_out() {
-  std::set<std::int64_t> gone;
-  {
-    const std::lock_guard<std::mutex> held(lock_);
-    gone.swap(retired_);
-  }
   for (auto line = on_their_way_.begin(); line != on_their_way_.end();) {
-    const bool leaves = gone.count((*line)->number) > 0;
-    if (leaves) running_.remove((*line)->search.get());
-    line = leaves ? on_their_way_.erase(line) : std::next(line);
+    if (!is_retired(**line)) {
+      ++line;
+      continue;
+    }
+    running_.remove((*line)->search.get());
+    const std::lock_guard<std::mutex> held(lock_);
+    retired_.erase((*line)->number);
+    line = on_their_way_.erase(line);
   }
+}
+
+bool Serving::is_retired(const Line& line) {
+  const std::lock_guard<std::mutex> held(lock_);
+  return retired_.count(line.number) > 0;
 }
 
 /// As many lines join as there is room for.
@@ -106,7 +120,16 @@ void Serving::let_join() {
       on_their_way_.splice(on_their_way_.end(), waiting_, waiting_.begin());
     }
   }
-  running_.join(joining);
+  try {
+    running_.join(joining);
+  } catch (const Error& error) {  // before any of them has begun, so that those on their way go on
+    if (error.status == Status::no_memory) throw;  // while they moved to larger buffers
+    for (const auto& line : on_their_way_) {
+      if (std::find(joining.begin(), joining.end(), line->search.get()) == joining.end()) continue;
+      line->error = std::current_exception();
+      line->search->stop();
+    }
+  }
 }
 
 /// Lines that have ended may be taken; how many have not.

@@ -2,11 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <string_view>
 #include <vector>
@@ -34,8 +33,9 @@ class Serving {
   void admit(std::string_view line, std::string_view prefix, const Settings* asked, std::int64_t number);
   /// The next token of every line on its way. How many are on their way or wait to join.
   std::size_t step();
-  /// A line that has ended, in the order in which they ended.
-  std::optional<Served> take();
+  /// Hand over a line that has ended, in the order in which they ended; false: there is none. One for which `use` throws
+  /// stays.
+  bool take(const std::function<void(Served&)>& use);
   /// Give up a line; nothing comes of it any more.
   void retire(std::int64_t number);
 
@@ -52,6 +52,7 @@ class Serving {
 
   std::shared_ptr<const OpenModel> model_;
   Json decoding_;
+  DecodeOptions options_;  // of lines that ask for no own ones
   Translator translator_;
   std::mutex step_lock_;  // of what follows
   Lines on_their_way_;
@@ -60,9 +61,10 @@ class Serving {
   Lines waiting_;
   std::set<std::int64_t> known_;    // numbers of lines that nobody has taken
   std::set<std::int64_t> retired_;  // of those on their way that are given up
-  std::deque<Served> ended_;
+  std::list<Served> ended_;
 
   void leave_out();
+  bool is_retired(const Line& line);
   void let_join();
   std::size_t hand_over();
   Served served(Line& line) const;

@@ -85,6 +85,17 @@ std::vector<std::int32_t> Translator::wanted(std::string_view text, const std::s
                                                     "write it otherwise");
 }
 
+/// Ids that an output must begin with. Throws Error.
+std::vector<std::int32_t> Translator::prefix_ids(std::string_view text, const std::string& where,
+                                                 const DecodeOptions& options) const {
+  Ids ids = wanted(text, where);
+  const Ids ends = options.ends(sizes().eos_id);
+  if (std::find_first_of(ids.begin(), ids.end(), ends.begin(), ends.end()) != ids.end()) {
+    throw Error(Status::limit, where + ": a forced token is an end token: leave it out, an output ends by itself");
+  }
+  return ids;
+}
+
 void Translator::check_source(const std::vector<std::int32_t>& ids, std::int64_t number) const {
   if (static_cast<std::int64_t>(ids.size()) > limits().src_tokens) {
     throw Error(Status::limit, line_of(number) + ": a source of " + std::to_string(ids.size()) +
@@ -101,7 +112,8 @@ void Translator::check_source(const std::vector<std::int32_t>& ids, std::int64_t
 }
 
 Translator::Requests Translator::requests(const std::vector<std::string_view>& lines,
-                                          const std::vector<std::string_view>& prefixes, std::int64_t first) const {
+                                          const std::vector<std::string_view>& prefixes, std::int64_t first,
+                                          const DecodeOptions& options) const {
   if (!prefixes.empty() && prefixes.size() != lines.size()) {
     throw Error(Status::usage, std::to_string(lines.size()) + " sources, " + std::to_string(prefixes.size()) +
                                    " prefixes: give one a line, empty for none");
@@ -112,7 +124,7 @@ Translator::Requests Translator::requests(const std::vector<std::string_view>& l
       stop_if(&cancelled_);
       const std::int64_t number = first + static_cast<std::int64_t>(i) + 1;
       std::vector<std::int32_t> begin;
-      if (!prefixes.empty()) begin = wanted(prefixes[i], line_of(number) + ", prefix");
+      if (!prefixes.empty()) begin = prefix_ids(prefixes[i], line_of(number) + ", prefix", options);
       std::vector<std::int32_t> ids = source(lines[i], number);
       if (!prefixes.empty()) asked.prefixes.push_back(std::move(begin));
       asked.sources.push_back(std::move(ids));
@@ -126,7 +138,7 @@ Translator::Requests Translator::requests(const std::vector<std::string_view>& l
 Results Translator::translate(const std::vector<std::string_view>& lines,
                               const std::vector<std::string_view>& prefixes, std::int64_t first) {
   cancelled_ = false;
-  return run(requests(lines, prefixes, first), first);
+  return run(requests(lines, prefixes, first, options_), first);
 }
 
 Results Translator::generate(const std::vector<std::vector<std::int32_t>>& sources, std::int64_t first) {

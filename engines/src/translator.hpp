@@ -62,7 +62,7 @@ class Translator {
 
   /// What lines and prefixes ask for; nothing behind a bad line is split into tokens.
   Requests requests(const std::vector<std::string_view>& lines, const std::vector<std::string_view>& prefixes,
-                    std::int64_t first) const;
+                    std::int64_t first, const DecodeOptions& options) const;
   Output output(Hypothesis hypothesis) const;
   const DecodeOptions& options() const { return options_; }
   /// The first worker's, for steps of one's own.
@@ -83,6 +83,8 @@ class Translator {
   std::vector<std::int32_t> source(std::string_view text, std::int64_t number) const;
   std::vector<std::int32_t> target(std::string_view text, std::int64_t number) const;
   std::vector<std::int32_t> wanted(std::string_view text, const std::string& where) const;
+  std::vector<std::int32_t> prefix_ids(std::string_view text, const std::string& where,
+                                       const DecodeOptions& options) const;
   void check_source(const std::vector<std::int32_t>& ids, std::int64_t number) const;
   Results run(const Requests& asked, std::int64_t first);
   void decode_batch(const Requests& asked, std::vector<std::size_t> indices, std::int64_t first, std::size_t worker,

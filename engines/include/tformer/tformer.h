@@ -161,7 +161,8 @@ TFORMER_API size_t tformer_translator_n_best(const tformer_translator *translato
 TFORMER_API int tformer_translator_aligns(const tformer_translator *translator);
 /* The only outputs that may come from now on; none: any. */
 TFORMER_API tformer_status tformer_allow(tformer_translator *translator, const tformer_text *outputs, size_t count);
-/* Call back after each step; null: no more. */
+/* Call back after each step; null: no more. Where a line's log-probabilities are not numbers, the lines before it in its
+ * batch are decoded again, and their steps come twice. */
 TFORMER_API void tformer_on_step(tformer_translator *translator, tformer_step_callback callback, void *user);
 /* Stop the call that another thread makes, before its next step. A call that begins later is not stopped. */
 TFORMER_API void tformer_cancel(tformer_translator *translator);
@@ -189,7 +190,8 @@ TFORMER_API tformer_status tformer_score(tformer_translator *translator, const t
                                          tformer_results **results);
 
 /* Lines that come one by one and share steps, as a server needs it: each joins those on their way before a step, and
- * leaves when it has ended. What a line gets is what it gets alone, but for the last digits of its scores.
+ * leaves when it has ended. What a line gets is what it gets alone, but for the last digits of its scores. With ONNX
+ * Runtime in 8 or 4 bits a rounding can fall otherwise, and seldom changes a token: docs/check.md, `unstable`.
  *
  *   tformer_serving_new(model, options, &serving);
  *   tformer_admit(serving, line, prefix, NULL, number);      any thread, at any time

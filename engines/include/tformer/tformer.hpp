@@ -267,7 +267,7 @@ class Serving {
       line.status = tformer_take(serving_.get(), &line.number, &results);
       const detail::Owned<tformer_results> freed(results);
       if (!results) {
-        check(line.status);
+        if (all.empty()) check(line.status);  // else the next call says it again
         return all;
       }
       if (line.status != TFORMER_OK) line.message = tformer_error();

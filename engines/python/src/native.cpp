@@ -38,6 +38,7 @@ void require(bool holds, const char* what) {
 
 void check_sources(const Ids& ids, const Ids& lengths) {
   require(ids.ndim() == 2 && lengths.ndim() == 1 && ids.shape(0) == lengths.shape(0), "sources have another shape");
+  if (lengths.shape(0) == 0) throw Error(Status::usage, "a batch of no sentences: give one at least");
 }
 
 /// Stops where Python has a signal to handle, such as Ctrl-C.

@@ -74,7 +74,7 @@ void ContinuousBatch::step() {
 void ContinuousBatch::take(Search& search, const Scores& scores, bool full) {
   try {
     search.take(scores, full);
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     if (!failed) throw;
     failed(&search);
     search.stop();

@@ -28,7 +28,7 @@ class ContinuousBatch {
   /// How many sentences go on.
   std::size_t sentences() const;
 
-  /// Gets a search that cannot go on, while its error is being handled; the others do.
+  /// Gets a search that cannot go on, while its exception is being handled; the others do.
   std::function<void(Search*)> failed;
 
  private:

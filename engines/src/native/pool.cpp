@@ -1,5 +1,7 @@
 #include "native/pool.hpp"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <exception>
 
@@ -23,21 +25,25 @@ void pause() {
 
 }  // namespace
 
-Pool::Pool(int threads) {
-  helpers_.reserve(static_cast<std::size_t>(threads));
+Pool::Pool(int threads) : process_(::getpid()) {
+  helpers_->threads.reserve(static_cast<std::size_t>(threads));
   try {
-    for (int i = 1; i < threads; ++i) helpers_.emplace_back([this, i] { help(i); });
+    for (int i = 1; i < threads; ++i) helpers_->threads.emplace_back([this, i] { help(i); });
   } catch (const std::exception&) {  // the system gives no more threads, or memory for one: fewer do the same
   }
 }
 
 Pool::~Pool() {
+  if (::getpid() != process_) {  // nobody is there to wait for, and a condition that has waiters is not destroyed
+    static_cast<void>(helpers_.release());
+    return;
+  }
   {
-    const std::lock_guard<std::mutex> held(lock_);
+    const std::lock_guard<std::mutex> held(helpers_->lock);
     stop_ = true;
   }
-  wake_.notify_all();
-  for (std::thread& helper : helpers_) helper.join();
+  helpers_->wake.notify_all();
+  for (std::thread& helper : helpers_->threads) helper.join();
 }
 
 void Pool::reserve(std::size_t stages) {
@@ -47,7 +53,7 @@ void Pool::reserve(std::size_t stages) {
 }
 
 void Pool::run(Job& job) {
-  if (helpers_.empty()) {
+  if (threads() == 1) {
     for (std::size_t stage = 0; stage < job.stages(); ++stage) {
       const std::uint32_t count = job.pieces(stage);
       for (std::uint32_t piece = 0; piece < count; ++piece) job.piece(stage, piece, 0);
@@ -61,8 +67,8 @@ void Pool::run(Job& job) {
   job_ = &job;
   epoch_.fetch_add(1);
   if (asleep_.load() > 0) {
-    const std::lock_guard<std::mutex> held(lock_);
-    wake_.notify_all();
+    const std::lock_guard<std::mutex> held(helpers_->lock);
+    helpers_->wake.notify_all();
   }
   walk(0);
   epoch_.fetch_add(1);
@@ -127,9 +133,9 @@ bool Pool::wait(std::uint64_t seen) {
       pause();
     }
   } while (std::chrono::steady_clock::now() - since < spin);
-  std::unique_lock<std::mutex> held(lock_);
+  std::unique_lock<std::mutex> held(helpers_->lock);
   asleep_.fetch_add(1);
-  wake_.wait(held, [&] { return stop_.load() || open(); });
+  helpers_->wake.wait(held, [&] { return stop_.load() || open(); });
   asleep_.fetch_sub(1);
   return !stop_.load();
 }

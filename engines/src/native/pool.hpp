@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -30,7 +31,7 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
   ~Pool();
 
-  int threads() const { return static_cast<int>(helpers_.size()) + 1; }
+  int threads() const { return static_cast<int>(helpers_->threads.size()) + 1; }
   /// Do a job of at most `most_stages`. For one caller at a time.
   void run(Job& job);
   /// Have room for the stages of a job.
@@ -49,9 +50,13 @@ class Pool {
   alignas(64) std::atomic<int> inside_{0};           // helpers that may touch the job
   alignas(64) std::atomic<int> asleep_{0};
   std::atomic<bool> stop_{false};
-  std::mutex lock_;
-  std::condition_variable wake_;
-  std::vector<std::thread> helpers_;
+  struct Helpers {
+    std::mutex lock;
+    std::condition_variable wake;
+    std::vector<std::thread> threads;
+  };
+  std::unique_ptr<Helpers> helpers_ = std::make_unique<Helpers>();
+  const int process_;  // that has the helpers: a fork of it has none
 
   void walk(int worker);
   void help(int worker);

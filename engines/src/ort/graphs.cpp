@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <future>
 #include <numeric>
+#include <thread>
 
 #include "errors.hpp"
 
@@ -66,8 +67,9 @@ std::string shown(const std::vector<std::int64_t>& shape) {
 }
 
 int cores() {
-  cpu_set_t set;
-  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+  cpu_set_t set;  // has room for 1,024
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 void Feed::input(const std::string& name, const Ort::Value& value) {

@@ -40,6 +40,7 @@ class InPlaceEngine : public Engine {
   }
 
   bool admits() const override { return graphs_->has_slots(); }
+  void prepare_to_admit() override { graphs_->open_slots(); }
 
   void admit(State& opaque, const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
              const Outlook& outlook) override {
