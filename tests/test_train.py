@@ -213,6 +213,7 @@ def test_two_processes_end_where_one_was_interrupted(data: DataConfig, tmp_path:
     process = launch("train", "--out", tmp_path, "--resume", "--updates", "7", module=TORCHRUN)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
+    assert err.count("processes: 1 so far, now 2: an update has 2/1 of the sentences\n") == 1
     kept = sorted(path.name for path in (tmp_path / "weights").iterdir())
     assert kept == ["average.safetensors", "step-0000007.safetensors"]
 

@@ -247,6 +247,7 @@ class Trainer:
             "version": STATE_VERSION,
             **self.description(),
             "data_sha256": self.data_sha256,
+            "processes": self.world,
             "progress": dataclasses.asdict(self.progress),
             "metrics": self.metrics.sums,
             "state": state,
@@ -262,6 +263,9 @@ class Trainer:
             raise ArtifactError(
                 f"the text that {self.folder} was trained on has changed: bring it back, or start over with --force"
             )
+        before = header.get("processes", self.world)
+        if self.rank == 0 and before != self.world:  # each has batches of its own in an update
+            note(f"processes: {before} so far, now {self.world}: an update has {self.world}/{before} of the sentences")
         verify(self.folder, header["files"], "run")
         state = self.folder / header["state"]
         tensors = load_tensors(state)
