@@ -215,6 +215,12 @@ def test_an_input_in_the_output_folder_is_refused(prefix: str, tmp_path: Path) -
     assert f"{text} lies in the output folder" in line and [*tmp_path.iterdir()] == [text]
 
 
+def test_options_of_ray_need_an_address(tmp_path: Path) -> None:
+    text = write(tmp_path / "a.txt", LINES[:3])
+    line = refused("--in", text, "--out", tmp_path / "out", "--num-cpus", 2)
+    assert line == "error: num_cpus is of workers on Ray: give an address, or leave it out"
+
+
 def test_a_file_is_named_once(tmp_path: Path) -> None:
     text = write(tmp_path / "a.txt", LINES[:3])
     assert f"{text} is named twice" in refused("--in", f"local://{text}", "--in", text, "--out", tmp_path / "out")

@@ -172,6 +172,11 @@ def test_exactly_one_origin(config: DataConfig) -> None:
         load_data(config)
 
 
+def test_files_beside_another_origin_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--valid-src belongs to --src: leave it out with --task"):
+        load_data(DataConfig(task="copy", valid_src="nowhere"))
+
+
 # Tasks
 
 

@@ -113,6 +113,9 @@ def load_data(config: DataConfig) -> tuple[Parallel, Parallel]:
     given = [name for name in ("src", "multi30k", "task") if getattr(config, name)]
     if len(given) != 1:
         raise ConfigError("name the training data by one of --src and --tgt, --multi30k, --task")
+    for name in ("tgt", "valid_src", "valid_tgt"):
+        if getattr(config, name) and not config.src:
+            raise ConfigError(f"--{name.replace('_', '-')} belongs to --src: leave it out with --{given[0]}")
     if config.task:
         return make_task(config.task)
     if config.multi30k:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..config import MOST_OF_MODEL
+from ..errors import ConfigError
 from .options import Json, SettingsOption, merge_settings
 from .root import app, emit
 
@@ -29,6 +30,8 @@ def init(
 
     Its text is made of the words w4, w5 and so on, one for every entry of the vocabulary.
     """
+    if training := [each for each in settings or [] if each.startswith("train.")]:
+        raise ConfigError(f"--set {training[0]}: nothing is trained here: leave it out")
     model_values, _ = merge_settings(config, settings, {})
     from ..runs import init_checkpoint
 

@@ -59,6 +59,9 @@ class CorpusOptions:
         check_whole("shard_lines", self.shard_lines, 1, 1 << 31)
         check_whole("num_cpus", self.num_cpus, 1, 1 << 16)
         check_whole("retries", self.retries, 0, 1 << 16)
+        for name in () if self.address else ("num_cpus", "num_gpus", "retries"):
+            if getattr(self, name) != getattr(CorpusOptions, name):
+                raise ConfigError(f"{name} is of workers on Ray: give an address, or leave it out")
 
 
 def translate_corpus(
