@@ -140,8 +140,8 @@ def test_init_is_seeded(tmp_path: Path) -> None:
     a, b, c = ((tmp_path / name / "weights/random.safetensors").read_bytes() for name in "abc")
     assert a == b != c
     assert "--force" in failed_line(run_here("init", "--out", tmp_path / "a", "--preset", "tiny", "--vocab-size", 40))
-    refused = failed_line(run_here("init", "--out", tmp_path / "c", "--set", "train.lr=5"))
-    assert refused == "error: --set train.lr=5: nothing is trained here: leave it out" and not (tmp_path / "c").exists()
+    refused = failed_line(run_here("init", "--out", tmp_path / "d", "--set", "train.lr=5"))
+    assert refused == "error: --set train.lr=5: nothing is trained here: leave it out" and not (tmp_path / "d").exists()
 
 
 BAD_INPUT: list[tuple[list[str], bytes, list[str]]] = [
