@@ -11,8 +11,10 @@ import pty
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -677,6 +679,29 @@ def test_a_host_that_refuses_is_no_missing_file(tmp_path: Path) -> None:
     pytest.importorskip("aiohttp", reason="aiohttp is not installed")
     line = refused("--in", "http://127.0.0.1:9/x.txt", "--out", tmp_path / "out")
     assert line.startswith("error: http://127.0.0.1:9/x.txt: Cannot connect") and "no such file" not in line
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_from_a_server_that_says_no_size(suffix: str, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    content = write(tmp_path / f"a.txt{suffix}", LINES).read_bytes()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        corpus("--in", f"http://127.0.0.1:{server.server_port}/a.txt{suffix}", "--out", tmp_path / "out", "--merge")
+        server.shutdown()
+    corpus("--in", tmp_path / f"a.txt{suffix}", "--out", tmp_path / "same", "--merge")
+    (ours,), (same,) = (folder.glob("merged.*") for folder in (tmp_path / "out", tmp_path / "same"))
+    assert ours.read_bytes() == same.read_bytes()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("it is dead"), BrokenPipeError(errno.EPIPE, "it is dead")])

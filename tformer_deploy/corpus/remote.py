@@ -129,7 +129,8 @@ def find(pattern: str) -> list[Input]:
     fs, path = _open(pattern)
     names = sorted(fs.glob(path)) if any(c in path for c in "*?[") else [path]
     found = [(name, _info(fs, name, pattern)) for name in names]
-    return [Input(str(fs.unstrip_protocol(name)), int(info["size"])) for name, info in found if info["type"] == "file"]
+    files = [(str(fs.unstrip_protocol(name)), info["size"]) for name, info in found if info["type"] == "file"]
+    return [Input(name, int(size or 0)) for name, size in files]  # some servers do not say it
 
 
 def _info(fs: Any, name: str, url: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class Input:
     name: str
     """Path or URL."""
     size: int
-    """Bytes."""
+    """Bytes; 0 where a server does not say it."""
 
     @property
     def last(self) -> str:
