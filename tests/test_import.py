@@ -7,7 +7,7 @@ import math
 import pickle
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tformer_deploy.export_checked import export_checked
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint, recognised
 
-from .command import run_here
+from .command import failed_line, run_here
 from .params import long_but
 from .plain_models import ANNOTATED, FC, LINEARS, MULTI30K, PACKED, SEQ2SEQ, TORCH, PlainModel, random_state, sines
 
@@ -218,6 +218,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(forced.stdout)["format"] == "pytorch-seq2seq"
     many = run_here("import", "a", "b", "c", "--out", "run")
     assert many.returncode == 1 and b"write [FORMAT] PATH" in many.stderr
+    unused = run_here("import", "pytorch-seq2seq", "model.pt", *files, "--force", "--part", "a=b", "--src-lang", "de")
+    assert failed_line(unused).startswith(
+        "error: --src-lang, --part: not used by format pytorch-seq2seq, which takes --vo"
+    )
+    nothing = run_here("import", "pytorch-seq2seq", "model.pt", *files, "--force", "--src", "tgt", "--no-compare")
+    assert "--src tgt is text to compare with" in failed_line(nothing)
 
 
 class Evil:
@@ -306,6 +312,7 @@ def test_wrong_options(tmp_path: Path) -> None:
         ({**sides, "heads": 5}, "heads=5 does not divide"),
         ({**sides, "language": "de"}, "--language de: write source and target language as in en-de"),
         ({**sides, "model": {"norm": "rms"}}, "tensors that this format does not know: .*norm.bias"),
+        ({**sides, "language": "de-en", "split_regex": "x"}, "--language and --split-regex both split words"),
         ({**sides, "split_regex": "(a)|b"}, r"write groups as \(\?:"),
         ({**sides, "split_regex": r"\p{L}+"}, r"'\\p' is not the same in every language"),
         ({**sides, "split_regex": "x*"}, "matches nothing"),
@@ -392,3 +399,6 @@ def test_the_tutorial_of_multi30k_keeps_the_ends_of_lines(tmp_path: Path) -> Non
     tokenizers = open_checkpoint(tmp_path / "run").tokenizers
     assert tokenizers.source_ids("w9 w10.") == [2, 9, 0, 0, 4, 3] or tokenizers.source_ids("w9 w10.")[-2:] == [4, 3]
     assert tokenizers.source_ids("w9")[0] == 2 and tokenizers.source.size == 40
+    split = replace(options, split_regex="[a-z][0-9]")  # in place of spaCy's rules
+    import_checkpoint("multi30k-tutorial", tmp_path / "model.pt", tmp_path / "run", split, force=True)
+    assert open_checkpoint(tmp_path / "run").tokenizers.source_ids("w9w8") == [2, 9, 8, 4, 3]

@@ -302,6 +302,10 @@ WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
     "shared keys": ({"encoder/multi_query_attention": number(1)}, "multi_query_attention=1"),
     "features": ({"encoder/embeddings_1/weight": torch.zeros(4, WIDTH)}, "embeddings_1"),
     "activation": ({f"{side}/activation": number(5) for side in ("encoder", "decoder")}, "activation=tanh"),
+    **{
+        f"activation {i}": ({f"{side}/activation": number(i) for side in ("encoder", "decoder")}, f"activation={i} is")
+        for i in (7, 14, -1)
+    },
     "scale": ({"encoder/scale_embeddings": torch.tensor(3.0)}, "encoder/scale_embeddings=3"),
     "surplus": ({"decoder/layer_0/ffn/strange/weight": torch.zeros(2, 2)}, "strange/weight"),
     "shape": ({"encoder/layer_1/ffn/linear_0/bias": torch.zeros(FF + 1)}, r"encoder.1.ff.up.bias would be \(25,\)"),

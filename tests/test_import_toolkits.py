@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ import torch
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from torch import Tensor
 
-from tformer_deploy.errors import TformerError
+from tformer_deploy.errors import ConfigError, TformerError
 from tformer_deploy.importers import run
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint, module_of
@@ -83,6 +84,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "highway": ("marian", {"transformer-postprocess": "dhn"}, "postprocess"),
     "s2s": ("marian", {"type": "s2s"}, "type='s2s'"),
     "no depth": ("marian", {"enc-depth": None}, "has no enc-depth"),
+    "right to left": ("marian", {"right-left": True}, "right-left=True"),
+    "classes": ("marian", {"input-types": ["class", "sequence"]}, "input-types=.'class', 'sequence'."),
+    "two sources": ("marian", {"input-types": ["sequence"] * 3}, "input-types="),
+    "factors": ("marian", {"lemma-dependency": "re-embedding"}, "lemma-dependency='re-embedding'"),
+    "concat": ("marian", {"factors-combine": "concat"}, "factors-combine='concat'"),
+    "alibi": ("marian", {"transformer-attention-mask": "alibi"}, "attention-mask='alibi'"),
+    "unknown": ("marian", {"transformer-strange": True}, "transformer-strange=True"),
+    "no bias": ("marian", {"output-omit-bias": True}, "does not know: decoder_ff_logit_out_b"),
 }
 
 
@@ -91,6 +100,53 @@ def test_settings_are_refused_by_name(case: str, tmp_path: Path) -> None:
     name, settings, message = REFUSED[case]
     made = KINDS[name](opt=settings)
     refused(made, made.write(tmp_path), tmp_path / "run", message)
+
+
+def test_settings_that_marian_saves_of_every_model(tmp_path: Path) -> None:
+    """Its defaults; null is what nobody set."""
+    off = (
+        "right-left",
+        "skip",
+        "ulr",
+        "output-omit-bias",
+        "transformer-pool",
+        "transformer-no-bias",
+        "layer-normalization",
+    )
+    rnn = {"dim-rnn": 1024, "enc-type": "bidirectional", "enc-cell": "gru", "dec-cell": "gru", "enc-cell-depth": 1}
+    more = {
+        **dict.fromkeys(off, False),
+        **rnn,
+        "dec-cell-base-depth": 2,
+        "dec-cell-high-depth": 1,
+        "dim-emb": 16,
+        "input-types": ["sequence", "alignment", "sequence"],
+        "special-vocab": [],
+        "tied-embeddings-all": True,
+        "transformer-dim-ffn": 24,
+        "transformer-dim-aan": 2048,
+        "transformer-aan-depth": 2,
+        "transformer-aan-activation": "swish",
+        "transformer-tied-layers": [],
+        "transformer-guided-alignment-layer": "last",
+        "transformer-train-position-embeddings": False,
+        "transformer-attention-mask": "default",
+        "bert-train-type-embeddings": True,
+        "bert-type-vocab-size": 2,
+        "ulr-dim-emb": None,
+        "lemma-dim-emb": 0,
+        "lemma-dependency": None,
+        "factors-combine": "sum",
+        "factors-dim-emb": None,
+        "separator-symbol": "[eos]",
+    }
+    made = Marian(tied=True, opt=more)
+    path = made.write(tmp_path)
+    import_checkpoint("marian", path, tmp_path / "run", made.options(path))
+    made = Marian(tied=True, opt={**more, "output-omit-bias": True})
+    del made.t["decoder_ff_logit_out_b"]
+    made.write(tmp_path)
+    import_checkpoint("marian", path, tmp_path / "run2", made.options(path))
 
 
 def refused(made: Toolkit, path: Path, out: Path, message: str) -> None:
@@ -161,6 +217,22 @@ def test_codes_split_words(tmp_path: Path) -> None:
         import_checkpoint("fairseq", path, tmp_path / "run2", options)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_codes_do_not_lower_case(name: str, tmp_path: Path) -> None:
+    made = KINDS[name]()
+    path = made.write(tmp_path)
+    (tmp_path / "codes").write_text("#version: 0.2\nl o\n")
+    options = replace(made.options(path), src_codes=tmp_path / "codes", lower=True)
+    if name == "joeynmt":  # its config.yaml says it of both sides
+        options = replace(options, lower=False)
+    message = "lowercase=True .* lower-case text before" if name == "joeynmt" else "--lower: .* lower-case text before"
+    with pytest.raises(ConfigError, match=message):
+        import_checkpoint(name, path, tmp_path / "run", options)
+    words = replace(options, src_codes=None, lower=True)
+    imported, _ = import_checkpoint(name, path, tmp_path / "run", words)
+    assert imported.tokenizers.source_ids("W5") == imported.tokenizers.source_ids("w5")
+
+
 def test_sentencepiece_vocabularies(tmp_path: Path) -> None:
     """Of Marian, whose ids are the model's, and of fairseq, whose ids are a dictionary's of its pieces."""
     lines = ["low lower lowest", "new newer newest", "wide wider widest"] * 4
@@ -177,6 +249,8 @@ def test_sentencepiece_vocabularies(tmp_path: Path) -> None:
     for line in lines[:3]:
         assert imported.tokenizers.source_ids(line) == [*own.encode(line), 0]
         assert imported.tokenizers.target_text(own.encode(line)) == line
+    with pytest.raises(ConfigError, match=r"--lower: .*vocab.spm splits text as it is"):
+        import_checkpoint("marian", path, tmp_path / "run2", replace(options, lower=True))
     pieces = [own.id_to_piece(i) for i in range(VOCAB)]
     other = Fairseq()
     known = dict.fromkeys([*reversed(own.encode_as_pieces("newest")), *pieces])

@@ -40,10 +40,13 @@ def import_(
 ) -> None:
     """Make a run folder of another tool's checkpoint, and compare it with the original code where that is installed.
 
-    Formats are in docs/import.md. Without one, the path is looked at. Nothing that a file names is executed.
+    Formats, and which of these options each takes, are in docs/import.md; others are refused. Without a format, the
+    path is looked at. Nothing that a file names is executed.
     """
     if len(source) > 2:
         raise ConfigError(f"{' '.join(source)}: write [FORMAT] PATH")
+    if src and not compare:
+        raise ConfigError(f"--src {src} is text to compare with: leave it out, or --no-compare")
     from ..data import read_lines
     from ..importers.base import ImportOptions
     from ..importers.run import import_checkpoint, recognised

@@ -134,7 +134,9 @@ def _config(
     for size, tokenizer in ((src_vocab, tokenizers.source), (tgt_vocab, tokenizers.target)):
         if size != tokenizer.size:
             raise ArtifactError(f"{weights.where} embeds {size} entries, the vocabulary has {tokenizer.size}")
-    activation = ACTIVATIONS[numbers.same("encoder/activation", "decoder/activation", 0) % len(ACTIVATIONS)]
+    activation = numbers.same("encoder/activation", "decoder/activation", 0)
+    if not 0 <= activation < len(ACTIVATIONS):
+        raise numbers.refused("activation", activation)
     if ("encoder/layer_norm/gamma" in weights) != ("decoder/layer_norm/gamma" in weights):
         raise ArtifactError(f"{weights.where}: layer_norm of one side alone is not supported")
     rms = "encoder/layer_0/ffn/layer_norm/beta" not in weights
@@ -154,7 +156,7 @@ def _config(
         "max_positions": min(weights.shape(name)[0] if name in weights else MOST_POSITIONS for name in tables),
         "share_embeddings": sharing(names[OUTPUT] == names[TARGET], names[SOURCE] == names[TARGET]),
         "output_bias": "decoder/projection/bias" in weights,
-        "activation": known_activation(activation, f"{weights.where}: activation"),
+        "activation": known_activation(ACTIVATIONS[activation], f"{weights.where}: activation"),
         "ff": "gated" if "decoder/layer_0/ffn/linear_0_noact/weight" in weights else "plain",
         "pad_embedding_zero": False,
         **ids_of(tokenizers.target.specials),

@@ -31,7 +31,10 @@ ACTIVATIONS = {
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
 T5_ATTENTION = ("q", "k", "v", "o")
-T5_FAMILY = ("t5", "mt5", "umt5")
+T5_FAMILY = {"t5": "relu", "mt5": "gated-gelu", "umt5": "gated-gelu"}
+"""With `feed_forward_proj` where config.json has none."""
+FREE = ("max_positions", "dropout", "attention_dropout", "activation_dropout")
+"""Fields of ModelConfig that may be set: config.json decides all others, or its folder's weights and tokenizer do."""
 T5_POSITIONS = 512
 """The longest source and target where positions have no end and no option says more."""
 
@@ -45,6 +48,9 @@ class Family:
     """Positions: `halves` (Marian's), `fairseq`, or `learned` behind `offset` rows."""
     offset: int = 0
     embedding_norm: bool = False
+    activation: str = "gelu"
+    """This and the next: `activation_function` and `scale_embedding` where config.json has none."""
+    scaled: bool = False
 
     @property
     def final_norm(self) -> bool:
@@ -55,12 +61,12 @@ class Family:
 FAMILIES = {
     "marian": Family("post", "halves"),
     "pegasus": Family("pre", "halves"),
-    "m2m_100": Family("pre", "fairseq"),
-    "fsmt": Family("post", "fairseq"),
+    "m2m_100": Family("pre", "fairseq", activation="relu", scaled=True),
+    "fsmt": Family("post", "fairseq", activation="relu", scaled=True),
     "blenderbot": Family("pre", "learned"),
     "blenderbot-small": Family("post", "learned", embedding_norm=True),
     "bart": Family("post", "learned", 2, embedding_norm=True),
-    "plbart": Family("post", "learned", 2, embedding_norm=True),
+    "plbart": Family("post", "learned", 2, embedding_norm=True, scaled=True),
     "mbart": Family("pre", "learned", 2, embedding_norm=True),
 }
 
@@ -80,6 +86,8 @@ def read(path: Path, options: ImportOptions) -> Imported:
     if kind not in (*FAMILIES, *T5_FAMILY):
         known = ", ".join((*FAMILIES, *T5_FAMILY))
         raise ArtifactError(f"{path}: model type '{kind}' cannot be imported: it must be one of {known}")
+    if wrong := sorted(options.model.keys() - FREE):
+        raise ConfigError(f"--set model.{wrong[0]}: config.json says it; {', '.join(FREE)} can be set")
     weights = read_folder(path)
     text = read_text(path, str(kind), options, settings, stated.values)
     ids = {"pad_id": text.specials.pad, "eos_id": text.specials.eos, "start_id": text.start_id}
@@ -114,7 +122,10 @@ class Stated:
     @property
     def generation(self) -> dict[str, Any]:
         """What older folders have here instead of in generation_config.json."""
-        return {name: value for name, value in self.values.items() if value is not None}
+        found = {name: value for name, value in self.values.items() if value is not None}
+        if found.get("force_bos_token_to_be_generated"):
+            found["forced_bos_token_id"] = found.get("bos_token_id")
+        return found
 
 
 def _bart(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[ModelConfig, Parameters]:
@@ -139,8 +150,8 @@ def _bart(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[M
         "norm_position": family.norm_position,
         "final_norm": family.final_norm,
         "embedding_norm": family.embedding_norm,
-        "scale_embeddings": bool(stated.values.get("scale_embedding", stated.values["model_type"] == "fsmt")),
-        "activation": stated.activation(str(stated.values.get("activation_function", "relu"))),
+        "scale_embeddings": bool(stated.values.get("scale_embedding", family.scaled)),
+        "activation": stated.activation(str(stated.values.get("activation_function", family.activation))),
         "positions": "learned",
         "max_positions": min(rows, default=0) or stated.number("max_position_embeddings"),
         "output_bias": bias,
@@ -179,7 +190,8 @@ def _positions(made: Parameters, family: Family, ours: str, theirs: str, stated:
     first = family.offset if family.table == "learned" else stated.number("pad_token_id") + 1
     if family.table == "halves":
         first = 0
-    if theirs in made.weights and made.weights.shape(theirs)[0] >= first + count:
+    stored = theirs in made.weights and made.weights.shape(theirs)[0] >= first + count
+    if family.table == "learned" or stored:
         made.put(ours, theirs, lambda table: table[first : first + count])
         return
     made.weights.ignore(theirs)
@@ -234,15 +246,16 @@ class Tables:
 
 def _t5(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[ModelConfig, Parameters]:
     """T5 and its relatives: RMS norm, relative positions, no biases."""
-    kind, values = stated.values["model_type"], stated.values
-    gate, _, name = str(values.get("feed_forward_proj", "relu")).rpartition("-")
+    kind, values = str(stated.values["model_type"]), stated.values
+    projection = str(values.get("feed_forward_proj", T5_FAMILY[kind]))
+    gate, _, name = projection.rpartition("-")
     if gate not in ("", "gated"):
-        raise ConfigError(f"{stated.path}: feed_forward_proj '{values['feed_forward_proj']}' is not known")
+        raise ConfigError(f"{stated.path}: feed_forward_proj '{projection}' is not known")
     name = "gelu_new" if (gate, name) == ("gated", "gelu") else name
     tables = Tables.of(weights, "", "lm_head.weight")
     # mT5 never scales what the output reads, UMT5 always; T5 where its output was tied.
     old = values.get("tie_word_embeddings") is not False
-    scaled = {"mt5": False, "umt5": True}.get(str(kind), bool(values.get("scale_decoder_outputs", old)))
+    scaled = {"mt5": False, "umt5": True}.get(kind, bool(values.get("scale_decoder_outputs", old)))
     width, head_dim = stated.number("d_model"), stated.number("d_kv")
     layers = stated.number("num_layers")
     fields = {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..notes import note
+from .hf_generation import neutral_settings
 from .hf_text import Text
 
 
@@ -24,7 +25,13 @@ class HfOriginal:
         logging: Any = transformers.logging
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        self.model = transformers.AutoModelForSeq2SeqLM.from_pretrained(path, dtype=torch.float32).eval()
+        generation: Any = transformers.GenerationConfig
+        own_file = (path / "generation_config.json").is_file()
+        compared = {"_from_model_config": not own_file, **settings, **neutral_settings(settings, text.specials.eos)}
+        loaded: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+            path, dtype=torch.float32, generation_config=generation.from_dict(compared)
+        )
+        self.model = loaded.eval()
         self.name = f"{type(self.model).__name__} of transformers {transformers.__version__}"
         self._text, self._settings = text, settings
         self._tokenizer = self._load_tokenizer(path, transformers)
@@ -33,10 +40,12 @@ class HfOriginal:
         languages = {"src_lang": self._text.src_lang, "tgt_lang": self._text.tgt_lang}
         given = {name: code.strip("_") if code.startswith("__") else code for name, code in languages.items() if code}
         try:
-            return transformers.AutoTokenizer.from_pretrained(path, **given)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, **given)
         except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
             note(f"text is not compared: transformers cannot load the tokenizer: {error!s:.200}")
             return None
+        tokenizer.clean_up_tokenization_spaces = False  # PLBart's takes spaces from before punctuation
+        return tokenizer
 
     def memory(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor:
         """See `base.Original`."""
@@ -59,7 +68,6 @@ class HfOriginal:
             input_ids=src_ids,
             attention_mask=mask_of(src_ids, src_lengths),
             num_beams=beams,
-            do_sample=False,
             max_new_tokens=max_tokens,
             decoder_start_token_id=self._text.start_id,
             **first,
@@ -79,7 +87,9 @@ class HfOriginal:
 
     def text(self, ids: list[int]) -> str | None:
         """See `base.Original`."""
-        return None if self._tokenizer is None else str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        if self._tokenizer is None or self.model.config.model_type == "fsmt":  # whose words sacremoses joins again
+            return None
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def mask_of(src_ids: Tensor, src_lengths: Tensor) -> Tensor:

@@ -15,6 +15,11 @@ from ..errors import ArtifactError
 UNIGRAM, BPE = 1, 2
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 """Types of models and of pieces in sentencepiece's format."""
+SPACES = (" {2,}", "\\n")
+"""What a normalizer may replace: sentencepiece makes one space of several, and a line has no end of line."""
+
+NONE = {"type": "none"}
+"""Stands for a step where there is none."""
 
 
 def entries_of(tokenizer: Mapping[str, Any], where: Path) -> list[str]:
@@ -51,10 +56,27 @@ def sentencepiece_model(tokenizer: Mapping[str, Any], where: Path) -> bytes:
         piece.piece, piece.score = entry, scores.get(entry, 0.0)
         piece.type = UNKNOWN if entry == unknown else CONTROL if entry in special else NORMAL
     made.normalizer_spec.add_dummy_prefix = made.normalizer_spec.remove_extra_whitespaces = True
-    for step in _normalizers(tokenizer.get("normalizer")):
-        if step.get("type") == "Precompiled":
+    for step in _steps(tokenizer.get("normalizer"), "normalizers"):
+        if step["type"] == "Precompiled":
             made.normalizer_spec.precompiled_charsmap = base64.b64decode(step["precompiled_charsmap"])
+        elif step["type"] != "Strip" and not _replaces_spaces(step):
+            raise _refused(where, "normalizer", step)
+    *others, last = list(_steps(tokenizer.get("pre_tokenizer"), "pretokenizers")) or [NONE]
+    for step in (*others, last):
+        if not (_begins_with_a_space(step) if step is last else step["type"] == "WhitespaceSplit"):
+            raise _refused(where, "pre-tokenizer", step)
     return bytes(made.SerializeToString())
+
+
+def byte_level_space(tokenizer: Mapping[str, Any], where: Path) -> bool:
+    """Whether a tokenizer.json of byte-level BPE puts a space before a text. Raises ArtifactError for other kinds."""
+    for step in _steps(tokenizer.get("normalizer"), "normalizers"):
+        raise _refused(where, "normalizer", step)
+    steps = list(_steps(tokenizer.get("pre_tokenizer"), "pretokenizers")) or [NONE]
+    for step in steps:
+        if step["type"] != "ByteLevel" or not step.get("use_regex", True):
+            raise _refused(where, "pre-tokenizer", step)
+    return any(step.get("add_prefix_space") for step in steps)
 
 
 def _ranks(merges: list[str]) -> dict[str, float]:
@@ -62,8 +84,25 @@ def _ranks(merges: list[str]) -> dict[str, float]:
     return {rule.replace(" ", ""): -float(rank) for rank, rule in reversed(list(enumerate(merges)))}
 
 
-def _normalizers(normalizer: Any) -> Iterator[Mapping[str, Any]]:
-    if isinstance(normalizer, Mapping):
-        yield normalizer
-        for each in normalizer.get("normalizers", []):
-            yield from _normalizers(each)
+def _steps(step: Any, parts: str) -> Iterator[Mapping[str, Any]]:
+    """The steps of a normalizer or a pre-tokenizer, which may be sequences."""
+    if isinstance(step, Mapping):
+        if step.get("type") != "Sequence":
+            yield {"type": "", **step}
+        for each in step.get(parts, []):
+            yield from _steps(each, parts)
+
+
+def _replaces_spaces(step: Mapping[str, Any]) -> bool:
+    pattern = step.get("pattern", {}).get("Regex")
+    return step["type"] == "Replace" and pattern in SPACES and step.get("content") in (" ", "\u2581")
+
+
+def _begins_with_a_space(step: Mapping[str, Any]) -> bool:
+    scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space") else "never")
+    return step["type"] == "Metaspace" and scheme != "never" and step.get("replacement") == "\u2581"
+
+
+def _refused(where: Path, what: str, step: Mapping[str, Any]) -> ArtifactError:
+    files = "spiece.model or vocab.json and merges.txt"
+    return ArtifactError(f"{where} has a {what} that cannot be imported, {dict(step)!s:.100}: add {files}")

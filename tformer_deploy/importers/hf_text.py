@@ -12,7 +12,7 @@ from ..headers import TOKENIZER_BYTES
 from ..text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe
 from ..text.pieces import processor
 from .base import ImportOptions
-from .hf_rebuilt import entries_of, merges_of, sentencepiece_model
+from .hf_rebuilt import byte_level_space, entries_of, merges_of, sentencepiece_model
 from .vocabularies import read_entries
 from .weights import file_in, read_json_file
 
@@ -76,6 +76,12 @@ class Folder:
         raise ArtifactError(f"{self.path} has no {' and no '.join(names)}: download its tokenizer's files too")
 
     @property
+    def tokenizer_config(self) -> Mapping[str, Any]:
+        """tokenizer_config.json, if there is one."""
+        path = self.path / "tokenizer_config.json"
+        return read_json_file(path) if path.is_file() else {}
+
+    @property
     def rebuilt(self) -> bool:
         """Whether tokenizer.json is all that there is of a sentencepiece model."""
         return not any(self.path.glob("*.model"))
@@ -111,10 +117,8 @@ class Folder:
                 each["content"]: each["id"]
                 for each in read_json_file(self.path / "tokenizer.json").get("added_tokens", [])
             }
-        if (self.path / "tokenizer_config.json").is_file():
-            listed = read_json_file(self.path / "tokenizer_config.json").get("added_tokens_decoder") or {}
-            found |= {each["content"]: int(i) for i, each in listed.items()}
-        return found
+        listed = self.tokenizer_config.get("added_tokens_decoder") or {}
+        return found | {each["content"]: int(i) for i, each in listed.items()}
 
     def additional(self) -> list[str]:
         """Additional special tokens in order."""
@@ -222,24 +226,25 @@ def _many_languages(folder: Folder) -> Text:
 
 
 def _is_mbart50(folder: Folder) -> bool:
-    path = folder.path / "tokenizer_config.json"
-    stated = read_json_file(path) if path.is_file() else {}
-    return any("MBart50" in str(each.get("tokenizer_class")) for each in (stated, folder.config))
+    return any("MBart50" in str(each.get("tokenizer_class")) for each in (folder.tokenizer_config, folder.config))
 
 
 def _bytes(folder: Folder) -> Text:
     """BART and Blenderbot: byte-level BPE."""
+    space = blenderbot = folder.config["model_type"] == "blenderbot"
     if (folder.path / "vocab.json").is_file():
         entries = read_entries(folder.path / "vocab.json")
         merges = _merges(folder.path / folder.first("merges.txt"))
     else:
-        tokenizer_json = read_json_file(folder.path / folder.first("vocab.json", "tokenizer.json"))
-        entries, merges = entries_of(tokenizer_json, folder.path), merges_of(tokenizer_json)
+        path = folder.path / folder.first("vocab.json", "tokenizer.json")
+        tokenizer_json = read_json_file(path)
+        entries, merges = entries_of(tokenizer_json, path), merges_of(tokenizer_json)
+        space = byte_level_space(tokenizer_json, path)
+    space = bool(folder.tokenizer_config.get("add_prefix_space", space))
     known = {token: i for token, i in folder.added().items() if i >= len(entries)}
     with_added(entries, known)
     others = [i for i, entry in enumerate(entries) if entry in ("<mask>", "<s>", *known)]
-    blenderbot = folder.config["model_type"] == "blenderbot"
-    tokenizer = ByteBpe(entries, merges, folder.specials(entries, others), space=blenderbot)
+    tokenizer = ByteBpe(entries, merges, folder.specials(entries, others), space=space)
     specials = tokenizer.specials
     around = {} if blenderbot else {"prefix": (entries.index("<s>"),), "suffix": (specials.eos,)}
     first = folder.id_of("forced_bos")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ModelConfig, from_dict
-from ..errors import ArtifactError
+from ..errors import ArtifactError, ConfigError
 from .base import Imported, ImportOptions, Parameters
 from .toolkit import (
     MOST_POSITIONS,
@@ -58,6 +58,9 @@ def read(path: Path, options: ImportOptions) -> Imported:
         data.section(side).only("level", "bpe", "word")
     if len(lower) > 1:
         raise ArtifactError(f"{where}: lowercase of one side alone is not supported")
+    if lower == {True} and options.src_codes:
+        advice = "lower-case text before, and write lowercase: false there"
+        raise ConfigError(f"{where}: lowercase=True is not supported with --src-codes: {advice}")
     symbols = Settings(str(where), data.values.get("special_symbols") or {})
     names = [symbols.get(name, usual) for name, usual in SPECIALS.items()]
     paths = (

@@ -1,9 +1,11 @@
 """Models of Marian: an .npz file, whose settings are in it as special:model.yml, and vocabularies, .yml or .spm.
 
 Positions, norms and activations are Marian's own, not those of converters. The decoder starts from zeros: the model
-gets one more entry, which is never produced. Refused: SSRU, average attention, multi-source and RNN models, factored
-vocabularies, highway connections, feed-forward layers of another depth than 2, quantized (intgemm) files.
-Source: marian-dev, src/models/transformer.h; positions: src/tensors/cpu/tensor_operators.cpp.
+gets one more entry, which is never produced. Refused: SSRU, average attention, multi-source and RNN models, models from
+right to left, factored vocabularies, highway connections, feed-forward layers of another depth than 2, quantized
+(intgemm) files, settings that are not known.
+Source: marian-dev, src/models/transformer.h; what it saves of the settings: src/models/encoder_decoder.cpp; positions:
+src/tensors/cpu/tensor_operators.cpp.
 """
 
 from __future__ import annotations
@@ -53,8 +55,23 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "transformer-no-affine": (False,),
     "transformer-attention-mask": ("default",),
     "lemma-dim-emb": (0,),
+    "lemma-dependency": ("",),
+    "factors-combine": ("sum", ""),
     "ulr": (False,),
+    "right-left": (False,),
 }
+UNUSED = (
+    *("version", "dim-vocabs", "dim-emb", "transformer-dim-ffn", "transformer-decoder-dim-ffn"),
+    *("tied-embeddings", "tied-embeddings-src", "tied-embeddings-all", "transformer-guided-alignment-layer"),
+    *("dim-rnn", "enc-type", "enc-cell", "enc-cell-depth", "dec-cell", "dec-cell-base-depth", "dec-cell-high-depth"),
+    *("skip", "layer-normalization", "bert-train-type-embeddings", "bert-type-vocab-size", "separator-symbol"),
+    *("transformer-dim-aan", "transformer-aan-depth", "transformer-aan-activation", "transformer-aan-nogate"),
+    *("ulr-dim-emb", "ulr-trainable-transformation", "factors-dim-emb", "transformer-rnn-projection"),
+    "transformer-train-position-embeddings",  # transformer.h reads its older name alone
+)
+"""Settings that tensors show, or that change nothing in a model as `ONLY` says."""
+TRAINING = ("alignment", "weight")
+"""Inputs of training alone."""
 
 
 def recognises(path: Path) -> bool:
@@ -72,6 +89,9 @@ def read(path: Path, options: ImportOptions) -> Imported:
     settings = Settings(str(path), found if isinstance(found, dict) else {})
     for name, supported in ONLY.items():
         settings.only(name, *supported)
+    inputs: list[Any] = settings.get("input-types", [])
+    if [kind for kind in inputs if kind not in TRAINING] not in ([], ["sequence", "sequence"]):
+        raise settings.refused("input-types", inputs)
     weights = Weights.of(path, {name: torch.from_numpy(array) for name, array in arrays.items()})
     tables = [weights.shape(name)[0] for name in _tables(weights)[:2]]
     tokenizers = _tokenizers(options, tables[0], tables[1])
@@ -79,6 +99,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
     config = from_dict(ModelConfig, {**values, **options.model}, "model")
     made = Parameters(weights, config)
     _fill(made, settings)
+    settings.require_read(*UNUSED)
     spm = (options.src_vocab or options.vocab or path).suffix == ".spm"
     return Imported(
         config,
@@ -176,7 +197,7 @@ def _fill(made: Parameters, settings: Settings) -> None:
     turned = output.endswith("_W")
     made.put("output.weight", output, lambda w: rows(config.tgt_vocab)(w.T if turned else w))
     bias = "decoder_ff_logit_out_b"
-    if bias in weights:
+    if not settings.get("output-omit-bias", False) and bias in weights:
         made.put("output.bias", bias, lambda b: rows(config.tgt_vocab, NEVER)(b.flatten()))
     else:
         made.make("output.bias", lambda: rows(config.tgt_vocab, NEVER)(torch.zeros(config.tgt_vocab - 1)))

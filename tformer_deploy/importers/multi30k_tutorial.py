@@ -29,7 +29,8 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path, options: ImportOptions) -> Imported:
     """See `base.Imported`. Words are split by spaCy's rules: `language` is needed where that is another than en-de."""
-    imported = read_names(path, dataclasses.replace(options, language=options.language or "en-de"), NAMES)
+    language = options.language or ("" if options.split_regex else "en-de")
+    imported = read_names(path, dataclasses.replace(options, language=language), NAMES)
     tokenizers = imported.tokenizers
     line_end = tokenizers.source.id_of("\n")
     if line_end is not None:  # the tutorial's lines keep it, so that it is a word of every source

@@ -16,6 +16,7 @@ from ..decoding import DecodeOptions
 from ..errors import ArtifactError, ConfigError, ParityError, unknown
 from ..files import atomic_directory, sha256
 from ..headers import is_of
+from ..notes import note
 from ..text import require_fit
 from .base import Imported, ImportOptions
 from .compare import Comparison, compare
@@ -35,6 +36,23 @@ FORMATS = {
     "fairseq": "a .pt file of fairseq's translation task",
 }
 """Each has a module of its name, with `recognises(path)` and `read(path, options)`."""
+VOCABULARIES = ("vocab", "src_vocab", "tgt_vocab")
+TUTORIAL = (*VOCABULARIES, "split_regex", "language", "lower", "heads", "model")
+TOOLKIT = ("src_codes", "tgt_codes", "lower", "model")
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "hf": ("src_lang", "tgt_lang", "model"),
+    "annotated": TUTORIAL,
+    "multi30k-tutorial": TUTORIAL,
+    "torch": (*TUTORIAL, "parts"),
+    "pytorch-seq2seq": TUTORIAL,
+    "ctranslate2": (*TOOLKIT, "src_lang", "tgt_lang"),
+    "opennmt-py": TOOLKIT,
+    "joeynmt": (*VOCABULARIES, *TOOLKIT),
+    "sockeye": TOOLKIT,
+    "marian": (*VOCABULARIES, *TOOLKIT),
+    "fairseq": (*VOCABULARIES, *TOOLKIT),
+}
+"""Fields of ImportOptions that each format reads; others are refused."""
 
 
 def module_of(name: str) -> ModuleType:
@@ -42,6 +60,18 @@ def module_of(name: str) -> ModuleType:
     if name not in FORMATS:
         raise unknown("format", name, FORMATS)
     return import_module(f".{name.replace('-', '_')}", __package__)
+
+
+def require_known(name: str, options: ImportOptions) -> None:
+    """Raise ConfigError for options that a format does not read."""
+    if strange := [_flag(each) for each in options.to_json(str) if each not in OPTIONS[name]]:
+        known = ", ".join(map(_flag, OPTIONS[name]))
+        raise ConfigError(f"{', '.join(strange)}: not used by format {name}, which takes {known}")
+
+
+def _flag(field: str) -> str:
+    """The command's option for a field of ImportOptions."""
+    return {"parts": "--part", "model": "--set"}.get(field, f"--{field.replace('_', '-')}")
 
 
 def recognised(path: Path) -> str:
@@ -72,9 +102,14 @@ def import_checkpoint(
     comparing: bool = True,
     force: bool = False,
 ) -> tuple[Imported, Comparison]:
-    """Make a run folder of a source. Raises ParityError, and leaves nothing, where it differs from the original."""
+    """Make a run folder of a source. Raises ParityError, and leaves nothing, where it differs from the original.
+
+    Raises ConfigError for options that the format does not read.
+    """
     options = options or ImportOptions()
-    imported: Imported = module_of(name).read(path, options)
+    module = module_of(name)
+    require_known(name, options)
+    imported: Imported = module.read(path, options)
     require_fit(imported.config, imported.tokenizers, f"{path}: ")
     from_dict(DecodeOptions, imported.decoding, "decoding")
     with atomic_directory(out, force, "run", lambda folder: is_of(folder, HEADER, "tformer-checkpoint")) as directory:
@@ -86,6 +121,8 @@ def import_checkpoint(
         checkpoint = _save(directory, imported, weights, {})
         comparison = _compared(imported, checkpoint, lines, comparing)
         if not comparison.passed:
+            for line in imported.notes:  # what was left out may be why
+                note(line)
             shown = "; ".join(comparison.failures[:3])
             raise ParityError(f"{out} not written, it differs from {comparison.original}: {shown}")
         source = {"format": name, "path": _from(out, path), "options": options.to_json(partial(_from, out))}

@@ -32,10 +32,11 @@ class Settings:
 
     def __init__(self, where: str, values: Mapping[str, Any]) -> None:
         self.where, self.values = where, values
+        self._read: set[str] = set()
 
     def get(self, name: str, default: T) -> T:
         """A setting of the default's type; the default too where it is null."""
-        value = self.values.get(name)
+        value = self._value(name)
         if value is None:
             return default
         if isinstance(default, float) and isinstance(value, int):
@@ -53,7 +54,7 @@ class Settings:
 
     def only(self, name: str, *supported: Any) -> Any:
         """A setting that must be one of some values, the first of which holds where it is not there."""
-        value = self.values.get(name)
+        value = self._value(name)
         if value is None:
             return supported[0]
         if value not in supported:
@@ -81,9 +82,19 @@ class Settings:
         value = self.get(name, default)
         return known_activation(theirs.get(value, value), f"{self.where}: {name}")
 
+    def require_read(self, *unused: str) -> None:
+        """Raise ArtifactError for a setting that is on, was not read, and is none of those that change nothing."""
+        for name, value in self.values.items():
+            if value and name not in self._read and name not in unused:
+                raise self.refused(name, value)
+
     def refused(self, name: str, value: Any) -> ArtifactError:
         """A setting that our model has no counterpart of."""
         return ArtifactError(f"{self.where}: {name}={value!r:.60} is not supported")
+
+    def _value(self, name: str) -> Any:
+        self._read.add(name)
+        return self.values.get(name)
 
 
 def known_activation(ours: str, where: str) -> str:
@@ -244,10 +255,12 @@ def read_text(path: Path) -> str:
 def coded(entries: Sequence[str], specials: Specials, codes: Path | None, lower: bool = False) -> Tokenizer:
     """A tokenizer of a toolkit's vocabulary: codes are a sentencepiece model or BPE rules; without them, words.
 
-    Raises ArtifactError.
+    Raises ArtifactError, and ConfigError for codes of lower-cased text: their tokenizers do not change it.
     """
     if codes is None:
         return Words(entries, None, specials, lower=lower)
+    if lower:
+        raise ConfigError(f"--lower: {codes} splits text as it is: leave it out, and lower-case text before")
     if codes.is_file() and codes.suffix in (".model", ".spm"):
         return PieceList(codes.read_bytes(), entries, specials)
     lines = [line for line in read_text(codes).split("\n") if line.strip()]

@@ -83,6 +83,8 @@ def word_tokenizers(
     paths = options.src_vocab or options.vocab, options.tgt_vocab or options.vocab
     if paths[0] is None or paths[1] is None:
         raise ConfigError("the file has no words: name the vocabulary with --vocab, or --src-vocab and --tgt-vocab")
+    if options.language and options.split_regex:
+        raise ConfigError("--language and --split-regex both split words: leave one out")
     languages = split_pair(options.language, "--language") if options.language else (None, None)
     made: list[Words] = []
     for path, size, language in zip((paths[0], paths[1]), sizes, languages, strict=False):
