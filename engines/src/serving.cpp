@@ -7,8 +7,8 @@
 namespace tformer {
 
 Serving::Serving(std::shared_ptr<const OpenModel> model, const Settings& settings)
-    : model_(std::move(model)), decoding_(settings.decoding), options_(over_defaults(model_->decoding(), decoding_)),
-      translator_(model_, settings), running_(translator_.engine()) {
+    : model_(std::move(model)), decoding_(settings.decoding), translator_(model_, settings),
+      running_(translator_.engine()) {
   if (!translator_.engine().admits()) throw cannot_join();
   translator_.engine().prepare_to_admit();
   running_.failed = [this](const Search* search) {
@@ -23,7 +23,7 @@ void Serving::admit(std::string_view text, std::string_view prefix, const Settin
   made.push_back(std::make_unique<Line>());
   Line* const line = made.back().get();
   line->number = number;
-  line->options = options_;
+  line->options = translator_.options();
   if (asked) {
     Json decoding = decoding_;
     decoding.update(asked->decoding);

@@ -52,7 +52,6 @@ class Serving {
 
   std::shared_ptr<const OpenModel> model_;
   Json decoding_;
-  DecodeOptions options_;  // of lines that ask for no own ones
   Translator translator_;
   std::mutex step_lock_;  // of what follows
   Lines on_their_way_;

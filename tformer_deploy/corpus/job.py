@@ -73,10 +73,14 @@ def translate_corpus(
     """
     progress, start = progress or Progress(), time.perf_counter()
     inputs = find_inputs(options.inputs)
-    out = canonical(options.out)
+    out, seen = canonical(options.out), set[str]()
     for each in inputs:
-        if canonical(each.name).rpartition("/")[0] == out:
+        place = canonical(each.name)
+        if place.rpartition("/")[0] == out:
             raise ConfigError(f"{each.name} lies in the output folder, beside what is made of it: choose another --out")
+        if place in seen:
+            raise DataError(f"--in: {each.name} is named twice: name each file once")
+        seen.add(place)
     progress.total_bytes = sum(each.size for each in inputs)
     store = open_store(options.out)
     with store.held():

@@ -93,10 +93,7 @@ def open_store(place: str) -> Store:
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Input]:
-    """The files that paths, URLs and patterns name; those of a pattern in order.
-
-    Raises DataError for none, and for one that is named twice.
-    """
+    """The files that paths, URLs and patterns name; those of a pattern in order. Raises DataError for none."""
     found: list[Input] = []
     for pattern in patterns:
         if is_url(pattern):
@@ -110,11 +107,6 @@ def find_inputs(patterns: Sequence[str]) -> list[Input]:
         if not files:
             raise DataError(f"{pattern}: no such file: check the path, and quote a pattern")
         found += files
-    seen: set[str] = set()
-    for each in found:
-        if (place := canonical(each.name)) in seen:
-            raise DataError(f"--in: {each.name} is named twice: name each file once")
-        seen.add(place)
     return found
 
 

@@ -190,8 +190,8 @@ TFORMER_API tformer_status tformer_score(tformer_translator *translator, const t
                                          tformer_results **results);
 
 /* Lines that come one by one and share steps, as a server needs it: each joins those on their way before a step, and
- * leaves when it has ended. What a line gets is what it gets alone, but for the last digits of its scores. With ONNX
- * Runtime in 8 or 4 bits a rounding can fall otherwise, and seldom changes a token: docs/check.md, `unstable`.
+ * leaves when it has ended. What a line gets is what it gets alone, but for the last digits of its scores. On ONNX
+ * Runtime in 8 or 4 bits a number can be rounded otherwise, which seldom changes a token: `unstable` in docs/check.md.
  *
  *   tformer_serving_new(model, options, &serving);
  *   tformer_admit(serving, line, prefix, NULL, number);      any thread, at any time
