@@ -28,7 +28,7 @@ from tformer_deploy.files import sha256
 from tformer_deploy.plans import Profile, Stamp
 from tformer_deploy.trt_builder import BuildOptions, Plan, PlanPrecision
 
-from .command import COMMAND, Done, failed_line, printed, run_process
+from .command import COMMAND, Done, failed_line, printed, run_here, run_process
 from .params import long_but
 
 SIMULATED = Path(__file__).parent / "simulated"
@@ -349,8 +349,9 @@ def test_names_of_engines(bundle: Path) -> None:
     assert parse_name("ort:trt@cuda") == Name("ort", "trt", "cuda") and parse_name("trt") == Name("trt", "", "cuda")
     assert expand(["ort:trt"], [], opened, "cuda") == ["ort:trt@cuda"]
     assert expand(["trt", "ort"], ["trt"], opened, "cuda") == ["trt", "ort:trt@cuda"]
-    with pytest.raises(ConfigError, match="--backend cpp runs none of --variant trt: leave it out"):
-        expand(["ort", "cpp"], ["trt"], opened)
+    for command in ("check", "bench"):
+        line = failed_line(run_here(command, bundle, "--backend", "ort", "--backend", "cpp", "--variant", "trt"))
+        assert line == "error: --backend cpp runs none of the variants asked for by --variant: leave it out"
     assert engine_name("trt", "fp32", opened) == "trt:fp32"
     for call, message in (
         (lambda: engine_name("trt", "int8", opened), "unknown variant 'int8': .*valid: bf16, fp16, fp32"),

@@ -47,7 +47,7 @@ def bench(
     from ..bench import BenchPlan, make_points, run_benchmark, usual_points
     from ..bundle import open_bundle
     from ..check import with_shortlist
-    from ..engines import expand, threads_each
+    from ..engines import expand, require_each, threads_each
     from ..files import check_writable, write_output
 
     lists = {"batch": batch, "beam": beam, "src-len": src_len, "new-tokens": new_tokens}
@@ -61,6 +61,7 @@ def bench(
     if shortlist:
         variants = with_shortlist(opened, backends, variants)
     engines = tuple(expand(backends, variants, opened, device))
+    require_each(backends, engines)
     plan = BenchPlan(
         bundle=bundle,
         engines=engines,

@@ -72,7 +72,7 @@ def check(
         translations,
         with_shortlist,
     )
-    from ..engines import expand, limits_of
+    from ..engines import expand, limits_of, require_each
     from ..files import write_output
 
     if html:
@@ -95,6 +95,7 @@ def check(
     if shortlist:
         variants = with_shortlist(opened, backends, variants)
     names = expand(backends, variants, opened, device)
+    require_each(backends, names)
     for name in names if given else []:
         limits_of(name, opened).check_asked(given)
     with progress("check") as advance:

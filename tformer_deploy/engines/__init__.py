@@ -136,8 +136,7 @@ def _on_gpu(parts: Name, variant: str | None, bundle: Bundle) -> str:
 def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, device: str = "cpu") -> list[str]:
     """The engines of some backends; `ort`, `cpp` and `native` stand for what they run, of `variants` if there are some.
 
-    Raises ConfigError for a backend or device that does not exist, for a variant that none of the backends runs, and
-    for a backend that runs none of the variants.
+    Raises ConfigError for a backend or device that does not exist, and for a variant that none of the backends runs.
     """
     for backend in backends:
         check_name(backend, bundle)
@@ -154,12 +153,18 @@ def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, dev
         chosen: Sequence[str | None] = [None]
         if backend in every and variants:
             chosen = [variant for variant in variants if variant in runs[backend]]
-            if not chosen:
-                raise ConfigError(f"--backend {backend} runs none of --variant {', '.join(variants)}: leave it out")
         elif backend in every and device == "cpu":
             chosen = runs[backend]
         found += [engine_name(backend, variant, bundle, device) for variant in chosen]
     return list(dict.fromkeys(found))
+
+
+def require_each(backends: Sequence[str], engines: Sequence[str]) -> None:
+    """Raise ConfigError for a backend of which `expand` found no engine, as it runs none of the variants."""
+    there = {parse_name(engine).backend for engine in engines}
+    for backend in backends:
+        if parse_name(backend).backend not in there:
+            raise ConfigError(f"--backend {backend} runs none of the variants asked for by --variant: leave it out")
 
 
 def limits_of(name: str, bundle: Bundle) -> Limits:
