@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tformer_deploy.errors import ConfigError
+from tformer_deploy.importers import hf_text
 from tformer_deploy.importers.base import FILES, ImportOptions
 from tformer_deploy.importers.run import FORMATS, OPTIONS, import_checkpoint, module_of
 
@@ -80,3 +81,17 @@ def test_others_are_refused(name: str, tmp_path: Path) -> None:
             import_checkpoint(name, tmp_path, tmp_path / "run", ImportOptions(**{field: value}))
         flags = [word.rstrip(",:") for word in str(caught.value).split() if word.startswith("--")]
         assert len(flags) == 1 + len(OPTIONS[name]) and all(flag in shown for flag in flags)
+
+
+def test_a_vocabulary_for_both_sides_beside_one_for_each(tmp_path: Path) -> None:
+    files = {f"{side}vocab": test_import.write_words(tmp_path / f"{side}words", 40) for side in ("", "src_", "tgt_")}
+    with pytest.raises(ConfigError, match="--vocab is not used where --src-vocab and --tgt-vocab are both given"):
+        import_checkpoint("annotated", tmp_path, tmp_path / "run", ImportOptions(**files))
+
+
+@pytest.mark.parametrize(("kind", "option"), [("t5", "src_lang"), ("bart", "tgt_lang"), ("marian", "src_lang")])
+def test_languages_of_a_folder_that_has_none(kind: str, option: str, tmp_path: Path) -> None:
+    """A folder's reader is known by its type, before any file is read."""
+    flag = option.replace("_", "-")
+    with pytest.raises(ConfigError, match=f"--{flag} de: not used by models of type {kind}"):
+        hf_text.read_text(tmp_path, kind, ImportOptions(**{option: "de"}), {}, {})

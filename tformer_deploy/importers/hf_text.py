@@ -164,7 +164,14 @@ def read_text(
         "blenderbot": _bytes,
         "blenderbot-small": _no_text,
     }
-    return readers.get(kind, _sentencepiece)(folder)
+    reader = readers.get(kind, _sentencepiece)
+    for flag, asked, chosen_by in (
+        ("--src-lang", options.src_lang, (_many_languages,)),
+        ("--tgt-lang", options.tgt_lang, (_many_languages, _marian)),
+    ):
+        if asked and reader not in chosen_by:
+            raise ConfigError(f"{flag} {asked}: not used by models of type {kind}: leave it out")
+    return reader(folder)
 
 
 def _no_text(folder: Folder) -> Text:

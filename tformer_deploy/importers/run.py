@@ -63,10 +63,12 @@ def module_of(name: str) -> ModuleType:
 
 
 def require_known(name: str, options: ImportOptions) -> None:
-    """Raise ConfigError for options that a format does not read."""
+    """Raise ConfigError for options that a format does not read, alone or beside others."""
     if strange := [_flag(each) for each in options.to_json(str) if each not in OPTIONS[name]]:
         known = ", ".join(map(_flag, OPTIONS[name]))
         raise ConfigError(f"{', '.join(strange)}: not used by format {name}, which takes {known}")
+    if options.vocab and options.src_vocab and options.tgt_vocab:
+        raise ConfigError("--vocab is not used where --src-vocab and --tgt-vocab are both given: leave it out")
 
 
 def _flag(field: str) -> str:
