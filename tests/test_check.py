@@ -534,7 +534,7 @@ def trace(*steps: list[tuple[int, int, float]], margins: list[list[float]] | Non
 
 
 def ended(*tokens: int, value: float, score: float = -1.0) -> Hypothesis:
-    return Hypothesis(list(tokens), score, True, value, end_id=EOS_ID)
+    return Hypothesis(list(tokens), EOS_ID, score, value)
 
 
 def verdict(

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tformer_deploy.check.recording import Run, record
 from tformer_deploy.check.reference import make_reference
 from tformer_deploy.decoding import Batch, DecodeOptions, Hypothesis, decode
 from tformer_deploy.engines import make_engine
-from tformer_deploy.engines.base import Asked, Calls, Floats, FoundOutput, Ints
+from tformer_deploy.engines.base import Floats, Ints
 from tformer_deploy.engines.cpp import PROGRAM, CppEngine
 from tformer_deploy.errors import LimitError
 from tformer_deploy.opening import TranslatorOptions, open_translator
@@ -241,12 +241,12 @@ class Searching(TableEngine):
         super().__init__(7, vocab=9)
         self.change, self.where = change, where
 
-    def search(self, asked: Asked, calls: Calls | None = None) -> list[list[FoundOutput]]:
-        options = DecodeOptions(**asked.options)
-        found = decode(self, Batch(asked.src_ids, asked.src_lengths, asked.numbers), options, strict=False)
-        if self.where(len(asked.src_ids), options):
+    def search(self, batch: Batch, asked: Mapping[str, Any], *_: Any, **__: Any) -> list[list[Hypothesis]]:
+        options = DecodeOptions(**asked)
+        found = decode(self, batch, options, strict=False)
+        if self.where(len(batch.src_ids), options):
             found = [[self.change(output) for output in outputs] for outputs in found]
-        return [[FoundOutput(h.ids, h.end_id, h.score, h.value) for h in outputs] for outputs in found]
+        return found
 
     def cross_keys_values(self, state: TableState) -> list[Floats]:
         return [np.zeros((len(state.sources), 1, state.width, 1), np.float32)]

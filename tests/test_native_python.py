@@ -26,7 +26,7 @@ from tformer_deploy.bundle import Bundle, open_bundle
 from tformer_deploy.contract import GRAPHS, PROGRAM
 from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Trie, decode
 from tformer_deploy.engines import make_engine
-from tformer_deploy.engines.base import Asked, Calls, Engine, Scores, Searches
+from tformer_deploy.engines.base import Calls, Engine, Scores, Searches
 from tformer_deploy.errors import EngineError, LimitError, NotNumbers, TformerError
 
 from .command import failed_line, printed, run_here
@@ -290,7 +290,6 @@ def test_a_signal_ends_a_search(engine: Engine) -> None:
         raise Enough
 
     batch = batch_of(engine, 1024)
-    asked = Asked(batch.src_ids, batch.src_lengths, batch.numbers, dataclasses.asdict(LONG))
     before = signal.signal(signal.SIGALRM, handler)
     try:
         for delay in np.linspace(0.01, 0.1, 10):
@@ -299,7 +298,7 @@ def test_a_signal_ends_a_search(engine: Engine) -> None:
             with pytest.raises(Enough):
                 while True:
                     calls.clear()
-                    cast(Searches, engine).search(asked, calls)
+                    cast(Searches, engine).search(batch, dataclasses.asdict(LONG), calls=calls)
             if not calls:  # else it came between two searches
                 return
         raise AssertionError("no search was ended")
@@ -408,9 +407,9 @@ def test_batches_are_of_a_size_that_suits_the_model(monkeypatch: pytest.MonkeyPa
     sizes: list[int] = []
     search = NativeEngine.search
 
-    def noted(engine: NativeEngine, asked: Asked, calls: Calls | None = None) -> Any:
-        sizes.append(asked.src_ids.size)
-        return search(engine, asked, calls)
+    def noted(engine: NativeEngine, batch: Batch, *arguments: Any) -> Any:
+        sizes.append(batch.src_ids.size)
+        return search(engine, batch, *arguments)
 
     monkeypatch.setattr(NativeEngine, "search", noted)
     lines = ["9 7 3 6 5 4"] * 150

@@ -163,7 +163,7 @@ def generate(model: Any, beams: int, **settings: Any) -> list[list[Hypothesis]]:
         scores = found.sequences_scores.tolist()
     for tokens, score in zip(found.sequences[:, prompt:].tolist(), scores, strict=True):
         end = next((i for i, token in enumerate(tokens) if token in ends), None)
-        outputs.append(Hypothesis(tokens[:end], score, end is not None, score))
+        outputs.append(Hypothesis(tokens[:end], None if end is None else tokens[end], score, score))
     return [outputs[i : i + beams] for i in range(0, len(outputs), beams)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -12,15 +12,16 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numpy as np
 
 from ..config import ModelConfig
-from ..decoding import Batch, DecodeOptions, decode
+from ..decoding import DecodeOptions, decode
 from ..engines.base import (
     ANYTHING,
-    Asked,
+    Batch,
     Calls,
     Engine,
-    FoundOutput,
+    Hypothesis,
     Ints,
     Outlook,
+    Outputs,
     Scores,
     Searches,
     State,
@@ -123,9 +124,16 @@ class WatchedSearch(Watched):
         """See `Searches.batch_tokens`."""
         return cast(Searches, self.engine).batch_tokens
 
-    def search(self, asked: Asked, calls: Calls | None = None) -> list[list[FoundOutput]]:
+    def search(
+        self,
+        batch: Batch,
+        options: Mapping[str, Any],
+        allowed: Outputs | None = None,
+        strict: bool = False,
+        calls: Calls | None = None,
+    ) -> list[list[Hypothesis]]:
         """See `Searches.search`."""
-        return cast(Searches, self.engine).search(asked, self.calls)
+        return cast(Searches, self.engine).search(batch, options, allowed, strict, self.calls)
 
 
 class Bench:

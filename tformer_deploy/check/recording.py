@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Search, Step
-from ..engines.base import Asked, Engine, Ints, Searches
+from ..engines.base import Engine, Ints, Searches
 
 JOIN_STEPS = 3
 """Steps between two batches that join a running one."""
@@ -75,7 +75,7 @@ def record_joined(
 
 def _note_own_search(engine: Searches, batch: Batch, indices: Sequence[int], options: DecodeOptions, run: Run) -> None:
     """Both searches read the same steps, so tokens and sums are equal to the last bit."""
-    own = engine.search(Asked(batch.src_ids, batch.src_lengths, batch.numbers, asdict(options), batch.prefixes))
+    own = engine.search(batch, asdict(options))
     for i, theirs in zip(indices, own, strict=True):
         expected, found = ([(h.ids, h.end_id, h.score, h.value) for h in side] for side in (run.outputs[i], theirs))
         if found != expected:

@@ -249,7 +249,7 @@ def _pack_run(arrays: dict[str, Any], name: str, run: Run) -> None:
 
 def _unpack_run(arrays: dict[str, Any], name: str, expected: Iterable[int]) -> Run:
     hypotheses = [
-        Hypothesis(ids.tolist(), score, end >= 0, value, end_id=int(end) if end >= 0 else None)
+        Hypothesis(ids.tolist(), int(end) if end >= 0 else None, score, value)
         for ids, (score, value, end) in zip(
             _unpack(arrays, f"{name}.ids"), arrays[f"{name}.numbers"].tolist(), strict=True
         )

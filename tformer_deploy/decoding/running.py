@@ -8,10 +8,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..engines.base import Asked, Engine, Ints, Scores, State, own_search
+from ..engines.base import Batch, Engine, Hypothesis, Ints, Scores, State, own_search
 from .options import DecodeOptions
 from .rules import Trie
-from .search import Batch, Hypothesis, Search, Step, make_search
+from .search import Search, Step, make_search
 
 
 def decode(
@@ -32,11 +32,7 @@ def decode(
     """
     own = None if on_step else own_search(engine)
     if own:
-        asked = Asked(batch.src_ids, batch.src_lengths, batch.numbers, asdict(options), batch.prefixes, allowed, strict)
-        return [
-            [Hypothesis(it.ids, it.score, it.end_id is not None, it.value, it.alignment, it.end_id) for it in outputs]
-            for outputs in own.search(asked)
-        ]
+        return own.search(batch, asdict(options), allowed, strict)
     running = ContinuousBatch(engine, strict)
     search = running.join(batch, options, allowed, on_step)
     while running.searches:

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..engines.base import Engine, Ints, Outlook, Scores
+from ..engines.base import Batch, Engine, Ints, Outlook, Scores
 from ..errors import LimitError
 from .rules import require_numbers
 from .sampling import Doubles
-from .search import Batch
 
 
 def forced_steps(

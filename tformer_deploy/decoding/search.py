@@ -4,53 +4,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engines.base import Engine, Ints, Outlook, Scores, State
+from ..engines.base import Batch, Engine, Hypothesis, Ints, Outlook, Scores, State
 from ..errors import EngineError, LimitError
 from .options import DecodeOptions
 from .rules import LEAST, Rules, Trie, are_among, best_tokens, require_numbers
 from .sampling import Doubles, draw, uniforms
 
 Number = TypeVar("Number", bound=np.generic)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Sources to decode together."""
-
-    src_ids: Ints
-    """(B, S) right-padded, as the encoder sees them."""
-    src_lengths: Ints
-    """(B)"""
-    numbers: Sequence[int] = ()
-    """What seeds each source's samples: its number among all requests; none: its index in the batch."""
-    prefixes: Sequence[Sequence[int]] = ()
-    """Tokens that each output begins with, behind `first_ids`; none: nothing."""
-
-
-@dataclass
-class Hypothesis:
-    """One decoded output."""
-
-    ids: list[int] = field(default_factory=list)
-    """Tokens, without bos and end token."""
-    score: float = 0.0
-    """Sum of the log-probabilities of ids and, where `finished`, of the end token."""
-    finished: bool = False
-    """Ended by an end token, not by a limit."""
-    value: float = 0.0
-    """What a beam is ranked by: the score after penalties."""
-    alignment: list[int] = field(default_factory=list)
-    """The source position, from 0, that each of ids looks at most; only with `align`."""
-    end_id: int | None = None
-    """The end token, where `finished`."""
 
 
 @dataclass(frozen=True)
@@ -180,12 +148,12 @@ class Search(ABC):
         """The output of sentence b whose last token is candidate n, an end token or cut off by a limit."""
         token, row = int(chosen.tokens[b, n]), int(chosen.parents[b, n])
         ids = [*self.written[b, row].tolist(), *([] if ends else [token])]
-        output = Hypothesis(ids, float(chosen.scores[b, n]), ends, end_id=token if ends else None)
+        output = Hypothesis(ids, token if ends else None, float(chosen.scores[b, n]))
         return self.describe(output, b, row, float(chosen.values[b, n]))
 
     def stuck(self, b: int, row: int) -> Hypothesis:
         """The output of a row that no token may follow."""
-        output = Hypothesis(self.written[b, row].tolist(), float(self.scores[b, row]))
+        output = Hypothesis(self.written[b, row].tolist(), score=float(self.scores[b, row]))
         return self.describe(output, b, row, float(self.values[b, row]))
 
     def describe(self, output: Hypothesis, b: int, row: int, value: float) -> Hypothesis:

@@ -188,19 +188,38 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True)
-class FoundOutput:
-    """One output of a runtime's own search."""
+class Batch:
+    """Sources to decode together."""
 
-    ids: list[int]
+    src_ids: Ints
+    """(B, S) right-padded, as the encoder sees them."""
+    src_lengths: Ints
+    """(B)"""
+    numbers: Sequence[int] = ()
+    """What seeds each source's samples: its number among all requests; none: its index in the batch."""
+    prefixes: Sequence[Sequence[int]] = ()
+    """Tokens that each output begins with, behind `first_ids`; none: nothing."""
+
+
+@dataclass
+class Hypothesis:
+    """One decoded output."""
+
+    ids: list[int] = field(default_factory=list)
     """Tokens, without bos and end token."""
-    end_id: int | None
-    """The end token, where one ended it."""
-    score: float
-    """Sum of the log-probabilities of ids and the end token."""
-    value: float
-    """What a beam is ranked by."""
+    end_id: int | None = None
+    """The end token; none where a limit ended the output."""
+    score: float = 0.0
+    """Sum of the log-probabilities of ids and of the end token."""
+    value: float = 0.0
+    """What a beam is ranked by: the score after penalties."""
     alignment: list[int] = field(default_factory=list)
-    """The source position that each of ids looks at most; only with `align`."""
+    """The source position, from 0, that each of ids looks at most; only with `align`."""
+
+    @property
+    def finished(self) -> bool:
+        """Ended by an end token, not by a limit."""
+        return self.end_id is not None
 
 
 class Outputs(Protocol):
@@ -209,23 +228,6 @@ class Outputs(Protocol):
     def outputs(self) -> Iterable[Sequence[int]]:
         """Their ids, without end tokens."""
         ...
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a runtime's own search is asked for; fields as those of `decoding.Batch`."""
-
-    src_ids: Ints
-    """(B, S) right-padded."""
-    src_lengths: Ints
-    """(B)"""
-    numbers: Sequence[int]
-    options: Mapping[str, Any]
-    """The fields of `DecodeOptions`."""
-    prefixes: Sequence[Sequence[int]] = ()
-    allowed: Outputs | None = None
-    strict: bool = False
-    """Stop at log-probabilities that are no numbers; else those are never chosen."""
 
 
 Calls = list[tuple[str, float, float]]
@@ -241,8 +243,17 @@ class Searches(Protocol):
     batch_tokens: int
     """Padded source tokens of a batch that suit the model, per beam."""
 
-    def search(self, asked: Asked, calls: Calls | None = None) -> list[list[FoundOutput]]:
-        """The outputs of each source. `calls` gets those of the engine, where it `searches`.
+    def search(
+        self,
+        batch: Batch,
+        options: Mapping[str, Any],
+        allowed: Outputs | None = None,
+        strict: bool = False,
+        calls: Calls | None = None,
+    ) -> list[list[Hypothesis]]:
+        """The outputs of each source, by the fields of `DecodeOptions`. `calls` gets those of the engine.
+
+        `strict`: stop at log-probabilities that are no numbers; else those are never chosen.
 
         Raises what `decoding.decode` does.
         """

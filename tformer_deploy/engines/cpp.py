@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -35,7 +35,7 @@ from ..errors import (
     TformerError,
 )
 from ..processes import PATIENCE_SECONDS, describe_end
-from .base import ANYTHING, Asked, Calls, Floats, FoundOutput, Ints, Limits, Outlook, Scores
+from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Outlook, Outputs, Scores
 
 PROGRAM = "TFORMER_CPP_ENGINE"
 """The environment variable that names the program."""
@@ -193,14 +193,21 @@ class CppEngine:
         """See `Engine.layers`: the runtime shows none. Raises EngineError."""
         raise EngineError("the C++ engine shows no layers: --backend ort finds them")
 
-    def search(self, asked: Asked, calls: Calls | None = None) -> list[list[FoundOutput]]:
+    def search(
+        self,
+        batch: Batch,
+        options: Mapping[str, Any],
+        allowed: Outputs | None = None,
+        strict: bool = False,
+        calls: Calls | None = None,
+    ) -> list[list[Hypothesis]]:
         """See `Searches.search`. The program takes neither prefixes nor a set of outputs, which no check asks for."""
-        assert not (asked.prefixes or asked.allowed or asked.strict)
-        text = json.dumps(asked.options).encode()
+        assert not (batch.prefixes or allowed or strict)
+        text = json.dumps(options).encode()
         words = np.frombuffer(text.ljust(-(-len(text) // 4) * 4), np.int32)
-        with self._asked(SEARCH, None, asked.src_ids, asked.src_lengths, list(asked.numbers), words):
+        with self._asked(SEARCH, None, batch.src_ids, batch.src_lengths, list(batch.numbers), words):
             counts, outputs = self._ints().tolist(), self._ints()
-        found: list[list[FoundOutput]] = []
+        found: list[list[Hypothesis]] = []
         place = 0
         for count in counts:
             found.append([])
@@ -208,7 +215,7 @@ class CppEngine:
                 size, end_id = outputs[place : place + 2].tolist()
                 score, value = outputs[place + 2 : place + 6].copy().view(np.float64).tolist()
                 ids = outputs[place + 6 : place + 6 + size].tolist()
-                found[-1].append(FoundOutput(ids, None if end_id < 0 else end_id, score, value))
+                found[-1].append(Hypothesis(ids, None if end_id < 0 else end_id, score, value))
                 place += 6 + size
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
 from tformer_native import Error, Model, State
@@ -15,7 +15,7 @@ from .. import __version__
 from ..bundle import Bundle
 from ..config import BATCH_TOKENS
 from ..errors import EngineError, MissingExtra, NotNumbers
-from .base import ANYTHING, Asked, Calls, Floats, FoundOutput, Ints, Limits, Outlook, Outputs, Scores
+from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Outlook, Outputs, Scores
 from .cpp import error_of
 
 R = TypeVar("R")
@@ -96,12 +96,19 @@ class NativeEngine:
         """See `Engine.layers`: a program shows none. Raises EngineError."""
         raise EngineError("the C++ engine shows no layers: --backend ort finds them")
 
-    def search(self, asked: Asked, calls: Calls | None = None) -> list[list[FoundOutput]]:
+    def search(
+        self,
+        batch: Batch,
+        options: Mapping[str, Any],
+        allowed: Outputs | None = None,
+        strict: bool = False,
+        calls: Calls | None = None,
+    ) -> list[list[Hypothesis]]:
         """See `Searches.search`."""
-        allowed = self._compiled(asked.allowed) if asked.allowed else None
-        sources = asked.src_ids, asked.src_lengths, list(asked.numbers), asked.prefixes
-        found = _call(self._model.search, *sources, json.dumps(asked.options), allowed, asked.strict, calls)
-        return [[FoundOutput(*output) for output in outputs] for outputs in found]
+        compiled = self._compiled(allowed) if allowed else None
+        sources = batch.src_ids, batch.src_lengths, list(batch.numbers), batch.prefixes
+        found = _call(self._model.search, *sources, json.dumps(options), compiled, strict, calls)
+        return [[Hypothesis(*output) for output in outputs] for outputs in found]
 
     def _compiled(self, allowed: Outputs) -> Any:
         """The outputs as C++ has them; those of the last call again."""
