@@ -274,6 +274,21 @@ REFUSED: dict[str, tuple[list[str], dict[str, object], str]] = {
         "no plans for this host (sm90, TensorRT 11.5.0.106, fp16), it has sm90, TensorRT 11.4.0, fp16; sm90, ",
     ),
     "no TensorRT": (["--tensorrt", "/nowhere.so"], {}, "TensorRT cannot be loaded (/nowhere.so: cannot open"),
+    "driver too old for the library": (
+        [],
+        {"SIMULATED_NO_RUNTIME": 1},
+        "TensorRT 11.4.0.106 does not begin: it gives no reason: is the driver new enough for it?",
+    ),
+    "no room": (
+        [],
+        {"SIMULATED_NO_CONTEXT": "Error Code 2: OutOfMemory (no further information)"},
+        "TensorRT 11.4.0.106 has no room for 8x1x24x24: Error Code 2: OutOfMemory (no further information): build a ",
+    ),
+    "another kind of GPU": (
+        [],
+        {"SIMULATED_NO_CONTEXT": "sm90 is not supported"},
+        "TensorRT 11.4.0.106 cannot run the plans for 8x1x24x24 on this GPU: sm90 is not supported",
+    ),
     "no such folder": (["--tensorrt", str(BUNDLES)], {}, "has no libnvinfer.so and no libtensorrt_rtx.so: name"),
     "other library": (["--tensorrt", "libcuda.so.1"], {}, "libcuda.so.1 is not TensorRT: it has no getInferLibVersion"),
     "precision": (["--variant", "int8"], {}, "unknown variant 'int8'"),
@@ -292,6 +307,16 @@ def test_what_cannot_run_is_refused_in_one_line(bundle: Path, libraries: list[Pa
     asked, environment, message = REFUSED[name]
     done = translate(libraries, bundle, "--backend", "trt", *asked, stdin=b"w5\n", **{**PLANS, **environment})
     assert message in failed_line(done)
+
+
+def test_the_library_that_fits_is_taken_from_a_folder_of_several(
+    bundle: Path, libraries: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "libnvinfer.so.11").symlink_to(libraries[1] / "libnvinfer.so.11")
+    for other in ("libnvinfer.so", "libnvinfer.so.8.6.1", "libtensorrt_rtx.so.1"):
+        (tmp_path / other).write_text("of another version")
+    done = translate(libraries, bundle, "--backend", "trt", "--tensorrt", tmp_path, stdin=b"w5\n", **PLANS)
+    assert done.returncode == 0 and done.stdout, done.stderr
 
 
 def test_a_long_source_is_refused_with_its_line(bundle: Path, libraries: list[Path]) -> None:

@@ -348,16 +348,18 @@ def test_what_takes_too_long_is_stopped_and_said(used: Path, tmp_path: Path, mon
     assert re.search(stopped, done.stdout, re.M), done.stdout
     steps = json.loads((folder / "results/results.json").read_text())["steps"]
     assert steps["check-tensorrt-trained-fp32"]["error"].startswith("stopped after")
+    child = Path("/proc", (folder / "begun").read_text().strip(), "status")
+    assert not child.exists() or "State:\tZ" in child.read_text(), "what a step started ends with it"
     monkeypatch.setenv("KIT_LIMIT_SECONDS", "0")
     done = run_kit(folder, "trained")
     assert "check-tensorrt-trained-fp32: not run: no time was left of what the stage trained may take" in done.stdout
 
 
 def sleepy(folder: Path, stage: str) -> Path:
-    """A Python to give the kit, in which a command of the package takes a minute once it has made `begun`."""
+    """A Python to give the kit, in which a command of the package has one that takes a minute, whose id is `begun`."""
     python = folder / "sleepy"
     python.write_text(
-        f'#!/bin/sh\ncase "$*" in *"tformer_deploy {stage} "*) touch {folder}/begun; exec sleep 60;; esac\n'
+        f'#!/bin/sh\ncase "$*" in *"tformer_deploy {stage} "*) sleep 60 & echo $! > {folder}/begun; wait;; esac\n'
         f'exec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)

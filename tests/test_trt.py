@@ -316,6 +316,27 @@ def test_a_plan_that_does_not_load_is_named(bundle: Path, tmp_path: Path) -> Non
     assert f"TensorRT 11.4.0 cannot load {plan}: bad plan" in failed_line(done)
 
 
+def test_what_no_context_is_made_for_is_named(bundle: Path, tmp_path: Path) -> None:
+    """Too little memory is said as such, other reasons as they are."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, tensorrt\n"
+        "class Runtime(tensorrt.Runtime):\n"
+        "    def deserialize_cuda_engine(self, plan):\n"
+        "        found = super().deserialize_cuda_engine(plan)\n"
+        "        found.create_execution_context = lambda: self.logger.log(1, open(__file__ + '.why').read())\n"
+        "        return found\n"
+        "tensorrt.Runtime = Runtime\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(SIMULATED)])
+    for why, said in (
+        ("Error Code 2: OutOfMemory (no further information)", "has no room for 8x1x24x24: Error Code 2: OutOfMemory"),
+        ("sm90 is not supported", "cannot run the plans for 8x1x24x24 on this GPU: sm90 is not supported"),
+    ):
+        (tmp_path / "sitecustomize.py.why").write_text(why)
+        done = run_simulated("translate", bundle, "--backend", "trt", "--max-tokens", 24, stdin=b"w5\n", path=path)
+        assert f"TensorRT 11.4.0 {said}" in failed_line(done)
+
+
 def test_plans_in_a_folder_of_another_name_are_refused(bundle: Path, tmp_path: Path) -> None:
     copy, own = tmp_path / "bundle", Stamp("sm90", "TensorRT 11.4.0", "fp16").folder
     shutil.copytree(bundle, copy)

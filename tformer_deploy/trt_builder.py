@@ -82,7 +82,7 @@ def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: 
         seconds = time.perf_counter() - start
         information, scratch = ("", None) if tensorrt.flavor == "rtx" else inspect_plan(tensorrt, data)
         tensors = tensor_types(information)
-    weights = weight_types(data)
+    weights = weight_types(data) if tensorrt.flavor == "rtx" else {}
     check_precision(graph, options.precision, weights, layers, exact)
     if tensors and options.precision not in tensors:
         raise EngineError(f"the plan of {graph.name} is not {options.precision}: its layers are {json.dumps(tensors)}")
@@ -168,7 +168,7 @@ def tensor_types(layers: str) -> dict[str, int]:
 
 
 def weight_types(plan: bytes) -> dict[str, str]:
-    """Name -> precision of the constants that a plan of TensorRT for RTX names; {} for other plans."""
+    """Name -> precision of the constants that a plan of TensorRT for RTX names; TensorRT's names say something else."""
     names = {called: precision for precision, called in PLAN_TYPES.items()}
     found = re.findall(rb"([A-Za-z][\w.]*)_constant(Float|Half|BFloat16)\b", plan)
     return {name.decode(): names[kind.decode()] for name, kind in found}

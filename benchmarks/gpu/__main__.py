@@ -46,7 +46,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--python", default="", help="of the host; default 3.12, with trt86 3.11 (which is brought)")
     parser.add_argument("--cpp", type=Path, help="build folder of the C++ runtime with TensorRT_ROOT")
     parser.add_argument("--no-wheels", action="store_true", help="the host has all packages already")
-    parser.add_argument("--piece-mib", type=float, default=60, help="largest piece")
+    parser.add_argument("--piece-mib", type=float, default=55, help="largest piece")
     parser.add_argument("--out", type=Path, default=Path("gpu-kit"))
     options = parser.parse_args(arguments)
     if "trt86" in options.stages and options.python not in ("", TRT86_PYTHON):

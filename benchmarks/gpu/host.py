@@ -36,20 +36,20 @@ def describe(python: str) -> dict[str, Any]:
         "libc": " ".join(platform.libc_ver()),
         "python": platform.python_version(),
         "gpus": gpus(),
-        "torch": run([python, "-c", TORCH]),
+        "torch": run([python, "-c", TORCH], 18),
     }
 
 
 def gpus() -> list[dict[str, str]]:
     """What nvidia-smi says; nothing where there is none."""
-    rows = run(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]).splitlines()
+    rows = run(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"], 10).splitlines()
     return [dict(zip(QUERY.split(","), map(str.strip, row.split(",")), strict=False)) for row in rows]
 
 
-def run(command: list[str]) -> str:
-    """What a command prints; nothing where it fails."""
+def run(command: list[str], seconds: int) -> str:
+    """What a command prints; nothing where it fails or takes longer: all else is worth more."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return "" if done.returncode else done.stdout.strip()

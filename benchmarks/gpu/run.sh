@@ -60,8 +60,11 @@ step() {
     return
   fi
   rm -f "$OUT/$name".*
-  timeout --foreground -k 10 "$limit" "$@" < /dev/null > "$OUT/$name.out" 2> "$OUT/$name.err" || code=$?
-  if ((code == 124 || code == 137)); then printf 'stopped after %s s\n' "$((SECONDS - start))" >> "$OUT/$name.err"; fi
+  KIT_STEP=$name timeout --foreground -k 10 "$limit" "$@" < /dev/null > "$OUT/$name.out" 2> "$OUT/$name.err" || code=$?
+  if ((code == 124 || code == 137)); then
+    end_children "$name"
+    printf 'stopped after %s s\n' "$((SECONDS - start))" >> "$OUT/$name.err"
+  fi
   printf '%s %s\n' "$code" "$((SECONDS - start))" > "$OUT/$name.done"
   if ((code == 0)); then
     say "$name: ok, $((SECONDS - start)) s"
@@ -69,6 +72,14 @@ step() {
     failed "$name" "code $code after $((SECONDS - start)) s: $(tail -n 1 "$OUT/$name.err")"
   fi
   collect || true
+}
+
+# end_children NAME: what a step that was stopped had started would go on, and disturb the next one.
+end_children() {
+  local process
+  for process in /proc/[0-9]*; do
+    if grep -qzx "KIT_STEP=$1" "$process/environ" 2> /dev/null; then kill -KILL "${process#/proc/}" 2> /dev/null || true; fi
+  done
 }
 
 # What there is so far, to bring back.
@@ -270,7 +281,7 @@ find_gpu() {
   local code='from tformer_deploy.engines.trt.api import require_gpu; print(require_gpu("this stage").name)' found python
   [[ $GPU || $NO_GPU ]] && return
   python=$(any_python)
-  if found=$("$python" -c "$code" 2>&1); then
+  if found=$(timeout -k 5 60 "$python" -c "$code" 2>&1); then
     GPU=$found
   else
     found=$(tail -n 1 <<< "$found")

@@ -129,6 +129,7 @@ build_plans() {
   TRIED[$name ${PROFILES[*]}]=yes
   rm -f "$OUT/$name.done"  # of fewer profiles
   if [[ $4 != fp32 ]]; then text=(--calibrate "$MODELS/$1.text"); fi
+  if [[ $3 == tensorrt ]]; then text+=(--timing-cache "$WORK/timing.cache"); fi  # so that another try goes on
   for profile in "${PROFILES[@]}"; do words+=(--profile "$profile"); done
   hindered=$([[ $NO_GPU ]] || hindrance "$3")  # TensorRT for RTX builds without a GPU
   if [[ $hindered ]]; then
@@ -218,7 +219,7 @@ stage_ort_cuda() {
 }
 
 # The host's own Python, as it is outside of this script.
-on_host() { env -u PYTHONNOUSERSITE "PYTHONPATH=$HOST_PATH" "$PYTHON" "$@"; }
+on_host() { timeout -k 5 60 env -u PYTHONNOUSERSITE "PYTHONPATH=$HOST_PATH" "$PYTHON" "$@"; }
 
 stage_eager() {
   local code=0 reason wheel

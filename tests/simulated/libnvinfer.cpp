@@ -2,6 +2,8 @@
 //
 // Compiled with NVIDIA's headers; stubs.hpp, which is made from them, has a function for every one that is not here.
 //
+// SIMULATED_NO_CONTEXT  what it complains of where it makes no execution context
+// SIMULATED_NO_RUNTIME  if set, the factory fails as with a driver that is too old
 // SIMULATED_TENSORRT  the version that it says it is, in its own notation; that of the headers
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
@@ -181,6 +183,10 @@ class Plan final : public nvinfer1::ICudaEngine, public PlanStubs, private Owned
   nvinfer1::IExecutionContext* createExecutionContext() noexcept override {
 #endif
     require(simulated_has_context(), "TensorRT is called without a context");
+    if (const char* complaint = std::getenv("SIMULATED_NO_CONTEXT")) {
+      log_.log(nvinfer1::ILogger::Severity::kERROR, complaint);
+      return nullptr;
+    }
     return new Context(graph_, children, log_);
   }
 
@@ -219,6 +225,7 @@ extern "C" {
 void* createInferRuntime_INTERNAL(void* logger, std::int32_t version) noexcept {
   require(simulated_has_context(), "the factory is called without a GPU");
   require(version == NV_TENSORRT_VERSION, "the factory is called with the version of other headers");
+  if (std::getenv("SIMULATED_NO_RUNTIME")) return reinterpret_cast<void*>(std::uintptr_t{0x228});
   return static_cast<nvinfer1::IRuntime*>(new Runtime(*static_cast<nvinfer1::ILogger*>(logger)));
 }
 std::int32_t getInferLibVersion() noexcept {

@@ -58,13 +58,21 @@ TrtDevice::TrtDevice(const TrtRuntime& runtime, const Profile& sizes, Plan encod
   fed_ = {"tokens", "parents", "values", tensors_.count("positions") ? "positions" : "position"};
   require_tensors();
   best_ = tensors_["top_ids"].shape.back();
-  take_memory();
-  prepare(*step_, addresses(0), launches_[even]);
-  prepare(*step_, addresses(1), launches_[odd]);
-  prepare(*encoder_, addresses(0), launches_[encoder]);
+  try {
+    take_memory();
+    prepare(*step_, addresses(0), launches_[even]);
+    prepare(*step_, addresses(1), launches_[odd]);
+    prepare(*encoder_, addresses(0), launches_[encoder]);
+  } catch (...) {
+    finish();
+    throw;
+  }
 }
 
-TrtDevice::~TrtDevice() {
+TrtDevice::~TrtDevice() { finish(); }
+
+/// Wait for the device's work, before what it writes to is freed.
+void TrtDevice::finish() noexcept {
   try {
     const OnGpu on;
     stream_.wait();
@@ -177,8 +185,13 @@ TrtDevice::Addresses TrtDevice::addresses(int now) const {
 void TrtDevice::prepare(nvinfer1::ICudaEngine& plan, const Addresses& places, Launch& launch) {
   launch.context.reset(plan.createExecutionContext());
   if (!launch.context) {
-    throw Error(Status::no_memory, runtime_.title() + " has no room for " + profile.shown() + ": " +
-                                       runtime_.reasons() + ": build a smaller profile");
+    const std::string said = runtime_.reasons();
+    if (is_full(said)) {
+      throw Error(Status::no_memory,
+                  runtime_.title() + " has no room for " + profile.shown() + ": " + said + ": build a smaller profile");
+    }
+    throw Error(Status::engine,
+                runtime_.title() + " cannot run the plans for " + profile.shown() + " on this GPU: " + said);
   }
   for (std::int32_t i = 0; i < plan.getNbIOTensors(); ++i) {
     const char* name = plan.getIOTensorName(i);

@@ -100,6 +100,7 @@ class TrtDevice {
   Event ends_[2];
   Launch launches_[3];  ///< of even steps, odd steps and the encoder
 
+  void finish() noexcept;
   void note_tensors(nvinfer1::ICudaEngine& plan);
   void require_tensors() const;
   std::size_t lay_out(const std::vector<std::string>& names);

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 
 #include "errors.hpp"
 #include "ort/library.hpp"
@@ -38,12 +39,19 @@ std::vector<std::string> files_of(const fs::path& place) {
   std::error_code none;
   if (!fs::is_directory(place, none)) return {place.string()};
   std::vector<std::string> found;
+  const std::vector<std::string> fitting = names();
   for (const char* name : {"libnvinfer.so", "libtensorrt_rtx.so"}) {
-    std::string last;  // of libnvinfer.so, libnvinfer.so.11 and libnvinfer.so.11.4.0
+    std::string chosen;  // the one that fits, else the last of libnvinfer.so, libnvinfer.so.11 and libnvinfer.so.11.4.0
     for (const fs::directory_entry& entry : fs::directory_iterator(place, none)) {
-      if (entry.path().filename().string().rfind(name, 0) == 0) last = std::max(last, entry.path().string());
+      const std::string file = entry.path().filename().string();
+      if (file.rfind(name, 0) != 0) continue;
+      chosen = std::max(chosen, entry.path().string());
+      if (std::count(fitting.begin(), fitting.end(), file)) {
+        chosen = entry.path().string();
+        break;
+      }
     }
-    if (!last.empty()) found.push_back(last);
+    if (!chosen.empty()) found.push_back(chosen);
   }
   if (found.empty()) throw missing(place.string() + " has no libnvinfer.so and no libtensorrt_rtx.so: name the file");
   return found;
@@ -98,14 +106,20 @@ std::vector<TensorRt> load_tensorrt(const std::string& place) {
   const std::string wanted = place.empty() && named ? named : place;
   std::vector<TensorRt> found;
   std::string said;
+  std::optional<Error> unfit;
   for (const std::string& file : wanted.empty() ? names() : files_of(wanted)) {
     if (void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-      found.emplace_back(library, file);
+      try {
+        found.emplace_back(library, file);
+      } catch (const Error& error) {
+        unfit = error;
+      }
     } else if (const char* why = ::dlerror(); said.empty() && why) {
       said = why;
     }
   }
   if (!found.empty()) return found;
+  if (unfit) throw *unfit;
   throw missing("TensorRT cannot be loaded (" + said + "): install TensorRT " + major_text() + ", and name its " +
                 names().front() + " in TFORMER_TENSORRT");
 }
@@ -133,9 +147,17 @@ class TrtRuntime::Collector final : public nvinfer1::ILogger {
 
 TrtRuntime::TrtRuntime(const TensorRt& tensorrt) : title_(tensorrt.title()), log_(std::make_unique<Collector>()) {
   const auto make = reinterpret_cast<Factory>(tensorrt.factory());
-  runtime_.reset(static_cast<nvinfer1::IRuntime*>(make(log_.get(), NV_TENSORRT_VERSION)));
-  if (!runtime_) throw Error(Status::engine, title_ + " does not begin: " + reasons());
+  void* made = make(log_.get(), NV_TENSORRT_VERSION);
+  // Where the driver is too old TensorRT gives the address of a member of nothing.
+  if (reinterpret_cast<std::uintptr_t>(made) < 65536) {
+    throw Error(Status::engine, title_ + " does not begin: " + reasons() + ": is the driver new enough for it?");
+  }
+  runtime_.reset(static_cast<nvinfer1::IRuntime*>(made));
   runtime_->setEngineHostCodeAllowed(true);  // version-compatible plans hold code
+}
+
+bool is_full(const std::string& reasons) {
+  return reasons.find("ut of memory") != std::string::npos || reasons.find("OutOfMemory") != std::string::npos;
 }
 
 TrtRuntime::~TrtRuntime() { delete_on_gpu(runtime_.release()); }
@@ -147,8 +169,7 @@ std::shared_ptr<nvinfer1::ICudaEngine> TrtRuntime::load(const fs::path& plan) co
   nvinfer1::ICudaEngine* loaded = runtime_->deserializeCudaEngine(bytes.data(), bytes.size());
   if (loaded) return {loaded, delete_on_gpu<nvinfer1::ICudaEngine>};
   const std::string said = reasons();
-  const bool full = said.find("ut of memory") != std::string::npos;
-  throw Error(full ? Status::no_memory : Status::engine, title_ + " cannot load " + plan.string() + ": " + said);
+  throw Error(is_full(said) ? Status::no_memory : Status::engine, title_ + " cannot load " + plan.string() + ": " + said);
 }
 
 }  // namespace tformer

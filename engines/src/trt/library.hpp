@@ -38,6 +38,9 @@ class TensorRt {
 /// the headers that this library was built with.
 std::vector<TensorRt> load_tensorrt(const std::string& place);
 
+/// Whether the device's memory is what TensorRT complains of.
+bool is_full(const std::string& reasons);
+
 /// What loads plans, and the list of what it complains of. Needs an OnGpu.
 class TrtRuntime {
  public:

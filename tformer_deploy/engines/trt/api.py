@@ -165,6 +165,11 @@ class Kernels:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tformer" / self._name
 
 
+def is_full(reasons: str) -> bool:
+    """Whether the device's memory is what TensorRT complains of: "OutOfMemory" or "out of memory"."""
+    return "outofmemory" in reasons.lower().replace(" ", "")
+
+
 def make_runtime(trt: Any) -> tuple[Any, list[str]]:
     """What loads plans, and the list of what it reports as errors."""
     logger, messages = make_logger(trt)

@@ -15,7 +15,7 @@ from ...errors import EngineError, NoRoom
 from ...plans import Profile
 from ..ahead import FED, Choice, Record
 from ..base import Floats, Ints, Outlook
-from .api import Kernels, TensorRt
+from .api import Kernels, TensorRt, is_full
 from .cuda import Event, Memory, Pinned, Stream, lay_out
 
 GIVEN = ("src_lengths", "end_id", "live_beams", "src_ids")
@@ -192,7 +192,9 @@ class TrtDevice:
         title, reasons = self.engine.tensorrt.title, self.engine.reasons
         context = self.engine.kernels.make_context(plan)
         if context is None:
-            raise NoRoom(f"{title} has no room for {self.profile}: {reasons()}: build a smaller profile")
+            if is_full(said := reasons()):
+                raise NoRoom(f"{title} has no room for {self.profile}: {said}: build a smaller profile")
+            raise EngineError(f"{title} cannot run the plans for {self.profile} on this GPU: {said}")
         self._contexts.append(context)  # a graph uses its memory
         for i in range(plan.num_io_tensors):
             name = plan.get_tensor_name(i)

@@ -16,7 +16,7 @@ from ...errors import EngineError, NoRoom
 from ...plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_variant
 from ..ahead import AheadEngine
 from ..base import Floats, Ints, Limits
-from .api import Kernels, TensorRt, installed, load_tensorrt, make_runtime, require_gpu
+from .api import Kernels, TensorRt, installed, is_full, load_tensorrt, make_runtime, require_gpu
 from .cuda import Event
 from .device import TrtDevice, free_all
 
@@ -121,7 +121,7 @@ class TrtEngine(AheadEngine):
             plan = self._runtime.deserialize_cuda_engine(path.read_bytes())
             if plan is None:
                 reasons = self.reasons()
-                error = NoRoom if "out of memory" in reasons.lower() else EngineError
+                error = NoRoom if is_full(reasons) else EngineError
                 raise error(f"{self.tensorrt.title} cannot load {path}: {reasons}")
             self._loaded[path] = plan
         return self._loaded[path]
