@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -505,7 +505,11 @@ def test_a_shard_that_was_edited_is_not_merged(tmp_path: Path) -> None:
     assert (out / "merged.txt").read_bytes() == translated(LINES)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", None], ids=["empty", "no fields", "a list", "missing"])
+NO_ERRORS = b'{"lines": 1, "tokens": 1, "cut": 0, "errors": [1]}'
+DAMAGED = {"empty": b"", "no fields": b"{}", "a list": b"[]", "missing": None, "no errors": NO_ERRORS}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_record_that_is_damaged_is_named(tmp_path: Path, content: bytes | None) -> None:
     text, out = write(tmp_path / "a.txt", LINES), tmp_path / "out"
     corpus("--in", text, "--out", out, "--shard-lines", 50)
@@ -681,6 +685,32 @@ def test_a_host_that_refuses_is_no_missing_file(tmp_path: Path) -> None:
     assert line.startswith("error: http://127.0.0.1:9/x.txt: Cannot connect") and "no such file" not in line
 
 
+def test_passwords_and_signatures_stay_out_of_messages_and_output(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    secret = "http://me:SECRET@127.0.0.1:{}/{}?signature=SECRET#SECRET"
+    line = refused("--in", secret.format(9, "x.txt"), "--out", tmp_path / "no")
+    assert line.startswith("error: http://127.0.0.1:9/x.txt: Cannot connect") and "SECRET" not in line
+    write(tmp_path / "a.txt.gz", [*LINES[:9], " ".join(["1"] * 99)])
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(tmp_path))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        corpus("--in", secret.format(server.server_port, "a.txt.gz"), "--out", tmp_path / "out")
+        line = refused("--in", secret.format(server.server_port, "b.txt"), "--out", tmp_path / "no")
+        assert "/b.txt" in line and "SECRET" not in line
+        server.shutdown()
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert {"manifest.jsonl", "errors.jsonl", "job.json"} < {path.name for path in files}
+    assert not [path for path in files if "SECRET" in path.name or b"SECRET" in path.read_bytes()]
+    assert json.loads((tmp_path / "out/errors.jsonl").read_text())["input"].endswith("/a.txt.gz")
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_from_a_server_that_says_no_size(suffix: str, tmp_path: Path) -> None:
     pytest.importorskip("aiohttp", reason="aiohttp is not installed")
@@ -808,3 +838,10 @@ def test_damage_is_found_wherever_it_is() -> None:
             if cut != len(packed(b"1 2 3\n" * 1000, suffix)):
                 with pytest.raises(DataError, match="a: cannot be read"):
                     list(unpacked(io.BytesIO(content[:cut]), suffix, "a"))
+
+
+def test_what_is_packed_a_thousandfold_comes_in_pieces() -> None:
+    pytest.importorskip("zstandard", reason="the extra corpus is not installed")
+    for suffix in (".gz", ".zst"):
+        sizes = list(map(len, unpacked(io.BytesIO(packed(bytes(100 << 20), suffix)), suffix, "a")))
+        assert sum(sizes) == 100 << 20 and max(sizes) <= 16 << 20

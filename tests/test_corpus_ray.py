@@ -26,11 +26,11 @@ pytest.importorskip("ray", reason="the extra cluster is not installed")
 import ray
 from ray.cluster_utils import Cluster
 
-from tformer_deploy.bundle import MANIFEST
+from tformer_deploy.bundle import MANIFEST, open_bundle
 from tformer_deploy.corpus import on_ray
 from tformer_deploy.corpus.job import CorpusOptions, translate_corpus
 from tformer_deploy.corpus.output import LIST
-from tformer_deploy.errors import EngineError
+from tformer_deploy.errors import ArtifactError, EngineError
 from tformer_deploy.files import sha256
 from tformer_deploy.opening import TranslatorOptions, open_translator
 
@@ -127,6 +127,20 @@ def test_a_few_lines_equal_translate(machines: Machines, tmp_path: Path) -> None
     assert json.loads(done.stderr.splitlines()[-1])["workers"] == 3
 
 
+def test_only_the_bundles_own_files_are_sent(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(BUNDLE, tmp_path / "bundle"))
+    for name in ("int8/notes", ".git/config"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+    assert {*on_ray.files_of(folder)} == {MANIFEST, *open_bundle(folder).manifest["files"]}
+    plans = folder / "trt/plans/sm80+-fp16"
+    plans.mkdir(parents=True)
+    header = {"format": "tformer-plans", "version": 1, "files": {"a.plan": "0" * 64}}
+    (plans / "plans.json").write_text(json.dumps(header))
+    with pytest.raises(ArtifactError, match=r"plans\.json is damaged"):
+        list(on_ray.files_of(folder))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("workers", "size"), [(1, 3000), (4, 100)])
 def test_equals_translate(
@@ -201,8 +215,7 @@ def test_the_bundle_comes_by_the_object_store(machines: Machines, tmp_path: Path
     """Where a machine does not see the driver's folder, or sees another bundle there."""
     ray.init(machines.address, log_to_driver=False, logging_level="ERROR")
     try:
-        paths = [path for path in BUNDLE.rglob("*") if path.is_file()]
-        files = {path.relative_to(BUNDLE).as_posix(): ray.put(path.read_bytes()) for path in paths}
+        files = {name: ray.put((BUNDLE / name).read_bytes()) for name in on_ray.files_of(BUNDLE)}
         wanted, there = sha256(BUNDLE / MANIFEST), ray.remote(on_ray.bundle_here)
         assert ray.get(there.remote(BUNDLE, wanted, files)) == BUNDLE
         other = BUNDLE.parent.parent / "v4/copy"

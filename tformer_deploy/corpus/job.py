@@ -75,7 +75,7 @@ def translate_corpus(
     inputs = find_inputs(options.inputs)
     out, seen = canonical(options.out), set[str]()
     for each in inputs:
-        place = canonical(each.name)
+        place = canonical(each.place)
         if place.rpartition("/")[0] == out:
             raise ConfigError(f"{each.name} lies in the output folder, beside what is made of it: choose another --out")
         if place in seen:

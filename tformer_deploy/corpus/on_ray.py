@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import stat
 import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -18,10 +19,11 @@ import ray
 from filelock import FileLock
 from ray.exceptions import RayError, RayTaskError
 
-from .. import __version__
+from .. import __version__, plans
 from ..bundle import MANIFEST, open_bundle
 from ..errors import ArtifactError, ConfigError, EngineError, TformerError
 from ..files import atomic_directory, sha256
+from ..headers import member, read_header, read_json
 from ..opening import open_translator
 from ..translate import Translator
 from .progress import Progress
@@ -75,8 +77,7 @@ class _Team:
 
     def __init__(self, work: Work, room: Room, progress: Progress) -> None:
         bundle = Path(str(work.translator.bundle))
-        paths = [path for path in bundle.rglob("[!.]*") if path.is_file()]
-        files = {path.relative_to(bundle).as_posix(): ray.put(path.read_bytes()) for path in paths}
+        files = {name: ray.put(member(bundle, name).read_bytes()) for name in files_of(bundle)}
         threads = work.translator.threads or 1
         translator = replace(work.translator, bundle=str(bundle.resolve()), workers=room.num_cpus, threads=threads)
         self.work = ray.put(replace(work, translator=translator))
@@ -177,6 +178,14 @@ class Worker:
             return error
 
 
+def files_of(bundle: Path) -> Iterator[str]:
+    """What workers may read: the manifest, and what it and the headers of plans list. Raises ArtifactError."""
+    yield from (MANIFEST, *read_json(bundle, MANIFEST)["files"])
+    for header in sorted(bundle.glob(f"*/{plans.FOLDER}/[!.]*/{plans.HEADER}")):
+        listed = read_header(header.parent, plans.HEADER, "plans", plans.VERSION)["files"]
+        yield from (str(header.parent.relative_to(bundle) / name) for name in (plans.HEADER, *listed))
+
+
 def bundle_here(shared: Path, wanted: str, files: dict[str, Any]) -> Path:
     """The bundle on this machine: where the driver has it, or a copy that the object store brought.
 
@@ -186,8 +195,9 @@ def bundle_here(shared: Path, wanted: str, files: dict[str, Any]) -> Path:
         return shared
     place = Path(tempfile.gettempdir()) / f"tformer-bundles-{os.getuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
-    if place.stat().st_uid != os.getuid():
-        raise ArtifactError(f"{place} belongs to somebody else: remove it")
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ArtifactError(f"{place} is not a folder that you alone can write to: remove it")
     copy = place / wanted
     with FileLock(f"{copy}.lock"):
         if not copy.is_dir():

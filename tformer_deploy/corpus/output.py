@@ -156,7 +156,8 @@ class Output:
     def _record_of(self, shard: str) -> dict[str, Any]:
         try:
             found = json.loads(self.store.read(_record(shard)))
-            return {**found, "file": shard, "errors": [*found["errors"]]}
+            counts = {name: int(found[name]) for name in ("lines", "tokens", "cut")}
+            return {**found, **counts, "file": shard, "errors": [{**error} for error in found["errors"]]}
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             raise ArtifactError(
                 f"{_record(shard)} is missing or damaged: remove {shard}, and run the command again"

@@ -74,6 +74,15 @@ def as_path(place: str) -> Path:
     return Path(_LOCAL.sub("", place))
 
 
+def shown_place(place: str) -> str:
+    """A path or URL as messages show it, without passwords and signatures."""
+    if is_url(place):
+        from .remote import without_secrets
+
+        return without_secrets(place)
+    return place
+
+
 def canonical(place: str) -> str:
     """The one spelling of a path or URL. Raises TformerError."""
     if is_url(place):
@@ -105,15 +114,15 @@ def find_inputs(patterns: Sequence[str]) -> list[Input]:
             names = [str(path)] if path.is_file() else sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
             files = [Input(name, Path(name).stat().st_size) for name in names if Path(name).is_file()]
         if not files:
-            raise DataError(f"{pattern}: no such file: check the path, and quote a pattern")
+            raise DataError(f"{shown_place(pattern)}: no such file: check the path, and quote a pattern")
         found += files
     return found
 
 
 def open_input(file: Input) -> BinaryIO:
     """A file to read from its beginning. Raises DataError."""
-    if is_url(file.name):
+    if is_url(file.place):
         from .remote import open_url
 
-        return open_url(file.name)
-    return Path(file.name).open("rb")
+        return open_url(file.place)
+    return Path(file.place).open("rb")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,14 @@ from .storage import Input
 
 WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 """Where an object appears when all of it has been sent."""
+_PASSWORD = re.compile(r"(?<=://)[^/\s@]*:[^/\s@]*@")
+_SIGNATURE = re.compile(r"(https?://[^\s?#'\"]*)[?#][^\s'\"]*")
 _HOW = "check the address, the network and your keys"
+
+
+def without_secrets(text: str) -> str:
+    """URLs without passwords and, over HTTP, without their queries, which may be signatures."""
+    return _SIGNATURE.sub(r"\1", _PASSWORD.sub("", text))
 
 
 class _Told:
@@ -50,12 +58,12 @@ def _told(url: str) -> Iterator[None]:
     except TformerError:
         raise
     except FileNotFoundError as error:
-        error.errno, error.strerror = errno.ENOENT, error.strerror or str(error)
-        error.filename = error.filename or url
+        error.errno, error.strerror = errno.ENOENT, without_secrets(error.strerror or str(error))
+        error.filename = without_secrets(str(error.filename or url))
         raise
     except Exception as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise DataError(f"{url}: {reason}: {_HOW}") from error
+        raise DataError(f"{without_secrets(url)}: {without_secrets(reason)}: {_HOW}") from error
 
 
 class Bucket:
@@ -127,10 +135,12 @@ class Bucket:
 def find(pattern: str) -> list[Input]:
     """The files of a URL or pattern, in order. Raises TformerError."""
     fs, path = _open(pattern)
-    names = sorted(fs.glob(path)) if any(c in path for c in "*?[") else [path]
+    magic = "*[" if path.startswith(("http://", "https://")) else "*?["  # a query is no pattern
+    names = sorted(fs.glob(path)) if any(c in path for c in magic) else [path]
     found = [(name, _info(fs, name, pattern)) for name in names]
     files = [(str(fs.unstrip_protocol(name)), info["size"]) for name, info in found if info["type"] == "file"]
-    return [Input(name, int(size or 0)) for name, size in files]  # some servers do not say it
+    # Some servers do not say the size.
+    return [Input(shown := without_secrets(url), int(size or 0), url if url != shown else "") for url, size in files]
 
 
 def _info(fs: Any, name: str, url: str) -> dict[str, Any]:
@@ -140,7 +150,7 @@ def _info(fs: Any, name: str, url: str) -> dict[str, Any]:
     except FileNotFoundError as error:
         reason = error.__cause__  # over HTTP any failure is a missing file
         if isinstance(reason, OSError) or getattr(reason, "status", 404) != 404:
-            raise DataError(f"{url}: {reason}: {_HOW}") from None
+            raise DataError(f"{without_secrets(url)}: {without_secrets(str(reason))}: {_HOW}") from None
         return {"type": "none"}
 
 
@@ -150,7 +160,7 @@ def open_url(url: str) -> BinaryIO:
     try:
         return cast(BinaryIO, _Told(fs.open(path, "rb"), url))
     except FileNotFoundError:
-        raise DataError(f"{url}: no such file") from None
+        raise DataError(f"{without_secrets(url)}: no such file") from None
 
 
 def canonical_url(url: str) -> str:
@@ -165,5 +175,5 @@ def _open(url: str) -> tuple[Any, str]:
         try:
             fs, path = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:  # a package that is not installed, or no such protocol
-            raise ConfigError(f"{url}: {error}") from None
+            raise ConfigError(f"{without_secrets(url)}: {error}") from None
     return _Told(fs, url), str(path)

@@ -15,9 +15,16 @@ class Input:
     """A file to read."""
 
     name: str
-    """Path or URL."""
+    """Path or URL, as records and messages show it."""
     size: int
     """Bytes; 0 where a server does not say it."""
+    url: str = ""
+    """What is opened, where that has a password or a signature, which `name` has not."""
+
+    @property
+    def place(self) -> str:
+        """Path or URL to open."""
+        return self.url or self.name
 
     @property
     def last(self) -> str:
