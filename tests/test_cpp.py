@@ -34,7 +34,7 @@ from tformer_deploy.text.bpe import BYTES
 
 from .command import run_here
 from .conftest import needs_vnni, random_model, small_config
-from .cpp_library import ROOT, CppError, Model, Output, Translator, built, library, onnxruntime, texts
+from .cpp_library import ROOT, CppError, Ids, Model, Output, Text, Translator, built, library, onnxruntime, texts
 from .mutations import behind, break_graph, changed, constant, row
 
 BUNDLES = ROOT / "tests" / "bundles"
@@ -308,6 +308,37 @@ def test_a_callback_that_stops_is_not_called_again(workers: int) -> None:
         assert stopped.value.status == CANCELLED and len(calls) == 1
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_callback_makes_no_other_call_of_its_translator(workers: int) -> None:
+    """And another callback is that of the next call."""
+    with Translator(demo("fp32"), workers=workers, batch_tokens=16) as translator:
+        expected = translator.translate(["forty-two", "seven"])
+        said, calls = set[str](), list[int]()
+
+        def step(found: object) -> bool:
+            calls.append(1)
+            library().tformer_on_step(translator.handle, None, None)
+            for call in (translator.generate, translator.allow):
+                with pytest.raises(CppError, match="the translator is in a call: make none from a callback") as caught:
+                    call([])
+                said.add(str(caught.value))
+            return True
+
+        translator.on_step(step)
+        assert translator.translate(["forty-two", "seven"]) == expected and len(calls) > 2 and len(said) == 1
+        calls.clear()
+        assert translator.translate(["forty-two", "seven"]) == expected and not calls
+
+
+def test_a_size_without_data_is_refused() -> None:
+    with Translator(demo("fp32")) as translator:
+        results, text, ids = c_void_p(), Text(None, 5), Ids(None, 5)
+        for call, lines in ("tformer_translate", [byref(text), None]), ("tformer_generate", [byref(ids)]):
+            found = getattr(library(), call)(translator.handle, *lines, c_size_t(1), c_uint64(0), byref(results))
+            assert found == USAGE
+            assert b" is null: give one" in library().tformer_error()
+
+
 def test_a_call_can_be_cancelled_while_it_splits_text() -> None:
     lines = texts(["nine hundred and ninety-nine thousand, one hundred and seven"] * 30_000)
     with Translator(demo("fp32"), max_tokens=1) as translator:
@@ -569,6 +600,12 @@ DAMAGE: dict[str, Change] = {
     "no JSON": lambda folder: (folder / "manifest.json").write_text("{"),
     "a list": lambda folder: (folder / "manifest.json").write_text("[]"),
     "nested": lambda folder: (folder / "manifest.json").write_text("[" * 100_000),
+    "a byte 0": lambda folder: (folder / "manifest.json").write_bytes(
+        (folder / "manifest.json").read_bytes() + b"\0{}"
+    ),
+    "a byte order mark": lambda folder: (folder / "manifest.json").write_bytes(
+        b"\xef\xbb\xbf" + (folder / "manifest.json").read_bytes()
+    ),
     "not UTF-8": lambda folder: (folder / "manifest.json").write_bytes(b'{"\xff": 1}'),
     "other format": edited(lambda it: it.update(format="tformer-checkpoint")),
     "newer": edited(lambda it: it.update(version=3)),
@@ -604,7 +641,17 @@ DAMAGE: dict[str, Change] = {
     "short weights": lambda folder: (folder / "weights.data").write_bytes(b"short"),
 }
 OWN_WORDS = {
-    *("no JSON", "a list", "nested", "not UTF-8", "version of text", "no model", "text for a number"),
+    *(
+        "no JSON",
+        "a list",
+        "nested",
+        "a byte 0",
+        "a byte order mark",
+        "not UTF-8",
+        "version of text",
+        "no model",
+        "text for a number",
+    ),
     "newer kind",
 }
 """Damage that both have words of their own for: of their JSON libraries and schemas, or of the kinds that they run."""

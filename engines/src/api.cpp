@@ -1,4 +1,5 @@
 // The C API: nothing passes it but plain data, and no exception.
+#include <atomic>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -23,6 +24,8 @@ struct tformer_model {
 
 struct tformer_translator {
   tformer::Translator translator;
+  decltype(tformer::Translator::on_step) on_step = nullptr;  ///< of calls that begin from now on
+  std::atomic_flag busy = ATOMIC_FLAG_INIT;
 };
 
 struct tformer_serving {
@@ -38,12 +41,15 @@ namespace {
 
 thread_local std::string last_message;
 
-/// Keeps a message: one line of UTF-8, whatever a damaged file has put into it.
+/// Keeps a message: one line of UTF-8 without control characters, whatever a damaged file has put into it.
 tformer_status failed(Status status, const char* before, const char* message = "", const char* after = "") noexcept {
   try {
     last_message = tformer::utf8_replaced(std::string(before) + message + after);
-    for (char& letter : last_message) {
-      if (static_cast<unsigned char>(letter) < 0x20) letter = ' ';
+    for (std::size_t i = 0; i < last_message.size(); ++i) {
+      const auto byte = static_cast<unsigned char>(last_message[i]);
+      if (byte < 0x20 || byte == 0x7F) last_message[i] = ' ';
+      const bool pair = byte == 0xC2 && i + 1 < last_message.size();  // U+0080 to U+009F, which terminals obey too
+      if (pair && static_cast<unsigned char>(last_message[i + 1]) < 0xA0) last_message.replace(i, 2, " ");
     }
   } catch (const std::bad_alloc&) {
     last_message.clear();
@@ -85,9 +91,30 @@ void require(Pointer pointer, const char* name) {
 
 std::vector<std::string_view> views(const tformer_text* texts, std::size_t count) {
   std::vector<std::string_view> all;
-  for (std::size_t i = 0; i < count; ++i) all.emplace_back(texts[i].size ? texts[i].data : "", texts[i].size);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (texts[i].size) require(texts[i].data, "a text");
+    all.emplace_back(texts[i].size ? texts[i].data : "", texts[i].size);
+  }
   return all;
 }
+
+/// A call of a translator, the only one: a second would wait for itself where a callback makes it.
+class Call {
+ public:
+  explicit Call(tformer_translator& translator) : called_(translator) {
+    if (called_.busy.test_and_set()) {
+      throw tformer::Error(Status::usage, "the translator is in a call: make none from a callback, nor from two threads");
+    }
+    called_.translator.on_step = called_.on_step;
+  }
+  ~Call() { called_.busy.clear(); }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  tformer::Translator* operator->() const { return &called_.translator; }
+
+ private:
+  tformer_translator& called_;
+};
 
 /// The number of the first of some lines. Throws Error where the number behind the last is none.
 std::int64_t number_of(std::uint64_t first, std::size_t count, const char* name) {
@@ -236,15 +263,15 @@ tformer_status tformer_allow(tformer_translator* translator, const tformer_text*
   return guarded([&] {
     require(translator, "translator");
     if (count) require(outputs, "outputs");
-    translator->translator.allow(views(outputs, count));
+    Call(*translator)->allow(views(outputs, count));
   });
 }
 
 void tformer_on_step(tformer_translator* translator, tformer_step_callback callback, void* user) {
   if (!translator) return;
-  translator->translator.on_step = nullptr;
+  translator->on_step = nullptr;
   if (!callback) return;
-  translator->translator.on_step = [callback, user](const std::vector<tformer::Candidate>& candidates) {
+  translator->on_step = [callback, user](const std::vector<tformer::Candidate>& candidates) {
     std::vector<tformer_candidate> all;
     for (const tformer::Candidate& it : candidates) {
       all.push_back({static_cast<std::uint64_t>(it.sentence), it.row, it.token, it.rank, it.value, it.score});
@@ -265,8 +292,8 @@ tformer_status tformer_translate(tformer_translator* translator, const tformer_t
     *results = nullptr;
     require(translator, "translator");
     if (count) require(lines, "lines");
-    hand_over(translator->translator.translate(views(lines, count), views(prefixes, prefixes ? count : 0),
-                                               number_of(first, count, "first")),
+    hand_over(Call(*translator)->translate(views(lines, count), views(prefixes, prefixes ? count : 0),
+                                           number_of(first, count, "first")),
               results);
   });
 }
@@ -279,8 +306,11 @@ tformer_status tformer_generate(tformer_translator* translator, const tformer_id
     require(translator, "translator");
     if (count) require(sources, "sources");
     std::vector<std::vector<std::int32_t>> all;
-    for (std::size_t i = 0; i < count; ++i) all.emplace_back(sources[i].data, sources[i].data + sources[i].size);
-    hand_over(translator->translator.generate(all, number_of(first, count, "first")), results);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (sources[i].size) require(sources[i].data, "a source");
+      all.emplace_back(sources[i].data, sources[i].data + sources[i].size);
+    }
+    hand_over(Call(*translator)->generate(all, number_of(first, count, "first")), results);
   });
 }
 
@@ -292,8 +322,7 @@ tformer_status tformer_stream(tformer_translator* translator, tformer_text line,
     require(translator, "translator");
     require(write, "write");
     const auto show = [&](std::string_view piece) { return write(user, piece.data(), piece.size()) == 0; };
-    hand_over(translator->translator.stream(views(&line, 1)[0], views(&prefix, 1)[0],
-                                            number_of(number, 1, "number"), show),
+    hand_over(Call(*translator)->stream(views(&line, 1)[0], views(&prefix, 1)[0], number_of(number, 1, "number"), show),
               results);
   });
 }
@@ -306,8 +335,8 @@ tformer_status tformer_score(tformer_translator* translator, const tformer_text*
     require(translator, "translator");
     if (count) require(sources, "sources");
     if (count) require(targets, "targets");
-    hand_over(translator->translator.score(views(sources, count), views(targets, count),
-                                           number_of(first, count, "first")),
+    hand_over(Call(*translator)->score(views(sources, count), views(targets, count),
+                                       number_of(first, count, "first")),
               results);
   });
 }

@@ -69,6 +69,9 @@ std::string read_bytes(const fs::path& directory, const std::string& name, std::
 }
 
 Json parse_json(const std::string& text) {
+  // The parser would end at the one and skip the other, where Python's takes neither.
+  if (text.find('\0') != std::string::npos) throw std::invalid_argument("it has a byte 0");
+  if (text.rfind("\xEF\xBB\xBF", 0) == 0) throw std::invalid_argument("it begins with a byte order mark");
   std::size_t depth = 0;
   bool quoted = false;
   for (std::size_t i = 0; i < text.size(); ++i) {  // before the parser makes objects that are destroyed one in another
