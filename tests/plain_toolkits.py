@@ -272,7 +272,7 @@ class Fairseq(Toolkit):
         if self.how.get("cfg"):
             parts |= {"args": None, "cfg": {"model": args, "task": task}}
         else:
-            vars(args).update({**task, "task": "translation"})
+            vars(args).update({**task, "task": "translation", **self.how.get("opt", {})})
             parts["args"] = args
         torch.save(parts, folder / self.file)
         for lang in ("de", "en"):

@@ -328,6 +328,17 @@ def test_permissions_are_kept(mask: int, before: int | None, expected: int, tmp_
     assert path.read_text() == "new" and path.stat().st_mode & 0o777 == expected
 
 
+@pytest.mark.parametrize(("mask", "expected"), [(0o077, 0o700), (0o022, 0o755), (0o002, 0o775)])
+def test_a_folder_has_the_permissions_of_new_ones(mask: int, expected: int, tmp_path: Path) -> None:
+    old = os.umask(mask)
+    try:
+        with atomic_directory(tmp_path / "folder", force=False):
+            pass
+    finally:
+        os.umask(old)
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == expected
+
+
 # What a header may name
 
 

@@ -281,6 +281,18 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "code": (broken(lambda s: {"model": Evil()}), "is refused: loading it would execute .*save model.state_dict"),
     "no tensors": (broken(lambda s: {"a": 1}), "holds no tensors: save model.state_dict"),
+    "one number for all": (
+        broken(lambda s: s.update({"decoder.fc_out.bias": torch.zeros(1).expand(44)})),
+        "tensor 'decoder.fc_out.bias' repeats its values",
+    ),
+    "no values": (
+        broken(lambda s: s.update({"decoder.fc_out.bias": torch.zeros(44, device="meta")})),
+        "tensor 'decoder.fc_out.bias' has no values of its own",
+    ),
+    "sparse": (
+        broken(lambda s: s.update({"decoder.fc_out.bias": torch.zeros(44).to_sparse()})),
+        "tensor 'decoder.fc_out.bias' has no values of its own",
+    ),
     "a list": (broken(lambda s: [1, 2]), "holds a list, not a state dict"),
     "damaged": (lambda path: path.write_bytes(b"PK\x03\x04 not a zip") and None, "is damaged|is refused"),
     "a bomb": (bomb, "unpacks to"),

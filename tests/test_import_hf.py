@@ -366,6 +366,14 @@ BAD: dict[str, tuple[str, str, Any, str]] = {
     ),
     "no tokenizer": ("marian", "source.spm", None, "source.spm is missing"),
     "no vocabulary": ("bart", "vocab.json", None, "has no vocab.json"),
+    "added far away": (
+        "bart",
+        "added_tokens.json",
+        '{"x": 1000000000}',
+        "the added token 'x' has the id 1000000000: copy it again",
+    ),
+    "added before all": ("bart", "added_tokens.json", '{"x": -5}', "the added token 'x' has the id -5"),
+    "added nowhere": ("bart", "added_tokens.json", '{"x": "a"}', "its added tokens are damaged"),
     "other ids": (
         "bart",
         "vocab.json",

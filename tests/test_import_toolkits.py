@@ -60,6 +60,9 @@ def test_equals_a_plain_model(case: str, tmp_path: Path) -> None:
     assert any("split at spaces" in note for note in imported.notes)
 
 
+NESTED: list[Any] = []
+for _ in range(30):  # 10^30 values to whoever prints them all
+    NESTED = [NESTED] * 10
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "shaw": ("opennmt-py", {"max_relative_positions": 20}, "max_relative_positions=20"),
     "rotary": ("opennmt-py", {"max_relative_positions": -1}, "max_relative_positions=-1"),
@@ -72,6 +75,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "odd heads": ("opennmt-py", {"heads": 3}, "model.heads=3 does not divide"),
     "adaptive": ("fairseq", {"adaptive_softmax_cutoff": "10,20"}, "adaptive_softmax_cutoff='10,20'"),
     "cross": ("fairseq", {"cross_self_attention": True}, "cross_self_attention=True"),
+    "a language elsewhere": ("fairseq", {"source_lang": "/../../x"}, "source_lang='/../../x' is no language"),
+    "a nested value": ("fairseq", {"task": NESTED}, r"task=\[\["),
     "activation": ("fairseq", {"activation_fn": "tanh"}, "activation_fn=tanh"),
     "alpha": ("joeynmt", {"alpha": 0.5}, "alpha=0.5"),
     "recurrent": ("joeynmt", {"type": "recurrent"}, "type='recurrent'"),
@@ -279,6 +284,19 @@ def test_each_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 class Evil:
     def __reduce__(self) -> Any:
         return (print, ("executed",))
+
+
+def test_yaml_that_means_gigabytes_is_refused(tmp_path: Path) -> None:
+    made = Sockeye()
+    made.write(tmp_path)
+    head, config = (tmp_path / "config").read_text().split("\n", 1)
+    again = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
+    nested = "\n".join(["a0: &a0 [1, 2]", *again, ""])
+    (tmp_path / "config").write_text(f"{head}\n{nested}{config}dtype: *a29\n")
+    refused(made, tmp_path, tmp_path / "run", r"dtype=\[.* is not supported")
+    merged = nested.replace("[1, 2]", "{x: 1}").replace("[", "{<<: [").replace("]", "]}")
+    (tmp_path / "config").write_text(f"{head}\n{merged}{config}")
+    refused(made, tmp_path, tmp_path / "run", "it merges mappings with <<, which is not read")
 
 
 def test_nothing_is_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -311,6 +311,13 @@ def test_bytes_give_every_text_back(text: str) -> None:
     assert "".join(byte_words(text)) == text
 
 
+def test_long_words_are_not_kept() -> None:
+    for tokenizer in (byte_bpe(), word_bpe()):
+        for length in (3, 3, 1000, 1000):
+            tokenizer.encode("a" * length)
+        assert tokenizer._kept.cache_info().currsize == tokenizer._kept.cache_info().hits == 1
+
+
 def test_pairs_are_merged_in_the_order_of_their_rules() -> None:
     tokenizer = word_bpe()
     found = {word: tokenizer.pieces(tokenizer.encode(word)) for word in ("abc", "abcc", "ca", "abx")}

@@ -91,9 +91,15 @@ def _mode(path: Path) -> int:
     """The permissions of a file that is replaced, else what the process gives new ones."""
     if path.is_file() and not path.is_symlink():
         return stat.S_IMODE(path.stat().st_mode)
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+    return 0o666 & ~umask()
+
+
+def umask() -> int:
+    """What the process takes from the permissions of new files; not by `os.umask`, which other threads would see."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
+    return 0o022
 
 
 def check_utf8(path: Path) -> None:
@@ -151,7 +157,7 @@ def atomic_directory(
     with hold(path) if path.is_dir() else nullcontext(), _temporary(path, directory=True) as temporary:
         try:
             yield temporary
-            temporary.chmod(0o755)
+            temporary.chmod(0o777 & ~umask())
             for file in temporary.rglob("*"):
                 if file.is_file():
                     _sync(file)

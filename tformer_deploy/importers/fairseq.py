@@ -114,7 +114,10 @@ def _dictionary(path: Path, settings: Settings, options: ImportOptions, side: st
     """The words of dict.LANG.txt behind the four that all dictionaries begin with."""
     lang = settings.get(f"{side}_lang", "")
     given = (options.src_vocab if side == "source" else options.tgt_vocab) or options.vocab
-    if not (found := given or path.parent / f"dict.{lang}.txt").is_file():
+    own = f"dict.{lang}.txt"
+    if Path(own).name != own:
+        raise ArtifactError(f"{path}: {side}_lang={lang!r:.40} is no language: copy it again")
+    if not (found := given or path.parent / own).is_file():
         flag = "--src-vocab" if side == "source" else "--tgt-vocab"
         raise ConfigError(f"{found} is not there: name the {side} dictionary with {flag}")
     lines = read_text(found).removesuffix("\n").split("\n")

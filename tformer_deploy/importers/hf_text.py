@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..config import MOST_OF_MODEL
 from ..errors import ArtifactError, ConfigError
 from ..headers import TOKENIZER_BYTES
 from ..text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe
@@ -108,17 +109,24 @@ class Folder:
         )
 
     def added(self) -> dict[str, int]:
-        """Tokens beside the vocabulary, with their ids."""
+        """Tokens beside the vocabulary, with their ids. Raises ArtifactError for what cannot be ids."""
         found: dict[str, int] = {}
-        if (self.path / "added_tokens.json").is_file():
-            found |= read_json_file(self.path / "added_tokens.json")
-        if (self.path / "tokenizer.json").is_file():
-            found |= {
-                each["content"]: each["id"]
-                for each in read_json_file(self.path / "tokenizer.json").get("added_tokens", [])
-            }
-        listed = self.tokenizer_config.get("added_tokens_decoder") or {}
-        return found | {each["content"]: int(i) for i, each in listed.items()}
+        try:
+            if (self.path / "added_tokens.json").is_file():
+                found |= read_json_file(self.path / "added_tokens.json")
+            if (self.path / "tokenizer.json").is_file():
+                listed = read_json_file(self.path / "tokenizer.json").get("added_tokens", [])
+                found |= {each["content"]: each["id"] for each in listed}
+            decoder = self.tokenizer_config.get("added_tokens_decoder") or {}
+            found |= {each["content"]: int(i) for i, each in decoder.items()}
+            bad = [token for token, i in found.items() if not 0 <= i < MOST_OF_MODEL["src_vocab"]]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{self.path}: its added tokens are damaged ({error!r:.60}): copy it again") from None
+        if bad:
+            raise ArtifactError(
+                f"{self.path}: the added token {bad[0]!r:.40} has the id {found[bad[0]]}: copy it again"
+            )
+        return found
 
     def additional(self) -> list[str]:
         """Additional special tokens in order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ YAML_BYTES = 16 << 20
 """A longer file is no settings and no vocabulary."""
 MOST_POSITIONS = 1024
 """As many as are taken of a table of sines, unless model.max_positions says otherwise."""
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
 SPLIT = "the source names no codes: lines are split at spaces, so give text as the model was trained on, or --src-codes"
 
 
@@ -42,7 +45,7 @@ class Settings:
         if isinstance(default, float) and isinstance(value, int):
             return float(value)  # type: ignore[return-value]
         if not isinstance(value, type(default)) or isinstance(value, bool) != isinstance(default, bool):
-            raise ArtifactError(f"{self.where}: {name}={value!r:.60} is no {type(default).__name__}")
+            raise ArtifactError(f"{self.where}: {name}={shown(value)} is no {type(default).__name__}")
         return value  # type: ignore[no-any-return]
 
     def count(self, name: str, default: int = 0) -> int:
@@ -90,11 +93,16 @@ class Settings:
 
     def refused(self, name: str, value: Any) -> ArtifactError:
         """A setting that our model has no counterpart of."""
-        return ArtifactError(f"{self.where}: {name}={value!r:.60} is not supported")
+        return ArtifactError(f"{self.where}: {name}={shown(value)} is not supported")
 
     def _value(self, name: str) -> Any:
         self._read.add(name)
         return self.values.get(name)
+
+
+def shown(value: Any) -> str:
+    """The beginning of a value, which may hold itself again and again."""
+    return _SHORT.repr(value)[:60]
 
 
 def known_activation(ours: str, where: str) -> str:
@@ -223,7 +231,9 @@ def parse_yaml(text: str, where: str, texts: bool = False) -> Any:
         raise missing_extra(error) from None
 
     class Plain(yaml.SafeLoader):  # type: ignore[misc]
-        pass
+        def flatten_mapping(self, node: Any) -> None:
+            if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):  # a few lines may mean gigabytes
+                raise ValueError("it merges mappings with <<, which is not read")
 
     def plain(loader: Any, _: str, node: Any) -> Any:
         if isinstance(node, yaml.SequenceNode):

@@ -166,6 +166,11 @@ def state_dict(path: Path, loaded: Any) -> dict[str, Tensor]:
     tensors = {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
     if not tensors:
         raise ArtifactError(f"{path} holds no tensors: save model.state_dict()")
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_nested:
+            raise ArtifactError(f"{path}: tensor '{name}' has no values of its own: save it as a dense tensor")
+        if tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise ArtifactError(f"{path}: tensor '{name}' repeats its values: save it with .contiguous()")
     return tensors
 
 

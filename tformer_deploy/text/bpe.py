@@ -13,6 +13,9 @@ from ..errors import ArtifactError
 from ..files import write_json
 from .base import Specials, ids_of, require_entries
 
+KEPT_SYMBOLS = 64
+"""Longer words are merged anew each time: there may be very many."""
+
 
 class Bpe:
     """Symbols of a word are merged in pairs, those of the first rule first. Source: Sennrich et al. 2016."""
@@ -30,7 +33,7 @@ class Bpe:
         for rank, pair in enumerate(pairs):
             self._ranks.setdefault(pair, rank)
         self._ids = ids_of(self._entries, specials)
-        self._merged = lru_cache(maxsize=1 << 16)(self._merge)
+        self._kept = lru_cache(maxsize=1 << 16)(self._merge)
 
     @property
     def size(self) -> int:
@@ -82,6 +85,10 @@ class Bpe:
             for left in made:
                 find(left)
         return tuple(symbol for symbol in row if symbol)
+
+    def _merged(self, symbols: tuple[str, ...]) -> tuple[str, ...]:
+        """The same, kept for words that may come again."""
+        return self._kept(symbols) if len(symbols) <= KEPT_SYMBOLS else self._merge(symbols)
 
     def _known(self, symbols: Sequence[str]) -> list[int]:
         return [self._ids.get(symbol, self.specials.unk) for symbol in symbols]

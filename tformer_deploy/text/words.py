@@ -114,7 +114,7 @@ def compiled(regex: str) -> re.Pattern[str]:
         )
     try:
         pattern = re.compile(regex, re.ASCII)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ConfigError(f"regular expression {regex!r:.80}: {error}") from None
     if pattern.groups:
         raise ConfigError(f"regular expression {regex!r:.80}: write groups as (?:...)")
