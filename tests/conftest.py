@@ -41,6 +41,7 @@ from tformer_deploy.export.graphs import GraphModule
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
 from tformer_deploy.export_checked import export_checked
+from tformer_deploy.files import atomic_file
 from tformer_deploy.model import Transformer
 from tformer_deploy.recipe import Recipe, load_recipe
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
@@ -111,10 +112,16 @@ def remembered_traces(shared: Path) -> Iterator[None]:
 
     def remembered(module: GraphModule) -> ir.Model:
         model, recipe = module.model, module.recipe
-        if not isinstance(model, Transformer):
+        if type(model) is not Transformer:
             return made(module)
         of_step = recipe.target, recipe.top_k, recipe.attention, recipe.axes
-        key = module.name, model.config, recipe.opset, *(() if module.name in ("encoder", MEMORY_GRAPH) else of_step)
+        key = (
+            module.name,
+            model.config,
+            repr(model),
+            recipe.opset,
+            *(() if module.name in ("encoder", MEMORY_GRAPH) else of_step),
+        )
         path = traces / f"{hashlib.sha256(repr(key).encode()).hexdigest()}.onnx"
         if key not in seen and path.is_file():
             seen[key] = ir.load(path)
@@ -208,7 +215,8 @@ def write_lines(path: Path) -> Path:
     """A few lines of every length, to check and calibrate with."""
     rng = np.random.default_rng(5)
     lines = [" ".join(f"w{n}" for n in rng.integers(4, VOCAB, 1 + 2 * i)) for i in range(12)]
-    path.write_text("".join(f"{line}\n" for line in lines))
+    with atomic_file(path) as temporary:  # another process may read it
+        temporary.write_text("".join(f"{line}\n" for line in lines))
     return path
 
 

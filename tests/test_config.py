@@ -223,7 +223,7 @@ GRAPH_KINDS: list[dict[str, Any]] = [
 @settings(max_examples=30, deadline=None)
 @given(
     bounds=st.lists(st.tuples(*[st.integers(0, 999)] * 3).map(sorted), min_size=4, max_size=4),
-    opset=st.integers(18, 24),
+    opset=st.integers(23, 24),
     tolerances=st.tuples(*[st.floats(1e-9, 1)] * 3, st.booleans(), *[st.floats(0, 1)] * 4),
     graphs=st.sampled_from(GRAPH_KINDS),
 )
@@ -281,6 +281,7 @@ def test_recipe_file_that_is_no_toml(content: bytes, tmp_path: Path) -> None:
         ({"tolerance": {"scores": "small"}}, "scores"),
         ({"precision": "fp31"}, "unknown precision 'fp31': did you mean 'fp32'"),
         ({"opset": 17}, "opset=17: must be 18 to 24"),
+        ({"opset": 22, "target": "trt", "cache": "static"}, "opset=22: must be 23 or 24 with target=trt"),
         ({"top_k": -1}, "top_k=-1: must be at least 0"),
         ({"tolerance": {"tokens": 0}}, "tokens=0: must be of type bool"),
         ({"target": "ort-cup"}, "unknown target 'ort-cup': did you mean 'ort-cpu'"),

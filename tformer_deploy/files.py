@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from .errors import ArtifactError, ConfigError
+from .errors import ArtifactError, ConfigError, TformerError
 
 _SUFFIX = ".tformer.tmp"
 _TEMPORARY = re.compile(rf"\.(?P<target>.+)\.[a-z0-9_]{{8}}{re.escape(_SUFFIX)}", re.DOTALL)
@@ -44,7 +44,8 @@ def atomic_file(path: Path, leftovers: bool = True) -> Iterator[Path]:
         remove_leftovers(path.parent, path.name)
     with _temporary(path, directory=False) as temporary:
         try:
-            yield temporary
+            with _named(temporary, path):
+                yield temporary
             temporary.chmod(_mode(path))
             _sync(temporary)
             temporary.replace(path)
@@ -165,6 +166,20 @@ def atomic_directory(
             _move(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _named(temporary: Path, path: Path) -> Iterator[None]:
+    """Errors name a directory as it would have been called; of a full disk they name nothing by themselves."""
+    try:
+        yield
+    except TformerError as error:
+        error.args = tuple(str(each).replace(str(temporary), str(path)) for each in error.args)
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT) and not error.filename:
+            error.filename = str(path)
+        raise
 
 
 def _move(new: Path, path: Path) -> None:

@@ -132,6 +132,10 @@ class Recipe:
         check_types(self)
         if not 18 <= self.opset <= 24:
             raise ConfigError(f"opset={self.opset}: must be 18 to 24, which ONNX Runtime and TensorRT both load")
+        if self.opset < 23 and self.target != "onnx":
+            raise ConfigError(
+                f"opset={self.opset}: must be 23 or 24 with target={self.target}, whose passes start there"
+            )
         if self.top_k < 0:
             raise ConfigError(f"top_k={self.top_k}: must be at least 0")
         own_runtime = self.target != "onnx"

@@ -19,6 +19,7 @@ from onnx import TensorProto, numpy_helper
 from ..bundle import Bundle
 from ..config import ModelConfig
 from ..contract import graphs_of
+from ..export.quantizing import LEAST
 from ..export.save import load_graph, reading
 from ..recipe import Recipe
 from .report import Constants
@@ -174,7 +175,8 @@ class GraphConstants:
         if len(names) < len(parts) or not all(name in self.weights for name in names):
             return None
         factors = [self.factor(part["factor"]) for part in parts if part is not None]
-        return names, np.concatenate([f * self.weights[name] for f, name in zip(factors, names, strict=True)])
+        arrays = [f * self.weights[name] for f, name in zip(factors, names, strict=True)]
+        return names, np.concatenate(arrays) if len(arrays) > 1 else np.asarray(arrays[0])
 
     def factor(self, told: str | None) -> np.float32:
         """What a tensor may be multiplied by before it becomes a constant; NaN for any other number."""
@@ -244,7 +246,7 @@ class GraphConstants:
         # The scale is known: the element furthest from zero is the least or the last integer exactly.
         furthest = np.take_along_axis(filled, np.abs(filled).argmax(2, keepdims=True), 2)[:, :, 0]
         right = np.abs(furthest / np.float32(last)) if stored.dtype == np.int8 else furthest / np.float32(least)
-        step = np.where(furthest == 0, scales, right)
+        step = np.where(np.abs(furthest) < LEAST, scales, right)
         off = np.abs(parts * scales[:, :, None] - filled)
         # On the other side of zero the range ends one integer earlier, which is then the nearest there is.
         allowed = np.abs(step)[:, :, None] * np.where(parts == last, 2 * HALF_STEP, HALF_STEP)
@@ -258,4 +260,4 @@ def elements_off(ours: Array, expected: Array) -> Array:
         return np.array(np.nan)
     with np.errstate(invalid="ignore"):
         off: Array = np.abs(ours.astype(np.float32) - expected.astype(np.float32))
-        return np.where(off <= CLOSE * np.abs(expected), 0, off)
+        return np.where((ours == expected) | (off <= CLOSE * np.abs(expected)), 0, off)

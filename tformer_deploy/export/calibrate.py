@@ -39,7 +39,8 @@ def input_ranges(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> Ranges:
 
     Then every entry of both vocabularies once, as a check feeds them: what no sentence had would leave the ranges.
     """
-    layers = {name: m for name, m in cast(nn.Module, model).named_modules() if isinstance(m, nn.Linear)}
+    modules = cast(nn.Module, model).named_modules(remove_duplicate=False)  # a layer may be used twice
+    layers = {name: module for name, module in modules if isinstance(module, nn.Linear)}
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     rows: dict[str, list[Tensor]] = {name: [] for name in layers}
 
@@ -125,7 +126,8 @@ def fp32_layers(model: Seq2Seq, recipe: Recipe, ranges: Ranges, sources: Sequenc
         for side, _, _, layers in all_steps(both, sources[:BATCH], NOISE_TOKENS, ENTRIES):
             if side == "decoder":
                 ours, theirs = (log_probs(m, seen["hidden"]) for m, seen in zip(both, layers, strict=True))
-                largest = max(largest, float((ours - theirs).abs().max()))
+                off = torch.where(ours == theirs, 0, ours - theirs).abs()  # of infinities too
+                largest = max(largest, float(off.nan_to_num(math.inf, math.inf).max()))
         return largest
 
     found: list[str] = []

@@ -55,11 +55,6 @@ def pack_int4(integers: Array) -> Array:
     return np.ascontiguousarray(halves[0] | halves[1] << 4)
 
 
-def pack_int4_scales(scales: Array) -> Array:
-    """(out, groups) -> fp32 (panels, groups, 16)."""
-    return pack_fp32(scales)
-
-
 def _panels(weight: Array, together: int) -> Array:
     """(out, in) -> (panels, in / together, 16, together)."""
     padded = _padded(_padded(weight, 0, LANES), 1, together)

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..contract import PROGRAM, WEIGHTS
-from .packing import LANES, column_sums, pack_bf16, pack_fp32, pack_int4, pack_int4_scales, pack_int8, pack_vector
+from .packing import LANES, column_sums, pack_bf16, pack_fp32, pack_int4, pack_int8, pack_vector
 from .passes.native import Instruction, Matrix, Program, Rounding, View
 from .quantizing import Array
 from .save import PAGE
@@ -94,7 +94,7 @@ def _matrix(matrix: Matrix, weights: _Weights) -> dict[str, Any]:
         return {**about, "data": weights.add(matrix.name, FLOATS[matrix.kind](matrix.weight))}
     assert matrix.scales is not None
     if matrix.kind == "int4":
-        packed, scales = pack_int4(matrix.weight), pack_int4_scales(matrix.scales)
+        packed, scales = pack_int4(matrix.weight), pack_fp32(matrix.scales)
         about["group"] = matrix.group
     else:
         packed, scales = pack_int8(matrix.weight), pack_vector(matrix.scales)

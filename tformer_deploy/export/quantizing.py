@@ -23,13 +23,15 @@ class Range(NamedTuple):
     """Of `shrink`, which layers that read the same input share."""
 
 
+LEAST = 1e-9
+"""Where the largest value of a row or group is below, it does not make the scale: quotients might be infinite."""
 Ranges = dict[str, Range | None]
 """By the name of a linear layer; None: it stays fp32."""
 
 
 def channels(weight: Array) -> tuple[Array, Array]:
     """weight (out, in) in 8 bits, and a scale per output."""
-    scales = np.maximum(np.abs(weight).max(1), 1e-9).astype(np.float32) / np.float32(127)
+    scales = np.maximum(np.abs(weight).max(1), LEAST).astype(np.float32) / np.float32(127)
     return np.rint(weight / scales[:, None]).astype(np.int8), scales
 
 
@@ -61,6 +63,6 @@ def groups(weight: Array, bits: int, size: int) -> tuple[Array, Array]:
     padded[:, :inputs] = weight
     parts = padded.reshape(outputs, count, size)
     furthest = np.take_along_axis(parts, np.abs(parts).argmax(2, keepdims=True), 2)
-    scales = np.where(furthest == 0, np.float32(1), furthest / np.float32(-middle))
+    scales = np.where(np.abs(furthest) < LEAST, np.float32(1), furthest / np.float32(-middle))
     integers = np.clip(np.rint(parts / scales) + middle, 0, 2 * middle - 1).astype(np.uint8)
     return integers, scales[:, :, 0].astype(np.float32)

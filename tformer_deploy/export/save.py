@@ -54,7 +54,9 @@ def weights_read(directory: Path) -> dict[str, Any]:
         graph = load_graph(directory / f"{name}.onnx", weights=False).graph
         shapes = {t.name: list(t.dims) for t in graph.initializer if t.dims and t.data_type == TensorProto.FLOAT}
         tables = {node.input[0] for node in graph.node if node.op_type in ("Gather", "Slice")}
-        products = [node.input[1] for node in graph.node if node.op_type == "MatMul" and node.input[1] in shapes]
+        products = [
+            node.input[1] for node in graph.node if node.op_type == "MatMul" and len(shapes.get(node.input[1], ())) == 2
+        ]
         others = shapes.keys() - tables - set(products)
         matmuls = [shapes[each] for each in products]
         found[name] = {"matmuls": matmuls, "others": sum(math.prod(shapes[each]) for each in others)}

@@ -16,14 +16,17 @@ import torch
 from torch.export import Dim
 
 from ..contract import MEMORY_GRAPH, Signature
-from ..errors import ArtifactError
+from ..errors import ArtifactError, ConfigError
 from ..recipe import Recipe
 from ..seq2seq import Seq2Seq
 from .graphs import GraphModule, make_graph
 from .passes.expand_masks import expand_masks
+from .passes.rewriting import WEIGHT
 from .passes.simplify import simplify
 
 _DTYPES = {"int32": torch.int32, "float32": torch.float32}
+LEAST_POSITIONS = 3
+"""A trace takes a size of 0 or 1 for one that never changes, and a cache is traced with one position less."""
 _KINDS = {"int32": ir.DataType.INT32, "float32": ir.DataType.FLOAT}
 
 
@@ -77,8 +80,10 @@ def trace(module: GraphModule) -> ir.Model:
 
 
 def example_sizes(module: GraphModule) -> dict[str, int]:
-    """Sizes to trace with, no two alike and none that could be taken for a constant."""
+    """Sizes to trace with, no two alike and none that could be taken for a constant. Raises ConfigError."""
     config = module.model.config
+    if config.max_positions < LEAST_POSITIONS:
+        raise ConfigError(f"max_positions={config.max_positions}: must be at least {LEAST_POSITIONS} to be exported")
     beams = min(3, config.tgt_vocab // 2)
     return {
         "batch": 2,
@@ -88,7 +93,7 @@ def example_sizes(module: GraphModule) -> dict[str, int]:
         "past_rows": 2 * beams + 1,
         "rows": 2 * beams,
         "capacity": 11,
-        "listed": min(13, config.tgt_vocab),
+        "listed": min(max(13, module.recipe.top_k + 1), config.tgt_vocab),
     }
 
 
@@ -103,7 +108,8 @@ def drop_assertions(graph: torch.fx.Graph) -> None:
 def rename_weights(graph: ir.Graph) -> None:
     """Give weights the names that the checkpoint has for them."""
     for name in list(graph.initializers):
-        graph.initializers[name].name = name.removeprefix("model.")
+        value = graph.initializers[name]
+        value.name, value.meta[WEIGHT] = name.removeprefix("model."), name.startswith("model.")
 
 
 def keep_contract(model: ir.Model, name: str, expected: Signature) -> None:

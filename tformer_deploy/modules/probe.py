@@ -27,7 +27,11 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
     if wrong := [name for name, tensor in module.named_parameters() if tensor.dtype != torch.float32]:
         raise ConfigError(f"{where}: parameter {wrong[0]} is not float32: call .float() on the module")
     if user.follows_protocol([name for name in ("forward", "encode", "decode") if getattr(user, name)]):
-        return cast(Seq2Seq, module)
+        made_by_user = cast(Seq2Seq, module)
+        biased = getattr(made_by_user.output, "bias", None) is not None
+        if biased != made_by_user.config.output_bias:
+            raise ConfigError(f"{where}: config.output_bias={not biased}: must be {biased}, as the module's output is")
+        return made_by_user
     with torch.no_grad():
         plain = Recomputed(user, _memory_width(user, where))
         _logits(plain, user, where)

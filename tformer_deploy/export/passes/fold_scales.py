@@ -10,7 +10,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from .rewriting import Builder, behind, linears
+from .rewriting import Builder, linears, made_by
 
 
 def fold_scales(graph: ir.Graph) -> None:
@@ -21,8 +21,11 @@ def fold_scales(graph: ir.Graph) -> None:
             continue
         q = node.inputs[0]
         assert q is not None and q.shape is not None
-        linear = layers.get(behind(q, "Transpose", "Reshape"))  # type: ignore[arg-type]
-        if linear is None or len(linear.out.uses()) != 1 or len(q.uses()) != 1:
+        value: ir.Value = q
+        while len(value.uses()) == 1 and (view := made_by(value, "Transpose", "Reshape")) is not None:
+            value = view.inputs[0]  # type: ignore[assignment]
+        linear = layers.get(value)
+        if linear is None or len(value.uses()) != 1:
             continue
         factor = np.float32(1 / math.sqrt(int(q.shape[3])))  # type: ignore[arg-type]
         build, (weight, bias) = Builder(graph, linear.product), linear.arrays()

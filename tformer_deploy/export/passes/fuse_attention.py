@@ -30,6 +30,8 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> None:
     unknown = [name for name, a in node.attributes.items() if name not in known or (name != "scale" and a.value)]
     if unknown or len(node.inputs) > 4 or q.shape is None or len(q.shape) != 4:
         raise ArtifactError(f"fuse_attention does not know an Attention with {unknown or 'these inputs'}: {node.name}")
+    if k.shape is None or k.shape[1] != q.shape[1]:
+        raise ArtifactError(f"fuse_attention: {node.name} has {q.shape[1]} heads of queries, and others of keys")
     build, given = Builder(graph, node), {value.name: value for value in graph.inputs}
     # What masked scores get added; the operator's own -1e4 is too little where a trained model has scores of millions.
     scale = {"scale": node.attributes["scale"].as_float()} if "scale" in node.attributes else {}

@@ -59,6 +59,8 @@ def _attention(build: Builder, node: ir.Node) -> ir.Value:
     assert q is not None and q.shape is not None
     if any(node.attributes[name].value for name in ("softcap", "is_causal", "qk_matmul_output_mode")):
         raise ArtifactError(f"older_operators: {node.name} is causal, capped or returns its scores")
+    if k is None or k.shape is None or k.shape[1] != q.shape[1]:
+        raise ArtifactError(f"older_operators: {node.name} has {q.shape[1]} heads of queries, and others of keys")
     scale = node.attributes.get_float("scale", 1 / math.sqrt(int(q.shape[3])))  # type: ignore[arg-type]
     q = q if scale == 1 else build.node("Mul", [q, build.number(scale)])
     scores = build.node("MatMul", [q, build.node("Transpose", [k], perm=[0, 1, 3, 2])])

@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike
 from ..quantizing import Array
 
 MICROSOFT, OURS = "com.microsoft", "tformer"
+WEIGHT = "weight"
+"""In a value's `meta`: whether it is a tensor of the module's."""
 
 
 class Builder:
@@ -114,9 +116,10 @@ def linears(graph: ir.Graph) -> Iterator[Linear]:
 def _transposed(value: ir.Value | None) -> ir.Value | None:
     """The weight (out, in) that a value is the transpose of."""
     node = value.producer() if value is not None else None
-    if node is None or node.op_type != "Transpose" or not node.inputs[0].is_initializer():  # type: ignore[union-attr]
+    weight = node.inputs[0] if node is not None and node.op_type == "Transpose" else None
+    if weight is None or not weight.is_initializer() or weight.shape is None or len(weight.shape) != 2:
         return None
-    return node.inputs[0]
+    return weight
 
 
 def constant_of(value: ir.Value | None) -> Array | None:

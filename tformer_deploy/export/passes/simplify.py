@@ -13,7 +13,7 @@ from onnxscript.optimizer import fold_constants
 from onnxscript.rewriter import RewriteRuleSet, rewrite
 from onnxscript.rewriter.rules import common as known
 
-from .rewriting import Builder, behind, constant_of, made_by
+from .rewriting import WEIGHT, Builder, behind, constant_of, made_by
 
 MAX_FOLDED, MAX_NUMBERS = 1024, 8
 """Elements of an array that is folded: shapes and scalars, no weights; and of one that is called by its numbers."""
@@ -80,10 +80,10 @@ def _share_numbers(graph: ir.Graph) -> None:
     for name, value in list(graph.initializers.items()):
         array = constant_of(value)
         kind = PREFIXES.get(array.dtype.name) if array is not None and array.size <= MAX_NUMBERS else None
-        # A weight has its module's name, with a dot.
-        if array is None or kind is None or "." in name or value.is_graph_output():
+        if array is None or kind is None or "." in name or value.meta.get(WEIGHT) or value.is_graph_output():
             continue
-        new = "_".join([f"{kind}{array.ndim or ''}", *map(str, array.ravel().tolist())])
+        shape = array.ndim if array.ndim < 2 else "x".join(map(str, array.shape))
+        new = "_".join([f"{kind}{shape or ''}", *map(str, array.ravel().tolist())])
         if new == name:
             continue
         if new in graph.initializers:

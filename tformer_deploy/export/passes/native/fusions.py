@@ -79,7 +79,8 @@ def _split_products(program: Program) -> None:
 
 def _fuse_activations(program: Program) -> None:
     for each in [each for each in program.code if each.op == "activate"]:
-        if (made := _only(program, each.reads["x"], each)) is not None:
+        made = _only(program, each.reads["x"], each)
+        if made is not None and "activation" not in made.how:
             made.out, made.how = each.out, {**made.how, **each.how}
             program.code.remove(each)
 

@@ -25,6 +25,8 @@ SIGMOID_GELU = 1.702
 NORMS = {"LayerNormalization": "layer", "RMSNormalization": "rms", ANNOTATED: "annotated"}
 BIAS = 5
 """The input of a fused attention that its scores gain."""
+MOST_HEAD, MOST_INPUTS = 256, 65536
+"""What the kernels' buffers and 32-bit sums have room for: numbers of a head, inputs of a product."""
 
 
 class Lowering:
@@ -207,11 +209,6 @@ class Lowering:
         tanh = node.attributes.get_string("approximate") == "tanh"
         return self._activate(self.view(node.inputs[0], node), "gelu_tanh" if tanh else "gelu")
 
-    def _swish(self, node: ir.Node) -> View:
-        if node.attributes.get_float("alpha", 1.0) != 1:
-            raise self.unknown(node)
-        return self._activate(self.view(node.inputs[0], node), "silu")
-
     def _sigmoid(self, node: ir.Node) -> Activated:
         known = self.known.get(node.inputs[0])  # type: ignore[arg-type]
         return known if isinstance(known, Activated) else Activated(self.view(node.inputs[0], node), 1.0)
@@ -248,25 +245,14 @@ class Lowering:
     def _product(self, x: View, matrix: Matrix, arrays: dict[str, tuple[str, Array]], **how: Any) -> View:
         if x.width != matrix.inputs:
             raise ArtifactError(f"native: {matrix.name} reads {x.width} numbers of {matrix.inputs}")
+        if x.width > MOST_INPUTS:
+            raise ArtifactError(f"native: {matrix.name} reads more than {MOST_INPUTS} numbers")
         return self.emit("matmul", len(matrix.weight), {"x": x}, matrix=matrix, arrays=arrays, how=how)
 
     def _matmulintegertofloat(self, node: ir.Node) -> View:
         name, integers = self.array(node.inputs[1], node)
         _, scales = self.array(node.inputs[3], node)
         return self._integers(node, name.removesuffix("^T"), integers.T, scales, (*node.inputs, None, None)[6])
-
-    def _qgemm(self, node: ir.Node) -> View:
-        (name, integers), (_, scales) = (self.array(node.inputs[i], node) for i in (3, 4))
-        out, readers = node.outputs[0], [use.node for use in node.outputs[0].uses()]
-        if len(readers) == 1 and readers[0].op_type == "Add":
-            others = [value for value in readers[0].inputs if value is not out]
-            array = constant_of(others[0]) if others else None
-            if array is not None and array.shape == (len(scales),):
-                found = self._integers(node, name, integers, scales, others[0])
-                self.known[readers[0].outputs[0]] = found
-                self.skipped.add(readers[0])
-                return found
-        return self._integers(node, name, integers, scales, None)
 
     def _integers(self, node: ir.Node, name: str, weight: Array, scales: Array, bias: ir.Value | None) -> View:
         x = self.known.get(node.inputs[0])  # type: ignore[arg-type]
@@ -330,6 +316,8 @@ class Lowering:
         q = self.view(inputs[0], node)
         heads = node.attributes["num_heads"].as_int()
         size = q.width // heads
+        if size > MOST_HEAD:
+            raise self.unknown(node, f"whose heads have more than {MOST_HEAD} numbers")
         scale = node.attributes.get_float("scale", 1 / math.sqrt(size))
         how: dict[str, Any] = {"heads": heads, "size": size, "scale": scale}
         reads, arrays = {"q": q}, {}
@@ -337,6 +325,8 @@ class Lowering:
         if key is not None and key.is_graph_input():
             how["layer"] = int(str(key.name).rpartition("_")[2])
             op = "cross"
+            if str(inputs[2] and inputs[2].name) != f"cross_v_{how['layer']}":
+                raise self.unknown(node, "whose values are not of the keys' layer")
         else:
             op = "self"
             reads |= {"k": self.view(key, node), "v": self.view(inputs[2], node)}

@@ -1,0 +1,204 @@
+"""Modules that are unlike ours in one thing each: exported and equal, or refused in one line by what they have."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tformer_deploy.checkpoint import Checkpoint
+from tformer_deploy.errors import TformerError
+from tformer_deploy.export.to_onnx import build_graph, build_program
+from tformer_deploy.export.trace import Tracer
+from tformer_deploy.export_checked import export_checked
+from tformer_deploy.model import Attention, Transformer
+from tformer_deploy.modules.probe import wrapped
+from tformer_deploy.modules.user_model import UserModel
+from tformer_deploy.recipe import load_recipe
+from tformer_deploy.seq2seq import Cache, KeysValues, Layers
+
+from .conftest import random_model, small_config, write_checkpoint
+
+
+def ours(**changes: object) -> Transformer:
+    return random_model(small_config(**{"encoder_layers": 1, "decoder_layers": 1, **changes})).eval()
+
+
+def spoiled(name: str, change: Callable[[Tensor], object], **changes: object) -> Transformer:
+    """Ours, one of whose parameters is changed."""
+    model = ours(share_embeddings="none", **changes)
+    with torch.no_grad():
+        change(model.get_parameter(name))
+    return model
+
+
+class Keys(Transformer):
+    """Ours, whose keys of the source are changed once more."""
+
+    def __init__(self, change: Callable[[Keys, Tensor, Tensor], Tensor], **parameters: Tensor) -> None:
+        super().__init__(small_config(encoder_layers=1, decoder_layers=1))
+        self.init_weights(1)
+        self.change, self.part = change, nn.Module()
+        for name, value in parameters.items():
+            holder = self.part if name.startswith("in_part_") else self
+            holder.register_parameter(name.removeprefix("in_part_"), nn.Parameter(value))
+        self.eval()
+
+    def cross_keys_values(self, memory: Tensor) -> list[KeysValues]:
+        return [(self.change(self, k, memory), v) for k, v in super().cross_keys_values(memory)]
+
+
+def random(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 0.5
+
+
+def of_equal_numbers(model: Keys, k: Tensor, memory: Tensor) -> Tensor:
+    """A row and a column of the same numbers."""
+    numbers = torch.tensor([1.0, 2.0])
+    row, column = (numbers.view(shape)[..., None] for shape in ((1, 2), (2, 1)))
+    return (k.unflatten(3, (2, 2, -1)) * row + k.unflatten(3, (2, 2, -1)) * column).flatten(3)
+
+
+def used_twice() -> Transformer:
+    model = ours(encoder_layers=2)
+    model.encoder[1] = model.encoder[0]
+    return model
+
+
+def twice_activated() -> Transformer:
+    model = ours()
+    for layer in (*model.encoder, *model.decoder):
+        layer.ff.activation = nn.Sequential(nn.ReLU(), nn.GELU())  # type: ignore[union-attr,assignment]
+    return model
+
+
+class Gated(Attention):
+    """What the queries are made of gates the result too."""
+
+    def forward(self, x: Tensor, kv: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
+        rows = self.query(x).view(x.shape[0], x.shape[1], self.heads, self.head_dim)
+        mixed = self.attend(rows.transpose(1, 2), kv, mask, causal).transpose(1, 2)
+        return self.out((mixed * torch.sigmoid(rows)).flatten(2))  # type: ignore[no-any-return]
+
+
+def gated() -> Transformer:
+    model = ours()
+    side = model.config.encoder
+    model.encoder[0].attention = Gated(model.config, side, side.width)
+    return model.eval()
+
+
+EQUAL: dict[str, tuple[Callable[[], Transformer], list[str]]] = {
+    "a row of tiny numbers": (lambda: spoiled("tgt_embedding.weight", lambda w: w[40].mul_(1e-12)), ["int8"]),
+    "a neuron of tinier numbers": (lambda: spoiled("encoder.0.ff.up.weight", lambda w: w[3].mul_(1e-20)), ["int8"]),
+    "a group of the tiniest": (lambda: spoiled("decoder.0.ff.up.weight", lambda w: w[3].fill_(2e-45)), ["int4"]),
+    "a bias that forbids": (
+        lambda: spoiled("output.bias", lambda b: b[1].fill_(-math.inf), output_bias=True),
+        ["fp32", "int8"],
+    ),
+    "a number": (lambda: Keys(lambda m, k, _: k * m.number, number=random()), ["fp32"]),
+    "a few numbers": (lambda: Keys(lambda m, k, _: k * m.few, few=random(8)), ["fp32"]),
+    "a row and a column": (lambda: Keys(of_equal_numbers), ["fp32"]),
+    "a matrix a head": (lambda: Keys(lambda m, k, _: k @ m.part.w, in_part_w=random(4, 8, 8)), ["fp32"]),
+    "the same turned": (
+        lambda: Keys(lambda m, k, _: k @ m.part.w.transpose(1, 2), in_part_w=random(4, 8, 8)),
+        ["fp32"],
+    ),
+    "a vector": (
+        lambda: Keys(lambda m, k, memory: k * (memory @ m.part.v)[:, None, :, None], in_part_v=random(32)),
+        ["fp32"],
+    ),
+    "a layer used twice": (used_twice, ["int8"]),
+    "two activations": (twice_activated, ["native-fp32"]),
+    "queries that gate": (gated, ["trt"]),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_strange_model_is_equal(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, recipes = EQUAL[name]
+    model = make()
+    run = write_checkpoint(tmp_path / "run", model.config)
+    monkeypatch.setattr(Checkpoint, "load_model", lambda _: model)
+    assert export_checked(run, tmp_path / "bundle", recipes).passed
+
+
+class Grouped(Attention):
+    """Twice as many heads of queries as of keys."""
+
+    def __init__(self, model: Transformer) -> None:
+        side = model.config.encoder
+        super().__init__(model.config, side, side.width)
+        self.query, self.out = nn.Linear(side.width, 2 * side.width), nn.Linear(2 * side.width, side.width)
+
+    def forward(self, x: Tensor, kv: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
+        q = self.query(x).unflatten(2, (2 * self.heads, -1)).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(q, *kv, attn_mask=mask, is_causal=causal, enable_gqa=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def grouped() -> Transformer:
+    model = ours()
+    model.encoder[0].attention = Grouped(model)
+    return model.eval()
+
+
+class SameKeys(Transformer):
+    """Keys for values."""
+
+    def step(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        src_lengths: Tensor,
+        cross: list[KeysValues],
+        cache: Cache,
+        layers: Layers | None = None,
+    ) -> Tensor:
+        return super().step(tokens, position, src_lengths, [(k, k) for k, _ in cross], cache, layers)
+
+
+REFUSED: dict[str, tuple[Callable[[], Transformer], str, str]] = {
+    "grouped heads": (grouped, "fp32-cpu", "has 8 heads of queries, and others of keys"),
+    "grouped heads in plans": (grouped, "trt", "has 8 heads of queries, and others of keys"),
+    "keys for values": (
+        lambda: SameKeys(small_config()).eval(),
+        "native-fp32",
+        "whose values are not of the keys' layer: use a recipe of ort-cpu",
+    ),
+    "a large head": (
+        lambda: ours(d_model=272, heads=1, d_ff=8),
+        "native-fp32",
+        "whose heads have more than 256 numbers: use a recipe of ort-cpu",
+    ),
+    "two positions": (lambda: ours(max_positions=2), "fp32", "max_positions=2: must be at least 3 to be "),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_strange_model_is_refused_by_name(name: str) -> None:
+    make, name, said = REFUSED[name]
+    model = make()
+    recipe = load_recipe(name).for_model(model.config)
+    with pytest.raises(TformerError, match=said):
+        if recipe.target == "native":
+            build_program(Tracer(model), recipe, {})
+        else:
+            build_graph("encoder", Tracer(model), recipe, {})
+
+
+def test_a_bias_that_the_config_does_not_tell_is_refused() -> None:
+    """Shortlists would leave it out."""
+    for told in (True, False):
+        model = ours(share_embeddings="none", output_bias=told)
+        assert wrapped(UserModel(model), "model.py:make") is model
+        model.config = dataclasses.replace(model.config, output_bias=not told)
+        with pytest.raises(TformerError, match=f"config.output_bias={not told}: must be {told}, as the module's"):
+            wrapped(UserModel(model), "model.py:make")
