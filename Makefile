@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+# Some containers set it; then each of the tests' processes compiles anew what it imports, half of its time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all lint native native-wheel cpp cpp-build cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
 .DELETE_ON_ERROR:
 
-# Python compiles what it imports; pip would compile all of it, half of its time.
+# Python compiles what it imports; pip would compile all of it.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --no-compile --disable-pip-version-check -e '.[train,export,cpu,trt-rtx,report,corpus,cluster,dev]' -c constraints.txt

@@ -72,14 +72,20 @@ def test_lines_that_one_thread_admits_while_another_steps(model: Model) -> None:
     with Serving(model) as serving:
 
         def admit() -> None:
-            for number, (line, asked) in enumerate(requests):
-                serving.admit(line, number, **asked)
-            admitted.set()
+            try:
+                for number, (line, asked) in enumerate(requests):
+                    serving.admit(line, number, **asked)
+            finally:  # what fails is seen in what was found
+                admitted.set()
 
         def step() -> None:
-            while serving.step() or not admitted.is_set():
-                pass
-            stepped.set()
+            try:
+                while not admitted.is_set():
+                    serving.step()
+                while serving.step():
+                    pass
+            finally:
+                stepped.set()
 
         threads = [threading.Thread(target=work) for work in (admit, step)]
         for thread in threads:

@@ -490,13 +490,13 @@ def test_header_without_a_key(key: str, saved: Path) -> None:
 @pytest.mark.parametrize("key", ["model", "tokenizer", "weights", "files"])
 def test_header_with_a_value_of_the_wrong_kind(key: str, saved: Path) -> None:
     edit_header(saved, lambda header: header.update({key: None}))
-    with pytest.raises(TformerError):
+    with pytest.raises(TformerError, match=f"{key} must be"):
         open_checkpoint(saved)
 
 
 def test_every_file_in_use_must_have_a_hash(saved: Path) -> None:
     edit_header(saved, lambda header: header["files"].pop(header["weights"]))
-    with pytest.raises(ArtifactError):
+    with pytest.raises(ArtifactError, match="no hash of weights/"):
         open_checkpoint(saved)
 
 

@@ -409,7 +409,7 @@ def test_the_tutorial_of_multi30k_keeps_the_ends_of_lines(tmp_path: Path) -> Non
     options = ImportOptions(src_vocab=tmp_path / "src.json", tgt_vocab=write_words(tmp_path / "tgt", 44), heads=4)
     import_checkpoint("multi30k-tutorial", tmp_path / "model.pt", tmp_path / "run", options)
     tokenizers = open_checkpoint(tmp_path / "run").tokenizers
-    assert tokenizers.source_ids("w9 w10.") == [2, 9, 0, 0, 4, 3] or tokenizers.source_ids("w9 w10.")[-2:] == [4, 3]
+    assert tokenizers.source_ids("w9 w10.") == [2, 9, 10, 0, 4, 3]
     assert tokenizers.source_ids("w9")[0] == 2 and tokenizers.source.size == 40
     split = replace(options, split_regex="[a-z][0-9]")  # in place of spaCy's rules
     import_checkpoint("multi30k-tutorial", tmp_path / "model.pt", tmp_path / "run", split, force=True)

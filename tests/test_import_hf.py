@@ -298,7 +298,8 @@ def test_what_the_folder_says_is_not_set(folders: dict[str, Path], tmp_path: Pat
         import_checkpoint("hf", folders["bart"], tmp_path / "run", ImportOptions(model={"max_positions": 90}))
     for name, positions in (("bart", 40), ("t5", 700)):
         options = ImportOptions(model={"max_positions": positions})
-        assert import_checkpoint("hf", folders[name], tmp_path / name, options, comparing=False)[0].config.max_positions
+        made, _ = import_checkpoint("hf", folders[name], tmp_path / name, options, comparing=False)
+        assert made.config.max_positions == positions
 
 
 def test_special_tokens_in_a_text_are_text(folders: dict[str, Path]) -> None:

@@ -209,8 +209,8 @@ def step(state, count):
 @pytest.mark.parametrize(
     "work",
     [
-        "state = model(1).encode(*sources(2))\nlimit(8 << 20)\nfailed(lambda: state.admit(*sources(2000)))\nlimit(0)",
-        "one = model(1)\nstep(one.encode(*sources(2)), 2)\nlimit(8 << 20)\nfailed(lambda: one.encode(*sources(2000)))\n"
+        "state = model(1).encode(*sources(2))\nlimit(8 << 20)\nfailed(lambda: state.admit(*sources(1000)))\nlimit(0)",
+        "one = model(1)\nstep(one.encode(*sources(2)), 2)\nlimit(8 << 20)\nfailed(lambda: one.encode(*sources(1000)))\n"
         "limit(0)\nstate = one.encode(*sources(2))",
         "limit(40 << 20)\nstate = model(16).encode(*sources(2))\nlimit(0)",
     ],
@@ -225,7 +225,8 @@ def model(threads):
 def failed(call):
     try:
         call()
-    except Exception as error:
+    except tformer_native.Error as error:
+        assert error.args[1] == 9, error
         return
     raise SystemExit("there was memory enough")
 

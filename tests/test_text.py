@@ -243,7 +243,7 @@ def test_damaged_sentencepiece_model(damage: bytes | None, bpe: Tokenizers, tmp_
     file = tmp_path / "tokenizer.model"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
-    with pytest.raises(ArtifactError):
+    with pytest.raises(ArtifactError, match=r"tokenizer\.model is damaged"):
         load_tokenizers(tmp_path, description)
 
 
@@ -251,7 +251,7 @@ def test_damaged_sentencepiece_model(damage: bytes | None, bpe: Tokenizers, tmp_
 def test_damaged_word_list(damage: bytes, tmp_path: Path) -> None:
     description = train_tokenizers("words", ["a b"], ["a b"], 10, (None, None)).save(tmp_path)
     (tmp_path / "tokenizer.words").write_bytes(damage)
-    with pytest.raises(ArtifactError):
+    with pytest.raises(ArtifactError, match=r"tokenizer\.words is damaged"):
         load_tokenizers(tmp_path, description)
 
 
