@@ -74,7 +74,7 @@ class Parallel(nn.Module):
         self.encoder = nn.ModuleList(Block(config, cross=False) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(Block(config, cross=True) for _ in range(config.decoder_layers))
         self.encoder_norm, self.decoder_norm = nn.RMSNorm(d, eps=1e-5), nn.RMSNorm(d, eps=1e-5)
-        self.output = nn.Linear(d, config.tgt_vocab)
+        self.output = nn.Linear(d, config.tgt_vocab, bias=config.output_bias)
         half = d // config.heads // 2
         angles = torch.arange(config.max_positions)[:, None] * 0.3 ** torch.arange(half)
         self.register_buffer("cos", angles.cos().repeat(1, 2), persistent=False)

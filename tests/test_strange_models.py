@@ -54,6 +54,17 @@ class Keys(Transformer):
         return [(self.change(self, k, memory), v) for k, v in super().cross_keys_values(memory)]
 
 
+class Training(Transformer):
+    """Ours, with a mask and a head that only its training reads."""
+
+    def __init__(self) -> None:
+        super().__init__(small_config(encoder_layers=1, decoder_layers=1))
+        self.register_buffer("causal", torch.full((24, 24), -math.inf).triu(1), persistent=False)
+        self.language = nn.Linear(32, 7)
+        self.init_weights(1)
+        self.eval()
+
+
 def random(*shape: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 0.5
 
@@ -192,6 +203,12 @@ def test_a_strange_model_is_refused_by_name(name: str) -> None:
             build_program(Tracer(model), recipe, {})
         else:
             build_graph("encoder", Tracer(model), recipe, {})
+
+
+def test_what_only_training_reads_is_no_constant(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text("from tests.test_strange_models import Training\n\ndef make():\n    return Training()\n")
+    assert export_checked(Path(f"{file}:make"), tmp_path / "bundle", ["fp32"]).passed
 
 
 def test_a_bias_that_the_config_does_not_tell_is_refused() -> None:

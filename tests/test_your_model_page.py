@@ -47,7 +47,7 @@ def test_command_runs(command: str, folder: Path) -> None:
 def test_a_module_that_follows_the_protocol_has_every_recipe(tmp_path: Path) -> None:
     (tmp_path / "my_file.py").write_text(
         "from tests.conftest import small_config\nfrom tests.test_seq2seq import make_parallel\n\n\n"
-        "def make():\n    return make_parallel(small_config())\n"
+        "def make():\n    return make_parallel(small_config(output_bias=True))\n"
     )
     done = run_here(
         "export", tmp_path / "my_file.py:make", "--out", tmp_path / "bundle", "--recipe", "int8", "--recipe", "fp32"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from ..config import ModelConfig
 from ..errors import ConfigError, TformerError, unknown
 from ..seq2seq import GrowingCache, KeysValues, Seq2Seq, log_probs
 from .recompute import Hooked, Hooks, Recomputed, entering, plain_attention
@@ -31,6 +32,8 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
         biased = getattr(made_by_user.output, "bias", None) is not None
         if biased != made_by_user.config.output_bias:
             raise ConfigError(f"{where}: config.output_bias={not biased}: must be {biased}, as the module's output is")
+        ids = _ids(made_by_user.config)
+        cast(Any, module).unread = unread(module, lambda: stepped(made_by_user, *ids))
         return made_by_user
     with torch.no_grad():
         plain = Recomputed(user, _memory_width(user, where))
@@ -40,7 +43,7 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
         if user.layers:
             made = Hooked(user, plain.memory_width, _hooks(plain, user, where))
             _require_equal(made, plain, where)
-    made.unread = unread(plain)
+    made.unread = unread(plain, lambda: _decoded(plain, *_ids(user)))
     return cast(Seq2Seq, made)
 
 
@@ -62,7 +65,7 @@ def calling(where: str, what: str) -> Iterator[None]:
         raise ConfigError(f"{place}: {what} raised {type(error).__name__}: {said}") from error
 
 
-def _ids(user: UserModel) -> tuple[Tensor, Tensor, Tensor]:
+def _ids(user: UserModel | ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
     """src_ids (B, S) with padding, src_lengths (B), tgt_ids (B, T), none of them special where there are others."""
     generator = torch.Generator().manual_seed(1)
     special = {user.pad_id, user.start_id, user.eos_id}
@@ -135,17 +138,17 @@ def _require_masked(plain: Recomputed, where: str) -> None:
             )
 
 
-def unread(plain: Recomputed) -> frozenset[str]:
-    """Names of tensors that logits do not depend on: no graph needs them."""
-    named = [*plain.named_parameters(remove_duplicate=False), *plain.named_buffers(remove_duplicate=False)]
+def unread(module: nn.Module, scores: Callable[[], Tensor]) -> frozenset[str]:
+    """Names of tensors that `scores` do not depend on: no graph needs them."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     tensors = {name: tensor for name, tensor in named if tensor.is_floating_point()}
     frozen = [tensor for tensor in tensors.values() if not tensor.requires_grad]
     try:
         for tensor in frozen:
             tensor.requires_grad_(True)
         with torch.enable_grad():
-            logits = _decoded(plain, *_ids(plain.user))
-        gradients = torch.autograd.grad(logits.sum(), list(tensors.values()), allow_unused=True)
+            found = scores()
+        gradients = torch.autograd.grad(found.sum(), list(tensors.values()), allow_unused=True)
     except RuntimeError:  # not every function has a gradient
         return frozenset()
     finally:
@@ -203,7 +206,7 @@ def _require_equal(hooked: Hooked, plain: Recomputed, where: str) -> None:
     src_ids, lengths, tgt_ids = _ids(plain.user)
     expected = _decoded(plain, src_ids, lengths, tgt_ids).log_softmax(-1)
     with calling(where, f"decode, with hooks on {hooked.hooks.layers} and {hooked.hooks.self_attention},"):
-        found = stepped(hooked, src_ids, lengths, tgt_ids)
+        found = stepped(cast(Seq2Seq, hooked), src_ids, lengths, tgt_ids)
     if found.shape == expected.shape and float((found - expected).abs().max()) <= LIMIT:
         return
     apart = f"differ by {float((found - expected).abs().max()):.2g}" if found.shape == expected.shape else "are others"
@@ -213,16 +216,16 @@ def _require_equal(hooked: Hooked, plain: Recomputed, where: str) -> None:
     )
 
 
-def stepped(model: Recomputed, src_ids: Tensor, lengths: Tensor, tgt_ids: Tensor) -> Tensor:
+def stepped(model: Seq2Seq, src_ids: Tensor, lengths: Tensor, tgt_ids: Tensor) -> Tensor:
     """Log-probabilities (B, T, V) of a target that is fed token by token, in the last of several equal rows."""
     cross = model.cross_keys_values(model.encode(src_ids, lengths))
-    config, found = model.config, []
-    empty = torch.zeros(len(src_ids) * BEAMS, 1, 0, config.head_dim)
-    past: list[KeysValues] = [(empty, empty)] * config.decoder_layers
+    side, found = model.config.decoder, []
+    empty = torch.zeros(len(src_ids) * BEAMS, side.heads, 0, side.head_dim)
+    past: list[KeysValues] = [(empty, empty)] * side.layers
     for position, token in enumerate(tgt_ids.T):
         cache = GrowingCache(past)
         tokens = token[:, None].expand(-1, BEAMS).int()
         hidden = model.step(tokens, torch.tensor([position]), lengths, cross, cache)
-        found.append(log_probs(cast(Seq2Seq, model), hidden)[:, -1])
+        found.append(log_probs(model, hidden)[:, -1])
         past = cache.present
     return torch.stack(found, 1)
