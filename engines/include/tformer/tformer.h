@@ -162,8 +162,8 @@ TFORMER_API int tformer_translator_aligns(const tformer_translator *translator);
 /* The only outputs that may come from now on; none: any. */
 TFORMER_API tformer_status tformer_allow(tformer_translator *translator, const tformer_text *outputs, size_t count);
 /* Call back after each step of the calls that begin from now on; null: no more. A callback may cancel the call; another
- * call of its translator fails with TFORMER_USAGE. Where a line's log-probabilities are not numbers, the lines before it in its
- * batch are decoded again, and their steps come twice. */
+ * call of its translator fails with TFORMER_USAGE. Where a line's log-probabilities are not numbers, the lines before it
+ * in its batch are decoded again, and their steps come twice. */
 TFORMER_API void tformer_on_step(tformer_translator *translator, tformer_step_callback callback, void *user);
 /* Stop the call that another thread makes, before its next step. A call that begins later is not stopped. */
 TFORMER_API void tformer_cancel(tformer_translator *translator);
