@@ -102,10 +102,11 @@ std::vector<std::string_view> views(const tformer_text* texts, std::size_t count
 class Call {
  public:
   explicit Call(tformer_translator& translator) : called_(translator) {
+    auto on_step = called_.on_step;  // memory may end here, before the translator is taken
     if (called_.busy.test_and_set()) {
       throw tformer::Error(Status::usage, "the translator is in a call: make none from a callback, nor from two threads");
     }
-    called_.translator.on_step = called_.on_step;
+    called_.translator.on_step.swap(on_step);
   }
   ~Call() { called_.busy.clear(); }
   Call(const Call&) = delete;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -54,6 +56,9 @@ def train(
         figures = trainer.run()
     if figures:
         emit(figures, json, f"{out}: " + "  ".join(f"{k} {_short(v)}" for k, v in figures.items()))
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        sys.stdout.flush()
+        os._exit(0)  # of the processes that torchrun started, gloo's threads abort one now and then as Python ends
 
 
 def refuse_settings(context: typer.Context) -> None:

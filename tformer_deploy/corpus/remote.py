@@ -16,7 +16,7 @@ from .storage import Input
 
 WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 """Where an object appears when all of it has been sent."""
-_PASSWORD = re.compile(r"(?<=://)[^/\s@]*:[^/\s@]*@")
+_PASSWORD = re.compile(r"(?<=://)[^/?#\s]*:[^/?#\s]*@")
 _SIGNATURE = re.compile(r"(https?://[^\s?#'\"]*)[?#][^\s'\"]*")
 _HOW = "check the address, the network and your keys"
 
