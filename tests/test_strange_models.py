@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from tformer_deploy.model import Attention, Transformer
 from tformer_deploy.modules.probe import wrapped
 from tformer_deploy.modules.user_model import UserModel
 from tformer_deploy.recipe import load_recipe
-from tformer_deploy.seq2seq import Cache, KeysValues, Layers
+from tformer_deploy.seq2seq import KeysValues
 
 from .conftest import random_model, small_config, write_checkpoint
 
@@ -164,16 +165,9 @@ def grouped() -> Transformer:
 class SameKeys(Transformer):
     """Keys for values."""
 
-    def step(
-        self,
-        tokens: Tensor,
-        position: Tensor,
-        src_lengths: Tensor,
-        cross: list[KeysValues],
-        cache: Cache,
-        layers: Layers | None = None,
-    ) -> Tensor:
-        return super().step(tokens, position, src_lengths, [(k, k) for k, _ in cross], cache, layers)
+    def step(self, *given: Any, **named: Any) -> Tensor:
+        tokens, position, src_lengths, cross, *rest = given
+        return super().step(tokens, position, src_lengths, [(k, k) for k, _ in cross], *rest, **named)
 
 
 REFUSED: dict[str, tuple[Callable[[], Transformer], str, str]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -21,7 +21,6 @@ from ..engines.base import (
     Hypothesis,
     Ints,
     Outlook,
-    Outputs,
     Scores,
     Searches,
     State,
@@ -124,16 +123,11 @@ class WatchedSearch(Watched):
         """See `Searches.batch_tokens`."""
         return cast(Searches, self.engine).batch_tokens
 
-    def search(
-        self,
-        batch: Batch,
-        options: Mapping[str, Any],
-        allowed: Outputs | None = None,
-        strict: bool = False,
-        calls: Calls | None = None,
-    ) -> list[list[Hypothesis]]:
+    def search(self, *asked: Any) -> list[list[Hypothesis]]:
         """See `Searches.search`."""
-        return cast(Searches, self.engine).search(batch, options, allowed, strict, self.calls)
+        engine: Any = self.engine
+        found: list[list[Hypothesis]] = engine.search(*asked, calls=self.calls)
+        return found
 
 
 class Bench:
