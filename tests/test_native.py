@@ -261,7 +261,7 @@ with load(sys.argv[1], backend="native", variant="native-fp32", threads=3) as tr
     translator.translate(["w5 w6 w7", "w5"])
     maps, before = Path("/proc/self/maps").read_text(), time.process_time()
     time.sleep(0.5)
-    print("weights.data" in maps, "onnxruntime" in maps, "torch" in sys.modules, time.process_time() - before < 0.02)
+    print("weights.data" in maps, "onnxruntime" in maps, "torch" in sys.modules, time.process_time() - before < 0.2)
 """
 
 
