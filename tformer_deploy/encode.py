@@ -14,7 +14,7 @@ from .batches import length_batches, make_batch
 from .bundle import Bundle, open_bundle
 from .config import BATCH_TOKENS, LINE_BYTES, MOST_LINE_BYTES, check_whole
 from .data import check_line
-from .engines import MOST_BATCH_TOKENS, engine_name, make_encoder
+from .engines import MOST_BATCH_TOKENS, check_checkpoint, engine_name, make_encoder
 from .engines.base import Encoder, Floats
 from .errors import LimitError, NotNumbers, TformerError
 from .pooling import NO_POOL, check_pool, pooled
@@ -63,6 +63,7 @@ class TextEncoder:
         given, run = options.bundle, options.checkpoint
         bundle = given if isinstance(given, Bundle) else open_bundle(Path(given), graphs=False)
         name = engine_name(options.backend, options.variant, bundle)
+        check_checkpoint(run, [name])
         self.options, self.tokenizers = options, bundle.tokenizers()
         self.engine: Encoder = make_encoder(name, bundle, Path(run) if run else None, options.threads)
         self.width = bundle.config.encoder.width

@@ -11,7 +11,7 @@ from typing import Any
 from .bundle import MANIFEST, Bundle, open_bundle
 from .config import LINE_BYTES, MOST_LINE_BYTES, check_whole, from_dict
 from .decoding import DecodeOptions, over_defaults
-from .engines import MOST_BATCH_TOKENS, engine_name, make_engine, threads_each
+from .engines import MOST_BATCH_TOKENS, check_checkpoint, engine_name, make_engine, threads_each
 from .errors import ArtifactError, ConfigError, TformerError
 from .translate import Translator
 
@@ -68,6 +68,7 @@ def open_translator(options: TranslatorOptions) -> Translator:
     """
     bundle = options.bundle if isinstance(options.bundle, Bundle) else open_bundle(Path(options.bundle), graphs=False)
     name = engine_name(options.backend, options.variant, bundle, options.device)
+    check_checkpoint(options.checkpoint, [name])
     run, threads = options.checkpoint, threads_each(options.threads, options.workers)
     engine = make_engine(name, bundle, Path(run) if run else None, threads, options.shortlist)
     decoding = over_defaults(defaults_of(bundle), options.decoding)

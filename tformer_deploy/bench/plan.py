@@ -11,7 +11,7 @@ from ..bundle import Bundle
 from ..check import make_corpus
 from ..config import check_whole
 from ..decoding.options import MOST
-from ..engines import limits_of, make_engine, most_parallel, parse_name
+from ..engines import check_checkpoint, limits_of, make_engine, most_parallel, parse_name
 from ..engines.base import Limits
 from ..errors import ConfigError, LimitError
 
@@ -85,6 +85,7 @@ class BenchPlan:
 
     def check(self, bundle: Bundle) -> None:
         """Raises LimitError for a point, DataError for a text that it does not take, ConfigError for missing lists."""
+        check_checkpoint(self.checkpoint, self.engines)
         for engine in self.engines:
             if parse_name(engine).backend == "cpp":  # whose process is not the one that is measured
                 raise ConfigError(f"--backend {engine}: bench does not measure the C++ runtime: use ort")

@@ -74,11 +74,12 @@ def start(name: str) -> Process:
 
 
 def _load(plan: BenchPlan, name: str, process: Process) -> EngineFigures:
+    reads = plan.checkpoint and parse_name(name).backend == "eager"
     found = process.ask(
         "open",
         bundle=str(plan.bundle),
         engine=name,
-        checkpoint=str(plan.checkpoint) if plan.checkpoint else None,
+        checkpoint=str(plan.checkpoint) if reads else None,
         threads=plan.threads,
         workers=plan.workers,
         shortlist=plan.shortlist,

@@ -89,7 +89,7 @@ def translate(
     from ..batches import suitable_workers
     from ..bundle import open_bundle
     from ..data import read_lines
-    from ..engines import MOST_BATCH_TOKENS, engine_name, parse_name, threads_each
+    from ..engines import MOST_BATCH_TOKENS, check_checkpoint, engine_name, parse_name, threads_each
     from ..opening import TranslatorOptions, open_translator
 
     opened = open_bundle(bundle, graphs=False)
@@ -99,6 +99,7 @@ def translate(
     groups = windows(1 if stream else (batch_tokens or BATCH_TOKENS) * WINDOW_BYTES, max_line_bytes)
     requests = _requests(groups, prefix, read_lines(prefix) if prefix else [])
     name = engine_name(backend, variant, opened, device)
+    check_checkpoint(checkpoint, [name])
     threads_each(threads, workers or 1)  # refuses too many of either before it waits for input
     begin = list(islice(requests, 1))
     on_gpu = parse_name(name).device == "cuda"

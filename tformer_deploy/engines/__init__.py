@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,6 +165,12 @@ def require_each(backends: Sequence[str], engines: Sequence[str]) -> None:
     for backend in backends:
         if parse_name(backend).backend not in there:
             raise ConfigError(f"--backend {backend} runs none of the variants asked for by --variant: leave it out")
+
+
+def check_checkpoint(checkpoint: str | Path | None, engines: Iterable[str]) -> None:
+    """Raise ConfigError for a run folder where none of the engines is eager, which alone reads it."""
+    if checkpoint is not None and not any(parse_name(engine).backend == "eager" for engine in engines):
+        raise ConfigError(f"--checkpoint {checkpoint}: only eager reads it: add --backend eager, or leave it out")
 
 
 def limits_of(name: str, bundle: Bundle) -> Limits:
