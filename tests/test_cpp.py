@@ -490,6 +490,23 @@ def test_the_command_line_example_says_what_is_wrong() -> None:
     assert found.returncode == 1 and found.stdout == b"sieben\nacht\n" and b"line 3: not UTF-8" in found.stderr
 
 
+@pytest.mark.parametrize(("version", "words"), [("1.30.0", "update it to 1.31.0"), ("2.0.0", "or a later 1.x")])
+def test_another_onnxruntime_is_refused(version: str, words: str, tmp_path: Path) -> None:
+    """Before anything of it but its version is called."""
+    source, other = tmp_path / "other.c", tmp_path / "libonnxruntime.so.1"
+    source.write_text(
+        f'const char* version(void) {{ return "{version}"; }}\n'
+        "const struct { void* api; const char* (*version)(void); } base = {0, version};\n"
+        "const void* OrtGetApiBase(void) { return &base; }\n"
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", other, source], check=True)
+    command = [built() / "examples/tformer-cpp", "translate", DEMO, "--onnxruntime", tmp_path]
+    found = subprocess.run(command, input=b"", capture_output=True, timeout=60)
+    assert (
+        found.returncode == 1 and f"onnxruntime {version} " in found.stderr.decode() and words in found.stderr.decode()
+    )
+
+
 @pytest.mark.parametrize("flag", ["--ids", "--score"])
 def test_the_command_line_example_names_the_bad_line(flag: str) -> None:
     """Behind the results of those before it."""

@@ -18,8 +18,9 @@ namespace tformer {
 namespace {
 
 using GetApiBase = const OrtApiBase*(ORT_API_CALL*)();
-constexpr std::array<int, 3> oldest = {1, 24, 1};  // before, a graph may read any file, and memory that is not its own
-constexpr std::size_t longest_reason = 300;        // characters
+// Versions before write past the caches of steps in place, and before 1.24.1 let a graph read any file of the machine.
+constexpr std::array<int, 3> oldest = {1, 31, 0};
+constexpr std::size_t longest_reason = 300;  // characters
 
 std::mutex load_lock;
 std::string loaded_from, loaded_version;
@@ -68,7 +69,7 @@ void check_version(const std::string& version) {
   std::array<int, 3> numbers{};
   std::sscanf(version.c_str(), "%d.%d.%d", &numbers[0], &numbers[1], &numbers[2]);
   if (numbers < oldest) {
-    throw missing("onnxruntime " + version + " lets a bundle read files outside it: update it to 1.24.1 or later");
+    throw missing("onnxruntime " + version + " writes past the caches of a decoding step: update it to 1.31.0 or later");
   }
   if (numbers[0] != 1 || numbers[1] < ORT_API_VERSION) {
     throw missing("onnxruntime " + version + " has not the API 1." + std::to_string(ORT_API_VERSION) +

@@ -19,8 +19,8 @@ from onnxruntime import InferenceSession, OrtValue, RunOptions, SessionOptions
 
 __all__ = ["InferenceSession", "OrtValue", "RunOptions", "SessionOptions", "ort"]
 
-OLDEST = (1, 24, 1)
-"""Versions before let a graph read any file of the machine, and memory that is not its own."""
+OLDEST = (1, 31, 0)
+"""Versions before write past the caches of steps in place, and before 1.24.1 let a graph read any file of the machine."""
 FATAL = 4
 """The only messages of its log that are shown: what else goes wrong stands in its exceptions."""
 Providers = list[tuple[str, dict[str, str]]]
@@ -43,7 +43,7 @@ def check_library() -> None:
     if tuple(int(number) for number in re.findall(r"\d+", ort.__version__)[:3]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ConfigError(
-            f"onnxruntime {ort.__version__} lets a bundle read files outside it: update it to {oldest} or later"
+            f"onnxruntime {ort.__version__} writes past the caches of a decoding step: update it to {oldest} or later"
         )
     # Both wheels own the module `onnxruntime`; with both installed, which files won is chance. Where the module lies:
     # asking for the distributions by name would be a tenth of a command's start.
