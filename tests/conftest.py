@@ -66,6 +66,12 @@ def needs_vnni(variant: str) -> None:
         pytest.skip("int8 with a shortlist needs a processor with VNNI")
 
 
+def pretend_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Have as many, in this process."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(count)))
+    monkeypatch.setattr("tformer_deploy.machine._quotas", lambda _: [])
+
+
 def small_config(**changes: object) -> ModelConfig:
     """Two layers a side, four heads, 24 positions."""
     values: dict[str, object] = {

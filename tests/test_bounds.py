@@ -17,13 +17,14 @@ from tformer_deploy.engines import make_engine, most_parallel, threads_each
 from tformer_deploy.errors import ConfigError
 
 from .command import failed_line, run_here
+from .conftest import pretend_cores
 
 HUGE = 99999999999999
 
 
 def test_more_threads_than_help_are_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, most in ((2, 64), (16, 64), (100, 400)):
-        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        pretend_cores(monkeypatch, cores)
         assert most_parallel() == most
         assert threads_each(most, 1) == threads_each(most, most) == most
         assert threads_each(0, most) == 1 and threads_each(0, 1) == cores

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import gc
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -299,19 +302,52 @@ def test_a_signal_of_another_thread_ends_a_search(engine: Engine) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_fork_of_an_open_engine_ends(engine: Engine) -> None:
-    """Its helper threads are not there to be waited for; the child decodes alone."""
-    batch = batch_of(engine)
-    expected = shown(decode(engine, batch, DecodeOptions(max_tokens=9)))
-    child = os.fork()
-    if not child:
-        signal.alarm(60)
-        same = shown(decode(engine, batch, DecodeOptions(max_tokens=9))) == expected
-        cast(NativeEngine, engine).__exit__()
-        del engine
-        gc.collect()
-        os._exit(0 if same else 1)
-    assert os.waitpid(child, 0)[1] == 0
+def test_forks_of_an_open_engine_go_on(bundle: Bundle) -> None:
+    """Whatever the helper threads hold, which are not there in the child: it decodes alone, and ends."""
+    with make_engine("native:native-int8", bundle, threads=8) as engine:
+        batch = batch_of(engine)
+        expected = shown(decode(engine, batch, DecodeOptions(max_tokens=9)))
+        for i in range(100):
+            decode(engine, batch, DecodeOptions(max_tokens=9))
+            end = time.perf_counter() + i % 20 * 1e-5  # about when they go to sleep
+            while time.perf_counter() < end:
+                pass
+            child = os.fork()
+            if not child:
+                signal.alarm(60)
+                same = shown(decode(engine, batch, DecodeOptions(max_tokens=9))) == expected
+                if not i:
+                    cast(NativeEngine, engine).__exit__()
+                    del engine
+                    gc.collect()
+                os._exit(0 if same else 1)
+            assert os.waitpid(child, 0)[1] == 0
+
+
+UPWARD, INVALID = 0x800, 1
+"""Of <fenv.h> on x86."""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of <fenv.h> are those of x86")
+@pytest.mark.parametrize("host", ["upward", "traps"])
+def test_a_hosts_rounding_and_traps_are_not_the_engines(host: str, bundle: Bundle) -> None:
+    libm = ctypes.CDLL("libm.so.6")
+    with make_engine("native:native-fp32", bundle, threads=2) as engine:
+        batch = batch_of(engine)
+
+        def numbers() -> Any:
+            state = engine.encode(batch.src_ids, batch.src_lengths)
+            return engine.step(np.full((6, 1), 2, np.int32), state, full=True).log_probs
+
+        expected = numbers()
+        try:
+            libm.fesetround(UPWARD) if host == "upward" else libm.feenableexcept(INVALID)
+            found = numbers()
+            kept = libm.fegetround() if host == "upward" else libm.fegetexcept()
+        finally:
+            libm.fesetround(0)
+            libm.fedisableexcept(INVALID)
+    assert np.array_equal(found, expected) and kept == (UPWARD if host == "upward" else INVALID)
 
 
 def test_a_batch_of_nothing_is_refused(engine: Engine) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -30,7 +29,7 @@ from tformer_deploy.export_checked import choose, export_checked
 from tformer_deploy.recipe import load_recipe
 
 from .command import failed_line, printed, run_here
-from .conftest import small_config, write_checkpoint, write_lines
+from .conftest import pretend_cores, small_config, write_checkpoint, write_lines
 from .mutations import BEYOND, CONSTANTS, ROUNDING, Change, Mutation, break_graph, change_output, change_tensor
 
 VARIANTS = ["fp32-cpu", "int8", "int8-latency", "int4"]
@@ -223,7 +222,7 @@ def test_engines_by_backend_and_variant(variants_bundle: Path) -> None:
 
 
 def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    pretend_cores(monkeypatch, 8)
     assert [threads_each(0, workers) for workers in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
     assert [threads_each(3, workers) for workers in (1, 20)] == [3, 3], "what is asked for is what each gets"
     assert [suitable_workers(lines) for lines in (0, 1, 8 * LINES_EACH - 1, 8 * LINES_EACH)] == [1, 1, 1, 8]

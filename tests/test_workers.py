@@ -17,7 +17,7 @@ from tformer_deploy.errors import EngineError, LimitError, TformerError
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
 from tformer_deploy.translate import Result, Translator, side_by_side
 
-from .conftest import VOCAB, random_model, small_config
+from .conftest import VOCAB, pretend_cores, random_model, small_config
 
 WORDS = Words([*SPECIALS, *(f"w{i}" for i in range(4, VOCAB))], None)
 LINES = [" ".join(f"w{4 + (i * j) % 50}" for j in range(1, 2 + i % 20)) * bool(i % 7) for i in range(60)]
@@ -60,7 +60,7 @@ def test_workers_change_nothing(variants_bundle: Path, variant: str, mode: str) 
 
 
 def test_workers_share_the_cores(variants_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    pretend_cores(monkeypatch, 4)
     for workers, threads in ((1, 4), (3, 1), (2, 2)):
         with load(variants_bundle, variant="int8", workers=workers) as translator:
             assert translator.engine.threads == threads  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
@@ -11,6 +10,7 @@ import numpy as np
 
 from .data import pad
 from .decoding import Batch
+from .machine import cores
 
 LINES_EACH = 8
 """Lines per core from which a core does best alone with its own."""
@@ -33,8 +33,8 @@ def side_by_side(call: Callable[[Item], Out], items: Iterable[Item], workers: in
 
 def suitable_workers(lines: int) -> int:
     """One worker per core where each gets several batches' worth of lines, else one with all cores."""
-    cores = len(os.sched_getaffinity(0))
-    return cores if lines >= LINES_EACH * cores else 1
+    most = cores()
+    return most if lines >= LINES_EACH * most else 1
 
 
 def make_batch(

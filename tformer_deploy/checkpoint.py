@@ -18,7 +18,7 @@ from .config import ModelConfig, from_dict
 from .errors import ArtifactError, ConfigError
 from .files import atomic_file, sha256, write_json
 from .headers import digest, read_header, verify
-from .memory import require_memory
+from .machine import require_memory
 from .model import Transformer
 from .modules.running import UserCheckpoint, names_function, open_user_model
 from .text import Tokenizers, load_tokenizers, tokenizer_files

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cores.hpp"
 #include "decode/options.hpp"
 #include "errors.hpp"
 #include "text/unicode.hpp"

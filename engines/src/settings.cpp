@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 
+#include "cores.hpp"
 #include "decode/options.hpp"
 #include "errors.hpp"
 

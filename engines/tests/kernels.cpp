@@ -385,6 +385,12 @@ void check_product_int4(Random& random) {
     }
   }
   following.check(found, y, 1e-4, "int4 product");
+  x[random.from(0, rows - 1) * ld + random.from(0, inputs - 1)] = std::numeric_limits<float>::quiet_NaN();
+  everywhere("int4 groups with a NaN", [&](const Kernels& kernels) {
+    kernels.round_groups({x.data(), ld, inputs, group, integers.data(), row_scales.data(), sums.data()}, 0, rows);
+    const std::vector<std::int8_t> bytes = integers.values();
+    return Result{{row_scales.values()}, {{bytes.begin(), bytes.end()}}, {sums.values()}};
+  });
 }
 
 void check_norm(Random& random) {
@@ -833,6 +839,11 @@ void check_mathematics(Random& random) {
     float y = 0;
     kernels->exp(&nan, &y, 1);
     require(std::isnan(y), std::string("exp of NaN with ") + kernels->name);
+    for (const float sign : {1.0F, -1.0F}) {
+      const float none = std::copysign(nan, sign);
+      kernels->log(&none, &y, 1);
+      require(std::isnan(y), std::string("log of NaN with ") + kernels->name);
+    }
   }
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ..data import read_lines
 from ..engines import limits_of, make_encoder, make_engine, parse_name, recipe_of
 from ..engines.base import Encoder, Engine, Limits
 from ..errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, MissingExtra, missing_extra
+from ..machine import cores
 from ..recipe import Axes, Recipe, Tolerance, narrowest, own_limits
 from ..shortlist import open_shortlist
 from ..text import Tokenizers
@@ -335,7 +335,7 @@ def machine() -> dict[str, str]:
     names = [line.partition(": ")[2] for line in info.read_text().splitlines() if line.startswith("model name")]
     found = {
         "processor": names[0] if names else platform.machine(),
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(cores()),
         "python": platform.python_version(),
         "tformer_deploy": __version__,
     }

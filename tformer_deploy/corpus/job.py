@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from ..config import BATCH_TOKENS, WINDOW_BYTES, check_whole
 from ..engines import engine_name, parse_name
 from ..errors import ConfigError, DataError
 from ..files import sha256
+from ..machine import cores
 from ..opening import TranslatorOptions, open_translator
 from .output import ERRORS, VERSION, Output, Summary, stored
 from .places import canonical, find_inputs, open_store
@@ -139,7 +139,7 @@ def _work(options: CorpusOptions, inputs: Sequence[Input], there: dict[str, Any]
     if not least:
         on_gpu = parse_name(engine_name(asked.backend, asked.variant, bundle, asked.device)).device == "cuda"
         least = 1 if on_gpu else _suitable(work, inputs)
-    workers = asked.workers or (1 if least == 1 else len(os.sched_getaffinity(0)))
+    workers = asked.workers or (1 if least == 1 else cores())
     return replace(work, translator=replace(work.translator, least_batches=least, workers=workers))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from ..bundle import Bundle
 from ..config import check_whole
 from ..contract import MEMORY_GRAPH
 from ..errors import ConfigError, EngineError, extras, unknown
+from ..machine import cores
 from ..plans import PRECISIONS, trt_variant
 from ..recipe import Recipe
 from ..shortlist import open_shortlist
@@ -184,7 +184,7 @@ def limits_of(name: str, bundle: Bundle) -> Limits:
 
 def most_parallel() -> int:
     """The most threads or workers: several for each core of this process, so that waiting ones cost nothing."""
-    return max(MOST_ANYWHERE, MOST_PER_CORE * len(os.sched_getaffinity(0)))
+    return max(MOST_ANYWHERE, MOST_PER_CORE * cores())
 
 
 def threads_each(threads: int, workers: int) -> int:
@@ -194,7 +194,7 @@ def threads_each(threads: int, workers: int) -> int:
     """
     check_whole("workers", workers, 1, most_parallel())
     check_whole("threads", threads, 0, most_parallel())
-    return threads or max(1, len(os.sched_getaffinity(0)) // workers)
+    return threads or max(1, cores() // workers)
 
 
 @extras()

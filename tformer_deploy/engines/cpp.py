@@ -34,6 +34,7 @@ from ..errors import (
     NotNumbers,
     TformerError,
 )
+from ..machine import cores
 from ..processes import PATIENCE_SECONDS, describe_end
 from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Outlook, Outputs, Scores
 
@@ -97,7 +98,7 @@ class CppEngine:
 
     def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "", shortlist: bool = False) -> None:
         self.bundle, self.config, self.variant = bundle, bundle.config, variant
-        self.threads, self.shortlist = threads or len(os.sched_getaffinity(0)), shortlist
+        self.threads, self.shortlist = threads or cores(), shortlist
         self.recipe = bundle.variants[variant] if variant else bundle.recipe
         self.limits = Limits.of(self.recipe.axes)
         self.attention, self.admits, self.precision = False, False, str(self.recipe.precision)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
@@ -15,6 +14,7 @@ from .. import __version__
 from ..bundle import Bundle
 from ..config import BATCH_TOKENS
 from ..errors import EngineError, MissingExtra, NotNumbers
+from ..machine import cores
 from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Outlook, Outputs, Scores
 from .cpp import error_of
 
@@ -38,7 +38,7 @@ class NativeEngine:
     def __init__(self, bundle: Bundle, threads: int, variant: str, shortlist: bool = False) -> None:
         check_version()
         self.bundle, self.config, self.variant = bundle, bundle.config, variant
-        self.threads, self.shortlist = threads or len(os.sched_getaffinity(0)), shortlist
+        self.threads, self.shortlist = threads or cores(), shortlist
         self.recipe = bundle.variants[variant]
         self.limits = Limits.of(self.recipe.axes)
         self.attention, self.admits, self.precision = False, True, str(self.recipe.precision)

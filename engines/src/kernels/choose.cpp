@@ -13,7 +13,7 @@ namespace {
 struct Set {
   const Kernels* kernels;
   const char* needs;
-  bool there;
+  bool (*there)();
 };
 
 #ifdef TFORMER_X86
@@ -34,38 +34,49 @@ class Machine {
     avxvnni = avx2 && has(more, 4);
     avx512 = avx2 && sixteen && has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31) && has(c, 11);  // F DQ BW VL VNNI
 #ifdef TFORMER_EMULATED_TILES
-    amx = avx512;
+    tiles = avx512;
 #else
-    const bool tiles = has(low, 17) && has(low, 18);
-    amx = avx512 && tiles && has(d, 24) && has(d, 25) && allowed();
+    tiles = avx512 && has(low, 17) && has(low, 18) && has(d, 24) && has(d, 25);
 #endif
   }
-  bool avx2 = false, avxvnni = false, avx512 = false, amx = false;
+  bool avx2 = false, avxvnni = false, avx512 = false, tiles = false;
 
  private:
   static bool has(unsigned word, unsigned bit) { return (word >> bit & 1U) != 0; }
-  /// Asks the kernel for the tiles' memory, once for all threads. Source: Linux, Documentation/arch/x86/xstate.rst.
-  static bool allowed() {
-    constexpr long ask = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
-    return syscall(SYS_arch_prctl, ask, tile_data) == 0;
-  }
 };
+
+const Machine& machine() {
+  static const Machine found;
+  return found;
+}
+
+/// Asks the kernel for the tiles' memory, once for all threads. Only for who wants AMX: the kernel then refuses smaller
+/// stacks for signals in the whole process. Source: Linux, Documentation/arch/x86/xstate.rst.
+bool tiles_allowed() {
+#ifdef TFORMER_EMULATED_TILES
+  return true;
+#else
+  constexpr long ask = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
+  static const bool allowed = syscall(SYS_arch_prctl, ask, tile_data) == 0;
+  return allowed;
+#endif
+}
 
 /// Best first.
 const std::vector<Set>& sets() {
-  static const Machine machine;
-  static const std::vector<Set> all{{&amx, "AMX for 8-bit integers, and the system's permission", machine.amx},
-                                    {&avx512, "AVX-512 (F, BW, DQ, VL) with VNNI", machine.avx512},
-                                    {&avxvnni, "AVX2, FMA and AVX-VNNI", machine.avxvnni},
-                                    {&avx2, "AVX2 and FMA", machine.avx2},
-                                    {&portable, "nothing", true}};
+  static const std::vector<Set> all{{&amx, "AMX for 8-bit integers, and the system's permission",
+                                     [] { return machine().tiles && tiles_allowed(); }},
+                                    {&avx512, "AVX-512 (F, BW, DQ, VL) with VNNI", [] { return machine().avx512; }},
+                                    {&avxvnni, "AVX2, FMA and AVX-VNNI", [] { return machine().avxvnni; }},
+                                    {&avx2, "AVX2 and FMA", [] { return machine().avx2; }},
+                                    {&portable, "nothing", [] { return true; }}};
   return all;
 }
 
 #else
 
 const std::vector<Set>& sets() {
-  static const std::vector<Set> all{{&portable, "nothing", true}};
+  static const std::vector<Set> all{{&portable, "nothing", [] { return true; }}};
   return all;
 }
 
@@ -81,7 +92,7 @@ std::vector<std::string> names() {
 
 const Kernels* named(const std::string& name) {
   for (const Set& set : sets()) {
-    if (name == set.kernels->name) return set.there ? set.kernels : nullptr;
+    if (name == set.kernels->name) return set.there() ? set.kernels : nullptr;
   }
   return nullptr;
 }
@@ -90,7 +101,7 @@ std::string refusal(const std::string& name) {
   std::string known;
   for (const Set& set : sets()) {
     if (name == set.kernels->name) {
-      return set.there ? "" : "kernels '" + name + "' need " + set.needs + ", which this machine does not have";
+      return set.there() ? "" : "kernels '" + name + "' need " + set.needs + ", which this machine does not have";
     }
     known += (known.empty() ? "" : ", ") + std::string(set.kernels->name);
   }
@@ -99,7 +110,7 @@ std::string refusal(const std::string& name) {
 
 const Kernels& best() {
   for (const Set& set : sets()) {
-    if (set.there) return *set.kernels;
+    if (set.there()) return *set.kernels;
   }
   return portable;
 }

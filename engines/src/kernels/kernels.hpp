@@ -72,6 +72,7 @@ struct Elementwise {
 
 /// Rows in 8 bits with a scale for each group of inputs: what int4 products read.
 /// As MatMulNBits with accuracy_level 4: the scale is the largest magnitude / 127.
+/// A NaN counts as the smallest integer, and not for the scale.
 struct Groups {
   const float* x = nullptr;
   std::int64_t ld = 0, width = 0, group = 0;  ///< group: 16, 32, 64, 128 or 256

@@ -53,7 +53,7 @@ TFORMER_INLINE typename V::F log(typename V::F x) {
   const typename V::F z = V::mul(s, s);
   typename V::F y = V::fma(V::mul(polynomial<V>(z, c), z), s, V::add(s, s));
   y = V::fma(n, V::set(-2.12194440e-4F), y);
-  return V::fma(n, V::set(0.693359375F), y);
+  return V::add(V::fma(n, V::set(0.693359375F), y), V::sub(x, x));  // NaN stays NaN, whatever its bits
 }
 
 /// Within 2e-7.

@@ -125,7 +125,7 @@ void round_groups(const Groups& work, std::int64_t row, std::int64_t rows) {
       const float* x = work.x + r * work.ld + g * work.group;
       const std::int64_t width = least(work.group, work.width - g * work.group);
       typename V::F most = V::set(0.0F);
-      over(width, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA { most = V::max(most, V::abs(get<V>(x + i, n))); });
+      over(width, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA { most = V::max(V::abs(get<V>(x + i, n)), most); });
       const float largest = V::largest(most);
       const typename V::F inverse = V::set(largest > 0 ? 127.0F / largest : 0.0F);
       typename V::I sum = V::set_int(0);

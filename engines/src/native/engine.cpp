@@ -1,6 +1,7 @@
 // An engine over a program: each sentence at a place and a position of its own, so that others join at any time.
 #include <algorithm>
 
+#include "cores.hpp"
 #include "errors.hpp"
 #include "native/engines.hpp"
 #include "native/executor.hpp"

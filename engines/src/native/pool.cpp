@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cfenv>
 #include <chrono>
 #include <exception>
 
@@ -22,6 +23,21 @@ void pause() {
   std::this_thread::yield();
 #endif
 }
+
+/// Numbers as the standard says, for as long as it lives: whatever host or thread calls may round, flush or trap otherwise.
+class Environment {
+ public:
+  Environment() {
+    std::fegetenv(&kept_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~Environment() { std::fesetenv(&kept_); }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  std::fenv_t kept_;
+};
 
 }  // namespace
 
@@ -53,7 +69,8 @@ void Pool::reserve(std::size_t stages) {
 }
 
 void Pool::run(Job& job) {
-  if (threads() == 1) {
+  const Environment numbers;
+  if (threads() == 1 || ::getpid() != process_) {  // a fork has no helpers, and may have what they held when it was made
     for (std::size_t stage = 0; stage < job.stages(); ++stage) {
       const std::uint32_t count = job.pieces(stage);
       for (std::uint32_t piece = 0; piece < count; ++piece) job.piece(stage, piece, 0);
@@ -107,6 +124,7 @@ void Pool::walk(int worker) {
 }
 
 void Pool::help(int worker) {
+  const Environment numbers;
   std::uint64_t seen = 0;
   while (wait(seen)) {
     inside_.fetch_add(1);

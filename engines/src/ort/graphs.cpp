@@ -1,12 +1,10 @@
 #include "ort/graphs.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <future>
 #include <numeric>
-#include <thread>
 
+#include "cores.hpp"
 #include "errors.hpp"
 
 namespace tformer {
@@ -64,12 +62,6 @@ std::string shown(const std::vector<std::int64_t>& shape) {
   std::string text;
   for (const std::int64_t size : shape) text += (text.empty() ? "" : ", ") + (size > 0 ? std::to_string(size) : "?");
   return "[" + text + "]";
-}
-
-int cores() {
-  cpu_set_t set;  // has room for 1,024
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 void Feed::input(const std::string& name, const Ort::Value& value) {

@@ -70,9 +70,6 @@ class Graphs {
   void check_tensors(const std::string& graph, const Ort::Session& session) const;
 };
 
-/// Cores that this process may run on.
-int cores();
-
 /// Tensors over memory of the caller's, which must outlive them. Throws Error where there is no memory.
 Ort::Value tensor(std::vector<std::int32_t>& values, const std::vector<std::int64_t>& shape);
 Ort::Value tensor(std::vector<float>& values, const std::vector<std::int64_t>& shape);

@@ -20,7 +20,7 @@ from onnxruntime import InferenceSession, OrtValue, RunOptions, SessionOptions
 __all__ = ["InferenceSession", "OrtValue", "RunOptions", "SessionOptions", "ort"]
 
 OLDEST = (1, 31, 0)
-"""Versions before write past the caches of steps in place, and before 1.24.1 let a graph read any file of the machine."""
+"""Versions before write past the caches of steps in place. Before 1.24.1 they let a graph read any file as well."""
 FATAL = 4
 """The only messages of its log that are shown: what else goes wrong stands in its exceptions."""
 Providers = list[tuple[str, dict[str, str]]]

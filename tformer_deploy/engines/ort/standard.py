@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from ...bundle import Bundle
 from ...contract import Signature, caches, signature
 from ...errors import ArtifactError, EngineError, LimitError, extras
+from ...machine import cores
 from ..base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 from .library import (
     CPU,
@@ -58,7 +58,7 @@ class OrtGraphs(SameStep):
         self.bundle, self.config, self.variant = bundle, bundle.config, variant
         self.recipe = bundle.variants[variant] if variant else bundle.recipe
         self.device = device
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or cores()
         self.limits = Limits.of(self.recipe.axes)
         self.attention, self.precision = self.recipe.attention, str(self.recipe.precision)
         self.step_graph = "decoder_step"

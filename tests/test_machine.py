@@ -1,7 +1,8 @@
-"""Memory is looked up before it is taken: counts of parameters, limits of control groups, a line that says both."""
+"""What a process may take: parameters that are counted, limits and quotas of control groups, and what is said."""
 
 from __future__ import annotations
 
+import subprocess
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import torch
 from tformer_deploy import load
 from tformer_deploy.config import ModelConfig
 from tformer_deploy.errors import ConfigError
-from tformer_deploy.memory import GIB, available_bytes, require_memory
+from tformer_deploy.machine import GIB, available_bytes, cores, require_memory
 from tformer_deploy.model import Transformer
 from tformer_deploy.runs import init_checkpoint
 
 from .command import failed_line, run_here
 from .conftest import small_config
+from .cpp_programs import program
 
 UNLIMITED = 9223372036854771712
 
@@ -73,6 +75,12 @@ def usage2(group: str, most: object, used: int) -> dict[str, str]:
     return {f"sys/fs/cgroup{group}/memory.{name}": text for name, text in sizes.items()}
 
 
+def quota1(group: str, microseconds: int) -> dict[str, str]:
+    """What a control group of version 1 may take of each 0.1 s."""
+    folder = f"sys/fs/cgroup/cpu{group}"
+    return {f"{folder}/cpu.cfs_quota_us": f"{microseconds}\n", f"{folder}/cpu.cfs_period_us": "100000\n"}
+
+
 @pytest.mark.parametrize(
     ("files", "free"),
     [
@@ -94,6 +102,33 @@ def test_the_narrowest_limit_counts(files: dict[str, str], free: int | None, tmp
     assert available_bytes(machine(tmp_path, files)) == free
 
 
+QUOTAS: list[tuple[dict[str, str], int]] = [
+    ({}, 4),
+    ({**GROUP2, "sys/fs/cgroup/jobs/7/cpu.max": "150000 100000\n"}, 2),
+    ({**GROUP2, "sys/fs/cgroup/jobs/7/cpu.max": "max 100000\n", "sys/fs/cgroup/jobs/cpu.max": "1000 100000\n"}, 1),
+    ({**GROUP2, "sys/fs/cgroup/jobs/7/cpu.max": "6400000 100000\n"}, 4),
+    ({**GROUP1, **quota1("", 300_000)}, 3),
+    ({**GROUP1, **quota1("", -1)}, 4),
+    ({"proc/self/cgroup": "3:cpu,cpuacct:/docker/4\n", **quota1("", 250_000)}, 3),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "garbage\n"}, 4),
+]
+
+
+@pytest.mark.parametrize(("files", "count"), QUOTAS)
+def test_a_quota_is_worth_cores(
+    files: dict[str, str], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert cores(machine(tmp_path, files)) == count
+
+
+@pytest.mark.parametrize(("files", "count"), QUOTAS)
+def test_cpp_reads_the_same_quotas(files: dict[str, str], count: int, tmp_path: Path) -> None:
+    command = [program("cores"), machine(tmp_path, files)]
+    quota = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert min(4, quota or 4) == count
+
+
 def test_this_machine_is_known() -> None:
     if Path("/proc/meminfo").is_file():
         free = available_bytes()
@@ -103,13 +138,13 @@ def test_this_machine_is_known() -> None:
 def test_both_numbers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ModelConfig(src_vocab=32000, tgt_vocab=32000)
     need = 4 * (4 * config.parameters + 512 * 512)
-    monkeypatch.setattr("tformer_deploy.memory.available_bytes", lambda: need)
+    monkeypatch.setattr("tformer_deploy.machine.available_bytes", lambda: need)
     require_memory(config, "training", 4)
-    monkeypatch.setattr("tformer_deploy.memory.available_bytes", lambda: need - 1)
+    monkeypatch.setattr("tformer_deploy.machine.available_bytes", lambda: need - 1)
     with pytest.raises(ConfigError, match=r"^training needs 0\.9 GiB of memory at least, for 60,5.*, and 0\.9 GiB are"):
         require_memory(config, "training", 4)
     require_memory(config, "the model")
-    monkeypatch.setattr("tformer_deploy.memory.available_bytes", lambda: None)
+    monkeypatch.setattr("tformer_deploy.machine.available_bytes", lambda: None)
     require_memory(ModelConfig(src_vocab=1 << 24, tgt_vocab=1 << 24, d_model=1 << 16), "a giant")
 
 
@@ -138,7 +173,7 @@ def test_what_does_not_fit_is_refused_before_it_is_made(
     assert run_here("init", "--preset", "tiny", "--out", out, "--vocab-size", 10**9).returncode == 2
     with pytest.raises(ConfigError, match="src_vocab=1000000000: must be at most 16777216"):
         init_checkpoint(out, "tiny", 10**9, 1, {})
-    monkeypatch.setattr("tformer_deploy.memory.available_bytes", lambda: GIB // 10_000)
+    monkeypatch.setattr("tformer_deploy.machine.available_bytes", lambda: GIB // 10_000)
     with pytest.raises(ConfigError, match=r"^the model of .*run needs 0\.0 GiB"):
         load(bundle, "eager")
     assert "training needs" in failed_line(run_here(*TRAIN, out))
