@@ -35,6 +35,7 @@ from tformer_deploy.export.save import weights_read
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
 from tformer_deploy.export_checked import export_checked
+from tformer_deploy.machine import cores
 from tformer_deploy.model import Transformer
 from tformer_deploy.recipe import Recipe
 from tformer_deploy.report.bench import bench_page
@@ -190,7 +191,9 @@ def test_the_page(measured: dict[str, Any]) -> None:
 def test_text_workers_and_a_stop_of_all(bundle: Path, started: list[int], tmp_path: Path) -> None:
     sizes = ("--batch", 5, "--beam", 2, "--new-tokens", 4, "--src-len", 3, "--rounds", 1, "--seconds", 0)
     lines = printed(run_here("bench", bundle, *sizes, "--workers", 2, "--threads", 1))
-    assert "workers 2, threads of each 1" in lines[0] and lines[1].startswith("limits with 2 threads: ")
+    assert "workers 2, threads of each 1" in lines[0] and lines[1].startswith(
+        f"limits with {min(2, cores())} threads: "
+    )
     assert "batch 5, beams 2, source 3, output 4 tokens" in lines
     head, row = lines[-2:]
     assert head.split()[0] == "engine" and row.split()[0] == "ort" and len(head) == len(row)
@@ -258,6 +261,8 @@ def test_caches_and_operations_by_hand(tmp_path: Path) -> None:
     assert cost.weight_operations == matrices
     half = roofline.Storage("int8", half_caches=True)
     assert roofline.step_cost(config, step, half, point).cache_bytes == np.mean(caches) / 2
+    first = [replace(point, beams=beams, new_tokens=1) for beams in (1, 2)]  # whose step has one row a sentence
+    assert len({roofline.step_cost(config, step, roofline.Storage(), each) for each in first}) == 1
 
 
 @pytest.mark.parametrize(("precision", "block", "bits"), [("int8", 0, 8), ("int8", 16, 8), ("int4", 16, 4)])
@@ -357,6 +362,7 @@ def test_engines_by_name(variants: Path) -> None:
 
 def test_bad_input_is_one_clear_line(variants: Path, run: Path, tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("w5\n" + "w5 " * 40)
+    os.mkfifo(tmp_path / "pipe")
     for arguments, words in (
         (["--backend", "otr"], "unknown backend 'otr': did you mean 'ort'"),
         (["--variant", "int9"], "unknown variant 'int9': did you mean 'int8'"),
@@ -370,11 +376,31 @@ def test_bad_input_is_one_clear_line(variants: Path, run: Path, tmp_path: Path) 
         (["--src", tmp_path / "long.txt"], "long.txt:2: a source of 41 tokens"),
         (["--html", tmp_path / "nowhere/page.html"], "page.html cannot be written"),
         (["--html", tmp_path], "cannot be written"),
+        (["--html", tmp_path / "long.txt", "--src", tmp_path / "long.txt"], "is named twice, and would be overwritten"),
+        (["--src", tmp_path / "pipe"], "every engine reads the text again: name a file on disk"),
+        (["--backend", "eager", "--profile"], "--profile measures ONNX Runtime alone"),
     ):
-        given = {"--src-len": 5, "--new-tokens": 4, **dict(zip(arguments[::2], arguments[1::2], strict=True))}
-        done = run_here("bench", variants, *(part for pair in given.items() for part in pair))
+        done = run_here("bench", variants, "--src-len", 5, "--new-tokens", 4, *arguments)
         assert words in failed_line(done) and done.stdout == b"", arguments
-    assert [path.name for path in tmp_path.iterdir()] == ["long.txt"]
+    assert {path.name for path in tmp_path.iterdir()} == {"long.txt", "pipe"}
+
+
+def test_empty_lines_are_no_tokens(bundle: Path, tmp_path: Path) -> None:
+    found = []
+    for name, text in ("dense", "w5\n"), ("sparse", "\n\nw5\n\n"):
+        (tmp_path / name).write_text(text)
+        done = run_here("bench", bundle, *ONE, "--src", tmp_path / name, "--max-tokens", 3, "--json")
+        found.append(json.loads(done.stdout)["corpus"][0])
+    assert found[0]["tokens"] == found[1]["tokens"] and [each["sentences"] for each in found] == [1, 4]
+
+
+def test_a_variant_with_fp32_layers_gets_no_limits(variants: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it reads stands nowhere: that of int8 would be too little."""
+    opened = open_bundle(variants)
+    opened.manifest["variants"]["int8"]["fp32"] = ["decoder.0.ff.up"]
+    plan = BenchPlan(variants, ("ort", "ort:int8"), (Point(1, 1, 3, 2),), threads=1, rounds=1, seconds=0)
+    points = {point.engine: point for point in run_benchmark(plan, opened).points}
+    assert points["ort"].step_bound and not points["ort:int8"].step_bound
 
 
 def test_a_workers_error_is_one_line_and_ends_all(bundle: Path, started: list[int], tmp_path: Path) -> None:

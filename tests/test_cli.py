@@ -155,6 +155,9 @@ BAD_INPUT: list[tuple[list[str], bytes, list[str]]] = [
     (["translate", "BUNDLE", "--checkpoint", "RUN"], b"w5", ["--checkpoint", "only eager reads it"]),
     (["encode", "BUNDLE", "--checkpoint", "RUN"], b"w5", ["only eager reads it"]),
     (["bench", "BUNDLE", "--backend", "ort", "--checkpoint", "RUN"], b"", ["only eager reads it"]),
+    (["check", "BUNDLE", "--beams", "31"], b"", ["--beams 31: this bundle takes at most 30"]),
+    (["check", "BUNDLE", "--max-tokens", "25"], b"", ["--max-tokens 25: this bundle takes at most 24"]),
+    (["check", "BUNDLE", "--html", "PAGE", "--save-reference", "PAGE", "--backend", "ort"], b"", ["is named twice"]),
     (["check", "BUNDLE", "--src", "NOWHERE"], b"", ["no such file"]),
     (["check", "BUNDLE", "--checkpoint", "EMPTY"], b"", ["is not a checkpoint"]),
     (["export", "BUNDLE", "--out", "NOWHERE"], b"", ["is not a checkpoint"]),
@@ -169,7 +172,13 @@ def test_bad_input_is_one_clear_line(
     arguments: list[str], stdin: bytes, words: list[str], bundle: Path, run: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
-    places = {"BUNDLE": bundle, "RUN": run, "EMPTY": tmp_path / "empty", "NOWHERE": tmp_path / "nowhere"}
+    places = {
+        "BUNDLE": bundle,
+        "RUN": run,
+        "EMPTY": tmp_path / "empty",
+        "NOWHERE": tmp_path / "nowhere",
+        "PAGE": tmp_path / "page",
+    }
     line = failed_line(run_here(*(places.get(argument, argument) for argument in arguments), stdin=stdin))
     assert all(word in line for word in words), line
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
@@ -392,3 +401,11 @@ def test_the_shell_completes(typed: str, expected: set[str]) -> None:
     in_bash = ["bash", "-c", f"{tformer} --show-completion; exit $?"]  # it asks for the shell that it is called from
     shown = subprocess.run(in_bash, capture_output=True, timeout=60, text=True, check=True)
     assert "_TFORMER_COMPLETE=complete_bash" in shown.stdout
+
+
+def test_ctrl_c_before_the_command_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tformer_deploy.cli.app", stopped)
+    assert run_here("--version").returncode == 130

@@ -322,6 +322,12 @@ def test_bad_inputs_are_one_clear_line(names: dict[str, bytes], words: str, tmp_
     assert words in refused("--in", tmp_path / "*.*", "--out", tmp_path / "out")
 
 
+def test_an_empty_input_leaves_its_folder_free(tmp_path: Path) -> None:
+    text = write(tmp_path / "a.txt", [])
+    assert "the input has no line" in refused("--in", text, "--out", tmp_path / "out")
+    corpus("--in", write(text, ["3 4"]), "--out", tmp_path / "out")
+
+
 # Lines that cannot be translated
 
 

@@ -70,8 +70,8 @@ def test_text_that_is_not_utf8_is_named_by_line(name: str, tmp_path: Path) -> No
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
-    for path in (tmp_path / "nowhere.en", tmp_path):
-        with pytest.raises(DataError, match="no such file"):
+    for path, words in ((tmp_path / "nowhere.en", "no such file"), (tmp_path, "is a folder: name a file")):
+        with pytest.raises(DataError, match=words):
             read_lines(path)
 
 

@@ -362,3 +362,10 @@ def test_a_list_of_pieces_gives_its_own_ids(bpe: Tokenizers, tmp_path: Path) -> 
         assert loaded.target_text(loaded.target_ids(line)) == line
     with pytest.raises(ArtifactError, match="a vocabulary of 2 entries has no special token 2"):
         PieceList(model, entries[:2], Specials(2, -1, 0, 1))
+
+
+def test_long_lines_are_learned_from() -> None:
+    """The library leaves out lines of more than 4,192 bytes by default."""
+    lines = ["abc def ghi", "def abc"] * 10
+    tokenizers = train_tokenizers("bpe", [*lines, "ζ" + "abc " * 1100], lines, 26, ("en", "de"))
+    assert UNK_ID not in tokenizers.source.encode("ζ")

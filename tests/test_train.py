@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import math
 import os
@@ -22,12 +24,15 @@ from matplotlib.image import imread
 
 from tformer_deploy.checkpoint import load_tensors, open_checkpoint
 from tformer_deploy.cli import main
-from tformer_deploy.config import TrainConfig
+from tformer_deploy.config import ModelConfig, TrainConfig
 from tformer_deploy.data import DataConfig
-from tformer_deploy.errors import ArtifactError, ConfigError, DataError
-from tformer_deploy.metrics import read_metrics
-from tformer_deploy.runs import resume_run, start_run
+from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy.errors import ArtifactError, ConfigError, DataError, TrainingError
+from tformer_deploy.metrics import Metrics, corpus_bleu, corpus_chrf, read_metrics
+from tformer_deploy.model import Transformer
+from tformer_deploy.runs import group_of_processes, init_checkpoint, resume_run, start_run
 from tformer_deploy.train import METRICS, STATE, Trainer, learning_rate
+from tformer_deploy.translate import Translator
 
 from .params import long_but
 
@@ -428,3 +433,118 @@ def test_nothing_depends_on_standard_error(redirect: str, data: DataConfig, tmp_
     done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     assert open_checkpoint(tmp_path / "run").weights.name == "average.safetensors"
+
+
+def test_an_update_is_that_of_plain_pytorch(data: DataConfig, tmp_path: Path) -> None:
+    """Sentence by sentence, without padding: loss with smoothing, tokens, gradient and its clipping."""
+    smooth, clip = 0.2, 0.05
+    trainer = start(tmp_path, data, model=NO_DROPOUT, updates=1, label_smoothing=smooth, clip_norm=clip)
+    chosen = trainer.train_set.plan(trainer.settings.batch_tokens, 1, 0)[0]
+    plain, tokens, loss = copy.deepcopy(trainer.model), 0, torch.zeros(())
+    for i in chosen:
+        src, lengths, tgt_in, tgt_out = dataclasses.astuple(trainer.batch(trainer.train_set, [i]))
+        scores = plain(*map(torch.from_numpy, (src, lengths, tgt_in)))[0].log_softmax(-1)
+        loss = loss - (1 - smooth) * scores[range(tgt_out.size), tgt_out[0]].sum() - smooth * scores.mean(-1).sum()
+        tokens += tgt_out.size
+    (loss / tokens).backward()
+    gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    norm = math.sqrt(sum(float(each.square().sum()) for each in gradients.values()))
+    trainer.progress.update = 1
+    found = trainer.train_update(iter([chosen]))
+    assert found["tokens"] == tokens and norm > clip
+    assert (found["loss"], found["grad_norm"]) == pytest.approx((loss.item() / tokens, norm), rel=1e-5)
+    for name, parameter in trainer.model.named_parameters():
+        moment = trainer.optimizer.state[parameter]["exp_avg"]  # a tenth of what the optimizer saw
+        torch.testing.assert_close(moment, 0.1 * clip / norm * gradients[name], rtol=1e-4, atol=1e-8)
+
+
+def test_a_validations_figures_are_those_of_the_saved_weights(data: DataConfig, tmp_path: Path) -> None:
+    """Its loss without smoothing and dropout; its scores those of the text that the checkpoint gives."""
+    (tmp_path / "other.tgt").write_text("abc fed\n" * 8)  # else as many characters as the sources
+    data = dataclasses.replace(data, valid_tgt=str(tmp_path / "other.tgt"))
+    trainer = start(tmp_path, data, updates=40, label_smoothing=0.3, average=1)
+    figures, saved, loss, tokens = trainer.run(), open_checkpoint(tmp_path), 0.0, 0
+    model, text = saved.load_model().eval(), trainer.valid_text
+    for i in range(len(text.src)):
+        src, lengths, tgt_in, tgt_out = dataclasses.astuple(trainer.batch(trainer.valid_set, [i]))
+        with torch.no_grad():
+            scores = model(*map(torch.from_numpy, (src, lengths, tgt_in)))[0].log_softmax(-1)
+        loss -= float(scores[range(tgt_out.size), tgt_out[0]].sum())
+        tokens += tgt_out.size
+    with Translator(EagerEngine(model), saved.tokenizers) as translator:
+        made = [result.text for result in translator.translate(text.src)]
+    assert figures["valid_loss"] == pytest.approx(loss / tokens, rel=1e-5)
+    assert (figures["bleu"], figures["chrf"]) == (corpus_bleu(made, text.tgt), corpus_chrf(made, text.tgt))
+    assert figures["chrf"] not in (0, corpus_chrf(made, text.src))
+
+
+def test_speed_is_tokens_per_second(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / METRICS)
+    for update, tokens in ((1, 300), (2, 100)):
+        figures = {"update": update, "epoch": 0, "loss": 2.0, "lr": 0.1, "grad_norm": 1.0}
+        metrics.train({**figures, "tokens": tokens, "seconds": 0.5}, every=2, updates=9)
+    assert [row["tokens_per_s"] for row in read_metrics(tmp_path / METRICS)] == [400]
+
+
+def test_weights_that_are_no_numbers_are_never_saved(data: DataConfig, tmp_path: Path) -> None:
+    """A gradient may be too large where the loss before it was not."""
+    with pytest.raises(TrainingError, match=r"the gradient is (nan|inf) at update 2: lower train.lr"):
+        start(tmp_path, data, updates=8, valid_every=1, average=2, lr=5e8, warmup=1000).run()
+    for path in tmp_path.glob("*/*.safetensors"):
+        assert all(tensor.isfinite().all() for tensor in load_tensors(path).values()), path
+    with pytest.raises(TrainingError, match=r"the validation loss is nan at update 1: lower train.lr"):
+        start(tmp_path / "last", data, updates=1, lr=1e30, warmup=1).run()
+    assert not (tmp_path / "last/checkpoint.json").exists()
+
+
+def test_init_over_a_run_leaves_nothing_to_resume(data: DataConfig, tmp_path: Path) -> None:
+    start(tmp_path, data, updates=2).run()
+    init_checkpoint(tmp_path, "tiny", VOCAB, 1, SMALL, force=True)
+    with pytest.raises(ArtifactError, match="has nothing saved to continue from"):
+        resume(tmp_path, updates=4)
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["random.safetensors"]
+
+
+def test_more_updates_after_patience_has_ended(data: DataConfig, tmp_path: Path) -> None:
+    patient = start(tmp_path, data, updates=200, valid_every=2, patience=3, lr=1.0)
+    patient.run()
+    ended = patient.progress.update
+    assert ended < 200
+    longer = resume(tmp_path, updates=300)
+    longer.run()
+    assert ended < longer.progress.update < 300
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [({"module_parameters": 5}, "is of modules of your own"), ({"src_vocab": 41}, "needs equal vocabularies")],
+)
+def test_what_no_run_can_have_is_refused(data: DataConfig, model: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        start(tmp_path / "run", data, model=model)
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_vocabularies_share_no_rows(data: DataConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="share_embeddings=all needs one vocabulary for both"):
+        start_run(tmp_path, data, "tiny", "words", 20, {**SMALL, "share_embeddings": "all"}, QUICK)
+
+
+def test_any_entry_can_start(data: DataConfig, tmp_path: Path) -> None:
+    assert start(tmp_path, data, model={"start_id": 7}).model.config.start_id == 7
+
+
+def test_relative_sizes_that_nothing_uses_are_not_looked_at() -> None:
+    Transformer(ModelConfig(8, 8, d_model=8, heads=2, d_ff=8, relative_buckets=1))
+
+
+def test_processes_wait_for_a_long_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of process 0, longer than the 30 minutes that are usual."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda backend, **options: given.update(options))
+    for name in ("barrier", "destroy_process_group"):
+        monkeypatch.setattr(f"torch.distributed.{name}", lambda: None)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "0")
+    with group_of_processes():
+        assert given["timeout"].days == 1

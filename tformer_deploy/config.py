@@ -280,7 +280,7 @@ class TrainConfig:
     patience: int = 0
     """Validations without a better loss after which training stops; 0: never."""
     bleu_sentences: int = 500
-    """Validation sentences that are really translated for BLEU; 0: none."""
+    """Sentences that each validation translates for BLEU; 0: none. The last validation translates all."""
     max_tokens: int = 128
     """Longer training pairs are left out, and counted."""
 
@@ -312,6 +312,8 @@ def preset(name: str, src_vocab: int, tgt_vocab: int, overrides: Mapping[str, An
     """The named preset with some fields replaced. Raises ConfigError for unknown names."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
+    if "module_parameters" in (overrides or {}):
+        raise ConfigError("model.module_parameters is of modules of your own: leave it out")
     values = {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, **PRESETS[name], **(overrides or {})}
     return from_dict(ModelConfig, values, "model")
 

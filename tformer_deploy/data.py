@@ -78,8 +78,10 @@ def read_lines(path: Path) -> list[str]:
 
     Raises DataError with the line number of what is too long or cannot be read.
     """
-    if not path.exists() or path.is_dir():
+    if not path.exists():
         raise DataError(f"{path}: no such file")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: name a file")
     lines: list[str] = []
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:

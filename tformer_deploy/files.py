@@ -13,7 +13,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -112,8 +112,11 @@ def check_utf8(path: Path) -> None:
         raise ConfigError(f"{shown} is not UTF-8, which the runtimes need: rename the folder") from None
 
 
-def check_writable(path: Path) -> None:
-    """Find out before the work whether `output_file` can write its result. Raises ConfigError."""
+def check_writable(path: Path, others: Iterable[Path | None] = ()) -> None:
+    """Find out before the work whether `output_file` can write its result, and not over another. Raises ConfigError."""
+    taken = {os.path.realpath(other) for other in others if other}
+    if os.path.realpath(path) in taken and not _is_special(path):
+        raise ConfigError(f"{path} is named twice, and would be overwritten: name another file")
     special = not path.is_dir() and _is_special(path)
     place = path if special else Path(os.path.realpath(path)).parent
     if path.is_dir() or not (special or place.is_dir()) or not os.access(place, os.W_OK):

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from .checkpoint import HEADER, model_tensors, open_checkpoint, save_checkpoint,
 from .config import MAX_SEED, ModelConfig, TrainConfig, from_dict, preset
 from .data import DataConfig, load_data, split_pair
 from .errors import ArtifactError, ConfigError
-from .files import hold, remove_leftovers
-from .memory import TRAINING_COPIES, require_memory
+from .files import check_utf8, hold, remove_leftovers
+from .machine import TRAINING_COPIES, require_memory
 from .model import Transformer
 from .text import SPECIALS, Tokenizers, Words, require_fit, train_tokenizers
 from .train import METRICS, OWN_FILES, STATE, Trainer, read_state
@@ -37,7 +38,9 @@ def start_run(
     """A new run. Raises ArtifactError where the folder holds one already and `force` is off."""
     settings = from_dict(TrainConfig, train_values, "train")
     # Both report what cannot be before the long work.
-    require_room(preset(preset_name, len(SPECIALS), len(SPECIALS), model_values))
+    first = model_values.get("start_id")
+    few = max(len(SPECIALS), first + 1 if type(first) is int else 0)
+    require_room(preset(preset_name, few, few, {"share_embeddings": "decoder", **model_values}))
     taken = [name for name in (HEADER, STATE, METRICS) if (folder / name).exists()]
     if taken and not force:
         if STATE in taken:
@@ -49,6 +52,10 @@ def start_run(
     tokenizers = train_tokenizers(kind, text[0].src, text[0].tgt, vocab_size, languages)
     sharing = {} if tokenizers.source is tokenizers.target else {"share_embeddings": "decoder"}
     config = preset(preset_name, tokenizers.source.size, tokenizers.target.size, {**sharing, **model_values})
+    if config.share_embeddings == "all" and tokenizers.source is not tokenizers.target:
+        raise ConfigError(
+            "model.share_embeddings=all needs one vocabulary for both languages: use --tokenizer bpe, or decoder"
+        )
     require_fit(config, tokenizers)
     require_room(config)
     trainer = Trainer(folder, config, settings, data, tokenizers, text)
@@ -56,10 +63,16 @@ def start_run(
         folder.mkdir(parents=True, exist_ok=True)
         # Only a run's own files: without one, a folder `train` or `weights` is somebody's data. In an order in which
         # a kill leaves a run that can be read, or none, and what tells that there was one.
-        own = [path for pattern in OWN_FILES for path in folder.glob(pattern)] if taken else []
-        for path in (folder / STATE, folder / HEADER, *own, folder / METRICS) if taken else ():
-            path.unlink(missing_ok=True)
+        if taken:
+            remove_run(folder)
     return trainer
+
+
+def remove_run(folder: Path) -> None:
+    """Remove what a run has written, its header first."""
+    own = [path for pattern in OWN_FILES for path in folder.glob(pattern)]
+    for path in (folder / STATE, folder / HEADER, *own, folder / METRICS):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -75,6 +88,7 @@ def only_process(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _only_holder(folder: Path) -> Iterator[None]:
+    check_utf8(folder)
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,6 +117,8 @@ def resume_run(folder: Path, updates: int | None = None) -> Trainer:
     require_room(checkpoint.config)
     trainer = Trainer(folder, checkpoint.config, settings, data, checkpoint.tokenizers, load_data(data))
     trainer.resume()
+    if settings.updates > stored["settings"]["updates"]:
+        trainer.progress.worse = 0  # asked for more: patience begins again
     return trainer
 
 
@@ -126,7 +142,9 @@ def init_checkpoint(
     model = Transformer(config).init_weights(seed)
     weights = folder / "weights/random.safetensors"
     with only_process(folder):
-        (folder / HEADER).unlink(missing_ok=True)  # a kill leaves no checkpoint whose parts do not fit
+        # A kill leaves no checkpoint whose parts do not fit, and no state that goes on with other tokenizers.
+        if (folder / HEADER).exists():
+            remove_run(folder)
         save_tensors(weights, model_tensors(model))
         save_checkpoint(folder, config, Tokenizers(words, words), weights, {"seed": seed, "updates": 0})
     return sum(parameter.numel() for parameter in model.parameters())
@@ -141,7 +159,8 @@ def group_of_processes() -> Iterator[None]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    # The others wait while process 0 validates, which takes as long as there is text.
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(days=1))
     try:
         yield
         dist.barrier()  # process 0 keeps the group's store: it leaves last

@@ -153,6 +153,8 @@ class Trainer:
         if not math.isfinite(total.item()):
             raise TrainingError(f"the loss is {total.item()} at update {update}: lower train.lr, then start again")
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm or float("inf"))
+        if not math.isfinite(norm.item()):
+            raise TrainingError(f"the gradient is {norm.item()} at update {update}: lower train.lr, then start again")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return {
@@ -197,6 +199,10 @@ class Trainer:
             total = sum(self.loss(self.batch(self.valid_set, indices), 0.0).item() for indices in plan)
         self.parallel = parallel
         loss = total / sum(map(self.valid_set.target_tokens, plan))
+        if not math.isfinite(loss):  # before such weights take the place of what was saved
+            raise TrainingError(
+                f"the validation loss is {loss} at update {self.progress.update}: lower train.lr, then start again"
+            )
         figures: dict[str, Any] = {"update": self.progress.update, **notes, "valid_loss": loss}
         if sentences:
             src, tgt = self.valid_text.src[:sentences], self.valid_text.tgt[:sentences]

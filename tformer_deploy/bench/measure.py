@@ -167,8 +167,8 @@ class Bench:
         for line in some([line for line in lines if line], SINGLE_LINES):
             ((taken, _),) = repeat(lambda line=line: translator.translate([line]), warm_up=0)  # type: ignore[misc]
             single.append(1e3 * taken)
-        tokens = sum(len(result.ids) + result.finished for result in results)
-        return CorpusSample(seconds, len(lines), tokens, single)
+        made = [result for line, result in zip(lines, results, strict=True) if line]  # an empty line costs no step
+        return CorpusSample(seconds, len(lines), sum(len(each.ids) + each.finished for each in made), single)
 
     def _decode(self, src_ids: Ints, options: DecodeOptions) -> Sample:
         """Decode a batch in as many parts as there are workers."""

@@ -13,7 +13,7 @@ from ..config import check_whole
 from ..decoding.options import MOST
 from ..engines import check_checkpoint, limits_of, make_engine, most_parallel, parse_name
 from ..engines.base import Limits
-from ..errors import ConfigError, LimitError
+from ..errors import ConfigError, DataError, LimitError
 
 MOST_ROUNDS, MOST_SECONDS, MOST_ROWS = 10**6, 3600, 1 << 20
 USUAL = {"batch": (1, 8, 32), "beam": (1, 4), "src-len": (20,), "new-tokens": (32,)}
@@ -94,6 +94,8 @@ class BenchPlan:
                 make_engine(engine, bundle, self.checkpoint, self.threads, shortlist=True)
             for point in self.points:
                 check_point(engine, limits, point.split(min(self.workers, point.batch)))
+        if self.src and self.src.exists() and not self.src.resolve().is_file():
+            raise DataError(f"{self.src}: every engine reads the text again: name a file on disk")
         if self.src:
             make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), self.src)
 

@@ -168,7 +168,7 @@ class Bound:
 def step_cost(config: ModelConfig, weights: WeightsRead | ProgramRead, storage: Storage, point: Point) -> Cost:
     """The mean of all steps but the first: past lengths 1 to new_tokens - 1."""
     quick, floats = weights.products()
-    side, rows = config.decoder, point.batch * point.beams
+    side, rows = config.decoder, point.batch * (point.beams if point.new_tokens > 1 else 1)
     inner, layers = side.heads * side.head_dim, side.layers
     past = point.new_tokens / 2 if point.new_tokens > 1 else 0.0
     # Beams of a sentence share its cross keys and values.

@@ -14,6 +14,7 @@ from ..contract import GRAPHS, PROGRAM
 from ..engines import parse_name, programs_of, recipe_of
 from ..errors import MissingExtra
 from ..headers import read_json
+from ..machine import cores
 from ..processes import Process, in_turn
 from .measure import CorpusSample, Sample
 from .plan import BenchPlan, Point, has_profile
@@ -100,11 +101,11 @@ def _round(
             found = process.ask("point", point=asdict(point), seconds=plan.seconds)
             samples[point, name] += [Sample(**sample) for sample in found]
             progress(1)
-    for beams in plan.beams if plan.src else ():
+    src = str(plan.src.resolve()) if plan.src else ""  # /dev/stdin is another file there
+    for beams in plan.beams if src else ():
         for name, process in engines.items():
-            texts[beams, name].append(
-                CorpusSample(**process.ask("corpus", src=str(plan.src), beams=beams, max_tokens=plan.max_tokens))
-            )
+            found = process.ask("corpus", src=src, beams=beams, max_tokens=plan.max_tokens)
+            texts[beams, name].append(CorpusSample(**found))
             progress(1)
 
 
@@ -129,12 +130,15 @@ class MachineLimits:
 
     def __init__(self, plan: BenchPlan, bundle: Bundle, process: Process, report: BenchReport) -> None:
         self.plan, self.bundle, self.process, self.report = plan, bundle, process, report
-        self.threads = plan.threads * plan.workers
+        self.threads = min(plan.threads * plan.workers, cores())
         self.storages = {engine.engine: _storage(engine, bundle) for engine in report.engines}
         weights = bundle.manifest.get("weights", {})
         standard = [WeightsRead(**weights[graph]) for graph in GRAPHS if graph in weights]
+        # What a variant reads whose layers are partly fp32 stands nowhere, so it gets no limits.
+        mixed = {name for name, about in bundle.manifest.get("variants", {}).items() if about.get("fp32")}
         self.weights: dict[str, Sequence[WeightsRead | ProgramRead]] = {
-            name: program_reads(name, bundle) or standard for name in self.storages
+            name: program_reads(name, bundle) or ([] if parse_name(name).variant in mixed else standard)
+            for name in self.storages
         }
         if not weights:
             report.notes.append("no limits of the machine: the bundle is of an older version, export it again")

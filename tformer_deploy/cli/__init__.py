@@ -23,6 +23,8 @@ def main() -> None:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, where an error is still reported
+    except KeyboardInterrupt:  # before the command is there to handle it
+        sys.exit(130)
     except Exception as error:
         if isinstance(error, OSError) and output_lost() and not error.filename:
             error.filename = "standard output"

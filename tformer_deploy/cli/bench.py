@@ -44,7 +44,7 @@ def bench(
 
     With --backend trt and without --batch, --beam, --src-len and --new-tokens: the sizes of its plans.
     """
-    from ..bench import BenchPlan, make_points, run_benchmark, usual_points
+    from ..bench import BenchPlan, has_profile, make_points, run_benchmark, usual_points
     from ..bundle import open_bundle
     from ..check import with_shortlist
     from ..engines import expand, require_each, threads_each
@@ -55,13 +55,15 @@ def bench(
     if html:
         from ..report.bench import bench_page
 
-        check_writable(html)
+        check_writable(html, [src])
     opened = open_bundle(bundle)
     backends, variants = backend or ["ort"], variant or []
     if shortlist:
         variants = with_shortlist(opened, backends, variants)
     engines = tuple(expand(backends, variants, opened, device))
     require_each(backends, engines)
+    if profile and not any(map(has_profile, engines)):
+        raise ConfigError("--profile measures ONNX Runtime alone: add --backend ort, or leave it out")
     plan = BenchPlan(
         bundle=bundle,
         engines=engines,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError, LimitError, unknown
 from ..notes import note
 from .options import CheckpointOption, DeviceOption, Json, Shortlisted, Threads
 from .root import app, emit, progress
@@ -88,7 +89,7 @@ def check(
     for name, value in {"--tgt": tgt, "--html": html, "--original": original, "--loosened": loosened}.items():
         if value and save_reference and not backend:
             raise ConfigError(f"{name} needs a check, and --save-reference alone makes none: add --backend")
-    _check_names(backend or [], [path for path in (html, save_reference) if path])
+    _check_names(backend or [], [html, save_reference], [src, tgt, reference])
     targets = translations(src, tgt) if tgt else []
     opened = open_bundle(bundle)
     backends, variants = backend or ["ort"], variant or []
@@ -105,6 +106,11 @@ def check(
         else:
             options = dataclasses.replace(CheckOptions() if src else GENERATED, **given)
             allowed = allowed_by(names, opened)
+            most = {"beams": allowed.axes.beams.max, "max_tokens": allowed.axes.past_len.max + 1}
+            for name, size in most.items():
+                if given.get(name, 0) > size:
+                    option = name.replace("_", "-")
+                    raise LimitError(f"--{option} {given[name]}: this bundle takes at most {size}: ask for less")
             expected = gate.reference(make_corpus(opened.config, allowed, opened.tokenizers(), src, options), allowed)
         if save_reference:
             gate.rounding(expected)  # for machines without PyTorch
@@ -135,7 +141,7 @@ def _with_original(bundle: Bundle, checkpoint: Path | None, src: Path | None) ->
     return compare_again(imported, read_lines(src) if src else [])
 
 
-def _check_names(backends: list[str], files: list[Path]) -> None:
+def _check_names(backends: list[str], written: Sequence[Path | None], read: Sequence[Path | None]) -> None:
     """Refuse engines that do not exist and files that could not be written, before anything runs."""
     from ..engines import BACKENDS, parse_name
     from ..files import check_writable
@@ -143,5 +149,6 @@ def _check_names(backends: list[str], files: list[Path]) -> None:
     for name in backends:
         if parse_name(name).backend not in BACKENDS:
             raise unknown("backend", name, BACKENDS)
-    for path in files:
-        check_writable(path)
+    for i, path in enumerate(written):
+        if path:
+            check_writable(path, [*read, *written[:i]])

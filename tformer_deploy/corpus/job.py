@@ -18,7 +18,7 @@ from ..errors import ConfigError, DataError
 from ..files import sha256
 from ..machine import cores
 from ..opening import TranslatorOptions, open_translator
-from .output import ERRORS, VERSION, Output, Summary, stored
+from .output import ERRORS, JOB, VERSION, Output, Summary, stored
 from .places import canonical, find_inputs, open_store
 from .progress import Execute, Progress
 from .rows import Columns
@@ -95,6 +95,7 @@ def translate_corpus(
                 progress.shards += 1
                 progress.changed()
         if not output.names:
+            store.remove(JOB)  # which would keep the folder for this input
             raise DataError("the input has no line: name files that have some")
         summary = output.finish()
         if options.strict and summary.errors:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from ..config import BOS_ID, EOS_ID, LINE_BYTES, PAD_ID, UNK_ID
 from ..errors import ArtifactError, ConfigError
 from ..files import atomic_file, write_json
 from .base import OUR_SPECIALS, Specials, ids_of, require_entries
@@ -36,6 +36,7 @@ class SentencePiece:
                 model_type="bpe",
                 vocab_size=vocab_size,
                 character_coverage=1.0,
+                max_sentence_length=LINE_BYTES,  # else longer lines are left out, and their characters are unknown
                 unk_id=UNK_ID,
                 pad_id=PAD_ID,
                 bos_id=BOS_ID,
