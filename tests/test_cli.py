@@ -409,3 +409,13 @@ def test_ctrl_c_before_the_command_is_there(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("tformer_deploy.cli.app", stopped)
     assert run_here("--version").returncode == 130
+
+
+@pytest.mark.parametrize("verb", [("init", "--preset", "tiny"), ("train", "--task", "copy")], ids=lambda verb: verb[0])
+def test_no_folder_is_not_the_current_one(
+    verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run_here(*verb, "--out", "")
+    assert done.returncode == 2 and b"it is empty: name a folder, or . for this one" in done.stderr
+    assert not list(tmp_path.iterdir())

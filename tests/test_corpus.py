@@ -322,6 +322,22 @@ def test_bad_inputs_are_one_clear_line(names: dict[str, bytes], words: str, tmp_
     assert words in refused("--in", tmp_path / "*.*", "--out", tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--out", ""), "--out is empty: name a folder"),
+        (("--out", "out", "--column", "src"), "--column src: lines of text have no columns"),
+        (("--out", "out", "--into", "de"), "--into de: lines of text have no columns"),
+    ],
+)
+def test_options_of_nothing_are_refused(
+    flags: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert words in refused("--in", write(tmp_path / "a.txt", ["3 4"]), *flags)
+    assert not list(tmp_path.glob("**/shard*")) and not (tmp_path / "job.json").exists()
+
+
 def test_an_empty_input_leaves_its_folder_free(tmp_path: Path) -> None:
     text = write(tmp_path / "a.txt", [])
     assert "the input has no line" in refused("--in", text, "--out", tmp_path / "out")

@@ -9,13 +9,13 @@ import typer
 
 from ..config import MOST_OF_MODEL
 from ..errors import ConfigError
-from .options import Json, SettingsOption, merge_settings
+from .options import Json, SettingsOption, folder, merge_settings
 from .root import app, emit
 
 
 @app.command(epilog="Example: tformer init --preset base --vocab-size 32000 --out runs/base-random")
 def init(
-    out: Annotated[Path, typer.Option(help="Folder for the checkpoint.")],
+    out: Annotated[Path, typer.Option(parser=folder, help="Folder for the checkpoint.")],
     preset: Annotated[str, typer.Option(help="tiny, small, base or big.")] = "base",
     vocab_size: Annotated[
         int, typer.Option(min=5, max=MOST_OF_MODEL["src_vocab"], help="Entries of the vocabulary.")

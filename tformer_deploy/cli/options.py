@@ -61,6 +61,13 @@ Threads = Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: the
 _SECTIONS = {"model": ModelConfig, "train": TrainConfig}
 
 
+def folder(text: str) -> Path:
+    """The folder that `text` names. Raises BadParameter for none, which Path takes for the current one."""
+    if not text:
+        raise typer.BadParameter("it is empty: name a folder, or . for this one")
+    return Path(text)
+
+
 def merge_settings(
     config: Path | None, settings: list[str] | None, train_flags: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
-from .options import Json, SettingsOption, merge_settings
+from .options import Json, SettingsOption, folder, merge_settings
 from .root import app, emit
 
 
@@ -19,7 +19,7 @@ from .root import app, emit
 )
 def train(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(help="Run folder: checkpoint, metrics.jsonl, metrics.png.")],
+    out: Annotated[Path, typer.Option(parser=folder, help="Run folder: checkpoint, metrics.jsonl, metrics.png.")],
     src: Annotated[str, typer.Option(help="Source text, UTF-8, one sentence a line, plain or .gz.")] = "",
     tgt: Annotated[str, typer.Option(help="Its translation, line by line.")] = "",
     valid_src: Annotated[str, typer.Option(help="Validation source text.")] = "",

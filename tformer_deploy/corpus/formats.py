@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from .compression import OTHERS, SUFFIXES
 from .lines import JsonLines, Text
 from .rows import Columns, Format
@@ -27,7 +27,12 @@ def format_of(names: Sequence[str], columns: Columns) -> Format:
         from .tables import Parquet
 
         return Parquet(columns)
-    return (JsonLines if suffix in JSON_SUFFIXES else Text)(suffix, packing, columns)
+    if suffix in JSON_SUFFIXES:
+        return JsonLines(suffix, packing, columns)
+    for name in ("column", "into"):
+        if (given := getattr(columns, name)) != getattr(Columns, name):
+            raise ConfigError(f"--{name} {given}: lines of text have no columns: leave it out")
+    return Text(suffix, packing, columns)
 
 
 def _suffixes(name: str) -> tuple[str, str]:

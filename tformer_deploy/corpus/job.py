@@ -56,6 +56,8 @@ class CorpusOptions:
     """How many workers a shard may lose on Ray."""
 
     def __post_init__(self) -> None:
+        if not self.out:
+            raise ConfigError("--out is empty: name a folder, or . for this one")
         check_whole("shard_lines", self.shard_lines, 1, 1 << 31)
         check_whole("num_cpus", self.num_cpus, 1, 1 << 16)
         check_whole("retries", self.retries, 0, 1 << 16)
