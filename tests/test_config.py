@@ -30,6 +30,7 @@ from tformer_deploy.contract import (
     signature,
 )
 from tformer_deploy.errors import ConfigError
+from tformer_deploy.headers import read_toml
 from tformer_deploy.recipe import (
     TOLERANCES,
     Axes,
@@ -429,3 +430,11 @@ def test_layer_names_are_in_order_and_nothing_else_has_them() -> None:
     for graph in GRAPHS:
         found = signature(graph, config, Recipe(attention=True))
         assert not {spec.name for spec in (*found.inputs, *found.outputs)} & set(layer_names(graph, config))
+
+
+def test_toml_files_of_other_editors(tmp_path: Path) -> None:
+    """With a byte order mark; and one that is not there."""
+    (tmp_path / "mine.toml").write_bytes(b"\xef\xbb\xbf[model]\nd_model = 8\n")
+    assert read_toml(tmp_path / "mine.toml") == {"model": {"d_model": 8}}
+    with pytest.raises(ConfigError, match=r"other\.toml: No such file or directory: name a TOML file"):
+        read_toml(tmp_path / "other.toml")

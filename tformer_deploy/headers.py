@@ -83,8 +83,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > JSON_BYTES:
             raise ConfigError(f"{path} has more than {JSON_BYTES} bytes: name a TOML file")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}: name a TOML file") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
