@@ -67,7 +67,7 @@ def needs_vnni(variant: str) -> None:
 
 
 def pretend_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Have as many, in this process."""
+    """Make `cores()` return `count`."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(count)))
     monkeypatch.setattr("tformer_deploy.machine._quotas", lambda _: [])
 

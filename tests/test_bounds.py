@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tformer_deploy.config import MOST_OF_MODEL, MOST_OF_TRAINING, ModelConfig, 
 from tformer_deploy.decoding import DecodeOptions
 from tformer_deploy.engines import make_engine, most_parallel, threads_each
 from tformer_deploy.errors import ConfigError
+from tformer_deploy.machine import cores
 
 from .command import failed_line, run_here
 from .conftest import pretend_cores
@@ -113,9 +113,9 @@ def test_too_many_workers_are_refused_before_input_comes(bundle: Path, monkeypat
 
 
 def test_a_plan_of_a_benchmark_has_bounds(bundle: Path) -> None:
-    cores = len(os.sched_getaffinity(0))
+    here = cores()
     for values in ({"threads": 0}, {"workers": 0}, {"rounds": 0}, {"rounds": 1.5}, {"seconds": math.nan}):
         with pytest.raises(ConfigError, match=rf"^{min(values)}=.*: must be a"):
             BenchPlan(
-                **{"bundle": bundle, "engines": ("ort",), "points": (Point(1, 1, 3, 2),), "threads": cores, **values}
+                **{"bundle": bundle, "engines": ("ort",), "points": (Point(1, 1, 3, 2),), "threads": here, **values}
             )  # type: ignore[arg-type]

@@ -84,6 +84,6 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 def _lines(path: Path) -> list[str]:
     """Lines of a file of the kernel; none where it has no such file."""
     try:
-        return path.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError):
+        return path.read_text(encoding="ascii", errors="surrogateescape").splitlines()
+    except OSError:
         return []

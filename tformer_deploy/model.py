@@ -99,11 +99,12 @@ class RelativeBias(nn.Module):
         super().__init__()
         self.layers, self.most, count = side.layers, config.max_positions - 1, config.relative_tables(side)
         self.tables = nn.ParameterList(torch.empty(config.relative_buckets, side.heads) for _ in range(count))
-        distances, sizes = torch.arange(-self.most, self.most + 1), (config.relative_buckets, config.relative_distance)
+        buckets = None
+        if count:
+            distances = torch.arange(-self.most, self.most + 1)
+            buckets = distance_buckets(distances, config.relative_buckets, config.relative_distance, causal)
         self.buckets: Tensor
-        self.register_buffer(
-            "buckets", distance_buckets(distances, *sizes, causal) if count else None, persistent=False
-        )
+        self.register_buffer("buckets", buckets, persistent=False)
 
     def forward(self, distances: Tensor, mask: Tensor | None) -> Sequence[Tensor | None]:
         """distances (B, T, S), mask (B, 1, T, S) -> each layer's mask, with numbers (B, H, T, S) if there are any."""

@@ -38,9 +38,8 @@ def start_run(
     """A new run. Raises ArtifactError where the folder holds one already and `force` is off."""
     settings = from_dict(TrainConfig, train_values, "train")
     # Both report what cannot be before the long work.
-    first = model_values.get("start_id")
-    few = max(len(SPECIALS), first + 1 if type(first) is int else 0)
-    require_room(preset(preset_name, few, few, {"share_embeddings": "decoder", **model_values}))
+    early = {name: value for name, value in model_values.items() if name != "start_id"}  # which may be any entry
+    require_room(preset(preset_name, len(SPECIALS), len(SPECIALS), {"share_embeddings": "decoder", **early}))
     taken = [name for name in (HEADER, STATE, METRICS) if (folder / name).exists()]
     if taken and not force:
         if STATE in taken:
@@ -61,15 +60,13 @@ def start_run(
     trainer = Trainer(folder, config, settings, data, tokenizers, text)
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        # Only a run's own files: without one, a folder `train` or `weights` is somebody's data. In an order in which
-        # a kill leaves a run that can be read, or none, and what tells that there was one.
-        if taken:
+        if taken:  # without a run, a folder `train` or `weights` is somebody's data
             remove_run(folder)
     return trainer
 
 
 def remove_run(folder: Path) -> None:
-    """Remove what a run has written, its header first."""
+    """Remove a run's own files. A kill leaves a run that can be read, or none and what tells that there was one."""
     own = [path for pattern in OWN_FILES for path in folder.glob(pattern)]
     for path in (folder / STATE, folder / HEADER, *own, folder / METRICS):
         path.unlink(missing_ok=True)
@@ -117,8 +114,8 @@ def resume_run(folder: Path, updates: int | None = None) -> Trainer:
     require_room(checkpoint.config)
     trainer = Trainer(folder, checkpoint.config, settings, data, checkpoint.tokenizers, load_data(data))
     trainer.resume()
-    if settings.updates > stored["settings"]["updates"]:
-        trainer.progress.worse = 0  # asked for more: patience begins again
+    if updates is not None and updates > done and trainer.out_of_patience:
+        trainer.progress.worse = 0  # who asks for more has patience again
     return trainer
 
 
@@ -159,7 +156,7 @@ def group_of_processes() -> Iterator[None]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    # The others wait while process 0 validates, which takes as long as there is text.
+    # The others wait while process 0 validates, which takes as long as there is text. If it fails, torchrun ends them.
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(days=1))
     try:
         yield

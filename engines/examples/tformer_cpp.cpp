@@ -1,7 +1,6 @@
 // tformer-cpp: `tformer translate` without Python, over the public API alone.
 #include <malloc.h>
 #include <poll.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,9 +14,9 @@
 #include <iostream>
 #include <map>
 #include <sstream>
-#include <thread>
 
 #include "command_line.hpp"
+#include "cores.hpp"
 
 namespace {
 
@@ -86,12 +85,6 @@ class Windows {
     if (count > 0) held_.append(chunk, static_cast<std::size_t>(count));
   }
 };
-
-long cores() {
-  cpu_set_t set;  // has room for 1,024
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1L, static_cast<long>(std::thread::hardware_concurrency()));
-}
 
 /// Lines without the white space of ASCII around them.
 std::vector<std::string> read_lines(const std::string& path) {
@@ -284,8 +277,8 @@ int translate(CommandLine line) {
     throw Failed(*line.allowed_file + " has no line: give each output that is allowed");
   }
   std::vector<std::string> lines = windows.next();
-  const bool enough = line.backend != "trt" && static_cast<long>(lines.size()) >= lines_each * cores();
-  const std::string workers = std::to_string(line.workers ? line.workers : enough ? cores() : 1);
+  const bool enough = line.backend != "trt" && static_cast<long>(lines.size()) >= lines_each * tformer::cores();
+  const std::string workers = std::to_string(line.workers ? line.workers : enough ? tformer::cores() : 1);
   line.model.emplace_back("workers", workers);
   line.translator.emplace_back("workers", workers);
   const tformer::Model model(line.bundle, line.model);

@@ -94,7 +94,7 @@ class BenchPlan:
                 make_engine(engine, bundle, self.checkpoint, self.threads, shortlist=True)
             for point in self.points:
                 check_point(engine, limits, point.split(min(self.workers, point.batch)))
-        if self.src and self.src.exists() and not self.src.resolve().is_file():
+        if self.src and self.src.exists() and not (self.src.is_dir() or self.src.resolve().is_file()):
             raise DataError(f"{self.src}: every engine reads the text again: name a file on disk")
         if self.src:
             make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), self.src)

@@ -75,12 +75,12 @@ def start(name: str) -> Process:
 
 
 def _load(plan: BenchPlan, name: str, process: Process) -> EngineFigures:
-    reads = plan.checkpoint and parse_name(name).backend == "eager"
+    checkpoint = plan.checkpoint if parse_name(name).backend == "eager" else None
     found = process.ask(
         "open",
         bundle=str(plan.bundle),
         engine=name,
-        checkpoint=str(plan.checkpoint) if reads else None,
+        checkpoint=str(checkpoint) if checkpoint else None,
         threads=plan.threads,
         workers=plan.workers,
         shortlist=plan.shortlist,

@@ -110,7 +110,9 @@ def check(
             for name, size in most.items():
                 if given.get(name, 0) > size:
                     option = name.replace("_", "-")
-                    raise LimitError(f"--{option} {given[name]}: this bundle takes at most {size}: ask for less")
+                    raise LimitError(
+                        f"--{option} {given[name]}: a variant of this bundle takes at most {size}: ask for less"
+                    )
             expected = gate.reference(make_corpus(opened.config, allowed, opened.tokenizers(), src, options), allowed)
         if save_reference:
             gate.rounding(expected)  # for machines without PyTorch

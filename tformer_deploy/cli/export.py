@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from .options import Json
+from .options import Json, folder
 from .root import app, emit, progress
 
 
 @app.command(epilog="Example: tformer export runs/numbers --out bundles/numbers --recipe fp32 --recipe int8")
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder, or FILE.py:FUNCTION, a Python file of yours, which is run.")],
-    out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
+    out: Annotated[Path, typer.Option(parser=folder, help="Folder for the bundle.")],
     recipe: Annotated[
         list[str] | None,
         typer.Option(

@@ -10,14 +10,14 @@ import typer
 from ..config import ModelConfig, parse_settings
 from ..errors import ConfigError
 from ..notes import note
-from .options import Json, SettingsOption
+from .options import Json, SettingsOption, folder
 from .root import app, emit
 
 
 @app.command("import", epilog="Example: tformer import hf opus-mt-en-de --out runs/en-de --src lines.en")
 def import_(
     source: Annotated[list[str], typer.Argument(metavar="[FORMAT] PATH", help="File or folder, behind its format.")],
-    out: Annotated[Path, typer.Option(help="Run folder to make.")],
+    out: Annotated[Path, typer.Option(parser=folder, help="Run folder to make.")],
     vocab: Annotated[Path | None, typer.Option(help="Vocabulary of both sides.")] = None,
     src_vocab: Annotated[Path | None, typer.Option(help="Vocabulary of the source.")] = None,
     tgt_vocab: Annotated[Path | None, typer.Option(help="Vocabulary of the target.")] = None,

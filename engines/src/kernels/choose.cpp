@@ -50,8 +50,8 @@ const Machine& machine() {
   return found;
 }
 
-/// Asks the kernel for the tiles' memory, once for all threads. Only for who wants AMX: the kernel then refuses smaller
-/// stacks for signals in the whole process. Source: Linux, Documentation/arch/x86/xstate.rst.
+/// Asks the kernel for the tiles' memory, once for all threads. Only where AMX is chosen, or is the best: the kernel
+/// then refuses smaller stacks for signals in the whole process. Source: Linux, Documentation/arch/x86/xstate.rst.
 bool tiles_allowed() {
 #ifdef TFORMER_EMULATED_TILES
   return true;

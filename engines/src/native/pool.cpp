@@ -24,16 +24,16 @@ void pause() {
 #endif
 }
 
-/// Numbers as the standard says, for as long as it lives: whatever host or thread calls may round, flush or trap otherwise.
-class Environment {
+/// Default rounding, no traps and no flushing for as long as it lives, whatever the calling thread has set.
+class FloatEnvironment {
  public:
-  Environment() {
+  FloatEnvironment() {
     std::fegetenv(&kept_);
     std::fesetenv(FE_DFL_ENV);
   }
-  ~Environment() { std::fesetenv(&kept_); }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
+  ~FloatEnvironment() { std::fesetenv(&kept_); }
+  FloatEnvironment(const FloatEnvironment&) = delete;
+  FloatEnvironment& operator=(const FloatEnvironment&) = delete;
 
  private:
   std::fenv_t kept_;
@@ -69,8 +69,8 @@ void Pool::reserve(std::size_t stages) {
 }
 
 void Pool::run(Job& job) {
-  const Environment numbers;
-  if (threads() == 1 || ::getpid() != process_) {  // a fork has no helpers, and may have what they held when it was made
+  const FloatEnvironment numbers;
+  if (threads() == 1 || ::getpid() != process_) {  // a fork has no helpers, and a lock may be held by one
     for (std::size_t stage = 0; stage < job.stages(); ++stage) {
       const std::uint32_t count = job.pieces(stage);
       for (std::uint32_t piece = 0; piece < count; ++piece) job.piece(stage, piece, 0);
@@ -124,7 +124,7 @@ void Pool::walk(int worker) {
 }
 
 void Pool::help(int worker) {
-  const Environment numbers;
+  const FloatEnvironment numbers;
   std::uint64_t seen = 0;
   while (wait(seen)) {
     inside_.fetch_add(1);
