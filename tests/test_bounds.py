@@ -23,11 +23,11 @@ HUGE = 99999999999999
 
 
 def test_more_threads_than_help_are_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, most in ((2, 64), (16, 64), (100, 400)):
-        pretend_cores(monkeypatch, cores)
+    for count, most in ((2, 64), (16, 64), (100, 400)):
+        pretend_cores(monkeypatch, count)
         assert most_parallel() == most
         assert threads_each(most, 1) == threads_each(most, most) == most
-        assert threads_each(0, most) == 1 and threads_each(0, 1) == cores
+        assert threads_each(0, most) == 1 and threads_each(0, 1) == count
         for threads, workers in ((most + 1, 1), (-1, 1), (1, 0), (1, most + 1), (0, HUGE)):
             with pytest.raises(ConfigError, match=rf"^(threads|workers)=.*: must be a whole number from . to {most}$"):
                 threads_each(threads, workers)
