@@ -19,6 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # threads of one that wait for work wou
 # Some virtual machines announce AMX and kill who uses it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+import hypothesis
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -45,6 +46,10 @@ from tformer_deploy.files import atomic_file
 from tformer_deploy.model import Transformer
 from tformer_deploy.recipe import Recipe, load_recipe
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
+
+# A busy machine may stop for longer than a deadline.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 
 VOCAB = 60
 
@@ -202,11 +207,11 @@ def bundle(run: Path) -> Path:
     return exported_once(run, "bundle")
 
 
-def exported_once(run: Path, name: str, *how: Any) -> Path:
+def exported_once(run: Path, name: str, *how: Any, **named: Any) -> Path:
     out = run.parent / name
     with made_once(out) as missing:
         if missing:
-            export_checked(run, out, *how)
+            export_checked(run, out, *how, **named)
     return out
 
 

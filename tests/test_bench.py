@@ -34,14 +34,13 @@ from tformer_deploy.errors import ConfigError, EngineError, MissingExtra
 from tformer_deploy.export.save import weights_read
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
-from tformer_deploy.export_checked import export_checked
 from tformer_deploy.machine import cores
 from tformer_deploy.model import Transformer
 from tformer_deploy.recipe import Recipe
 from tformer_deploy.report.bench import bench_page
 
 from .command import COMMAND, failed_line, printed, run_here
-from .conftest import random_model, small_config
+from .conftest import exported_once, random_model, small_config
 from .params import long_but
 from .test_check_html import Page, svgs
 
@@ -53,9 +52,7 @@ ONE = ("--batch", 1, "--beam", 1, "--new-tokens", 2, "--src-len", 3, "--rounds",
 @pytest.fixture(scope="module")
 def variants(run: Path) -> Path:
     """A bundle with two variants. Read only."""
-    out = run.parent / "bench-bundle"
-    export_checked(run, out, ["fp32", "fp32-cpu", "int8"])
-    return out
+    return exported_once(run, "bench-bundle", ["fp32", "fp32-cpu", "int8"])
 
 
 @pytest.fixture

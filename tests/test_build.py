@@ -28,7 +28,7 @@ from tformer_deploy.engines.trt.api import TensorRt, installed, load_builder, lo
 from tformer_deploy.errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
-from tformer_deploy.export_checked import choose, export_checked
+from tformer_deploy.export_checked import choose
 from tformer_deploy.plans import Profile, Stamp, find_plans, parse_profile
 from tformer_deploy.recipe import load_recipe
 from tformer_deploy.trt_builder import (
@@ -41,7 +41,7 @@ from tformer_deploy.trt_builder import (
 )
 
 from .command import COMMAND, failed_line, printed, run_here
-from .conftest import small_config, write_checkpoint
+from .conftest import exported_once, small_config, write_checkpoint
 
 RTX = "sm80+, TensorRT for RTX"
 
@@ -49,9 +49,7 @@ RTX = "sm80+, TensorRT for RTX"
 @pytest.fixture(scope="module")
 def trt_bundle(run: Path) -> Path:
     """The small model with graphs for TensorRT, checked on ONNX Runtime. Read only."""
-    out = run.parent / "trt-bundle"
-    export_checked(run, out, ["fp32", "trt"])
-    return out
+    return exported_once(run, "trt-bundle", ["fp32", "trt"])
 
 
 @pytest.fixture(scope="module")

@@ -149,7 +149,7 @@ def test_settings_take_the_types_of_their_fields() -> None:
     assert tiny(**parsed).dropout == 0.2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(updates=st.integers(1, 10**9), lr=st.floats(1e-9, 1e3), patience=st.integers(0, 100))
 def test_settings_round_trip(updates: int, lr: float, patience: int) -> None:
     values = {"updates": updates, "lr": lr, "patience": patience}
@@ -221,7 +221,7 @@ GRAPH_KINDS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     bounds=st.lists(st.tuples(*[st.integers(0, 999)] * 3).map(sorted), min_size=4, max_size=4),
     opset=st.integers(23, 24),

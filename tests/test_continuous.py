@@ -57,7 +57,7 @@ def requests_of(chooser: Chooser) -> Iterator[Request]:
         yield batch, options, make_trie(sentences[0].allowed)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seeds)
 def test_every_search_is_as_it_is_alone(seed: int) -> None:
     """Batches of any options, widths and rules, beside each other, on an engine whose numbers are exact."""

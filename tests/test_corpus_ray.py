@@ -77,7 +77,7 @@ class Machines:
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Machines]:
-    place = tempfile.mkdtemp(prefix="ray")  # short: the names of sockets are made of it
+    place = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short: the names of sockets are made of it
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RAY_TMPDIR", "TMPDIR"):
             patch.setenv(name, place)

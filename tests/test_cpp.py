@@ -171,7 +171,7 @@ options_asked = st.one_of(
 contradictions = asked_of({}, OF_ALL, OF_BEAMS, OF_SAMPLING, STOPS, {"beams": st.integers(1, 6)})
 
 
-@settings(max_examples=int(os.environ.get("TFORMER_EXAMPLES", "120")), deadline=None)
+@settings(max_examples=int(os.environ.get("TFORMER_EXAMPLES", "120")))
 @given(
     st.one_of(*[options_asked] * 7, contradictions),
     st.sampled_from(["fp32", "int8"]),
@@ -343,13 +343,19 @@ def test_a_call_can_be_cancelled_while_it_splits_text() -> None:
     lines = texts(["nine hundred and ninety-nine thousand, one hundred and seven"] * 30_000)
     with Translator(demo("fp32"), max_tokens=1) as translator:
         for call in (library().tformer_translate, library().tformer_score):
-            results, began = c_void_p(), time.monotonic()
-            timer = threading.Timer(0.03, library().tformer_cancel, [translator.handle])
-            timer.start()
+            results, began, ended = c_void_p(), time.monotonic(), threading.Event()
+
+            def cancel(ended: threading.Event = ended) -> None:  # again, as a call that begins forgets it
+                while not ended.wait(0.03):
+                    library().tformer_cancel(translator.handle)
+
+            other = threading.Thread(target=cancel)
+            other.start()
             second = None if call is library().tformer_translate else lines
             status = call(translator.handle, lines, second, c_size_t(len(lines)), c_uint64(0), byref(results))
             took = time.monotonic() - began
-            timer.join()
+            ended.set()
+            other.join()
             library().tformer_results_free(results)
             assert status == CANCELLED and took < 2
         assert translator.translate(["forty-two"]), "the next call is not stopped"
@@ -575,6 +581,7 @@ def test_lines_that_have_come_are_answered(flags: list[str]) -> None:
         process.stdin.flush()
         assert b"standard input, line 5: longer than 70000 bytes" in process.stderr.readline()
         stop.cancel()
+        stop.join()
 
 
 def test_output_that_nobody_takes_is_an_error() -> None:

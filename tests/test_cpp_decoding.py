@@ -106,7 +106,7 @@ def check_case(table: Talk, sentences: Sequence[Sentence], engine: TableEngine) 
 
 
 @pytest.mark.parametrize("options", [Chooser.beam_options, Chooser.sampling_options], ids=["beams", "samples"])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seed=seeds)
 def test_searches(options: Callable[[Chooser], DecodeOptions], table: Talk, seed: int) -> None:
     """Greedy search is a beam of one."""
@@ -117,7 +117,7 @@ def test_searches(options: Callable[[Chooser], DecodeOptions], table: Talk, seed
     check_case(table, sentences, TableEngine(engine.seed, engine.table, engine.limits.tgt_tokens, lists=False))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seeds)
 def test_searches_that_join_each_other(table: Talk, seed: int) -> None:
     """Each finds what Python finds alone; one that leaves on its way harms nobody."""
@@ -139,7 +139,7 @@ def test_searches_that_join_each_other(table: Talk, seed: int) -> None:
     assert found[0] == expected[0] or (found[0] is None and retire)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seeds)
 def test_a_larger_vocabulary_long_outputs_and_wide_beams(table: Talk, seed: int) -> None:
     """Attention of many steps is summed, and heaps are full."""

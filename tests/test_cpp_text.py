@@ -313,13 +313,13 @@ def test_white_space_and_lower_case_of_every_character(characters: Talk) -> None
         assert characters.ask({"strip": text}) == text.strip()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(st.sampled_from("aB\u03a3\u03c3'.\u0345\u00adİ1 ʰΑ\u0301"), max_size=12))
 def test_final_sigmas(characters: Talk, text: str) -> None:
     assert characters.ask({"lower": text}) == text.lower()
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     st.lists(st.sampled_from([*b"a\x7f\x80\x8f\x90\x9f\xa0\xbf\xc0\xc2\xdf\xe0\xed\xef\xf0\xf4\xf5\xff"]), max_size=9)
 )

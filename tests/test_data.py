@@ -220,7 +220,7 @@ def test_unknown_task_names_the_nearest() -> None:
 # Batches
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pairs=sizes, batch_tokens=st.integers(1, 60), seed=st.integers(0, 9), epoch=st.integers(0, 9))
 def test_plan_holds_every_pair_once_within_the_budget(
     pairs: list[tuple[int, int]], batch_tokens: int, seed: int, epoch: int
@@ -256,7 +256,7 @@ def test_batch_is_padded_and_shifted() -> None:
         assert array.dtype == np.int32
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(2, 99), max_size=6), min_size=1, max_size=5))
 def test_pad_keeps_rows_on_the_left(rows: list[list[int]]) -> None:
     padded = pad([np.array(row, np.int32) for row in rows], PAD_ID)
@@ -273,7 +273,7 @@ def test_too_long_pairs_are_counted_and_left_out() -> None:
         make_corpus([(4, 4)], max_tokens=3)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(pairs=sizes, seen=st.integers(0, 30), seed=st.integers(0, 9))
 def test_stream_goes_on_where_it_stopped(pairs: list[tuple[int, int]], seen: int, seed: int) -> None:
     corpus = make_corpus(pairs)

@@ -196,7 +196,7 @@ def check_case(sentences: list[Sentence]) -> None:
         assert decode_all(engine, [sentences[i] for i in order]) == [together[i] for i in order]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(seeds)
 def test_beam_search_equals_plain_loops(seed: int) -> None:
     """In a batch, alone and shuffled; from lists of best tokens and from all log-probabilities."""
@@ -204,7 +204,7 @@ def test_beam_search_equals_plain_loops(seed: int) -> None:
     check_case(chooser.sentences(chooser.beam_options()))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(seeds)
 def test_sampling_equals_plain_loops(seed: int) -> None:
     chooser = Chooser(seed)
@@ -363,7 +363,7 @@ def test_rows_that_only_fill_up_may_be_no_numbers(changes: dict[str, Any]) -> No
 # Steps
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds)
 def test_steps_tell_the_whole_search(seed: int) -> None:
     """The candidates of every step are enough to do the search again."""
@@ -397,7 +397,7 @@ def test_steps_tell_the_whole_search(seed: int) -> None:
             assert {tuple(h.ids) for h in found[b]} <= set(stuck[b])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds)
 def test_steps_tell_every_sample(seed: int) -> None:
     chooser, steps = Chooser(seed), list[Step]()
@@ -513,7 +513,7 @@ def test_the_best_of_one_is_greedy_search() -> None:
         assert [[h.ids for h in found] for found in drawn] == [[h.ids] * 2 for [h] in greedy]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seeds)
 def test_changes_within_the_margin_do_not_alter_a_draw(seed: int) -> None:
     chooser = Chooser(seed)
@@ -542,7 +542,7 @@ def test_margins_are_not_needlessly_small() -> None:
     assert (draw(scores, rng.random((1000, 1)), DecodeOptions(sampling=True, top_k=1))[1] > 1e-3).mean() > 0.98
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds)
 def test_changes_within_the_margin_do_not_alter_a_draw_of_many(seed: int) -> None:
     """Where many tokens stand near the edge of a nucleus; changes push the sums below and above the draw apart."""

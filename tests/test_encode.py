@@ -32,7 +32,7 @@ from tformer_deploy.export_checked import export_checked
 from tformer_deploy.recipe import TOLERANCES, Recipe, recipe_from_dict
 
 from .command import failed_line, printed, run_here
-from .conftest import random_sources, small_config, write_checkpoint, write_lines
+from .conftest import exported_once, random_sources, small_config, write_checkpoint, write_lines
 from .mutations import break_graph, change_tensor, producer
 from .params import long_but
 
@@ -43,10 +43,8 @@ LINES = ["w5 w6 w7", "", "w8", "  w9 w10 w11 w12 w13  ", "w5 w6 w7"]
 @pytest.fixture(scope="module")
 def memory_bundle(run: Path) -> Path:
     """The small model with its encoder alone, in every variant. Read only."""
-    out = run.parent / "memory-bundle"
-    recipes = [*VARIANTS, "trt"]
-    export_checked(run, out, recipes, write_lines(run.parent / "memory-lines.txt"), memory=True)
-    return out
+    lines = write_lines(run.parent / "memory-lines.txt")
+    return exported_once(run, "memory-bundle", [*VARIANTS, "trt"], lines, memory=True)
 
 
 def limit(name: str) -> float:

@@ -110,7 +110,7 @@ def look(strategy: st.SearchStrategy[Any], share: float, run: Callable[[Any], Do
     """Try examples of a strategy for a share of the time; one that fails is made as short as it gets."""
     end, tried = time.monotonic() + share * SECONDS, 0
 
-    @settings(max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=15, database=None, suppress_health_check=list(HealthCheck))
     @given(strategy)
     def attempt(example: Any) -> None:
         nonlocal tried

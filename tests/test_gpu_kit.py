@@ -376,6 +376,8 @@ def test_a_run_that_is_killed_keeps_what_it_had(used: Path, tmp_path: Path, monk
             assert running.poll() is None
             time.sleep(0.05)
         os.killpg(running.pid, signal.SIGKILL)  # as a host does that is cut off
+    with (folder / "work/.lock").open() as lock:  # of children that are still ending
+        fcntl.flock(lock, fcntl.LOCK_EX)
     steps = json.loads((folder / "results/results.json").read_text())["steps"]
     assert steps["check-tensorrt-trained-fp32"]["report"]["passed"] and "steps-tensorrt-base-fp32" not in steps
     done = run_kit(folder, "trained", "steps")

@@ -50,7 +50,7 @@ def test_sets_are_equal_to_plain_cpp() -> None:
     assert said == f"14 checks of {count_of_sets()} sets, 100 times\n"
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_other_shapes(seed: int) -> None:
     run(seed, 5)
@@ -81,7 +81,7 @@ def random(seed: int, *shape: int) -> Array:
 shapes = {"rows": st.integers(1, 20), "inputs": st.integers(1, 200), "outputs": st.integers(1, 70), "seed": seeds}
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(**shapes)
 def test_packed_floats(rows: int, inputs: int, outputs: int, seed: int) -> None:
     weight, x = random(seed, outputs, inputs), random(seed + 1, rows, inputs)
@@ -98,7 +98,7 @@ def test_packed_floats(rows: int, inputs: int, outputs: int, seed: int) -> None:
     assert (np.abs(exact - weight) <= np.abs(weight) * 2**-8).all()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(**shapes)
 def test_packed_int8(rows: int, inputs: int, outputs: int, seed: int) -> None:
     integers, scales = channels(random(seed, outputs, inputs))
@@ -109,7 +109,7 @@ def test_packed_int8(rows: int, inputs: int, outputs: int, seed: int) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(**shapes, group=st.sampled_from([16, 32, 64, 128, 256]))
 def test_packed_int4(rows: int, inputs: int, outputs: int, seed: int, group: int) -> None:
     integers, scales = groups(random(seed, outputs, inputs), 4, group)

@@ -383,7 +383,7 @@ def test_whole_model_equals_torch_layers(norm_position: str, activation: str, sh
 # Masks
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=4), extra=st.integers(0, 3), seed=st.integers(0, 99))
 def test_padding_and_neighbours_change_nothing(lengths: list[int], extra: int, seed: int) -> None:
     model = make_model(seed)
@@ -398,7 +398,7 @@ def test_padding_and_neighbours_change_nothing(lengths: list[int], extra: int, s
             close(logits[row : row + 1], model(*alone, tgt[row : row + 1]))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(length=st.integers(2, 8), seed=st.integers(0, 99), data=st.data())
 def test_later_target_tokens_do_not_change_earlier_logits(length: int, seed: int, data: st.DataObject) -> None:
     model, src, lengths = make_model(seed), words(1, 5), torch.tensor([5])

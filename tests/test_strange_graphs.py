@@ -21,12 +21,11 @@ from tformer_deploy.engines.ort.layers import open_copy
 from tformer_deploy.engines.ort.library import LONGEST_REASON, check_library, reason
 from tformer_deploy.engines.ort.standard import OrtEngine
 from tformer_deploy.errors import ArtifactError, ConfigError, EngineError
-from tformer_deploy.export_checked import export_checked
 from tformer_deploy.files import sha256
 from tformer_deploy.headers import digest
 
 from .command import failed_line, run_process
-from .conftest import write_lines
+from .conftest import exported_once, write_lines
 from .mutations import Mutation, behind, break_graph, constant
 
 DAMAGED, NEWER = "it is damaged, or tformer did not make it", "update onnxruntime, or export with a lower opset"
@@ -35,9 +34,7 @@ DAMAGED, NEWER = "it is damaged, or tformer did not make it", "update onnxruntim
 @pytest.fixture(scope="module")
 def several(run: Path) -> Path:
     """A bundle with graphs for several runtimes. Read only."""
-    out = run.parent / "several-bundle"
-    export_checked(run, out, ["fp32", "int8", "trt"], write_lines(run.parent / "several.txt"))
-    return out
+    return exported_once(run, "several-bundle", ["fp32", "int8", "trt"], write_lines(run.parent / "several.txt"))
 
 
 def changed(bundle: Path, out: Path, file: str, change: Callable[[bytes], bytes]) -> Path:

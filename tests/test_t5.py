@@ -40,7 +40,7 @@ def test_activations_equal_transformers(ours: str, theirs: str) -> None:
     torch.testing.assert_close(ACTIVATIONS[ours](x), ACT2FN[theirs](x), atol=1e-12, rtol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(4, 64), st.integers(0, 400), st.booleans())
 def test_buckets_equal_transformers(count: int, further: int, causal: bool) -> None:
     distances = torch.arange(-600, 601)

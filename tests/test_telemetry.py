@@ -161,9 +161,9 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exported(quiet: Quiet, run: Path, lines: Path) -> Path:
+def exported(quiet: Quiet, run: Path, lines: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with every variant and with lists, both made by the command."""
-    out = run.parent / "quiet-bundle"
+    out = tmp_path_factory.mktemp("quiet") / "bundle"
     quiet("export", run, "--out", out, "--src", lines, *(part for name in RECIPES for part in ("--recipe", name)))
     quiet("shortlist", out, "--src", lines, "--tgt", lines)
     return out

@@ -181,7 +181,7 @@ def test_words_keep_the_most_frequent_and_the_first_of_equals() -> None:
     assert words.decode([BOS_ID, 4, 6, UNK_ID, EOS_ID, PAD_ID]) == "a c <unk>"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(word_texts, max_size=8))
 def test_whitespace_words_round_trip(made: list[str]) -> None:
     text = " ".join(made)
@@ -191,7 +191,7 @@ def test_whitespace_words_round_trip(made: list[str]) -> None:
     assert all(len(SPECIALS) <= i < words.size for i in ids)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.lists(word_texts, max_size=5).map(" ".join), min_size=1, max_size=4))
 def test_words_from_a_file_give_the_same_ids(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
     folder = tmp_path_factory.mktemp("words")

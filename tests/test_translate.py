@@ -145,7 +145,7 @@ sources_of_any_length = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(sources_of_any_length)
 def test_order_and_batch_change_nothing(translator: Translator, sources: list[list[int]]) -> None:
     translator.batch_tokens = 40
@@ -157,7 +157,7 @@ def test_order_and_batch_change_nothing(translator: Translator, sources: list[li
 
 
 @pytest.mark.parametrize("mode", ["beam", "sampling"])
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(sources=sources_of_any_length, batch_tokens=st.integers(1, 400))
 def test_beams_and_samples_are_the_same_in_every_batch(
     exact: Transformer, mode: str, sources: list[list[int]], batch_tokens: int

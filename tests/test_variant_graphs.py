@@ -292,7 +292,7 @@ def test_block_widths_divide_the_vocabulary(vocab: int) -> None:
 # Integers
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 5),
     st.integers(1, 70),
