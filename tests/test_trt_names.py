@@ -96,9 +96,13 @@ ONLY = {
     # TensorRt.scratch
     "ICudaEngine.device_memory_size": {"8.6", "10.0"},
     "ICudaEngine.device_memory_size_v2": {"11.4", "rtx"},
-    # engines.trt.api.Kernels
+    # engines.trt.api.Kernels and trt_builder.make_config
     "ICudaEngine.create_runtime_config": {"rtx"},
+    "IExecutionContext.set_device_memory": {"rtx"},
+    "ExecutionContextAllocationStrategy": {"rtx"},
+    "BuilderFlag.REQUIRE_USER_ALLOCATION": {"rtx"},
     **{f"IRuntimeConfig.{name}": {"rtx"} for name in ("create_runtime_cache", "set_runtime_cache")},
+    "IRuntimeConfig.set_execution_context_allocation_strategy": {"rtx"},
     **{f"IRuntimeCache.{name}": {"rtx"} for name in ("serialize", "deserialize")},
     # 8.6 builds nothing in bf16.
     "DataType.BF16": {"10.0", "11.4", "rtx"},

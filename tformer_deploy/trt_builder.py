@@ -115,6 +115,8 @@ def make_config(tensorrt: TensorRt, options: BuildOptions) -> Any:
     def create(builder: Any, network: Any) -> Any:
         config = CreateConfig(**how)(builder, network)
         config.clear_flag(trt.BuilderFlag.TF32)  # which Polygraphy leaves on for TensorRT for RTX
+        if tensorrt.flavor == "rtx":  # for CUDA graphs; a network that cannot be captured is then refused
+            config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         return config
 
     return create
@@ -126,12 +128,13 @@ def cache_file(options: BuildOptions) -> str | None:
 
 
 def follow_graph(network: Any, trt: Any) -> None:
-    """Hold every layer to the type that the graph gives it, for versions that would choose."""
+    """Hold every layer to the type that the graph gives it, for versions that would choose; casts have one already."""
     floats = (trt.float32, trt.float16)
     for layer in network:
         outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
         if layer.type not in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE) and outputs[0].dtype in floats:
-            layer.precision = outputs[0].dtype
+            if layer.type != trt.LayerType.CAST:
+                layer.precision = outputs[0].dtype
             for i, output in enumerate(outputs):
                 if output.dtype in floats:
                     layer.set_output_type(i, output.dtype)

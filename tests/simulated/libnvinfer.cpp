@@ -22,7 +22,11 @@ using nvinfer1::DataType;
 using nvinfer1::Dims;
 using Severity = nvinfer1::ILogger::Severity;
 
+extern "C" std::int32_t getInferLibVersion() noexcept;
+
 namespace {
+
+constexpr std::int64_t scratch_of_a_plan = 4096;
 
 struct Tensor {
   ONNXTensorElementDataType type;
@@ -142,11 +146,20 @@ class Context final : public nvinfer1::IExecutionContext, public ContextStubs, p
       log_.log(Severity::kERROR, "an input or output has no address");
       return false;
     }
+    require(!scratch_bytes || simulated_on_device(scratch_, scratch_bytes), "it has no memory to compute in");
     simulated_give(stream, [graph = graph_, addresses = addresses_] { graph->run(addresses); });
     return true;
   }
+#if NV_TENSORRT_MAJOR >= 11
+  void setDeviceMemoryV2(void* memory, std::int64_t size) noexcept override {
+    require(size >= scratch_of_a_plan, "too little memory to compute in");
+    scratch_ = memory;
+  }
+#endif
+  std::size_t scratch_bytes = 0;  ///< that it must be given
 
  private:
+  void* scratch_ = nullptr;
   std::shared_ptr<Graph> graph_;
   std::map<std::string, void*> addresses_;
   nvinfer1::ILogger& log_;
@@ -177,17 +190,26 @@ class Plan final : public nvinfer1::ICudaEngine, public PlanStubs, private Owned
       default: simulated_fault(std::string(name) + " has no type of TensorRT");
     }
   }
+#if NV_TENSORRT_MAJOR >= 11
+  std::int64_t getDeviceMemorySizeV2() const noexcept override { return scratch_of_a_plan; }
+#endif
 #if NV_TENSORRT_MAJOR >= 10
-  nvinfer1::IExecutionContext* createExecutionContext(nvinfer1::ExecutionContextAllocationStrategy) noexcept override {
+  using Strategy = nvinfer1::ExecutionContextAllocationStrategy;
+  nvinfer1::IExecutionContext* createExecutionContext(Strategy strategy) noexcept override {
+    const bool given = strategy == Strategy::kUSER_MANAGED;
 #else
   nvinfer1::IExecutionContext* createExecutionContext() noexcept override {
+    const bool given = false;
 #endif
+    require(given == (getInferLibVersion() / 10000 == 1), "memory to compute in is for TensorRT for RTX to be given");
     require(simulated_has_context(), "TensorRT is called without a context");
     if (const char* complaint = std::getenv("SIMULATED_NO_CONTEXT")) {
       log_.log(nvinfer1::ILogger::Severity::kERROR, complaint);
       return nullptr;
     }
-    return new Context(graph_, children, log_);
+    auto* made = new Context(graph_, children, log_);
+    if (given) made->scratch_bytes = scratch_of_a_plan;
+    return made;
   }
 
  private:

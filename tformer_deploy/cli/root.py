@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import sys
 import time
@@ -40,7 +41,9 @@ def print_versions(asked: bool) -> None:
 
 @app.callback()
 def common(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole trace of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the whole trace of an error, and all that TensorRT says.")
+    ] = False,
     version: Annotated[
         bool,
         typer.Option(
@@ -52,6 +55,9 @@ def common(
     ] = False,
 ) -> None:
     """Options of every verb."""
+    if debug:
+        logging.basicConfig(format="%(name)s: %(message)s")
+        logging.getLogger("tformer_deploy").setLevel(logging.DEBUG)
 
 
 def emit(value: Any, as_json: bool, text: str) -> None:

@@ -183,7 +183,17 @@ TrtDevice::Addresses TrtDevice::addresses(int now) const {
 
 /// A plan's work as a CUDA graph, after a run that loads what it needs; as calls where it cannot be captured.
 void TrtDevice::prepare(nvinfer1::ICudaEngine& plan, const Addresses& places, Launch& launch) {
+#if NV_TENSORRT_MAJOR >= 11  // TensorRT for RTX cannot be captured while it takes memory by itself
+  const bool given = runtime_.for_rtx();
+  using Strategy = nvinfer1::ExecutionContextAllocationStrategy;
+  launch.context.reset(plan.createExecutionContext(given ? Strategy::kUSER_MANAGED : Strategy::kSTATIC));
+  if (const std::int64_t size = given && launch.context ? plan.getDeviceMemorySizeV2() : 0) {
+    launch.scratch = std::make_unique<Memory>(static_cast<std::size_t>(size));
+    launch.context->setDeviceMemoryV2(reinterpret_cast<void*>(launch.scratch->address), size);
+  }
+#else
   launch.context.reset(plan.createExecutionContext());
+#endif
   if (!launch.context) {
     const std::string said = runtime_.reasons();
     if (is_full(said)) {

@@ -76,6 +76,7 @@ class TrtDevice {
     void operator()(nvinfer1::IExecutionContext* context) const noexcept;
   };
   struct Launch {
+    std::unique_ptr<Memory> scratch;  ///< what the context computes in, where it is given that
     std::unique_ptr<nvinfer1::IExecutionContext, Freed> context;
     std::unique_ptr<Graph> graph;  ///< none: the plan's work is given to the stream anew each time
   };

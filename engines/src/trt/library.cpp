@@ -85,7 +85,7 @@ TensorRt::TensorRt(void* library, const std::string& path)
 }
 
 std::vector<Stamp> TensorRt::stamps(const std::string& capability, const std::string& precision) const {
-  const bool rtx = name_ != "TensorRT";
+  const bool rtx = for_rtx();
   std::vector<std::string> capabilities;
   if (!rtx) capabilities.push_back(capability);
   if (std::stoi(capability.substr(2)) >= 80) capabilities.push_back("sm80+");
@@ -145,7 +145,8 @@ class TrtRuntime::Collector final : public nvinfer1::ILogger {
   std::string text_;
 };
 
-TrtRuntime::TrtRuntime(const TensorRt& tensorrt) : title_(tensorrt.title()), log_(std::make_unique<Collector>()) {
+TrtRuntime::TrtRuntime(const TensorRt& tensorrt)
+    : title_(tensorrt.title()), rtx_(tensorrt.for_rtx()), log_(std::make_unique<Collector>()) {
   const auto make = reinterpret_cast<Factory>(tensorrt.factory());
   void* made = make(log_.get(), NV_TENSORRT_VERSION);
   // Where the driver is too old TensorRT gives the address of a member of nothing.

@@ -21,6 +21,7 @@ class TensorRt {
 
   /// As people call it, such as TensorRT 11.4.0.106.
   std::string title() const { return name_ + " " + version_; }
+  bool for_rtx() const { return name_ != "TensorRT"; }
   /// What plans may be of that a GPU of that capability runs, those that were made for it first; or nothing.
   std::vector<Stamp> stamps(const std::string& capability, const std::string& precision) const;
   /// The version of CUDA that a driver must know.
@@ -52,12 +53,14 @@ class TrtRuntime {
   /// A plan in the device's memory; it must go before this. Throws Error, Status::no_memory where there is no room.
   std::shared_ptr<nvinfer1::ICudaEngine> load(const std::filesystem::path& plan) const;
   const std::string& title() const { return title_; }
+  bool for_rtx() const { return rtx_; }
   /// What TensorRT has complained of since this was asked last.
   std::string reasons() const;
 
  private:
   class Collector;
   std::string title_;
+  bool rtx_;
   std::unique_ptr<Collector> log_;
   std::unique_ptr<nvinfer1::IRuntime> runtime_;
 };

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import tensorrt
 from cuda.bindings import runtime
 from tensorrt import ILogger
@@ -19,19 +21,47 @@ class Runtime(tensorrt.Runtime):
         return found and Plan(plan)
 
 
+class ExecutionContextAllocationStrategy(Enum):
+    STATIC = 0
+    USER_MANAGED = 2
+
+
 class Plan(tensorrt.Plan):
+    device_memory_size_v2 = 4096
+
     def create_runtime_config(self) -> Config:
         return Config()
 
-    def create_execution_context(self, *, runtime_config: Config) -> tensorrt.Context:  # type: ignore[override]
+    def create_execution_context(self, *, runtime_config: Config) -> Context:  # type: ignore[override]
         assert runtime_config.cache is not None
+        assert runtime_config.strategy is ExecutionContextAllocationStrategy.USER_MANAGED
         runtime_config.cache.compile(f"{self.outputs[0].name} {self.inputs[0].shape}")
-        return super().create_execution_context()
+        return Context(self)
+
+
+class Context(tensorrt.Context):
+    """It computes in memory that it is given."""
+
+    scratch = 0
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        assert memory % 256 == 0
+        assert size >= Plan.device_memory_size_v2
+        self.scratch = memory
+
+    def execute_async_v3(self, stream: int) -> bool:
+        runtime.allocated(runtime.DEVICE, self.scratch, Plan.device_memory_size_v2)
+        return super().execute_async_v3(stream)
 
 
 class Config:
+    strategy = ExecutionContextAllocationStrategy.STATIC
+
     def __init__(self) -> None:
         self.cache: Cache | None = None
+
+    def set_execution_context_allocation_strategy(self, strategy: ExecutionContextAllocationStrategy) -> None:
+        self.strategy = strategy
 
     def create_runtime_cache(self) -> Cache:
         return Cache()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +19,7 @@ from ...plans import Stamp
 if TYPE_CHECKING:
     from .cuda import Gpu
 
+LOG = logging.getLogger(__name__)
 MODULES = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 """Flavors, in the order in which an installed one is taken, and their Python modules."""
 EXTRAS = {"tensorrt": "trt", "rtx": "trt-rtx"}
@@ -125,13 +128,17 @@ class Kernels:
 
     def __init__(self, tensorrt: TensorRt, name: str) -> None:
         """`name`: of the file, in $XDG_CACHE_HOME/tformer; it should tell the plans and the kind of GPU."""
-        self._rtx, self._name = tensorrt.flavor == "rtx", name
+        self._tensorrt, self._name = tensorrt, name
         self._kernels: Any = None
         self._kept = b""
 
-    def make_context(self, plan: Any) -> Any:
-        """What runs a plan, or None, as TensorRT says it; needs a CUDA context."""
-        if not self._rtx:
+    def make_context(self, plan: Any, memory: Callable[[int], int]) -> Any:
+        """What runs a plan, or None, as TensorRT says it; needs a CUDA context.
+
+        `memory` takes bytes on the device, for as long as the context lives, and returns their address. TensorRT for
+        RTX computes there: it cannot be captured in a CUDA graph while it takes memory by itself (`make_config`).
+        """
+        if self._tensorrt.flavor != "rtx":
             return plan.create_execution_context()
         runtime_config = plan.create_runtime_config()
         if self._kernels is None:
@@ -143,7 +150,12 @@ class Kernels:
             if kept and self._kernels.deserialize(kept):  # which refuses those of another GPU, version or older driver
                 self._kept = kept
         runtime_config.set_runtime_cache(self._kernels)
-        return plan.create_execution_context(runtime_config=runtime_config)
+        strategies = self._tensorrt.module.ExecutionContextAllocationStrategy
+        runtime_config.set_execution_context_allocation_strategy(strategies.USER_MANAGED)
+        context = plan.create_execution_context(runtime_config=runtime_config)
+        if context is not None and (size := self._tensorrt.scratch(plan)):
+            context.set_device_memory(memory(size), size)
+        return context
 
     def keep(self) -> None:
         """Write down what has been compiled since."""
@@ -179,7 +191,7 @@ def make_runtime(trt: Any) -> tuple[Any, list[str]]:
 
 
 def make_logger(trt: Any) -> tuple[Any, list[str]]:
-    """A logger for TensorRT, and the list of what it reports as errors."""
+    """A logger for TensorRT, and the list of what it reports as errors; LOG gets all else as well."""
     messages: list[str] = []
     serious = trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR
 
@@ -188,6 +200,7 @@ def make_logger(trt: Any) -> tuple[Any, list[str]]:
             trt.ILogger.__init__(self)
 
         def log(self, severity: Any, message: str) -> None:
+            LOG.debug("%s: %s", severity, message)
             if severity in serious:
                 messages.append(message)
 

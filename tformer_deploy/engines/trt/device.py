@@ -190,7 +190,7 @@ class TrtDevice:
     def _prepare(self, plan: Any, addresses: dict[str, int]) -> Callable[[], None]:
         """What launches a plan's work, after a run that loads what it needs: a CUDA graph, or calls where it cannot."""
         title, reasons = self.engine.tensorrt.title, self.engine.reasons
-        context = self.engine.kernels.make_context(plan)
+        context = self.engine.kernels.make_context(plan, lambda size: self._own(Memory(size)).address)
         if context is None:
             if is_full(said := reasons()):
                 raise NoRoom(f"{title} has no room for {self.profile}: {said}: build a smaller profile")
