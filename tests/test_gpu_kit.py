@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as kit_maker
-from benchmarks.gpu import bundles
+from benchmarks.gpu import bundles, host
 from benchmarks.gpu.eager import Decoder
 from benchmarks.gpu.host import collect
 from benchmarks.gpu.pieces import pack, write_sums
@@ -334,6 +334,13 @@ def test_a_probe_that_fails_spares_the_rest(used: Path, tmp_path: Path) -> None:
         assert f"{name}: not run: probe-tensorrt failed: " in done.stdout
     steps = json.loads((folder / "results/results.json").read_text())["steps"]
     assert steps["probe-tensorrt"]["code"] == 1 and "probe" in steps["check-tensorrt-trained-fp32"]["skipped"]
+    assert "Traceback" in (folder / "results/probe-tensorrt.log").read_text()
+
+
+def test_an_old_nvidia_smi_names_the_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"name,driver_version": "Old GPU, 1.2"}
+    monkeypatch.setattr(host, "run", lambda command, seconds: known.get(command[1].partition("=")[2], ""))
+    assert host.gpus() == [{"name": "Old GPU", "driver_version": "1.2"}]
 
 
 def test_what_takes_too_long_is_stopped_and_said(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,6 +257,7 @@ def test_bench_tells_what_the_gpu_did(bundle: Path) -> None:
     assert len(report["points"]) == 4
     assert all(point["device_ms"] > 0 and len(point["steps_ms"]) == 9 for point in report["points"])
     assert all(point["step_bound"]["share"] > 0 for point in report["points"])
+    assert report["ceiling"] is None, "the processor's limits say nothing here"
 
 
 def test_what_no_plan_has_is_refused_if_somebody_asks_for_it(bundle: Path) -> None:

@@ -91,7 +91,7 @@ def run(points: dict[str, Any]) -> dict[str, Any]:
     vocabulary = points["model"]["vocabulary"]
     found = []
     with torch.inference_mode():
-        for dtype in ("float32", "float16"):
+        for dtype in ("float16", "float32"):
             model = Transformer(preset(points["model"]["preset"], vocabulary, vocabulary)).init_weights(1).eval()
             model = model.to("cuda", getattr(torch, dtype))
             model.output.register_forward_hook(lambda module, arguments, logits: logits.float())

@@ -41,9 +41,12 @@ def describe(python: str) -> dict[str, Any]:
 
 
 def gpus() -> list[dict[str, str]]:
-    """What nvidia-smi says; nothing where there is none."""
-    rows = run(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"], 10).splitlines()
-    return [dict(zip(QUERY.split(","), map(str.strip, row.split(",")), strict=False)) for row in rows]
+    """What nvidia-smi says, or what an old one knows; nothing where there is none."""
+    for query in (QUERY, "name,driver_version"):
+        rows = run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], 10).splitlines()
+        if rows:
+            return [dict(zip(query.split(","), map(str.strip, row.split(",")), strict=False)) for row in rows]
+    return []
 
 
 def run(command: list[str], seconds: int) -> str:

@@ -22,8 +22,8 @@ export XDG_CACHE_HOME=$WORK/cache       # of compiled kernels
 
 # The stages in their order, and the seconds that each may take: 25 minutes in all.
 STAGES=(host install probe trained steps ort-cuda eager base batches beams)
-declare -A SECONDS_OF=([host]=30 [install]=60 [probe]=90 [trained]=270 [steps]=150 [ort-cuda]=240 [eager]=60
-  [base]=300 [batches]=120 [beams]=180)
+declare -A SECONDS_OF=([host]=30 [install]=60 [probe]=90 [trained]=270 [steps]=150 [ort-cuda]=210 [eager]=120
+  [base]=300 [batches]=120 [beams]=150)
 STAGE='' STAGE_END=0
 
 say() { printf '%s\n' "$*" | tee -a "$OUT/run.log"; }
@@ -237,12 +237,13 @@ make_environment() {
   esac
   [[ -e $WORK/$name/wheels ]] && links+=(--find-links "$WORK/$name/wheels")
   pip=$(compgen -G "$CORE/wheels/pip-*.whl")/pip
+  unset "${!PIP_@}"  # of the host, which may name other places
   export PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1
   rm -rf "$env"
   "$BASE" -m venv --without-pip "$env"
   "$env/bin/python" "$pip" install -q --no-compile --no-index "${links[@]}" "${packages[@]}" >&2
   if [[ $name == trt86 ]]; then
-    cp -r "$WORK/trt86/tensorrt" "$env/lib/python$(< "$CORE/python")/site-packages/"
+    ln -s "$(cd "$WORK/trt86" && pwd)/tensorrt" "$env/lib/python$(< "$CORE/python")/site-packages/tensorrt"
   fi
   "$env/bin/python" "$pip" list --format json
 }

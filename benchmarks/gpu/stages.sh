@@ -28,7 +28,7 @@ install() {
 
 # Whether this host runs plans at all: a small one, before minutes are spent on others.
 stage_probe() {
-  local env flavor model profile
+  local env flavor model profile python
   find_gpu
   profile=$(sed -n 2p "$CORE/probe.build")
   # shellcheck disable=SC2016
@@ -44,8 +44,17 @@ stage_probe() {
     mkdir -p "$WORK/probe"
     rm -rf "$model"
     cp -r "$CORE/probe" "$model"
-    step "probe-$flavor" bash -euo pipefail -c "$code" - "$(environment_python "$env")" "$CORE" "$model" "$profile" "$flavor"
+    python=$(environment_python "$env")
+    step "probe-$flavor" bash -euo pipefail -c "$code" - "$python" "$CORE" "$model" "$profile" "$flavor"
+    if ! worked "probe-$flavor"; then explain_probe "$flavor" "$python" "$model"; fi
   done < <(flavors)
+}
+
+# explain_probe FLAVOR PYTHON BUNDLE: all that TensorRT says of a plan that does not run, into the results.
+explain_probe() {
+  mkdir -p "$RESULTS"
+  head -n 1 "$CORE/probe.text" | timeout -k 5 60 "$2" -m tformer_deploy --debug translate "$3" --backend trt:fp32 \
+    --max-tokens 4 2>&1 | tail -c 1000000 > "$RESULTS/probe-$1.log" || true
 }
 
 # Tokens of the trained model, in Python and in C++.

@@ -153,9 +153,9 @@ class MachineLimits:
         return [(cost(config, weights, storage, part), workers) for cost, weights in both]
 
     def measure(self) -> None:
-        """Keep the best of this round and those before; a note where it cannot be done."""
+        """Keep the best of this round and those before; a note where it cannot be done, nothing for GPUs alone."""
         report = self.report
-        if report.notes:
+        if report.notes or all(parse_name(name).device == "cuda" for name in self.plan.engines):
             return
         try:
             rates = self.process.ask("matrix_rates", threads=self.threads)
