@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from tformer_deploy.checkpoint import Checkpoint
 from tformer_deploy.errors import TformerError
 from tformer_deploy.export.to_onnx import build_graph, build_program
 from tformer_deploy.export.trace import Tracer
-from tformer_deploy.export_checked import export_checked
+from tformer_deploy.export_checked import export_checked, require_exportable
 from tformer_deploy.model import Attention, Transformer
 from tformer_deploy.modules.probe import wrapped
+from tformer_deploy.modules.running import UserCheckpoint
 from tformer_deploy.modules.user_model import UserModel
 from tformer_deploy.recipe import load_recipe
 from tformer_deploy.seq2seq import KeysValues
@@ -213,3 +215,32 @@ def test_a_bias_that_the_config_does_not_tell_is_refused() -> None:
         model.config = dataclasses.replace(model.config, output_bias=not told)
         with pytest.raises(TformerError, match=f"config.output_bias={not told}: must be {told}, as the module's"):
             wrapped(UserModel(model), "model.py:make")
+
+
+class Scaled(nn.Linear):
+    """A temperature for every token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.linspace(0.2, 3, self.out_features)
+
+
+OUTPUTS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+    "a product": (lambda: nn.Linear(32, 64), True),
+    "of no bias": (lambda: nn.Linear(32, 64, bias=False), True),
+    "scaled": (lambda: Scaled(32, 64, bias=False), False),
+    "a norm as well": (lambda: nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64)), False),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_shortlists_are_only_of_outputs_that_are_products(name: str) -> None:
+    """Their graphs read weight and bias, and would leave out what else `output` does."""
+    make, product = OUTPUTS[name]
+    output = make()
+    model = ours(share_embeddings="none", tgt_vocab=64, output_bias=getattr(output, "bias", None) is not None)
+    model.output = output  # type: ignore[assignment]
+    checkpoint = UserCheckpoint(Path("model.py:make"), model.config, None, model, "", {}, {})  # type: ignore[arg-type]
+    require_exportable(checkpoint, {name: load_recipe(name) for name in ("fp32", "trt", "native-fp32")})
+    said = pytest.raises(TformerError, match="recipe int8: its graphs for shortlists read ")
+    with nullcontext() if product else said:
+        require_exportable(checkpoint, {"": load_recipe("fp32"), "int8": load_recipe("int8")})
