@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tformer_deploy.checkpoint import Checkpoint
-from tformer_deploy.errors import TformerError
+from tformer_deploy.errors import ConfigError, TformerError
 from tformer_deploy.export.to_onnx import build_graph, build_program
 from tformer_deploy.export.trace import Tracer
 from tformer_deploy.export_checked import export_checked, require_exportable
@@ -244,3 +245,79 @@ def test_shortlists_are_only_of_outputs_that_are_products(name: str) -> None:
     said = pytest.raises(TformerError, match="recipe int8: its graphs for shortlists read ")
     with nullcontext() if product else said:
         require_exportable(checkpoint, {"": load_recipe("fp32"), "int8": load_recipe("int8")})
+
+
+def changed(name: str, change: Callable[[Any, Any], Any]) -> Transformer:
+    """Ours, one of whose functions gives something else: `change` gets its arguments, and what it gave."""
+    model = ours(share_embeddings="none")
+    function = getattr(model, name)
+
+    def other(*given: Any) -> Any:
+        return change(given, function(*given))
+
+    setattr(model, name, other)
+    return model
+
+
+def configured(**changes: object) -> Transformer:
+    """Ours, whose config says something else."""
+    model = ours(share_embeddings="none")
+    model.config = dataclasses.replace(model.config, **changes)  # type: ignore[arg-type]
+    return model
+
+
+def of_a_dict() -> Transformer:
+    model = ours()
+    model.config = {"d_model": 32}  # type: ignore[assignment]
+    return model
+
+
+MISTAKES: dict[str, tuple[Callable[[], Transformer], str]] = {
+    "layers of the encoder": (
+        lambda: changed("encode", lambda given, found: (given[2:] and given[2].clear(), found)[1]),
+        "encode noted no encoder_embedding in layers: by config it must note encoder_embedding, encoder_layer_0, ",
+    ),
+    "layers of the decoder": (
+        lambda: changed("step", lambda given, found: (given[5:] and given[5].pop("hidden"), found)[1]),
+        "step noted no hidden in layers: by config it must note decoder_embedding, decoder_layer_0, hidden",
+    ),
+    "no memory": (lambda: changed("encode", lambda _, found: found[0]), "where memory (B, S, d) is (3, 5, d)"),
+    "no keys": (
+        lambda: changed("cross_keys_values", lambda *_: []),
+        "cross_keys_values returned 0 layers, where config.",
+    ),
+    "no cache": (
+        lambda: changed("step", lambda given, found: (given[4].present.clear(), found)[1]),
+        "step extended the cache of 0 layers, where config.decoder_layers=1",
+    ),
+    "rows": (
+        lambda: changed("step", lambda _, found: found.flatten(0, 1)),
+        "where hidden states (B, K, d) is (3, 2, d)",
+    ),
+    "width": (
+        lambda: changed("step", lambda _, found: found[..., 1:]),
+        "output of what step returned raised RuntimeError",
+    ),
+    "decoder_layers": (lambda: configured(decoder_layers=2), "returned 1 layers, where config.decoder_layers=2"),
+    "encoder_layers": (lambda: configured(encoder_layers=2), "encode noted no encoder_layer_1 in layers"),
+    "heads": (lambda: configured(heads=2), "(B, H, S, D) by the config's heads and head_dim is (3, 2, 5, 16)"),
+    "tgt_vocab": (lambda: configured(tgt_vocab=40), "where logits (B, K, V) by config.tgt_vocab is (3, 2, 40)"),
+    "src_vocab": (
+        lambda: configured(src_vocab=9999),
+        "is src_vocab, tgt_vocab or max_positions larger than the module's",
+    ),
+    "a dict": (of_a_dict, "config is a dict: must be a tformer_deploy.config.ModelConfig"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_does_not_keep_the_protocol_is_named(name: str) -> None:
+    make, said = MISTAKES[name]
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        wrapped(UserModel(make()), "model.py:make")
+
+
+def test_attention_that_is_not_noted_is_named() -> None:
+    model = changed("step", lambda given, found: (given[5:] and given[5].pop("attention", None), found)[1])
+    with pytest.raises(ConfigError, match="the decoder_step of the module gives no attention: note it in layers"):
+        Tracer(model).graph("decoder_step", load_recipe("fp32-attention").for_model(model.config))

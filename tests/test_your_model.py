@@ -286,6 +286,10 @@ ERRORS: dict[str, str] = {
         "encode returned int64 (3, 5), where memory (B, S, d) is (3, 5, d)"
     ),
     "return tutorial(eos_id=-1)": "UserModel(eos_id=-1): give the token's id",
+    "return tutorial(max_positions=13)": (
+        "with max_positions=13, raised IndexError: index out of range in self: is src_vocab, tgt_vocab or max_positions"
+    ),
+    "return tutorial(src_vocab=31)": "raised IndexError: index out of range in self: is src_vocab, ",
     "return tutorial(eos_id=30)": "model.eos_id=30 is outside the vocabulary of 30",
     "return tutorial(max_positions=0)": "UserModel(max_positions=0): must be a whole number of at least 1",
     "return tutorial(layers='decoder')": "UserModel: give layers and self_attention together",

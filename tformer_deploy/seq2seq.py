@@ -52,7 +52,10 @@ class Seq2Seq(Protocol):
     """Hidden states to logits: (..., d) -> (..., V)."""
 
     def encode(self, src_ids: Tensor, src_lengths: Tensor, layers: Layers | None = None) -> Tensor:
-        """src_ids (B, S) right-padded, src_lengths (B) -> memory (B, S, d); `layers` receives every layer's value."""
+        """src_ids (B, S) right-padded, src_lengths (B) -> memory (B, S, d).
+
+        `layers` receives `encoder_embedding`, `encoder_layer_0` and so on, and with `config.final_norm` `memory`.
+        """
         ...
 
     def cross_keys_values(self, memory: Tensor) -> list[KeysValues]:
@@ -71,8 +74,9 @@ class Seq2Seq(Protocol):
         """One decoding step: hidden states (B, K, d), which `output` makes logits of.
 
         tokens (B, K): the last token of each row; position (1), or (B, K) where sentences are at different ones: its
-        index in the target; cross: two of (B, H, S, D) a layer. `layers` receives the value of every layer, and
-        `attention` (B, K, S): the last layer's cross-attention, mean over heads.
+        index in the target; cross: two of (B, H, S, D) a layer. `layers` receives `decoder_embedding`,
+        `decoder_layer_0` and so on, with `config.final_norm` `hidden`, and, for recipes with attention, `attention`
+        (B, K, S): the last layer's cross-attention, mean over heads.
         """
         ...
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..contract import DEAD, GRAPHS, MEMORY_GRAPH, SLOTS_GRAPH, Signature, layer_names, signature
+from ..errors import ConfigError
 from ..recipe import Recipe
 from ..seq2seq import Cache, GrowingCache, KeysValues, Layers, Seq2Seq, StaticCache, log_probs
 
@@ -33,8 +34,11 @@ class GraphModule(nn.Module):
         return dict(zip((spec.name for spec in self.signature.inputs), inputs, strict=True))
 
     def result(self, found: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """Outputs in the signature's order, then the layer values."""
-        return tuple(found[name] for name in (*(spec.name for spec in self.signature.outputs), *self.layer_names))
+        """Outputs in the signature's order, then the layer values. Raises ConfigError for one that nobody noted."""
+        names = (*(spec.name for spec in self.signature.outputs), *self.layer_names)
+        if missing := [name for name in names if name not in found]:
+            raise ConfigError(f"the {self.name} of the module gives no {missing[0]}: note it in layers")
+        return tuple(found[name] for name in names)
 
 
 class EncoderGraph(GraphModule):

@@ -12,13 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import ModelConfig
+from ..contract import GRAPHS, layer_names
 from ..errors import ConfigError, TformerError, unknown
-from ..seq2seq import GrowingCache, KeysValues, Seq2Seq, log_probs
+from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
 from .recompute import Hooked, Hooks, Recomputed, entering, plain_attention
 from .user_model import UserModel
 
 BATCH, SOURCE, TARGET, BEAMS = 3, 5, 4, 2
 """Sizes of what is tried, all of them different."""
+MOST_POSITIONS, MOST_LOGITS = 2048, 1 << 28
+"""A longer source and target are not tried: attention grows by the square, and a prefix has logits at each position."""
 LIMIT = 5e-4
 """Largest difference of a log-probability, of what must be the same; a mask that is wrong makes more."""
 
@@ -30,10 +33,18 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
         raise ConfigError(f"{where}: parameter {wrong[0]} is not float32: call .float() on the module")
     if user.follows_protocol([name for name in ("forward", "encode", "decode") if getattr(user, name)]):
         made_by_user = cast(Seq2Seq, module)
+        if not isinstance(made_by_user.config, ModelConfig):
+            kind = type(made_by_user.config).__name__
+            raise ConfigError(f"{where}: config is a {kind}: must be a tformer_deploy.config.ModelConfig")
         biased = getattr(made_by_user.output, "bias", None) is not None
         if biased != made_by_user.config.output_bias:
             raise ConfigError(f"{where}: config.output_bias={not biased}: must be {biased}, as the module's output is")
         ids = _ids(made_by_user.config)
+        with torch.no_grad():
+            _require_protocol(made_by_user, where)
+            _require_positions(made_by_user, where)
+            with calling(where, "step"):
+                stepped(made_by_user, *ids)
         cast(Any, module).unread = unread(module, lambda: stepped(made_by_user, *ids))
         return made_by_user
     with torch.no_grad():
@@ -44,6 +55,7 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
         if user.layers:
             made = Hooked(user, plain.memory_width, _hooks(plain, user, where))
             _require_equal(made, plain, where)
+        _require_positions(cast(Seq2Seq, made), where)
     made.unread = unread(plain, lambda: _decoded(plain, *_ids(user)))
     return cast(Seq2Seq, made)
 
@@ -63,6 +75,8 @@ def calling(where: str, what: str) -> Iterator[None]:
         said = " ".join(str(error).split())[:300]
         if "data-dependent" in said:
             said = "a choice by values, which no graph has (with nn.Transformer, pass tgt_is_causal=True)"
+        if "index out of range" in said:
+            said += ": is src_vocab, tgt_vocab or max_positions larger than the module's table?"
         raise ConfigError(f"{place}: {what} raised {type(error).__name__}: {said}") from error
 
 
@@ -102,6 +116,58 @@ def _logits(plain: Recomputed, user: UserModel, where: str) -> None:
     _require(logits, (*tgt_ids.shape, user.tgt_vocab), "logits (B, T, V)", what, where)
     if not logits.isfinite().all():
         raise ConfigError(f"{where}: {what} returned logits that are not numbers: look at its masks and weights")
+
+
+def _require_protocol(model: Seq2Seq, where: str) -> None:
+    """Raise ConfigError where a module's functions give others than `Seq2Seq` says, by the field or name."""
+    config, side = model.config, model.config.decoder
+    src_ids, lengths, tgt_ids = _ids(config)
+    rows, empty = (len(src_ids), BEAMS), torch.zeros(len(src_ids) * BEAMS, side.heads, 0, side.head_dim)
+    noted: list[Layers] = [{}, {}]
+    with calling(where, "encode"):
+        memory = model.encode(src_ids, lengths, noted[0])
+    _require(memory, (*src_ids.shape, -1), "memory (B, S, d)", "encode", where)
+    with calling(where, "cross_keys_values"):
+        cross = model.cross_keys_values(memory)
+    _require_layers(len(cross), config, "cross_keys_values", "returned", where)
+    shape = (len(src_ids), side.heads, src_ids.shape[1], side.head_dim)
+    for each in (tensor for pair in cross for tensor in pair):
+        _require(
+            each, shape, "keys and values (B, H, S, D) by the config's heads and head_dim", "cross_keys_values", where
+        )
+    cache = GrowingCache([(empty, empty)] * side.layers)
+    with calling(where, "step"):
+        hidden = model.step(tgt_ids[:, :1].expand(rows).int(), torch.tensor([0]), lengths, cross, cache, noted[1])
+    _require(hidden, (*rows, -1), "hidden states (B, K, d)", "step", where)
+    _require_layers(len(cache.present), config, "step", "extended the cache of", where)
+    with calling(where, "output of what step returned"):
+        logits = model.output(hidden)
+    _require(logits, (*rows, config.tgt_vocab), "logits (B, K, V) by config.tgt_vocab", "output", where)
+    for graph, function, layers in zip(GRAPHS, ("encode", "step"), noted, strict=True):
+        names = layer_names(graph, config)
+        if missing := [name for name in names if name not in layers]:
+            raise ConfigError(
+                f"{where}: {function} noted no {missing[0]} in layers: by config it must note {', '.join(names)}"
+            )
+
+
+def _require_layers(found: int, config: ModelConfig, function: str, did: str, where: str) -> None:
+    if found != config.decoder_layers:
+        raise ConfigError(
+            f"{where}: {function} {did} {found} layers, where config.decoder_layers={config.decoder_layers}"
+        )
+
+
+def _require_positions(model: Seq2Seq, where: str) -> None:
+    """Raise ConfigError for a module that has no room for the last ids, or a source and a target of max_positions."""
+    config, side = model.config, model.config.decoder
+    size = min(config.max_positions, MOST_POSITIONS, max(1, MOST_LOGITS // config.tgt_vocab))
+    past = torch.zeros(1, side.heads, size - 1, side.head_dim)
+    src_ids, tokens = torch.full((1, size), config.src_vocab - 1), torch.full((1, 1), config.tgt_vocab - 1)
+    with calling(where, f"a source and a target of {size} tokens, with max_positions={config.max_positions},"):
+        cross = model.cross_keys_values(model.encode(src_ids.int(), torch.tensor([size])))
+        cache = GrowingCache([(past, past)] * side.layers)
+        model.step(tokens.int(), torch.tensor([size - 1]), torch.tensor([size]), cross, cache)
 
 
 def _require(found: Any, shape: tuple[int, ...], what: str, function: str, where: str) -> None:
