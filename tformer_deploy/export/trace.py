@@ -133,7 +133,7 @@ def quiet() -> Iterator[None]:
     Nor a search for garbage: what a trace makes lives until its end, and the search takes a tenth of the time.
     """
     disabled, collects = logging.root.manager.disable, gc.isenabled()
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     gc.disable()
     try:
         with warnings.catch_warnings(action="ignore"), redirect_stderr(io.StringIO()):
