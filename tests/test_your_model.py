@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,8 @@ from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.base import Engine, Limits
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.errors import ConfigError
-from tformer_deploy.modules.probe import wrapped
+from tformer_deploy.export.trace import quiet
+from tformer_deploy.modules.probe import calling, wrapped
 from tformer_deploy.text import SentencePiece
 
 from .command import run_here
@@ -306,6 +308,7 @@ ERRORS: dict[str, str] = {
     "return tutorial(source='words.txt')": "words.txt: No such file or directory: name the file of a vocabulary",
     "return tutorial(decoding={'beam': 4})": "did you mean 'beams'?",
     "user = tutorial()\n    user.module.half()\n    return user": "embedding.weight is not float32: call .float()",
+    "return tutorial(module=torch.jit.script(torch.nn.Linear(3, 3)))": "is of torch.jit, which torch.export does not",
     "import nothing_of_this_name": "make() raised ModuleNotFoundError: No module named 'nothing_of_this_name'",
 }
 """What `make` does, and what is said."""
@@ -314,7 +317,7 @@ ERRORS: dict[str, str] = {
 @pytest.mark.parametrize("body", ERRORS)
 def test_what_is_wrong_is_said_in_a_line(body: str, tmp_path: Path) -> None:
     path = tmp_path / "my_file.py"
-    path.write_text(f"from tests.test_your_model import tutorial\n\n\ndef make():\n    {body}\n")
+    path.write_text(f"import torch\nfrom tests.test_your_model import tutorial\n\ndef make():\n    {body}\n")
     done = run_here("export", f"{path}:make", "--out", tmp_path / "bundle")
     lines = done.stderr.decode().splitlines()
     assert done.returncode == 1 and lines[0] == f"running {path}" and lines[-1].startswith("error: "), done.stderr
@@ -323,6 +326,52 @@ def test_what_is_wrong_is_said_in_a_line(body: str, tmp_path: Path) -> None:
         sorted(each.name for each in tmp_path.iterdir())
         == ["__pycache__", "my_file.py"][-len(list(tmp_path.iterdir())) :]
     )
+
+
+class ConversionError(Exception):
+    """As the exporter's own."""
+
+    __module__ = "torch.onnx.errors"
+
+
+EXPORTER: dict[str, str] = {
+    "Could not guard on data-dependent expression": (
+        "ValueError: a choice by values, which no graph has (with nn.Transformer, pass tgt_is_causal=True, and "
+        "src_is_causal=False beside a src_mask)"
+    ),
+    "tracing inferred a static shape of 4 for": (
+        "ValueError: a size became a constant: no len(x), int(x.shape[0]) or loops over positions"
+    ),
+    "\x1b[96mno function\x1b[0m for aten.unsqueeze": "ValueError: no function for aten.unsqueeze",
+}
+
+
+@pytest.mark.parametrize("said", EXPORTER)
+def test_what_the_exporter_says_is_said_in_its_cause_s_words(said: str) -> None:
+    with pytest.raises(ConfigError) as found, calling("my_file.py:make", "torch.export"):
+        try:
+            raise ValueError(said)
+        except ValueError as error:
+            raise ConversionError("This is step 3/3. Next steps: submit a PR") from error
+    assert str(found.value) == f"my_file.py:make: torch.export raised {EXPORTER[said]}"
+
+
+def test_autocast_is_refused_by_name() -> None:
+    class Rounded(Tutorial):
+        def forward(self, *given: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return super().forward(*given).float()
+
+    with pytest.raises(ConfigError, match="here: the module computes in bfloat16: leave autocast and "):
+        wrapped(tutorial(module=varied(Rounded())), "here")
+
+
+def test_a_trace_prints_nothing() -> None:
+    """Whatever torch logs of it on its way to an exception."""
+    logger = logging.getLogger("torch.anything")
+    with quiet():
+        assert not logger.isEnabledFor(logging.ERROR)
+    assert logger.isEnabledFor(logging.ERROR)
 
 
 def test_a_decoder_that_looks_ahead_cannot_have_caches() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..config import ModelConfig
 from ..contract import GRAPHS, layer_names
@@ -22,6 +24,7 @@ BATCH, SOURCE, TARGET, BEAMS = 3, 5, 4, 2
 """Sizes of what is tried, all of them different."""
 MOST_POSITIONS, MOST_LOGITS = 2048, 1 << 28
 """A longer source and target are not tried: attention grows by the square, and a prefix has logits at each position."""
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 LIMIT = 5e-4
 """Largest difference of a log-probability, of what must be the same; a mask that is wrong makes more."""
 
@@ -29,6 +32,8 @@ LIMIT = 5e-4
 def wrapped(user: UserModel, where: str) -> Seq2Seq:
     """A user's module as something that can be exported. Raises ConfigError."""
     module = user.module.eval()
+    if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+        raise ConfigError(f"{where}: the module is of torch.jit, which torch.export does not take: leave torch.jit out")
     if wrong := [name for name, tensor in module.named_parameters() if tensor.dtype != torch.float32]:
         raise ConfigError(f"{where}: parameter {wrong[0]} is not float32: call .float() on the module")
     if user.follows_protocol([name for name in ("forward", "encode", "decode") if getattr(user, name)]):
@@ -41,7 +46,8 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
             raise ConfigError(f"{where}: config.output_bias={not biased}: must be {biased}, as the module's output is")
         ids = _ids(made_by_user.config)
         with torch.no_grad():
-            _require_protocol(made_by_user, where)
+            with Float32Only(where):
+                _require_protocol(made_by_user, where)
             _require_positions(made_by_user, where)
             with calling(where, "step"):
                 stepped(made_by_user, *ids)
@@ -49,7 +55,8 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
         return made_by_user
     with torch.no_grad():
         plain = Recomputed(user, _memory_width(user, where))
-        _logits(plain, user, where)
+        with Float32Only(where):
+            _logits(plain, user, where)
         _require_masked(plain, where)
         made = plain
         if user.layers:
@@ -72,12 +79,36 @@ def calling(where: str, what: str) -> Iterator[None]:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
         lines += [error.lineno] if isinstance(error, SyntaxError) else []
         place = f"{file}, line {lines[-1]}" if lines else where
-        said = " ".join(str(error).split())[:300]
+        cause: BaseException = error
+        while type(cause).__module__.startswith("torch.") and cause.__cause__ is not None:
+            cause = cause.__cause__  # the exporter's own errors are pages of advice to its developers
+        said = " ".join(ANSI.sub("", str(cause)).split())[:300]
         if "data-dependent" in said:
-            said = "a choice by values, which no graph has (with nn.Transformer, pass tgt_is_causal=True)"
+            said = (
+                "a choice by values, which no graph has (with nn.Transformer, pass tgt_is_causal=True, "
+                "and src_is_causal=False beside a src_mask)"
+            )
+        if "inferred a static shape" in said:
+            said = "a size became a constant: no len(x), int(x.shape[0]) or loops over positions"
         if "index out of range" in said:
             said += ": is src_vocab, tgt_vocab or max_positions larger than the module's table?"
-        raise ConfigError(f"{place}: {what} raised {type(error).__name__}: {said}") from error
+        raise ConfigError(f"{place}: {what} raised {type(cause).__name__}: {said}") from error
+
+
+class Float32Only(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises ConfigError where a module computes in half precision, as in autocast."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.where = where
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What torch calls in place of each operator."""
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and found.dtype in (torch.float16, torch.bfloat16):
+            kind = str(found.dtype).removeprefix("torch.")
+            raise ConfigError(f"{self.where}: the module computes in {kind}: leave autocast and .half() out of it")
+        return found
 
 
 def _ids(user: UserModel | ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
