@@ -23,6 +23,7 @@ from .values import Activated, Heads, Positions, Rounded, Rows
 
 SIGMOID_GELU = 1.702
 NORMS = {"LayerNormalization": "layer", "RMSNormalization": "rms", ANNOTATED: "annotated"}
+OTHERWISE = ": use a recipe of ort-cpu"
 BIAS = 5
 """The input of a fused attention that its scores gain."""
 MOST_HEAD, MOST_INPUTS = 256, 65536
@@ -81,7 +82,7 @@ class Lowering:
     def unknown(self, node: ir.Node, why: str = "") -> ArtifactError:
         """The error for a node that has no instruction."""
         name = node.name or next((str(value.name) for value in node.outputs), "")
-        return ArtifactError(f"native does not know {node.op_type} {name}{why and f', {why}'}: use a recipe of ort-cpu")
+        return ArtifactError(f"native does not know {node.op_type} {name}{why and f', {why}'}{OTHERWISE}")
 
     def _is_index(self, node: ir.Node) -> bool:
         """Whether a node only computes with sizes, places and masks."""
@@ -155,6 +156,8 @@ class Lowering:
     def _cast(self, node: ir.Node) -> Any:
         return self.known.get(node.inputs[0])  # type: ignore[arg-type]
 
+    _identity = _cast
+
     def _embed(self, rows: Rows, positions: Positions | None) -> View:
         arrays = {"table": rows.table}
         arrays |= {"scales": rows.scales} if rows.scales is not None else {}
@@ -217,6 +220,8 @@ class Lowering:
 
     def _norm(self, node: ir.Node) -> View:
         x = self.view(node.inputs[0], node)
+        if isinstance(self.known[node.inputs[0]], Heads):  # type: ignore[index]
+            raise self.unknown(node, "which is of each head")
         arrays = {"gain": self.array(node.inputs[1], node), **self.bias((*node.inputs, None)[2], node)}
         how = {"kind": NORMS[node.op_type], "eps": float(np.float32(node.attributes["epsilon"].as_float()))}
         return self.emit("norm", x.width, {"x": x}, arrays=arrays, how=how)
@@ -244,9 +249,9 @@ class Lowering:
 
     def _product(self, x: View, matrix: Matrix, arrays: dict[str, tuple[str, Array]], **how: Any) -> View:
         if x.width != matrix.inputs:
-            raise ArtifactError(f"native: {matrix.name} reads {x.width} numbers of {matrix.inputs}")
+            raise ArtifactError(f"native: {matrix.name} reads {x.width} numbers of {matrix.inputs}{OTHERWISE}")
         if x.width > MOST_INPUTS:
-            raise ArtifactError(f"native: {matrix.name} reads more than {MOST_INPUTS} numbers")
+            raise ArtifactError(f"native: {matrix.name} reads more than {MOST_INPUTS} numbers{OTHERWISE}")
         return self.emit("matmul", len(matrix.weight), {"x": x}, matrix=matrix, arrays=arrays, how=how)
 
     def _matmulintegertofloat(self, node: ir.Node) -> View:
@@ -274,11 +279,15 @@ class Lowering:
     # Shapes.
 
     def _split(self, node: ir.Node) -> View:
-        x, first = self.view(node.inputs[0], node), 0
-        _, sizes = self.array((*node.inputs, None)[1], node)
-        if sizes.sum() != x.width:
+        x, first, given = self.view(node.inputs[0], node), 0, (*node.inputs, None)[1]
+        if given is not None:
+            sizes = self.array(given, node)[1].tolist()
+        else:  # equal parts
+            last = [out.shape[-1] if out.shape is not None else None for out in node.outputs]
+            sizes = [size if isinstance(size, int) else 0 for size in last]
+        if sum(sizes) != x.width:
             raise self.unknown(node, "which splits another axis than the last")
-        for out, size in zip(node.outputs, sizes.tolist(), strict=True):
+        for out, size in zip(node.outputs, sizes, strict=True):
             self.known[out] = View(x.value, x.first + first, size)
             first += size
         return self.known[node.outputs[0]]  # type: ignore[no-any-return]
@@ -347,7 +356,7 @@ class Lowering:
         """The graph's outputs that the engine keeps: keys and values of a layer's cross-attention."""
         keys, values = self._heads(k), self._heads(v)
         if keys.heads != values.heads:
-            raise ArtifactError(f"native: {k.name} and {v.name} have other heads")
+            raise ArtifactError(f"native: {k.name} and {v.name} have other heads{OTHERWISE}")
         how = {"layer": layer, "heads": keys.heads, "size": keys.view.width // keys.heads}
         self.code.append(Instruction("keep", {"k": keys.view, "v": values.view}, how=how))
 
@@ -356,7 +365,7 @@ class Lowering:
         if isinstance(known, ArtifactError):
             raise known
         if not isinstance(known, Heads) or not known.turned:
-            raise ArtifactError(f"native: {value.name} is not of heads")
+            raise ArtifactError(f"native: {value.name} is not of heads{OTHERWISE}")
         return known
 
     def _logsoftmax(self, node: ir.Node) -> None:
