@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from tformer_deploy.checkpoint import Checkpoint
 from tformer_deploy.errors import ConfigError, TformerError
+from tformer_deploy.export.calibrate import input_ranges
 from tformer_deploy.export.to_onnx import build_graph, build_program
 from tformer_deploy.export.trace import Tracer
 from tformer_deploy.export_checked import export_checked, require_exportable
@@ -109,6 +110,41 @@ def gated() -> Transformer:
     return model.eval()
 
 
+def shared_keys() -> Transformer:
+    """Both layers of the decoder attend to the same keys and values."""
+    model = ours(decoder_layers=2)
+    model.decoder[1].cross = model.decoder[0].cross
+    return model
+
+
+class Chunked(nn.Module):
+    """A feed-forward layer whose gate is the other half of one product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 96), nn.Linear(48, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values, gate = self.up(x).chunk(2, -1)
+        return self.down(values * F.gelu(gate))  # type: ignore[no-any-return]
+
+
+def chunked() -> Transformer:
+    model = ours()
+    for layer in (*model.encoder, *model.decoder):
+        layer.ff = Chunked()
+    return model.eval()
+
+
+class Warm(Transformer):
+    """A step that changes the source's keys, and not its values."""
+
+    def step(self, *given: Any, **named: Any) -> Tensor:
+        tokens, position, src_lengths, cross, *rest = given
+        warm = [(k * torch.tensor([0.5, 1.0, 1.5, 2.0])[:, None, None], v) for k, v in cross]
+        return super().step(tokens, position, src_lengths, warm, *rest, **named)
+
+
 EQUAL: dict[str, tuple[Callable[[], Transformer], list[str]]] = {
     "a row of tiny numbers": (lambda: spoiled("tgt_embedding.weight", lambda w: w[40].mul_(1e-12)), ["int8"]),
     "a neuron of tinier numbers": (lambda: spoiled("encoder.0.ff.up.weight", lambda w: w[3].mul_(1e-20)), ["int8"]),
@@ -132,6 +168,9 @@ EQUAL: dict[str, tuple[Callable[[], Transformer], list[str]]] = {
     "a layer used twice": (used_twice, ["int8"]),
     "two activations": (twice_activated, ["native-fp32"]),
     "queries that gate": (gated, ["trt"]),
+    "shared keys": (shared_keys, ["int8", "trt", "native-fp32"]),
+    "a gate by chunk": (chunked, ["native-fp32"]),
+    "keys changed in the step": (lambda: Warm(small_config()).init_weights(1).eval(), ["fp32-cpu"]),
 }
 
 
@@ -165,6 +204,25 @@ def grouped() -> Transformer:
     return model.eval()
 
 
+class Normed(Attention):
+    """A norm of each head."""
+
+    def __init__(self, model: Transformer) -> None:
+        side = model.config.encoder
+        super().__init__(model.config, side, side.width)
+        self.norm = nn.LayerNorm(side.head_dim)
+
+    def forward(self, x: Tensor, kv: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
+        mixed = self.attend(self.split(self.query(x)), kv, mask, causal)
+        return self.out(self.norm(mixed.transpose(1, 2)).flatten(2))  # type: ignore[no-any-return]
+
+
+def normed() -> Transformer:
+    model = ours()
+    model.encoder[0].attention = Normed(model)
+    return model.eval()
+
+
 class SameKeys(Transformer):
     """Keys for values."""
 
@@ -180,6 +238,11 @@ REFUSED: dict[str, tuple[Callable[[], Transformer], str, str]] = {
         lambda: SameKeys(small_config()).eval(),
         "native-fp32",
         "whose values are not of the keys' layer: use a recipe of ort-cpu",
+    ),
+    "a norm of each head": (
+        normed,
+        "native-fp32",
+        "native does not know LayerNormalization .*, which is of each head: use",
     ),
     "a large head": (
         lambda: ours(d_model=272, heads=1, d_ff=8),
@@ -200,6 +263,21 @@ def test_a_strange_model_is_refused_by_name(name: str) -> None:
             build_program(Tracer(model), recipe, {})
         else:
             build_graph("encoder", Tracer(model), recipe, {})
+
+
+@pytest.mark.parametrize("name", ["fp32", "int8", "trt"])
+def test_layers_that_share_keys_have_outputs_of_their_own(name: str) -> None:
+    model = shared_keys()
+    recipe = load_recipe(name).for_model(model.config)
+    found = build_graph("encoder", Tracer(model), recipe, input_ranges(model, [[4, 5, 6], [7]]))
+    assert [each.name for each in found.graph.output] == ["cross_k_0", "cross_v_0", "cross_k_1", "cross_v_1"]
+
+
+def test_layers_that_share_keys_are_kept_twice_in_a_program() -> None:
+    model = shared_keys()
+    found = build_program(Tracer(model), load_recipe("native-fp32").for_model(model.config), {})
+    kept = [each for each in found["encoder"].code if each.op == "keep"]
+    assert sorted(each.how["layer"] for each in kept) == [0, 1] and kept[0].reads == kept[1].reads
 
 
 def test_what_only_training_reads_is_no_constant(tmp_path: Path) -> None:

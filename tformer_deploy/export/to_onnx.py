@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from .. import __version__
-from ..contract import GRAPHS, SLOTS_GRAPH, graphs_of, layer_names, signature
+from ..contract import GRAPHS, SLOTS_GRAPH, Signature, graphs_of, layer_names, signature
 from ..recipe import Recipe
 from .passes import run_passes
 from .passes.native import Program, native_program
@@ -64,6 +64,7 @@ def build_graph(name: str, tracer: Tracer, recipe: Recipe, ranges: Ranges) -> on
     """One graph of a recipe: traced, then rewritten by the recipe's passes."""
     model = tracer.graph(name, recipe)
     run_passes(model, recipe.passes(name), recipe, ranges)
+    own_outputs(model.graph, signature(name, tracer.model.config, recipe))
     proto = ir.to_proto(model)
     if name in GRAPHS:
         hide(proto, layer_names(name, tracer.model.config))
@@ -78,9 +79,22 @@ def build_program(tracer: Tracer, recipe: Recipe, ranges: Ranges) -> dict[str, P
         model = tracer.graph(SLOTS_GRAPH if in_step else name, recipe.as_ort)
         *passes, _ = recipe.passes(name)
         run_passes(model, tuple(passes), recipe, ranges)
+        if not in_step:  # whose outputs a program has of itself
+            own_outputs(model.graph, signature(name, tracer.model.config, recipe.as_ort))
         positions = recipe.axes.past_len.max + 1 if in_step else recipe.axes.src_len.max
         found[name] = native_program(model.graph, positions, "bf16" if recipe.precision == "bf16" else "fp32")
     return found
+
+
+def own_outputs(graph: ir.Graph, expected: Signature) -> None:
+    """Give each output a name of its own: layers that share keys and values have one value, which has one name."""
+    for place, (value, spec) in enumerate(zip(list(graph.outputs), expected.outputs, strict=False)):
+        if value.name != spec.name:
+            node = ir.node("Identity", [value])
+            copy = node.outputs[0]
+            copy.name, copy.shape, copy.type = spec.name, value.shape, value.type
+            graph.append(node)
+            graph.outputs[place] = copy
 
 
 def hide(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
