@@ -24,13 +24,14 @@ from tformer_deploy.export.passes.fuse_attention import fuse_attention
 from tformer_deploy.export.passes.fuse_norm import fuse_norm
 from tformer_deploy.export.passes.merge_matmuls import merge_matmuls
 from tformer_deploy.export.passes.native import native_program
+from tformer_deploy.export.passes.native.lowering import Lowering
 from tformer_deploy.export.passes.older_operators import older_operators
 from tformer_deploy.export.passes.quantize import quantize_channels, quantize_groups, quantize_tables
 from tformer_deploy.export.passes.rewriting import MICROSOFT
 from tformer_deploy.export.passes.simplify import simplify
 from tformer_deploy.export.quantizing import Range, Ranges
-from tformer_deploy.export.trace import Tracer, rename_weights
-from tformer_deploy.model import AnnotatedLayerNorm
+from tformer_deploy.export.trace import Tracer, rename_weights, trace
+from tformer_deploy.model import AnnotatedLayerNorm, Transformer
 from tformer_deploy.recipe import load_recipe
 
 from .conftest import random_model, small_config
@@ -192,6 +193,24 @@ def test_attention_is_fused_as_a_whole() -> None:
     simplify(model)
     assert kinds(model).count("MultiHeadAttention") == 4 and "Attention" not in kinds(model)
     assert not {"GatherElements", "Where", "Range", "Less", "LessOrEqual", "Expand"} & set(kinds(model))
+
+
+def test_keys_of_the_source_that_a_step_changes_are_fused() -> None:
+    """The operator takes keys and values in heads, as the graph is given them, or neither."""
+
+    class Warm(Transformer):
+        def step(self, *given: Any, **named: Any) -> Tensor:
+            tokens, position, src_lengths, cross, *rest = given
+            return super().step(tokens, position, src_lengths, [(k * 1.5, v) for k, v in cross], *rest, **named)
+
+    model = Warm(MODEL.config).eval()
+    model.load_state_dict(MODEL.state_dict())
+    module = make_graph("decoder_step", model, load_recipe("fp32-cpu").for_model(model.config))
+    graph, given = trace(module), feed(module.signature.inputs)
+    before = run_in_place(graph, given)
+    fuse_attention(graph.graph)
+    simplify(graph)
+    assert_same(before, run_in_place(graph, given))
 
 
 def test_older_operators_are_all_of_opset_17() -> None:
@@ -427,11 +446,32 @@ def test_a_split_of_another_axis_is_no_instruction(sizes: list[int]) -> None:
         native_program(model.graph, 8)
 
 
+def test_a_split_into_equal_parts_is_columns() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.up = nn.Embedding(9, 8), nn.Linear(8, 12)
+
+        def forward(self, x0: Tensor) -> Tensor:
+            values, gate = self.up(self.table(x0)).chunk(2, -1)
+            return values * F.gelu(gate)
+
+    model = traced(Gate(), torch.zeros(2, 6, dtype=torch.int32))
+    model.graph.outputs[0].name = "memory"
+    code = Lowering(model.graph, 8, "fp32").run().code
+    assert [(each.op, [(view.first, view.width) for view in each.reads.values()]) for each in code[2:]] == [
+        ("activate", [(6, 6)]),
+        ("multiply", [(0, 6), (0, 6)]),
+        ("give", [(0, 6)]),
+    ]
+
+
 # The annotated norm
 
 
 @pytest.mark.parametrize(("eps", "fused"), [(1e-6, True), (0.0, True), (1e-12, True), (1e-5, False), (1e-3, False)])
 def test_the_annotated_norm_is_fused_where_its_eps_is_small(eps: float, fused: bool) -> None:
+    torch.manual_seed(1)
     norm = AnnotatedLayerNorm(24, eps)
     norm.weight.data.uniform_(0.5, 2)
     norm.bias.data.normal_()

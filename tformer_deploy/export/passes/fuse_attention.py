@@ -57,8 +57,12 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> None:
     else:
         lengths = given["src_lengths"]
         if not _compares(mask, "Less", lengths):
-            raise ArtifactError(f"fuse_attention: {node.name} has another mask than of src_lengths")
-        keys = [each if each.is_graph_input() else _flat(build, each) for each in (k, v)]
+            raise ArtifactError(
+                f"fuse_attention: {node.name} has another mask than of src_lengths: give a bool mask, or "
+                "torch.where(mask, bias, -inf)"
+            )
+        whole = k.is_graph_input() and v.is_graph_input()  # the operator takes both in heads, or none
+        keys = [each if whole else _flat(build, each) for each in (k, v)]
         mixed = build.node("MultiHeadAttention", [_flat(build, q), *keys, None, lengths, bias], MICROSOFT, **how)
     mixed.type = q.type
     mixed.shape = ir.Shape([q.shape[0], q.shape[2], q.shape[1] * q.shape[3]])  # type: ignore[operator]
