@@ -35,6 +35,7 @@ from tformer_deploy.text.bpe import BYTES
 from .command import run_here
 from .conftest import needs_vnni, random_model, small_config
 from .cpp_library import ROOT, CppError, Ids, Model, Output, Text, Translator, built, library, onnxruntime, texts
+from .cpp_programs import program
 from .mutations import behind, break_graph, changed, constant, row
 
 BUNDLES = ROOT / "tests" / "bundles"
@@ -794,6 +795,12 @@ def test_the_small_examples_run(example: str) -> None:
     environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime(), "OMP_NUM_THREADS": "1"}
     command = [built() / "examples" / example, DEMO, "forty-two"]
     assert subprocess.run(command, capture_output=True, env=environment, check=True).stdout == b"zweiundvierzig\n"
+
+
+def test_the_header_in_a_program_that_is_linked_statically() -> None:
+    """Its classes are not the library's own of the same names."""
+    ended = subprocess.run([program("header"), BUNDLES / "v8" / "copy", "3 1 4"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "3 1 4\n"), ended.stderr
 
 
 def test_an_installed_library_is_found_by_cmake_and_pkg_config(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@
 #include "tformer.h"
 
 namespace tformer {
+inline namespace api {  // so that these names are not those of the library's own classes, which a static build links
 
 /// What is wrong, where, and how to fix it.
 class Failure : public std::runtime_error {
@@ -286,4 +287,5 @@ class Serving {
 
 inline std::string version() { return tformer_version(); }
 
+}  // namespace api
 }  // namespace tformer

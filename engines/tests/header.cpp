@@ -1,0 +1,35 @@
+// What tformer.hpp does, in a program that is linked statically: header BUNDLE LINE.
+#include <iostream>
+#include <tformer/tformer.hpp>
+
+namespace {
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
+/// Lines that are served get what they get in a translation.
+void serve(const tformer::Model& model, const std::string& line, const std::string& expected) {
+  tformer::Serving serving(model);
+  serving.admit(line, 7);
+  std::vector<tformer::Served> all;
+  for (std::size_t left = 1; left;) {
+    left = serving.step();
+    for (tformer::Served& it : serving.take()) all.push_back(std::move(it));
+  }
+  require(all.size() == 1 && all[0].number == 7 && all[0].outputs[0].text == expected, "a served line is another");
+}
+
+}  // namespace
+
+int main(int count, char** arguments) try {
+  require(count == 3, "usage: header BUNDLE LINE");
+  const tformer::Model model(arguments[1], {{"backend", "native"}});
+  tformer::Translator translator(model, {{"beams", "4"}});
+  const std::string text = translator.translate({arguments[2]})[0][0].text;
+  std::cout << text << '\n';
+  serve(model, arguments[2], text);
+} catch (const std::exception& error) {
+  std::cerr << error.what() << '\n';
+  return 1;
+}
