@@ -20,6 +20,29 @@ void serve(const tformer::Model& model, const std::string& line, const std::stri
   require(all.size() == 1 && all[0].number == 7 && all[0].outputs[0].text == expected, "a served line is another");
 }
 
+/// Whether a call throws that.
+template <typename Exception, typename Call>
+bool throws(const Call& call) {
+  try {
+    call();
+  } catch (const Exception&) {
+    return true;
+  }
+  return false;
+}
+
+/// What a callback throws comes out of the call, whose translator goes on.
+void stream(const tformer::Model& model, const std::string& line) {
+  struct Own {};
+  tformer::Translator translator(model);
+  require(throws<Own>([&] { translator.stream(line, [](const std::string&) -> bool { throw Own(); }); }), "no throw");
+  require(throws<std::invalid_argument>([&] { translator.stream(line, nullptr); }), "an empty callback is called");
+  require(throws<tformer::Failure>([&] { translator.stream(line, [](const std::string&) { return false; }); }), "no stop");
+  std::string text;
+  const auto write = [&text](const std::string& piece) { return !(text += piece).empty(); };
+  require(translator.stream(line, write).text == text, "a stream after an exception is another");
+}
+
 }  // namespace
 
 int main(int count, char** arguments) try {
@@ -29,6 +52,7 @@ int main(int count, char** arguments) try {
   const std::string text = translator.translate({arguments[2]})[0][0].text;
   std::cout << text << '\n';
   serve(model, arguments[2], text);
+  stream(model, arguments[2]);
 } catch (const std::exception& error) {
   std::cerr << error.what() << '\n';
   return 1;

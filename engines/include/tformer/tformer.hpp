@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -127,7 +128,7 @@ class Model {
   }
 };
 
-/// For one thread at a time; `cancel` may be called from another. A function that it calls must not throw.
+/// For one thread at a time; `cancel` may be called from another.
 class Translator {
  public:
   explicit Translator(const Model& model, const Options& options = {}) {
@@ -177,17 +178,29 @@ class Translator {
     return status;
   }
 
-  /// One line; `write` gets its text piece by piece, and stops the call where it returns false.
+  /// One line; `write` gets its text piece by piece, and stops the call where it returns false. What it throws stops the
+  /// call as well, and is thrown from here. An empty `write` is an std::invalid_argument.
   Output stream(const std::string& line, const std::function<bool(const std::string&)>& write,
                 const std::string& prefix = "", std::uint64_t number = 0) {
-    const auto call = [](void* user, const char* piece, std::size_t size) {
-      return (*static_cast<const std::function<bool(const std::string&)>*>(user))(std::string(piece, size)) ? 0 : 1;
+    if (!write) throw std::invalid_argument("write is empty: give a function");
+    struct User {
+      const std::function<bool(const std::string&)>& write;
+      std::exception_ptr thrown;
+    } user{write, nullptr};
+    const auto call = [](void* it, const char* piece, std::size_t size) {
+      auto& own = *static_cast<User*>(it);
+      try {
+        return own.write(std::string(piece, size)) ? 0 : 1;
+      } catch (...) {
+        own.thrown = std::current_exception();
+        return 1;
+      }
     };
     tformer_results* results = nullptr;
-    auto* user = const_cast<std::function<bool(const std::string&)>*>(&write);
     const tformer_status status =
-        tformer_stream(translator_.get(), detail::text(line), detail::text(prefix), number, call, user, &results);
+        tformer_stream(translator_.get(), detail::text(line), detail::text(prefix), number, call, &user, &results);
     const detail::Owned<tformer_results> freed(results);
+    if (user.thrown) std::rethrow_exception(user.thrown);
     check(status);
     return detail::outputs(results)[0][0];
   }
