@@ -207,6 +207,19 @@ def test_scores_of_given_targets() -> None:
             assert translator.score(sources, targets) == reference.score(sources, targets)
 
 
+@pytest.mark.parametrize("name", ["suppress", "end_ids", "first_ids"])
+@pytest.mark.parametrize("id", [-5, -(2**33), 2**31, 9999999999])
+def test_a_token_id_outside_the_vocabulary_is_named_as_given(name: str, id: int) -> None:
+    with (
+        load(DEMO, variant="fp32", threads=1, **{name: (4, id)}) as reference,
+        pytest.raises(LimitError, match=f"token id {id} is outside") as expected,
+    ):
+        reference.translate(["seven"])
+    with Translator(demo("fp32"), **{name: (4, id)}) as translator, pytest.raises(CppError) as found:
+        translator.translate(["seven"])
+    assert str(found.value) == str(expected.value)
+
+
 def test_prefixes_allowed_outputs_and_streams() -> None:
     lines, begins = ["forty-two", "seven"], ["dreiund", ""]
     outputs = ["zweiundvierzig", "sieben", "acht"]

@@ -51,7 +51,7 @@ std::vector<std::int32_t> Translator::source(std::string_view text, std::int64_t
 
 std::vector<std::int32_t> Translator::target(std::string_view text, std::int64_t number) const {
   check_line(text, line_of(number));
-  std::vector<std::int32_t> ids = options_.first_ids;
+  std::vector<std::int32_t> ids = token_ids(options_.first_ids);
   const std::vector<std::int32_t> own = model_->tokenizers().target_ids(stripped(text));
   ids.insert(ids.end(), own.begin(), own.end());
   if (static_cast<std::int64_t>(ids.size()) > limits().tgt_tokens) {

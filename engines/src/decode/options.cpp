@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 using Member = std::variant<std::int64_t DecodeOptions::*, double DecodeOptions::*, bool DecodeOptions::*,
-                            std::string DecodeOptions::*, std::vector<std::int32_t> DecodeOptions::*>;
+                            std::string DecodeOptions::*, std::vector<std::int64_t> DecodeOptions::*>;
 
 struct Field {
   const char* name;
@@ -163,12 +163,7 @@ void set(DecodeOptions& options, const Field& field, const json& value) {
         } else {
           const auto is_whole = [](const json& each) { return each.is_number_integer(); };
           if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_whole)) wrong("a list of whole numbers");
-          (options.*member).clear();
-          for (const json& each : value) {
-            // What no vocabulary has is refused with the model's.
-            const double id = std::clamp(each.get<double>(), -1.0, static_cast<double>(count_end - 1));
-            (options.*member).push_back(static_cast<std::int32_t>(id));
-          }
+          options.*member = value.get<std::vector<std::int64_t>>();
         }
       },
       field.member);
@@ -197,9 +192,16 @@ void DecodeOptions::check() const {
   if (stop != "count") require(*this, "patience", patience == 1, "1 unless stop is 'count'");
 }
 
+std::vector<std::int32_t> token_ids(const std::vector<std::int64_t>& ids) {
+  constexpr std::int64_t least = -1, most = std::numeric_limits<std::int32_t>::max();  // no vocabulary has them
+  std::vector<std::int32_t> found;
+  for (const std::int64_t id : ids) found.push_back(static_cast<std::int32_t>(std::clamp(id, least, most)));
+  return found;
+}
+
 std::vector<std::int32_t> DecodeOptions::ends(std::int32_t eos_id) const {
   if (endless) return {};
-  return end_ids.empty() ? std::vector<std::int32_t>{eos_id} : end_ids;
+  return end_ids.empty() ? std::vector<std::int32_t>{eos_id} : token_ids(end_ids);
 }
 
 DecodeOptions options_of(const json& values) {

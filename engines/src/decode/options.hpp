@@ -32,10 +32,11 @@ struct DecodeOptions {
 
   double repetition_penalty = 1.0;
   std::int64_t no_repeat_ngram = 0;  ///< no n-gram of this size twice; 0: no such rule
-  std::vector<std::int32_t> suppress;   ///< token ids that are never produced
-  std::vector<std::int32_t> end_ids;    ///< token ids that end an output; none: the model's eos
+  // Token ids as given: a search refuses those that are outside the vocabulary.
+  std::vector<std::int64_t> suppress;   ///< are never produced
+  std::vector<std::int64_t> end_ids;    ///< end an output; none: the model's eos
   bool endless = false;                 ///< no token ends an output
-  std::vector<std::int32_t> first_ids;  ///< token ids that every output begins with
+  std::vector<std::int64_t> first_ids;  ///< what every output begins with
   bool first_adds_zero = false;
   bool forced_end = false;
   bool align = false;  ///< report the source position of every token; needs attention
@@ -55,6 +56,9 @@ struct DecodeOptions {
 
 /// Options by their names, checked. Throws Error for names, types and values that do not exist.
 DecodeOptions options_of(const nlohmann::json& values);
+
+/// Ids as the model has them; what no vocabulary has stays so.
+std::vector<std::int32_t> token_ids(const std::vector<std::int64_t>& ids);
 
 /// A value as it is written on a command line, of the type that the option has. Throws Error.
 nlohmann::json option_value(const std::string& name, const std::string& text);

@@ -53,7 +53,10 @@ void best_of(const Ruled& row, std::size_t count, std::vector<Choice>& best) {
 Rules::Rules(const DecodeOptions& options, std::vector<std::int32_t> end_ids, std::int64_t positions,
              const std::vector<std::int32_t>& src_lengths, const std::vector<std::vector<std::int32_t>>& prefixes,
              const Trie* allowed)
-    : options_(options), end_ids_(ordered(std::move(end_ids))), allowed_(allowed), banned_(ordered(options.suppress)) {
+    : options_(options),
+      end_ids_(ordered(std::move(end_ids))),
+      allowed_(allowed),
+      banned_(ordered(token_ids(options.suppress))) {
   const auto whole = [](double x) { return static_cast<std::int64_t>(std::floor(x)); };
   const auto least = [](double a, std::int64_t b) { return std::min(a, static_cast<double>(b)); };
   for (std::size_t i = 0; i < src_lengths.size(); ++i) {
@@ -63,7 +66,7 @@ Rules::Rules(const DecodeOptions& options, std::vector<std::int32_t> end_ids, st
     fewest = std::min(std::max(fewest, std::min(options.min_tokens, positions)), most);
     longest_.push_back(static_cast<std::size_t>(most));
     shortest_.push_back(static_cast<std::size_t>(fewest));
-    prefixes_.push_back(options.first_ids);
+    prefixes_.push_back(token_ids(options.first_ids));
     if (!prefixes.empty()) prefixes_[i].insert(prefixes_[i].end(), prefixes[i].begin(), prefixes[i].end());
   }
   soonest_ = *std::min_element(longest_.begin(), longest_.end());

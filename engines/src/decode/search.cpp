@@ -13,13 +13,14 @@ namespace {
 constexpr double nothing = -std::numeric_limits<double>::infinity();
 constexpr float least = -1e4F;  // the best log-probability of a row is at least minus the logarithm of V
 
-std::string outside(std::int32_t token, std::int32_t vocab) {
+std::string outside(std::int64_t token, std::int32_t vocab) {
   return "token id " + std::to_string(token) + " is outside the target vocabulary of " + std::to_string(vocab);
 }
 
 /// Throws Error for tokens that the model does not have.
-void require_known(const std::vector<std::int32_t>& tokens, std::int32_t vocab) {
-  for (const std::int32_t token : tokens) {
+template <typename Tokens>
+void require_known(const Tokens& tokens, std::int32_t vocab) {
+  for (const auto token : tokens) {
     if (token < 0 || token >= vocab) throw Error(Status::limit, outside(token, vocab));
   }
 }
