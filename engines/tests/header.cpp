@@ -43,6 +43,15 @@ void stream(const tformer::Model& model, const std::string& line) {
   require(translator.stream(line, write).text == text, "a stream after an exception is another");
 }
 
+/// A name, value or folder with a zero byte is not taken for what stands before it.
+void zero_bytes(const tformer::Model& model, const std::string& folder) {
+  const std::string behind("\0x", 2);
+  const auto refused = [](const auto& call) { return throws<std::invalid_argument>(call); };
+  require(refused([&] { tformer::Translator(model, {{"beams" + behind, "2"}}); }), "a name is cut at a zero byte");
+  require(refused([&] { tformer::Translator(model, {{"beams", "2" + behind}}); }), "a value is cut at a zero byte");
+  require(refused([&] { tformer::Model(folder + behind, {{"backend", "native"}}); }), "a folder is cut at a zero byte");
+}
+
 }  // namespace
 
 int main(int count, char** arguments) try {
@@ -53,6 +62,7 @@ int main(int count, char** arguments) try {
   std::cout << text << '\n';
   serve(model, arguments[2], text);
   stream(model, arguments[2]);
+  zero_bytes(model, arguments[1]);
 } catch (const std::exception& error) {
   std::cerr << error.what() << '\n';
   return 1;

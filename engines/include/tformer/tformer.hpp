@@ -33,7 +33,7 @@ inline void check(tformer_status status) {
   if (status != TFORMER_OK) throw Failure(status);
 }
 
-/// Names and values, as tformer_options_set takes them.
+/// Names and values, as tformer_options_set takes them. A zero byte in one is an std::invalid_argument.
 using Options = std::vector<std::pair<std::string, std::string>>;
 
 /// One output of a line.
@@ -62,10 +62,16 @@ struct Free {
 template <typename Handle>
 using Owned = std::unique_ptr<Handle, Free>;
 
+/// A text for C, which would take one with a zero byte for a shorter one.
+inline const char* whole(const std::string& text) {
+  if (text.find('\0') == std::string::npos) return text.c_str();
+  throw std::invalid_argument("a folder, or an option's name or value, has a zero byte: leave it out");
+}
+
 inline Owned<tformer_options> options(const Options& values) {
   Owned<tformer_options> made(tformer_options_new());
   if (!made) throw std::bad_alloc();
-  for (const auto& [name, value] : values) check(tformer_options_set(made.get(), name.c_str(), value.c_str()));
+  for (const auto& [name, value] : values) check(tformer_options_set(made.get(), whole(name), whole(value)));
   return made;
 }
 
@@ -98,7 +104,7 @@ class Model {
  public:
   explicit Model(const std::string& folder, const Options& options = {}) {
     tformer_model* model = nullptr;
-    check(tformer_model_open(folder.c_str(), detail::options(options).get(), &model));
+    check(tformer_model_open(detail::whole(folder), detail::options(options).get(), &model));
     model_.reset(model);
   }
   std::string variant() const { return tformer_model_variant(model_.get()); }
