@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import threading
@@ -808,6 +809,33 @@ def test_the_small_examples_run(example: str) -> None:
     environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime(), "OMP_NUM_THREADS": "1"}
     command = [built() / "examples" / example, DEMO, "forty-two"]
     assert subprocess.run(command, capture_output=True, env=environment, check=True).stdout == b"zweiundvierzig\n"
+
+
+def test_a_bundle_without_permission_is_not_called_incomplete(tmp_path: Path) -> None:
+    folder, user = Path(shutil.copytree(BUNDLES / "v8" / "copy", tmp_path / "bundle")), os.geteuid()
+    library()
+    folder.chmod(0)
+    if not user:  # root may read all
+        os.seteuid(65534)
+    try:
+        with pytest.raises(CppError, match="json cannot be read: Permission denied") as failed:
+            Model(folder, backend="native")
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o700)
+    assert failed.value.status == BUNDLE
+
+
+def test_a_bundle_without_free_descriptors_is_not_called_damaged() -> None:
+    library()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path(os.devnull).open() as free:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free.fileno(), before[1]))
+    try:
+        with pytest.raises(CppError, match="json cannot be read: Too many open files: close files"):
+            Model(BUNDLES / "v8" / "copy", backend="native")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_the_header_in_a_program_that_is_linked_statically() -> None:

@@ -1,9 +1,11 @@
 #include "bundle/files.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <numeric>
 #include <stdexcept>
+#include <system_error>
 
 #include "errors.hpp"
 
@@ -30,6 +32,13 @@ std::size_t distance(const std::string& a, const std::string& b) {
 
 }  // namespace
 
+Error unreadable(const fs::path& path, int why) {
+  const bool too_many = why == EMFILE || why == ENFILE;
+  const char* fix = too_many ? "close files, or raise ulimit -n" : why == EACCES ? "get the permission" : "copy it again";
+  const std::string words = why ? std::generic_category().message(why) + ": " : "";
+  return {Status::bundle, path.string() + " cannot be read: " + words + fix};
+}
+
 fs::path member(const fs::path& directory, const std::string& name) {
   const fs::path path = directory / name;
   std::error_code missing;
@@ -43,6 +52,7 @@ fs::path member(const fs::path& directory, const std::string& name) {
     }
   }
   const fs::file_status status = missing ? fs::file_status() : fs::status(path, missing);
+  if (missing == std::errc::permission_denied) throw unreadable(path, EACCES);
   if (missing || !fs::exists(status)) {
     throw Error(Status::bundle, directory.string() + " is incomplete: " + name + " is missing; copy or make it again");
   }
@@ -59,11 +69,12 @@ std::string read_bytes(const fs::path& directory, const std::string& name, std::
     throw Error(Status::bundle, path.string() + " has " + std::to_string(size) + " bytes, more than " +
                                     std::to_string(limit) + ": make it again");
   }
+  errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string content(static_cast<std::size_t>(size), '\0');
   file.read(content.data(), static_cast<std::streamsize>(size));
   if (!file || file.gcount() != static_cast<std::streamsize>(size)) {
-    throw Error(Status::bundle, path.string() + " cannot be read: copy it again");
+    throw unreadable(path, errno);
   }
   return content;
 }

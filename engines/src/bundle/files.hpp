@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "errors.hpp"
+
 namespace tformer {
 
 using Json = nlohmann::json;
@@ -14,6 +16,9 @@ using Json = nlohmann::json;
 constexpr std::uintmax_t header_bytes = 16u << 20;     ///< larger manifests are refused before they are read
 constexpr std::uintmax_t tokenizer_bytes = 64u << 20;  ///< and larger tokenizers
 constexpr std::size_t most_nesting = 200;              ///< of JSON
+
+/// The error for a file that cannot be read, with the system's words for the `errno` that says why; 0: nothing says it.
+Error unreadable(const std::filesystem::path& path, int why);
 
 /// A regular file of a directory, by its relative name. Throws Error for one that lies elsewhere or is missing.
 std::filesystem::path member(const std::filesystem::path& directory, const std::string& name);

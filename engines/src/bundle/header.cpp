@@ -22,8 +22,10 @@ Json read_header(const fs::path& directory, const std::string& name, const std::
   const fs::path path = directory / name;
   const std::string again = "make the " + kind + " again";
   const auto refuse = [](const std::string& message) { throw Error(Status::bundle, message); };
-  std::error_code missing;
-  if (!fs::exists(path, missing)) refuse(directory.string() + " is not a " + kind + ": it has no " + name);
+  std::error_code problem;
+  const bool exists = fs::exists(path, problem);
+  if (problem) throw unreadable(path, problem.value());
+  if (!exists) refuse(directory.string() + " is not a " + kind + ": it has no " + name);
   Json header = read_json(directory, name, header_bytes);
   for (const char* key : {"format", "version"}) {
     if (!header.is_object() || !header.contains(key)) refuse(path.string() + " is damaged ('" + key + "'): " + again);

@@ -5,12 +5,11 @@
 
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <fcntl.h>
 #include <memory>
 #include <unistd.h>
 
-#include "errors.hpp"
+#include "bundle/files.hpp"
 
 namespace tformer {
 namespace {
@@ -26,11 +25,8 @@ std::string finished(SHA256_CTX& context) {
 }  // namespace
 
 std::string sha256_of_file(const std::filesystem::path& path) {
-  const auto fail = [&path] {
-    return Error(Status::bundle, path.string() + " cannot be read: " + std::strerror(errno) + ": copy it again");
-  };
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) throw fail();
+  if (file < 0) throw unreadable(path, errno);
   const std::unique_ptr<const int, void (*)(const int*)> closing(&file, [](const int* it) { ::close(*it); });
   SHA256_CTX context;
   SHA256_Init(&context);
@@ -38,7 +34,7 @@ std::string sha256_of_file(const std::filesystem::path& path) {
   for (;;) {
     const ssize_t count = ::read(file, buffer.get(), chunk_bytes);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw fail();
+    if (count < 0) throw unreadable(path, errno);
     if (count == 0) return finished(context);
     SHA256_Update(&context, buffer.get(), static_cast<std::size_t>(count));
   }
