@@ -1,8 +1,12 @@
 // What tformer.hpp does, in a program that is linked statically: header BUNDLE LINE.
+#include <cstdlib>
 #include <iostream>
+#include <new>
 #include <tformer/tformer.hpp>
 
 namespace {
+
+long allocations = -1;  // until one fails; below 0: none does
 
 void require(bool holds, const char* what) {
   if (!holds) throw std::runtime_error(what);
@@ -52,7 +56,41 @@ void zero_bytes(const tformer::Model& model, const std::string& folder) {
   require(refused([&] { tformer::Model(folder + behind, {{"backend", "native"}}); }), "a folder is cut at a zero byte");
 }
 
+/// Every line that has ended is taken once, at whatever allocation memory ends. Returns whether it ended.
+bool take(const tformer::Model& model, const std::string& line, const std::string& expected, long at) {
+  constexpr std::size_t lines = 5;
+  tformer::Serving serving(model);
+  for (std::uint64_t i = 0; i < lines; ++i) serving.admit(line, i);
+  while (serving.step()) continue;
+  std::vector<tformer::Served> all;
+  allocations = at;
+  try {
+    all = serving.take();
+  } catch (const std::exception&) {  // of no line at all
+  }
+  const bool ended = allocations < 0;
+  allocations = -1;
+  for (tformer::Served& it : serving.take()) all.push_back(std::move(it));
+  std::vector<bool> taken(lines);
+  for (const tformer::Served& it : all) {
+    require(!taken.at(it.number), "a line is taken twice");
+    taken[it.number] = true;
+    const bool whole = it.status == TFORMER_OK && it.outputs.at(0).text == expected;
+    require(whole || (it.status == TFORMER_NO_MEMORY && !it.message.empty()), "a taken line is another");
+  }
+  require(all.size() == lines, "a line is lost where memory ends");
+  return ended;
+}
+
 }  // namespace
+
+void* operator new(std::size_t size) {
+  if (allocations >= 0 && allocations-- == 0) throw std::bad_alloc();
+  if (void* memory = std::malloc(size ? size : 1)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 int main(int count, char** arguments) try {
   require(count == 3, "usage: header BUNDLE LINE");
@@ -63,6 +101,7 @@ int main(int count, char** arguments) try {
   serve(model, arguments[2], text);
   stream(model, arguments[2]);
   zero_bytes(model, arguments[1]);
+  for (long at = 0; take(model, arguments[2], text, at); ++at) continue;
 } catch (const std::exception& error) {
   std::cerr << error.what() << '\n';
   return 1;

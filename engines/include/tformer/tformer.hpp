@@ -9,6 +9,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -278,21 +279,34 @@ class Serving {
     return lines;
   }
 
-  /// Lines that have ended since the last call.
+  /// Lines that have ended since the last call. Where memory ends no line is lost: the others come with the next call, and
+  /// one whose outputs find no memory has the status TFORMER_NO_MEMORY.
   std::vector<Served> take() {
     std::vector<Served> all;
     for (;;) {
-      Served line;
+      try {
+        all.emplace_back();  // before the library hands a line over
+      } catch (const std::bad_alloc&) {
+        if (all.empty()) throw;
+        return all;
+      }
+      Served& line = all.back();
       tformer_results* results = nullptr;
       line.status = tformer_take(serving_.get(), &line.number, &results);
       const detail::Owned<tformer_results> freed(results);
       if (!results) {
-        if (all.empty()) check(line.status);  // else the next call says it again
+        const tformer_status status = line.status;
+        all.pop_back();
+        if (all.empty()) check(status);  // else the next call says it again
         return all;
       }
-      if (line.status != TFORMER_OK) line.message = tformer_error();
-      else line.outputs = std::move(detail::outputs(results)[0]);
-      all.push_back(std::move(line));
+      try {
+        if (line.status != TFORMER_OK) line.message = tformer_error();
+        else line.outputs = std::move(detail::outputs(results)[0]);
+      } catch (const std::bad_alloc&) {
+        line.status = TFORMER_NO_MEMORY;
+        line.message = "no memory left";  // so short that it needs none
+      }
     }
   }
 
