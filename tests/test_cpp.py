@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import subprocess
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -809,6 +810,23 @@ def test_the_small_examples_run(example: str) -> None:
     environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime(), "OMP_NUM_THREADS": "1"}
     command = [built() / "examples" / example, DEMO, "forty-two"]
     assert subprocess.run(command, capture_output=True, env=environment, check=True).stdout == b"zweiundvierzig\n"
+
+
+def test_a_folder_to_ship_has_onnx_runtime_beside_the_library(tmp_path: Path) -> None:
+    """Wherever that is installed."""
+    cmake, runtime = tmp_path / "cmake", tmp_path / "onnxruntime"
+    cmake.write_text('#!/bin/sh\nmkdir -p "$4/lib64" && touch "$4/lib64/libtformer.so.0"\n')
+    cmake.chmod(0o755)
+    runtime.mkdir()
+    for name in ("libonnxruntime.so.1.31.1", "LICENSE"):
+        (runtime / name).touch()
+    command = [ROOT / "engines/make-dist", built(), BUNDLES / "v8" / "copy", runtime, tmp_path / "dist"]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    with tarfile.open(made.stdout.strip()) as tar:
+        names = {Path(*Path(name).parts[1:]) for name in tar.getnames()}
+    wanted = {"libtformer.so.0", "libonnxruntime.so.1", "LICENSE"}
+    assert {path.name for path in names if path.parent == Path("lib64")} == wanted
 
 
 def test_a_bundle_without_permission_is_not_called_incomplete(tmp_path: Path) -> None:
