@@ -865,6 +865,9 @@ def test_the_header_in_a_program_that_is_linked_statically() -> None:
 def test_an_installed_library_is_found_by_cmake_and_pkg_config(tmp_path: Path) -> None:
     prefix, project = tmp_path / "prefix", tmp_path / "project"
     subprocess.run(["cmake", "--install", built(), "--prefix", prefix], check=True, capture_output=True)
+    licenses = {path.name for path in (prefix / "share/doc/tformer/licenses").glob("*")}
+    if (ROOT / ".cache/cpp").is_dir():  # dependencies from elsewhere bring none
+        assert licenses == {"json", "onnxruntime", "openssl", "pcre2", "sentencepiece"}
     shipped = tmp_path / "shipped"  # libraries beside the program, as docs/cpp.md says; nothing in the environment
     shipped.mkdir()
     shutil.copy(prefix / "bin" / "tformer-cpp", shipped)
