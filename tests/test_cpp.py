@@ -888,6 +888,14 @@ def test_an_installed_library_is_found_by_cmake_and_pkg_config(tmp_path: Path) -
     folder = DEMO if DEMO.is_dir() else BUNDLES / "v3" / "copy"
     environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime()}
     assert subprocess.run([project / "build/app", folder, "7"], capture_output=True, env=environment).returncode == 0
+    major, minor, _ = __version__.split(".")
+    for wanted, fits in ((minor, "TRUE"), ("0", "FALSE")):  # before 1.0, another minor version may differ in all
+        asked = {"": f"{major}.{wanted}", "_MAJOR": major, "_MINOR": wanted}
+        script = [f"set(PACKAGE_FIND_VERSION{name} {value})" for name, value in asked.items()]
+        script.append(f"include({next(prefix.rglob('tformer-config-version.cmake'))})")
+        (tmp_path / "ask.cmake").write_text("\n".join([*script, "message(${PACKAGE_VERSION_COMPATIBLE})"]))
+        said = subprocess.run(["cmake", "-P", tmp_path / "ask.cmake"], capture_output=True, text=True)
+        assert said.stderr == f"{fits}\n"
     if shutil.which("pkg-config"):
         place = next(prefix.rglob("tformer.pc")).parent
         found = subprocess.run(
