@@ -18,7 +18,8 @@
  * into the environment; where other threads may read that at the same time, set it yourself before.
  *
  * Errors: functions that can fail return a status, 0 where all is well. `tformer_error` then says in one line what is
- * wrong, where, and how to fix it. No function throws or ends the process.
+ * wrong, where, and how to fix it. No function throws or ends the process. A callback must not throw. Nor may a thread be
+ * ended while it is in a call, by pthread_exit in a callback or by pthread_cancel: that ends the process.
  *
  * Text is UTF-8, with its size in bytes. What comes back ends in a zero byte as well.
  */
