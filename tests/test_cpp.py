@@ -470,6 +470,14 @@ def test_the_command_line_example_prints_what_tformer_translate_prints() -> None
         assert (found.returncode, found.stdout) == (0, expected.stdout), found.stderr
 
 
+def test_the_command_line_example_maps_no_memory_for_each_copy_of_a_long_line() -> None:
+    """sentencepiece copies it for each character that it does not know; page faults tell."""
+    demo("fp32")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
+    assert run(DEMO, stdin="漢".encode() * 50_000 + b"\n").returncode == 0
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt - before < 100_000
+
+
 def test_the_command_line_example_says_what_is_wrong() -> None:
     demo("fp32")
     for arguments, code, words in (

@@ -268,6 +268,13 @@ void add_entries(const tformer::Model& model, CommandLine& line) {
   line.translator.insert(line.translator.end(), ids.begin(), ids.end());
 }
 
+/// From that size on glibc maps a block for itself, which goes back to the system when it is freed.
+void map_blocks_from([[maybe_unused]] int bytes) {
+#ifdef M_MMAP_THRESHOLD
+  ::mallopt(M_MMAP_THRESHOLD, bytes);
+#endif
+}
+
 int translate(CommandLine line) {
   Windows windows(line.stream ? 1 : line.window_tokens * window_bytes, line.max_line_bytes);
   std::vector<std::string> prefixes, allowed;
@@ -281,7 +288,9 @@ int translate(CommandLine line) {
   const std::string workers = std::to_string(line.workers ? line.workers : enough ? tformer::cores() : 1);
   line.model.emplace_back("workers", workers);
   line.translator.emplace_back("workers", workers);
+  map_blocks_from(128 * 1024);  // else the heap keeps what ONNX Runtime frees while it opens a model
   const tformer::Model model(line.bundle, line.model);
+  map_blocks_from(32 * 1024 * 1024);  // else each copy of a long text is mapped
   add_entries(model, line);
   tformer::Translator translator(model, line.translator);
   if (!allowed.empty()) translator.allow(allowed);
@@ -310,10 +319,6 @@ int translate(CommandLine line) {
 
 int main(int count, char** arguments) {
   std::ios::sync_with_stdio(false);
-#ifdef M_MMAP_THRESHOLD
-  // glibc raises this limit unless it is set; the heap would keep what ONNX Runtime frees while it opens a model.
-  ::mallopt(M_MMAP_THRESHOLD, 128 * 1024);
-#endif
   try {
     const CommandLine line = parse_command_line({arguments + 1, arguments + count});
     if (line.help) std::cout << help_text;
