@@ -179,14 +179,14 @@ def write_manifest(
             "recipe": dataclasses.asdict(recipes[""]),
             "tokenizer": tokenizer,
             **({"decoding": dict(decoding)} if decoding else {}),
-            "graphs": _graphs(config, recipes[""]),
+            "graphs": _graphs(config, recipes[""], directory),
             **({"weights": dict(weights)} if weights else {}),
             # Graphs for TensorRT run on ONNX Runtime as a reference only, programs not at all.
             "default": next(name for name, recipe in recipes.items() if recipe.target not in ("trt", "native")),
             "variants": {
                 name: {
                     "recipe": dataclasses.asdict(recipe),
-                    "graphs": _graphs(config, recipe),
+                    "graphs": _graphs(config, recipe, directory / name),
                     **(measured or {}).get(name, {}),
                 }
                 for name, recipe in recipes.items()
@@ -232,8 +232,8 @@ def _of_graphs(file: str) -> bool:
     return ".onnx" in file or Path(file).name in (WEIGHTS, PROGRAM)
 
 
-def _graphs(config: ModelConfig, recipe: Recipe) -> dict[str, Any]:
-    graphs = graphs_of(recipe)
+def _graphs(config: ModelConfig, recipe: Recipe, folder: Path) -> dict[str, Any]:
+    graphs = [name for name in graphs_of(recipe) if (folder / file_of(name, recipe)).is_file()]
     return {name: {**described(name, config, recipe), "passes": list(recipe.passes(name))} for name in graphs}
 
 

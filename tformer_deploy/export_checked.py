@@ -15,7 +15,6 @@ from .bundle import MANIFEST, add_report, open_bundle, write_manifest
 from .check import Corpus, Gate, Report, make_corpus, translations
 from .checkpoint import Checkpoint, open_source
 from .config import ModelConfig, from_dict
-from .contract import SHORT_GRAPHS, graphs_of
 from .decoding import DecodeOptions
 from .engines import STANDARD, expand, programs_of, require_native
 from .engines.eager import NO_ENCODER
@@ -26,7 +25,7 @@ from .export.to_onnx import export_graphs
 from .export.trace import Tracer
 from .files import atomic_directory
 from .headers import is_of
-from .modules.probe import calling, scores_by_product
+from .modules.probe import calling
 from .modules.running import UserCheckpoint
 from .notes import note
 from .recipe import Recipe, load_recipe, narrowest
@@ -126,14 +125,8 @@ def export_checked(
 
 
 def require_exportable(checkpoint: UserCheckpoint, chosen: Mapping[str, Recipe]) -> None:
-    """Raise ConfigError for recipes that a module cannot have; say what would be faster."""
+    """Raise ConfigError for recipes that a module without keys and values cannot have; say what would be faster."""
     if not checkpoint.config.module_parameters:
-        listing = [name for name, recipe in chosen.items() if set(SHORT_GRAPHS) & set(graphs_of(recipe))]
-        if listing and not scores_by_product(checkpoint.model):
-            raise ConfigError(
-                f"recipe {listing[0]}: its graphs for shortlists read output.weight and output.bias alone, and the "
-                f"output of {checkpoint.directory} computes more: leave the recipe out"
-            )
         return
     for name, recipe in chosen.items():
         if recipe.memory and not checkpoint.encodes:

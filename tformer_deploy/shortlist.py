@@ -176,7 +176,10 @@ def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], 
     Raises ConfigError where the bundle has no graphs for them, or they could be too long.
     """
     if not any(_has_graphs(bundle, name) for name in bundle.variants):
-        raise ConfigError(f"{bundle.directory} has no graphs for shortlists: export it again, with --recipe int8")
+        raise ConfigError(
+            f"{bundle.directory} has no graphs for shortlists: export it again, with --recipe int8; a model whose output is "
+            "more than a product has none"
+        )
     tokenizers, config = bundle.tokenizers(), bundle.config
     shared, specials = tokenizers.source is tokenizers.target, tokenizers.target.specials
     settings.check(config.src_vocab, config.tgt_vocab, shared)
@@ -256,7 +259,10 @@ def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
             f"{bundle.directory} has no shortlist: tformer shortlist {bundle.directory} --src FILE --tgt FILE"
         )
     if not _has_graphs(bundle, variant):
-        raise ConfigError(f"variant {variant} of {bundle.directory} has no graphs for shortlists: export it again")
+        raise ConfigError(
+            f"variant {variant} of {bundle.directory} has no graphs for shortlists: leave the shortlist out, or export it "
+            "again if an older tformer made it"
+        )
     path, ours = bundle.directory / bundle.manifest["shortlist"]["file"], side_hashes(bundle)
     try:
         shortlist, theirs = read_npz(path, bundle) if path.suffix == ".npz" else unpacked(path)

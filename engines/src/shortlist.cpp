@@ -165,7 +165,8 @@ Shortlist open_shortlist(const Bundle& bundle, const std::string& variant) {
   const bool graphs = bundle.lists("short_rows", variant) && bundle.lists("short_step", variant);
   if (!graphs && bundle.recipe(variant).target != "native") {  // whose programs need none
     throw Error(Status::usage,
-                "variant " + variant + " of " + folder + " has no graphs for shortlists: export it again");
+                "variant " + variant + " of " + folder +
+                    " has no graphs for shortlists: leave the shortlist out, or export it again if an older tformer made it");
   }
   const std::string name = manifest["shortlist"]["file"], path = (bundle.directory() / name).string();
   const bool older = name.size() > 4 && name.compare(name.size() - 4, 4, ".npz") == 0;

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..contract import DEAD, GRAPHS, MEMORY_GRAPH, SLOTS_GRAPH, Signature, layer_names, signature
 from ..errors import ConfigError
@@ -134,6 +135,17 @@ class ShortRows(GraphModule):
         if output.bias is not None:
             found["listed_bias"] = output.bias.index_select(0, ids)
         return self.result(found)
+
+
+def scores_by_product(model: Seq2Seq) -> bool:
+    """Whether `output` is a product with its weight and bias, which is all that `ShortRows` has of it."""
+    weight, bias = getattr(model.output, "weight", None), getattr(model.output, "bias", None)
+    if not isinstance(weight, Tensor) or weight.shape != (model.config.tgt_vocab, model.config.d_model):
+        return False
+    x = torch.randn(2, model.config.d_model, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found, expected = model.output(x), F.linear(x, weight, bias)
+    return found.shape == expected.shape and torch.allclose(found, expected, atol=1e-4)  # a bias may be -inf
 
 
 class ChoosingStep(InPlaceStep):

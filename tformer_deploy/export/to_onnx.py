@@ -11,8 +11,9 @@ import onnx
 import onnx_ir as ir
 
 from .. import __version__
-from ..contract import GRAPHS, SLOTS_GRAPH, Signature, graphs_of, layer_names, signature
+from ..contract import GRAPHS, SHORT_GRAPHS, SLOTS_GRAPH, Signature, graphs_of, layer_names, signature
 from ..recipe import Recipe
+from .graphs import scores_by_product
 from .passes import run_passes
 from .passes.native import Program, native_program
 from .program import save_program
@@ -52,6 +53,8 @@ def export_graphs(
         return
     models = {}
     for name in graphs_of(recipe):
+        if name in SHORT_GRAPHS and not scores_by_product(tracer.model):
+            continue  # they would leave out what else the output does
         exported = build_graph(name, tracer, recipe, ranges or {})
         label(exported, {"tformer.graph": name, **about})
         name_sizes(exported)

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..config import ModelConfig
@@ -234,18 +233,6 @@ def _require_masked(plain: Recomputed, where: str) -> None:
                 f"{where}: a sentence's log-probabilities change by {off:.2g} where longer ones stand beside it: "
                 "mask its padding with src_mask, in the encoder and in cross-attention, and switch dropout off in eval"
             )
-
-
-def scores_by_product(model: Seq2Seq) -> bool:
-    """Whether `output` is a product with its weight and bias, which is all that the graphs of shortlists have of it."""
-    output, size = cast(nn.Module, model.output), (model.config.tgt_vocab, model.config.d_model)
-    weight, bias = getattr(output, "weight", None), getattr(output, "bias", None)
-    if not isinstance(weight, Tensor) or weight.shape != size:
-        return False
-    x = torch.randn(1, BEAMS, size[1], generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        found, expected = output(x), F.linear(x, weight, bias)
-    return found.shape == expected.shape and torch.allclose(found, expected, atol=LIMIT)  # a bias may be -inf
 
 
 def unread(module: nn.Module, scores: Callable[[], Tensor]) -> frozenset[str]:
