@@ -177,8 +177,8 @@ def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], 
     """
     if not any(_has_graphs(bundle, name) for name in bundle.variants):
         raise ConfigError(
-            f"{bundle.directory} has no graphs for shortlists: export it again, with --recipe int8; a model whose output is "
-            "more than a product has none"
+            f"{bundle.directory} has no graphs for shortlists: export it again, with --recipe int8; a model "
+            "whose output is more than a product has none"
         )
     tokenizers, config = bundle.tokenizers(), bundle.config
     shared, specials = tokenizers.source is tokenizers.target, tokenizers.target.specials
@@ -260,8 +260,8 @@ def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
         )
     if not _has_graphs(bundle, variant):
         raise ConfigError(
-            f"variant {variant} of {bundle.directory} has no graphs for shortlists: leave the shortlist out, or export it "
-            "again if an older tformer made it"
+            f"variant {variant} of {bundle.directory} has no graphs for shortlists: leave the shortlist out, or "
+            "export it again if an older tformer made it"
         )
     path, ours = bundle.directory / bundle.manifest["shortlist"]["file"], side_hashes(bundle)
     try:
