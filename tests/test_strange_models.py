@@ -216,9 +216,31 @@ class Normed(Attention):
         return self.out(self.norm(mixed.transpose(1, 2)).flatten(2))  # type: ignore[no-any-return]
 
 
-def normed() -> Transformer:
+class Numbers(Attention):
+    """A mask of numbers to add."""
+
+    def forward(self, x: Tensor, kv: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
+        assert mask is not None
+        return super().forward(x, kv, torch.zeros(mask.shape).masked_fill(~mask, -torch.inf), causal)
+
+
+class Small(Attention):
+    """One small product for all heads."""
+
+    def __init__(self, model: Transformer) -> None:
+        side = model.config.encoder
+        super().__init__(model.config, side, side.width)
+        self.small = nn.Linear(side.head_dim, side.head_dim)
+
+    def forward(self, x: Tensor, kv: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
+        q = self.small(x.unflatten(2, (self.heads, -1))).transpose(1, 2)
+        return self.out(self.attend(q, kv, mask, causal).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def attending(kind: type[Attention], *given: Any) -> Transformer:
     model = ours()
-    model.encoder[0].attention = Normed(model)
+    side = model.config.encoder
+    model.encoder[0].attention = kind(*given or (model.config, side, side.width))
     return model.eval()
 
 
@@ -239,9 +261,19 @@ REFUSED: dict[str, tuple[Callable[[], Transformer], str, str]] = {
         "whose values are not of the keys' layer: use a recipe of ort-cpu",
     ),
     "a norm of each head": (
-        normed,
+        lambda: attending(Normed, ours()),
         "native-fp32",
         "native does not know LayerNormalization .*, which is of each head: use",
+    ),
+    "a product of each head": (
+        lambda: attending(Small, ours()),
+        "native-fp32",
+        r"native: encoder.0.attention.small.weight\S* reads 32 numbers of 8: use a recipe of ort-cpu",
+    ),
+    "a mask of numbers": (
+        lambda: attending(Numbers),
+        "fp32-cpu",
+        "another mask than of src_lengths: give a bool mask, or torch.where",
     ),
     "a large head": (
         lambda: ours(d_model=272, heads=1, d_ff=8),
