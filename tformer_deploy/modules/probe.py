@@ -89,7 +89,7 @@ def calling(where: str, what: str) -> Iterator[None]:
             )
         if "inferred a static shape" in said:
             said = "a size became a constant: no len(x), int(x.shape[0]) or loops over positions"
-        if "index out of range" in said:
+        if "index out of range in self" in said:  # what torch says of a table
             said += ": is src_vocab, tgt_vocab or max_positions larger than the module's table?"
         raise ConfigError(f"{place}: {what} raised {type(cause).__name__}: {said}") from error
 
