@@ -22,7 +22,7 @@ from tformer_deploy.export.to_onnx import build_graph, build_program, export_gra
 from tformer_deploy.export.trace import Tracer
 from tformer_deploy.export_checked import export_checked
 from tformer_deploy.model import Attention, Transformer
-from tformer_deploy.modules.probe import wrapped
+from tformer_deploy.modules.probe import require_positions, wrapped
 from tformer_deploy.modules.user_model import UserModel
 from tformer_deploy.recipe import load_recipe
 from tformer_deploy.seq2seq import KeysValues
@@ -422,7 +422,7 @@ MISTAKES: dict[str, tuple[Callable[[], Transformer], str]] = {
 def test_what_does_not_keep_the_protocol_is_named(name: str) -> None:
     make, said = MISTAKES[name]
     with pytest.raises(ConfigError, match=re.escape(said)):
-        wrapped(UserModel(make()), "model.py:make")
+        require_positions(wrapped(UserModel(make()), "model.py:make"), "model.py:make")
 
 
 def test_attention_that_is_not_noted_is_named() -> None:

@@ -25,7 +25,7 @@ from .export.to_onnx import export_graphs
 from .export.trace import Tracer
 from .files import atomic_directory
 from .headers import is_of
-from .modules.probe import calling
+from .modules.probe import calling, require_positions
 from .modules.running import UserCheckpoint
 from .notes import note
 from .recipe import Recipe, load_recipe, narrowest
@@ -125,7 +125,9 @@ def export_checked(
 
 
 def require_exportable(checkpoint: UserCheckpoint, chosen: Mapping[str, Recipe]) -> None:
-    """Raise ConfigError for recipes that a module without keys and values cannot have; say what would be faster."""
+    """Raise ConfigError for a module that has no room for its sizes, and for recipes that need keys and values of one
+    that has none; say what would be faster."""
+    require_positions(checkpoint.model, str(checkpoint.directory))
     if not checkpoint.config.module_parameters:
         return
     for name, recipe in chosen.items():

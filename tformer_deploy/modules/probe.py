@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from ..config import ModelConfig
 from ..contract import GRAPHS, layer_names
@@ -21,7 +21,7 @@ from .user_model import UserModel
 
 BATCH, SOURCE, TARGET, BEAMS = 3, 5, 4, 2
 """Sizes of what is tried, all of them different."""
-MOST_POSITIONS, MOST_LOGITS = 2048, 1 << 28
+MOST_POSITIONS, MOST_LOGITS = 2048, 1 << 26
 """A longer source and target are not tried: attention grows by the square, and a prefix has logits at each position."""
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 LIMIT = 5e-4
@@ -31,7 +31,7 @@ LIMIT = 5e-4
 def wrapped(user: UserModel, where: str) -> Seq2Seq:
     """A user's module as something that can be exported. Raises ConfigError."""
     module = user.module.eval()
-    if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+    if isinstance(module, torch.jit.ScriptModule):
         raise ConfigError(f"{where}: the module is of torch.jit, which torch.export does not take: leave torch.jit out")
     if wrong := [name for name, tensor in module.named_parameters() if tensor.dtype != torch.float32]:
         raise ConfigError(f"{where}: parameter {wrong[0]} is not float32: call .float() on the module")
@@ -45,23 +45,21 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
             raise ConfigError(f"{where}: config.output_bias={not biased}: must be {biased}, as the module's output is")
         ids = _ids(made_by_user.config)
         with torch.no_grad():
-            with Float32Only(where):
+            with NoAutocast(where):
                 _require_protocol(made_by_user, where)
-            _require_positions(made_by_user, where)
             with calling(where, "step"):
                 stepped(made_by_user, *ids)
         cast(Any, module).unread = unread(module, lambda: stepped(made_by_user, *ids))
         return made_by_user
     with torch.no_grad():
         plain = Recomputed(user, _memory_width(user, where))
-        with Float32Only(where):
+        with NoAutocast(where):
             _logits(plain, user, where)
         _require_masked(plain, where)
         made = plain
         if user.layers:
             made = Hooked(user, plain.memory_width, _hooks(plain, user, where))
             _require_equal(made, plain, where)
-        _require_positions(cast(Seq2Seq, made), where)
     made.unread = unread(plain, lambda: _decoded(plain, *_ids(user)))
     return cast(Seq2Seq, made)
 
@@ -94,20 +92,19 @@ def calling(where: str, what: str) -> Iterator[None]:
         raise ConfigError(f"{place}: {what} raised {type(cause).__name__}: {said}") from error
 
 
-class Float32Only(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises ConfigError where a module computes in half precision, as in autocast."""
+class NoAutocast(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """Raises ConfigError where a module computes in half precision by autocast."""
 
     def __init__(self, where: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.where = where
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What torch calls in place of each operator."""
-        found = func(*args, **(kwargs or {}))
-        if isinstance(found, Tensor) and found.dtype in (torch.float16, torch.bfloat16):
-            kind = str(found.dtype).removeprefix("torch.")
-            raise ConfigError(f"{self.where}: the module computes in {kind}: leave autocast and .half() out of it")
-        return found
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What torch calls in place of each function."""
+        if torch.is_autocast_enabled("cpu"):
+            kind = str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
+            raise ConfigError(f"{self.where}: the module computes in {kind}: leave autocast out of it")
+        return func(*args, **(kwargs or {}))
 
 
 def _ids(user: UserModel | ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
@@ -188,13 +185,15 @@ def _require_layers(found: int, config: ModelConfig, function: str, did: str, wh
         )
 
 
-def _require_positions(model: Seq2Seq, where: str) -> None:
-    """Raise ConfigError for a module that has no room for the last ids, or a source and a target of max_positions."""
+def require_positions(model: Seq2Seq, where: str) -> None:
+    """Raise ConfigError for a module that has no room for its last ids, or a source and a target of max_positions."""
     config, side = model.config, model.config.decoder
     size = min(config.max_positions, MOST_POSITIONS, max(1, MOST_LOGITS // config.tgt_vocab))
-    past = torch.zeros(1, side.heads, size - 1, side.head_dim)
-    src_ids, tokens = torch.full((1, size), config.src_vocab - 1), torch.full((1, 1), config.tgt_vocab - 1)
-    with calling(where, f"a source and a target of {size} tokens, with max_positions={config.max_positions},"):
+    src_ids = _ids(config)[0][:1, torch.arange(size) % SOURCE]
+    src_ids[0, -1] = config.src_vocab - 1
+    past, tokens = torch.zeros(1, side.heads, size - 1, side.head_dim), torch.full((1, 1), config.tgt_vocab - 1)
+    what = f"a source and a target of {size} tokens, with max_positions={config.max_positions},"
+    with torch.no_grad(), calling(where, what):
         cross = model.cross_keys_values(model.encode(src_ids.int(), torch.tensor([size])))
         cache = GrowingCache([(past, past)] * side.layers)
         model.step(tokens.int(), torch.tensor([size - 1]), torch.tensor([size]), cross, cache)

@@ -220,7 +220,8 @@ class Lowering:
 
     def _norm(self, node: ir.Node) -> View:
         x = self.view(node.inputs[0], node)
-        if isinstance(self.known[node.inputs[0]], Heads):  # type: ignore[index]
+        known = self.known[node.inputs[0]]  # type: ignore[index]
+        if isinstance(known, Heads) and known.heads > 1:
             raise self.unknown(node, "which is of each head")
         arrays = {"gain": self.array(node.inputs[1], node), **self.bias((*node.inputs, None)[2], node)}
         how = {"kind": NORMS[node.op_type], "eps": float(np.float32(node.attributes["epsilon"].as_float()))}
