@@ -315,6 +315,8 @@ def test_a_plan_that_does_not_load_is_named(bundle: Path, tmp_path: Path) -> Non
     (folder / "plans.json").write_text(json.dumps(header))
     done = run_simulated("translate", copy, "--backend", "trt:fp16", "--max-tokens", 24, stdin=b"w5\n")
     assert f"TensorRT 11.4.0 cannot load {plan}: bad plan" in failed_line(done)
+    done = run_simulated("--debug", "translate", copy, "--backend", "trt:fp16", "--max-tokens", 24, stdin=b"w5\n")
+    assert b"tformer_deploy.engines.trt.api: 1: bad plan" in done.stderr and b"Traceback" in done.stderr
 
 
 def test_what_no_context_is_made_for_is_named(bundle: Path, tmp_path: Path) -> None:

@@ -233,7 +233,8 @@ def _of_graphs(file: str) -> bool:
 
 
 def _graphs(config: ModelConfig, recipe: Recipe, folder: Path) -> dict[str, Any]:
-    graphs = [name for name in graphs_of(recipe) if (folder / file_of(name, recipe)).is_file()]
+    """`folder` has them; a model may have none for shortlists, see `export.graphs.scores_by_product`."""
+    graphs = [name for name in graphs_of(recipe) if name not in SHORT_GRAPHS or (folder / f"{name}.onnx").is_file()]
     return {name: {**described(name, config, recipe), "passes": list(recipe.passes(name))} for name in graphs}
 
 

@@ -28,13 +28,13 @@ install() {
 
 # Whether this host runs plans at all: a small one, before minutes are spent on others.
 stage_probe() {
-  local env flavor model profile python
+  local env flavor model profile words
   find_gpu
   profile=$(sed -n 2p "$CORE/probe.build")
   # shellcheck disable=SC2016
   local code='"$1" "$2/seeded.py" "$3" >&2
-    "$1" -m tformer_deploy build "$3" --precision fp32 --profile "$4" --trt-flavor "$5" --json
-    head -n 1 "$2/probe.text" | "$1" -m tformer_deploy translate "$3" --backend trt:fp32 --max-tokens 4 >&2'
+    "$1" -m tformer_deploy $6 build "$3" --precision fp32 --profile "$4" --trt-flavor "$5" --json
+    head -n 1 "$2/probe.text" | "$1" -m tformer_deploy $6 translate "$3" --backend trt:fp32 --max-tokens 4 >&2'
   while read -r env flavor; do
     if [[ $NO_GPU ]]; then
       skip "probe-$flavor" "$NO_GPU"
@@ -44,17 +44,19 @@ stage_probe() {
     mkdir -p "$WORK/probe"
     rm -rf "$model"
     cp -r "$CORE/probe" "$model"
-    python=$(environment_python "$env")
-    step "probe-$flavor" bash -euo pipefail -c "$code" - "$python" "$CORE" "$model" "$profile" "$flavor"
-    if ! worked "probe-$flavor"; then explain_probe "$flavor" "$python" "$model"; fi
+    words=(bash -euo pipefail -c "$code" - "$(environment_python "$env")" "$CORE" "$model" "$profile" "$flavor")
+    rm -f "$RESULTS/probe-$flavor.log"
+    step "probe-$flavor" "${words[@]}" ''
+    if ! worked "probe-$flavor"; then explain_probe "$flavor" "${words[@]}" --debug; fi
   done < <(flavors)
 }
 
-# explain_probe FLAVOR PYTHON BUNDLE: all that TensorRT says of a plan that does not run, into the results.
+# explain_probe FLAVOR COMMAND...: the probe again, in what is left of its time; all that TensorRT says goes into the results.
 explain_probe() {
+  local limit=$((STAGE_END - SECONDS))
+  if ((limit <= 0)); then return; fi
   mkdir -p "$RESULTS"
-  head -n 1 "$CORE/probe.text" | timeout -k 5 60 "$2" -m tformer_deploy --debug translate "$3" --backend trt:fp32 \
-    --max-tokens 4 2>&1 | tail -c 1000000 > "$RESULTS/probe-$1.log" || true
+  timeout -k 5 "$limit" "${@:2}" < /dev/null 2>&1 | tail -c 1000000 > "$RESULTS/probe-$1.log" || true
 }
 
 # Tokens of the trained model, in Python and in C++.

@@ -42,7 +42,7 @@ def print_versions(asked: bool) -> None:
 @app.callback()
 def common(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the whole trace of an error, and all that TensorRT says.")
+        bool, typer.Option("--debug", help="Show the whole trace of an error, and what TensorRT logs in this process.")
     ] = False,
     version: Annotated[
         bool,

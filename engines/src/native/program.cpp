@@ -6,11 +6,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <limits>
 #include <set>
 #include <stdexcept>
 
+#include "bundle/files.hpp"
 #include "errors.hpp"
 
 namespace tformer::native {
@@ -394,12 +396,13 @@ class Reader {
 
 Mapped::Mapped(const std::filesystem::path& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) throw unreadable(path, errno);
   struct stat about = {};
   void* found = MAP_FAILED;
-  if (file >= 0 && ::fstat(file, &about) == 0 && about.st_size > 0) {
+  if (::fstat(file, &about) == 0 && about.st_size > 0) {
     found = ::mmap(nullptr, static_cast<std::size_t>(about.st_size), PROT_READ, MAP_SHARED, file, 0);
   }
-  if (file >= 0) ::close(file);
+  ::close(file);
   if (found == MAP_FAILED) throw Error(Status::bundle, path.string() + " cannot be mapped into memory: copy it again");
   data_ = static_cast<const std::byte*>(found);
   size_ = static_cast<std::size_t>(about.st_size);
