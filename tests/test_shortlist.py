@@ -257,6 +257,12 @@ def test_a_file_of_lists_is_its_header_and_three_arrays(listed: Path) -> None:
         assert (ours == theirs).all()
 
 
+def test_text_that_the_vocabulary_has_nothing_of_is_refused(bundle: Path) -> None:
+    """Lists of it would allow no words at all, and cover all of it."""
+    with pytest.raises(DataError, match="the target vocabulary has no token of this text"):
+        add_shortlist(open_bundle(bundle), ["w5 w6"], ["Wort Worte"], Settings())
+
+
 def test_lists_of_an_older_bundle_are_read_and_replaced(tmp_path: Path) -> None:
     """They lie in an `.npz` file there; new ones make its manifest one of this version."""
     older = Path(shutil.copytree(OLDER, tmp_path / "bundle"))
@@ -309,6 +315,8 @@ def test_engines_without_graphs_for_it_refuse(listed: Path, variants_bundle: Pat
         make_engine("ort:int8", open_bundle(variants_bundle), shortlist=True)
     with pytest.raises(ConfigError, match="use a variant of int8"):
         make_engine("ort", open_bundle(OLD), shortlist=True)
+    with pytest.raises(ConfigError, match="use --backend native with a variant of native-int8-bf16-cache"):
+        make_engine("ort", open_bundle(OLD.parent / "v8/copy"), shortlist=True)
     with pytest.raises(ConfigError, match="has no graphs for shortlists: export it again, with --recipe int8"):
         add_shortlist(open_bundle(OLD), ["a"], ["b"], Settings())
     add(bundle)

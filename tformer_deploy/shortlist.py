@@ -173,7 +173,8 @@ def coverage(shortlist: Shortlist, pairs: Pairs, end_id: int) -> Coverage:
 def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], settings: Settings) -> Coverage:
     """Learn lists from as many lines of both sides; store them in a bundle, which stays as it was if that fails.
 
-    Raises ConfigError where the bundle has no graphs for them, or they could be too long.
+    Raises ConfigError where the bundle has no graphs for them, or they could be too long, and DataError for text that
+    the vocabulary has nothing of.
     """
     if not any(_has_graphs(bundle, name) for name in bundle.variants):
         raise ConfigError(
@@ -185,6 +186,8 @@ def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], 
     settings.check(config.src_vocab, config.tgt_vocab, shared)
     both = zip(source, target, strict=True)
     pairs = [(tokenizers.source.encode(a), tokenizers.target.encode(b)) for a, b in both]
+    if all(token == specials.unk for _, tokens in pairs for token in tokens):
+        raise DataError("the target vocabulary has no token of this text: give text in the languages of the bundle")
     shortlist = learn(pairs, config.src_vocab, config.tgt_vocab, settings, shared, specials)
     found = coverage(shortlist, pairs, config.eos_id)
     store(bundle, shortlist, {**asdict(settings), **asdict(found)})

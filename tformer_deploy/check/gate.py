@@ -229,7 +229,8 @@ class Gate:
         if translations and len(translations) != len(reference.sources):
             raise ConfigError(
                 f"{len(translations)} reference translations for {len(reference.sources)} sentences: "
-                "give --tgt the translation of the text that the reference is of, a line for a line"
+                "give --tgt the translation of the text that the reference is of, a line for a line, "
+                "without lines whose source is empty"
             )
 
     def add_layer_limits(self, report: EngineReport) -> None:

@@ -213,7 +213,11 @@ def make_engine(
     parts = parse_name(name)
     if shortlist and recipe_of(name, bundle).target not in LISTING:
         usable = [each for each, recipe in bundle.variants.items() if recipe.target in LISTING]
-        raise ConfigError(f"--shortlist: {name} has no graphs for it: use a variant of {', '.join(usable) or 'int8'}")
+        own = all(bundle.variants[each].target == "native" for each in usable)
+        backend = "--backend native with " if usable and own else ""
+        raise ConfigError(
+            f"--shortlist: {name} has no graphs for it: use {backend}a variant of {', '.join(usable) or 'int8'}"
+        )
     lists = open_shortlist(bundle, parts.variant) if shortlist else None
     if parts.backend == "trt":
         from .trt.engine import TrtEngine
