@@ -186,7 +186,7 @@ def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], 
     settings.check(config.src_vocab, config.tgt_vocab, shared)
     both = zip(source, target, strict=True)
     pairs = [(tokenizers.source.encode(a), tokenizers.target.encode(b)) for a, b in both]
-    if all(token == specials.unk for _, tokens in pairs for token in tokens):
+    if {token for _, tokens in pairs for token in tokens} == {specials.unk}:
         raise DataError("the target vocabulary has no token of this text: give text in the languages of the bundle")
     shortlist = learn(pairs, config.src_vocab, config.tgt_vocab, settings, shared, specials)
     found = coverage(shortlist, pairs, config.eos_id)

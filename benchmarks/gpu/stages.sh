@@ -51,7 +51,7 @@ stage_probe() {
   done < <(flavors)
 }
 
-# explain_probe FLAVOR COMMAND...: the probe again, in what is left of its time; all that TensorRT says goes into the results.
+# explain_probe FLAVOR COMMAND...: the probe again, in what is left of its time, with all that TensorRT logs, into the results.
 explain_probe() {
   local limit=$((STAGE_END - SECONDS))
   if ((limit <= 0)); then return; fi

@@ -50,12 +50,9 @@ class Recomputed(nn.Module):
 
     def cross_keys_values(self, memory: Tensor) -> list[KeysValues]:
         """The halves of memory, and nothing for the other caches: two of (B, 1, S, D) each."""
-        found = [halves(memory, self.config.head_dim)]
-        shape = found[0][0].shape
-        # Other numbers in each, as of equal values exporters make one, which cannot have two names.
-        for n in range(1, self.config.decoder_layers):
-            found.append((memory.new_full(shape, 2 * n), memory.new_full(shape, 2 * n + 1)))
-        return found
+        first = halves(memory, self.config.head_dim)
+        nothing = torch.zeros_like(first[0])
+        return [first, *[(nothing, nothing)] * (self.config.decoder_layers - 1)]
 
     def step(
         self,
