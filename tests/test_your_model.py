@@ -21,8 +21,9 @@ from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.base import Engine, Limits
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.errors import ConfigError
-from tformer_deploy.export.trace import quiet
+from tformer_deploy.export.trace import Tracer, quiet
 from tformer_deploy.modules.probe import calling, wrapped
+from tformer_deploy.recipe import load_recipe
 from tformer_deploy.text import SentencePiece
 
 from .command import run_here
@@ -309,6 +310,14 @@ ERRORS: dict[str, str] = {
     "return tutorial(decoding={'beam': 4})": "did you mean 'beams'?",
     "user = tutorial()\n    user.module.half()\n    return user": "embedding.weight is not float32: call .float()",
     "return tutorial(module=torch.jit.script(torch.nn.Linear(3, 3)))": "is of torch.jit, which torch.export does not",
+    "return tutorial(forward=lambda m, src, mask, tgt: torch.rand(3, 4, 30))": (
+        "py:make: the same ids have other scores the second time, by 0."
+    ),
+    "return tutorial(hooks=True, encode=lambda m, src, mask: F.dropout(m.encode(src, ~mask)))": (
+        "it must not draw random numbers in eval, as F.dropout does without training=self.training"
+    ),
+    "exit()": "line 5: make() raised SystemExit: 0, which ends Python: what only a script does belongs under if",
+    "return tutorial(forward=lambda m, src, mask, tgt: exit(3))": "line 5: forward raised SystemExit: 3, which ends",
     "import nothing_of_this_name": "make() raised ModuleNotFoundError: No module named 'nothing_of_this_name'",
 }
 """What `make` does, and what is said."""
@@ -317,7 +326,8 @@ ERRORS: dict[str, str] = {
 @pytest.mark.parametrize("body", ERRORS)
 def test_what_is_wrong_is_said_in_a_line(body: str, tmp_path: Path) -> None:
     path = tmp_path / "my_file.py"
-    path.write_text(f"import torch\nfrom tests.test_your_model import tutorial\n\ndef make():\n    {body}\n")
+    first = "import torch; from torch.nn import functional as F"
+    path.write_text(f"{first}\nfrom tests.test_your_model import tutorial\n\ndef make():\n    {body}\n")
     done = run_here("export", f"{path}:make", "--out", tmp_path / "bundle")
     lines = done.stderr.decode().splitlines()
     assert done.returncode == 1 and lines[0] == f"running {path}" and lines[-1].startswith("error: "), done.stderr
@@ -366,6 +376,38 @@ def test_autocast_is_refused_by_name() -> None:
         wrapped(tutorial(module=varied(Rounded())), "here")
 
 
+def test_a_module_that_ends_python_in_the_middle_of_a_check_is_named() -> None:
+    def forward(module: Any, src: Tensor, mask: Tensor, tgt: Tensor) -> Tensor:
+        if tgt.shape[1] == 7:
+            exit(0)
+        return module(src, tgt, ~mask)  # type: ignore[no-any-return]
+
+    model, name = wrapped(tutorial(forward=forward), "here"), f"{Path(__file__).name}:make"
+    ended = pytest.raises(ConfigError, match=r"\.py, line \d+: step raised SystemExit: 0, which ends")
+    with ended, EagerEngine(model, module=name) as engine:
+        decode(engine, make_batch(sources()), DecodeOptions(max_tokens=POSITIONS, min_tokens=POSITIONS))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [0, 1e-9])
+def test_a_draw_too_small_to_be_seen_is_found_in_the_trace(size: float) -> None:
+    """A graph has nothing of a draw that nothing depends on."""
+
+    def forward(module: Any, src: Tensor, mask: Tensor, tgt: Tensor) -> Tensor:
+        noise = torch.randn(1)
+        return module(src, tgt, ~mask) + size * noise if size else module(src, tgt, ~mask)  # type: ignore[no-any-return]
+
+    tracer = Tracer(wrapped(tutorial(forward=forward), "here"))
+    if size:
+        line = str(forward.__code__.co_firstlineno + 1)
+        with pytest.raises(
+            ConfigError, match=rf"test_your_model\.py, line {line}: it draws random numbers, which no two"
+        ):
+            tracer.graph("decoder_step", load_recipe("fp32"))
+    else:
+        assert tracer.graph("decoder_step", load_recipe("fp32"))
+
+
 def test_a_trace_prints_nothing() -> None:
     """Whatever torch logs of it on its way to an exception."""
     logger = logging.getLogger("torch.anything")
@@ -394,11 +436,13 @@ def test_a_decoder_that_looks_ahead_cannot_have_caches() -> None:
         ("my_file.py:", "my_file.py: name the function that makes the model, as in"),
         ("my_file.py:mak", "unknown function of"),
         ("broken.py:make", "broken.py, line 1: the file raised SyntaxError: "),
+        ("script.py:make", "script.py, line 2: the file raised SystemExit: 0, which ends Python: "),
     ],
 )
 def test_a_file_or_function_that_is_not_there(path: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "my_file.py").write_text("def make():\n    pass\n")
     (tmp_path / "broken.py").write_text("def make(:\n")
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(0)\n")
     done = run_here("export", tmp_path / path, "--out", tmp_path / "bundle")
     assert done.returncode == 1 and said in done.stderr.decode().splitlines()[-1]
     assert not (tmp_path / "bundle").exists()

@@ -29,6 +29,7 @@ from .modules.probe import calling, require_positions
 from .modules.running import UserCheckpoint
 from .notes import note
 from .recipe import Recipe, load_recipe, narrowest
+from .seq2seq import Seq2Seq
 from .text import require_fit
 
 
@@ -86,15 +87,10 @@ def export_checked(
     with atomic_directory(out, force, "bundle", lambda folder: is_of(folder, MANIFEST, "tformer-bundle")) as directory:
         description = checkpoint.tokenizers.save(directory)
         model = checkpoint.load_model()
-        ranges = input_ranges(model, calibration.sources) if calibration.sources else {}
-        lossy = {name: recipe for name, recipe in chosen.items() if recipe.quantized}
-        found: dict[object, Measured] = {}  # recipes that round alike are measured once
-        for recipe in lossy.values():
-            if recipe.rounding not in found:
-                found[recipe.rounding] = measure(model, recipe, ranges, calibration.sources)
-        measured = {name: found[recipe.rounding] for name, recipe in lossy.items()}
-        tracer = Tracer(model)
         own = isinstance(checkpoint, UserCheckpoint)
+        with calling(str(run), "calibration of the module") if own else nullcontext():
+            measured = _measured(model, chosen, calibration)
+        tracer = Tracer(model)
         for name, recipe in chosen.items():
             own_ranges = measured[name].ranges if name in measured else None
             identity = checkpoint.weights_sha256, own_ranges, checkpoint.tokenizer_hashes
@@ -122,6 +118,17 @@ def export_checked(
             raise ParityError(f"{out} not written, the check failed: {'; '.join(report.failures)}{hint}")
         add_report(directory, report.to_json())
     return report
+
+
+def _measured(model: Seq2Seq, chosen: Mapping[str, Recipe], calibration: Calibration) -> dict[str, Measured]:
+    """What calibration measures for each recipe that rounds."""
+    ranges = input_ranges(model, calibration.sources) if calibration.sources else {}
+    found: dict[object, Measured] = {}  # recipes that round alike are measured once
+    lossy = {name: recipe for name, recipe in chosen.items() if recipe.quantized}
+    for recipe in lossy.values():
+        if recipe.rounding not in found:
+            found[recipe.rounding] = measure(model, recipe, ranges, calibration.sources)
+    return {name: found[recipe.rounding] for name, recipe in lossy.items()}
 
 
 def require_exportable(checkpoint: UserCheckpoint, chosen: Mapping[str, Recipe]) -> None:

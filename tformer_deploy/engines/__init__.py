@@ -298,11 +298,14 @@ def _eager(bundle: Bundle, directory: Path | None, threads: int, device: str) ->
     import torch
 
     from ..checkpoint import open_reference
+    from ..modules.running import names_function
     from .eager import EagerEngine
 
     if device == "cuda" and not torch.cuda.is_available():
         raise EngineError("eager on cuda: this PyTorch finds no GPU: install the driver and a PyTorch with CUDA")
-    model = open_reference(bundle, directory).load_model().to(device)
+    checkpoint = open_reference(bundle, directory)
+    model = checkpoint.load_model().to(device)
     if threads:
         torch.set_num_threads(threads)
-    return EagerEngine(model, bundle.recipe.top_k)
+    own = names_function(checkpoint.directory)
+    return EagerEngine(model, bundle.recipe.top_k, str(checkpoint.directory) if own else "")

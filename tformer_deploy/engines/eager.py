@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ..contract import caches, layer_names
 from ..errors import ConfigError
+from ..modules.probe import calling
 from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 
@@ -34,8 +36,9 @@ class EagerEngine(SameStep):
 
     attention, precision = True, "fp32"
 
-    def __init__(self, model: Seq2Seq, top_k: int = 0) -> None:
-        self.config, self.model, self.top_k = model.config, model, top_k
+    def __init__(self, model: Seq2Seq, top_k: int = 0, module: str = "") -> None:
+        """module: `FILE.py:FUNCTION` of a model of the user's own, to say where it fails."""
+        self.config, self.model, self.top_k, self.module = model.config, model, top_k, module
         self.limits = Limits.eager(model.config)
 
     def __enter__(self) -> Self:
@@ -48,7 +51,7 @@ class EagerEngine(SameStep):
 
     def in_double(self) -> EagerEngine:
         """A copy that computes in fp64, which tells how exact this one is."""
-        return EagerEngine(cast(Any, copy.deepcopy(self.model)).double(), self.top_k)
+        return EagerEngine(cast(Any, copy.deepcopy(self.model)).double(), self.top_k, self.module)
 
     @torch.inference_mode()
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> EagerState:
@@ -92,7 +95,8 @@ class EagerEngine(SameStep):
             raise ConfigError(NO_ENCODER)
         check_request(src_ids, src_lengths, self.config, self.limits)
         ids, lengths = (torch.from_numpy(each).to(self._device) for each in (src_ids, src_lengths))
-        return self.model.encode(ids, lengths).cpu().numpy()  # type: ignore[no-any-return]
+        with self._calling("encode"):
+            return self.model.encode(ids, lengths).cpu().numpy()  # type: ignore[no-any-return]
 
     @property
     def encodes(self) -> bool:
@@ -124,7 +128,9 @@ class EagerEngine(SameStep):
         check_request(src_ids, src_lengths, self.config, self.limits)
         device = self._device
         lengths = torch.from_numpy(src_lengths).to(device)
-        cross = self.model.cross_keys_values(self.model.encode(torch.from_numpy(src_ids).to(device), lengths, layers))
+        with self._calling("encode"):
+            memory = self.model.encode(torch.from_numpy(src_ids).to(device), lengths, layers)
+            cross = self.model.cross_keys_values(memory)
         empty = cross[0][0].new_empty(len(src_ids), self.config.decoder.heads, 0, self.config.decoder.head_dim)
         return EagerState(lengths, cross, [(empty, empty)] * len(cross))
 
@@ -138,10 +144,15 @@ class EagerEngine(SameStep):
         device = state.src_lengths.device
         cache, position = GrowingCache(state.past), torch.tensor([state.position], device=device)
         ids = torch.from_numpy(tokens).to(device)
-        hidden = self.model.step(ids, position, state.src_lengths, state.cross, cache, layers)
+        with self._calling("step"):
+            hidden = self.model.step(ids, position, state.src_lengths, state.cross, cache, layers)
+            found = log_probs(self.model, hidden)
         state.past = cache.present
         state.position += 1
-        return log_probs(self.model, hidden)
+        return found
+
+    def _calling(self, what: str) -> AbstractContextManager[None]:
+        return calling(self.module, what) if self.module else nullcontext()
 
 
 def best_ids(log_probs: Tensor, k: int) -> Tensor:

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -74,6 +75,7 @@ def trace(module: GraphModule) -> ir.Model:
         value.name = spec.name
     rename_weights(model.graph)
     simplify(model)
+    require_no_draws(model.graph)
     expand_masks(model.graph)
     keep_contract(model, module.name, expected)
     return model
@@ -103,6 +105,18 @@ def drop_assertions(graph: torch.fx.Graph) -> None:
         if str(node.target).startswith("aten._assert_"):
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+DRAWS = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+
+
+def require_no_draws(graph: ir.Graph) -> None:
+    """Raise ConfigError for what draws random numbers that anything depends on, by the line that does."""
+    for node in graph.all_nodes():
+        if node.op_type in DRAWS:
+            lines = re.findall(r'File "(.+?)", line (\d+)', node.metadata_props.get("pkg.torch.onnx.stack_trace", ""))
+            place = ", line ".join(lines[-1]) if lines else f"the module's {graph.name}"
+            raise ConfigError(f"{place}: it draws random numbers, which no two runs share: leave them out in eval")
 
 
 def rename_weights(graph: ir.Graph) -> None:

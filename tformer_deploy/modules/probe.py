@@ -26,6 +26,8 @@ MOST_POSITIONS, MOST_LOGITS = 2048, 1 << 26
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 LIMIT = 5e-4
 """Largest difference of a log-probability, of what must be the same; a mask that is wrong makes more."""
+REPEATED = 1e-5
+"""Largest difference of a score from itself; a trace finds what draws less."""
 
 
 def wrapped(user: UserModel, where: str) -> Seq2Seq:
@@ -48,13 +50,14 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
             with NoAutocast(where):
                 _require_protocol(made_by_user, where)
             with calling(where, "step"):
-                stepped(made_by_user, *ids)
+                _require_repeated(lambda: stepped(made_by_user, *ids), where)
         cast(Any, module).unread = unread(module, lambda: stepped(made_by_user, *ids))
         return made_by_user
     with torch.no_grad():
         plain = Recomputed(user, _memory_width(user, where))
         with NoAutocast(where):
             _logits(plain, user, where)
+        _require_repeated(lambda: _decoded(plain, *_ids(user)), where)
         _require_masked(plain, where)
         made = plain
         if user.layers:
@@ -66,12 +69,15 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
 
 @contextmanager
 def calling(where: str, what: str) -> Iterator[None]:
-    """Say in one line what a user's code raised, and in which line of their file. Raises ConfigError."""
+    """Say in one line what a user's code raised, and in which line of their file. Raises ConfigError.
+
+    That it ended Python too, which would look as if all had been done.
+    """
     try:
         yield
-    except TformerError:
+    except (TformerError, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:
         file = where.rpartition(":")[0]
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
         lines += [error.lineno] if isinstance(error, SyntaxError) else []
@@ -89,6 +95,10 @@ def calling(where: str, what: str) -> Iterator[None]:
             said = "a size became a constant: no len(x), int(x.shape[0]) or loops over positions"
         if "index out of range in self" in said:  # what torch says of a table
             said += ": is src_vocab, tgt_vocab or max_positions larger than the module's table?"
+        if isinstance(error, SystemExit):
+            said = (
+                f"{error.code or 0}, which ends Python: what only a script does belongs under if __name__ == '__main__'"
+            )
         raise ConfigError(f"{place}: {what} raised {type(cause).__name__}: {said}") from error
 
 
@@ -230,8 +240,19 @@ def _require_masked(plain: Recomputed, where: str) -> None:
         if not (off := float((alone - together[one]).abs().max())) <= LIMIT:
             raise ConfigError(
                 f"{where}: a sentence's log-probabilities change by {off:.2g} where longer ones stand beside it: "
-                "mask its padding with src_mask, in the encoder and in cross-attention, and switch dropout off in eval"
+                "mask its padding with src_mask, in the encoder and in cross-attention"
             )
+
+
+def _require_repeated(scores: Callable[[], Tensor], where: str) -> None:
+    """Raise ConfigError where the same ids have other scores the second time."""
+    first, second = scores(), scores()
+    off = float((first - second).abs().nan_to_num(0.0).max())
+    if off > REPEATED:
+        raise ConfigError(
+            f"{where}: the same ids have other scores the second time, by {off:.2g}: it must not draw random numbers "
+            "in eval, as F.dropout does without training=self.training, nor keep anything from call to call"
+        )
 
 
 def unread(module: nn.Module, scores: Callable[[], Tensor]) -> frozenset[str]:
