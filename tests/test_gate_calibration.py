@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,14 +11,15 @@ import pytest
 import torch
 
 from tformer_deploy import export_checked as module
+from tformer_deploy.bundle import open_bundle
 from tformer_deploy.check import CheckOptions, Corpus, Gate
-from tformer_deploy.errors import ConfigError, DataError, ParityError
+from tformer_deploy.errors import ConfigError, DataError
 from tformer_deploy.export import calibrate
 from tformer_deploy.export.calibrate import input_ranges, round_model
 from tformer_deploy.export_checked import Texts, apart, export_checked, split
 from tformer_deploy.recipe import load_recipe
 
-from .command import run_here
+from .command import failed_line, run_here
 from .conftest import random_model, small_config, write_checkpoint
 from .params import long_but
 
@@ -159,9 +161,23 @@ def test_translations_decide_in_an_export(small: Path, lines: Path, tmp_path: Pa
     made = tmp_path / "made.txt"
     done = run_here("translate", tmp_path / "bundle", "--variant", "fp32", stdin=lines.read_bytes())
     made.write_bytes(done.stdout)
-    with pytest.raises(ParityError, match=r"(greedy|beam): BLEU differs by \d"):
-        export_checked(small, tmp_path / "strict", ["fp32", str(recipe)], Texts(lines, made))
-    assert not (tmp_path / "strict").exists()
+    recipes = ("--recipe", recipe, "--recipe", "fp32-cpu")
+    done = run_here("export", small, "--out", tmp_path / "strict", *recipes, "--src", lines, "--tgt", made, "--json")
+    assert re.fullmatch(
+        r"error: variant strict left out: (greedy|beam): BLEU differs by \d+\.\d\d, more than 0 \(tolerance.bleu\) "
+        r"over 6 sentences: 1,000 say more; .*: calibrate with .*--calibrate.*, or widen the limit .* of your own",
+        failed_line(done, 3),
+    )
+    said = json.loads(done.stdout)
+    assert said["bundle"] == str(tmp_path / "strict") and not said["check"]["passed"]
+    assert list(said["check"]["left_out"]) == ["strict"] and len(said["check"]["engines"]) == 3
+    kept = open_bundle(tmp_path / "strict")
+    assert list(kept.variants) == ["fp32-cpu"] and kept.default == "fp32-cpu"
+    assert not list((tmp_path / "strict").rglob("*strict*"))
+    stored = json.loads((tmp_path / "strict/check.json").read_text())
+    assert stored["passed"] and [engine["engine"] for engine in stored["engines"]] == ["ort", "ort:fp32-cpu"]
+    assert stored["left_out"] == said["check"]["left_out"]
+    assert run_here("translate", tmp_path / "strict", stdin=lines.read_bytes()).stdout == made.read_bytes()
 
 
 def test_texts_that_do_not_belong_together_are_refused(small: Path, lines: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import Any
 
 
 class TformerError(Exception):
@@ -53,7 +54,14 @@ class MissingExtra(TformerError):
 
 
 class ParityError(TformerError):
-    """An engine's outputs differ from eager PyTorch by more than the recipe allows; exit code 3."""
+    """An engine's outputs differ from eager PyTorch by more than the recipe allows; exit code 3.
+
+    `report`: all that the check found, a `check.Report`, where there was one.
+    """
+
+    def __init__(self, message: str, report: Any = None) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 class Interrupted(TformerError):

@@ -1,22 +1,24 @@
-"""Checkpoint to bundle: export, check, and only then give it its name."""
+"""Checkpoint to bundle: export, check, leave out what failed, and only then give it its name."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from .bundle import MANIFEST, add_report, open_bundle, write_manifest
-from .check import Corpus, Gate, Report, make_corpus, translations
+from .check import Corpus, EngineReport, Gate, Report, make_corpus, translations
 from .checkpoint import Checkpoint, open_source
 from .config import ModelConfig, from_dict
 from .decoding import DecodeOptions
-from .engines import STANDARD, expand, programs_of, require_native
+from .engines import STANDARD, expand, parse_name, programs_of, require_native
 from .engines.eager import NO_ENCODER
 from .errors import ConfigError, DataError, ParityError
 from .export.calibrate import NOISE_SENTENCES, SENTENCES, Measured, input_ranges, measure
@@ -69,8 +71,9 @@ def export_checked(
 
     It always has the standard graphs; recipes of another target add variants. What runs where no variant is named is
     the first recipe. `texts`: a path is that of `Texts.src`. `memory`: also a graph for the encoder alone, of every
-    recipe but of target `trt`. Raises ParityError, and leaves nothing, where the check
-    fails; ArtifactError where `out` exists without `force`.
+    recipe but of target `trt`. A variant that fails its check is left out: `Report.left_out` says why. Raises
+    ParityError with the report, and leaves nothing, where the standard graphs fail; ArtifactError where `out` exists
+    without `force`.
     """
     texts = texts if isinstance(texts, Texts) else Texts(texts)
     checkpoint = open_source(run)
@@ -97,26 +100,34 @@ def export_checked(
             with calling(str(run), "torch.export of the module") if own else nullcontext():
                 export_graphs(tracer, recipe, directory / name, *identity)
         place = os.path.relpath(os.path.realpath(run), os.path.realpath(out))
-        write_manifest(
+        describe = partial(
+            write_manifest,
             directory,
             checkpoint.config,
-            chosen,
-            description,
-            {"path": place, "weights_sha256": checkpoint.weights_sha256},
-            {name: version(name) for name in ("torch", "onnx", "onnxscript")},
-            {name: {"limits": each.limits, "fp32": each.fp32} for name, each in measured.items()},
-            weights_read(directory),
-            checkpoint.decoding,
+            tokenizer=description,
+            checkpoint={"path": place, "weights_sha256": checkpoint.weights_sha256},
+            versions={name: version(name) for name in ("torch", "onnx", "onnxscript")},
+            measured={name: {"limits": each.limits, "fp32": each.fp32} for name, each in measured.items()},
+            weights=weights_read(directory),
+            decoding=checkpoint.decoding,
         )
+        describe(chosen)
         bundle = open_bundle(directory)
         gate = Gate(bundle, checkpoint.directory, progress=progress)
         backends = ["ort", *(["native"] if programs_of(bundle) else [])]
         report = gate.run(expand(backends, [], bundle), gate.reference(corpus), targets)
         report.calibration = calibration.line
-        if not report.passed:
+        if failures := [f"{each.engine}: {failure}" for each in _of(report, "") for failure in each.failures]:
             hint = "; what a module must not do is in docs/your-model.md" if own else ""
-            raise ParityError(f"{out} not written, the check failed: {'; '.join(report.failures)}{hint}")
-        add_report(directory, report.to_json())
+            raise ParityError(f"{out} not written, the check failed: {'; '.join(failures)}{hint}", report)
+        report.left_out = left_out(report, chosen)
+        kept = {name: recipe for name, recipe in chosen.items() if name not in report.left_out}
+        if report.left_out:
+            for name in report.left_out:
+                shutil.rmtree(directory / name)
+            describe(kept)
+        engines = [engine for engine in report.engines if parse_name(engine.engine).variant in kept]
+        add_report(directory, dataclasses.replace(report, engines=engines).to_json())
     return report
 
 
@@ -129,6 +140,32 @@ def _measured(model: Seq2Seq, chosen: Mapping[str, Recipe], calibration: Calibra
         if recipe.rounding not in found:
             found[recipe.rounding] = measure(model, recipe, ranges, calibration.sources)
     return {name: found[recipe.rounding] for name, recipe in lossy.items()}
+
+
+def _of(report: Report, variant: str) -> list[EngineReport]:
+    """The engines that ran a variant, or the standard graphs ("")."""
+    return [engine for engine in report.engines if parse_name(engine.engine).variant == variant]
+
+
+WAY_OUT = {
+    True: "calibrate with more text like that to be translated (--calibrate), take a recipe of more bits, or widen the "
+    "limit that is named in a recipe of your own",
+    False: "leave its recipe out, or report it as a bug",
+}
+"""By whether a variant rounds: what to do where it fails."""
+SHOWN = 3
+"""Failures of a variant, in its line."""
+
+
+def left_out(report: Report, chosen: Mapping[str, Recipe]) -> dict[str, str]:
+    """The variants of which an engine failed: what is beyond which limit, and what to do, in a line each."""
+    found: dict[str, str] = {}
+    for name, recipe in chosen.items():
+        failures = [failure for engine in _of(report, name) for failure in engine.failures]
+        if name and failures:
+            more = f"; and {len(failures) - SHOWN} more" if len(failures) > SHOWN else ""
+            found[name] = f"{'; '.join(failures[:SHOWN])}{more}: {WAY_OUT[not recipe.tolerance.tokens]}"
+    return found
 
 
 def require_exportable(checkpoint: UserCheckpoint, chosen: Mapping[str, Recipe]) -> None:

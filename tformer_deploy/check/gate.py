@@ -24,7 +24,7 @@ from ..text import Tokenizers
 from .blame import find_layer
 from .memory import compare_memory
 from .observe import CheckOptions, tokens_of
-from .parity import check, eager_invariance, eager_rounding, generated_sources
+from .parity import beyond, check, eager_invariance, eager_rounding, generated_sources
 from .recording import Run
 from .reference import Reference, make_reference
 from .report import Constants, EngineReport, Report
@@ -259,9 +259,9 @@ class Gate:
         except (EngineError, LimitError) as error:
             report.failures.append(str(error))
             return
-        if not report.memory.largest <= report.tolerance.memory:
-            sentence = report.memory.worst + 1
-            report.failures.append(f"memory of sentence {sentence} differs by {report.memory.largest:.2e}")
+        if not report.memory.largest <= (limit := report.tolerance.memory):
+            apart = beyond(report.memory.largest, limit, "memory")
+            report.failures.append(f"memory of sentence {report.memory.worst + 1} differs {apart}")
 
     def add_constants(self, report: EngineReport, recipe: Recipe) -> None:
         """Compare the constants of an engine's graphs with the checkpoint's tensors, where both can be read."""
@@ -327,7 +327,8 @@ def _add_quality(
             difference = abs(sides["engine"][measure] - sides["eager"][measure])
             if not difference <= tolerance.bleu and (tolerance.tokens or mode != "sampling"):
                 few = "" if len(translations) >= ENOUGH else f" over {len(translations)} sentences: {ENOUGH:,} say more"
-                report.failures.append(f"{mode}: {measure} differs by {difference:.2f}{few}")
+                limit = f"more than {tolerance.bleu:g} (tolerance.bleu)"
+                report.failures.append(f"{mode}: {measure} differs by {difference:.2f}, {limit}{few}")
 
 
 def machine() -> dict[str, str]:

@@ -217,27 +217,27 @@ def _failures(report: EngineReport, sentences: int, tolerance: Tolerance) -> lis
     """One line for each thing that is not as it must be. Comparisons are written so that NaN fails."""
     found = [] if sentences else ["the corpus has no sentence"]
     if not report.encoder_max <= tolerance.encoder:
-        found.append(f"encoder outputs differ by {report.encoder_max:.2e}")
+        found.append(f"encoder outputs differ {beyond(report.encoder_max, tolerance.encoder, 'encoder')}")
     if report.attention_max is not None and not report.attention_max <= tolerance.encoder:
-        found.append(f"attention differs by {report.attention_max:.2e}")
+        found.append(f"attention differs {beyond(report.attention_max, tolerance.encoder, 'encoder')}")
     if not report.scores_max <= tolerance.scores:
-        found.append(f"scores differ by {report.scores_max:.2e}")
+        found.append(f"scores differ {beyond(report.scores_max, tolerance.scores, 'scores')}")
     for entries in report.vocabulary:
-        if not entries.largest <= (tolerance.encoder if entries.side == "source" else tolerance.scores):
-            what = "encoder outputs" if entries.side == "source" else "scores"
-            found.append(
-                f"{entries.side} entry {entries.worst} of the vocabulary: {what} differ by {entries.largest:.2e}"
-            )
+        name, what = ("encoder", "encoder outputs") if entries.side == "source" else ("scores", "scores")
+        if not entries.largest <= (limit := getattr(tolerance, name)):
+            where = f"{entries.side} entry {entries.worst} of the vocabulary"
+            found.append(f"{where}: {what} differ {beyond(entries.largest, limit, name)}")
     if not report.best_off <= SAME_SCORES:
         found.append(f"scores of the best tokens differ from the step's own log-probabilities by {report.best_off:.2e}")
     if report.top1.differ > allowed(1 - tolerance.top1, report.top1.steps):
         found.append(
             f"best token: {report.top1.share:.2%} of {report.top1.steps:,} steps agree with eager's, "
-            f"fewer than {tolerance.top1:.1%}"
+            f"fewer than {tolerance.top1:.1%} (tolerance.top1)"
         )
-    noise = tolerance.scores * (1 if tolerance.tokens else OWN_NOISE)
-    if report.rows_max is not None and not report.rows_max <= noise:
-        found.append(f"equal rows of a {WIDE} have scores that differ by {report.rows_max:.2e}")
+    part = 1 if tolerance.tokens else OWN_NOISE
+    if report.rows_max is not None and not report.rows_max <= (most := tolerance.scores * part):
+        name = "scores" if tolerance.tokens else f"scores, {OWN_NOISE:.0%} of it"
+        found.append(f"equal rows of a {WIDE} have scores that differ {beyond(report.rows_max, most, name)}")
     sizes = [totals for totals in report.sizes if totals.variant or tolerance.tokens]
     for totals in (*(report.outputs if tolerance.tokens else []), *report.invariance, *sizes):
         if totals.failed > allowed(tolerance.unstable, totals.sentences):
@@ -252,6 +252,11 @@ def _failures(report: EngineReport, sentences: int, tolerance: Tolerance) -> lis
                 f"more than chance explains (tolerance.ties)"
             )
     return found
+
+
+def beyond(found: float, limit: float, name: str) -> str:
+    """The end of a line on what is more than a limit of `Tolerance`."""
+    return f"by {found:.2e}, more than {limit:g} (tolerance.{name})"
 
 
 def allowed(share: float, count: int) -> int:

@@ -219,6 +219,8 @@ class Report:
     """File of the lists to which both sides are restricted; empty: they are not."""
     calibration: str = ""
     """What quantized variants were calibrated with, and what of the text was left to check; only of an export."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Variants that an export left out, and of each in a line why, and what to do."""
     eager_invariance: list[Outputs] = field(default_factory=list)
     engines: list[EngineReport] = field(default_factory=list)
 

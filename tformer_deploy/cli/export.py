@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..notes import note
 from .options import Json, folder
 from .root import app, emit, progress
 
@@ -34,12 +35,24 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle in --out.")] = False,
     json: Json = False,
 ) -> None:
-    """Export a checkpoint to a bundle and check it against eager PyTorch; a failed check leaves no bundle.
+    """Export a checkpoint to a bundle and check it against eager PyTorch. Variants that fail are left out, with exit
+    code 3; where the standard graphs fail, there is no bundle.
 
     FILE.py:FUNCTION runs that file and exports the module that its function returns, see docs/your-model.md.
     """
+    from ..errors import ParityError
     from ..export_checked import Texts, export_checked
 
-    with progress("check") as advance:
-        report = export_checked(run, out, recipe or ["fp32"], Texts(src, tgt, calibrate), force, advance, memory)
-    emit({"bundle": str(out), "check": report.to_json()}, json, f"{report}\n{out}: bundle written")
+    try:
+        with progress("check") as advance:
+            report = export_checked(run, out, recipe or ["fp32"], Texts(src, tgt, calibrate), force, advance, memory)
+    except ParityError as error:
+        if error.report:
+            emit({"bundle": None, "check": error.report.to_json()}, json, str(error.report))
+        raise
+    without = f" without {', '.join(report.left_out)}" if report.left_out else ""
+    emit({"bundle": str(out), "check": report.to_json()}, json, f"{report}\n{out}: bundle written{without}")
+    for name, why in report.left_out.items():
+        note(f"error: variant {name} left out: {why}")
+    if report.left_out:
+        raise typer.Exit(3)
