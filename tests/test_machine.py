@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from itertools import product
 from pathlib import Path
@@ -20,6 +21,7 @@ from tformer_deploy.runs import init_checkpoint
 from .command import failed_line, run_here
 from .conftest import small_config
 from .cpp_programs import program
+from .test_variant_graphs import CONFIGS as GRAPHS
 
 UNLIMITED = 9223372036854771712
 
@@ -46,6 +48,30 @@ def test_parameters_are_counted_without_making_them(sharing: str) -> None:
         with torch.device("meta"):
             model = Transformer(config)
         assert config.parameters == sum(each.numel() for each in model.parameters())
+
+
+IDS: dict[str, dict[str, object]] = {
+    "other ids": {"pad_id": 0, "bos_id": 4, "eos_id": 1, "dropout": 0.0, "attention_dropout": 0.2},
+    "the same, learned": {"pad_id": 0, "positions": "learned", "max_positions": 17, "activation_dropout": 0.3},
+}
+"""What graphs do not differ by, and what a checkpoint with our tokenizer cannot have."""
+CONFIGS = {**GRAPHS, **IDS}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_has_the_parameters_of_its_model(name: str) -> None:
+    config = small_config(**CONFIGS[name])
+    with torch.device("meta"):
+        model = Transformer(config)
+    assert config.parameters == sum(each.numel() for each in model.parameters())
+
+
+def test_every_field_of_a_model_is_in_one_of_these_configs() -> None:
+    """What is new in `ModelConfig` belongs into `CONFIGS` of test_variant_graphs.py, with another value."""
+    configs, usual = [small_config(**changes) for changes in CONFIGS.values()], small_config()
+    names = [field.name for field in dataclasses.fields(ModelConfig)]
+    same = [name for name in names if all(getattr(each, name) == getattr(usual, name) for each in configs)]
+    assert same == ["module_parameters"], "which is of modules of the user's own"
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:

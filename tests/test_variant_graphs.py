@@ -50,9 +50,10 @@ CONFIGS: dict[str, dict[str, object]] = {
         "activation": "gelu",
         "positions": "learned",
     },
-    "pre-norm without a final norm, a prime vocabulary": {
+    "pre-norm without a final norm, a prime vocabulary, another base": {
         **ONE_LAYER,
         "final_norm": False,
+        "position_base": 500.0,
         "src_vocab": 1009,
         "tgt_vocab": 1009,
     },
