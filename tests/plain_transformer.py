@@ -86,6 +86,8 @@ class PlainOriginal:
         self._memory: dict[Tokens, Tensor] = {}
         self._found: dict[tuple[Tokens, Tokens], Any] = {}
 
+    def in_double(self) -> None: ...
+
     def memory(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor:
         rows = [self.encode(row[:n].tolist()) for row, n in zip(src_ids, src_lengths, strict=True)]
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

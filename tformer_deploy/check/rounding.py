@@ -13,6 +13,11 @@ MOST = 10
 """Eager's rounding widens a limit at most so many times: a model that rounds by more is refused."""
 
 
+def widened(limit: float, rounding: float) -> float:
+    """A limit of fp32 that is no narrower than the numbers are exact."""
+    return max(limit, min(BOTH * rounding, MOST * limit))
+
+
 @dataclass(frozen=True)
 class Rounding:
     """Largest differences of eager PyTorch from itself in fp64, eager's own tokens fed; zeros: they are not known."""
@@ -31,13 +36,9 @@ class Rounding:
 
     def widen(self, tolerance: Tolerance) -> Tolerance:
         """Limits of fp32 that are no narrower than eager's own numbers are exact."""
-
-        def limit(own: float, rounding: float) -> float:
-            return max(own, min(BOTH * rounding, MOST * own))
-
         return dataclasses.replace(
             tolerance,
-            encoder=limit(tolerance.encoder, self.encoder),
-            scores=limit(tolerance.scores, self.scores),
-            memory=limit(tolerance.memory, self.encoder),
+            encoder=widened(tolerance.encoder, self.encoder),
+            scores=widened(tolerance.scores, self.scores),
+            memory=widened(tolerance.memory, self.encoder),
         )

@@ -65,6 +65,10 @@ class Original(Protocol):
     name: str
     """What it is, with its version."""
 
+    def in_double(self) -> Original | None:
+        """The same in fp64, which tells how exact its numbers are; None where it has no such numbers."""
+        ...
+
     def memory(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor | None:
         """Encoder states (B, S, d) of src_ids (B, S), src_lengths (B); None where the original does not show them."""
         ...

@@ -272,6 +272,9 @@ class CTranslate2:
         ends = [described.get(f"add_source_{end}", False) for end in ("bos", "eos")]
         self._begin, self._end = ends[0], -1 if ends[1] else None
 
+    def in_double(self) -> None:
+        """See `base.Original`."""
+
     def memory(self, src_ids: Tensor, src_lengths: Tensor) -> None:
         """See `base.Original`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,6 +47,12 @@ class HfOriginal:
             return None
         tokenizer.clean_up_tokenization_spaces = False  # PLBart's takes spaces from before punctuation
         return tokenizer
+
+    def in_double(self) -> HfOriginal:
+        """See `base.Original`."""
+        exact = copy.copy(self)
+        exact.model = copy.deepcopy(self.model).double()
+        return exact
 
     def memory(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor:
         """See `base.Original`."""

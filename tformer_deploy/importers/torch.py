@@ -6,6 +6,7 @@ defaults of torch.nn.Transformer.
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,14 @@ class TorchOriginal:
         self.positions = sinusoids(count, config.d_model, config.position_base) if table is None else table
         self.positions = self.positions.reshape(-1, config.d_model)
 
+    def in_double(self) -> TorchOriginal:
+        """See `base.Original`."""
+        exact = copy.copy(self)
+        exact.core = copy.deepcopy(self.core).double()
+        exact.tables, exact.positions = [table.double() for table in self.tables], self.positions.double()
+        exact.bias = None if self.bias is None else self.bias.double()
+        return exact
+
     def _embed(self, ids: Tensor, table: Tensor) -> Tensor:
         scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
         return F.embedding(ids, table) * scale + self.positions[: ids.shape[1]]
@@ -214,7 +223,7 @@ class TorchOriginal:
         hidden = self.core["decoder"](
             self._embed(tgt_ids, self.tables[1]),
             self.memory(src_ids, src_lengths),
-            tgt_mask=nn.Transformer.generate_square_subsequent_mask(tgt_ids.shape[1]),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(tgt_ids.shape[1], dtype=self.positions.dtype),
             tgt_is_causal=True,
             memory_key_padding_mask=padding,
         )
