@@ -150,7 +150,7 @@ BAD_INPUT: list[tuple[list[str], bytes, list[str]]] = [
     (["translate", "BUNDLE", "--backend", "trt8"], b"w5", ["unknown backend", "valid: cpp, eager, eager@cuda, ort"]),
     (["translate", "EMPTY"], b"w5", ["is not a bundle"]),
     (["translate", "NOWHERE"], b"w5", ["is not a bundle"]),
-    (["translate", "RUN"], b"w5", ["is not a bundle"]),
+    (["translate", "RUN"], b"w5", ["is not a bundle", "it is a run folder: make a bundle of it with tformer export"]),
     (["translate", "BUNDLE", "--backend", "eager", "--checkpoint", "NOWHERE"], b"w5", ["--checkpoint"]),
     (["translate", "BUNDLE", "--checkpoint", "RUN"], b"w5", ["--checkpoint", "only eager reads it"]),
     (["encode", "BUNDLE", "--checkpoint", "RUN"], b"w5", ["only eager reads it"]),

@@ -150,17 +150,19 @@ def test_lines_that_are_given_up_leave_and_harm_nobody(model: Model) -> None:
 def test_what_cannot_be_served_is_refused_at_once(model: Model, variants_bundle: Path) -> None:
     with Serving(model) as serving:
         for line, asked, status, words in (
-            (b"\xff", {}, TEXT, "line 4: not UTF-8"),
-            ("w5 " * 30, {}, LIMIT, "line 4: a source of 31 tokens exceeds the limit of 24"),
+            (b"\xff", {}, TEXT, "line 3: not UTF-8"),
+            ("w5 " * 30, {}, LIMIT, "line 3: a source of 31 tokens exceeds the limit of 24"),
             ("w5", {"beams": 0}, USAGE, "beams=0: must be at least 1"),
             ("w5", {"beams": 1000}, LIMIT, "1000 beams exceed the engine's limit"),
             ("w5", {"align": True}, LIMIT, "does not return attention"),
+            ("w5", {"backend": "ort"}, USAGE, "backend is not an option of one line: set it for the model or for all"),
+            ("w5", {"beams": 1, "workers": 2}, USAGE, "workers is not an option of one line"),
         ):
             with pytest.raises(CppError, match=words) as refused:
                 serving.admit(line, 3, **asked)
             assert refused.value.status == status
         serving.admit("w5", 3)
-        with pytest.raises(CppError, match="line 4 is known already: give each a number of its own"):
+        with pytest.raises(CppError, match="line 3 is known already: give each a number of its own"):
             serving.admit("w6", 3)
         while serving.step():
             pass
@@ -224,7 +226,7 @@ def test_a_line_whose_scores_are_no_numbers_fails_alone(variants_bundle: Path, t
             drain(serving, found)
             error = found.pop(1)
             assert isinstance(error, CppError) and error.status == NOT_NUMBERS and not error.outputs
-            assert str(error).startswith("request 2: the log-probabilities of token 1 are not numbers")
+            assert str(error).startswith("line 1: the log-probabilities of token 1 are not numbers")
             serving.admit("w9 w10", 1, max_tokens=7)
             while serving.step():
                 drain(serving, found)

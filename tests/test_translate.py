@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tformer_deploy
 from tformer_deploy import load
 from tformer_deploy.decoding import Batch, DecodeOptions, decode, score
 from tformer_deploy.engines.base import Ints, Scores
@@ -314,6 +316,49 @@ def test_alignments_are_where_the_last_layer_looks(attention_bundle: Path, bundl
         assert len(set(result.alignment)) > 1
     with load(bundle, threads=1, align=True) as without, pytest.raises(LimitError, match="recipe that has attention"):
         without.translate(["w5"])
+
+
+@pytest.mark.parametrize("given", [{}, {"beams": 3, "length_penalty": 0.6}], ids=["usual", "beam"])
+def test_options_of_one_call_are_those_of_a_translator_of_its_own(bundle: Path, given: dict[str, Any]) -> None:
+    lines = ["w5 w6 w7", "", "w9"]
+    with load(bundle, **given) as translator:
+        usual = translator.translate(lines)
+        for asked in ({"beams": 4, "n_best": 2}, {"beams": 1}, {"max_tokens": 3}):
+            with load(bundle, **{**given, **asked}) as other:
+                expected = other.translate(lines)
+            assert translator.translate(lines, **asked) == expected
+            assert list(translator.results(lines, **asked)) == expected
+        sources = [translator.tokenizers.source_ids(line) for line in lines if line]
+        assert translator.generate(sources, beams=1) == [x for x in translator.translate(lines, beams=1) if x.text]
+        streamed: list[str] = []
+        assert translator.stream(lines[0], streamed.append, beams=1).text == "".join(streamed)
+        assert translator.translate(lines) == usual, "a call changes nothing for the next"
+        with pytest.raises(ConfigError, match="did you mean 'beams'"):
+            translator.translate(lines, beam=4)
+        with pytest.raises(LimitError, match="5000 beams exceed"):
+            translator.translate(lines, beams=5000)
+        assert (
+            repr(translator) == f"<Translator {bundle} on ort{''.join(f', {k}={v}' for k, v in given.items())}, open>"
+        )
+    with pytest.raises(TformerError, match="was closed"):
+        translator.translate(lines, beams=4)
+    assert repr(translator).endswith("closed>")
+
+
+def test_threads_with_options_of_their_own_share_a_translator(bundle: Path) -> None:
+    asked: list[dict[str, Any]] = [{"beams": beams} for beams in (1, 2, 4)] + [{"sampling": True, "seed": 3}]
+    with load(bundle) as translator:
+        expected = [translator.translate(["w5 w6", "w7"], **each) for each in asked]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda i: translator.translate(["w5 w6", "w7"], **asked[i % 4]), range(40)))
+    assert found == [expected[i % 4] for i in range(40)]
+
+
+def test_what_python_programs_use_is_listed() -> None:
+    assert dir(tformer_deploy) == sorted(tformer_deploy.__all__)
+    for name in tformer_deploy.__all__:
+        assert getattr(tformer_deploy, name) is not None
+    assert issubclass(tformer_deploy.LimitError, tformer_deploy.TformerError)
 
 
 def test_load_takes_decoding_options_and_names_the_nearest(bundle: Path) -> None:

@@ -1,32 +1,79 @@
-"""Ship encoder-decoder Transformers: ONNX graphs, ONNX Runtime and TensorRT, proven equal to eager PyTorch."""
+"""Ship encoder-decoder Transformers: ONNX graphs, ONNX Runtime and TensorRT, proven equal to eager PyTorch.
+
+`load` opens a bundle; everything that tformer raises for a mistake or a damaged file is a `TformerError`.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .errors import (
+    ArtifactError,
+    ConfigError,
+    DataError,
+    EngineError,
+    LimitError,
+    MissingExtra,
+    NotNumbers,
+    ParityError,
+    TformerError,
+)
+
 if TYPE_CHECKING:
+    from .decoding import ContinuousBatch, DecodeOptions
     from .modules.user_model import UserModel
-    from .translate import Translator
+    from .opening import TranslatorOptions
+    from .translate import Result, Translator
 
 __version__ = "0.1.0"
-__all__ = ["UserModel", "__version__", "load"]
+__all__ = [
+    "ArtifactError",
+    "ConfigError",
+    "ContinuousBatch",
+    "DataError",
+    "DecodeOptions",
+    "EngineError",
+    "LimitError",
+    "MissingExtra",
+    "NotNumbers",
+    "ParityError",
+    "Result",
+    "TformerError",
+    "Translator",
+    "TranslatorOptions",
+    "UserModel",
+    "__version__",
+    "load",
+]
+_LATER = {
+    "ContinuousBatch": ".decoding",
+    "DecodeOptions": ".decoding",
+    "Result": ".translate",
+    "Translator": ".translate",
+    "TranslatorOptions": ".opening",
+    "UserModel": ".modules.user_model",
+}
+"""Imported when they are first used: they need numpy, and `UserModel` torch."""
 
 
 def __getattr__(name: str) -> Any:
-    """`UserModel`, which needs torch."""
-    if name == "UserModel":
-        from .modules.user_model import UserModel
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name], __name__), name)
 
-        return UserModel
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def load(bundle: str | Path, backend: str = "ort", **options: Any) -> Translator:
     """Open a bundle for translation: `load("bundle", beams=5).translate(["A dog runs."])[0].text`.
 
-    `options` are fields of `opening.TranslatorOptions`, such as `variant`, `threads` and `shortlist`, and of
-    `decoding.DecodeOptions`. Close the translator, or use it in a `with` statement. Raises TformerError.
+    `options` are fields of `TranslatorOptions`, such as `variant`, `threads` and `shortlist`, and of `DecodeOptions`;
+    `translate(lines, beams=4)` changes the latter for one call. Any number of threads may use one translator. Close it,
+    or use it in a `with` statement. Raises TformerError.
     """
     from dataclasses import fields
 

@@ -107,6 +107,14 @@ def read_arrays(path: Path, names: Collection[str] = ()) -> dict[str, Any]:
         return {name: file[name] for name in names or file.files}
 
 
+OTHERS = {
+    "manifest.json": "a bundle: give the run folder that it was exported from",
+    "checkpoint.json": "a run folder: make a bundle of it with tformer export",
+    "config.json": "another tool's model: make a run folder of it with tformer import",
+}
+"""What a folder is, by a file that it has, and what to do with it. engines/src/bundle/header.cpp says the same."""
+
+
 def read_header(directory: Path, name: str, kind: str, version: int) -> dict[str, Any]:
     """Read the JSON file that makes a directory a `kind` of at most format `version`; check it against its schema.
 
@@ -115,7 +123,8 @@ def read_header(directory: Path, name: str, kind: str, version: int) -> dict[str
     path = directory / name
     check_utf8(directory)
     if not path.exists():
-        raise ArtifactError(f"{directory} is not a {kind}: it has no {name}")
+        others = [what for other, what in OTHERS.items() if (directory / other).is_file()]
+        raise ArtifactError(f"{directory} is not a {kind}: it has no {name}{f'; it is {others[0]}' if others else ''}")
     header = read_json(directory, name, HEADER_BYTES)
     try:
         found = header["format"], header["version"]
@@ -180,5 +189,5 @@ def verify(directory: Path, hashes: Mapping[str, str], kind: str) -> None:
     for name, expected in hashes.items():
         if sha256(member(directory, name)) != expected:
             raise ArtifactError(
-                f"{kind} {directory} is damaged: {name} does not match its SHA-256 in the header; copy or make it again"
+                f"{kind} {directory} is damaged: {name} does not match its recorded SHA-256; copy or make it again"
             )

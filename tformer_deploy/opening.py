@@ -71,9 +71,10 @@ def open_translator(options: TranslatorOptions) -> Translator:
     check_checkpoint(options.checkpoint, [name])
     run, threads = options.checkpoint, threads_each(options.threads, options.workers)
     engine = make_engine(name, bundle, Path(run) if run else None, threads, options.shortlist)
-    decoding = over_defaults(defaults_of(bundle), options.decoding)
+    defaults = defaults_of(bundle)
     limits = options.batch_tokens, options.allowed, options.workers
-    translator = Translator(engine, bundle.tokenizers(), decoding, *limits)
+    translator = Translator(engine, bundle.tokenizers(), over_defaults(defaults, options.decoding), *limits)
+    translator.name, translator.defaults, translator.asked = f"{bundle.directory} on {name}", defaults, options.decoding
     translator.max_line_bytes, translator.least_batches = options.max_line_bytes, options.least_batches
     translator.open()
     try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import index
-from threading import Lock
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -16,9 +16,10 @@ import numpy as np
 from .batches import length_batches, make_batch, side_by_side
 from .config import BATCH_TOKENS, LINE_BYTES, MAX_SEED, check_whole
 from .data import check_line
-from .decoding import DecodeOptions, Hypothesis, Step, Trie, decode, score
+from .decoding import DecodeOptions, Hypothesis, Step, Trie, decode, over_defaults, score
 from .engines import MOST_BATCH_TOKENS, most_parallel
 from .engines.base import Engine, Limits, own_search
+from .engines.opened import Opened
 from .errors import ConfigError, DataError, LimitError, NotNumbers, TformerError
 from .text import Tokenizers
 
@@ -55,7 +56,11 @@ class Requests:
 
 
 class Translator:
-    """A model that is ready to translate. Leave it (`with`, or `close`) to free its device."""
+    """A model that is ready to translate. Leave it (`with`, or `close`) to free its device.
+
+    Any number of threads may call one translator at the same time. Each call gives what it gives alone; `workers` says
+    how many batches of one call are decoded at a time.
+    """
 
     def __init__(
         self,
@@ -81,15 +86,21 @@ class Translator:
         found = [self._wanted(text, f"allowed, line {number}") for number, text in enumerate(outputs, 1)]
         self.allowed = Trie(found) if found else None
         """The only outputs that may be produced, if any are given."""
-        self._lock, self._users = Lock(), 0
-        self._open = self._entered = False
+        self.name = type(engine).__name__
+        """What it translates with, for people."""
+        self.asked: Mapping[str, Any] = {}
+        """Decoding options that were asked for, over those of `defaults`."""
+        self.defaults: Mapping[str, Any] = dataclasses.asdict(self.options)
+        self._opened = Opened(engine)
+
+    def __repr__(self) -> str:
+        usual = vars(DecodeOptions())
+        options = [f"{name}={value!r}" for name, value in vars(self.options).items() if value != usual[name]]
+        return f"<Translator {', '.join([self.name, *options, 'open' if self._opened.open else 'closed'])}>"
 
     def open(self) -> Self:
         """Take the engine's device."""
-        with self._lock:
-            if not self._entered:
-                self.engine.__enter__()
-            self._open = self._entered = True
+        self._opened.enter()
         return self
 
     def __enter__(self) -> Self:
@@ -101,64 +112,61 @@ class Translator:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        with self._lock:
-            self._open = False
-            self._leave(kind, error, trace)
+        self._opened.close(kind, error, trace)
 
     def close(self) -> None:
         """Free the engine's device, at once or as soon as no other thread decodes a batch on it; none begins then."""
-        self.__exit__()
+        self._opened.close()
 
-    def _leave(self, *why: Any) -> None:
-        """Free the device of a closed translator that nobody uses; the lock is held."""
-        if self._entered and not self._open and not self._users:
-            self._entered = False
-            self.engine.__exit__(*(why or (None, None, None)))
+    def asking(self, **decoding: Any) -> Translator:
+        """The same open model with other decoding options, which hold over its own. Raises ConfigError, LimitError."""
+        if not decoding:
+            return self
+        asked = {**self.asked, **decoding}
+        options = over_defaults(self.defaults, asked)
+        self._opened.limits().check_asked(asked)
+        other = copy(self)
+        other.asked, other.options = asked, options
+        return other
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """Keep the device while the block runs. Raises TformerError where the translator is closed."""
-        with self._lock:
-            self._limits()
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                self._leave()
-
-    def _limits(self) -> Limits:
-        """What the engine takes. Raises TformerError where the translator is closed."""
-        if not self._open:
-            raise TformerError("the translator was closed: open it again with open(), or another one with load()")
-        return self.engine.limits
-
-    def translate(self, lines: Iterable[str], prefixes: Iterable[str] = ()) -> list[Result]:
+    def translate(self, lines: Iterable[str], prefixes: Iterable[str] = (), **decoding: Any) -> list[Result]:
         """Translate each line; an empty one gives an empty one. `prefixes`: how each output begins, if given.
 
-        Raises what names the line: LimitError for a source longer than the model or recipe allows, DataError for what
+        `decoding`: options for this call, such as `beams=4`, over those that the translator was opened with. Raises what names the line: LimitError for a source longer than the model or recipe allows, DataError for what
         is no text and for a prefix that the vocabulary lacks, NotNumbers where log-probabilities are not numbers.
         """
-        return self._all(self._requests(lines, prefixes, 0))
+        asking = self.asking(**decoding)
+        return asking._all(asking._requests(lines, prefixes, 0))
 
     def results(
-        self, lines: Iterable[str], prefixes: Iterable[str] = (), first: int = 0, refused: Refused | None = None
+        self,
+        lines: Iterable[str],
+        prefixes: Iterable[str] = (),
+        first: int = 0,
+        refused: Refused | None = None,
+        **decoding: Any,
     ) -> Iterator[Result]:
         """Like `translate`, each result as soon as it and all before it are known. Lines count from `first`.
 
         What is wrong with a line is raised after the results of all before it; or it is told to `refused`, and the line
         counts as an empty one.
         """
-        return self._in_order(self._requests(lines, prefixes, first, refused), first, refused=refused)
+        asking = self.asking(**decoding)
+        return asking._in_order(asking._requests(lines, prefixes, first, refused), first, refused=refused)
 
-    def generate(self, sources: Iterable[Sequence[int]]) -> list[Result]:
+    def generate(self, sources: Iterable[Sequence[int]], **decoding: Any) -> list[Result]:
         """Like `translate`, for sources given as the ids that the encoder sees (eos included)."""
-        limits, numbered = self._limits(), enumerate(as_list("sources", sources), 1)
-        return self._all(Requests([self._checked(whole_numbers(ids, n), n, limits) for n, ids in numbered]))
+        limits, numbered = self._opened.limits(), enumerate(as_list("sources", sources), 1)
+        return self.asking(**decoding)._all(
+            Requests([self._checked(whole_numbers(ids, n), n, limits) for n, ids in numbered])
+        )
 
-    def stream(self, line: str, write: Callable[[str], None], prefix: str = "", number: int = 0) -> Result:
+    def stream(
+        self, line: str, write: Callable[[str], None], prefix: str = "", number: int = 0, **decoding: Any
+    ) -> Result:
         """Translate one line; `write` gets the text piece by piece as it becomes certain. Lines count from 0."""
+        if decoding:
+            return self.asking(**decoding).stream(line, write, prefix, number)
         if self.options.rows > 1 or not (self.options.greedy or self.options.sampling):
             raise ConfigError("streaming shows one output as it grows: use beams=1, n_best=1, no stop and no patience")
         end_ids = self.options.ends(self.engine.config.eos_id)
@@ -189,7 +197,7 @@ class Translator:
         Lines count from `first`. Raises what names the line: LimitError for a text that is too long, DataError for
         what is no text.
         """
-        limits = self._limits()
+        limits = self._opened.limits()
         check_whole("first", first, 0, MAX_SEED)
         both = as_list("sources", sources), as_list("targets", targets)
         if len(both[0]) != len(both[1]):
@@ -203,7 +211,7 @@ class Translator:
         for indices in length_batches(sizes, self._batch_tokens(), lambda size: limits.sentences(1, size, size)):
             numbers = [first + i for i in indices]
             batch = make_batch([pairs[i][0] for i in indices], self.engine.config.pad_id, numbers)
-            with self._in_use():
+            with self._opened.in_use():
                 scores = score(self.engine, batch, [pairs[i][1] for i in indices])
             for i, values in zip(indices, scores, strict=True):
                 found[i] = values.tolist()
@@ -217,7 +225,7 @@ class Translator:
         self, lines: Iterable[str], prefixes: Iterable[str], first: int, refused: Refused | None = None
     ) -> Requests:
         """What lines and prefixes ask for; nothing behind a bad line is split into tokens, unless it is `refused`."""
-        limits, asked = self._limits(), Requests()
+        limits, asked = self._opened.limits(), Requests()
         check_whole("first", first, 0, MAX_SEED)
         texts, begins = as_list("lines", lines), as_list("prefixes", prefixes)
         if begins and len(begins) != len(texts):
@@ -305,7 +313,7 @@ class Translator:
         refused: Refused | None = None,
     ) -> Iterator[Result]:
         """Results of all requests before the first bad one; then its error, if there is one."""
-        limits, requests, prefixes = self._limits(), asked.sources, asked.prefixes
+        limits, requests, prefixes = self._opened.limits(), asked.sources, asked.prefixes
         known: dict[int, Result | NotNumbers] = {i: Result("", [], 0.0) for i, ids in enumerate(requests) if not ids}
         sent = 0
         budget = self._batch_tokens() // self.options.rows
@@ -322,7 +330,7 @@ class Translator:
                     [prefixes[i] for i in indices] if prefixes else (),
                 )
                 try:
-                    with self._in_use():
+                    with self._opened.in_use():
                         found = decode(self.engine, batch, self.options, self.allowed, on_step)
                     return {**failed, **dict(zip(indices, map(self._result, found), strict=True))}
                 except NotNumbers as error:

@@ -30,8 +30,9 @@ struct Error : std::runtime_error {
 
 /// Log-probabilities that are no numbers, of one `request`, counted from 0.
 struct NotNumbers : Error {
-  explicit NotNumbers(const std::string& message, std::uint64_t number = 0)
-      : Error(Status::not_numbers, message), request(number) {}
+  explicit NotNumbers(const std::string& why, std::uint64_t number = 0)
+      : Error(Status::not_numbers, "request " + std::to_string(number + 1) + ": " + why), reason(why), request(number) {}
+  std::string reason;  ///< without the request
   std::uint64_t request;
 };
 

@@ -75,4 +75,9 @@ void check_step(std::int64_t beams, std::int64_t position, const Limits& limits)
   }
 }
 
+void check_token(std::int64_t token, std::int32_t tgt_vocab) {
+  if (token >= 0 && token < tgt_vocab) return;
+  refuse("token id " + std::to_string(token) + " is outside the target vocabulary of " + std::to_string(tgt_vocab));
+}
+
 }  // namespace tformer

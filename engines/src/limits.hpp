@@ -46,4 +46,12 @@ void check_request(const std::vector<std::int32_t>& src_ids, const std::vector<s
 /// Refuse a step of too many beams or beyond the last position. Throws Error.
 void check_step(std::int64_t beams, std::int64_t position, const Limits& limits);
 
+/// Refuse an id outside the target vocabulary. Throws Error.
+void check_token(std::int64_t token, std::int32_t tgt_vocab);
+
+template <typename Tokens>
+void check_tokens(const Tokens& tokens, std::int32_t tgt_vocab) {
+  for (const auto token : tokens) check_token(token, tgt_vocab);
+}
+
 }  // namespace tformer

@@ -12,9 +12,9 @@ Serving::Serving(std::shared_ptr<const OpenModel> model, const Settings& setting
   if (!translator_.engine().admits()) throw cannot_join();
   translator_.engine().prepare_to_admit();
   running_.failed = [this](const Search* search) {
-    for (const auto& line : on_their_way_) {
-      if (line->search.get() == search) line->error = std::current_exception();
-    }
+    const auto line = std::find_if(on_their_way_.begin(), on_their_way_.end(),
+                                   [search](const auto& each) { return each->search.get() == search; });
+    if (line != on_their_way_.end()) (*line)->error = error_of(**line);
   };
 }
 
@@ -25,13 +25,16 @@ void Serving::admit(std::string_view text, std::string_view prefix, const Settin
   line->number = number;
   line->options = translator_.options();
   if (asked) {
+    if (!asked->others.empty()) {
+      throw Error(Status::usage, asked->others + " is not an option of one line: set it for the model or for all lines");
+    }
     Json decoding = decoding_;
     decoding.update(asked->decoding);
     line->options = over_defaults(model_->decoding(), decoding);
   }
   std::vector<std::string_view> prefixes;
   if (!prefix.empty()) prefixes.push_back(prefix);
-  const Translator::Requests found = translator_.requests({text}, prefixes, number, line->options);
+  const Translator::Requests found = translator_.requests({text}, prefixes, number - 1, line->options);
   if (found.error) std::rethrow_exception(found.error);
   if (!found.sources[0].empty()) {  // no model sees an empty line
     line->batch = make_batch(found.sources, {0}, model_->backend().model().pad_id, number);
@@ -42,7 +45,7 @@ void Serving::admit(std::string_view text, std::string_view prefix, const Settin
   if (!line->search) ended.push_back(served(*line));
   const std::lock_guard<std::mutex> held(lock_);
   if (!known_.insert(number).second) {
-    throw Error(Status::usage, "line " + std::to_string(number + 1) + " is known already: give each a number of its own");
+    throw Error(Status::usage, "line " + std::to_string(number) + " is known already: give each a number of its own");
   }
   if (ended.empty()) waiting_.splice(waiting_.end(), made);
   else ended_.splice(ended_.end(), ended);
@@ -86,6 +89,18 @@ std::size_t Serving::step() {
     }
   }
   return hand_over();
+}
+
+/// What is being thrown, under the number that the line was admitted with.
+std::exception_ptr Serving::error_of(const Line& line) {
+  try {
+    throw;
+  } catch (const NotNumbers& error) {
+    return std::make_exception_ptr(
+        Error(Status::not_numbers, "line " + std::to_string(line.number) + ": " + error.reason));
+  } catch (...) {
+    return std::current_exception();
+  }
 }
 
 /// Lines that were given up leave.

@@ -62,6 +62,7 @@ class Serving {
   std::set<std::int64_t> retired_;  // of those on their way that are given up
   std::list<Served> ended_;
 
+  static std::exception_ptr error_of(const Line& line);
   void leave_out();
   bool is_retired(const Line& line);
   void let_join();

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 
+#include "bundle/files.hpp"
 #include "cores.hpp"
 #include "decode/options.hpp"
 #include "errors.hpp"
@@ -29,10 +30,9 @@ bool truth(const std::string& name, const std::string& value) {
   return value == "true";
 }
 
-/// The most threads or workers: several for each core, so that waiting ones cost nothing.
-std::int64_t most_parallel() { return std::max(64, 4 * cores()); }
-
 }  // namespace
+
+std::int64_t most_parallel() { return std::max(64, 4 * cores()); }
 
 void Settings::set(const std::string& name, const std::string& value) {
   const std::map<std::string, std::function<void()>> own = {
@@ -48,9 +48,17 @@ void Settings::set(const std::string& name, const std::string& value) {
       {"workers", [&] { workers = whole(name, value, 1, most_parallel()); }},
       {"max_line_bytes", [&] { max_line_bytes = whole(name, value, 1, 1 << 30); }},
   };
-  const auto found = own.find(name);
-  if (found != own.end()) found->second();
-  else decoding[name] = option_value(name, value);
+  if (const auto found = own.find(name); found != own.end()) {
+    found->second();
+    others = name;
+    return;
+  }
+  std::vector<std::string> valid = option_names();
+  if (std::find(valid.begin(), valid.end(), name) == valid.end()) {
+    for (const auto& [each, unused] : own) valid.push_back(each);
+    throw Error(Status::usage, unknown("option", name, valid));
+  }
+  decoding[name] = option_value(name, value);
 }
 
 }  // namespace tformer

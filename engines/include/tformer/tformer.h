@@ -208,9 +208,9 @@ TFORMER_API tformer_status tformer_serving_new(tformer_model *model, const tform
                                                tformer_serving **serving);
 TFORMER_API void tformer_serving_free(tformer_serving *serving);
 /* Let a line join before the next step, or a later one where as many are on their way as the bundle's recipe allows.
- * `options`: decoding options of its own, over those of all, or null. A line has as many rows as the widest that it shares
- * steps with. `number`: what messages name and draws depend on, and what tells this line from the others until it is
- * taken. A line that cannot be translated is refused at once. */
+ * `options`: decoding options of its own, over those of all, or null; any other option is refused. A line has as many rows
+ * as the widest that it shares steps with. `number`: what messages name and draws depend on, and what tells this line from
+ * the others until it is taken. A line that cannot be translated is refused at once. */
 TFORMER_API tformer_status tformer_admit(tformer_serving *serving, tformer_text line, tformer_text prefix,
                                          const tformer_options *options, uint64_t number);
 /* The next token of every line on its way. `lines`, if not null: how many are on their way or wait to join. */

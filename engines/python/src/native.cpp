@@ -7,18 +7,21 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
 
 #include "bundle/bundle.hpp"
+#include "bundle/files.hpp"
 #include "decode/decode.hpp"
 #include "engines.hpp"
 #include "errors.hpp"
 #include "kernels/kernels.hpp"
 #include "native/engines.hpp"
 #include "ort/graphs.hpp"
+#include "settings.hpp"
 #include "speed.hpp"
 
 namespace nb = nanobind;
@@ -41,6 +44,30 @@ void check_sources(const Ids& ids, const Ids& lengths) {
   if (lengths.shape(0) == 0) throw Error(Status::usage, "a batch of no sentences: give one at least");
 }
 
+/// What a state will be asked for. Throws Error for numbers that no search of this model has.
+Outlook outlook_of(const Engine& engine, const Ids& lengths, std::int64_t beams, std::int64_t tokens,
+                   const Lists& required) {
+  if (beams < 0 || tokens < 0) {
+    throw Error(Status::usage, "beams=" + std::to_string(beams) + ", tokens=" + std::to_string(tokens) +
+                                   ": must be at least 0, which is as many as the model takes");
+  }
+  check_step(beams, 0, engine.limits());
+  require(required.empty() || required.size() == lengths.shape(0), "a source has no list of required tokens");
+  for (const auto& each : required) check_tokens(each, engine.model().tgt_vocab);
+  return {beams, tokens, required};
+}
+
+/// Decoding options as JSON. Throws Error.
+DecodeOptions options_from(const std::string& text) {
+  Json values;
+  try {
+    values = parse_json(text);
+  } catch (const std::exception& error) {
+    throw Error(Status::usage, std::string("options are not JSON: ") + error.what());
+  }
+  return options_of(values);
+}
+
 /// Stops where Python has a signal to handle, such as Ctrl-C.
 void stop_for_signals() {
   const nb::gil_scoped_acquire held;
@@ -49,11 +76,19 @@ void stop_for_signals() {
 
 /// A state and the engine that is its own as long as it lives.
 struct Decode {
+  std::unique_ptr<std::mutex> lock = std::make_unique<std::mutex>();
   std::shared_ptr<Engine> engine;
   std::unique_ptr<State> state;
   std::size_t sentences = 0, beams = 1, src_tokens = 0;
   std::shared_ptr<Scores> scores = std::make_shared<Scores>();  // of the last step; numpy may still read them
 };
+
+/// A call of a state, the only one: other threads of Python run while it computes.
+std::unique_lock<std::mutex> only_call(const Decode& decode) {
+  std::unique_lock<std::mutex> held(*decode.lock, std::try_to_lock);
+  if (held.owns_lock()) return held;
+  throw Error(Status::usage, "the state is in a call of another thread: encode once for each thread");
+}
 
 /// (B, K, width) over memory that `owner` keeps.
 template <typename Value>
@@ -64,19 +99,29 @@ nb::ndarray<nb::numpy, Value> shared(std::vector<Value>& found, const Decode& de
 }
 
 void admit(Decode& decode, const Ids& ids, const Ids& lengths, std::int64_t beams, std::int64_t tokens,
-                  const Lists& required) {
+           const Lists& required) {
+  const auto call = only_call(decode);
   check_sources(ids, lengths);
+  const Outlook outlook = outlook_of(*decode.engine, lengths, beams, tokens, required);
   const auto src_ids = values(ids), src_lengths = values(lengths);
-  const nb::gil_scoped_release others;
-  decode.engine->admit(*decode.state, src_ids, src_lengths, {beams, tokens, required});
+  {
+    const nb::gil_scoped_release others;
+    decode.engine->admit(*decode.state, src_ids, src_lengths, outlook);
+  }
   decode.sentences += src_lengths.size();
   decode.src_tokens = std::max(decode.src_tokens, ids.shape(1));
 }
 
-std::int64_t best(const Decode& decode, std::int64_t beams) { return decode.engine->best(beams, *decode.state); }
+std::int64_t best(const Decode& decode, std::int64_t beams) {
+  const auto call = only_call(decode);
+  require(beams > 0, "a step of no rows");
+  check_step(beams, 0, decode.engine->limits());
+  return decode.engine->best(beams, *decode.state);
+}
 
 /// Ids and scores (B, K, k), log-probabilities (B, K, V) and attention (B, K, S), None where not asked for.
 nb::tuple step(Decode& decode, const Ids& tokens, bool full, bool attention) {
+  const auto call = only_call(decode);
   require(tokens.ndim() == 2 && tokens.shape(0) == decode.sentences && tokens.shape(1) == decode.beams,
           "a step was fed other rows than the state has");
   const auto fed = values(tokens);
@@ -95,6 +140,7 @@ nb::tuple step(Decode& decode, const Ids& tokens, bool full, bool attention) {
 }
 
 void reorder(Decode& decode, const Ids& parents, const std::optional<Ids>& sentences) {
+  const auto call = only_call(decode);
   std::vector<std::int32_t> kept;
   if (sentences) {
     kept = values(*sentences);
@@ -104,13 +150,16 @@ void reorder(Decode& decode, const Ids& parents, const std::optional<Ids>& sente
   require(parents.ndim() == 2 && parents.size() && parents.shape(0) == kept.size(), "parents have another shape");
   const auto from = values(parents);
   const std::size_t width = parents.shape(1);
+  check_step(static_cast<std::int64_t>(width), 0, decode.engine->limits());
   for (std::size_t i = 1; i < kept.size(); ++i) require(kept[i - 1] < kept[i], "sentences are not in order");
   for (std::size_t i = 0; i < from.size(); ++i) {
     const auto sentence = static_cast<std::size_t>(kept[i / width]), row = static_cast<std::size_t>(from[i]);
     require(sentence < decode.sentences && row / decode.beams == sentence, "a parent is of another sentence");
   }
-  const nb::gil_scoped_release others;
-  decode.engine->reorder(*decode.state, from, kept);
+  {
+    const nb::gil_scoped_release others;
+    decode.engine->reorder(*decode.state, from, kept);
+  }
   decode.sentences = kept.size();
   decode.beams = width;
 }
@@ -125,6 +174,7 @@ nb::ndarray<nb::numpy, float> given(std::vector<float> found) {
 
 /// 2L of (B * H * S * D).
 nb::list cross_keys_values(const Decode& decode) {
+  const auto call = only_call(decode);
   nb::list found;
   for (auto& each : decode.engine->cross_keys_values(*decode.state)) found.append(given(std::move(each)));
   return found;
@@ -134,14 +184,13 @@ class Model {
  public:
   Model(const std::string& folder, const std::string& variant, int threads, bool shortlist, const std::string& kernels) {
     const nb::gil_scoped_release others;
-    OpenOptions options;
-    options.backend = "native";
-    options.variant = variant;
-    options.threads = threads;
-    options.shortlist = shortlist;
-    options.kernels = kernels;
+    Settings settings;
+    settings.set("variant", variant);
+    settings.set("threads", std::to_string(threads));
+    settings.set("shortlist", shortlist ? "true" : "false");
+    settings.set("kernels", kernels);
     auto bundle = std::make_shared<const Bundle>(Bundle::open(folder, true));
-    engines_ = std::make_shared<Engines>(open_program(std::move(bundle), options));
+    engines_ = std::make_shared<Engines>(open_program(std::move(bundle), settings.open));
     const auto engine = engines_->lend();
     attention_ = engine->attention();
     admits_ = engine->admits();
@@ -156,7 +205,7 @@ class Model {
   }
 
   Decode encode(const Ids& ids, const Ids& lengths, std::int64_t beams, std::int64_t tokens,
-                                 const Lists& required) const {
+                const Lists& required) const {
     check_sources(ids, lengths);
     const auto src_ids = values(ids), src_lengths = values(lengths);
     Decode made;
@@ -164,7 +213,7 @@ class Model {
     made.src_tokens = ids.shape(1);
     const nb::gil_scoped_release others;
     made.engine = engines_->lend();
-    made.state = made.engine->encode(src_ids, src_lengths, {beams, tokens, required});
+    made.state = made.engine->encode(src_ids, src_lengths, outlook_of(*made.engine, lengths, beams, tokens, required));
     return made;
   }
 
@@ -188,6 +237,7 @@ class Model {
     const Batch batch{values(ids), values(lengths), numbers, prefixes};
     require(numbers.empty() || numbers.size() == batch.src_lengths.size(), "a source has no number");
     require(prefixes.empty() || prefixes.size() == batch.src_lengths.size(), "a source has no prefix");
+    const DecodeOptions asked = options_from(options);
     Hooks hooks;
     hooks.allowed = allowed;
     hooks.strict = strict;
@@ -197,7 +247,7 @@ class Model {
       const nb::gil_scoped_release others;
       const auto engine = engines_->lend();
       Observed observed(*engine, calls ? &noted : nullptr, stop_for_signals);
-      found = decode(observed, batch, options_of(Json::parse(options)), hooks);
+      found = decode(observed, batch, asked, hooks);
     }
     for (const Call& each : noted) calls->append(nb::make_tuple(each.name, each.begin, each.end));
     nb::list sources;

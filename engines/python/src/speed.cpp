@@ -11,6 +11,7 @@
 
 #include "errors.hpp"
 #include "kernels/kernels.hpp"
+#include "settings.hpp"
 
 namespace tformer::python {
 namespace {
@@ -79,6 +80,10 @@ class Work {
 double product_rate(const std::string& numbers, int threads) {
   if (numbers != "fp32" && numbers != "int8") {
     throw Error(Status::usage, "numbers=" + numbers + ": must be fp32 or int8");
+  }
+  if (threads < 1 || threads > most_parallel()) {
+    throw Error(Status::usage, "threads=" + std::to_string(threads) + ": must be a whole number from 1 to " +
+                                   std::to_string(most_parallel()));
   }
   std::vector<Work> works;
   for (int i = 0; i < threads; ++i) works.emplace_back(numbers == "int8" ? Numbers::int8 : Numbers::fp32);

@@ -14,8 +14,26 @@ void verify_file(const fs::path& directory, const std::string& name, const std::
                  const std::string& kind) {
   if (sha256_of_file(member(directory, name)) == sha256) return;
   throw Error(Status::bundle, kind + " " + directory.string() + " is damaged: " + name +
-                                  " does not match its SHA-256 in the header; copy or make it again");
+                                  " does not match its recorded SHA-256; copy or make it again");
 }
+
+namespace {
+
+/// What a folder is that was taken for another. The same as in tformer_deploy/headers.py.
+std::string otherwise(const fs::path& directory) {
+  const std::pair<const char*, const char*> others[] = {
+      {"manifest.json", "a bundle: give the run folder that it was exported from"},
+      {"checkpoint.json", "a run folder: make a bundle of it with tformer export"},
+      {"config.json", "another tool's model: make a run folder of it with tformer import"},
+  };
+  std::error_code unused;
+  for (const auto& [name, what] : others) {
+    if (fs::is_regular_file(directory / name, unused)) return std::string("; it is ") + what;
+  }
+  return "";
+}
+
+}  // namespace
 
 Json read_header(const fs::path& directory, const std::string& name, const std::string& kind, std::int64_t version,
                  const Json& schema) {
@@ -25,7 +43,7 @@ Json read_header(const fs::path& directory, const std::string& name, const std::
   std::error_code problem;
   const bool exists = fs::exists(path, problem);
   if (problem) throw unreadable(path, problem.value());
-  if (!exists) refuse(directory.string() + " is not a " + kind + ": it has no " + name);
+  if (!exists) refuse(directory.string() + " is not a " + kind + ": it has no " + name + otherwise(directory));
   Json header = read_json(directory, name, header_bytes);
   for (const char* key : {"format", "version"}) {
     if (!header.is_object() || !header.contains(key)) refuse(path.string() + " is damaged ('" + key + "'): " + again);

@@ -11,7 +11,7 @@ namespace tformer {
 Json read_header(const std::filesystem::path& directory, const std::string& name, const std::string& kind,
                  std::int64_t version, const Json& schema);
 
-/// Compare a file with its SHA-256 in the header of a `kind`. Throws Error.
+/// Compare a file with the SHA-256 that the header of a `kind` records. Throws Error.
 void verify_file(const std::filesystem::path& directory, const std::string& name, const std::string& sha256,
                  const std::string& kind);
 

@@ -56,6 +56,16 @@ constexpr double float_most = 1e300;
 const std::vector<std::string> of_search{"length_norm", "length_penalty", "coverage_penalty", "stop", "patience"};
 const std::vector<std::string> of_sampling{"temperature", "top_k", "top_p", "min_p", "seed"};
 
+}  // namespace
+
+std::vector<std::string> option_names() {
+  std::vector<std::string> names;
+  for (const Field& field : fields) names.emplace_back(field.name);
+  return names;
+}
+
+namespace {
+
 /// A number as Python shows it.
 std::string shown(double value) {
   if (std::isnan(value)) return "nan";
@@ -90,9 +100,7 @@ const Field* find(const std::string& name) {
 
 const Field& field_of(const std::string& name) {
   if (const Field* field = find(name)) return *field;
-  std::vector<std::string> valid;
-  for (const Field& field : fields) valid.emplace_back(field.name);
-  throw Error(Status::usage, unknown("key of [decoding]", name, valid));
+  throw Error(Status::usage, unknown("key of [decoding]", name, option_names()));
 }
 
 void require(const DecodeOptions& options, const std::string& name, bool holds, const std::string& rule) {

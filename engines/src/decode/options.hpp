@@ -60,6 +60,9 @@ DecodeOptions options_of(const nlohmann::json& values);
 /// Ids as the model has them; what no vocabulary has stays so.
 std::vector<std::int32_t> token_ids(const std::vector<std::int64_t>& ids);
 
+/// What every decoding option is called.
+std::vector<std::string> option_names();
+
 /// A value as it is written on a command line, of the type that the option has. Throws Error.
 nlohmann::json option_value(const std::string& name, const std::string& text);
 

@@ -13,18 +13,6 @@ namespace {
 constexpr double nothing = -std::numeric_limits<double>::infinity();
 constexpr float least = -1e4F;  // the best log-probability of a row is at least minus the logarithm of V
 
-std::string outside(std::int64_t token, std::int32_t vocab) {
-  return "token id " + std::to_string(token) + " is outside the target vocabulary of " + std::to_string(vocab);
-}
-
-/// Throws Error for tokens that the model does not have.
-template <typename Tokens>
-void require_known(const Tokens& tokens, std::int32_t vocab) {
-  for (const auto token : tokens) {
-    if (token < 0 || token >= vocab) throw Error(Status::limit, outside(token, vocab));
-  }
-}
-
 }  // namespace
 
 Search::Search(const Engine& engine, const Batch& batch, const DecodeOptions& options, const Hooks& hooks)
@@ -181,11 +169,11 @@ void Search::describe(Hypothesis& output, std::size_t b, std::size_t row) const 
 std::unique_ptr<Search> make_search(const Engine& engine, const Batch& batch, const DecodeOptions& options,
                                     const Hooks& hooks) {
   const std::int32_t vocab = engine.model().tgt_vocab;
-  require_known(options.suppress, vocab);
-  require_known(options.end_ids, vocab);
-  require_known(options.first_ids, vocab);
-  for (const auto& prefix : batch.prefixes) require_known(prefix, vocab);
-  if (hooks.allowed) require_known(hooks.allowed->tokens(), vocab);
+  check_tokens(options.suppress, vocab);
+  check_tokens(options.end_ids, vocab);
+  check_tokens(options.first_ids, vocab);
+  for (const auto& prefix : batch.prefixes) check_tokens(prefix, vocab);
+  if (hooks.allowed) check_tokens(hooks.allowed->tokens(), vocab);
   if (options.rows() > engine.limits().beams) {
     throw Error(Status::limit, std::to_string(options.rows()) + (options.sampling ? " samples" : " beams") +
                                    " exceed the engine's limit of " + std::to_string(engine.limits().beams) +
@@ -210,8 +198,7 @@ void require_numbers(const Scores& scores, const std::vector<std::int64_t>& numb
     if (scores.scores[row * best] > least || (live && !(*live)[row])) continue;
     const auto sentence = static_cast<std::size_t>(sentences[row / width]);
     const std::int64_t request = numbers.empty() ? static_cast<std::int64_t>(sentence) : numbers[sentence];
-    throw NotNumbers("request " + std::to_string(request + 1) + ": the log-probabilities of token " +
-                         std::to_string(step + 1) +
+    throw NotNumbers("the log-probabilities of token " + std::to_string(step + 1) +
                          " are not numbers: its values overflow there, or the weights are no numbers: tformer check "
                          "names the layer",
                      static_cast<std::uint64_t>(request));

@@ -61,12 +61,7 @@ class NativeEngine final : public Engine {
     std::size_t longest = 0;
     for (const native::Sentence& each : state.sentences) longest = std::max(longest, each.position);
     check_step(static_cast<std::int64_t>(state.beams), static_cast<std::int64_t>(longest), limits());
-    for (const std::int32_t token : tokens) {
-      if (token < 0 || token >= model_.tgt_vocab) {
-        throw Error(Status::limit, "token id " + std::to_string(token) + " is outside the target vocabulary of " +
-                                       std::to_string(model_.tgt_vocab));
-      }
-    }
+    check_tokens(tokens, model_.tgt_vocab);
     executor_.step(tokens, state, static_cast<std::size_t>(best(static_cast<std::int64_t>(state.beams), state)),
                    {full, attention}, scores);
   }
