@@ -175,6 +175,17 @@ def test_what_cannot_be_served_is_refused_at_once(model: Model, variants_bundle:
     )
 
 
+def test_misspelled_options_are_told_what_there_is(variants_bundle: Path) -> None:
+    for name, words in (
+        ("thread", "did you mean 'threads'"),
+        ("beam", "did you mean 'beams'"),
+        ("back_end", "backend, "),
+    ):
+        with pytest.raises(CppError, match=f"unknown option '{name}': .*{words}.*variant.*workers") as refused:
+            Model(variants_bundle, **{name: 1})
+        assert refused.value.status == USAGE
+
+
 def test_a_line_that_the_engine_refuses_fails_alone(variants_bundle: Path, tmp_path: Path) -> None:
     """Those on their way have begun without it."""
 

@@ -192,6 +192,42 @@ def test_mistakes_of_the_caller_are_refused(engine: Engine) -> None:
         engine.step(start - 9, state)
 
 
+def test_every_argument_is_checked_where_it_enters() -> None:
+    """What these asked for ended the process, never ended, or wrote where nothing was."""
+    ids, lengths = np.full((2, 4), 5, np.int32), np.full(2, 4, np.int32)
+    with pytest.raises(native.Error, match="threads=-5: must be a whole number from 0 to"):
+        native.Model(str(BUNDLE), "native-int8", -5)
+    model = native.Model(str(BUNDLE), "native-int8", 1)
+    state = model.encode(ids, lengths, 1, 20, [])
+    for call, words in (
+        (lambda: model.encode(ids, lengths, 2**62, 20, []), f"{2**62} beams exceed the limit of 7"),
+        (lambda: model.encode(ids, lengths, -1, 20, []), "beams=-1, tokens=20: must be at least 0"),
+        (lambda: model.encode(ids, lengths, 1, -9, []), "beams=1, tokens=-9: must be at least 0"),
+        (
+            lambda: model.encode(ids, lengths, 1, 20, [[5], [10**6]]),
+            "token id 1000000 is outside the target vocabulary",
+        ),
+        (lambda: model.encode(ids, lengths, 1, 20, [[5]]), "a source has no list of required tokens"),
+        (lambda: state.admit(ids, lengths, 2**62, 20, []), "beams exceed the limit of 7"),
+        (lambda: state.best(-1), "a step of no rows"),
+        (lambda: state.best(2**62), "beams exceed the limit of 7"),
+        (lambda: state.reorder(np.zeros((1, 2000), np.int32), np.zeros(1, np.int32)), "2000 beams exceed the limit"),
+        (lambda: model.search(ids, lengths, [], [], "{", None, False, None), "options are not JSON"),
+        (lambda: native.product_rate("fp32", 0), "threads=0: must be a whole number from 1"),
+        (lambda: native.product_rate("int8", 10**9), "threads=1000000000: must be a whole number from 1"),
+    ):
+        with pytest.raises(native.Error, match=words):
+            call()
+    assert state.step(np.full((2, 1), 2, np.int32), False, False)[0].shape == (2, 1, 2)
+
+
+def test_any_arguments_and_threads_end_in_errors() -> None:
+    """In a process of its own, as what goes wrong there ends it; engines/sanitize runs it with sanitizers."""
+    program = Path(__file__).parent / "fuzz_native.py"
+    done = subprocess.run([sys.executable, program, BUNDLE, "2"], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 SHORT_OF_MEMORY = """
 import resource, re, sys
 import numpy as np

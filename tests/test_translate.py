@@ -337,9 +337,8 @@ def test_options_of_one_call_are_those_of_a_translator_of_its_own(bundle: Path, 
             translator.translate(lines, beam=4)
         with pytest.raises(LimitError, match="5000 beams exceed"):
             translator.translate(lines, beams=5000)
-        assert (
-            repr(translator) == f"<Translator {bundle} on ort{''.join(f', {k}={v}' for k, v in given.items())}, open>"
-        )
+        options = "".join(f", {name}={value}" for name, value in given.items())
+        assert repr(translator) == f"<Translator {bundle} on ort{options}, open>"
     with pytest.raises(TformerError, match="was closed"):
         translator.translate(lines, beams=4)
     assert repr(translator).endswith("closed>")

@@ -132,7 +132,8 @@ class Translator:
     def translate(self, lines: Iterable[str], prefixes: Iterable[str] = (), **decoding: Any) -> list[Result]:
         """Translate each line; an empty one gives an empty one. `prefixes`: how each output begins, if given.
 
-        `decoding`: options for this call, such as `beams=4`, over those that the translator was opened with. Raises what names the line: LimitError for a source longer than the model or recipe allows, DataError for what
+        `decoding`: options for this call, such as `beams=4`, over those that the translator was opened with.
+        Raises what names the line: LimitError for a source longer than the model or recipe allows, DataError for what
         is no text and for a prefix that the vocabulary lacks, NotNumbers where log-probabilities are not numbers.
         """
         asking = self.asking(**decoding)
@@ -157,9 +158,8 @@ class Translator:
     def generate(self, sources: Iterable[Sequence[int]], **decoding: Any) -> list[Result]:
         """Like `translate`, for sources given as the ids that the encoder sees (eos included)."""
         limits, numbered = self._opened.limits(), enumerate(as_list("sources", sources), 1)
-        return self.asking(**decoding)._all(
-            Requests([self._checked(whole_numbers(ids, n), n, limits) for n, ids in numbered])
-        )
+        requests = [self._checked(whole_numbers(ids, number), number, limits) for number, ids in numbered]
+        return self.asking(**decoding)._all(Requests(requests))
 
     def stream(
         self, line: str, write: Callable[[str], None], prefix: str = "", number: int = 0, **decoding: Any
