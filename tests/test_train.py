@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from tformer_deploy.errors import ArtifactError, ConfigError, DataError, Trainin
 from tformer_deploy.metrics import Metrics, corpus_bleu, corpus_chrf, read_metrics
 from tformer_deploy.model import Transformer
 from tformer_deploy.runs import group_of_processes, init_checkpoint, resume_run, start_run
-from tformer_deploy.train import METRICS, STATE, Trainer, learning_rate
+from tformer_deploy.train import METRICS, STATE, Trainer, learning_rate, never_at_full_rate
 from tformer_deploy.translate import Translator
 
 from .params import long_but
@@ -482,6 +483,58 @@ def test_speed_is_tokens_per_second(tmp_path: Path) -> None:
         figures = {"update": update, "epoch": 0, "loss": 2.0, "lr": 0.1, "grad_norm": 1.0}
         metrics.train({**figures, "tokens": tokens, "seconds": 0.5}, every=2, updates=9)
     assert [row["tokens_per_s"] for row in read_metrics(tmp_path / METRICS)] == [400]
+
+
+def test_it_says_what_begins_and_goes_on_from_the_first_update(
+    data: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = start(tmp_path, data, updates=7, valid_every=4, bleu_sentences=2, warmup=8)
+    trainer.run()
+    lines = capsys.readouterr().err.splitlines()
+    count = sum(each.numel() for each in trainer.model.parameters())
+    assert lines[:5] == [
+        "200 pairs read: learning a vocabulary",
+        "splitting 208 pairs into tokens",
+        f"training on cpu, 1 threads: {count:,} parameters, 200 pairs, updates 1 to 7 of up to 128 padded tokens",
+        "train.warmup=8 of 7 updates: the learning rate does not reach train.lr=0.01 before the end: start with "
+        "--set train.warmup=1",
+        next(line for line in lines if line.startswith("update 1/7  epoch 0  loss ") and line.endswith(" left")),
+    ]
+    assert sum(line.startswith("update 4") for line in lines) == 1, "only what is slow is said"
+    resume(tmp_path).run()
+    assert "training on" not in capsys.readouterr().err
+
+
+def test_updates_that_are_slow_are_said_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 100000, 4))
+    monkeypatch.setattr("tformer_deploy.metrics.time.perf_counter", lambda: next(clock) / 2)
+    metrics = Metrics(Path("nowhere"))
+    metrics.begin(0, "begun")
+    for update in range(1, 11):
+        figures = {"update": update, "epoch": 0, "loss": 2.0, "lr": 0.1, "grad_norm": 1.0, "tokens": 9, "seconds": 0.5}
+        metrics.train(figures, every=50, updates=1000)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "begun" and [line.split("/")[0] for line in said[1:]] == [
+        "update 1",
+        "update 4",
+        "update 7",
+        "update 10",
+    ]
+
+
+def test_a_learning_rate_that_is_never_reached_is_said() -> None:
+    """Or in the last update only."""
+    for updates, warmup, cooldown in product((1, 2, 5, 40), (1, 2, 4, 5, 39, 40, 41), (0, 1, 2, 20, 36, 37, 40)):
+        settings = TrainConfig(updates=updates, warmup=warmup, cooldown=cooldown)
+        rates = [learning_rate(update, settings) for update in range(1, updates + 1)]
+        reached = max(rates[:-1] if warmup == updates > 1 else rates) >= settings.lr
+        said = never_at_full_rate(settings)
+        assert bool(said) is not reached, settings
+        if said and cooldown < 2:
+            mended = dataclasses.replace(settings, warmup=int(said.split("=")[-1]))
+            assert not never_at_full_rate(mended)
 
 
 def test_weights_that_are_no_numbers_are_never_saved(data: DataConfig, tmp_path: Path) -> None:

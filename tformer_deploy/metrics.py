@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,10 @@ def corpus_chrf(made: Sequence[str], reference: Sequence[str]) -> float:
     return float(sacrebleu.corpus_chrf(list(made), [list(reference)]).score)
 
 
+EVERY_SECONDS = 10
+"""Where updates are slow, a line comes so often."""
+
+
 class Metrics:
     """Appends to metrics.jsonl, keeps metrics.png up to date, prints. With path None: silent (other processes)."""
 
@@ -35,15 +42,19 @@ class Metrics:
         self.sums: dict[str, float] = {}
         """Of the updates since the last row."""
         self._bar = sys.stderr.isatty()
+        self._first, self._started = 0, time.perf_counter()
+        self._said = -math.inf
+
+    def begin(self, update: int, line: str) -> None:
+        """Say what goes on behind an update; the time that is left is reckoned from here."""
+        self._first, self._started, self._said = update, time.perf_counter(), -math.inf
+        self.say(line)
 
     def train(self, figures: dict[str, float], every: int, updates: int) -> None:
-        """Note one update; write the mean of each `every` updates."""
+        """Note one update; write the mean of each `every` updates. Say that, the first update, and what is slow."""
         for name in ("loss", "tokens", "seconds", "count"):
             self.sums[name] = self.sums.get(name, 0.0) + figures.get(name, 1.0)
-        update = int(figures["update"])
-        if update % every and update != updates:
-            return
-        sums, self.sums = self.sums, {}
+        sums, update = self.sums, int(figures["update"])
         row = {
             "update": update,
             "epoch": figures["epoch"],
@@ -52,12 +63,22 @@ class Metrics:
             "grad_norm": figures["grad_norm"],
             "tokens_per_s": sums["tokens"] / sums["seconds"],
         }
-        self._append(row)
-        self.say(
+        full = update % every == 0 or update == updates
+        if full:
+            self.sums = {}
+            self._append(row)
+        left = (time.perf_counter() - self._started) / max(1, update - self._first) * (updates - update)
+        self.tell(
             f"update {update}/{updates}  epoch {row['epoch']}  loss {row['loss']:.3f}  lr {row['lr']:.2e}  "
-            f"{row['tokens_per_s']:,.0f} target tokens/s",
-            transient=True,
+            f"{row['tokens_per_s']:,.0f} target tokens/s  {timedelta(seconds=round(left))} left",
+            always=full,
         )
+
+    def tell(self, text: str, always: bool = False) -> None:
+        """Say how far the work is, if nothing has been said for a while."""
+        if always or time.perf_counter() - self._said >= EVERY_SECONDS:
+            self._said = time.perf_counter()
+            self.say(text, transient=True)
 
     def valid(self, figures: dict[str, Any]) -> None:
         """Write one validation and redraw the plot."""

@@ -21,6 +21,7 @@ from .errors import ArtifactError, ConfigError
 from .files import check_utf8, hold, remove_leftovers
 from .machine import TRAINING_COPIES, require_memory
 from .model import Transformer
+from .notes import note
 from .text import SPECIALS, Tokenizers, Words, require_fit, train_tokenizers
 from .train import METRICS, OWN_FILES, STATE, Trainer, read_state
 
@@ -48,6 +49,8 @@ def start_run(
     text = load_data(data)
     kind = tokenizer or ("words" if data.task == "copy" else "bpe")
     languages = (None, None) if data.task == "copy" else split_pair(data.pair)
+    if not rank():
+        note(f"{len(text[0].src):,} pairs read: learning a vocabulary")
     tokenizers = train_tokenizers(kind, text[0].src, text[0].tgt, vocab_size, languages)
     sharing = {} if tokenizers.source is tokenizers.target else {"share_embeddings": "decoder"}
     config = preset(preset_name, tokenizers.source.size, tokenizers.target.size, {**sharing, **model_values})

@@ -48,6 +48,8 @@ OWN_FILES = (
 )
 """Patterns of the weights and states that a run writes."""
 LOG_EVERY = 50
+PORTION = 100
+"""Lines of a validation that are translated before it says how far it is."""
 
 
 @dataclass
@@ -79,13 +81,14 @@ class Trainer:
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         longest = min(settings.max_tokens, config.max_positions)
+        self.metrics = Metrics(folder / METRICS if self.rank == 0 else None)
+        self.metrics.say(f"splitting {sum(len(part.src) for part in text):,} pairs into tokens", transient=True)
         self.train_set, self.valid_set = (EncodedPairs(part, tokenizers, longest) for part in text)
         self.valid_text = self.valid_set.text
         self.model = Transformer(config).init_weights(settings.seed).to(self.device)
         self.parallel = DistributedDataParallel(self.model) if self.world > 1 else self.model
         self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
         self.progress = Progress()
-        self.metrics = Metrics(folder / METRICS if self.rank == 0 else None)
         self.data_sha256 = fingerprint(text)
         self.hashes: dict[str, str] = {}
         """Of the saved steps that will be averaged, by their names, oldest first."""
@@ -95,6 +98,8 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Train to the end or to Ctrl-C (raises Interrupted); returns the final validation's figures."""
         keep_freed_memory()
+        if self.progress.update < self.settings.updates:
+            self.announce()
         stream = BatchStream(
             self.train_set, self.settings.batch_tokens, self.settings.seed, self.progress.epoch, self.progress.index
         )
@@ -118,6 +123,21 @@ class Trainer:
             self.validate(self.settings.bleu_sentences)
             self.save()
         return self.finish()
+
+    def announce(self) -> None:
+        """Say what begins, and what of the settings cannot be meant."""
+        settings, done = self.settings, self.progress.update
+        on = torch.cuda.get_device_name() if self.device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+        if self.world > 1:
+            on += f", {self.world} processes"
+        self.metrics.begin(
+            done,
+            f"training on {on}: {self.model.config.parameters:,} parameters, {len(self.train_set.src):,} pairs, "
+            f"updates {done + 1} to {settings.updates} of up to "
+            f"{settings.batch_tokens * settings.accumulate * self.world:,} padded tokens",
+        )
+        if never := never_at_full_rate(settings):
+            self.metrics.say(never)
 
     @property
     def step(self) -> str:
@@ -196,7 +216,12 @@ class Trainer:
         parallel, self.parallel = self.parallel, self.model
         with torch.inference_mode():
             plan = self.valid_set.plan(self.settings.batch_tokens, 0, 0)
-            total = sum(self.loss(self.batch(self.valid_set, indices), 0.0).item() for indices in plan)
+            total = 0.0
+            for indices in plan:
+                total += self.loss(self.batch(self.valid_set, indices), 0.0).item()
+                self.metrics.tell(
+                    f"update {self.progress.update}  validation loss of {len(self.valid_set.src):,} pairs"
+                )
         self.parallel = parallel
         loss = total / sum(map(self.valid_set.target_tokens, plan))
         if not math.isfinite(loss):  # before such weights take the place of what was saved
@@ -206,8 +231,7 @@ class Trainer:
         figures: dict[str, Any] = {"update": self.progress.update, **notes, "valid_loss": loss}
         if sentences:
             src, tgt = self.valid_text.src[:sentences], self.valid_text.tgt[:sentences]
-            with Translator(EagerEngine(self.model), self.tokenizers) as translator:
-                made = [result.text for result in translator.translate(src)]
+            made = self.translated(src)
             figures["bleu"], figures["chrf"] = corpus_bleu(made, tgt), corpus_chrf(made, tgt)
             figures["exact_match"] = sum(a == b for a, b in zip(made, tgt, strict=True)) / len(tgt)
         self.metrics.valid(figures)
@@ -215,6 +239,15 @@ class Trainer:
         self.progress.best_loss = min(loss, self.progress.best_loss)
         self.progress.worse = 0 if better else self.progress.worse + 1
         return figures
+
+    def translated(self, lines: list[str]) -> list[str]:
+        """What the model makes of some text."""
+        made: list[str] = []
+        with Translator(EagerEngine(self.model), self.tokenizers) as translator:
+            for first in range(0, len(lines), PORTION):
+                made += [result.text for result in translator.translate(lines[first : first + PORTION])]
+                self.metrics.tell(f"update {self.progress.update}  {len(made):,} of {len(lines):,} lines translated")
+        return made
 
     def save(self) -> None:
         """Keep this step's weights for averaging, point the checkpoint at them, and save the state to resume from."""
@@ -369,6 +402,19 @@ def learning_rate(update: int, settings: TrainConfig) -> float:
     rate = settings.lr * min(update / settings.warmup, math.sqrt(settings.warmup / update))
     left = settings.updates - update + 1
     return rate * left / settings.cooldown if 0 <= left < settings.cooldown else rate
+
+
+def never_at_full_rate(settings: TrainConfig) -> str:
+    """What to say of settings whose learning rate does not reach `lr` before the end; empty: it does."""
+    updates, warmup, cooldown = settings.updates, settings.warmup, settings.cooldown
+    if warmup > 1 and warmup >= updates:
+        what, mend = f"train.warmup={warmup} of {updates} updates", f"train.warmup={max(1, updates // 4)}"
+    elif warmup + cooldown > updates + 1:
+        what = f"train.cooldown={cooldown} of {updates} updates begins before train.warmup={warmup} ends"
+        mend = f"train.cooldown={updates - warmup}"
+    else:
+        return ""
+    return f"{what}: the learning rate does not reach train.lr={settings.lr:g} before the end: start with --set {mend}"
 
 
 @dataclass
