@@ -349,7 +349,7 @@ BAD: dict[str, tuple[str, str, Any, str]] = {
     "damaged weights": ("marian", "model.safetensors", "x" * 100, "cannot be read"),
     "damaged config": ("marian", "config.json", "{", "config.json cannot be read"),
     "a list": ("marian", "config.json", "[]", "is no JSON object"),
-    "another model": ("marian", "config.json", lambda c: {**c, "model_type": "gpt2"}, "'gpt2' cannot be imported"),
+    "no model type": ("marian", "config.json", lambda c: {"d_model": 32}, "config.json names no model_type: copy it"),
     "no width": ("marian", "config.json", lambda c: {**c, "d_model": None}, "has no whole number 'd_model'"),
     "another width": ("marian", "config.json", lambda c: {**c, "d_model": 36}, r"would be \(.*\), not \(.*\)"),
     "an activation": (
@@ -392,6 +392,31 @@ def test_a_folder_that_cannot_be_read_is_one_line_and_leaves_nothing(
     with pytest.raises(TformerError, match=message):
         imported(folder, name, tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+UNLISTED: dict[str, tuple[dict[str, Any], str]] = {
+    "led": ({"is_encoder_decoder": True}, "export it as a module of your own, see docs/your-model.md"),
+    "prophetnet": ({}, "export it as a module of your own, see docs/your-model.md"),
+    "blenderbot-small": ({}, "export it as a module of your own, see docs/your-model.md"),
+    "whisper": ({"num_mel_bins": 80}, "its source is sound or an image, which tformer cannot export"),
+    "vision-encoder-decoder": ({}, "its source is sound or an image, which tformer cannot export"),
+    "donut": ({"encoder": {"model_type": "swin", "image_size": 224}}, "its source is sound or an image"),
+    "gpt2": ({"architectures": ["GPT2LMHeadModel"]}, "if it is an encoder-decoder of text"),
+    "llama": ({"architectures": ["LlamaForCausalLM"]}, "it is no encoder-decoder"),
+}
+
+
+@pytest.mark.parametrize("kind", UNLISTED)
+def test_other_families_are_refused_by_their_type(kind: str, tmp_path: Path) -> None:
+    """Also where no format is named; a folder that is of another format too is that format's."""
+    more, way = UNLISTED[kind]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **more}))
+    for refuse in (recognised, lambda path: import_checkpoint("hf", path, path / "run")):
+        with pytest.raises(ArtifactError, match=f"model type '{kind}' cannot be imported, only marian, .*: .*{way}"):
+            refuse(tmp_path)
+    for name in ("model.bin", "shared_vocabulary.json"):
+        (tmp_path / name).touch()
+    assert recognised(tmp_path) == "ctranslate2"
 
 
 @pytest.mark.parametrize("shortest", [{"min_length": 100}, {"min_new_tokens": 100}])

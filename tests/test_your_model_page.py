@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tformer_deploy.bundle import open_bundle
+from tformer_deploy.errors import ArtifactError
+from tformer_deploy.importers.run import recognised
 
 from .command import COMMAND, printed, run_here
 
@@ -26,9 +28,28 @@ COMMANDS = [line for text in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the page's commands run."""
     made = tmp_path_factory.mktemp("page")
-    assert {name for name, _ in FILES} == {"my_model.py"}
-    (made / "my_model.py").write_text("\n\n".join(text for _, text in FILES))
+    assert {name for name, _ in FILES} == {"my_model.py", "other_family.py"}
+    for file in {name for name, _ in FILES}:
+        (made / file).write_text("\n\n".join(text for name, text in FILES if name == file))
+    bert2bert(made / "bert2bert")
     return made
+
+
+def bert2bert(folder: Path) -> None:
+    """A folder of a family that `tformer import` does not know."""
+    import torch
+    import transformers
+
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    bert = transformers.BertConfig(vocab_size=50, max_position_embeddings=40, **sizes)
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(bert, bert)
+    model = transformers.EncoderDecoderModel(config)
+    ids = {"decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    model.generation_config = transformers.GenerationConfig(**ids)
+    model.save_pretrained(folder)
+    with pytest.raises(ArtifactError, match=r"model type 'encoder-decoder' cannot be imported, .* docs/your-model.md"):
+        recognised(folder)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -41,7 +62,7 @@ def test_command_runs(command: str, folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-    assert done.stderr.startswith("running my_model.py") == ("my_model.py" in command)
+    assert done.stderr.startswith("running ") == (".py:make" in command)
 
 
 def test_a_module_that_follows_the_protocol_has_every_recipe(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from ..errors import ArtifactError, ConfigError
 from .base import Imported, ImportOptions, Parameters
 from .hf_generation import decoding_defaults
 from .hf_original import HfOriginal
+from .hf_tables import Tables, of_whole_model
 from .hf_text import read_text
-from .toolkit import equal, sharing, sines
+from .toolkit import sines
 from .weights import Weights, read_folder, read_json_file
 
 ACTIVATIONS = {
@@ -31,6 +32,11 @@ ACTIVATIONS = {
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
 T5_ATTENTION = ("q", "k", "v", "o")
+NAMES = "model.", ("model.", "lm_head.", "final_logits_bias")
+"""What names of tensors may begin with beside a model's own, and what its own begin with."""
+T5_NAMES = "transformer.", ("shared.", "encoder.", "decoder.", "lm_head.")
+UNUSED = [f"model.{side}.{name}" for side in ("encoder", "decoder") for name in ("version", "embed_positions.weights")]
+"""What old folders of BART and M2M100 have, and transformers does not read."""
 T5_FAMILY = {"t5": "relu", "mt5": "gated-gelu", "umt5": "gated-gelu"}
 """With `feed_forward_proj` where config.json has none."""
 FREE = ("max_positions", "dropout", "attention_dropout", "activation_dropout")
@@ -64,17 +70,43 @@ FAMILIES = {
     "m2m_100": Family("pre", "fairseq", activation="relu", scaled=True),
     "fsmt": Family("post", "fairseq", activation="relu", scaled=True),
     "blenderbot": Family("pre", "learned"),
-    "blenderbot-small": Family("post", "learned", embedding_norm=True),
     "bart": Family("post", "learned", 2, embedding_norm=True),
     "plbart": Family("post", "learned", 2, embedding_norm=True, scaled=True),
     "mbart": Family("pre", "learned", 2, embedding_norm=True),
 }
+NO_TEXT = ("whisper", "speech_to_text", "speech-encoder-decoder", "speecht5", "vision-encoder-decoder", "pix2struct")
+NO_TEXT_KEYS = ("num_mel_bins", "num_channels", "image_size", "vision_config", "audio_config")
+"""Model types whose source is no text, and keys of a config.json that say the same."""
 
 
 def recognises(path: Path) -> bool:
-    """Whether a folder has a config of a known model type."""
+    """Whether a folder has a config of a known model type. Raises ArtifactError for another one."""
     config = path / "config.json"
-    return config.is_file() and read_json_file(config).get("model_type") in (*FAMILIES, *T5_FAMILY)
+    if not config.is_file():
+        return False
+    values = read_json_file(config)
+    if isinstance(values.get("model_type"), str):
+        require_known(path, values)
+        return True
+    return False
+
+
+def require_known(path: Path, config: Mapping[str, Any]) -> None:
+    """Raise ArtifactError for a model type that is not imported, with the way that is open to it."""
+    kind = config.get("model_type")
+    if kind in (*FAMILIES, *T5_FAMILY):
+        return
+    if not isinstance(kind, str):
+        raise ArtifactError(f"{path / 'config.json'} names no model_type: copy it again")
+    parts = [config, *(value for value in config.values() if isinstance(value, dict))]
+    if kind in NO_TEXT or any(key in part for key in NO_TEXT_KEYS for part in parts):
+        way = "its source is sound or an image, which tformer cannot export"
+    elif config.get("is_encoder_decoder") is False or "CausalLM" in str(config.get("architectures")):
+        way = "it is no encoder-decoder"
+    else:
+        way = "if it is an encoder-decoder of text, export it as a module of your own, see docs/your-model.md"
+    known = ", ".join((*FAMILIES, *T5_FAMILY))
+    raise ArtifactError(f"{path}: model type '{kind}' cannot be imported, only {known}: {way}")
 
 
 def read(path: Path, options: ImportOptions) -> Imported:
@@ -82,13 +114,12 @@ def read(path: Path, options: ImportOptions) -> Imported:
     stated = Stated(path, read_json_file(path / "config.json"))
     generation = path / "generation_config.json"
     settings = read_json_file(generation) if generation.is_file() else stated.generation
-    kind = stated.values.get("model_type")
-    if kind not in (*FAMILIES, *T5_FAMILY):
-        known = ", ".join((*FAMILIES, *T5_FAMILY))
-        raise ArtifactError(f"{path}: model type '{kind}' cannot be imported: it must be one of {known}")
+    require_known(path, stated.values)
+    kind = stated.values["model_type"]
     if wrong := sorted(options.model.keys() - FREE):
         raise ConfigError(f"--set model.{wrong[0]}: config.json says it; {', '.join(FREE)} can be set")
-    weights = read_folder(path)
+    weights = of_whole_model(read_folder(path), *(T5_NAMES if kind in T5_FAMILY else NAMES))
+    weights.ignore(*UNUSED)
     text = read_text(path, str(kind), options, settings, stated.values)
     ids = {"pad_id": text.specials.pad, "eos_id": text.specials.eos, "start_id": text.start_id}
     ids["bos_id"] = text.specials.bos if text.specials.bos >= 0 else text.start_id
@@ -131,7 +162,7 @@ class Stated:
 def _bart(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[ModelConfig, Parameters]:
     """What BART's relatives share, and their differences."""
     family = FAMILIES[str(stated.values["model_type"])]
-    tables = Tables.of(weights, "model.", "lm_head.weight", "model.decoder.output_projection.weight")
+    tables = Tables.of(weights, "model.", stated.values)
     side = {"encoder": "encoder_", "decoder": ""}
     sizes = {
         f"{ours}{name}": stated.number(f"{theirs}_{key}")
@@ -206,44 +237,6 @@ def marian_sines(count: int, width: int) -> Tensor:
     return torch.cat((angles.sin(), angles[:, : width // 2].cos()), 1).float()
 
 
-@dataclass(frozen=True)
-class Tables:
-    """Which tensors are the source's embedding, the target's and the output's weights; equal names are one tensor."""
-
-    source: str
-    target: str
-    output: str
-    prefix: str
-
-    @classmethod
-    def of(cls, weights: Weights, prefix: str, *outputs: str) -> Tables:
-        """By the names that a file has; a tied output that is stored as well is recognised by its values."""
-        shared = f"{prefix}shared.weight"
-        names = [f"{prefix}{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
-        source, target = ((name if name in weights else shared) for name in names)
-        if shared in weights and all(name == shared or equal(weights, name, shared) for name in (source, target)):
-            source = target = shared
-        output = next((name for name in outputs if name in weights), target)
-        output = target if output != target and equal(weights, output, target) else output
-        for name in (shared, *names, *outputs):
-            weights.ignore(name)
-        return cls(source, target, output, prefix)
-
-    def values(self, weights: Weights) -> dict[str, Any]:
-        """Fields of the config."""
-        return {
-            "src_vocab": weights.shape(self.source)[0],
-            "tgt_vocab": weights.shape(self.target)[0],
-            "share_embeddings": sharing(self.output == self.target, self.source == self.target),
-        }
-
-    def put(self, made: Parameters) -> None:
-        """The parameters."""
-        made.put("src_embedding.weight", self.source)
-        made.put("tgt_embedding.weight", self.target)
-        made.put("output.weight", self.output)
-
-
 def _t5(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[ModelConfig, Parameters]:
     """T5 and its relatives: RMS norm, relative positions, no biases."""
     kind, values = str(stated.values["model_type"]), stated.values
@@ -252,7 +245,7 @@ def _t5(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[Mod
     if gate not in ("", "gated"):
         raise ConfigError(f"{stated.path}: feed_forward_proj '{projection}' is not known")
     name = "gelu_new" if (gate, name) == ("gated", "gelu") else name
-    tables = Tables.of(weights, "", "lm_head.weight")
+    tables = Tables.of(weights, "", stated.values)
     # mT5 never scales what the output reads, UMT5 always; T5 where its output was tied.
     old = values.get("tie_word_embeddings") is not False
     scaled = {"mt5": False, "umt5": True}.get(kind, bool(values.get("scale_decoder_outputs", old)))
