@@ -299,13 +299,12 @@ def test_options_that_make_no_sense(table: Talk, changes: dict[str, Any]) -> Non
 
 
 def test_defaults_of_a_beam_do_not_hold_for_sampling(table: Talk) -> None:
-    defaults = {"beams": 4, "n_best": 2, "length_norm": "gnmt", "max_tokens": 9}
-    for asked in ({}, {"beams": 1}, {"sampling": True}, {"beams": 3}, {"sampling": True, "n_best": 3}):
-        expected = over_defaults(defaults, asked)
-        assert table.ask({"defaults": defaults, "options": asked}) == {
-            "beams": expected.beams,
-            "n_best": expected.n_best,
-        }
+    whole = {"beams": 4, "n_best": 2, "length_norm": "gnmt", "max_tokens": 9, "stop": "exact"}
+    for defaults in (whole, {"stop": "estimate"}, {}):
+        for asked in ({}, {"beams": 1}, {"sampling": True}, {"beams": 3}, {"sampling": True, "n_best": 3}):
+            expected = over_defaults(defaults, asked)
+            said = {name: getattr(expected, name) for name in ("beams", "n_best", "stop")}
+            assert table.ask({"defaults": defaults, "options": asked}) == said, (defaults, asked)
 
 
 def test_settings_of_the_command_line(table: Talk) -> None:

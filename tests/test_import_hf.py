@@ -17,12 +17,12 @@ from tformer_deploy.errors import ArtifactError, ConfigError, ParityError, Tform
 from tformer_deploy.export_checked import export_checked
 from tformer_deploy.importers import compare
 from tformer_deploy.importers.base import ImportOptions
-from tformer_deploy.importers.hf_generation import NEUTRAL, SAME, SAMPLING, TECHNICAL, decoding_defaults
+from tformer_deploy.importers.hf_generation import NEUTRAL, SAMPLING, TECHNICAL, decoding_defaults
 from tformer_deploy.importers.run import compare_again, import_checkpoint, recognised
 from tformer_deploy.opening import TranslatorOptions, open_translator
 
 from .conftest import small_config
-from .hf_folders import FOLDERS, LINES, OPTIONS, SENTENCES, entries, fairseq_pieces, of_bart, write
+from .hf_folders import FOLDERS, LINES, OPTIONS, SENTENCES, entries, fairseq_pieces, of_bart, of_t5, write
 from .params import long_but
 
 EXPORTED = {"marian": ["fp32-cpu"], "umt5": ["fp32", "fp32-cpu", "int8"], "mbart": ["fp32-cpu"]}
@@ -561,11 +561,15 @@ def test_a_wrong_mapping_is_noticed(folders: dict[str, Path], tmp_path: Path, mo
     assert not (tmp_path / "run").exists()
 
 
+BEAM = {"stop": "estimate", "length_penalty": 1.0}
+"""What `generate` has where a folder says nothing."""
+
+
 def test_what_generate_has_and_we_have_not_is_said() -> None:
     settings = {"num_beam_groups": 2, "bad_words_ids": [[1], [2, 3]], "repetition_penalty": 1.2, "do_sample": True}
     settings |= {"top_p": 0.9, "forced_eos_token_id": 7, "num_return_sequences": 1}
     found, notes = decoding_defaults({**settings, "eos_token_id": [3, 5]}, (), small_config())
-    assert found == {"suppress": [1], "repetition_penalty": 1.2, "end_ids": [3, 5]}
+    assert found == {**BEAM, "suppress": [1], "repetition_penalty": 1.2, "end_ids": [3, 5]}
     assert [note.split(" ")[0] for note in notes] == [
         "num_beam_groups=2",
         "forced_eos_token_id=7",
@@ -576,7 +580,17 @@ def test_what_generate_has_and_we_have_not_is_said() -> None:
     assert "top_p=0.9" in notes[-1]
 
 
-KEPT = {*SAME, "max_length", "max_new_tokens", "min_length", "min_new_tokens", "early_stopping", "do_sample"}
+KEPT = {
+    "num_beams",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "min_new_tokens",
+    "early_stopping",
+    "do_sample",
+}
 KEPT |= {"repetition_penalty", "bad_words_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"}
 KEPT |= {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
 ELSEWHERE = {"use_cache", "transformers_version", "is_assistant", "num_assistant_tokens", "max_matching_ngram_size"}
@@ -615,12 +629,16 @@ def test_the_original_is_compared_without_what_is_left_out(
     beams: int, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     more = {**LEFT_OUT, "repetition_penalty": 1.5, "top_k": 4, "return_dict_in_generate": True, "num_beams": beams}
-    more |= {"output_scores": True, "length_penalty": 2.0}
+    more |= {"output_scores": True, "length_penalty": 2.0, "num_return_sequences": beams // 2 or None}
     change = lambda g: {**g, **more, "bad_words_ids": [*g["bad_words_ids"], [5, 6]]}  # noqa: E731
     folder = edited(folders["marian"], tmp_path / "folder", "generation_config.json", change)
     found, comparison = import_checkpoint("hf", folder, tmp_path / "run", ImportOptions(tgt_lang="deu"))
     assert comparison.passed and comparison.tokens.keys() == {"greedy", "beams 4", "beams 5"}
-    assert [note.split("=")[0] for note in found.notes[:-2]] == [*LEFT_OUT]
+    assert [note.split("=")[0] for note in found.notes[:-2]] == [
+        name
+        for name in LEFT_OUT
+        if beams > 1 or name != "num_return_sequences"  # which transformers refuses
+    ]
     assert [note.split(" ")[0] for note in found.notes[-2:]] == ["bad_words_ids", "repetition_penalty"]
     assert found.decoding["repetition_penalty"] == 1.5
 
@@ -633,6 +651,98 @@ def test_config_json_may_hold_what_is_left_out(folders: dict[str, Path], tmp_pat
     found, comparison = import_checkpoint("hf", folder, tmp_path / "run")
     assert comparison.passed and found.notes[0].startswith("num_return_sequences=2 has no counterpart")
     assert found.decoding["first_ids"] == [0]
+
+
+STATED: dict[str, dict[str, Any]] = {
+    "a forced first token": {"forced_bos_token_id": None},
+    "nothing but ids": dict.fromkeys(
+        ("forced_bos_token_id", "forced_eos_token_id", "num_beams", "early_stopping", "length_penalty", "min_length")
+    ),
+    "another start": {"decoder_start_token_id": 7},
+    "no start": {"decoder_start_token_id": None},
+    "other ends": {"eos_token_id": [9, 2], "forced_eos_token_id": [9, 2]},
+    "another pad": {"pad_token_id": 2},
+    "an end that is a bad word": {"bad_words_ids": [[2], [5]]},
+    "a beam's options without a beam": {"num_beams": None, "length_penalty": 3.0, "early_stopping": "never"},
+}
+"""Keys of generation_config.json, where config.json says otherwise."""
+
+
+@pytest.mark.parametrize("stated", long_but(list(STATED), "a forced first token", "nothing but ids"))
+def test_generation_config_is_all_that_generate_reads(
+    stated: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other values in config.json are read by neither side; the original gets nothing but its folder."""
+    monkeypatch.setattr(compare, "MOST_STEPS", 10)
+    folder = edited(folders["bart"], tmp_path / "folder", "generation_config.json", lambda g: {**g, **STATED[stated]})
+    config = json.loads((folder / "config.json").read_text())
+    others = {"forced_bos_token_id": 5, "num_beams": 3, "suppress_tokens": [4], "no_repeat_ngram_size": 2}
+    more = {"task_specific_params": {"summarization": {"length_penalty": 2.0, "num_beams": 4}}}
+    (folder / "config.json").write_text(json.dumps({**config, **others, **more}))
+    found, comparison = import_checkpoint("hf", folder, tmp_path / "run", None, LINES[:3])
+    assert comparison.passed and comparison.original and comparison.tokens.keys() == {"greedy", "beams 4", "beams 5"}
+    forced = "forced_bos_token_id" not in STATED[stated]
+    assert found.decoding.get("first_ids") == ([0] if forced else None)
+    assert found.config.start_id == {"another start": 7, "no start": 0}.get(stated, 2)
+    assert found.config.eos_id == 2 and found.config.pad_id == 1
+    assert [note.split(" of ")[0] for note in found.notes] == ["task_specific_params (summarization)"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["marian", "m2m_100", "fsmt", "pegasus", "blenderbot", "t5"])
+def test_a_forced_first_token_of_every_family(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Of generation_config.json, or of config.json where that is all; a language that is asked for comes before it."""
+    for file, other in (("generation_config.json", "config.json"), ("config.json", None)):
+        folder = edited(folders[name], tmp_path / file, file, lambda c: {**c, "forced_bos_token_id": 7})
+        if other is None:
+            (folder / "generation_config.json").unlink()
+        options = ImportOptions(**OPTIONS.get(name, {}))
+        found, comparison = import_checkpoint("hf", folder, tmp_path / "run", options, LINES[:3], force=True)
+        assert comparison.passed and comparison.original
+        assert (found.decoding["first_ids"] == [7]) == (name != "m2m_100")
+
+
+UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "no end": ({"eos_token_id": None}, "generation_config.json has no eos_token_id, so that no output would end: add"),
+    "no start": (
+        {"decoder_start_token_id": None, "bos_token_id": None},
+        "generation_config.json has no decoder_start_token_id, with which each output begins: add it",
+    ),
+    "a text": ({"num_beams": "four"}, "generation_config.json: num_beams='four' is of a wrong type: copy it again"),
+}
+
+
+@pytest.mark.parametrize("stated", UNUSABLE)
+def test_a_generation_config_with_which_nothing_begins_or_ends(
+    stated: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Although config.json has those ids: transformers refuses it, or never ends an output."""
+    changes, message = UNUSABLE[stated]
+    folder = edited(folders["bart"], tmp_path / "folder", "generation_config.json", lambda g: {**g, **changes})
+    with pytest.raises(ArtifactError, match=message):
+        import_checkpoint("hf", folder, tmp_path / "run", comparing=False)
+
+
+def test_an_original_that_fails_says_so(folders: dict[str, Path], tmp_path: Path) -> None:
+    """transformers refuses such a folder when it loads it."""
+    change = lambda g: {**g, "num_beams": 1, "num_return_sequences": 2}  # noqa: E731
+    folder = edited(folders["t5"], tmp_path / "folder", "generation_config.json", change)
+    with pytest.raises(ArtifactError, match=r"the original code itself fails, ValueError: .*: mend what it reads, or"):
+        import_checkpoint("hf", folder, tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", long_but(["T5", "MT5", "UMT5"], "T5"))
+def test_more_decoder_than_encoder_layers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in t5-efficient: the cache of transformers 5 has as many layers as the encoder."""
+    monkeypatch.setattr(compare, "MOST_STEPS", 8)
+    folder = of_t5(tmp_path / "folder", kind, num_layers=1, num_decoder_layers=3)
+    found, comparison = import_checkpoint("hf", folder, tmp_path / "run", None, LINES[:3])
+    assert (found.config.encoder_layers, found.config.decoder_layers) == (1, 3)
+    assert comparison.passed and comparison.original and len(comparison.tokens) == 3
+    said = capsys.readouterr().err
+    assert said.count("compared with use_cache=False") == 1 and "fails, IndexError" in said
 
 
 def test_what_is_left_out_is_said_where_the_comparison_fails(
@@ -659,7 +769,8 @@ def test_lengths_of_generate() -> None:
         ({"max_length": 512}, {"max_tokens": 64}),
         ({}, {}),
     ):
-        assert decoding_defaults(settings, (), config)[0] == expected
+        settings["eos_token_id"] = config.eos_id
+        assert decoding_defaults(settings, (), config)[0] == {**BEAM, **expected}
 
 
 def test_without_transformers_nothing_is_compared_and_that_is_said(

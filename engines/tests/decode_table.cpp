@@ -226,7 +226,9 @@ json answer(const json& given) {
   if (given.contains("setting")) return {{"value", tformer::option_value(given["setting"][0], given["setting"][1])}};
   const tformer::DecodeOptions options =
       tformer::over_defaults(given.value("defaults", json::object()), given.at("options"));
-  if (!given.contains("sources")) return {{"beams", options.beams}, {"n_best", options.n_best}};
+  if (!given.contains("sources")) {
+    return {{"beams", options.beams}, {"n_best", options.n_best}, {"stop", options.stop}};
+  }
   TableEngine engine(given);
   const tformer::Batch batch = batch_of(given);
   if (given.contains("targets")) {

@@ -138,8 +138,8 @@ class DecodeOptions:
 def over_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> DecodeOptions:
     """The options that are asked for, and a model's defaults for the others.
 
-    Defaults of a beam do not hold for sampling, nor for a beam of 1. Raises ConfigError.
+    Defaults of a beam do not hold for sampling, nor where nobody asks for a beam above 1. Raises ConfigError.
     """
-    ranked = not asked.get("sampling") and asked.get("beams", 2) != 1
+    ranked = not asked.get("sampling") and asked.get("beams", defaults.get("beams", 1)) != 1
     kept = {name: value for name, value in defaults.items() if ranked or name not in (*_SEARCH, "beams", "n_best")}
     return from_dict(DecodeOptions, {**kept, **asked}, "decoding")

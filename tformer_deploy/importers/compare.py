@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from ..check.rounding import widened
 from ..config import ModelConfig
 from ..decoding import Batch, Step, decode, over_defaults
 from ..engines.eager import EagerEngine
+from ..errors import ArtifactError, TformerError
 from ..model import Transformer
 from ..text import Tokenizers
 from .base import Original
@@ -42,6 +44,36 @@ LINES = (
 UNLIKE = ("repetition_penalty",)
 """Decoding defaults that act on other numbers in an original: outputs are compared without them."""
 Floats64 = NDArray[np.float64]
+
+
+@contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """What another one's code raises is no fault of ours. Raises ArtifactError."""
+    try:
+        yield
+    except (TformerError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        said = str(error).partition("\n")[0]
+        raise ArtifactError(
+            f"{name} itself fails, {type(error).__name__}: {said:.200}: mend what it reads, or import with --no-compare"
+        ) from error
+
+
+class Named:
+    """An original whose errors carry its name."""
+
+    def __init__(self, original: Original) -> None:
+        self._original, self.name = original, original.name
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call = getattr(self._original, name)
+
+        def named(*given: Any) -> Any:
+            with errors_of(self.name):
+                return call(*given)
+
+        return named
 
 
 @dataclass
@@ -95,6 +127,7 @@ def compare(
 ) -> Comparison:
     """Compare a model with its original, on lines and on random ids."""
     found = Comparison(original.name)
+    original = Named(original)
     sources = [tokenizers.source_ids(line) for line in lines[:SENTENCES]]
     for line in lines[:SENTENCES] or LINES:
         theirs, ids = original.source_ids(line), tokenizers.source_ids(line)

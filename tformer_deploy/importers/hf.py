@@ -14,7 +14,7 @@ from torch import Tensor
 from ..config import ModelConfig, from_dict
 from ..errors import ArtifactError, ConfigError
 from .base import Imported, ImportOptions, Parameters
-from .hf_generation import decoding_defaults
+from .hf_generation import decoding_defaults, ids_of, left_out, require_usable, settings_of, task_note
 from .hf_original import HfOriginal
 from .hf_tables import Tables, of_whole_model
 from .hf_text import read_text
@@ -39,6 +39,13 @@ UNUSED = [f"model.{side}.{name}" for side in ("encoder", "decoder") for name in 
 """What old folders of BART and M2M100 have, and transformers does not read."""
 T5_FAMILY = {"t5": "relu", "mt5": "gated-gelu", "umt5": "gated-gelu"}
 """With `feed_forward_proj` where config.json has none."""
+IDS = {
+    **dict.fromkeys(("m2m_100", "fsmt", "bart", "plbart", "mbart"), (1, 2)),
+    **dict.fromkeys(("pegasus", *T5_FAMILY), (0, 1)),
+    "blenderbot": (0, 2),
+    "marian": (58100, 0),
+}
+"""`pad_token_id` and `eos_token_id` where config.json has none."""
 FREE = ("max_positions", "dropout", "attention_dropout", "activation_dropout")
 """Fields of ModelConfig that may be set: config.json decides all others, or its folder's weights and tokenizer do."""
 T5_POSITIONS = 512
@@ -111,22 +118,31 @@ def require_known(path: Path, config: Mapping[str, Any]) -> None:
 
 def read(path: Path, options: ImportOptions) -> Imported:
     """See `base.Imported`."""
-    stated = Stated(path, read_json_file(path / "config.json"))
-    generation = path / "generation_config.json"
-    settings = read_json_file(generation) if generation.is_file() else stated.generation
-    require_known(path, stated.values)
-    kind = stated.values["model_type"]
+    values = read_json_file(path / "config.json")
+    require_known(path, values)
+    kind = str(values["model_type"])
+    pad, eos = IDS[kind]
+    stated = Stated(path, {"pad_token_id": pad, "eos_token_id": eos, **values})
     if wrong := sorted(options.model.keys() - FREE):
         raise ConfigError(f"--set model.{wrong[0]}: config.json says it; {', '.join(FREE)} can be set")
     weights = of_whole_model(read_folder(path), *(T5_NAMES if kind in T5_FAMILY else NAMES))
     weights.ignore(*UNUSED)
-    text = read_text(path, str(kind), options, settings, stated.values)
+    settings = settings_of(path, values)
+    others = {name: value for name, value in values.items() if not name.endswith("_token_id")}
+    text = read_text(path, kind, options, ids_of(settings, stated.values), others)
+    forced = settings.get("forced_bos_token_id")
+    first_ids = text.first_ids or (() if forced is None else (forced,))
+    # What a user of transformers gives `generate` for a language.
+    asked = {"forced_bos_token_id": text.first_ids[0]} if text.first_ids else {"decoder_start_token_id": text.start_id}
+    asked = asked if text.tgt_lang else {}
+    require_usable(path, settings, start="decoder_start_token_id" not in asked)
     ids = {"pad_id": text.specials.pad, "eos_id": text.specials.eos, "start_id": text.start_id}
     ids["bos_id"] = text.specials.bos if text.specials.bos >= 0 else text.start_id
     config, made = (_t5 if kind in T5_FAMILY else _bart)(stated, weights, {**ids, **options.model})
-    decoding, notes = decoding_defaults(settings, text.first_ids, config)
+    decoding, notes = decoding_defaults(settings, first_ids, config)
+    notes = [*text.notes, *notes, *task_note(values)]
     return Imported(
-        config, made, text.tokenizers, decoding, lambda: HfOriginal(path, text, settings), notes=[*text.notes, *notes]
+        config, made, text.tokenizers, decoding, lambda: HfOriginal(path, text, asked, left_out(settings)), notes=notes
     )
 
 
@@ -149,14 +165,6 @@ class Stated:
         if name not in ACTIVATIONS:
             raise ConfigError(f"{self.path}: activation '{name}' is not one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
-
-    @property
-    def generation(self) -> dict[str, Any]:
-        """What older folders have here instead of in generation_config.json."""
-        found = {name: value for name, value in self.values.items() if value is not None}
-        if found.get("force_bos_token_to_be_generated"):
-            found["forced_bos_token_id"] = found.get("bos_token_id")
-        return found
 
 
 def _bart(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[ModelConfig, Parameters]:

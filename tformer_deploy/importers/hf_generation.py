@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..config import ModelConfig
+from ..errors import ArtifactError
+from .weights import read_json_file
 
-SAME = {"no_repeat_ngram_size": "no_repeat_ngram", "num_beams": "beams", "length_penalty": "length_penalty"}
+NUMBER = (int, float)
+TYPES: dict[str, Any] = {
+    **dict.fromkeys(("num_beams", "no_repeat_ngram_size", "max_length", "max_new_tokens"), int),
+    **dict.fromkeys(("min_length", "min_new_tokens", "forced_bos_token_id", "decoder_start_token_id"), int),
+    **dict.fromkeys(("length_penalty", "repetition_penalty"), NUMBER),
+    **dict.fromkeys(("eos_token_id", "forced_eos_token_id"), (int, list)),
+    **dict.fromkeys(("suppress_tokens", "bad_words_ids"), list),
+}
+TOKENIZERS = ("pad_token_id", "eos_token_id")
 STOPS = {True: "count", False: "estimate", "never": "exact"}
 NEUTRAL = {
     "encoder_no_repeat_ngram_size": 0,
@@ -57,20 +68,61 @@ TECHNICAL = (
 """How transformers computes and reports: no output depends on it."""
 
 
+def settings_of(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What `generate` reads of a folder: generation_config.json alone where there is one, else its config.json."""
+    file = path / "generation_config.json"
+    if file.is_file():
+        return {name: value for name, value in read_json_file(file).items() if value is not None}
+    found = {name: value for name, value in config.items() if value is not None}
+    part = next((value for name in ("decoder", "generator", "text_config") if (value := config.get(name))), None)
+    if found.get("force_bos_token_to_be_generated"):
+        found["forced_bos_token_id"] = found.get("bos_token_id")
+    return {**part, **found} if isinstance(part, Mapping) else found
+
+
+def ends_of(settings: Mapping[str, Any]) -> list[int]:
+    """The tokens that end an output."""
+    return _listed(settings.get("eos_token_id"))
+
+
+def ids_of(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The special ids by their keys: of the tokenizer as config.json has them, of the search as `generate` does."""
+    found = {
+        **{name: settings.get(name) if config.get(name) is None else config[name] for name in TOKENIZERS},
+        "bos_token_id": settings.get("bos_token_id", config.get("bos_token_id")),
+        "decoder_start_token_id": settings.get("decoder_start_token_id", settings.get("bos_token_id")),
+        "forced_bos_token_id": settings.get("forced_bos_token_id"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def require_usable(path: Path, settings: Mapping[str, Any], start: bool) -> None:
+    """Raise ArtifactError for settings with which no output would begin, with `start`, or end; and for wrong types."""
+    file = path / "generation_config.json"
+    file = file if file.is_file() else path / "config.json"
+    for name, kind in TYPES.items():
+        if name in settings and not isinstance(settings[name], kind):
+            raise ArtifactError(f"{file}: {name}={settings[name]!r:.40} is of a wrong type: copy it again")
+    if not ends_of(settings):
+        raise ArtifactError(f"{file} has no eos_token_id, so that no output would end: add it")
+    if start and not {"decoder_start_token_id", "bos_token_id"} & settings.keys():
+        raise ArtifactError(f"{file} has no decoder_start_token_id, with which each output begins: add it")
+
+
 def decoding_defaults(
     settings: Mapping[str, Any], first_ids: tuple[int, ...], config: ModelConfig
 ) -> tuple[dict[str, Any], list[str]]:
     """Fields of DecodeOptions, and notes on what was left out."""
-    found: dict[str, Any] = {}
-    beams = settings.get("num_beams") or 1
-    for theirs, ours in SAME.items():
-        if settings.get(theirs) is not None and (beams > 1 or ours == "no_repeat_ngram"):
-            found[ours] = settings[theirs]
-    if beams > 1:
-        found["stop"] = STOPS.get(settings.get("early_stopping") or False, "estimate")
-        found["length_penalty"] = float(found.get("length_penalty", 1.0))
+    found: dict[str, Any] = {
+        "stop": STOPS.get(settings.get("early_stopping", False), "estimate"),
+        "length_penalty": float(settings.get("length_penalty", 1.0)),
+    }
+    if settings.get("num_beams", 1) > 1:
+        found["beams"] = settings["num_beams"]
+    if settings.get("no_repeat_ngram_size"):
+        found["no_repeat_ngram"] = settings["no_repeat_ngram_size"]
     # Their lengths count the start token, ours the end token; numbers of new tokens count neither and both.
-    longest = settings.get("max_new_tokens") or (settings.get("max_length") or 0) - 1
+    longest = settings.get("max_new_tokens") or settings.get("max_length", 0) - 1
     shortest = settings["min_new_tokens"] + 1 if settings.get("min_new_tokens") else settings.get("min_length")
     if longest > 0:
         found["max_tokens"] = min(int(longest), config.max_positions)
@@ -81,42 +133,57 @@ def decoding_defaults(
         found["suppress"] = sorted(set(map(int, suppress)))
     if first_ids:
         found |= {"first_ids": list(first_ids), "first_adds_zero": True}
-    ends = settings.get("eos_token_id")
-    if isinstance(ends, list) and ends != [config.eos_id]:
+    ends = ends_of(settings)
+    if ends != [config.eos_id]:
         found["end_ids"] = ends
-    if settings.get("forced_eos_token_id") in (config.eos_id, [config.eos_id]):
+    if ends and _listed(settings.get("forced_eos_token_id")) == ends:
         found["forced_end"] = True
-    if settings.get("repetition_penalty") not in (None, 1.0):
+    if settings.get("repetition_penalty", 1.0) != 1.0:
         found["repetition_penalty"] = float(settings["repetition_penalty"])
-    return found, _notes(settings, neutral_settings(settings, config.eos_id))
+    return found, _notes(settings, left_out(settings))
 
 
-def neutral_settings(settings: Mapping[str, Any], eos_id: int) -> dict[str, Any]:
-    """What `generate` must be called with so that it does what our search can do."""
-    found = {**NEUTRAL, **dict.fromkeys(TECHNICAL), "do_sample": False, "repetition_penalty": 1.0}
-    if settings.get("bad_words_ids") is not None:
+def left_out(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the settings that our search does not have, or that change what `generate` returns: what changes nothing."""
+    neutral = {**NEUTRAL, **dict.fromkeys(TECHNICAL), "do_sample": False, "repetition_penalty": 1.0}
+    found = {name: value for name, value in neutral.items() if settings.get(name, value) != value}
+    if any(len(words) > 1 for words in settings.get("bad_words_ids", [])):
         found["bad_words_ids"] = _banned(settings) or None
-    if settings.get("forced_eos_token_id") not in (eos_id, [eos_id]):
+    if _listed(settings.get("forced_eos_token_id")) not in ([], ends_of(settings)):
         found["forced_eos_token_id"] = None
-    if (settings.get("num_beams") or 1) == 1:  # no defaults of a beam are taken
-        found |= {"early_stopping": True, "length_penalty": 1.0}
     return found
 
 
+def _listed(ids: Any) -> list[int]:
+    """Ids, of which there may be one or none."""
+    return [] if ids is None else [*ids] if isinstance(ids, list) else [ids]
+
+
 def _banned(settings: Mapping[str, Any]) -> list[list[int]]:
-    return [words for words in settings.get("bad_words_ids") or [] if len(words) == 1]
+    """Single tokens that are never produced; `generate` never takes an end token for one."""
+    ends = [[end] for end in ends_of(settings)]
+    return [words for words in settings.get("bad_words_ids", []) if len(words) == 1 and words not in ends]
+
+
+def task_note(config: Mapping[str, Any]) -> list[str]:
+    """On `task_specific_params` of a config.json, where there are any."""
+    tasks = config.get("task_specific_params")
+    if not isinstance(tasks, Mapping) or not tasks:
+        return []
+    found = f"task_specific_params ({', '.join(map(str, tasks))}) of config.json are left out, as generate does"
+    return [f"{found}: ask for their options, and write their prefix before a text"]
 
 
 def _notes(settings: Mapping[str, Any], neutral: Mapping[str, Any]) -> list[str]:
     """On what is left out, and on what is another thing here."""
     notes = []
     for name in (*NEUTRAL, "forced_eos_token_id"):
-        if settings.get(name) is not None and name in neutral and settings[name] != neutral[name]:
+        if name in neutral:
             reason = f": {REASONS[name]}" if name in REASONS else ""
             notes.append(f"{name}={settings[name]} has no counterpart and is left out{reason}")
-    if len(_banned(settings)) < len(settings.get("bad_words_ids") or []):
+    if "bad_words_ids" in neutral:
         notes.append("bad_words_ids of several tokens have no counterpart and are left out")
-    if settings.get("repetition_penalty") not in (None, 1.0):
+    if "repetition_penalty" in neutral:
         notes.append(
             "repetition_penalty acts on log-probabilities here, there on the start token too, and on logits in a "
             "greedy search: outputs are compared without it"

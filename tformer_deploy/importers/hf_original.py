@@ -12,29 +12,24 @@ import torch
 from torch import Tensor
 
 from ..notes import note
-from .hf_generation import neutral_settings
 from .hf_text import Text
 
 
 class HfOriginal:
     """See `base.Original`."""
 
-    def __init__(self, path: Path, text: Text, settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, text: Text, asked: Mapping[str, int], neutral: Mapping[str, Any]) -> None:
+        """`asked`: what the user wants of `generate`; `neutral`: values for what the folder says and we leave out."""
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all there is; nothing is fetched
         import transformers
 
         logging: Any = transformers.logging
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        generation: Any = transformers.GenerationConfig
-        own_file = (path / "generation_config.json").is_file()
-        compared = {"_from_model_config": not own_file, **settings, **neutral_settings(settings, text.specials.eos)}
-        loaded: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(
-            path, dtype=torch.float32, generation_config=generation.from_dict(compared)
-        )
+        loaded: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(path, dtype=torch.float32)
         self.model = loaded.eval()
         self.name = f"{type(self.model).__name__} of transformers {transformers.__version__}"
-        self._text, self._settings = text, settings
+        self._text, self._given = text, {**neutral, **asked}
         self._tokenizer = self._load_tokenizer(path, transformers)
 
     def _load_tokenizer(self, path: Path, transformers: Any) -> Any:
@@ -67,26 +62,31 @@ class HfOriginal:
 
     def generate(self, src_ids: Tensor, src_lengths: Tensor, beams: int, max_tokens: int) -> list[list[int]]:
         """See `base.Original`."""
-        first = {"forced_bos_token_id": self._text.first_ids[0]} if self._text.first_ids else {}
+        own = self.model.generation_config
         # A shortest length above the longest forbids the end there throughout; ours may end at the last token.
         limits = {"min_length": max_tokens, "min_new_tokens": max_tokens - 1}
-        shortest = {name: min(self._settings[name], most) for name, most in limits.items() if self._settings.get(name)}
-        found = self.model.generate(
-            input_ids=src_ids,
-            attention_mask=mask_of(src_ids, src_lengths),
-            num_beams=beams,
-            max_new_tokens=max_tokens,
-            decoder_start_token_id=self._text.start_id,
-            **first,
-            **shortest,
-        )
-        ends = self._settings.get("eos_token_id")
-        ends = {*ends} if isinstance(ends, list) else {self._text.specials.eos}
+        shortest = {name: most for name, most in limits.items() if (getattr(own, name) or 0) > most}
+        given = {**self._given, "num_beams": beams, "max_new_tokens": max_tokens, **shortest}
+        found = self._generated(input_ids=src_ids, attention_mask=mask_of(src_ids, src_lengths), **given)
+        ends = {*torch.tensor(own.eos_token_id).flatten().tolist()}
         outputs = []
         for row in found[:, 1:].tolist():
             end = next((i for i, token in enumerate(row) if token in ends), None)
             outputs.append(row[:end])
         return outputs
+
+    def _generated(self, **given: Any) -> Tensor:
+        """Without a cache where the model's own fails: T5's has as many layers as the encoder."""
+        try:
+            return self.model.generate(**given)  # type: ignore[no-any-return]
+        except IndexError as error:
+            if "use_cache" in self._given:
+                raise
+            self._given["use_cache"] = False
+            note(
+                f"outputs are compared with use_cache=False: the cache of {self.name} fails, IndexError: {error!s:.80}"
+            )
+            return self._generated(**given, use_cache=False)
 
     def source_ids(self, text: str) -> list[int] | None:
         """See `base.Original`."""

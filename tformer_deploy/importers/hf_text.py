@@ -170,6 +170,7 @@ def read_text(
         "fsmt": _fsmt,
         "bart": _bytes,
         "blenderbot": _bytes,
+        "blenderbot-small": _no_text,
     }
     reader = readers.get(kind, _sentencepiece)
     for flag, asked, chosen_by in (
@@ -179,6 +180,10 @@ def read_text(
         if asked and reader not in chosen_by:
             raise ConfigError(f"{flag} {asked}: not used by models of type {kind}: leave it out")
     return reader(folder)
+
+
+def _no_text(folder: Folder) -> Text:
+    raise ConfigError(f"{folder.path}: the tokenizer of blenderbot-small is not known")
 
 
 def _marian(folder: Folder) -> Text:

@@ -19,7 +19,7 @@ from ..headers import is_of
 from ..notes import note
 from ..text import require_fit
 from .base import Imported, ImportOptions
-from .compare import Comparison, compare
+from .compare import Comparison, compare, errors_of
 from .weights import writing
 
 FORMATS = {
@@ -167,7 +167,8 @@ def _compared(imported: Imported, checkpoint: Checkpoint, lines: Sequence[str], 
     if imported.original is None:
         return Comparison("", imported.not_compared)
     try:
-        original = imported.original()
+        with errors_of("the original code"):
+            original = imported.original()
     except ModuleNotFoundError as error:
         return Comparison("", f"{error.name} is not installed: pip install {error.name}, and import again")
     return compare(original, checkpoint.load_model(), checkpoint.tokenizers, imported.decoding, lines)

@@ -266,7 +266,8 @@ json option_value(const std::string& name, const std::string& text) {
 
 DecodeOptions over_defaults(const json& defaults, const json& asked) {
   const bool draws = asked.contains("sampling") && asked.at("sampling") == true;
-  const bool ranked = !draws && !(asked.contains("beams") && asked.at("beams") == 1);
+  const json& beams = asked.contains("beams") ? asked : defaults;
+  const bool ranked = !draws && beams.contains("beams") && beams.at("beams") != 1;
   json kept = asked;
   for (const auto& [name, value] : defaults.items()) {
     const bool of_beam = std::find(of_search.begin(), of_search.end(), name) != of_search.end() || name == "beams" ||
