@@ -346,8 +346,7 @@ class ConversionError(Exception):
 
 EXPORTER: dict[str, str] = {
     "Could not guard on data-dependent expression": (
-        "ValueError: a choice by values, which no graph has (with nn.Transformer, pass tgt_is_causal=True, and "
-        "src_is_causal=False beside a src_mask)"
+        "ValueError: a choice by values, such as `if mask.any():`, which no graph has"
     ),
     "tracing inferred a static shape of 4 for": (
         "ValueError: a size became a constant: no len(x), int(x.shape[0]) or loops over positions"

@@ -15,9 +15,11 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch.export import Dim
+from torch.nn.modules import transformer as torch_layers
 
 from ..contract import MEMORY_GRAPH, Signature
 from ..errors import ArtifactError, ConfigError
+from ..modules.recompute import plain_attention
 from ..recipe import Recipe
 from ..seq2seq import Seq2Seq
 from .graphs import GraphModule, make_graph
@@ -59,7 +61,7 @@ def trace(module: GraphModule) -> ir.Model:
             example.fill_(sizes["src_len"])
     shapes = [spec.shape for spec in expected.inputs]
     dynamic = tuple({i: Dim.DYNAMIC for i, size in enumerate(shape) if isinstance(size, str)} for shape in shapes)
-    with quiet(), torch.no_grad():
+    with quiet(), torch.no_grad(), plain_attention(), masks_as_given():
         exported = torch.export.export(
             module, inputs, dynamic_shapes=(dynamic,), prefer_deferred_runtime_asserts_over_guards=True
         )
@@ -138,6 +140,20 @@ def keep_contract(model: ir.Model, name: str, expected: Signature) -> None:
         if not fits or value.dtype is not _KINDS[spec.dtype]:
             raise ArtifactError(f"the traced {name} has {value.name} {value.dtype} {found}, the contract {spec}")
         value.shape = ir.Shape(spec.shape)
+
+
+@contextmanager
+def masks_as_given() -> Iterator[None]:
+    """Have PyTorch's own layers apply the masks that they are called with, and not look whether one is causal.
+
+    They would only choose another kernel by it, and no graph has a choice by values.
+    """
+    before = torch_layers._detect_is_causal_mask
+    torch_layers._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        torch_layers._detect_is_causal_mask = before
 
 
 @contextmanager

@@ -87,10 +87,7 @@ def calling(where: str, what: str) -> Iterator[None]:
             cause = cause.__cause__  # the exporter's own errors are pages of advice to its developers
         said = " ".join(ANSI.sub("", str(cause)).split())[:300]
         if "data-dependent" in said:
-            said = (
-                "a choice by values, which no graph has (with nn.Transformer, pass tgt_is_causal=True, "
-                "and src_is_causal=False beside a src_mask)"
-            )
+            said = "a choice by values, such as `if mask.any():`, which no graph has"
         if "inferred a static shape" in said:
             said = "a size became a constant: no len(x), int(x.shape[0]) or loops over positions"
         if "index out of range in self" in said:  # what torch says of a table
