@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 import shutil
 from pathlib import Path
@@ -14,22 +16,26 @@ from onnx import GraphProto, numpy_helper
 
 from tformer_deploy.bundle import Bundle, open_bundle
 from tformer_deploy.check import EngineReport, Gate
-from tformer_deploy.check.constants import compare_constants, failures, named_tensors
+from tformer_deploy.check.constants import compare_constants, failures
+from tformer_deploy.check.origins import named_tensors
 from tformer_deploy.check.report import Constants, describe_constants
 from tformer_deploy.contract import graphs_of
-from tformer_deploy.export.calibrate import input_ranges
+from tformer_deploy.errors import ArtifactError
+from tformer_deploy.export.calibrate import Measured, input_ranges
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
 from tformer_deploy.model import Transformer
 from tformer_deploy.recipe import load_recipe
 
 from .conftest import random_model, small_config
-from .mutations import CONSTANTS, Mutation
+from .mutations import CONSTANTS, ROUNDING, Mutation
+from .program_mutations import PROGRAM_CONSTANTS, ProgramMutation, break_program
 from .test_options import OTHERS
 
 pytestmark = pytest.mark.long
 
-RECIPES = ("fp32-cpu", "int8", "int8-latency", "int4", "trt")
+PROGRAMS = ("native-fp32", "native-bf16", "native-int8", "native-int4")
+RECIPES = ("fp32-cpu", "int8", "int8-latency", "int4", "trt", *PROGRAMS)
 CONFIGS: dict[str, dict[str, Any]] = {
     "tied": {},
     "apart, post-norm": {"share_embeddings": "none", "norm_position": "post", "final_norm": False, "output_bias": True},
@@ -44,9 +50,12 @@ def graphs(model: Transformer, recipe: str, folder: Path) -> Bundle:
     config = model.config
     chosen = load_recipe(recipe).for_model(config)
     variant = "" if chosen.target == "onnx" else recipe
-    ranges = input_ranges(model, [[5, 6, 7, 3], [8, 9, 3]]) if chosen.precision != "fp32" else {}
+    ranges = input_ranges(model, [[5, 6, 7, 3], [8, 9, 3]]) if chosen.quantized else {}
     export_graphs(Tracer(model.eval()), chosen, folder / variant, "0", ranges)
-    return Bundle(folder, config, chosen, {}, {variant: chosen} if variant else {}, variant)
+    described = Measured(ranges, [], {}).described() if ranges else {}
+    manifest = {"variants": {variant: described}} if variant else {}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return Bundle(folder, config, chosen, manifest, {variant: chosen} if variant else {}, variant)
 
 
 def compared(model: Transformer, bundle: Bundle) -> Constants:
@@ -60,8 +69,7 @@ def test_what_export_makes_is_equal(changes: dict[str, Any], recipe: str, tmp_pa
     model = random_model(small_config(**changes))
     found = compared(model, graphs(model, recipe, tmp_path))
     assert not found.wrong and found.equal == found.compared > 30
-    # What is left is made of measured ranges, or of nothing that a checkpoint has.
-    made = re.compile(r".*: (step|zero|float[0-9]?)_[-0-9.e+]+")
+    made = re.compile(r".*: float[0-9]?_[-0-9.e+]+")  # which no checkpoint has
     assert all(made.fullmatch(name) for name in found.unknown), found.unknown
 
 
@@ -81,7 +89,7 @@ def initializers(bundle: Bundle, graph: str) -> list[Any]:
     return list(onnx.load(bundle.graph(graph), load_external_data=False).graph.initializer)
 
 
-@pytest.mark.parametrize("recipe", ["fp32", "int8"])
+@pytest.mark.parametrize("recipe", ["fp32", "int8", "native-fp32", "native-int8"])
 def test_an_untrained_model_with_equal_tensors_is_equal(recipe: str, tmp_path: Path) -> None:
     """Of its zero biases an exporter keeps one, so that they name no layer."""
     model = Transformer(small_config()).init_weights(1)
@@ -93,7 +101,7 @@ def test_an_untrained_model_with_equal_tensors_is_equal(recipe: str, tmp_path: P
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Transformer, Bundle]]:
     """The small model's graphs of every recipe of `CONSTANTS`. Read only."""
     model, folder = random_model(small_config()), tmp_path_factory.mktemp("graphs")
-    names = dict.fromkeys(variant or "fp32" for variant, *_ in CONSTANTS.values())
+    names = dict.fromkeys([*(variant or "fp32" for variant, *_ in CONSTANTS.values()), *PROGRAMS])
     for name in names:
         (folder / name).mkdir()
     return {name: (model, graphs(model, name, folder / name)) for name in names}
@@ -108,7 +116,7 @@ def mutated(bundle: Bundle, graph: str, mutate: Mutation, out: Path) -> Bundle:
         if name == graph:
             mutate(model.graph)
         onnx.save(model, folder / f"{name}.onnx")
-    return Bundle(out, bundle.config, bundle.recipe, {}, bundle.variants, variant)
+    return Bundle(out, bundle.config, bundle.recipe, bundle.manifest, bundle.variants, variant)
 
 
 @pytest.mark.parametrize(("variant", "graph", "mutate", "named"), CONSTANTS.values(), ids=CONSTANTS)
@@ -122,11 +130,50 @@ def test_wrong_constants_are_named(
     assert any(named in line and f"{graph}.onnx differs from the checkpoint's by " in line for line in lines), lines
 
 
+@pytest.mark.parametrize(("variant", "mutate", "named"), PROGRAM_CONSTANTS.values(), ids=PROGRAM_CONSTANTS)
+def test_wrong_constants_of_programs_are_named(
+    variant: str, mutate: ProgramMutation, named: str, exported: dict[str, Any], tmp_path: Path
+) -> None:
+    model, bundle = exported[variant]
+    out = break_program(bundle.directory, tmp_path / "broken", variant, mutate)
+    found = compared(model, dataclasses.replace(bundle, directory=out))
+    lines = failures(found)
+    assert lines and all(line.startswith(("constant ", "1 more", "2 more")) for line in lines)
+    assert any(named in line and f"{variant}/program.json (" in line for line in lines), lines
+
+
+@pytest.mark.parametrize(("variant", "graph", "mutate"), [each[:3] for each in ROUNDING.values()], ids=ROUNDING)
+def test_wrong_roundings_are_named(
+    variant: str, graph: str, mutate: Mutation, exported: dict[str, Any], tmp_path: Path
+) -> None:
+    model, bundle = exported[variant]
+    lines = failures(compared(model, mutated(bundle, graph, mutate, tmp_path)))
+    assert lines and "differs from what calibration measured by" in lines[0]
+
+
+@pytest.mark.parametrize("recipe", ["int8", "native-int8"])
+def test_a_bundle_without_ranges_is_compared_without(recipe: str, exported: dict[str, Any]) -> None:
+    """One of an earlier version: what it does not say is counted as of other origin."""
+    model, bundle = exported[recipe]
+    found = compared(model, dataclasses.replace(bundle, manifest={}))
+    assert not found.wrong and any("rounding of inputs" in name for name in found.unknown)
+
+
+def test_a_damaged_program_is_an_error_of_one_line(exported: dict[str, Any], tmp_path: Path) -> None:
+    def cut(program: Any) -> None:
+        program.about["arrays"][0]["offset"] = 1 << 40
+
+    model, bundle = exported["native-fp32"]
+    out = break_program(bundle.directory, tmp_path / "broken", "native-fp32", cut)
+    with pytest.raises(ArtifactError, match=r"program.json is damaged .*: export the bundle again"):
+        compared(model, dataclasses.replace(bundle, directory=out))
+
+
 def test_a_renamed_constant_cannot_hide(exported: dict[str, Any], tmp_path: Path) -> None:
     """It is missed, and counted among those of unknown origin."""
 
     def rename(graph: GraphProto) -> None:
-        old = next(t for t in graph.initializer if t.name.endswith("encoder.1.ff.down.bias"))
+        old = next(t for t in graph.initializer if "encoder.1.ff.down.weight" in t.name and t.name.endswith("^T"))
         name, old.name = old.name, "mine"
         for node in graph.node:
             node.input[:] = ["mine" if each == name else each for each in node.input]
@@ -136,7 +183,7 @@ def test_a_renamed_constant_cannot_hide(exported: dict[str, Any], tmp_path: Path
         (tmp_path / recipe).mkdir()
         found = compared(model, mutated(bundle, "encoder", rename, tmp_path / recipe))
         assert "encoder: mine" in found.unknown
-        assert any("encoder.1.ff.down.bias" in line for line in failures(found))
+        assert any("encoder.1.ff.down.weight" in line for line in failures(found))
         assert "of other origin (" in describe_constants(found)
 
 

@@ -166,8 +166,7 @@ def write_manifest(
 ) -> None:
     """Describe and hash every file that lies in `directory`; `recipes` of the standard graphs ("") and the variants.
 
-    `measured`: of each variant that rounds, `limits`, what calibration measured of every layer, and `fp32`, the linear
-    layers that are not rounded; `weights`: see `export.save.weights_read`.
+    `measured`: of each variant that rounds, `calibrate.Measured.described`; `weights`: see `export.save.weights_read`.
     """
     write_json(
         directory / MANIFEST,

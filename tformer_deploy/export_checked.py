@@ -107,7 +107,7 @@ def export_checked(
             tokenizer=description,
             checkpoint={"path": place, "weights_sha256": checkpoint.weights_sha256},
             versions={name: version(name) for name in ("torch", "onnx", "onnxscript")},
-            measured={name: {"limits": each.limits, "fp32": each.fp32} for name, each in measured.items()},
+            measured={name: each.described() for name, each in measured.items()},
             weights=weights_read(directory),
             decoding=checkpoint.decoding,
         )

@@ -104,6 +104,11 @@ class Measured(NamedTuple):
     """Layers that stay fp32."""
     limits: Noise
 
+    def described(self) -> dict[str, object]:
+        """As the manifest has it."""
+        ranges = {name: [each.least, each.largest] for name, each in self.ranges.items() if each is not None}
+        return {"limits": self.limits, "fp32": self.fp32, "ranges": ranges}
+
 
 def measure(model: Seq2Seq, recipe: Recipe, ranges: Ranges, sources: Sequence[Sequence[int]]) -> Measured:
     """What stays fp32, and what rounding the rest does to every layer; `ranges`: of `input_ranges`."""

@@ -1,0 +1,205 @@
+"""What a constant's name says that it is made of, and how far numbers are from that.
+
+The functions are written anew here, so that a mistake of the export does not excuse itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import ModelConfig
+
+if TYPE_CHECKING:
+    from ..seq2seq import Seq2Seq
+
+Array = NDArray[Any]
+CLOSE = 1e-6
+"""Relative difference that an element may have: that of another order of a few multiplications in fp32."""
+HALF_STEP = 0.5 * 1.001
+"""Of a quantized weight's own scale; the share above a half is what fp32 rounds."""
+LEAST, LEAST_SPAN = 1e-9, 1e-6
+"""Smaller rows and groups do not make their scale, smaller ranges not their step: quotients might be infinite."""
+ORIGIN = re.compile(r"(?P<name>[^,*^]+)(\*(?P<factor>[0-9.e+-]*[0-9]))?")
+NAME = re.compile(
+    r"(?P<origins>.+?)(?P<form>\.int8|\.int4|\.scales|\.zeros)?(?P<layout>\.groups)?(\.rows|\.column)?(?P<turned>\^T)?"
+    r"(\[(?P<first>[0-9]+):(?P<end>[0-9]+)\])?"
+)
+"""How the passes of export name a constant: tensors side by side, each with a factor, then what was done to them."""
+Bounds = Mapping[str, Sequence[float]]
+"""What calibration saw of the input of every linear layer: the least and the largest number."""
+
+
+class Compared(NamedTuple):
+    """Constants that are one tensor together."""
+
+    names: list[str]
+    origins: list[str]
+    """The checkpoint's tensors behind them."""
+    off: Array
+    """How far each element is off; 0 where it may be so far."""
+    beside: str = "the checkpoint's"
+
+
+Found = Iterator[Compared]
+
+
+class Made(NamedTuple):
+    """What a name says."""
+
+    names: list[str]
+    """Tensors of the checkpoint, side by side."""
+    factors: list[np.float32]
+    sizes: list[int]
+    """Rows of each."""
+    array: Array
+    """What becomes of them; some of its rows where the name says so."""
+    rows: slice
+
+
+class Origins:
+    """The tensors of a checkpoint, and what may become of them."""
+
+    def __init__(self, weights: Mapping[str, Array], config: ModelConfig) -> None:
+        self.weights, self.config = weights, config
+
+    def made(self, name: str) -> Made | None:
+        """What a name tells; nothing for other names."""
+        parsed = NAME.fullmatch(name)
+        parts = [ORIGIN.fullmatch(part) for part in parsed["origins"].split(",")] if parsed else []
+        names = [part["name"] for part in parts if part is not None]
+        if parsed is None or len(names) < len(parts) or not all(each in self.weights for each in names):
+            return None
+        factors = [self.factor(part["factor"]) for part in parts if part is not None]
+        arrays = [f * self.weights[each] for f, each in zip(factors, names, strict=True)]
+        array = np.concatenate(arrays) if len(arrays) > 1 else np.asarray(arrays[0])
+        sizes = [len(each) if each.ndim else 1 for each in arrays]
+        rows = slice(int(parsed["first"]), int(parsed["end"])) if parsed["first"] else slice(None)
+        return Made(names, factors, sizes, array[rows] if parsed["first"] else array, rows)
+
+    def factor(self, told: str | None) -> np.float32:
+        """What a tensor may be multiplied by before it becomes a constant; NaN for any other number."""
+        if told is None:
+            return np.float32(1)
+        sides = self.config.encoder, self.config.decoder
+        possible = [math.sqrt(side.width) for side in sides] if self.config.scale_embeddings else []
+        possible += [1 / math.sqrt(side.head_dim) for side in sides]
+        # The annotated norm, whose deviation is over d - 1.
+        possible += [math.sqrt((side.width - 1) / side.width) for side in sides]
+        near = [value for value in possible if abs(float(told) - value) <= CLOSE * value]
+        return np.float32(near[0] if near else np.nan)
+
+    def bias(self, name: str, made: Made, bias: Array | None, scaled: bool = True) -> Compared | None:
+        """What is added to a product or a norm, beside the bias of the layers whose weights it has.
+
+        A layer with an equal weight will do: of equal arrays exporters keep one. Nothing where the checkpoint calls
+        its tensors otherwise.
+        """
+        if not any(self._bias(weight) in self.weights for weight in made.names):
+            return None
+        count, bias = len(made.array), np.zeros(len(made.array), np.float32) if bias is None else bias
+        if bias.shape != (count,):
+            return Compared([name], [self._bias(weight) for weight in made.names], np.array(np.nan))
+        origins, parts, begin, done = [], [], made.rows.start or 0, 0
+        for weight, factor, size in zip(made.names, made.factors, made.sizes, strict=True):
+            first, end = max(begin, done), min(begin + count, done + size)
+            if first < end:
+                part, rows = bias[first - begin : end - begin], slice(first - done, end - done)
+                nearest, off = self._nearest(weight, factor if scaled else np.float32(1), part, rows)
+                origins.append(self._bias(nearest))
+                parts.append(off)
+            done += size
+        return Compared([name], origins, np.concatenate(parts))
+
+    @staticmethod
+    def _bias(weight: str) -> str:
+        return weight.removesuffix("weight") + "bias"
+
+    def _nearest(self, weight: str, factor: np.float32, bias: Array, rows: slice) -> tuple[str, Array]:
+        """The layer with this weight, or with an equal one, whose bias some rows are, and how far they are off."""
+        own, found = self.weights[weight], list[tuple[str, Array]]()
+        others = (name for name in self.weights if name != weight and np.array_equal(self.weights[name], own))
+        for name in (weight, *others):
+            expected = self.weights.get(self._bias(name))
+            off = elements_off(bias, np.zeros_like(bias) if expected is None else factor * expected[rows])
+            found.append((name, off))
+            if not off.any():
+                return found[-1]
+        return found[0]
+
+
+def elements_off(ours: Array, expected: Array, near: Callable[[Array], Array] | float = CLOSE) -> Array:
+    """How far elements are apart, 0 where that is within a part of themselves; one that is not a number is."""
+    if ours.shape != expected.shape:
+        return np.array(np.nan)
+    with np.errstate(invalid="ignore"):
+        off: Array = np.abs(ours.astype(np.float32) - expected.astype(np.float32))
+        allowed = near(expected) if callable(near) else near * np.abs(expected)
+        return np.where((ours == expected) | (off <= allowed), 0, off)
+
+
+def half_of_bf16(expected: Array) -> Array:
+    """Half the distance between the two numbers of bf16, of 8 bits, around each."""
+    half: Array = np.ldexp(np.float32(1), np.frexp(expected)[1] - 9)
+    return half
+
+
+def integers_off(integers: Array, scales: Array, expected: Array, least: int) -> Array:
+    """How far integers (out, groups, size) times scales (out, groups) are from `expected` (out, in), and scales from
+    those that map the element furthest from zero to an end of the integers, of which `least` is one; 0 where that is
+    no more than rounding may do."""
+    outputs, count, size = integers.shape
+    if scales.shape != (outputs, count) or len(expected) != outputs or not 0 <= count * size - expected.shape[1] < size:
+        return np.full(expected.shape, np.nan)
+    symmetric = least == -127
+    filled = np.zeros((outputs, count * size), np.float32)
+    filled[:, : expected.shape[1]] = expected
+    filled = filled.reshape(integers.shape)
+    furthest = np.take_along_axis(filled, np.abs(filled).argmax(2, keepdims=True), 2)[:, :, 0]
+    right = np.abs(furthest / np.float32(127)) if symmetric else furthest / np.float32(least)
+    step = np.where(np.abs(furthest) < LEAST, scales, right)
+    off = np.abs(integers * scales[:, :, None] - filled)
+    # On the other side of zero the range ends one integer earlier, which is then the nearest there is.
+    half = HALF_STEP if symmetric else np.where(integers == -least - 1, 2 * HALF_STEP, HALF_STEP)
+    wrong = ~(off <= np.abs(step)[:, :, None] * half) | ~(np.abs(scales - step) <= CLOSE * np.abs(step))[:, :, None]
+    return np.where(wrong, np.where(off == 0, CLOSE, off), 0)
+
+
+def rounding_off(step: float, zero: int, weights: Sequence[str], bounds: Bounds) -> Array | None:
+    """How far the step and zero by which layers' input becomes 8 bits are from those of what calibration saw.
+
+    Nothing where a bundle does not say what that was; NaN for a layer that was not to be rounded.
+    """
+    if not bounds:
+        return None
+    off = []
+    for name in weights:
+        least, largest = bounds.get(name.removesuffix(".weight"), (np.nan, np.nan))
+        right = np.float32(max(largest - least, LEAST_SPAN) / 255)
+        off += [abs(step - right) / right, abs(zero - float(np.clip(np.rint(-least / right), 0, 255)))]
+    found = np.array(off, np.float32)
+    return np.where(found <= CLOSE, 0, found)
+
+
+def describe(found: Compared, where: str) -> str:
+    """One line for constants whose elements are off; `where`: the file that has them."""
+    worst = int(np.where(np.isnan(found.off), np.inf, found.off).argmax())
+    place = [int(n) for n in np.unravel_index(worst, found.off.shape)]
+    short = found.names[0].removeprefix("model.")
+    behind = "" if short in found.origins else f" ({', '.join(found.origins)})"
+    return (
+        f"constant {short}{behind} of {where} differs from {found.beside} by {float(found.off.flat[worst]):.2g}"
+        f"{f' at {place}' if place else ''}"
+    )
+
+
+def named_tensors(model: Seq2Seq) -> dict[str, Array]:
+    """The tensors of a model by name, tables that are not trained among them, but none of whole numbers."""
+    module: Any = model  # a torch.nn.Module as well
+    tensors = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict()}
+    return {name: t.detach().cpu().numpy() for name, t in tensors.items() if t.is_floating_point()}
