@@ -58,7 +58,7 @@ class TableEngine:
             src_vocab=60, tgt_vocab=vocab, share_embeddings="none", pad_id=1, bos_id=0, eos_id=EOS, max_positions=64
         )
         self.limits = Limits(batch=64, src_tokens=16, tgt_tokens=positions, beams=4096)
-        self.seed, self.table, self.lists = seed, table, lists
+        self.seed, self.table, self.lists, self.attention = seed, table, lists, True
         self._log_probs: dict[tuple[Tokens, Tokens], Floats] = {}
         self._looks: dict[tuple[Tokens, Tokens], Floats] = {}
         self.asked: list[bool] = []
@@ -196,7 +196,8 @@ class Sentence:
         """Rules 1 to 7."""
         options, step = self.options, len(output) + 1
         if options.forced_end and step == self.longest:
-            return [0.0 if v in self.ends else -math.inf for v in range(len(self.plain(output)))]
+            complete = self.allowed is None or output[len(self.forced) :] in self.allowed
+            return [0.0 if v in self.ends and complete else -math.inf for v in range(len(self.plain(output)))]
         if step <= len(self.forced):
             if options.first_adds_zero and step <= len(options.first_ids):
                 return [0.0 if v == self.forced[step - 1] else -math.inf for v in range(len(self.plain(output)))]

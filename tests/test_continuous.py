@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,11 +22,11 @@ from tformer_deploy.engines.base import Engine
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.engines.ort.choosing import ChoosingEngine
 from tformer_deploy.engines.ort.in_place import InPlaceEngine
-from tformer_deploy.errors import LimitError
+from tformer_deploy.errors import ConfigError, EngineError, LimitError, NotNumbers, TformerError
 
 from .conftest import ending_model, random_model, random_sources, small_config, variant_engine
 from .params import long_but
-from .plain_decoding import make_batch
+from .plain_decoding import TableEngine, Tokens, make_batch
 from .test_decoding import Chooser, make_trie, seeds
 from .test_in_place import POSITIONS
 from .test_short_step import lists
@@ -49,12 +51,12 @@ def run_joined(engine: Engine, requests: Sequence[Request], begins: Sequence[int
     raise AssertionError
 
 
-def requests_of(chooser: Chooser) -> Iterator[Request]:
+def requests_of(chooser: Chooser, engine: TableEngine) -> Iterator[Request]:
     for _ in range(chooser.one(2, 3, 5)):
         options = chooser.one(chooser.beam_options, chooser.sampling_options)()
-        sentences = chooser.sentences(options)
+        sentences = chooser.sentences(options, engine)
         batch = make_batch([s.source for s in sentences], [s.number for s in sentences], [s.prefix for s in sentences])
-        yield batch, options, make_trie(sentences[0].allowed)
+        yield batch, sentences[0].options, make_trie(sentences[0].allowed)
 
 
 @settings(max_examples=150)
@@ -62,11 +64,166 @@ def requests_of(chooser: Chooser) -> Iterator[Request]:
 def test_every_search_is_as_it_is_alone(seed: int) -> None:
     """Batches of any options, widths and rules, beside each other, on an engine whose numbers are exact."""
     chooser = Chooser(seed)
-    requests = list(requests_of(chooser))
     engine = chooser.sentences(chooser.beam_options())[0].engine
+    requests = list(requests_of(chooser, engine))
     begins = [chooser.one(0, 0, 1, 2, 5, 9) for _ in requests]
     alone = [decode(engine, batch, options, allowed, strict=False) for batch, options, allowed in requests]
     assert run_joined(engine, requests, begins) == alone
+
+
+# What is wrong with one request ends that request alone
+
+
+class PartlyBroken(TableEngine):
+    """Without attention; sources of a word have log-probabilities that are no numbers from their third token on."""
+
+    BROKEN = 3
+
+    def __init__(self, seed: int, positions: int) -> None:
+        super().__init__(seed, positions=positions)
+        self.attention = False
+
+    def log_probs(self, source: Tokens, output: Tokens) -> Any:
+        found = super().log_probs(source, output)
+        return found * np.float32(np.nan) if self.BROKEN in source and len(output) > 1 else found
+
+    def step(self, tokens: Any, state: Any, full: bool = False, attention: bool = False) -> Any:
+        if attention:
+            raise LimitError("too late: every sentence on its way fails")
+        return super().step(tokens, state, full)
+
+
+def bad_requests(engine: Engine) -> dict[str, tuple[Any, Any, Any]]:
+    """Of everything that a request consists of: a batch, options, allowed outputs."""
+    fine, plain, limits, vocab = make_batch([(4, 5), (6,)]), DecodeOptions(), engine.limits, engine.config.tgt_vocab
+    wide = np.full((1, limits.src_tokens + 1), 4, np.int32)
+    many = np.full((limits.batch + 1, 1), 4, np.int32)
+
+    def batch(**changes: Any) -> Batch:
+        return dataclasses.replace(fine, **changes)
+
+    return {
+        "align": (fine, DecodeOptions(align=True), None),
+        "coverage": (fine, DecodeOptions(beams=2, coverage_penalty=0.5), None),
+        "beams": (fine, DecodeOptions(beams=limits.beams + 1), None),
+        "samples": (fine, DecodeOptions(sampling=True, n_best=limits.beams + 1), None),
+        "suppress": (fine, DecodeOptions(suppress=(vocab,)), None),
+        "end_ids": (fine, DecodeOptions(end_ids=(-1,)), None),
+        "first_ids": (fine, DecodeOptions(first_ids=(vocab,)), None),
+        "allowed": (fine, plain, Trie([(1, 2), (vocab, 1)])),
+        "prefix": (batch(prefixes=[(), (vocab,)]), plain, None),
+        "a prefix of the end token": (batch(prefixes=[(), (engine.config.eos_id,)]), plain, None),
+        "a long prefix": (batch(prefixes=[(1, 1, 1), ()]), DecodeOptions(max_tokens=2), None),
+        "a prefix beyond the positions": (batch(prefixes=[(1,) * (limits.tgt_tokens + 1), ()]), plain, None),
+        "a prefix of no ids": (batch(prefixes=[(1.5,), ()]), plain, None),
+        "prefixes": (batch(prefixes=[(1,)]), plain, None),
+        "numbers": (batch(numbers=[1, 2, 3]), DecodeOptions(sampling=True), None),
+        "a negative number": (batch(numbers=[1, -2]), DecodeOptions(sampling=True), None),
+        "a number of 65 bits": (batch(numbers=[1, 1 << 64]), DecodeOptions(sampling=True), None),
+        "a number that is text": (batch(numbers=["1", "2"]), DecodeOptions(sampling=True), None),
+        "source ids": (batch(src_ids=np.array([[4, 5], [engine.config.src_vocab, 1]], np.int32)), plain, None),
+        "negative source ids": (batch(src_ids=np.array([[4, -5], [6, 1]], np.int32)), plain, None),
+        "fractions": (batch(src_ids=np.array([[4.5, 5], [6, 1]])), plain, None),
+        "one axis": (batch(src_ids=np.array([4, 5], np.int32)), plain, None),
+        "a list": (batch(src_ids=[[4, 5], [6, 1]]), plain, None),
+        "nothing": (Batch(np.empty((0, 3), np.int32), np.empty(0, np.int32)), plain, None),
+        "lengths": (batch(src_lengths=np.array([2], np.int32)), plain, None),
+        "a length of 0": (batch(src_lengths=np.array([2, 0], np.int32)), plain, None),
+        "a length beyond the width": (batch(src_lengths=np.array([2, 3], np.int32)), plain, None),
+        "width": (Batch(wide, np.array([limits.src_tokens + 1], np.int32)), plain, None),
+        "sentences": (Batch(many, np.ones(limits.batch + 1, np.int32)), plain, None),
+    }
+
+
+class CallerError(Exception):
+    """Of the program around us."""
+
+
+def assert_alone(engine: Engine, good: Sequence[Request], begins: Sequence[int], chooser: Chooser, same: Any) -> None:
+    """Good requests get what they get alone, while bad ones come and fail at every step."""
+    alone = [decode(engine, *request) for request in good]
+    running, searches, failing = ContinuousBatch(engine), dict[int, Any](), list[Any]()
+    bad = list(bad_requests(engine).items())
+    for step in count():
+        for i in (i for i, begin in enumerate(begins) if begin == step):
+            searches[i] = running.join(*good[i])
+        for name, request in chooser.several(bad):
+            before = list(running.searches)
+            with pytest.raises(TformerError) as refused:
+                running.join(*request)
+            assert running.searches == before and "\n" not in str(refused.value), name
+        if chooser.one(True, False):
+            failing.append(running.join(*failing_request(running, chooser)))
+        if not running.searches and step >= max(begins):
+            break
+        running.step()
+    for search in failing:
+        with pytest.raises((CallerError, ConfigError)):
+            search.outputs()
+    same([searches[i].outputs() for i in range(len(good))], alone)
+
+
+def failing_request(running: ContinuousBatch, chooser: Chooser) -> tuple[Any, ...]:
+    """Its callback fails sooner or later, or asks for what it must not."""
+    fails = chooser.one(1, 1, 2, 3)
+    told = count(1)
+
+    def on_step(step: Any) -> None:
+        if next(told) == fails:
+            chooser.one(raise_error, running.step, lambda: running.join(make_batch([(5,)]), DecodeOptions()))()
+
+    def raise_error() -> None:
+        raise CallerError
+
+    width = chooser.one({}, {"beams": 4}, {"sampling": True, "n_best": 3})
+    return make_batch([(4, 5), (6,)]), DecodeOptions(min_tokens=5, max_tokens=6, **width), None, on_step
+
+
+@settings(max_examples=40)
+@given(seeds)
+def test_bad_requests_end_alone(seed: int) -> None:
+    """Of every kind, beside good ones of any options, on an engine whose numbers are exact."""
+    chooser = Chooser(seed)
+    engine, good = PartlyBroken(seed % 100, 7), list[Request]()
+    for batch, options, allowed in requests_of(chooser, engine):
+        good.append((batch, dataclasses.replace(options, align=False, coverage_penalty=0.0), allowed))
+
+    def same(found: Any, alone: Any) -> None:
+        assert found == alone
+
+    assert_alone(engine, good, [chooser.one(0, 0, 1, 2, 5) for _ in good], chooser, same)
+
+
+def test_log_probabilities_that_are_no_numbers_end_their_batch_alone() -> None:
+    engine = PartlyBroken(5, 7)
+    good, bad = make_batch([(4, 5), (6,)], [3, 4]), make_batch([(7,), (engine.BROKEN, 5)], [5, 6])
+    for first, second in ((good, bad), (bad, good)):
+        for options in (DecodeOptions(min_tokens=5), DecodeOptions(beams=3), DecodeOptions(sampling=True, n_best=2)):
+            alone, running = decode(engine, good, options), ContinuousBatch(engine)
+            searches = [running.join(batch, options) for batch in (first, second)]
+            while running.searches:
+                running.step()
+            search = dict(zip(map(id, (first, second)), searches, strict=True))
+            assert search[id(good)].outputs() == alone
+            with pytest.raises(NotNumbers, match="request 7: the log-probabilities of token 3 are not numbers"):
+                search[id(bad)].outputs()
+
+
+def test_an_engine_that_fails_ends_all_and_others_may_begin() -> None:
+    engine, options = TableEngine(5), DecodeOptions(min_tokens=3)
+    alone, running = decode(engine, make_batch([(4, 5)]), options), ContinuousBatch(engine)
+    searches = [running.join(make_batch([source]), options) for source in ((4, 5), (6,))]
+    running.step()
+    lost = mock.patch.object(engine, "step", side_effect=EngineError("the device is lost"))
+    with lost, pytest.raises(EngineError, match="the device is lost"):
+        running.step()
+    for search in searches:
+        with pytest.raises(EngineError, match="the device is lost"):
+            search.outputs()
+    again = running.join(make_batch([(4, 5)]), options)
+    while running.searches:
+        running.step()
+    assert again.outputs() == alone
 
 
 def sources(seed: int, sizes: Sequence[tuple[int, int]]) -> list[Batch]:
@@ -113,6 +270,16 @@ def test_sentences_join_where_others_have_left_and_beside_them(engine: Engine, n
     assert {len(each[0].ids) < 20 for outputs in alone for each in outputs} == {True, False}
     for begins in ([0, 3, 9, 31, 33], [4, 1, 1, 0, 64]):
         assert_close(run_joined(engine, requests, begins), alone)
+
+
+def test_bad_requests_end_alone_on_engines(engine: Engine) -> None:
+    """Whether the first sentences have left, moved or only begun."""
+    batches = sources(11, [(3, 6), (2, 9), (4, 5), (2, 7)])
+    good: list[Request] = [
+        (batch, DecodeOptions(max_tokens=12, **changes), None)
+        for batch, changes in zip(batches, OPTIONS.values(), strict=True)
+    ]
+    assert_alone(engine, good, [0, 2, 5, 6], Chooser(1), assert_close)
 
 
 def test_searches_of_every_kind_share_steps(engine: Engine) -> None:

@@ -249,6 +249,20 @@ def test_a_prefix_with_an_end_token_is_a_bad_line() -> None:
     assert raised.value.status == LIMIT and len(raised.value.outputs) == 2
 
 
+@pytest.mark.parametrize(("forced_end", "most"), [(False, 3), (True, 4)])
+def test_a_prefix_beyond_the_longest_output_is_a_bad_line(forced_end: bool, most: int) -> None:
+    """In the words of Python's translator, see test_translate.py."""
+    with (
+        Model(BUNDLES / "v8" / "copy", backend="native") as model,
+        Translator(model, max_tokens=most, forced_end=forced_end, batch_tokens=1) as translator,
+        pytest.raises(CppError) as raised,
+    ):
+        translator.translate(["6", "", "8 8"], ["8 9 8", "8 9 8 9 8", "8 9 8 9"])
+    assert raised.value.status == LIMIT and [each[0].text for each in raised.value.outputs] == ["8 9 8", ""]
+    words = f"line 3: 4 forced tokens{' and the forced end' if forced_end else ''} do not fit into {most}, the most "
+    assert str(raised.value).startswith(words)
+
+
 def test_batches_and_workers_change_no_tokens() -> None:
     lines = NUMBERS * 4
     with Translator(demo("fp32"), beams=3) as translator:

@@ -17,7 +17,7 @@ from tformer_deploy.errors import TformerError
 
 from .cpp_programs import Talk, program
 from .plain_decoding import EOS, VOCAB, Sentence, TableEngine, Tokens, make_batch, smooth
-from .test_decoding import ALLOWED, Chooser, make_trie
+from .test_decoding import ALLOWED, Chooser, fitting, make_trie
 
 seeds = st.integers(0, 2**40)
 
@@ -126,7 +126,8 @@ def test_searches_that_join_each_other(table: Talk, seed: int) -> None:
     engine = chooser.sentences(chooser.beam_options())[0].engine
     for _ in range(chooser.one(2, 3, 5)):
         options = chooser.one(chooser.beam_options, chooser.sampling_options)()
-        sentences = chooser.sentences(options)
+        sentences = chooser.sentences(options, engine)
+        options = sentences[0].options
         sides = [s.source for s in sentences], [s.number for s in sentences], [s.prefix for s in sentences]
         allowed = sentences[0].allowed
         expected.append(shown(decode(engine, make_batch(*sides), options, make_trie(allowed), strict=False)))
@@ -155,10 +156,10 @@ def test_a_larger_vocabulary_long_outputs_and_wide_beams(table: Talk, seed: int)
     beams = chooser.one(1, 5, 33)
     options = dataclasses.replace(sentence.options, **changes, beams=beams, n_best=beams, patience=1.0)
     sources: list[Tokens] = [(4,), (5, 6), (7, 8, 9)]
-    check_case(table, [Sentence(engine, source, options, i) for i, source in enumerate(sources)], engine)
+    check_case(table, fitting([Sentence(engine, source, options, i) for i, source in enumerate(sources)]), engine)
     changes["coverage_penalty"] = 0.0
     drawn = dataclasses.replace(chooser.sampling_options(), **changes, top_k=chooser.one(0, 10, 150), top_p=0.9)
-    check_case(table, [Sentence(engine, source, drawn, i) for i, source in enumerate(sources)], engine)
+    check_case(table, fitting([Sentence(engine, source, drawn, i) for i, source in enumerate(sources)]), engine)
 
 
 class LongEngine(TableEngine):
@@ -236,6 +237,11 @@ REFUSED: list[tuple[dict[str, Any], Tokens]] = [
     ({}, (7,)),
     ({}, (1, EOS)),
     ({"first_ids": (2,), "end_ids": (2,)}, ()),
+    ({"max_tokens": 2}, (1, 2, 3)),
+    ({"max_tokens": 3, "first_ids": (0,)}, (1, 2, 3)),
+    ({"max_tokens": 3, "forced_end": True}, (1, 2, 3)),
+    ({"max_ratio": 2.0}, (1, 2, 3)),
+    ({}, (1,) * 8),
     ({"beams": 5000}, ()),
     ({"sampling": True, "n_best": 5000}, ()),
 ]
@@ -256,6 +262,8 @@ BAD: list[dict[str, Any]] = [
     *({name: 1 << 31} for name in ("max_tokens", "n_best", "beams", "no_repeat_ngram")),
     {"n_best": 3, "beams": 2},
     {"min_tokens": 9, "max_tokens": 8},
+    {"first_ids": [1, 2], "max_tokens": 1},
+    {"first_ids": [1], "forced_end": True, "max_tokens": 1},
     {"max_ratio": 1e301},
     {"coverage_penalty": 1e7},
     {"length_penalty": -11},

@@ -157,6 +157,14 @@ def test_what_cannot_be_served_is_refused_at_once(model: Model, variants_bundle:
             ("w5", {"align": True}, LIMIT, "does not return attention"),
             ("w5", {"backend": "ort"}, USAGE, "backend is not an option of one line: set it for the model or for all"),
             ("w5", {"beams": 1, "workers": 2}, USAGE, "workers is not an option of one line"),
+            ("w5", {"coverage_penalty": 0.2}, LIMIT, "does not return attention"),
+            (
+                "w5",
+                {"first_ids": [5, 6], "max_ratio": 0.5},
+                LIMIT,
+                "line 4: 2 forced tokens do not fit into 1",
+            ),
+            ("w5", {"first_ids": [5, 6], "max_tokens": 1}, USAGE, "max_tokens=1: must be at least 2, for first_ids"),
         ):
             with pytest.raises(CppError, match=words) as refused:
                 serving.admit(line, 3, **asked)
@@ -186,8 +194,9 @@ def test_misspelled_options_are_told_what_there_is(variants_bundle: Path) -> Non
         assert refused.value.status == USAGE
 
 
-def test_a_line_that_the_engine_refuses_fails_alone(variants_bundle: Path, tmp_path: Path) -> None:
-    """Those on their way have begun without it."""
+@pytest.mark.parametrize("together", [False, True])
+def test_a_line_that_the_engine_refuses_fails_alone(together: bool, variants_bundle: Path, tmp_path: Path) -> None:
+    """Those on their way have begun without it, or begin beside it."""
 
     def shorten(graph: GraphProto) -> None:
         (table,) = (tensor for tensor in graph.initializer if list(tensor.dims) == [VOCAB, small_config().d_model])
@@ -199,7 +208,8 @@ def test_a_line_that_the_engine_refuses_fails_alone(variants_bundle: Path, tmp_p
         with Serving(model) as serving:
             for number, (line, asked) in enumerate(requests):
                 serving.admit(line, number, **asked)
-                serving.step()
+                if not together:
+                    serving.step()
             while serving.step():
                 pass
             drain(serving, found)

@@ -105,6 +105,10 @@ class Chooser:
     def one(self, *values: Any) -> Any:
         return values[self.rng.integers(len(values))]
 
+    def several(self, values: Sequence[Any]) -> list[Any]:
+        """Up to three of them."""
+        return [values[i] for i in self.rng.choice(len(values), self.rng.integers(4), replace=False)]
+
     def seldom(self, usual: Any, *others: Any, chance: float = 0.25) -> Any:
         return self.one(*others) if self.rng.random() < chance else usual
 
@@ -116,7 +120,9 @@ class Chooser:
     def common(self) -> dict[str, Any]:
         max_tokens = self.one(9, 8, 7, 6, 5, 3, 1)
         ends = self.one((), (EOS,), (3,), (2, EOS), (0, 1, EOS), (1, 2, 3, EOS))
-        rules = {} if self.rng.random() < 0.5 else self.full_rules(ends)  # else the few best tokens are read
+        rules = (
+            {} if self.rng.random() < 0.5 else self.full_rules(ends, max_tokens)
+        )  # else the few best tokens are read
         return rules | {
             "max_tokens": max_tokens,
             "min_tokens": self.seldom(0, min(3, max_tokens), max_tokens),
@@ -127,13 +133,14 @@ class Chooser:
             "align": self.one(True, False),
         }
 
-    def full_rules(self, ends: Tokens) -> dict[str, Any]:
+    def full_rules(self, ends: Tokens, max_tokens: int) -> dict[str, Any]:
+        forced_end = self.seldom(False, True)
         return {
             "repetition_penalty": self.seldom(1.0, 1.3, 0.8, chance=0.5),
             "no_repeat_ngram": self.seldom(0, 1, 2, 3, chance=0.5),
-            "first_ids": self.seldom((), self.tokens(2, ends)),
+            "first_ids": self.seldom((), self.tokens(2, ends))[: max_tokens - forced_end],
             "first_adds_zero": self.seldom(False, True),
-            "forced_end": self.seldom(False, True),
+            "forced_end": forced_end,
         }
 
     def beam_options(self) -> DecodeOptions:
@@ -161,9 +168,9 @@ class Chooser:
             **self.common(),
         )
 
-    def sentences(self, options: DecodeOptions) -> list[Sentence]:
+    def sentences(self, options: DecodeOptions, engine: TableEngine | None = None) -> list[Sentence]:
         """A batch."""
-        engine = TableEngine(self.one(*range(100)), self.one(smooth, coarse), self.one(8, 8, 7, 5, 2))
+        engine = engine or TableEngine(self.one(*range(100)), self.one(smooth, coarse), self.one(8, 8, 7, 5, 2))
         prefixed, allowed = (self.seldom(False, True, chance=0.15) for _ in range(2))
         outputs = [self.tokens(6) for _ in range(self.one(1, 5, 20))] if allowed else None
         first = self.one(0, 77, 10**6)
@@ -172,7 +179,16 @@ class Chooser:
             source = tuple(self.rng.integers(4, 60, self.one(1, 2, 4, 5)).tolist())
             prefix = self.tokens(3, options.end_ids) if prefixed else ()
             sentences.append(Sentence(engine, source, options, first + i, prefix, outputs))
-        return sentences
+        return fitting(sentences)
+
+
+def fitting(sentences: list[Sentence]) -> list[Sentence]:
+    """The same, with as many forced tokens as there is room for."""
+    options = sentences[0].options
+    room = min(sentence.longest for sentence in sentences) - options.forced_end
+    options = dataclasses.replace(options, first_ids=options.first_ids[:room])
+    left = room - len(options.first_ids)
+    return [dataclasses.replace(each, options=options, prefix=each.prefix[:left]) for each in sentences]
 
 
 seeds = st.integers(0, 2**40)
@@ -494,6 +510,25 @@ def test_the_last_forced_token_is_forced_in_greedy_search_too() -> None:
     assert engine.asked[:3] == [True] * 3 and not engine.asked[-1]
 
 
+@pytest.mark.parametrize("changes", [{}, {"beams": 3, "n_best": 3}, {"sampling": True, "n_best": 2}], ids=str)
+def test_as_much_may_be_forced_as_an_output_may_have(changes: dict[str, Any]) -> None:
+    engine, batch = TableEngine(1), make_batch([(4,), (5,)], (), [(1, 2), (0, 0)])
+    for found in decode(engine, batch, DecodeOptions(max_tokens=3, first_ids=(3,), **changes)):
+        assert [h.ids[0] for h in found] == [3] * len(found) and not any(h.finished for h in found)
+    ended = DecodeOptions(max_tokens=4, first_ids=(3,), forced_end=True, min_tokens=4, **changes)
+    assert all(h.finished and len(h.ids) == 3 for found in decode(engine, batch, ended) for h in found)
+
+
+@pytest.mark.parametrize("changes", [{}, {"beams": 3, "n_best": 3}, {"sampling": True, "n_best": 2}], ids=str)
+def test_a_forced_end_ends_none_but_allowed_outputs(changes: dict[str, Any]) -> None:
+    """An output that the limit cuts off is none of them, so that it is not finished."""
+    options = DecodeOptions(max_tokens=3, forced_end=True, **changes)
+    whole = decode(TableEngine(4), make_batch([(4, 5), (6,)]), options, Trie([(1, 2)]))
+    assert all(h.finished and h.ids == [1, 2] for found in whole for h in found)
+    cut = decode(TableEngine(4), make_batch([(4, 5), (6,)]), options, Trie([(1, 2, 3)]))
+    assert all(not h.finished and h.ids == [1, 2] for found in cut for h in found)
+
+
 def test_numbers_of_requests_choose_the_draws() -> None:
     engine, options = TableEngine(6), DecodeOptions(sampling=True, n_best=3)
     sources: list[Tokens] = [(4, 5), (6,), (4, 5), (7, 8, 9)]
@@ -582,6 +617,8 @@ def test_the_edge_of_a_nucleus_seldom_makes_a_margin_small(deviation: float, mos
         ({"n_best": 3, "beams": 2}, "n_best=3: must be at most beams=2, or used with sampling"),
         ({"min_tokens": -1}, "min_tokens=-1: must be at least 0"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens=9: must be at most max_tokens=8"),
+        ({"first_ids": (1, 2), "max_tokens": 1}, "max_tokens=1: must be at least 2, for first_ids and the forced end"),
+        ({"first_ids": (1,), "forced_end": True, "max_tokens": 1}, "max_tokens=1: must be at least 2, for first_ids"),
         ({"max_ratio": -0.5}, "max_ratio=-0.5: must be at least 0"),
         ({"min_ratio": float("nan")}, "min_ratio=nan: must be a finite number"),
         ({"length_penalty": float("inf")}, "length_penalty=inf: must be a finite number"),
@@ -629,6 +666,15 @@ def test_options_that_make_no_sense_are_refused(changes: dict[str, Any], message
         ({}, (7,), "token id 7 is outside"),
         ({}, (1, EOS), "a forced token is an end token"),
         ({"first_ids": (2,), "end_ids": (2,)}, (), "a forced token is an end token"),
+        (
+            {"max_tokens": 2},
+            (1, 2, 3),
+            "3 forced tokens do not fit into 2, the most that max_tokens, max_ratio and the m",
+        ),
+        ({"max_tokens": 3, "first_ids": (0,)}, (1, 2, 3), "4 forced tokens do not fit into 3"),
+        ({"max_tokens": 3, "forced_end": True}, (1, 2, 3), "3 forced tokens and the forced end do not fit into 3"),
+        ({"max_ratio": 2.0}, (1, 2, 3), "3 forced tokens do not fit into 2"),
+        ({}, (1,) * 8, "8 forced tokens do not fit into 7"),
         ({"beams": 5000}, (), "5000 beams exceed the engine's limit of 4096: use fewer"),
         ({"sampling": True, "n_best": 5000}, (), "5000 samples exceed the engine's limit of 4096: use fewer"),
     ],

@@ -675,6 +675,31 @@ def test_a_prefix_with_an_end_token_is_a_bad_line(exact: Transformer) -> None:
             next(found)
 
 
+def test_a_prefix_beyond_the_longest_output_is_a_bad_line(exact: Transformer) -> None:
+    """It was cut to max_tokens, and by a forced end even called finished."""
+    tokenizers, lines = Tokenizers(WORDS, WORDS), ["w5", "w6 w7", "", "w6 w7", "w5"]
+    begins = ["w9 w10 w11", "w9", "w9 " * 9, "w9 w10 w11 w12", "w9"]
+    for forced_end, most in ((False, 3), (True, 4)):
+        options = DecodeOptions(max_tokens=most, forced_end=forced_end)
+        with Translator(Counting(exact), tokenizers, options, 1).open() as translator:
+            found = translator.results(lines, begins)
+            assert next(found).ids == [9, 10, 11] and next(found).ids[0] == 9 and next(found).ids == []
+            words = (
+                f"4 forced tokens{' and the forced end' if forced_end else ''} do not fit into {most}, the most that"
+            )
+            with pytest.raises(LimitError, match=f"^line 4: {words} max_tokens, max_ratio and the model's positions"):
+                next(found)
+            bad: dict[int, Any] = {}
+            [*_, last] = translator.results(lines, begins, refused=bad.__setitem__)
+            assert list(bad) == [3] and last.ids[0] == 9
+    options = DecodeOptions(first_ids=(9, 10), max_ratio=0.5)
+    with (
+        Translator(Counting(exact), tokenizers, options).open() as translator,
+        pytest.raises(LimitError, match=r"^line 2: 2 forced tokens do not fit into 1, the most that max_tokens"),
+    ):
+        translator.translate(["w5 w6 w7", "w5"])
+
+
 @pytest.mark.parametrize(
     "source", [[5.7, EOS], [5.0, EOS], [True, EOS], [None], "ab", 5, None, [[5]], [np.float32(5)]], ids=repr
 )

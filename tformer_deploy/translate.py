@@ -16,7 +16,17 @@ import numpy as np
 from .batches import length_batches, make_batch, side_by_side
 from .config import BATCH_TOKENS, LINE_BYTES, MAX_SEED, check_whole
 from .data import check_line
-from .decoding import DecodeOptions, Hypothesis, Step, Trie, decode, over_defaults, score
+from .decoding import (
+    DecodeOptions,
+    Hypothesis,
+    Step,
+    Trie,
+    check_forced,
+    decode,
+    longest_outputs,
+    over_defaults,
+    score,
+)
 from .engines import MOST_BATCH_TOKENS, most_parallel
 from .engines.base import Engine, Limits, own_search
 from .engines.opened import Opened
@@ -235,6 +245,7 @@ class Translator:
                 begin = self._prefix(begins[number - first - 1], f"line {number}, prefix") if begins else []
                 source = self._source(text, number, limits)
                 source = source if text.strip() else []
+                self._check_forced(begin, source, number, limits)
             except TformerError as error:
                 if not refused:
                     asked.error = error
@@ -252,6 +263,13 @@ class Translator:
         if set(ids) & set(self.options.ends(self.engine.config.eos_id)):
             raise LimitError(f"{where}: a forced token is an end token: leave it out, an output ends by itself")
         return ids
+
+    def _check_forced(self, begin: list[int], source: list[int], number: int, limits: Limits) -> None:
+        """Raise LimitError, which names its line, where more is forced than the output may have."""
+        forced = len(self.options.first_ids) + len(begin)
+        if source and forced:
+            [longest] = longest_outputs(self.options, limits.tgt_tokens, np.array([len(source)])).tolist()
+            check_forced(forced, longest, self.options, f"line {number}: ")
 
     def _source(self, text: str, number: int, limits: Limits) -> list[int]:
         """Ids of a source. Raises DataError or LimitError, which name its line."""

@@ -135,16 +135,24 @@ void Serving::let_join() {
       on_their_way_.splice(on_their_way_.end(), waiting_, waiting_.begin());
     }
   }
+  if (joins(joining, joining.size() == 1)) return;
+  for (Search* const search : joining) joins({search}, true);  // not all need be at fault
+}
+
+/// Whether lines have joined. Those that have not do not begin, so that those on their way go on; `alone`: they fail.
+bool Serving::joins(const std::vector<Search*>& searches, bool alone) {
   try {
-    running_.join(joining);
-  } catch (const Error& error) {  // before any of them has begun, so that those on their way go on
-    if (error.status == Status::no_memory) throw;  // while they moved to larger buffers
+    running_.join(searches);
+  } catch (const Error& error) {
+    if (error.status == Status::no_memory && !running_.searches().empty()) throw;  // while those moved to larger buffers
+    if (!alone) return false;
     for (const auto& line : on_their_way_) {
-      if (std::find(joining.begin(), joining.end(), line->search.get()) == joining.end()) continue;
+      if (line->search.get() != searches[0]) continue;
       line->error = std::current_exception();
       line->search->stop();
     }
   }
+  return true;
 }
 
 /// Lines that have ended may be taken; how many have not.

@@ -66,6 +66,7 @@ class Serving {
   void leave_out();
   bool is_retired(const Line& line);
   void let_join();
+  bool joins(const std::vector<Search*>& searches, bool alone);
   std::size_t hand_over();
   Served served(Line& line) const;
 };

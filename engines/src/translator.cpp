@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "decode/rules.hpp"
 #include "errors.hpp"
 #include "text/unicode.hpp"
 
@@ -126,6 +127,9 @@ Translator::Requests Translator::requests(const std::vector<std::string_view>& l
       std::vector<std::int32_t> begin;
       if (!prefixes.empty()) begin = prefix_ids(prefixes[i], line_of(number) + ", prefix", options);
       std::vector<std::int32_t> ids = source(lines[i], number);
+      if (const std::size_t forced = options.first_ids.size() + begin.size(); forced && !ids.empty()) {
+        check_forced(forced, longest_output(options, limits().tgt_tokens, ids.size()), options, line_of(number) + ": ");
+      }
       if (!prefixes.empty()) asked.prefixes.push_back(std::move(begin));
       asked.sources.push_back(std::move(ids));
     }

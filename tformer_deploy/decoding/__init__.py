@@ -2,7 +2,7 @@
 
 from ..engines.base import Batch, Hypothesis
 from .options import DecodeOptions, over_defaults
-from .rules import Trie
+from .rules import Trie, check_forced, longest_outputs
 from .running import ContinuousBatch, decode
 from .scoring import forced_steps, score
 from .search import Search, Step
@@ -15,8 +15,10 @@ __all__ = [
     "Search",
     "Step",
     "Trie",
+    "check_forced",
     "decode",
     "forced_steps",
+    "longest_outputs",
     "over_defaults",
     "score",
 ]

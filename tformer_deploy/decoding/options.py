@@ -95,6 +95,8 @@ class DecodeOptions:
         self._require("seed", 0 <= self.seed < MAX_SEED, f"at least 0 and less than {MAX_SEED}")
         self._require("patience", self.patience * self.beams >= 0.5, f"at least {0.5 / self.beams}")
         self._require("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens={self.max_tokens}")
+        least = len(self.first_ids) + (self.forced_end and not self.endless)
+        self._require("max_tokens", self.max_tokens >= least, f"at least {least}, for first_ids and the forced end")
         if self.sampling:
             self._require("beams", self.beams == 1, "1 with sampling: n_best is the number of samples")
         else:

@@ -57,6 +57,24 @@ class Trie:
         return found - {_END}
 
 
+def longest_outputs(options: DecodeOptions, positions: int, src_lengths: Ints) -> Ints:
+    """Most tokens of each output, the end token among them."""
+    longest = np.full(len(src_lengths), min(options.max_tokens, positions))
+    if options.max_ratio:
+        longest = np.maximum(1, np.minimum(options.max_ratio * src_lengths, longest).astype(np.int64))
+    return longest
+
+
+def check_forced(forced: int, longest: int, options: DecodeOptions, where: str = "") -> None:
+    """Raise LimitError where an output has no room for so many forced tokens, and for a forced end behind them."""
+    ends = options.forced_end and not options.endless
+    if forced + ends > longest:
+        raise LimitError(
+            f"{where}{forced} forced tokens{' and the forced end' if ends else ''} do not fit into {longest}, the most "
+            "that max_tokens, max_ratio and the model's positions allow here: force fewer, or raise these"
+        )
+
+
 class Rules:
     """The options of a batch that concern single tokens. Sentences are named by their index in the batch."""
 
@@ -71,9 +89,7 @@ class Rules:
     ) -> None:
         self.options, self.end_ids, self.allowed = options, end_ids, allowed
         self._banned = np.array(options.suppress, np.int32)
-        longest = np.full(len(src_lengths), min(options.max_tokens, positions))
-        if options.max_ratio:
-            longest = np.maximum(1, np.minimum(options.max_ratio * src_lengths, longest).astype(np.int64))
+        longest = longest_outputs(options, positions, src_lengths)
         shortest = np.minimum(options.min_ratio * src_lengths, longest).astype(np.int64)
         self.longest, self._soonest = longest, int(longest.min())
         self.shortest = np.minimum(np.maximum(shortest, min(options.min_tokens, positions)), longest)
@@ -81,6 +97,8 @@ class Rules:
         self._forced_steps, self._early_steps = max(map(len, self.prefixes)), int(self.shortest.max()) - 1
         if any(token in end_ids for prefix in self.prefixes for token in prefix):
             raise LimitError("a forced token is an end token: leave it out, an output ends by itself")
+        for prefix, most in zip(self.prefixes, longest.tolist(), strict=True):
+            check_forced(len(prefix), most, options)
 
     def needs_all(self, step: int) -> bool:
         """Whether step `step`, from 0, reads every token's log-probability, not only the best."""
@@ -134,7 +152,9 @@ class Rules:
                     self._restrict(row, output, len(prefix))
             if options.forced_end and len(self.end_ids) and step + 1 == self.longest[sentence]:
                 scores[b] = -np.inf
-                scores[b][:, self.end_ids] = 0
+                for row, output in zip(scores[b], outputs[b].tolist(), strict=True):
+                    if not self.allowed or self.allowed.after(output[len(prefix) :])[1]:
+                        row[self.end_ids] = 0
         return scores
 
     def _restrict(self, row: Floats, output: list[int], prefix_length: int) -> None:

@@ -9,9 +9,11 @@ from itertools import accumulate
 import numpy as np
 
 from ..engines.base import Batch, Engine, Hypothesis, Ints, Scores, State, own_search
+from ..errors import ConfigError
+from .asked import make_search
 from .options import DecodeOptions
 from .rules import Trie
-from .search import Search, Step, make_search
+from .search import Search, Step
 
 
 def decode(
@@ -51,6 +53,7 @@ class ContinuousBatch:
         self._state: State = None
         self._width = 1
         """Rows of a sentence in the next step."""
+        self._stepping = False
 
     @property
     def sentences(self) -> int:
@@ -64,7 +67,13 @@ class ContinuousBatch:
         allowed: Trie | None = None,
         on_step: Callable[[Step], None] | None = None,
     ) -> Search:
-        """Begin a batch with the next step. Raises LimitError, also where an engine's running states take no others."""
+        """Begin a batch with the next step.
+
+        Raises TformerError for what this batch cannot have, also where an engine's running states take no others; those
+        before it go on.
+        """
+        if self._stepping:
+            raise ConfigError("a batch joins between steps: not in on_step")
         search = make_search(self.engine, batch, options, allowed, on_step)
         if self.searches:
             self.engine.admit(self._state, batch.src_ids, batch.src_lengths, search.outlook())
@@ -75,15 +84,37 @@ class ContinuousBatch:
         return search
 
     def step(self) -> None:
-        """The next token of every sentence. Raises NotNumbers and EngineError, see `decode`; then none can go on."""
-        if len(self.searches) == 1:
-            self._step_alone(self.searches[0])
-        else:
-            self._step_together()
+        """The next token of every sentence.
+
+        A search that fails, as by log-probabilities that are no numbers or by its `on_step`, ends alone: its `outputs`
+        raise the error. Raises what the engine does; then none can go on, and others may begin.
+        """
+        if self._stepping:
+            raise ConfigError("a step is on its way: not in on_step")
+        self._stepping = True
+        try:
+            if len(self.searches) == 1:
+                self._step_alone(self.searches[0])
+            elif self.searches:
+                self._step_together()
+        except BaseException as error:
+            for search in self.searches:
+                if len(search.sentences):
+                    search.fail(error)
+            self.searches, self._state = [], None
+            raise
+        finally:
+            self._stepping = False
+
+    def _take(self, search: Search, scores: Scores) -> None:
+        try:
+            search.take(scores, self.strict)
+        except Exception as error:
+            search.fail(error)
 
     def _step_alone(self, search: Search) -> None:
         full = search.needs_all(self._state)
-        search.take(self.engine.step(search.tokens, self._state, full, search.options.attention), self.strict)
+        self._take(search, self.engine.step(search.tokens, self._state, full, search.options.attention))
         self._width = search.tokens.shape[1]
         if not len(search.sentences):
             self.searches = []
@@ -99,7 +130,7 @@ class ContinuousBatch:
         attention = any(search.options.attention for search in searches)
         scores = self.engine.step(np.concatenate(tokens), self._state, any(asks), attention)
         for search, begin, (count, rows), full in zip(searches, begins, shapes, asks, strict=False):
-            search.take(_part(scores, slice(begin, begin + count), rows, full), self.strict)
+            self._take(search, _part(scores, slice(begin, begin + count), rows, full))
         self.searches = [search for search in searches if len(search.sentences)]
         self._width = max((search.tokens.shape[1] for search in self.searches), default=1)
         left = any(search.sentences_left for search in searches)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engines.base import Batch, Engine, Hypothesis, Ints, Outlook, Scores, State
-from ..errors import EngineError, LimitError
+from ..errors import EngineError
 from .options import DecodeOptions
 from .rules import LEAST, Rules, Trie, are_among, best_tokens, require_numbers
 from .sampling import Doubles, draw, uniforms
@@ -74,6 +74,8 @@ class Search(ABC):
         self.src_lengths = batch.src_lengths
         self.parents, self.kept = self.tokens, self.sentences
         self.rows_moved = self.sentences_left = False
+        self.error: BaseException | None = None
+        """Why no sentence can go on."""
 
     @abstractmethod
     def advance(self, scores: Scores) -> Step:
@@ -84,7 +86,9 @@ class Search(ABC):
         """What was found for each sentence, best first, or its samples."""
 
     def outputs(self) -> list[list[Hypothesis]]:
-        """The same. Raises EngineError where a graph has named a token that does not exist."""
+        """The same. Raises what has ended the search early, and EngineError for a token that does not exist."""
+        if self.error:
+            raise self.error
         found, vocab = self.results(), self.engine.config.tgt_vocab
         for hypothesis in chain.from_iterable(found):
             if hypothesis.ids and not 0 <= min(hypothesis.ids) <= max(hypothesis.ids) < vocab:
@@ -98,6 +102,12 @@ class Search(ABC):
         step = self.advance(scores)
         if self.on_step:
             self.on_step(step)
+
+    def fail(self, error: BaseException) -> None:
+        """Let no sentence go on."""
+        self.error, self.rows_moved, self.sentences_left = error, True, True
+        self.sentences = self.kept = self.sentences[:0]
+        self.tokens = self.parents = np.empty((0, 1), np.int32)
 
     def outlook(self) -> Outlook:
         """What the engine may expect."""
@@ -172,7 +182,7 @@ class Search(ABC):
         return output
 
 
-class _Beam(Search):
+class Beam(Search):
     """The best K hypotheses of each sentence; greedy search is a beam of one."""
 
     def __init__(self, engine: Engine, batch: Batch, options: DecodeOptions, *others: Any) -> None:
@@ -266,7 +276,7 @@ class _Beam(Search):
         return [kept[: self.options.n_best] for kept in self.found]
 
 
-class _Greedy(_Beam):
+class Greedy(Beam):
     """A beam of one; a step at which nothing ends needs no ranking."""
 
     def advance(self, scores: Scores) -> Step:
@@ -291,7 +301,7 @@ class _Greedy(_Beam):
         return Step(self.sentences, np.zeros_like(tokens), tokens, self.values, self.scores)
 
 
-class _Sampling(Search):
+class Sampling(Search):
     """Independent samples, one a row."""
 
     def __init__(self, engine: Engine, batch: Batch, options: DecodeOptions, *others: Any) -> None:
@@ -345,27 +355,6 @@ class _Sampling(Search):
     def results(self) -> list[list[Hypothesis]]:
         """The samples of each sentence, in their order."""
         return self.found
-
-
-def make_search(
-    engine: Engine,
-    batch: Batch,
-    options: DecodeOptions,
-    allowed: Trie | None = None,
-    on_step: Callable[[Step], None] | None = None,
-) -> Search:
-    """The search that the options name. Raises LimitError where they ask for what the engine cannot do."""
-    vocab = engine.config.tgt_vocab
-    named = (*options.suppress, *options.end_ids, *options.first_ids, *(t for prefix in batch.prefixes for t in prefix))
-    if bad := [token for token in named if not 0 <= token < vocab]:
-        raise LimitError(f"token id {bad[0]} is outside the target vocabulary of {vocab}")
-    if options.rows > engine.limits.beams:
-        raise LimitError(
-            f"{options.rows} {'samples' if options.sampling else 'beams'} exceed the engine's limit of "
-            f"{engine.limits.beams}: use fewer, or {engine.limits.hint or 'export with a larger beams axis'}"
-        )
-    kind = _Sampling if options.sampling else _Greedy if options.greedy else _Beam
-    return kind(engine, batch, options, allowed, on_step)
 
 
 def length_norm(length: int, options: DecodeOptions) -> float:

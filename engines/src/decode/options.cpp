@@ -186,6 +186,9 @@ void DecodeOptions::check() const {
   const double half = 0.5 / static_cast<double>(beams);
   require(*this, "patience", patience * static_cast<double>(beams) >= 0.5, "at least " + shown(half));
   require(*this, "min_tokens", min_tokens <= max_tokens, "at most max_tokens=" + std::to_string(max_tokens));
+  const auto least = static_cast<std::int64_t>(first_ids.size()) + (forced_end && !endless ? 1 : 0);
+  require(*this, "max_tokens", max_tokens >= least,
+          "at least " + std::to_string(least) + ", for first_ids and the forced end");
   if (sampling) {
     require(*this, "beams", beams == 1, "1 with sampling: n_best is the number of samples");
   } else {

@@ -50,6 +50,22 @@ void best_of(const Ruled& row, std::size_t count, std::vector<Choice>& best) {
   std::sort_heap(best.begin(), best.end(), better);
 }
 
+std::int64_t longest_output(const DecodeOptions& options, std::int64_t positions, std::size_t src_tokens) {
+  const std::int64_t most = std::min(options.max_tokens, positions);
+  if (!(options.max_ratio > 0)) return most;
+  const double share = std::min(options.max_ratio * static_cast<double>(src_tokens), static_cast<double>(most));
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(share));
+}
+
+void check_forced(std::size_t forced, std::int64_t longest, const DecodeOptions& options, const std::string& where) {
+  const bool ends = options.forced_end && !options.endless;
+  if (static_cast<std::int64_t>(forced) + (ends ? 1 : 0) <= longest) return;
+  throw Error(Status::limit, where + std::to_string(forced) + " forced tokens" + (ends ? " and the forced end" : "") +
+                                 " do not fit into " + std::to_string(longest) +
+                                 ", the most that max_tokens, max_ratio and the model's positions allow here: force "
+                                 "fewer, or raise these");
+}
+
 Rules::Rules(const DecodeOptions& options, std::vector<std::int32_t> end_ids, std::int64_t positions,
              const std::vector<std::int32_t>& src_lengths, const std::vector<std::vector<std::int32_t>>& prefixes,
              const Trie* allowed)
@@ -60,8 +76,7 @@ Rules::Rules(const DecodeOptions& options, std::vector<std::int32_t> end_ids, st
   const auto whole = [](double x) { return static_cast<std::int64_t>(std::floor(x)); };
   const auto least = [](double a, std::int64_t b) { return std::min(a, static_cast<double>(b)); };
   for (std::size_t i = 0; i < src_lengths.size(); ++i) {
-    std::int64_t most = std::min(options.max_tokens, positions);
-    if (options.max_ratio > 0) most = std::max<std::int64_t>(1, whole(least(options.max_ratio * src_lengths[i], most)));
+    const std::int64_t most = longest_output(options, positions, static_cast<std::size_t>(src_lengths[i]));
     std::int64_t fewest = whole(least(options.min_ratio * src_lengths[i], most));
     fewest = std::min(std::max(fewest, std::min(options.min_tokens, positions)), most);
     longest_.push_back(static_cast<std::size_t>(most));
@@ -73,11 +88,13 @@ Rules::Rules(const DecodeOptions& options, std::vector<std::int32_t> end_ids, st
   const std::size_t fewest = *std::max_element(shortest_.begin(), shortest_.end());
   early_steps_ = fewest ? fewest - 1 : 0;
   forced_steps_ = 0;
-  for (const auto& prefix : prefixes_) {
+  for (std::size_t i = 0; i < prefixes_.size(); ++i) {
+    const std::vector<std::int32_t>& prefix = prefixes_[i];
     forced_steps_ = std::max(forced_steps_, prefix.size());
     if (std::any_of(prefix.begin(), prefix.end(), [this](std::int32_t token) { return is_end(token); })) {
       throw Error(Status::limit, "a forced token is an end token: leave it out, an output ends by itself");
     }
+    check_forced(prefix.size(), static_cast<std::int64_t>(longest_[i]), options);
   }
 }
 
@@ -111,7 +128,10 @@ Ruled Rules::apply(const float* log_probs, std::size_t vocab, const std::vector<
   const auto at = [](std::int32_t token) { return static_cast<std::size_t>(token); };
   few_.clear();
   if (options_.forced_end && !end_ids_.empty() && step + 1 == longest_[sentence]) {
-    for (const std::int32_t end : end_ids_) few_.push_back({end, 0.0F});
+    const Trie::Node* node = allowed_ ? allowed_->after(output, prefixes_[sentence].size()) : nullptr;
+    if (!allowed_ || (node && node->ends)) {
+      for (const std::int32_t end : end_ids_) few_.push_back({end, 0.0F});
+    }
     return {nullptr, few_.size(), &few_};
   }
   if (is_forced(sentence, step)) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "decode/options.hpp"
@@ -35,10 +36,16 @@ struct Ruled {
 /// The best `count` tokens of a row that are not forbidden, best first; all that there are, if there are fewer.
 void best_of(const Ruled& row, std::size_t count, std::vector<Choice>& best);
 
+/// Most tokens of an output, the end token among them.
+std::int64_t longest_output(const DecodeOptions& options, std::int64_t positions, std::size_t src_tokens);
+
+/// Throws Error where an output has no room for so many forced tokens, and for a forced end behind them.
+void check_forced(std::size_t forced, std::int64_t longest, const DecodeOptions& options, const std::string& where = "");
+
 /// The options of a batch that concern single tokens. Sentences are named by their index in the batch.
 class Rules {
  public:
-  /// Throws Error where a forced token is an end token.
+  /// Throws Error where a forced token is an end token, or more are forced than an output may have.
   Rules(const DecodeOptions& options, std::vector<std::int32_t> end_ids, std::int64_t positions,
         const std::vector<std::int32_t>& src_lengths, const std::vector<std::vector<std::int32_t>>& prefixes,
         const Trie* allowed);

@@ -1,0 +1,70 @@
+"""What a search is asked for: all that may be wrong with it is found here, before it shares steps with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from ..config import MAX_SEED
+from ..engines.base import Batch, Engine
+from ..errors import DataError, LimitError
+from .options import DecodeOptions
+from .rules import Trie
+from .search import Beam, Greedy, Sampling, Search, Step
+
+
+def make_search(
+    engine: Engine,
+    batch: Batch,
+    options: DecodeOptions,
+    allowed: Trie | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> Search:
+    """The search that the options name.
+
+    Raises LimitError for what the engine or the model cannot do, and DataError for a batch that is none.
+    """
+    check_batch(batch)
+    vocab = engine.config.tgt_vocab
+    named = [options.suppress, options.end_ids, options.first_ids, *batch.prefixes, allowed.tokens if allowed else ()]
+    if bad := [token for ids in named for token in ids if not 0 <= token < vocab]:
+        raise LimitError(f"token id {bad[0]} is outside the target vocabulary of {vocab}")
+    if options.rows > engine.limits.beams:
+        raise LimitError(
+            f"{options.rows} {'samples' if options.sampling else 'beams'} exceed the engine's limit of "
+            f"{engine.limits.beams}: use fewer, or {engine.limits.hint or 'export with a larger beams axis'}"
+        )
+    if options.attention and not engine.attention:
+        raise LimitError("this variant does not return attention: use the standard graphs of fp32-attention")
+    kind = Sampling if options.sampling else Greedy if options.greedy else Beam
+    return kind(engine, batch, options, allowed, on_step)
+
+
+def check_batch(batch: Batch) -> None:
+    """Raise DataError where sources, lengths, numbers and prefixes do not fit each other, or are of other types."""
+    for name, array, axes in (("src_ids", batch.src_ids, 2), ("src_lengths", batch.src_lengths, 1)):
+        if not (isinstance(array, np.ndarray) and array.ndim == axes and np.issubdtype(array.dtype, np.integer)):
+            raise DataError(f"{name}: must be an array of {axes} axes and whole numbers: see decoding.Batch")
+    count = len(batch.src_ids)
+    if not count:
+        raise DataError("src_ids has no sentence: give one at least")
+    for name in ("src_lengths", "numbers", "prefixes"):
+        found = len(getattr(batch, name))
+        if found != count and (found or name == "src_lengths"):
+            raise DataError(f"{found} {name} for {count} sentences: give one for each")
+    _check_whole("numbers", batch.numbers)
+    if len(batch.numbers) and not 0 <= min(batch.numbers) <= max(batch.numbers) < MAX_SEED:
+        raise DataError(f"numbers: must be at least 0 and less than {MAX_SEED}")
+    for prefix in batch.prefixes:
+        _check_whole("prefixes", prefix)
+
+
+def _check_whole(name: str, values: Iterable[Any]) -> None:
+    for value in values:
+        try:
+            index(value)
+        except TypeError:
+            raise DataError(f"{name}: {value!r:.40} is no whole number") from None
