@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer_deploy.errors import ConfigError
+from tformer_deploy.headers import POINTER
 from tformer_deploy.text import (
     SPECIALS,
     ByteBpe,
@@ -376,6 +377,7 @@ DAMAGED: list[tuple[dict[str, Any], dict[str, bytes], str]] = [
     ({"kind": "characters", "file": "b"}, {"b": b""}, "unknown tokenizer kind 'characters'"),
     ({"kind": "words", "file": "gone"}, {}, "is incomplete: gone is missing"),
     ({"kind": "words", "file": "../w"}, {}, "lies outside"),
+    ({"kind": "words", "file": "w"}, {"w": POINTER + b"v1\noid sha256:00\nsize 9\n"}, "w is a pointer of Git LFS, not"),
 ]
 
 

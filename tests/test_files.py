@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from tformer_deploy import files
+from tformer_deploy.bundle import open_bundle
 from tformer_deploy.checkpoint import (
     HEADER,
     load_tensors,
@@ -29,6 +31,7 @@ from tformer_deploy.errors import ArtifactError, ConfigError, TformerError
 from tformer_deploy.files import atomic_directory, atomic_file, check_writable, hold, output_file, sha256, write_json
 from tformer_deploy.headers import digest, member, read_bytes, read_header, verify
 from tformer_deploy.model import Transformer
+from tformer_deploy.opening import TranslatorOptions, open_translator
 from tformer_deploy.text import SPECIALS, Tokenizers, Words
 
 CONFIG = ModelConfig(
@@ -365,6 +368,49 @@ def test_only_regular_files_of_a_sane_size_are_read(tmp_path: Path) -> None:
     for name in ("pipe", "folder"):
         with pytest.raises(ArtifactError, match="is no regular file"):
             read_bytes(tmp_path, name, 5)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+def test_pointers_of_git_lfs_are_named(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text(POINTER)
+    with pytest.raises(ArtifactError, match=r"weights is a pointer of Git LFS, not the file: run git lfs pull where"):
+        read_bytes(tmp_path, "weights", 1000)
+    (tmp_path / "weights").write_text(POINTER + "x" * 1000)  # no pointer is so long
+    assert len(read_bytes(tmp_path, "weights", 2000)) > 1000
+
+
+def linked(bundle: Path, root: Path, kind: str) -> Path:
+    """A bundle as the cache of Hugging Face has it, or a volume of Kubernetes."""
+    store, folder = ("blobs", "snapshots/hash") if kind == "hub" else ("mount/..2026_11", "mount")
+    (root / folder).mkdir(parents=True)
+    shutil.copytree(bundle, root / store)
+    (root / "mount/..data").symlink_to("..2026_11") if kind == "volume" else None
+    target = "../../blobs" if kind == "hub" else "..data"
+    for path in bundle.iterdir():
+        (root / folder / path.name).symlink_to(f"{target}/{path.name}")
+    return root / folder
+
+
+def test_a_bundle_of_links(bundle: Path, tmp_path: Path) -> None:
+    """Those that stay inside are followed, weights that a graph names among them; others are refused with the way."""
+    expected = outputs_of(bundle)
+    assert outputs_of(linked(bundle, tmp_path, "volume")) == expected
+    (tmp_path / "current").symlink_to("mount")
+    assert outputs_of(tmp_path / "current") == expected
+    snapshot = linked(bundle, tmp_path, "hub")
+    with pytest.raises(
+        ArtifactError, match=r"manifest.json lies outside .*, links as the files that they lead to \(cp -rL\)"
+    ):
+        open_bundle(snapshot)
+    subprocess.run(["cp", "-rL", snapshot, tmp_path / "copied"], check=True)
+    assert outputs_of(tmp_path / "copied") == expected
+
+
+def outputs_of(folder: Path) -> list[list[int]]:
+    with open_translator(TranslatorOptions(folder, "ort", threads=1)) as translator:
+        return [result.ids for result in translator.translate(["w5 w6", "w7"])]
 
 
 # Headers and hashes

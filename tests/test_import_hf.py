@@ -394,6 +394,20 @@ def test_a_folder_that_cannot_be_read_is_one_line_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin", "source.spm", "vocab.json", "config.json"])
+def test_pointers_of_git_lfs_are_named(file: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    folder = tmp_path / "folder"
+    shutil.copytree(folders["marian"], folder)
+    if file == "pytorch_model.bin":
+        (folder / "model.safetensors").unlink()
+    (folder / file).write_text(pointer)
+    with pytest.raises(
+        ArtifactError, match=rf"{file} is a pointer of Git LFS, not the file: run git lfs pull where it"
+    ):
+        imported(folder, "marian", tmp_path / "run")
+
+
 UNLISTED: dict[str, tuple[dict[str, Any], str]] = {
     "led": ({"is_encoder_decoder": True}, "export it as a module of your own, see docs/your-model.md"),
     "prophetnet": ({}, "export it as a module of your own, see docs/your-model.md"),

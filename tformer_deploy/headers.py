@@ -28,6 +28,8 @@ DAMAGED = (
     *(NotImplementedError, SyntaxError, tokenize.TokenError, struct.error, zipfile.BadZipFile, zlib.error),
 )
 """What zipfile, numpy and json raise over a file that is not as it was written."""
+POINTER, POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024
+"""How a pointer of Git LFS begins, and what all are smaller than."""
 RATIO = 200
 """Nothing that tformer packs gets smaller by so much."""
 
@@ -37,7 +39,8 @@ def within(directory: Path, name: str | Path) -> Path:
     path = directory / name
     real, root = os.path.realpath(path), os.path.realpath(directory)
     if os.path.commonpath((real, root)) != root:
-        raise ArtifactError(f"{path} lies outside {directory}: copy it into the folder, or make the folder again")
+        way = "copy it into the folder, links as the files that they lead to (cp -rL), or make the folder again"
+        raise ArtifactError(f"{path} lies outside {directory}: {way}")
     return path
 
 
@@ -50,7 +53,18 @@ def member(directory: Path, name: str) -> Path:
         raise ArtifactError(f"{directory} is incomplete: {name} is missing; copy or make it again") from None
     if not stat.S_ISREG(mode):
         raise ArtifactError(f"{path} is no regular file: copy or make it again")
+    require_here(path)
     return path
+
+
+def require_here(path: Path) -> None:
+    """Raise ArtifactError where a regular file is what Git LFS leaves in the place of one."""
+    if path.is_file() and path.stat().st_size < POINTER_BYTES:
+        with path.open("rb") as file:
+            if file.read(len(POINTER)) == POINTER:
+                raise ArtifactError(
+                    f"{path} is a pointer of Git LFS, not the file: run git lfs pull where it was cloned"
+                )
 
 
 def read_bytes(directory: Path, name: str, limit: int) -> bytes:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ..config import Activation
 from ..errors import ArtifactError, ConfigError, missing_extra
+from ..headers import require_here
 from ..text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe, Words
 from .base import Change, ImportOptions, Parameters
 from .weights import Weights, load_torch
@@ -252,6 +253,7 @@ def parse_yaml(text: str, where: str, texts: bool = False) -> Any:
 
 def read_text(path: Path) -> str:
     """A text file. Raises ArtifactError."""
+    require_here(path)
     try:
         if path.stat().st_size > 4 * YAML_BYTES:
             raise ValueError(f"it has more than {4 * YAML_BYTES} bytes")

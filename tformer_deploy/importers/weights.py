@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import ArtifactError
-from ..headers import DAMAGED, JSON_BYTES, RATIO, parse_json
+from ..headers import DAMAGED, JSON_BYTES, RATIO, parse_json, require_here
 
 Read = Callable[[], Tensor]
 WRAPPERS = ("module.", "model.", "_orig_mod.")
@@ -89,6 +89,7 @@ def read_weights(path: Path, *prefixes: str) -> Weights:
 
     Raises ArtifactError, also for what would have to be executed.
     """
+    require_here(path)
     if path.suffix == ".safetensors":
         weights = _safetensors(path, [path])
     else:
@@ -119,6 +120,7 @@ def file_in(directory: Path, name: str) -> Path:
         raise ArtifactError(f"{directory} names a file outside it, {name!r:.80}: copy it again")
     if not (directory / name).is_file():
         raise ArtifactError(f"{directory} is incomplete: {name} is missing; copy or make it again")
+    require_here(directory / name)
     return directory / name
 
 
@@ -178,6 +180,7 @@ def load_torch(path: Path, allowed: Iterable[Any] = ()) -> Any:
     """What torch.save wrote, mapped into memory; only plain types and those of `allowed`. Raises ArtifactError."""
     if not path.is_file():
         raise ArtifactError(f"{path} is not there")
+    require_here(path)
     mapped = _checked_zip(path)
     try:
         with torch.serialization.safe_globals(list(allowed)):
@@ -237,6 +240,7 @@ def load_plain_pickle(path: Path) -> Any:
 
 def read_json_file(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ArtifactError."""
+    require_here(path)
     try:
         if path.stat().st_size > JSON_BYTES:
             raise ValueError(f"it has more than {JSON_BYTES} bytes")

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <numeric>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
 
 #include "errors.hpp"
@@ -30,6 +31,17 @@ std::size_t distance(const std::string& a, const std::string& b) {
   return row.back();
 }
 
+/// Whether a file is what Git LFS leaves in the place of one.
+bool is_pointer(const fs::path& path) {
+  constexpr std::string_view begin = "version https://git-lfs.github.com/spec/";
+  std::error_code unknown_size;
+  if (fs::file_size(path, unknown_size) >= 1024 || unknown_size) return false;
+  std::string found(begin.size(), '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(found.data(), static_cast<std::streamsize>(found.size()));
+  return file && found == begin;
+}
+
 }  // namespace
 
 Error unreadable(const fs::path& path, int why) {
@@ -48,7 +60,8 @@ fs::path member(const fs::path& directory, const std::string& name) {
     const auto [end, unused] = std::mismatch(root.begin(), root.end(), real.begin(), real.end());
     if (end != root.end()) {
       throw Error(Status::bundle, path.string() + " lies outside " + directory.string() +
-                                      ": copy it into the folder, or make the folder again");
+                                      ": copy it into the folder, links as the files that they lead to (cp -rL), "
+                                      "or make the folder again");
     }
   }
   const fs::file_status status = missing ? fs::file_status() : fs::status(path, missing);
@@ -58,6 +71,10 @@ fs::path member(const fs::path& directory, const std::string& name) {
   }
   if (!fs::is_regular_file(status)) {
     throw Error(Status::bundle, path.string() + " is no regular file: copy or make it again");
+  }
+  if (is_pointer(path)) {
+    throw Error(Status::bundle,
+                path.string() + " is a pointer of Git LFS, not the file: run git lfs pull where it was cloned");
   }
   return path;
 }
