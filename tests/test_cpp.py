@@ -794,7 +794,7 @@ def test_every_keyword_of_the_schemas_is_known() -> None:
                 yield from keywords(part)
 
     schema = json.loads((ROOT / "tformer_deploy/schemas/bundle.json").read_text())
-    assert set(keywords(schema)) - {"$ref"} == known - {"else"}
+    assert set(keywords(schema)) - {"$ref"} == known
 
 
 def test_a_bundle_whose_text_cannot_be_split_runs_for_ids(tmp_path: Path) -> None:
@@ -805,6 +805,32 @@ def test_a_bundle_whose_text_cannot_be_split_runs_for_ids(tmp_path: Path) -> Non
         with pytest.raises(CppError, match="is split by spaCy's rules for 'de'") as failed:
             translator.translate(["3 1 4"])
         assert failed.value.status == NO_LIBRARY
+
+
+def test_added_tokens_in_sources_prefixes_and_outputs(tmp_path: Path) -> None:
+    """As the Python package has them: `4` stands in a text as it is, between other digits too."""
+    folder = Path(shutil.copytree(BUNDLES / "v3" / "copy", tmp_path / "bundle"))
+    words = (folder / "tokenizer.words").read_text().split()
+    around = {"tokens": [{"id": words.index("4"), "rstrip": True}], "clean_up": True}
+    kind = {"kind": "transformers", "of": "words", "around": around}
+    edited(lambda it: [side.update(kind) for side in it["tokenizer"].values()])(folder)
+    lines, begins = ["3 141 5", "44", "2 1"], ["", "4 4", "24"]
+    shown: dict[str, list[str]] = {"python": [], "cpp": []}
+    with load(folder, variant="fp32", threads=1) as reference:
+        expected = reference.translate(lines, begins)
+        assert [each.text for each in expected] == ["3 1 4 1 5", "4 4", "2 4"]
+        reference.stream(lines[0], shown["python"].append)
+    with Model(folder, variant="fp32") as model, Translator(model) as translator:
+        found = translator.translate(lines, begins)
+        assert [each[0].text for each in found] == [each.text for each in expected]
+        assert [each[0].ids for each in found] == [each.ids for each in expected]
+        translator.stream(lines[0], lambda piece: shown["cpp"].append(piece) is None)
+    assert shown["cpp"] == shown["python"] and "".join(shown["cpp"]) == "3 1 4 1 5"
+    edited(lambda it: it["tokenizer"]["source"].pop("of"))(folder)
+    with pytest.raises(CppError, match=r"tokenizer\.source\.of is missing"):
+        Model(folder, variant="fp32").close()
+    with pytest.raises(TformerError, match=r"tokenizer\.source must contain \['of'\]"), load(folder):
+        pass
 
 
 def test_hashes_may_be_left_unread(tmp_path: Path) -> None:

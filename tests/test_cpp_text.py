@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from tformer_deploy.errors import ConfigError
 from tformer_deploy.headers import POINTER
 from tformer_deploy.text import (
     SPECIALS,
+    AddedToken,
+    Around,
     ByteBpe,
     PieceList,
     SentencePiece,
@@ -31,6 +33,7 @@ from tformer_deploy.text import (
     Tokenizers,
     WordBpe,
     Words,
+    Wrapped,
     load_tokenizers,
 )
 from tformer_deploy.text.bpe import BYTES, byte_words
@@ -156,7 +159,27 @@ def by_expression(regex: str, **how: Any) -> Words:
     return Words(made, None, regex=regex, **how)
 
 
+def wrapped(make: Any, model: bytes = b"", **how: Any) -> Any:
+    """A tokenizer with entries of its own that are added tokens as well, of every flag."""
+    inner: Any = make()
+    entries = inner.pieces(range(inner.size))
+    given = [i for i in range(inner.size) if i not in inner.specials.ids and len(entries[i].strip("\u2581@\u0120")) > 1]
+    flags = [dict.fromkeys(names, True) for n in range(3) for names in combinations(FLAGS, n)]
+    tokens = tuple(AddedToken(given[3 * i], **each, piece=i % 2 == 0) for i, each in enumerate(flags))
+    return Wrapped(inner, Around(tokens, **how), model)
+
+
+def wrapped_pieces(**how: Any) -> Any:
+    return wrapped(pieces, sentencepiece_model("unigram", byte_fallback=True), **how)
+
+
 KINDS: dict[str, Any] = {
+    "pieces, added as in tokenizers": lambda: wrapped_pieces(normalize=True),
+    "pieces, added, with edges": lambda: wrapped_pieces(normalize=True, edges=True, clean_up=True),
+    "pieces, added as in Python": lambda: wrapped_pieces(python=True, clean_up=True),
+    "byte-bpe, added": lambda: wrapped(lambda: byte_bpe(space=True)),
+    "bpe, added": lambda: wrapped(lambda: word_bpe("", "</w>"), python=True),
+    "sentencepiece, added": lambda: wrapped(lambda: SentencePiece(sentencepiece_model("bpe"))),
     "sentencepiece bpe": lambda: SentencePiece(sentencepiece_model("bpe")),
     "sentencepiece unigram": lambda: SentencePiece(sentencepiece_model("unigram")),
     "sentencepiece bytes": lambda: SentencePiece(sentencepiece_model("bpe", byte_fallback=True)),
@@ -171,6 +194,7 @@ KINDS: dict[str, Any] = {
     "expression": lambda: by_expression(r"\[[^\]]*\]|%\d\d|Br|Cl|."),
     "expression in lower case": lambda: by_expression(r"\w+|[^\w\s]", lower=True),
 }
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 EXPRESSIONS = [
     r".",
     r"\S+",
@@ -208,6 +232,20 @@ def test_real_lines_and_noise(both: tuple[Tokenizers, Talk]) -> None:
     tokenizers, talk = both
     molecules = (ROOT / "tests" / "molecules.txt").read_text(encoding="utf-8").split()
     for line in [*real_lines()[:LINES], *molecules, *noise(1), "", " "]:
+        assert talk.ask(line) == tokenizers.source_ids(line), repr(line)
+
+
+def test_added_tokens_beside_everything(both: tuple[Tokenizers, Talk]) -> None:
+    """Entries and white space, one behind the other."""
+    tokenizers, talk = both
+    rng, tokenizer = np.random.default_rng(7), tokenizers.source
+    entries = tokenizer.pieces(range(tokenizer.size))
+    if isinstance(tokenizer, Wrapped):
+        added = [tokenizer.pieces([token.id])[0] for token in tokenizer._around.tokens]
+        entries = [*entries[:40], *added * 8, *(part.upper() for part in added)]
+    parts = [*PARTS, "a", " ", "  ", ".", "_", "½", "Ⓐ", "n't", " ' ", *entries]
+    for _ in range(LINES):
+        line = "".join(rng.choice(parts, rng.integers(1, 9)))
         assert talk.ask(line) == tokenizers.source_ids(line), repr(line)
 
 
@@ -374,6 +412,13 @@ DAMAGED: list[tuple[dict[str, Any], dict[str, bytes], str]] = [
     ({"kind": "bpe", "file": "b"}, {"b": b'{"entries": [], "merges": []}'}, "of 0 entries has no special token"),
     ({"kind": "bpe", "file": "b"}, {"b": b'{"entries": ["a","b","c","d"], "merges": ["a"]}'}, "'a' is not two symbols"),
     ({"kind": "byte-bpe", "file": "b"}, {"b": b'{"entries": [1], "merges": []}'}, "no list of texts called 'entries'"),
+    (
+        {"kind": "transformers", "of": "words", "file": "w", "around": {"tokens": [{"id": 3}]}},
+        {"w": b"<unk>\n<pad>\n<bos>\n<eos>\n"},
+        "the added token 3 is not an entry that text can give",
+    ),
+    ({"kind": "transformers", "of": "letters", "file": "b", "around": {}}, {"b": b""}, "unknown tokenizer kind"),
+    ({"kind": "transformers", "of": "transformers", "file": "b", "around": {}}, {"b": b""}, "unknown tokenizer kind"),
     ({"kind": "characters", "file": "b"}, {"b": b""}, "unknown tokenizer kind 'characters'"),
     ({"kind": "words", "file": "gone"}, {}, "is incomplete: gone is missing"),
     ({"kind": "words", "file": "../w"}, {}, "lies outside"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,8 @@ from tformer_deploy.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from tformer_deploy.errors import ArtifactError, ConfigError
 from tformer_deploy.text import (
     SPECIALS,
+    AddedToken,
+    Around,
     ByteBpe,
     PieceList,
     SentencePiece,
@@ -24,11 +27,13 @@ from tformer_deploy.text import (
     Tokenizers,
     WordBpe,
     Words,
+    Wrapped,
     load_tokenizers,
     tokenizer_files,
     train_tokenizers,
 )
 from tformer_deploy.text.bpe import BYTES, byte_words
+from tformer_deploy.text.wrapped import is_word
 
 ENGLISH = [
     "Two young, white males are outside near many bushes.",
@@ -287,6 +292,10 @@ OTHERS: dict[str, Callable[[], Tokenizer]] = {
     "subword-nmt": word_bpe,
     "ends of words": lambda: word_bpe(inner="", final="</w>"),
     "expression": lambda: Words([*SPECIALS, "ab", "c", "d"], None, regex=r"ab|.", lower=True),
+    "bytes beside added tokens": lambda: Wrapped(byte_bpe(), Around((AddedToken(261, lstrip=True), AddedToken(262)))),
+    "ends of words, added as in Python": lambda: Wrapped(
+        word_bpe(inner="", final="</w>"), Around((AddedToken(8, single_word=True),), python=True, clean_up=True)
+    ),
     "a word with a line's end": lambda: Words([*SPECIALS, "a", "\n"], None),
 }
 
@@ -369,3 +378,71 @@ def test_long_lines_are_learned_from() -> None:
     lines = ["abc def ghi", "def abc"] * 10
     tokenizers = train_tokenizers("bpe", [*lines, "ζ" + "abc " * 1100], lines, 26, ("en", "de"))
     assert UNK_ID not in tokenizers.source.encode("ζ")
+
+
+# Around a tokenizer
+
+
+def spoken(*tokens: AddedToken, **how: bool) -> Wrapped:
+    words = ["a", "b", "x", "<N>", "New York", ".", ",", "'", "n't", "'s", "do"]
+    return Wrapped(Words([*SPECIALS, *words], None), Around(tokens, **how))
+
+
+def test_added_tokens_take_white_space_and_stand_alone() -> None:
+    """By their flags, as the library `tokenizers` does it, and as transformers does in Python."""
+    for flags, text, by_library, by_python in (
+        ({}, "a<N>b", ["a", "<N>", "b"], ["a", "<N>", "b"]),
+        ({"single_word": True}, "a <N>. <N>b", ["a", "<N>", ".", "<unk>"], ["a", "<unk>", "<unk>"]),
+        ({"single_word": True}, "<N>", ["<N>"], ["<N>"]),
+    ):
+        token = AddedToken(7, **flags)
+        for python, expected in ((False, by_library), (True, by_python)):
+            tokenizer = spoken(token, python=python)
+            assert tokenizer.pieces(tokenizer.encode(text)) == expected, (flags, python)
+    bytewise = ByteBpe(["<s>", "<pad>", "</s>", "<unk>", *sorted(set(BYTES.values())), "<N>"], [], Specials(1, 0, 2, 3))
+    for flags, expected in (
+        ({}, 5),
+        ({"lstrip": True}, 4),
+        ({"rstrip": True}, 2),
+        ({"lstrip": True, "rstrip": True}, 1),
+    ):
+        tokenizer = Wrapped(bytewise, Around((AddedToken(bytewise.size - 1, **flags),)))
+        assert len(tokenizer.encode(" <N>\u3000")) == expected
+
+
+def test_what_an_added_token_must_be() -> None:
+    for i in (0, 99, -1):
+        with pytest.raises(ArtifactError, match=f"the added token {i} is not an entry that text can give"):
+            spoken(AddedToken(i))
+
+
+def test_an_entry_that_only_text_gives_as_it_stands() -> None:
+    """Not by the tokenizer's own rules, if it is no piece of its own."""
+    assert spoken(AddedToken(6, single_word=True), python=True).encode("x x.") == [6, 0]
+    assert Wrapped(WORDS_OF_X, Around((AddedToken(4, single_word=True),))).encode("xy") == [0, 0]
+    assert Wrapped(WORDS_OF_X, Around((AddedToken(4, single_word=True, piece=True),))).encode("xy") == [4, 0]
+
+
+WORDS_OF_X = Words([*SPECIALS, "x"], None, regex=".")
+
+
+@settings(max_examples=300)
+@given(st.lists(st.integers(4, 14), max_size=12))
+def test_a_stream_shows_only_what_stays(ids: list[int]) -> None:
+    target = spoken(clean_up=True)
+    tokenizers = Tokenizers(target, target)
+    whole = tokenizers.target_text(ids)
+    shown = [tokenizers.settled_text(ids[:i]) for i in range(len(ids) + 1)]
+    assert all(whole.startswith(text) for text in shown)
+    assert "do n't" not in whole and " ," not in whole and " ." not in whole
+
+
+def test_words_are_those_of_the_library() -> None:
+    """`single_word` looks at the characters beside a token."""
+    tokenizers = pytest.importorskip("tokenizers")
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0}, "x"))
+    theirs.add_tokens([tokenizers.AddedToken("<N>", single_word=True)])
+    known = [chr(i) for i in (*range(1, 0x3000), *range(0x1F100, 0x1F1A0)) if chr(i) not in "<N>"]
+    known = [c for c in known if unicodedata.category(c) != "Cn"]
+    for c, found in zip(known, theirs.encode_batch([f"{c}<N>" for c in known]), strict=True):
+        assert is_word(c) == (1 not in found.ids), hex(ord(c))

@@ -193,7 +193,7 @@ class Translator:
             token = int(step.tokens[0, 0])
             if token >= 0 and step.values[0, 0] > -np.inf and token not in end_ids:
                 ids.append(token)
-                text = self.tokenizers.target_text(ids)
+                text = self.tokenizers.settled_text(ids)
                 if not text.endswith("\ufffd"):  # half of a character of several bytes
                     show(text)
 

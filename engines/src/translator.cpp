@@ -262,7 +262,8 @@ Results Translator::stream(std::string_view line, std::string_view prefix, std::
     const std::int32_t token = candidates.empty() ? -1 : candidates[0].token;
     if (token < 0 || std::find(ends.begin(), ends.end(), token) != ends.end()) return !others || others(candidates);
     ids.push_back(token);
-    const std::string text = model_->tokenizers().target->decode(ids);
+    std::string text = model_->tokenizers().target->decode(ids);
+    text.resize(model_->tokenizers().target->settled(text));
     static const std::string half = "\xEF\xBF\xBD";  // half of a character of several bytes
     const bool whole = text.size() < half.size() || text.compare(text.size() - half.size(), half.size(), half) != 0;
     return (!others || others(candidates)) && (!whole || show(text));

@@ -40,7 +40,6 @@ class HfOriginal:
         except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
             note(f"text is not compared: transformers cannot load the tokenizer: {error!s:.200}")
             return None
-        tokenizer.clean_up_tokenization_spaces = False  # PLBart's takes spaces from before punctuation
         return tokenizer
 
     def in_double(self) -> HfOriginal:

@@ -50,18 +50,18 @@ def sentencepiece_model(tokenizer: Mapping[str, Any], where: Path) -> bytes:
     made.trainer_spec.model_type = UNIGRAM if kind == "Unigram" else BPE
     scores = dict(model["vocab"]) if kind == "Unigram" else _ranks(merges_of(tokenizer))
     unknown = model.get("unk_token") or entries[int(model.get("unk_id") or 0)]
-    special = {each["content"] for each in tokenizer.get("added_tokens", [])}
+    special = {each["content"] for each in tokenizer.get("added_tokens", []) if each.get("special", True)}
     for entry in entries:
         piece = made.pieces.add()
         piece.piece, piece.score = entry, scores.get(entry, 0.0)
         piece.type = UNKNOWN if entry == unknown else CONTROL if entry in special else NORMAL
     made.normalizer_spec.add_dummy_prefix = made.normalizer_spec.remove_extra_whitespaces = True
-    for step in _steps(tokenizer.get("normalizer"), "normalizers"):
+    for step in steps(tokenizer.get("normalizer"), "normalizers"):
         if step["type"] == "Precompiled":
             made.normalizer_spec.precompiled_charsmap = base64.b64decode(step["precompiled_charsmap"])
         elif step["type"] != "Strip" and not _replaces_spaces(step):
             raise _refused(where, "normalizer", step)
-    *others, last = list(_steps(tokenizer.get("pre_tokenizer"), "pretokenizers")) or [NONE]
+    *others, last = list(steps(tokenizer.get("pre_tokenizer"), "pretokenizers")) or [NONE]
     for step in (*others, last):
         if not (_begins_with_a_space(step) if step is last else step["type"] == "WhitespaceSplit"):
             raise _refused(where, "pre-tokenizer", step)
@@ -70,13 +70,29 @@ def sentencepiece_model(tokenizer: Mapping[str, Any], where: Path) -> bytes:
 
 def byte_level_space(tokenizer: Mapping[str, Any], where: Path) -> bool:
     """Whether a tokenizer.json of byte-level BPE puts a space before a text. Raises ArtifactError for other kinds."""
-    for step in _steps(tokenizer.get("normalizer"), "normalizers"):
+    for step in steps(tokenizer.get("normalizer"), "normalizers"):
         raise _refused(where, "normalizer", step)
-    steps = list(_steps(tokenizer.get("pre_tokenizer"), "pretokenizers")) or [NONE]
-    for step in steps:
+    before = list(steps(tokenizer.get("pre_tokenizer"), "pretokenizers")) or [NONE]
+    for step in before:
         if step["type"] != "ByteLevel" or not step.get("use_regex", True):
             raise _refused(where, "pre-tokenizer", step)
-    return any(step.get("add_prefix_space") for step in steps)
+    return any(step.get("add_prefix_space") for step in before)
+
+
+def around_text(tokenizer: Mapping[str, Any], where: Path) -> dict[str, tuple[int, ...]]:
+    """`prefix` and `suffix` of a source, by the post-processor. Raises ArtifactError for other kinds."""
+    found: dict[str, tuple[int, ...]] = {"prefix": (), "suffix": ()}
+    for step in steps(tokenizer.get("post_processor"), "processors"):
+        if step["type"] == "RobertaProcessing":
+            found = {"prefix": (step["cls"][1],), "suffix": (step["sep"][1],)}
+        elif step["type"] == "TemplateProcessing":
+            ids = {name: tuple(token["ids"]) for name, token in step["special_tokens"].items()}
+            parts = [ids.get(each.get("SpecialToken", {}).get("id"), ()) for each in step["single"]]
+            at = next(i for i, each in enumerate(step["single"]) if "Sequence" in each)
+            found = {"prefix": sum(parts[:at], ()), "suffix": sum(parts[at:], ())}
+        elif step["type"] != "ByteLevel":
+            raise _refused(where, "post-processor", step)
+    return found
 
 
 def _ranks(merges: list[str]) -> dict[str, float]:
@@ -84,13 +100,13 @@ def _ranks(merges: list[str]) -> dict[str, float]:
     return {rule.replace(" ", ""): -float(rank) for rank, rule in reversed(list(enumerate(merges)))}
 
 
-def _steps(step: Any, parts: str) -> Iterator[Mapping[str, Any]]:
+def steps(step: Any, parts: str) -> Iterator[Mapping[str, Any]]:
     """The steps of a normalizer or a pre-tokenizer, which may be sequences."""
     if isinstance(step, Mapping):
         if step.get("type") != "Sequence":
             yield {"type": "", **step}
         for each in step.get(parts, []):
-            yield from _steps(each, parts)
+            yield from steps(each, parts)
 
 
 def _replaces_spaces(step: Mapping[str, Any]) -> bool:

@@ -5,10 +5,13 @@ from .bpe import ByteBpe, WordBpe
 from .pieces import PieceList, SentencePiece
 from .sides import Tokenizers, load_tokenizers, require_fit, tokenizer_files, train_tokenizers
 from .words import Words
+from .wrapped import AddedToken, Around, Wrapped
 
 __all__ = [
     "OUR_SPECIALS",
     "SPECIALS",
+    "AddedToken",
+    "Around",
     "ByteBpe",
     "PieceList",
     "SentencePiece",
@@ -17,6 +20,7 @@ __all__ = [
     "Tokenizers",
     "WordBpe",
     "Words",
+    "Wrapped",
     "load_tokenizers",
     "require_fit",
     "tokenizer_files",

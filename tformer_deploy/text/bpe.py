@@ -100,22 +100,21 @@ class ByteBpe(Bpe):
     kind = "byte-bpe"
 
     def __init__(self, entries: Sequence[str], merges: Sequence[str], specials: Specials, space: bool = False) -> None:
-        """`space`: a text begins with a space if it does not already."""
+        """`space`: a text, or a part of one, begins with a space if it does not already."""
         super().__init__(entries, merges, specials, **({"space": True} if space else {}))
         self._space = space
 
     def encode(self, text: str) -> list[int]:
         """Ids of a line."""
         ids = []
-        for word in byte_words(f" {text}" if self._space and text and not text[0].isspace() else text):
+        for word in byte_words(f" {text}" if self._space and text and text[0] != " " else text):
             ids += self._known(self._merged(tuple(BYTES[byte] for byte in word.encode("utf-8", "replace"))))
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The line of some ids."""
-        symbols = "".join(self._entries[i] for i in ids if i not in self.specials.hidden)
-        text = b"".join(bytes([UNBYTES[c]]) if c in UNBYTES else c.encode() for c in symbols)
-        line = text.decode("utf-8", "replace")
+        entries = (self._entries[i] for i in ids if i not in self.specials.hidden)
+        line = b"".join(_bytes_of(entry) for entry in entries).decode("utf-8", "replace")
         return line.removeprefix(" ") if self._space else line
 
 
@@ -169,6 +168,13 @@ def byte_words(text: str) -> Iterator[str]:
                 end -= 1  # the last one belongs to what follows
         yield text[start:end]
         start = end
+
+
+def _bytes_of(entry: str) -> bytes:
+    """The bytes that an entry shows; one that has another character is text as it is."""
+    if all(c in UNBYTES for c in entry):
+        return bytes(UNBYTES[c] for c in entry)
+    return entry.encode("utf-8", "replace")
 
 
 def _kind(character: str) -> str:

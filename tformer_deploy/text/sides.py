@@ -14,6 +14,7 @@ from .base import OUR_SPECIALS, SPECIALS, Specials, Tokenizer
 from .bpe import ByteBpe, WordBpe
 from .pieces import PieceList, SentencePiece
 from .words import Words
+from .wrapped import Around, Wrapped
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class Tokenizers:
         """The line that some produced ids stand for; a model may have more entries than its tokenizer."""
         size = self.target.size
         return self.target.decode([i for i in ids if i < size])
+
+    def settled_text(self, ids: Sequence[int]) -> str:
+        """What more ids do not change in it."""
+        text = self.target_text(ids)
+        return self.target.settled(text) if isinstance(self.target, Wrapped) else text
 
     def save(self, directory: Path) -> dict[str, Any]:
         """Write the files; returns the description for a header."""
@@ -92,8 +98,15 @@ def tokenizer_files(description: Mapping[str, Any]) -> list[str]:
 
 
 def _load(directory: Path, description: Mapping[str, Any]) -> Tokenizer:
-    name = description["file"]
-    content, kind = read_bytes(directory, name, TOKENIZER_BYTES), description.get("kind")
+    name, kind = description["file"], description.get("kind")
+    content = read_bytes(directory, name, TOKENIZER_BYTES)
+    if kind == Wrapped.kind:
+        inner = {key: value for key, value in description.items() if key not in ("of", "around")}
+        made = _load(directory, {**inner, "kind": description["of"]})
+        try:
+            return Wrapped(made, Around.of(description["around"]), content if name.endswith(".model") else b"")
+        except ArtifactError as error:
+            raise ArtifactError(f"{directory / name} is damaged ({error}): copy or make the folder again") from None
     specials = Specials.of(description["specials"]) if "specials" in description else None
     how = {key: value for key, value in description.items() if key in ("regex", "lower", "space", "inner", "final")}
     try:

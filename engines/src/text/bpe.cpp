@@ -1,4 +1,5 @@
 // Byte-pair encoding: over the bytes of a text (Radford et al. 2019), or over the characters of its words.
+#include <algorithm>
 #include <array>
 
 #include "text/kinds.hpp"
@@ -24,7 +25,7 @@ const std::array<char32_t, 256> shown_bytes = byte_characters();
 enum class Kind { space, letter, number, other };
 
 Kind kind_of(char32_t c) {
-  if (is_space(c) && !(c >= 0x1C && c <= 0x1F)) return Kind::space;
+  if (is_white(c)) return Kind::space;
   return is_letter(c) ? Kind::letter : is_number(c) ? Kind::number : Kind::other;
 }
 
@@ -41,6 +42,17 @@ std::size_t word_end(const std::u32string& text, std::size_t start) {
   return end - (kind == Kind::space && end < text.size() && end - start > 1 ? 1 : 0);
 }
 
+/// The bytes that an entry shows; one that has another character is text as it is.
+std::string bytes_of(std::string_view entry) {
+  std::string bytes;
+  for (const char32_t c : characters(entry)) {
+    const auto found = std::find(shown_bytes.begin(), shown_bytes.end(), c);
+    if (found == shown_bytes.end()) return std::string(entry);
+    bytes += static_cast<char>(static_cast<unsigned char>(found - shown_bytes.begin()));
+  }
+  return bytes;
+}
+
 class ByteBpe final : public Tokenizer {
  public:
   ByteBpe(BpeFile file, Specials special, bool space)
@@ -51,10 +63,11 @@ class ByteBpe final : public Tokenizer {
 
   std::int32_t size() const override { return entries_.size(); }
   std::int32_t id_of(const std::string& entry) const override { return entries_.first(entry); }
+  std::string entry(std::int32_t id) const override { return entries_.entry(id); }
 
   Ids encode(std::string_view line) const override {
     std::u32string text = characters(line);
-    if (space_ && !text.empty() && !is_space(text[0])) text.insert(text.begin(), U' ');
+    if (space_ && !text.empty() && text[0] != U' ') text.insert(text.begin(), U' ');
     Ids ids;
     std::string word;
     std::vector<std::size_t> ends;
@@ -74,14 +87,7 @@ class ByteBpe final : public Tokenizer {
 
   std::string decode(const Ids& ids) const override {
     std::string bytes;
-    for (const std::string_view entry : entries_.shown(ids, specials)) {
-      for (const char32_t c : characters(entry)) {
-        std::size_t byte = 0;
-        while (byte < shown_bytes.size() && shown_bytes[byte] != c) ++byte;
-        if (byte < shown_bytes.size()) bytes += static_cast<char>(static_cast<unsigned char>(byte));
-        else append_utf8(bytes, c);
-      }
-    }
+    for (const std::string_view entry : entries_.shown(ids, specials)) bytes += bytes_of(entry);
     std::string text = utf8_replaced(bytes);
     if (space_ && text.compare(0, 1, " ") == 0) text.erase(0, 1);
     return text;
@@ -104,6 +110,7 @@ class WordBpe final : public Tokenizer {
 
   std::int32_t size() const override { return entries_.size(); }
   std::int32_t id_of(const std::string& entry) const override { return entries_.first(entry); }
+  std::string entry(std::int32_t id) const override { return entries_.entry(id); }
 
   Ids encode(std::string_view text) const override {
     constexpr std::string_view end_of_word = "</w>";

@@ -1,6 +1,7 @@
 // The kinds of tokenizers, made of what their files hold. All throw Error for files that are damaged.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,29 @@ struct BpeFile {
   std::vector<std::string> merges;
 };
 
+/// An entry that stands in a text as it is, by its fields in the library `tokenizers`.
+struct AddedToken {
+  std::int32_t id;
+  bool lstrip, rstrip;  ///< it takes the white space on its left, or on its right
+  bool single_word;     ///< not inside a word
+  bool normalized;      ///< it is looked for in normalized text
+  bool piece;           ///< the tokenizer's own rules may give it too
+};
+
+/// What transformers does before and after a tokenizer.
+struct Around {
+  std::vector<AddedToken> tokens;
+  bool python = false;     ///< text is split as its Python code does it, not as the library `tokenizers`
+  bool normalize = false;  ///< normalized text is that of the sentencepiece model
+  bool edges = false;      ///< several spaces are one, and one at a part's end is a piece
+  bool clean_up = false;   ///< outputs lose the space before punctuation
+};
+
+/// What a sentencepiece model does to characters; spaces are left as they are.
+std::function<std::string(const std::string&)> normalizer_of(const std::string& model);
+
+/// `model`: a sentencepiece model, which normalizes text.
+std::unique_ptr<Tokenizer> make_wrapped(std::unique_ptr<Tokenizer> inner, Around around, const std::string& model);
 std::unique_ptr<Tokenizer> make_words(std::vector<std::string> words, Specials specials, const WordsHow& how);
 std::unique_ptr<Tokenizer> make_sentencepiece(const std::string& model, Specials specials);
 std::unique_ptr<Tokenizer> make_pieces(const std::string& model, std::vector<std::string> entries, Specials specials);

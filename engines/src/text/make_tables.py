@@ -30,6 +30,16 @@ def is_ignorable(c: str) -> bool:
     return f"A{c}Σ".lower().endswith("ς") and not is_cased(c)
 
 
+def is_word(c: str) -> bool:
+    r"""Whether it is `\w` as Unicode's TR 18 has it; four ranges of symbols count as alphabetic."""
+    kind, symbols = (
+        unicodedata.category(c),
+        ((0x24B6, 0x24E9), (0x1F130, 0x1F149), (0x1F150, 0x1F169), (0x1F170, 0x1F189)),
+    )
+    named = kind[0] in "LM" or kind in ("Nd", "Nl", "Pc") or c in "\u200c\u200d"
+    return named or any(first <= ord(c) <= last for first, last in symbols)
+
+
 def lower_ranges() -> list[tuple[int, int, int, int]]:
     """First, last, step and difference of characters that have a lower case of one character."""
     pairs = [(ord(c), ord(c.lower())) for c in EVERY if len(c.lower()) == 1 and c.lower() != c]
@@ -59,6 +69,7 @@ def main() -> None:
         f"// Unicode {unicodedata.unidata_version}, written by make_tables.py.\n",
         table("Range", "letters", ranges(lambda c: unicodedata.category(c)[0] == "L")),
         table("Range", "numbers", ranges(lambda c: unicodedata.category(c)[0] == "N")),
+        table("Range", "words", ranges(is_word)),
         table("Range", "cased", ranges(is_cased)),
         table("Range", "ignorable", ranges(is_ignorable)),
         table("Lower", "lowers", lower_ranges()),

@@ -1,6 +1,8 @@
 // Tokenizers of sentencepiece: its own ids, or those of a list of pieces.
 #include <sentencepiece_processor.h>
 
+#include <memory>
+
 #include "errors.hpp"
 #include "text/kinds.hpp"
 #include "text/unicode.hpp"
@@ -38,6 +40,8 @@ class SentencePiece final : public Tokenizer {
     const std::int32_t found = processor_.PieceToId(entry);
     return found != specials.unk || entry == processor_.IdToPiece(found) ? found : -1;
   }
+
+  std::string entry(std::int32_t id) const override { return processor_.IdToPiece(id); }
 
   Ids encode(std::string_view text) const override {
     Ids ids;
@@ -80,6 +84,7 @@ class PieceList final : public Tokenizer {
 
   std::int32_t size() const override { return entries_.size(); }
   std::int32_t id_of(const std::string& entry) const override { return entries_.first(entry); }
+  std::string entry(std::int32_t id) const override { return entries_.entry(id); }
 
   Ids encode(std::string_view text) const override {
     std::vector<std::string> pieces;
@@ -111,6 +116,18 @@ class PieceList final : public Tokenizer {
 };
 
 }  // namespace
+
+std::function<std::string(const std::string&)> normalizer_of(const std::string& model) {
+  // Behind a model, these fields of its normalizer are false: a prefix, one space for several, U+2581 for a space.
+  const std::string raw("\x1A\x06\x18\x00\x20\x00\x28\x00", 8);
+  const auto processor = std::make_shared<sentencepiece::SentencePieceProcessor>();
+  load(*processor, model + raw);
+  return [processor](const std::string& text) {
+    std::string made;
+    require(processor->Normalize(text, &made));
+    return made;
+  };
+}
 
 std::unique_ptr<Tokenizer> make_sentencepiece(const std::string& model, Specials specials) {
   return std::make_unique<SentencePiece>(model, std::move(specials));

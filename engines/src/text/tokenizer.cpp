@@ -49,10 +49,31 @@ Specials specials_of(const json& description) {
   return found;
 }
 
+Around around_of(const json& description) {
+  Around found;
+  for (const json& each : description.value("tokens", json::array())) {
+    const auto is = [&each](const char* key) { return each.value(key, false); };
+    found.tokens.push_back({each.at("id").get<std::int32_t>(), is("lstrip"), is("rstrip"), is("single_word"),
+                            is("normalized"), is("piece")});
+  }
+  found.python = description.value("python", false);
+  found.normalize = description.value("normalize", false);
+  found.edges = description.value("edges", false);
+  found.clean_up = description.value("clean_up", false);
+  return found;
+}
+
 std::unique_ptr<Tokenizer> make(const json& description, const fs::path& folder, const std::string& name,
                                 const std::string& content) {
   const auto kind = description.value("kind", std::string());
   const Specials specials = specials_of(description);
+  if (kind == "transformers") {
+    json inner = description;
+    inner["kind"] = description.at("of");
+    const bool model = fs::path(name).extension() == ".model";
+    auto made = inner["kind"] == kind ? nullptr : make(inner, folder, name, content);
+    return made ? make_wrapped(std::move(made), around_of(description.at("around")), model ? content : "") : nullptr;
+  }
   if (kind == "sentencepiece") return make_sentencepiece(content, specials);
   if (kind == "pieces") {
     return make_pieces(content, strings(folder, description.at("entries"), "entries"), specials);

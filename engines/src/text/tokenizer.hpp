@@ -41,6 +41,10 @@ class Tokenizer {
   virtual std::string decode(const Ids& ids) const = 0;
   /// The id of an entry of the vocabulary, special ones too; -1: there is no such entry.
   virtual std::int32_t id_of(const std::string& entry) const = 0;
+  /// The entry of an id that exists.
+  virtual std::string entry(std::int32_t id) const = 0;
+  /// How many bytes of the line of some ids do not change when more follow.
+  virtual std::size_t settled(const std::string& line) const { return line.size(); }
 
   const Specials specials;
 };

@@ -130,6 +130,10 @@ bool is_letter(char32_t c) { return find(letters, c); }
 
 bool is_number(char32_t c) { return find(numbers, c); }
 
+bool is_word(char32_t c) { return find(words, c); }
+
+bool is_white(char32_t c) { return is_space(c) && !(c >= 0x1C && c <= 0x1F); }
+
 std::string lower(std::string_view text) {
   const std::u32string from = characters(text);
   std::string made;

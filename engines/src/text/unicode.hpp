@@ -23,8 +23,12 @@ std::string utf8(std::u32string_view text);
 
 /// What Unicode calls white space, and U+001C to U+001F.
 bool is_space(char32_t character);
+/// The same without U+001C to U+001F, as Unicode has it.
+bool is_white(char32_t character);
 bool is_letter(char32_t character);
 bool is_number(char32_t character);
+/// `\w` of regular expressions, as Unicode's TR 18 has it.
+bool is_word(char32_t character);
 
 /// Lower case with the final sigma, as Python's `str.lower`.
 std::string lower(std::string_view text);

@@ -15,6 +15,7 @@ class Words final : public Tokenizer {
   }
 
   std::int32_t size() const override { return words_.size(); }
+  std::string entry(std::int32_t id) const override { return words_.entry(id); }
 
   std::int32_t id_of(const std::string& entry) const override {
     std::int32_t found = -1;  // of equal ones the last; special ones first
