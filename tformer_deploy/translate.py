@@ -266,8 +266,7 @@ class Translator:
 
     def _check_forced(self, begin: list[int], source: list[int], number: int, limits: Limits) -> None:
         """Raise LimitError, which names its line, where more is forced than the output may have."""
-        forced = len(self.options.first_ids) + len(begin)
-        if source and forced:
+        if source and (forced := len(self.options.first_ids) + len(begin)):
             [longest] = longest_outputs(self.options, limits.tgt_tokens, np.array([len(source)])).tolist()
             check_forced(forced, longest, self.options, f"line {number}: ")
 

@@ -38,7 +38,10 @@ def make_search(
             f"{engine.limits.beams}: use fewer, or {engine.limits.hint or 'export with a larger beams axis'}"
         )
     if options.attention and not engine.attention:
-        raise LimitError("this variant does not return attention: use the standard graphs of fp32-attention")
+        raise LimitError(
+            "this variant does not return attention: export with a recipe that has attention = true, "
+            "such as fp32-attention"
+        )
     kind = Sampling if options.sampling else Greedy if options.greedy else Beam
     return kind(engine, batch, options, allowed, on_step)
 

@@ -180,7 +180,8 @@ std::unique_ptr<Search> make_search(const Engine& engine, const Batch& batch, co
                                    ": use fewer, or export with a larger beams axis");
   }
   if (options.attention() && !engine.attention()) {
-    throw Error(Status::limit, "this variant does not return attention: use the standard graphs of fp32-attention");
+    throw Error(Status::limit, "this variant does not return attention: export with a recipe that has attention = true, "
+                               "such as fp32-attention");
   }
   return options.sampling ? make_sampling(engine, batch, options, hooks) : make_beam(engine, batch, options, hooks);
 }
