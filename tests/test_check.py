@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from fractions import Fraction
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from tformer_deploy.check.recording import Run, Trace
 from tformer_deploy.check.reference import make_reference
 from tformer_deploy.check.report import Divergence, Outputs, describe_divergence
 from tformer_deploy.check.rounding import Rounding
+from tformer_deploy.check.shares import allowed
 from tformer_deploy.check.sizes import rows_apart, run_large, run_wide
 from tformer_deploy.decoding import Hypothesis
 from tformer_deploy.engines.base import Engine, Floats, Ints, Limits, Scores
@@ -454,10 +457,11 @@ def test_ties_have_a_cap() -> None:
         f"{mode}: {counts[mode]} of 150 sentences are ties, more than 0: more than chance explains (tolerance.ties)"
         for mode in ("greedy", "beam")
     ]
-    (line,) = found(counts["greedy"] / 150).failures
+    share = counts["greedy"] / 150
+    assert allowed(share, 150) < counts["beam"]
+    (line,) = found(share).failures
     assert line.startswith("beam: ")
     assert not found(counts["beam"] / 150).failures
-    assert found((counts["beam"] - 0.99) / 150).passed, "rounded up"
 
 
 def test_a_share_of_the_sentences_may_differ_from_eager_where_the_limits_say_so() -> None:
@@ -518,7 +522,9 @@ def test_the_best_token_must_be_eagers_in_a_share_of_the_steps() -> None:
         strict = dataclasses.replace(LOSSY, top1=1.0)
         report = table_check(Altered(eager), Altered(eager, at(2, 1, lower(0, 0.2))), strict)
         assert report.failures == (
-            ["best token: 97.30% of 37 steps agree with eager's, fewer than 100.0%"] if agree == 36 else []
+            ["best token: 97.30% of 37 steps agree with eager's, fewer than 100.0% (tolerance.top1)"]
+            if agree == 36
+            else []
         )
 
 
@@ -773,11 +779,75 @@ def test_a_share_of_such_an_engine_may_be_unstable() -> None:
             values[len(output) % 2] += np.float32(3 * (self.alone and source == tuple(EVEN[1])))
             return values
 
-    for unstable, sources, passes in ((0.0, EVEN, False), (0.01, EVEN, True), (0.4, EVEN, True)):
+    for unstable, passes in ((0.0, False), (0.01, True), (0.4, True)):
         limits = dataclasses.replace(LOSSY, scores=5.0, unstable=unstable)
-        report = table_check(Altered(), Once(), limits, sources=sources)
+        report = table_check(Altered(), Once(), limits, sources=EVEN)
         assert totals(report, "greedy", "alone").failed == 1 and (not report.failures) == passes
         assert any(d.variant == "alone" for d in report.divergences)
+    limits = dataclasses.replace(LOSSY, scores=0.5, unstable=0.4)  # no share excuses what is further than any rounding
+    report = table_check(Altered(), Once(), limits, sources=EVEN)
+    assert [
+        line
+        for line in report.failures
+        if re.match(r"\w+ \(alone\): .*, 1 by more than 0\.5 \(tolerance\.scores\)", line)
+    ]
+
+
+class Joined(Altered):
+    """Its numbers of improbable tokens, which it hardly takes, are a little off where sentences joined others."""
+
+    joined = False
+
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Any = None) -> TableState:
+        self.joined = False
+        return super().encode(src_ids, src_lengths)
+
+    def admit(self, state: TableState, src_ids: Ints, src_lengths: Ints, outlook: Any = None) -> None:
+        super().admit(state, src_ids, src_lengths)
+        self.joined = True
+
+    def log_probs(self, source: Tokens, output: Tokens) -> Floats:
+        values = super().log_probs(source, output)
+        rng = np.random.default_rng([5, *source, 99, *output])
+        off = rng.uniform(-0.04, 0.04, len(values)) * (values < np.sort(values)[-3])
+        return (values + off * self.joined).astype(np.float32)
+
+
+def test_near_ties_of_an_engine_with_itself_are_ties_by_its_noise_in_such_batches() -> None:
+    rng = np.random.default_rng(6)
+    sources = [[*rng.integers(5, 60, 1 + n % 4).tolist(), EOS] for n in range(30)]
+    report = table_check(Altered(), Joined(), LOSSY, dataclasses.replace(TABLE, invariance=30), sources)
+    joined = totals(report, "sampling", "joined")
+    assert joined.ties and not joined.failed and report.passed, report.failures
+    assert 0.035 < report.own_noise < 0.041 and all(tie.margin <= 0.082 for tie in report.ties)
+
+
+def test_greedy_decisions_of_such_an_engine_have_its_own_margins() -> None:
+    """Where its tokens are no longer eager's, whose scores say nothing of them."""
+
+    def near(source: Tokens, output: Tokens, values: Floats) -> Floats:
+        if source == tuple(SOURCES[2]) and len(output) == 1:
+            values[1] = -np.inf
+            values[1] = values.max() - np.float32(5e-4)
+        return values
+
+    engine = Slightly(at(2, 0, lower(0, 0.9)), near)  # alone, token 1 is 1e-3 higher
+    options = dataclasses.replace(TABLE, batch_tokens=1024)
+    report = table_check(Altered(), engine, dataclasses.replace(LOSSY, scores=9.0), options)
+    ties = [d for d in report.ties if (d.sentence, d.mode, d.variant) == (2, "greedy", "alone")]
+    assert report.passed, report.failures
+    assert [(tie.step, round(tie.margin, 5)) for tie in ties] == [(1, 0.0005)]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.02, 0.15, 0.5])
+def test_shares_of_a_few_are_what_chance_does_not_exceed(share: float) -> None:
+    """The binomial distribution, by its definition."""
+    part = Fraction(str(share))
+    for count in (1, 8, 30, 89, 300):
+        chances = [comb(count, n) * part**n * (1 - part) ** (count - n) for n in range(count + 1)]
+        most = allowed(share, count)
+        assert sum(chances[most + 1 :]) <= Fraction(1, 1000) < sum(chances[most:])
+    assert [allowed(0.0, 30), allowed(1.0, 30), allowed(0.01, 0)] == [0, 30, 0]
 
 
 # Stored references

@@ -200,23 +200,23 @@ def marked(page: str, part: str) -> list[str]:
 
 def test_decisions_that_may_differ_are_not_failures() -> None:
     outputs = [Outputs("greedy", "", 1000, 700, 200, 100), Outputs("beam", "", 1000, 640, 200, 160)]
-    again = [Outputs("greedy", "alone", 100, 97, failed=3)]
-    values = {"outputs": outputs, "invariance": again, "failures": ["greedy (alone): 3 of 100 sentences differ"]}
+    again = [Outputs("greedy", "alone", 100, 94, failed=6)]
+    values = {"outputs": outputs, "invariance": again, "failures": ["greedy (alone): 6 of 100 sentences differ"]}
     exact = check_page(report(engine(**values), engine()))
     lossy = check_page(report(engine(precision="int8", tolerance=LOSSY, **values), engine()))
     assert marked(exact, "Outputs") == ["100", "160"] and marked(lossy, "Outputs") == []
     for page in (exact, lossy):
-        assert marked(page, "Same sentences in other batches") == ["97 / 100<small>3 failed</small>" + EAGER]
+        assert marked(page, "Same sentences in other batches") == ["94 / 100<small>6 failed</small>" + EAGER]
     assert "100 failed" in Page(exact).text and "100 differ" not in Page(exact).text
     text = Page(lossy).text
-    assert "100 differ" in text and "160 differ" in text and "100 failed" not in text and "3 failed" in text
+    assert "100 differ" in text and "160 differ" in text and "100 failed" not in text and "6 failed" in text
     assert "Outputs that differ from eager's, as this precision may" in text
     assert "as this precision may" not in Page(exact).text
 
 
 def test_a_share_may_differ_from_itself_in_another_batch() -> None:
-    """Rounded up, as the check does."""
-    for sentences, failed, bad in ((100, 1, False), (100, 2, True), (12, 1, False), (101, 2, False)):
+    """As far as chance goes, as in the check."""
+    for sentences, failed, bad in ((100, 5, False), (100, 6, True), (12, 2, False), (12, 3, True), (30, 3, False)):
         again = [Outputs("greedy", "alone", sentences, sentences - failed, failed=failed)]
         page = check_page(report(engine(tolerance=LOSSY, invariance=again), engine()))
         assert bool(marked(page, "Same sentences in other batches")) == bad

@@ -326,6 +326,29 @@ def test_faults_of_large_sizes_alone_are_found_in_any_precision(
     assert any(re.match(line, failure) for failure in found.failures), found.failures
 
 
+def test_faults_of_joined_sentences_alone_are_found_in_8_bits(variants_bundle: Path, run: Path, tmp_path: Path) -> None:
+    """Although a few near-ties may fall either way: 30 sentences, as a text of 60 lines leaves them to check."""
+    opened = open_bundle(variants_bundle)
+    lines = write(tmp_path / "lines.txt", "".join(f"w{5 + n} w{9 + n % 7}{' w8' * (n % 5)}\n" for n in range(30)))
+    options = CheckOptions(max_tokens=6, beams=1, n_best=1, invariance=30, wide=0, large_tokens=0, vocabulary=False)
+    corpus = make_corpus(opened.config, opened.recipe, opened.tokenizers(), lines, options)
+    reference = Gate(opened, run, threads=1).reference(corpus)
+
+    def mutate(found: onnx.GraphProto) -> None:
+        change_tensor(found, "tgt_positions", lambda table: np.roll(table, 1, 0))
+
+    broken = break_graph(variants_bundle, tmp_path / "bundle", "int8/slots_step", mutate)
+    report = Gate(open_bundle(variants_bundle), run, threads=1).run(["ort:int8"], reference)
+    assert report.passed and report.engines[0].own_usual < 1e-3
+    (found,) = Gate(open_bundle(broken), run, threads=1).run(["ort:int8"], reference).engines
+    assert all(row.variant == "joined" for row in found.invariance if row.failed)
+    for line in (
+        r"greedy \(joined\): \d+ of 30 sentences differ, more than 3 ",
+        "own scores: half of them are others ",
+    ):
+        assert any(re.match(line, failure) for failure in found.failures), found.failures
+
+
 @pytest.fixture(scope="module")
 def limited(variants_bundle: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle with what calibration measured of each layer. Read only."""

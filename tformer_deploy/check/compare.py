@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +23,15 @@ class Judge:
     """What is needed to tell a tie from a failure."""
 
     reference: Observation
-    """Eager's, whose greedy probes hold the margins of greedy decisions."""
+    """Eager's, or the engine's own: its greedy probes hold the margins of greedy decisions."""
     error: float
     """Largest difference of a log-probability that was measured."""
     tolerance: float
     """Largest difference of a log-probability that is allowed."""
     beams: int
     end_ids: list[int]
+    hopeless: float = np.inf
+    """A margin beyond which no share of sentences may be apart."""
 
     def compare(self, ours: Run, theirs: Run, totals: Outputs) -> tuple[list[Divergence], list[Divergence], list[int]]:
         """Compare the sentences that both runs have, and fill in `totals`.
@@ -55,10 +57,15 @@ class Judge:
         totals.ties, totals.failed = len(ties), len(off) + len(failures)
         return ties, failures, off
 
+    def count_hopeless(self, found: Iterable[Divergence]) -> int:
+        """How many are further apart than any rounding puts them; NaN is."""
+        return sum(not d.margin <= self.hopeless and d.margin != np.inf for d in found)
+
     def open_margin(self, found: Divergence, totals: Outputs) -> float:
         """Two numbers can each be off by the measured error, so their order is open within twice that."""
         if found.mode in BEAM_MODES:  # sums of several steps
-            return 2 * min(max(self.error, totals.score_max), self.tolerance * (found.step + 1))
+            moved = found.moved if found.variant else 0.0
+            return 2 * min(max(self.error, totals.score_max, moved), self.tolerance * (found.step + 1))
         measured = max(self.error, totals.score_max) if found.variant else self.error
         return 2 * min(measured, self.tolerance)
 
@@ -82,17 +89,18 @@ class Judge:
 
     def at_step(self, i: int, ours: Run, theirs: Run, totals: Outputs, where: tuple[int, int]) -> Divergence:
         """The divergence of candidate n at a step."""
-        (step, n), a, b = where, ours.traces[i], theirs.traces[i]
+        (step, n), a, b, moved = where, ours.traces[i], theirs.traces[i], 0.0
         token, chosen = int(a.tokens[step, n]), int(b.tokens[step, n])
         if totals.mode in BEAM_MODES:
             mine, other = float(a.values[step, n]), float(b.values[step, n])
             same = np.flatnonzero((a.parents[step] == b.parents[step, n]) & (a.tokens[step] == chosen))
             below = same[same > n]  # above it, the engine has named a candidate twice
             margin = mine - float(a.values[step, below[0]]) if len(below) else np.inf
+            moved = sums_apart(a, b, step)
         else:
             mine, other = (float(np.diff(t.values[: step + 1, n], prepend=0)[-1]) for t in (a, b))
             margin = float(a.margins[step, n]) if totals.mode == "sampling" else self.greedy_margin(i, step, a, chosen)
-        return Divergence(i, totals.mode, totals.variant, step, token, chosen, mine, other, margin)
+        return Divergence(i, totals.mode, totals.variant, step, token, chosen, mine, other, margin, moved)
 
     def greedy_margin(self, i: int, step: int, ours: Trace, chosen: int) -> float:
         """How far apart eager has its own token and the engine's."""
@@ -145,6 +153,15 @@ class Judge:
                 break
             row = int(rows[0])
         return -np.inf
+
+
+def sums_apart(a: Trace, b: Trace, step: int) -> float:
+    """How far two searches have the sums of the same candidates in the same places apart, up to a step."""
+    parts = [[getattr(t, name)[: step + 1] for name in ("parents", "tokens", "values")] for t in (a, b)]
+    width = min(values.shape[1] for *_, values in parts)
+    (parents, tokens, ours), (other, chosen, theirs) = ([part[:, :width] for part in side] for side in parts)
+    same = (parents == other) & (tokens == chosen) & (tokens >= 0)
+    return float(differences([ours[same]], [theirs[same]]).max(initial=0.0))
 
 
 def differences(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> np.ndarray:

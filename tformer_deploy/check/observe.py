@@ -24,8 +24,6 @@ BEST, OTHERS = 16, 48
 """Log-probabilities compared at a step: of the best tokens, and of others that rotate through the vocabulary."""
 ENCODER_SENTENCES = 32
 """Sentences whose encoder outputs, and attention if the graph returns it, are compared."""
-OWN_NOISE_SENTENCES = 8
-"""Sentences by which the noise between an engine's own batches is measured."""
 MAX_OPTION = 1 << 20
 """The most that a count among the options may be."""
 PADDING = 16
@@ -246,17 +244,15 @@ def _largest(a: Floats, b: Floats) -> float:
         return float(np.where(a == b, 0.0, np.abs(a - b)).max())
 
 
-def own_noise(engine: Engine, sources: Sequence[Sequence[int]], reference: Observation, found: Observation) -> float:
-    """How far an engine's log-probabilities of a few sentences alone are from its own in `found`, tokens fed."""
-    worst = 0.0
-    for i in spread(sources, OWN_NOISE_SENTENCES):
-        target = tokens_of(reference.runs["greedy"].outputs[i][0])
-        batch = make_batch([sources[i]], engine.config.pad_id)
-        for step, _, scores in forced_steps(engine, batch, [target]):
-            assert scores.log_probs is not None
-            alone = scores.log_probs[0, 0, found.probe_ids[i][step]]
-            worst = max(worst, _largest(alone, found.probes[i][step]))
-    return worst
+def own_choices(
+    engine: Engine, sources: Sequence[Sequence[int]], options: CheckOptions, greedy: Run
+) -> Observation | None:
+    """How an engine itself scores its greedy tokens and others, in its usual batches; None: some output has none."""
+    if not all(tokens_of(outputs[0]) for outputs in greedy.outputs.values()):
+        return None
+    found = Observation({"greedy": greedy})
+    _score(engine, sources, dataclasses.replace(options, positions=1), None, found, None)
+    return found
 
 
 def by_length(

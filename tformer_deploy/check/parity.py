@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -14,11 +13,13 @@ from ..engines.base import Engine, Floats
 from ..errors import ArtifactError
 from ..recipe import Tolerance
 from .compare import WIDE, Judge, by_layer, by_step, differences, worse
-from .observe import BEST, Observation, end_ids, observe, observe_fed, own_noise
+from .noise import moved, own_noise
+from .observe import BEST, Observation, end_ids, observe, observe_fed, own_choices
 from .recording import Run
 from .reference import Reference, run_variants
 from .report import EngineReport, Entries, Outputs, Top1, describe_divergence
 from .rounding import Rounding
+from .shares import allowed
 from .sizes import compare_large, rows_apart, run_large, run_wide
 from .vocabulary import SIDES, read_vocabulary
 
@@ -76,8 +77,11 @@ def check(
             report.divergences += failures
     again = run_variants(engine, reference.sources, reference.options, progress)
     if not tolerance.tokens:  # what separates such an engine from eager does not excuse it towards itself
-        report.own_noise = own_noise(engine, reference.sources, expected, found)
-        judge = dataclasses.replace(judge, error=report.own_noise, tolerance=tolerance.scores * OWN_NOISE)
+        largest, report.own_usual = own_noise(engine, reference.sources, expected, found)
+        report.own_noise = worse(largest, moved(found.runs, again))
+        own = own_choices(engine, reference.sources, reference.options, found.runs["greedy"])
+        limits = {"tolerance": tolerance.scores * OWN_NOISE, "hopeless": tolerance.scores}
+        judge = dataclasses.replace(judge, reference=own or expected, error=report.own_noise, **limits)
     report.invariance, _ = _invariance(judge, found, again, not_blamed, report)
     sizes = _compare_sizes(engine, judge, reference, report)
     report.vocabulary = _compare_vocabulary(engine, reference)
@@ -206,6 +210,7 @@ def _invariance(
             cases = {(variant, mode, i) for i in [*off, *(d.sentence for d in apart)]}
             totals.not_blamed = len(cases & not_blamed)
             totals.failed -= totals.not_blamed
+            totals.hopeless = judge.count_hopeless(d for d in apart if (variant, mode, d.sentence) not in not_blamed)
             failing |= cases
             found.append(totals)
             report.ties += ties
@@ -234,17 +239,23 @@ def _failures(report: EngineReport, sentences: int, tolerance: Tolerance) -> lis
             f"best token: {report.top1.share:.2%} of {report.top1.steps:,} steps agree with eager's, "
             f"fewer than {tolerance.top1:.1%} (tolerance.top1)"
         )
-    part = 1 if tolerance.tokens else OWN_NOISE
+    part, part_of = (1.0, "scores") if tolerance.tokens else (OWN_NOISE, f"scores, {OWN_NOISE:.0%} of it")
+    if not tolerance.tokens and not report.own_usual <= tolerance.scores * part:
+        moves = beyond(report.own_usual, tolerance.scores * part, part_of)
+        found.append(f"own scores: half of them are others alone, or where sentences join, {moves}")
     if report.rows_max is not None and not report.rows_max <= (most := tolerance.scores * part):
-        name = "scores" if tolerance.tokens else f"scores, {OWN_NOISE:.0%} of it"
-        found.append(f"equal rows of a {WIDE} have scores that differ {beyond(report.rows_max, most, name)}")
+        found.append(f"equal rows of a {WIDE} have scores that differ {beyond(report.rows_max, most, part_of)}")
     sizes = [totals for totals in report.sizes if totals.variant or tolerance.tokens]
     for totals in (*(report.outputs if tolerance.tokens else []), *report.invariance, *sizes):
-        if totals.failed > allowed(tolerance.unstable, totals.sentences):
+        most = allowed(tolerance.unstable, totals.sentences)
+        if totals.hopeless or totals.failed > most:
             name = f"{totals.mode} ({totals.variant})" if totals.variant else totals.mode
             apart = [d for d in report.divergences if (d.mode, d.variant) == (totals.mode, totals.variant)]
+            apart.sort(key=lambda d: not tolerance.scores < d.margin < np.inf)  # that which no share excuses first
             first = f"the first: {describe_divergence(apart[0])}" if apart else f"scores by {totals.score_max:.2e}"
-            found.append(f"{name}: {totals.failed} of {totals.sentences} sentences differ, {first}")
+            limit = f", more than {most} (tolerance.unstable)" if tolerance.unstable and totals.failed > most else ""
+            far = f", {totals.hopeless} by more than {tolerance.scores:g} (tolerance.scores)" if totals.hopeless else ""
+            found.append(f"{name}: {totals.failed} of {totals.sentences} sentences differ{limit}{far}, {first}")
     for totals in report.outputs if tolerance.tokens else ():
         if totals.mode in CAPPED and totals.ties > (most := allowed(tolerance.ties, totals.sentences)):
             found.append(
@@ -257,11 +268,6 @@ def _failures(report: EngineReport, sentences: int, tolerance: Tolerance) -> lis
 def beyond(found: float, limit: float, name: str) -> str:
     """The end of a line on what is more than a limit of `Tolerance`."""
     return f"by {found:.2e}, more than {limit:g} (tolerance.{name})"
-
-
-def allowed(share: float, count: int) -> int:
-    """A share of `count`, rounded up, but not for the rounding error of the product."""
-    return math.ceil(share * count - 1e-9)
 
 
 def _worst_sentence(found: Observation, expected: Observation) -> int:

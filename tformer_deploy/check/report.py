@@ -39,6 +39,8 @@ class Divergence:
     """The same of the engine's own choice, as the engine has it."""
     margin: float
     """How far eager was from the engine's choice; infinite where that was not among its candidates."""
+    moved: float = 0.0
+    """Of a beam: how far the two runs have the same candidates apart, up to there."""
 
 
 @dataclass
@@ -57,6 +59,8 @@ class Outputs:
     """Sentences at which eager itself differs between the two batches."""
     score_max: float = 0.0
     """Largest difference of the scores of outputs that are equal."""
+    hopeless: int = 0
+    """Of those that failed: by more than any rounding, so that the engine fails however few they are."""
 
 
 @dataclass
@@ -170,6 +174,8 @@ class EngineReport:
     """How far the scores of the best tokens that steps return are from their own log-probabilities."""
     own_noise: float = 0.0
     """Of an engine that may decide otherwise: how far its own log-probabilities are apart between batches."""
+    own_usual: float = 0.0
+    """The median of those that were fed."""
     steps: list[StepDifference] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
     constants: Constants | None = None
@@ -279,7 +285,10 @@ def _describe(report: EngineReport) -> list[str]:
         f"differ: {top1.share:.2%} agree"
     )
     if not report.tolerance.tokens:
-        lines.append(f"  own scores        alone and in a batch within {report.own_noise:.2e}")
+        lines.append(
+            f"  own scores        in other batches within {report.own_noise:.2e}, half of them within "
+            f"{report.own_usual:.1e}"
+        )
     for entries in report.vocabulary:
         lines.append(
             f"  {entries.side} entries    max difference {entries.largest:.2e}   {entries.count:,}, each fed once"

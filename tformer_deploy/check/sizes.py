@@ -121,7 +121,8 @@ def compare_large(
         excused, apart, _ = judge.compare(usual, run, one)
         ties += excused
         failures += apart
-        for name in ("sentences", "equal", "ties", "failed"):
+        one.hopeless = judge.count_hopeless(apart)
+        for name in ("sentences", "equal", "ties", "failed", "hopeless"):
             setattr(totals, name, getattr(totals, name) + getattr(one, name))
         totals.score_max = worse(totals.score_max, one.score_max)
     return totals, ties, failures

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ..check.observe import JOINED, REBATCHED
 from ..check.report import Divergence, EngineReport, Outputs, Report, describe_constants
+from ..check.shares import allowed
 from .figures import layer_plot, step_plot
 from .page import Cell, Row, Table, counted, limit_text, render_page, short_number
 
@@ -214,8 +215,8 @@ def equal(engine: EngineReport, found: Outputs | None, eager: Outputs | None = N
 
 def failed(engine: EngineReport, found: Outputs) -> bool:
     """Whether more sentences differ than may: of eager all or none, of other batches a share."""
-    allowed = engine.tolerance.unstable if found.variant else float(not engine.tolerance.tokens)
-    return found.failed > math.ceil(allowed * found.sentences)
+    share = engine.tolerance.unstable if found.variant else float(not engine.tolerance.tokens)
+    return bool(found.hopeless) or found.failed > allowed(share, found.sentences)
 
 
 def share(found: Outputs) -> str:
