@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +17,7 @@ from tformer_deploy.bundle import open_bundle
 from tformer_deploy.check import CheckOptions, Corpus, Gate
 from tformer_deploy.errors import ConfigError, DataError
 from tformer_deploy.export import calibrate
-from tformer_deploy.export.calibrate import input_ranges, round_model
+from tformer_deploy.export.calibrate import ROOM, fp32_layers, input_ranges, parts_off, round_model
 from tformer_deploy.export_checked import Texts, apart, export_checked, split
 from tformer_deploy.recipe import load_recipe
 
@@ -141,6 +143,27 @@ def test_a_layer_that_never_runs_stays_as_it_is() -> None:
     weights = dict(rounded.named_parameters())
     assert torch.equal(weights["spare.weight"], model.spare.weight)
     assert not torch.equal(weights["encoder.0.ff.up.weight"], model.get_parameter("encoder.0.ff.up.weight"))
+
+
+@pytest.mark.parametrize("limits", [{"scores": 0.3}, {"encoder": 0.03}], ids=str)
+def test_what_rounding_harms_stays_in_fp32_until_the_rest_fits(limits: dict[str, float]) -> None:
+    config = small_config(encoder_layers=1, decoder_layers=1, share_embeddings="none", norm_position="post")
+    model, sources = random_model(config).eval(), [[5 + n, 6, 7 + n, 3] for n in range(8)]
+    for name in ("query", "key"):
+        model.get_parameter(f"decoder.0.attention.{name}.weight").data *= 8
+    model.get_parameter("tgt_embedding.weight").data[:, 3] *= 20  # leaves few integers for the others of each row
+    wide = load_recipe("int8")
+    recipe = dataclasses.replace(wide, tolerance=dataclasses.replace(wide.tolerance, **limits))
+    ranges = input_ranges(model, sources)
+
+    def off(fp32: Sequence[str]) -> float:
+        with torch.inference_mode():
+            both: list[Any] = [model, round_model(model, recipe, {**ranges, **dict.fromkeys(fp32)})]
+            return max(parts_off(both, recipe, sources))
+
+    assert fp32_layers(cast(Any, model), wide, ranges, sources) == [] and off([]) > 1
+    found = fp32_layers(cast(Any, model), recipe, ranges, sources)
+    assert off(found) <= ROOM and 0 < len(found) < len(ranges) and "embeddings" in found and "output" not in found
 
 
 @pytest.mark.long

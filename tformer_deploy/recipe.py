@@ -180,7 +180,7 @@ class Recipe:
     @property
     def rounding(self) -> tuple[object, ...]:
         """What calibration depends on: recipes with the same numbers round alike."""
-        return self.precision, self.group_size, self.tolerance.scores
+        return self.precision, self.group_size, self.tolerance.scores, self.tolerance.encoder
 
     @property
     def integer_step(self) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..contract import layer_names
 from ..recipe import Recipe
 from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
-from .quantizing import Range, Ranges, channels, group_size, groups, step_and_zero
+from .quantizing import TABLES, Range, Ranges, channels, group_size, groups, step_and_zero
 
 Noise = dict[str, float]
 """Name of a layer's output, see `contract.layer_names` -> the root mean square of its differences."""
@@ -29,8 +29,9 @@ CALLS, ROWS, SHARES, FEW, PAYS = 64, 8, [0.5**n for n in range(7)], 0.5, 0.25
 """Of a layer's input: the first calls, of which rows are kept, and how many; what large channels may be shrunk to, as
 a share of the largest, and the share of channels that may be; the part of the squared error that may be left for that
 to pay, as it costs a multiplication."""
-SHARE = 0.15
-"""Of `tolerance.scores`: a layer whose rounding alone moves scores further stays fp32, where all together go beyond."""
+SHARE, ROOM = 0.15, 0.75
+"""Of the tolerance: what the rounding of one layer alone may cost in scores, where that of all goes beyond; and what
+that of the layers that are left may cost together, as other text may cost more."""
 
 
 @torch.inference_mode()
@@ -119,32 +120,55 @@ def measure(model: Seq2Seq, recipe: Recipe, ranges: Ranges, sources: Sequence[Se
 
 @torch.inference_mode()
 def fp32_layers(model: Seq2Seq, recipe: Recipe, ranges: Ranges, sources: Sequence[Sequence[int]]) -> list[str]:
-    """The linear layers that a recipe must leave in fp32 for the scores to stay within its tolerance, mostly none.
+    """The linear layers, and `TABLES`, that a recipe must leave in fp32 to stay within its tolerance, mostly none.
 
-    Never the output, whose rows for shortlists have the recipe's precision.
+    Those that alone cost more than `SHARE` of the scores' tolerance; then, one after another, those that alone cost
+    most, until what the rest together cost is within `ROOM`. Never the output, whose rows for shortlists have the
+    recipe's precision.
     """
-    rounded, other = (cast(nn.Module, each) for each in (round_model(model, recipe, ranges), copy.deepcopy(model)))
+    rounded, mixed = (cast(nn.Module, each) for each in (round_model(model, recipe, ranges), copy.deepcopy(model)))
+    own, tables = cast(nn.Module, model), [n for n, m in mixed.named_modules() if isinstance(m, nn.Embedding)]
 
-    def apart(copied: nn.Module) -> float:
-        both = [model, cast(Seq2Seq, copied)]
-        largest = 0.0
-        for side, _, _, layers in all_steps(both, sources[:BATCH], NOISE_TOKENS, ENTRIES):
-            if side == "decoder":
-                ours, theirs = (log_probs(m, seen["hidden"]) for m, seen in zip(both, layers, strict=True))
-                off = torch.where(ours == theirs, 0, ours - theirs).abs()  # of infinities too
-                largest = max(largest, float(off.nan_to_num(math.inf, math.inf).max()))
-        return largest
+    def apart(fp32: Sequence[str]) -> tuple[float, float]:
+        """How far scores and all are off where all but these are rounded, as parts of the tolerance."""
+        for name in [*tables, *ranges]:
+            parent, _, child = name.rpartition(".")
+            kept = (TABLES if name in tables else name) in fp32
+            setattr(mixed.get_submodule(parent), child, (own if kept else rounded).get_submodule(name))
+        return parts_off([model, cast(Seq2Seq, mixed)], recipe, sources)
 
-    found: list[str] = []
-    names = [name for name in ranges if name != "output"] if apart(rounded) > recipe.tolerance.scores else []
-    for name in names:
-        parent, _, child = name.rpartition(".")
-        holder = other.get_submodule(parent)
-        own = getattr(holder, child)
-        setattr(holder, child, rounded.get_submodule(name))
-        found += [name] if apart(other) > SHARE * recipe.tolerance.scores else []
-        setattr(holder, child, own)
-    return found
+    if max(apart([])) <= 1:
+        return []
+    names = [TABLES, *(name for name in ranges if name != "output")]
+    alone = {name: apart([other for other in (*names, "output") if other != name]) for name in names}
+    worst_first = sorted(names, key=lambda name: max(alone[name]), reverse=True)
+    found = [name for name in names if alone[name][0] > SHARE]
+    for name in worst_first:
+        if max(apart(found)) <= ROOM:
+            break
+        found += [name] if name not in found else []
+    return [name for name in names if name in found]
+
+
+def parts_off(models: Sequence[Seq2Seq], recipe: Recipe, sources: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """The largest difference of a score, and of a cross-attention key or value, as parts of the tolerance."""
+    scores = encoder = 0.0
+    for side, _, real, layers in all_steps(models, sources[:BATCH], NOISE_TOKENS, ENTRIES):
+        if side == "decoder":
+            ours, theirs = (log_probs(m, seen["hidden"]) for m, seen in zip(models, layers, strict=True))
+            scores = max(scores, _largest(ours, theirs) / recipe.tolerance.scores)
+        else:
+            inside = real[:, None, :, None]  # (B, 1, S, 1)
+            for name in [name for name in layers[0] if name.startswith("cross_")]:
+                ours, theirs = (seen[name] * inside for seen in layers)
+                encoder = max(encoder, _largest(ours, theirs) / recipe.tolerance.encoder)
+    return scores, encoder
+
+
+def _largest(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference; infinite for what is no number on one side."""
+    off = torch.where(ours == theirs, 0, ours - theirs).abs()  # of infinities too
+    return float(off.nan_to_num(math.inf, math.inf).max())
 
 
 @torch.inference_mode()
@@ -208,6 +232,10 @@ def seen_steps(
         model.cross_keys_values(model.encode(src_ids, lengths, seen))
         for model, seen in zip(models, layers, strict=True)
     ]
+    for seen, pairs in zip(layers, cross, strict=True):
+        seen.update(
+            {f"cross_{kind}_{i}": each for i, pair in enumerate(pairs) for kind, each in zip("kv", pair, strict=True)}
+        )
     sentences = torch.arange(batch)
     yield "encoder", sentences, torch.arange(src_ids.shape[1]) < lengths[:, None], layers
     empty = cross[0][0][0].new_empty(batch, config.decoder.heads, 0, config.decoder.head_dim)
@@ -236,7 +264,7 @@ def round_model(model: Seq2Seq, recipe: Recipe, ranges: Ranges) -> Seq2Seq:
     """A copy whose weights are as exact as those of a recipe's graphs, and which rounds what its products read."""
     copied = copy.deepcopy(model)
     for name, module in cast(nn.Module, copied).named_modules():
-        if isinstance(module, nn.Embedding):
+        if isinstance(module, nn.Embedding) and TABLES not in ranges:
             module.weight = _frozen(_by_columns(module.weight))
         elif isinstance(module, nn.Linear) and (limits := ranges.get(name)):
             in_encoder = name.startswith("encoder.") or name.endswith((".cross.key", ".cross.value"))

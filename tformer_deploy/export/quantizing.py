@@ -26,7 +26,8 @@ class Range(NamedTuple):
 LEAST = 1e-9
 """Where the largest value of a row or group is below, it does not make the scale: quotients might be infinite."""
 Ranges = dict[str, Range | None]
-"""By the name of a linear layer; None: it stays fp32."""
+"""By the name of a linear layer; None: it stays fp32, as do the tables of embeddings where `TABLES` is among them."""
+TABLES = "embeddings"
 
 
 def channels(weight: Array) -> tuple[Array, Array]:

@@ -31,7 +31,7 @@ def run_passes(model: ir.Model, names: tuple[str, ...], recipe: Recipe, ranges: 
         "fold_scales": lambda: fold_scales(model.graph),
         "fuse_attention": lambda: fuse_attention(model.graph),
         "merge_matmuls": lambda: merge_matmuls(model.graph),
-        "quantize_tables": lambda: quantize_tables(model.graph),
+        "quantize_tables": lambda: quantize_tables(model.graph, ranges),
         "quantize_channels": lambda: quantize_channels(model.graph, ranges),
         "quantize_groups": lambda: quantize_groups(model.graph, bits, recipe.group_size, ranges),
         "quantize_listed": lambda: quantize_listed(model.graph, ranges),

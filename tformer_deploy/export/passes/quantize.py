@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...errors import ArtifactError
-from ..quantizing import Array, Range, Ranges, channels, group_size, packed_groups, step_and_zero
+from ..quantizing import TABLES, Array, Range, Ranges, channels, group_size, packed_groups, step_and_zero
 from .rewriting import MICROSOFT, Builder, Linear, constant_of, linears, made_by
 
 IDS = ("src_ids", "tokens", "shortlist")
@@ -75,9 +75,9 @@ def quantize_groups(graph: ir.Graph, bits: int, largest_group: int, ranges: Rang
         build.replace(linear.out, build.node("MatMulNBits", inputs, MICROSOFT, **how))
 
 
-def quantize_tables(graph: ir.Graph) -> None:
+def quantize_tables(graph: ir.Graph, ranges: Ranges) -> None:
     """int8 tables of embeddings with a scale per row; a number that rows are multiplied by becomes the scales'."""
-    for node in list(graph):
+    for node in list(graph) if TABLES not in ranges else ():
         table, array = node.inputs[0] if node.op_type == "Gather" else None, None
         ids = node.inputs[1] if table is not None else None
         if table is None or ids is None or ids.name not in IDS or not ids.is_graph_input():
