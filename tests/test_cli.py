@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import platform
+import pty
 import resource
 import shlex
 import shutil
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +24,8 @@ from typing import Any
 import pytest
 
 from tformer_deploy import __version__
+from tformer_deploy.cli.export import complete_recipe
+from tformer_deploy.recipe import named_recipes
 
 from .command import COMMAND, Done, failed_line, printed, run_here, run_process
 from .mutations import break_graph, scale_one_weight
@@ -389,7 +393,12 @@ def test_versions_are_told_without_importing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("typed", "expected"), [("tformer tra", {"train", "translate"}), ("tformer export --rec", {"--recipe"})]
+    ("typed", "expected"),
+    [
+        ("tformer tra", {"train", "translate"}),
+        ("tformer export --rec", {"--recipe"}),
+        ("tformer export --recipe int", {"int4", "int8", "int8-latency"}),
+    ],
 )
 def test_the_shell_completes(typed: str, expected: set[str]) -> None:
     """As the line that `--install-completion` adds to a bash asks it."""
@@ -419,3 +428,44 @@ def test_no_folder_is_not_the_current_one(
     done = run_here(*verb, "--out", "")
     assert done.returncode == 2 and b"it is empty: name a folder, or . for this one" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def on_a_terminal(command: list[str], stdin: bytes, both: bool) -> tuple[str, str]:
+    """What a command writes to a terminal that shows standard error, and standard output too if `both`; and to a pipe."""
+    leader, terminal = pty.openpty()
+    out = terminal if both else subprocess.PIPE
+    with subprocess.Popen([*COMMAND, *command], stdin=subprocess.PIPE, stdout=out, stderr=terminal) as process:
+        os.close(terminal)
+        piped, _ = process.communicate(stdin, timeout=120)
+        shown = b""
+        with suppress(OSError):  # the end of a terminal
+            while part := os.read(leader, 1 << 16):
+                shown += part
+        os.close(leader)
+    assert process.returncode == 0, shown
+    return shown.decode(), (piped or b"").decode()
+
+
+def test_progress_on_a_terminal_shares_no_line_with_results(bundle: Path) -> None:
+    command = ["translate", str(bundle), "--max-tokens", "3"]
+    shown, _ = on_a_terminal(command, b"w5 w6\nw7\n", both=True)
+    assert shown.count("\r\n") == 2 and "\x1b" not in shown, "no bar where results go to the same terminal"
+    bar, results = on_a_terminal(command, b"w5 w6\nw7\n", both=False)
+    assert "lines" in bar and results.splitlines() == shown.splitlines()
+
+
+def test_progress_names_what_runs(bundle: Path) -> None:
+    bar, _ = on_a_terminal(["check", str(bundle), "--invariance", "2"], b"", both=False)
+    assert "check: eager PyTorch" in bar and "check: ort" in bar
+
+
+def test_help_lists_whole_sentences_and_recipes() -> None:
+    listed = run_here("--help").stdout.decode()
+    assert "..." not in listed and " ".join(listed.split()).count("every token equal to eager PyTorch") == 1
+    recipes = " ".join(run_here("export", "--help").stdout.decode().split())
+    assert all(name in recipes for name in named_recipes())
+    assert [name for name, _ in complete_recipe("native-int")] == [
+        "native-int4",
+        "native-int8",
+        "native-int8-bf16-cache",
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +18,8 @@ from tformer_deploy.bench.measure import Sample
 from tformer_deploy.bench.plan import Point
 from tformer_deploy.bench.report import BenchReport as Benchmark
 from tformer_deploy.bench.report import EngineFigures as Measured
-from tformer_deploy.bench.report import NodeKind, PointReport
+from tformer_deploy.bench.report import Latency, NodeKind, PointReport, Spread
+from tformer_deploy.bench.roofline import Bound
 from tformer_deploy.report import bench, check
 
 from .command import failed_line
@@ -37,6 +40,7 @@ def benchmark(*names: str) -> Benchmark:
         for point in [Point(batch, 1, 20, tokens) for batch in (1, 8) for tokens in (8, 16)]:
             samples = [Sample(10.0 + n, 1.0, 2.0, [1.0 + n] * point.new_tokens, 0.1, point.batch * point.new_tokens)]
             found.points.append(PointReport.of(name, point, samples))
+            found.points[-1].step_bound = found.points[-1].encoder_bound = Bound(1, 1, 1.0, 0.5, "arithmetic")
             found.points[-1].kinds = [NodeKind("encoder", kind, 2.0 + n, 1.0) for kind in ("MatMul", "Softmax")]
     found.points.sort(key=lambda each: str(each.point))
     return found
@@ -46,6 +50,44 @@ def pages() -> dict[str, str]:
     broken = engine("trt", failures=["scores differ"], blame="sentence 1, token 2, hidden")
     broken.layers[-2].difference = 1.0
     return {"check": check.check_page(report(broken, engine())), "bench": bench.bench_page(benchmark("ort", "eager"))}
+
+
+@needs_browser
+@pytest.mark.parametrize("name", ["check", "bench"])
+def test_no_column_is_cut_off(name: str, tmp_path: Path) -> None:
+    """On a screen of 1280 pixels: nothing is wider than what shows it, which a script around the page reads."""
+    slow = benchmark("native:native-int8-bf16-cache", "trt")  # with every column, each as wide as they get
+    for each in slow.points:
+        each.latency_ms, each.device_ms = Latency(123456.0, 234567.0, 345678.0), 98765.0
+        each.encoder_ms = each.first_token_ms = each.step_ms = Spread(12345.0, 23456.0, 34567.0)
+    inside = html.escape(pages()[name] if name == "check" else bench.bench_page(slow))
+    outside = f"""<!DOCTYPE html><body style="margin:0">
+    <iframe srcdoc="{inside}" style="width:100%;height:9000px;border:0"></iframe><script>onload = () => {{
+      const parts = [...document.querySelector("iframe").contentDocument.querySelectorAll(".scroll")];
+      const cut = parts.filter(part => part.scrollWidth > part.clientWidth).length;
+      document.title = parts.length + " parts, " + cut + " cut off";
+    }}</script>"""
+    (tmp_path / "around.html").write_text(outside)
+    assert BROWSER
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--dump-dom"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "around.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    (found,) = re.findall(r"<title>(\d+) parts, 0 cut off</title>", done.stdout)
+    assert int(found) >= 4
+
+
+def test_a_page_says_first_what_was_found() -> None:
+    found = benchmark("ort", "ort:int8")
+    found.bundle, found.date = "bundles/de", "2026-11-26"
+    for each in found.points:
+        each.tokens_per_s = 300.0 if each.engine == "ort:int8" else 100.0
+    page = Page(bench.bench_page(found)).text
+    first = "Benchmark of bundles/de, 2026-11-26 ort:int8 is 3.0 times as fast as ort (batch 8"
+    assert " ".join(page.split()).find(first) < 400 and first in " ".join(page.split())
+    assert "GPU ms" not in page and "GPU ms" not in str(found), "no column without values"
+    lossy = engine("ort:int8", quality={"greedy": {"eager": {"BLEU": 40.0}, "engine": {"BLEU": 39.95}}})
+    page = " ".join(Page(check.check_page(report(engine(), lossy), "bundles/de")).text.split())
+    assert "of bundles/de, 20" in page and "ort:int8: BLEU -0.05 (greedy)" in page
 
 
 def seen(page: Path, *options: str, width: int = 1100) -> tuple[Any, str]:

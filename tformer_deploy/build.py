@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from .export.half import Island, fix_sizes, to_half
 from .export.save import load_graph
 from .files import atomic_directory, scratch, write_json
 from .headers import within
+from .notes import Progress, unseen
 from .plans import FOLDER, HEADER, Profile, Stamp, file_hashes, plan_file, plans_header, trt_variant
 from .recipe import Axes
 from .trt_builder import BuildOptions, Plan, PlanPrecision, compile_plan
@@ -110,7 +111,7 @@ def build(
     profiles: Sequence[Profile] = (),
     calibrate: Path | None = None,
     src: Path | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = unseen,
 ) -> BuildReport:
     """Compile both graphs of a bundle for every profile, in place of the plans with the same stamp.
 
@@ -128,7 +129,7 @@ def build_plans(
     profiles: Sequence[Profile],
     calibrate: Path | None,
     src: Path | None,
-    progress: Callable[[int], None] | None,
+    progress: Progress,
 ) -> BuildReport:
     """See `build`."""
     precision, variant = options.precision, trt_variant(bundle)
@@ -153,6 +154,7 @@ def build_plans(
     ranges: LargestValues = {}
     if calibrate:
         sources = texts[calibrate]
+        progress(stage="calibration")
         ranges = measure(bundle, variant, sources, max(profile.capacity for profile in chosen), progress)
         report.calibration = f"{min(len(sources), CALIBRATED)} sentences of {calibrate.name}"
         report.largest = largest_values(ranges)
@@ -163,6 +165,7 @@ def build_plans(
         for profile in chosen:
             sizes: dict[str, int] = {}
             for graph in GRAPHS:
+                progress(stage=f"{graph} {profile}")
                 with scratch("tformer-build") as beside:
                     typed = beside / f"{graph}-{profile}.onnx"
                     found = type_graph(bundle.graph(graph, variant), typed, profile, precision, ranges.get(graph, {}))
@@ -172,8 +175,7 @@ def build_plans(
                     sizes |= buffer_sizes(typed)
                 (folder / plan_file(graph, profile)).write_bytes(plan.data)
                 report.plans.append(reported(graph, profile, plan))
-                if progress:
-                    progress(1)
+                progress(1)
             report.buffers[str(profile)] = sum(sizes.values()) / 1e6
         header = plans_header(bundle, variant, stamp, chosen)
         kept = {**report.to_json(), "directory": place.name, "replaced": []}  # the same wherever it was built
@@ -249,7 +251,7 @@ def measure(
     variant: str,
     sources: Sequence[Sequence[int]],
     steps: int,
-    progress: Callable[[int], None] | None,
+    progress: Progress,
 ) -> LargestValues:
     """Decode the first sentences greedily in fp32 for so many steps, and see how large every value gets."""
     from .engines.ort.ranges import RangeEngine
@@ -259,8 +261,6 @@ def measure(
         for batch in length_batches(lengths, BATCH_TOKENS, lambda longest: engine.limits.batch):
             options = DecodeOptions(max_tokens=min(steps, engine.limits.tgt_tokens))
             decode(engine, make_batch([sources[i] for i in batch], bundle.config.pad_id), options, strict=False)
-            if progress:
-                progress(0)
         ranges = engine.largest
     for name, value in [item for found in ranges.values() for item in found.items()]:
         if not math.isfinite(value):

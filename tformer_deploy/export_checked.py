@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from .files import atomic_directory
 from .headers import is_of
 from .modules.probe import calling, require_positions
 from .modules.running import UserCheckpoint
-from .notes import note
+from .notes import Progress, note, unseen
 from .recipe import Recipe, load_recipe, narrowest
 from .seq2seq import Seq2Seq
 from .text import require_fit
@@ -64,7 +64,7 @@ def export_checked(
     recipes: Sequence[str] = (STANDARD,),
     texts: Texts | Path | None = None,
     force: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = unseen,
     memory: bool = False,
 ) -> Report:
     """Make a bundle of a checkpoint and check every engine of it against eager PyTorch.
@@ -92,11 +92,13 @@ def export_checked(
         model = checkpoint.load_model()
         own = isinstance(checkpoint, UserCheckpoint)
         with calling(str(run), "calibration of the module") if own else nullcontext():
+            progress(stage="calibration")
             measured = _measured(model, chosen, calibration)
         tracer = Tracer(model)
         for name, recipe in chosen.items():
             own_ranges = measured[name].ranges if name in measured else None
             identity = checkpoint.weights_sha256, own_ranges, checkpoint.tokenizer_hashes
+            progress(stage=f"graphs of {name or STANDARD}")
             with calling(str(run), "torch.export of the module") if own else nullcontext():
                 export_graphs(tracer, recipe, directory / name, *identity)
         place = os.path.relpath(os.path.realpath(run), os.path.realpath(out))

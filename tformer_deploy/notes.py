@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TextIO
+from typing import Protocol, TextIO
+
+
+class Progress(Protocol):
+    """Is told what has been done."""
+
+    def __call__(self, count: int = 0, tokens: int = 0, stage: str = "") -> None:
+        """`count` more of what is counted, with so many tokens; `stage`: what begins now, for people."""
+
+
+def unseen(count: int = 0, tokens: int = 0, stage: str = "") -> None:
+    """A `Progress` that nobody sees."""
 
 
 def note(line: str, end: str = "\n") -> None:

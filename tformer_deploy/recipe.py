@@ -281,11 +281,16 @@ def load_recipe(name_or_file: str) -> Recipe:
     """A recipe that comes with tformer, by name, or a TOML file. Raises ConfigError."""
     path = Path(name_or_file)
     if path.suffix != ".toml":
-        named = {file.stem: file for file in recipe_folder().glob("*.toml")}
+        named = named_recipes()
         if name_or_file not in named:
             raise unknown("recipe", name_or_file, [*named, "a FILE.toml"])
         path = named[name_or_file]
     return recipe_from_dict(read_toml(path))
+
+
+def named_recipes() -> dict[str, Path]:
+    """The files of the recipes that come with tformer, by name."""
+    return {file.stem: file for file in sorted(recipe_folder().glob("*.toml"))}
 
 
 def recipe_folder() -> Path:

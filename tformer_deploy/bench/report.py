@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Self
@@ -177,6 +177,9 @@ class BenchReport:
     corpus_name: str = ""
     shortlist: str = ""
     """File of the lists that steps score; empty: they score the whole vocabulary."""
+    bundle: str = ""
+    date: str = ""
+    """On which it was made, as in 2026-11-26."""
 
     def to_json(self) -> dict[str, Any]:
         """All of it, for machines."""
@@ -198,6 +201,25 @@ class BenchReport:
             head = (*CORPUS_HEAD[:-1], f"single sentences of {self.corpus[0].singles}, ms")
             lines += ["", self.corpus_name, *table(head, [corpus_row(each) for each in self.corpus])]
         return "\n".join(lines)
+
+    def headline(self) -> str:
+        """The fastest engine beside the first, or beside the next where that is the first; empty: nothing ran."""
+        if self.corpus:
+            beams = self.corpus[0].beams
+            rates = {found.engine: found.tokens_per_s for found in self.corpus if found.beams == beams}
+            where = f"{self.corpus_name}, {'greedy' if beams == 1 else f'{beams} beams'}"
+        elif self.points:
+            point = max((found.point for found in self.points), key=lambda each: (-each.beams, each.batch))
+            rates = {found.engine: found.tokens_per_s for found in self.points if found.point == point}
+            where = str(point)
+        else:
+            return ""
+        best, *others = sorted(rates, key=lambda name: -rates[name])
+        if not others:
+            return f"{best}: {rates[best]:,.0f} tokens/s ({where})"
+        first = next(iter(rates))
+        other = others[0] if best == first else first
+        return f"{best} is {rates[best] / rates[other]:.1f} times as fast as {other} ({where})"
 
     def about(self) -> list[str]:
         """Machine, versions and settings."""
@@ -292,9 +314,16 @@ def describe_device(found: EngineFigures) -> str:
     )
 
 
+def without_empty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
+    """Head and rows without columns in which no row has anything."""
+    columns = [column for column in zip(head, *rows, strict=True) if set(column[1:]) - {"-", ""} or not rows]
+    yield from zip(*columns, strict=True)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Aligned lines: the first column to the left, others to the right."""
     every = [tuple(head), *map(tuple, rows)]
+    every = [*without_empty(every[0], every[1:])]
     widths = [max(map(len, column)) for column in zip(*every, strict=True)]
     lines = []
     for name, *cells in every:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from datetime import datetime
 
 from ..bundle import Bundle
 from ..check.gate import machine
 from ..contract import GRAPHS, PROGRAM
-from ..engines import parse_name, programs_of, recipe_of
+from ..engines import explain, parse_name, programs_of, recipe_of
 from ..errors import MissingExtra
 from ..headers import read_json
 from ..machine import cores
+from ..notes import Progress, unseen
 from ..processes import Process, in_turn
 from .measure import CorpusSample, Sample
 from .plan import BenchPlan, Point, has_profile
@@ -37,11 +39,18 @@ Samples = dict[tuple[Point, str], list[Sample]]
 CorpusSamples = dict[tuple[int, str], list[CorpusSample]]
 
 
-def run_benchmark(plan: BenchPlan, bundle: Bundle, progress: Callable[[int], None] = lambda count: None) -> BenchReport:
+def run_benchmark(plan: BenchPlan, bundle: Bundle, progress: Progress = unseen) -> BenchReport:
     """Measure everything. Raises LimitError or DataError, before anything runs, for what cannot be measured."""
     plan.check(bundle)
     report = BenchReport(
-        machine(), plan.threads, plan.workers, plan.rounds, corpus_name=plan.src.name if plan.src else ""
+        machine(),
+        plan.threads,
+        plan.workers,
+        plan.rounds,
+        notes=explain(plan.engines, bundle),
+        corpus_name=plan.src.name if plan.src else "",
+        bundle=str(plan.bundle),
+        date=datetime.now().astimezone().date().isoformat(),
     )
     report.shortlist = bundle.manifest["shortlist"]["file"] if plan.shortlist else ""
     samples: Samples = defaultdict(list)
@@ -52,6 +61,7 @@ def run_benchmark(plan: BenchPlan, bundle: Bundle, progress: Callable[[int], Non
             report.engines.append(_load(plan, name, process))
         limits = MachineLimits(plan, bundle, stack.enter_context(start("limits of the machine")), report)
         for number in range(plan.rounds):
+            progress(stage="the machine")
             limits.measure()
             _round(plan, {name: engines[name] for name in in_turn(plan.engines, number)}, samples, texts, progress)
         for engine in report.engines:
@@ -61,6 +71,7 @@ def run_benchmark(plan: BenchPlan, bundle: Bundle, progress: Callable[[int], Non
             report.points.append(PointReport.of(name, point, found))
             report.points[-1].device_ms = engines[name].ask("device_ms", point=asdict(point))
             if plan.profile and has_profile(name):
+                progress(stage=f"{name}, {point}, profile")
                 kinds = engines[name].ask("profile", point=asdict(point))
                 report.points[-1].kinds = [NodeKind(**kind) for kind in kinds]
                 progress(1)
@@ -93,17 +104,19 @@ def _round(
     engines: dict[str, Process],
     samples: Samples,
     texts: CorpusSamples,
-    progress: Callable[[int], None],
+    progress: Progress,
 ) -> None:
     """Every engine at every point, then on the text."""
     for point in plan.points:
         for name, process in engines.items():
+            progress(stage=f"{name}, {point}")
             found = process.ask("point", point=asdict(point), seconds=plan.seconds)
             samples[point, name] += [Sample(**sample) for sample in found]
             progress(1)
     src = str(plan.src.resolve()) if plan.src else ""  # /dev/stdin is another file there
     for beams in plan.beams if src else ():
         for name, process in engines.items():
+            progress(stage=f"{name}, {beams} beams, text")
             found = process.ask("corpus", src=src, beams=beams, max_tokens=plan.max_tokens)
             texts[beams, name].append(CorpusSample(**found))
             progress(1)

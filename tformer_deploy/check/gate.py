@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,10 +14,11 @@ from .. import __version__
 from ..bundle import Bundle
 from ..config import ModelConfig
 from ..data import read_lines
-from ..engines import limits_of, make_encoder, make_engine, parse_name, recipe_of
+from ..engines import explain, limits_of, make_encoder, make_engine, parse_name, recipe_of
 from ..engines.base import Encoder, Engine, Limits
 from ..errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, MissingExtra, missing_extra
 from ..machine import cores
+from ..notes import Progress, unseen
 from ..recipe import Axes, Recipe, Tolerance, narrowest, own_limits
 from ..shortlist import open_shortlist
 from ..text import Tokenizers
@@ -114,7 +115,7 @@ class Gate:
         bundle: Bundle,
         checkpoint: Path | None = None,
         threads: int = 0,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress = unseen,
         loosened: bool = True,
         shortlist: bool = False,
     ) -> None:
@@ -153,6 +154,7 @@ class Gate:
         }
         allowed = allowed or narrowest([self.bundle.recipe, *self.bundle.variants.values()])
         options = corpus.options.within(Limits.of(allowed.axes))
+        self.progress(stage="eager PyTorch")
         with self.eager() as eager:
             encoder = cast(Encoder, self.plain_eager())  # the same, or what it restricts
             return make_reference(eager, corpus.sources, options, about, self.progress, encoder)
@@ -183,10 +185,12 @@ class Gate:
             reference=reference.machine,
             machine=machine(),
             shortlist=self.shortlist,
+            notes=explain(backends, bundle),
         )
         report.eager_invariance, not_blamed = eager_invariance(reference, bundle.config.eos_id, bundle.recipe.tolerance)
         for backend in backends:
             engine, recipe = self.engine(backend), recipe_of(backend, bundle)
+            self.progress(stage=backend)
             with engine:
                 tolerance, own = recipe.limits(engine.precision), own_limits(recipe.target, engine.precision)
                 if not self.loosened:

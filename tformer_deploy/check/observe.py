@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -17,6 +17,7 @@ from ..decoding import Batch, DecodeOptions, Hypothesis, forced_steps
 from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Ints, Limits, Outlook, Scores
 from ..errors import ConfigError, EngineError, MissingExtra, ParityError
+from ..notes import Progress, unseen
 from .recording import Run, record, room
 from .vocabulary import Vocabulary, read_vocabulary
 
@@ -141,7 +142,7 @@ def observe(
     sources: Sequence[Sequence[int]],
     options: CheckOptions,
     reference: Observation | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = unseen,
 ) -> Observation:
     """Decode the corpus in every mode and score the greedy outputs of `reference`, or its own."""
     found = Observation()
@@ -149,8 +150,7 @@ def observe(
         run = Run()
         for batch, indices in by_length(engine, sources, range(len(sources)), options, decoding):
             record(engine, batch, indices, decoding, run)
-            if progress:
-                progress(len(indices))
+            progress(len(indices))
         found.runs[mode] = run
     _score(engine, sources, options, reference, found, progress)
     _encode(engine, sources, options, found)
@@ -165,7 +165,7 @@ def observe_fed(
 ) -> Observation:
     """What `observe` finds where an engine decides nothing: encoder outputs, probes, every entry."""
     found = Observation()
-    _score(engine, sources, options, reference, found, None)
+    _score(engine, sources, options, reference, found, unseen)
     _encode(engine, sources, options, found)
     found.vocabulary = read_vocabulary(engine) if reference.vocabulary else None
     return found
@@ -186,7 +186,7 @@ def _score(
     options: CheckOptions,
     reference: Observation | None,
     found: Observation,
-    progress: Callable[[int], None] | None,
+    progress: Progress,
 ) -> None:
     """Fill in the probes and the attention."""
     vocab = engine.config.tgt_vocab
@@ -224,8 +224,7 @@ def _score(
                 if scores.attention is not None and i in looked_at:
                     looked = found.attention.setdefault(i, np.empty((len(targets[i]), len(sources[i])), np.float32))
                     looked[step] = scores.attention[row, 0, : len(sources[i])]
-        if progress:
-            progress(len(indices))
+        progress(len(indices))
 
 
 def best_apart(scores: Scores) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..engines.base import Engine, Floats
 from ..errors import ArtifactError
+from ..notes import Progress, unseen
 from ..recipe import Tolerance
 from .compare import WIDE, Judge, by_layer, by_step, differences, worse
 from .noise import moved, own_noise
@@ -41,7 +42,7 @@ def check(
     reference: Reference,
     tolerance: Tolerance,
     not_blamed: Cases,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = unseen,
 ) -> tuple[EngineReport, dict[str, Run]]:
     """Compare an entered engine with eager's side of the check; also returns what it decoded, by mode.
 

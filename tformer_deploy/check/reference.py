@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ..engines.base import Encoder, Engine
 from ..errors import ArtifactError, ConfigError
 from ..files import output_file
 from ..headers import DAMAGED, digest, parse_json, read_arrays
+from ..notes import Progress, unseen
 from .compare import WIDE
 from .memory import read_memory
 from .observe import (
@@ -95,7 +96,7 @@ def make_reference(
     sources: Sequence[Sequence[int]],
     options: CheckOptions,
     about: dict[str, Any],
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = unseen,
     encoder: Encoder | None = None,
 ) -> Reference:
     """Run eager PyTorch, entered, over a corpus. `about`: corpus, weights_sha256, machine, shortlist.
@@ -117,7 +118,7 @@ def run_variants(
     engine: Engine,
     sources: Sequence[Sequence[int]],
     options: CheckOptions,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = unseen,
 ) -> dict[str, dict[str, Run]]:
     """Decode some sentences again in other batches."""
     found: dict[str, dict[str, Run]] = {}
@@ -129,8 +130,7 @@ def run_variants(
             batches = other_batches(variant, engine, sources, picked, options, decoding)
             for together in [list(batches)] if variant == JOINED else ([batch] for batch in batches):
                 record_joined(engine, together, decoding, run)
-                if progress:
-                    progress(sum(len(indices) for _, indices in together))
+                progress(sum(len(indices) for _, indices in together))
     return found
 
 

@@ -227,6 +227,8 @@ class Report:
     """What quantized variants were calibrated with, and what of the text was left to check; only of an export."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Variants that an export left out, and of each in a line why, and what to do."""
+    notes: list[str] = field(default_factory=list)
+    """What a reader should know of the engines, a line each."""
     eager_invariance: list[Outputs] = field(default_factory=list)
     engines: list[EngineReport] = field(default_factory=list)
 
@@ -258,6 +260,7 @@ class Report:
             lines.append(f"with {self.shortlist}: both sides score what it allows each sentence")
         if self.calibration:
             lines.append(self.calibration)
+        lines += self.notes
         if self.options.get("beams") == 1:
             lines.append("NOTE: with a beam of 1, beam search is not compared")
         if differs := [found for found in self.eager_invariance if found.failed]:

@@ -124,7 +124,7 @@ def check(
     again = _with_original(opened, checkpoint, src) if original else None
     emit({**report.to_json(), **({"original": again.to_json()} if again else {})}, json, str(report))
     if html:
-        write_output(html, check_page(report))
+        write_output(html, check_page(report, str(bundle)))
     if again:
         note("\n".join([str(again), *again.failures]))
     if not report.passed or (again and not again.passed):

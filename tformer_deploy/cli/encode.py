@@ -73,7 +73,7 @@ def _run(
 ) -> tuple[int, int, int]:
     """Encode the windows, each written before the next is read. Returns lines, tokens, empty lines."""
     lines = tokens = empty = 0
-    with progress("lines") as advance:
+    with progress("lines", printing=True) as advance:
         for window in requests:
             for found in encoder.results(window, lines):
                 write(found)

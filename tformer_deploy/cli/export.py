@@ -8,8 +8,15 @@ from typing import Annotated
 import typer
 
 from ..notes import note
+from ..recipe import named_recipes
 from .options import Json, folder
 from .root import app, emit, progress
+
+
+def complete_recipe(incomplete: str) -> list[tuple[str, str]]:
+    """Recipes for the shell: their names, and the first line of their files."""
+    files = {name: file for name, file in named_recipes().items() if name.startswith(incomplete)}
+    return [(name, file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")) for name, file in files.items()]
 
 
 @app.command(epilog="Example: tformer export runs/numbers --out bundles/numbers --recipe fp32 --recipe int8")
@@ -19,7 +26,9 @@ def export(
     recipe: Annotated[
         list[str] | None,
         typer.Option(
-            help="A recipe's name or TOML file; repeatable, the first (but trt) is what runs. Without it: fp32."
+            help=f"{', '.join(named_recipes())}, or a TOML file; repeatable, the first (but trt) is what runs. "
+            "Without it: fp32.",
+            autocompletion=complete_recipe,
         ),
     ] = None,
     src: Annotated[Path | None, typer.Option(help="Text to check with; without it, generated ids.")] = None,

@@ -7,20 +7,34 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
+from ..notes import Progress, unseen
 
 RUNS_ON = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu13", "tensorrt-rtx-cu12")
 """Packages whose versions decide what comes out."""
 
+
+class Verbs(TyperGroup):
+    """The verbs, each with the whole first sentence of its help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of them."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(limit=1000)) for name, each in found if each])
+
+
 app = typer.Typer(
     name="tformer",
+    cls=Verbs,
     help="Ship an encoder-decoder Transformer: train, export, translate, and prove every token equal to eager PyTorch.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -66,27 +80,33 @@ def emit(value: Any, as_json: bool, text: str) -> None:
 
 
 @contextmanager
-def progress(label: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr, nothing where that is no terminal; yields `advance(count, tokens)`."""
-    if not sys.stderr.isatty():
-        yield lambda count, tokens=0: None
+def progress(label: str, total: int | None = None, printing: bool = False) -> Iterator[Progress]:
+    """A progress bar on stderr, and nothing where that is no terminal.
+
+    `printing`: results are printed meanwhile. Then there is no bar where they go to the same terminal.
+    """
+    if not sys.stderr.isatty() or (printing and sys.stdout.isatty()):
+        yield unseen
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
     columns = (
-        TextColumn(label),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.fields[rate]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(label, total=total, rate="")
         start, produced = time.perf_counter(), 0
 
-        def advance(count: int, tokens: int = 0) -> None:
+        def advance(count: int = 0, tokens: int = 0, stage: str = "") -> None:
             nonlocal produced
+            if stage:
+                bar.update(task, description=f"{label}: {stage}", completed=0 if total is None else None)
             produced += tokens
             rate = f"{produced / (time.perf_counter() - start):,.0f} tokens/s" if produced else ""
             bar.update(task, advance=count, rate=rate)

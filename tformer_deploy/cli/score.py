@@ -39,7 +39,7 @@ def score(
         raise DataError(f"{src} has {len(sources)} lines, {tgt} {len(targets)}: they must be parallel")
     out = utf8_output()
     options = TranslatorOptions(bundle, backend, variant, device, checkpoint, threads)
-    with open_translator(options) as translator, progress("lines") as advance:
+    with open_translator(options) as translator, progress("lines", printing=True) as advance:
         for first in range(0, len(sources), WINDOW):
             source, target = sources[first : first + WINDOW], targets[first : first + WINDOW]
             for text, values in zip(target, translator.score(source, target, first), strict=True):

@@ -144,7 +144,7 @@ def _print_all(translator: Translator, requests: Iterator[Window], stream: bool,
     from ..printed import printed
 
     cut = 0
-    with progress("lines") as advance:
+    with progress("lines", printing=True) as advance:
         for first, lines, begins in requests:
             results = (
                 _stream(translator, first, lines, begins, out) if stream else translator.results(lines, begins, first)

@@ -98,6 +98,15 @@ def recipe_of(name: str, bundle: Bundle) -> Recipe:
     return bundle.variants[parts.variant] if parts.variant else bundle.recipe
 
 
+def explain(names: Sequence[str], bundle: Bundle) -> list[str]:
+    """A line for each engine whose name does not say what runs."""
+    return [
+        f"{name}: the graphs that tformer build compiles for TensorRT, here on ONNX Runtime, without a GPU"
+        for name in names
+        if parse_name(name).backend == "ort" and recipe_of(name, bundle).target == "trt"
+    ]
+
+
 def engine_name(backend: str, variant: str | None, bundle: Bundle, device: str = "cpu") -> str:
     """The engine of a backend and a variant; none: the bundle's default. Raises ConfigError for a wrong variant."""
     if device not in DEVICES:

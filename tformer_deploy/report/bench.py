@@ -19,6 +19,7 @@ from ..bench.report import (
     engine_row,
     figure,
     point_row,
+    without_empty,
 )
 from .figures import ENGINE_COLOURS, kind_plot, line_plot
 from .page import Table, render_page
@@ -39,12 +40,18 @@ def bench_page(report: BenchReport) -> str:
         corpus=Table(report.corpus_name, CORPUS_HEAD, [*map(corpus_row, report.corpus)], singles),
         growth=[*growth(report.points, names)],
         points=[
-            Table(str(point), POINT_HEAD, [*map(point_row, found)])
+            compact(str(point), POINT_HEAD, [*map(point_row, found)])
             for point, found in groupby(report.points, lambda found: found.point)
         ],
         kinds=[*kinds(report.points, names)],
         machine=Table("", ("", ""), [*report.machine.items()]),
     )
+
+
+def compact(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table without columns in which no row has anything."""
+    first, *others = without_empty(head, rows)
+    return Table(title, first, others)
 
 
 def growth(points: Sequence[PointReport], names: Sequence[str]) -> Iterator[tuple[Markup, Table]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from ..check.observe import JOINED, REBATCHED
 from ..check.report import Divergence, EngineReport, Outputs, Report, describe_constants
@@ -21,8 +22,8 @@ EXPLAINED = (
 )
 
 
-def check_page(report: Report) -> str:
-    """The whole page."""
+def check_page(report: Report, bundle: str = "") -> str:
+    """The whole page, of today."""
     engines = [
         {
             "report": engine,
@@ -47,8 +48,27 @@ def check_page(report: Report) -> str:
     )
     restricted = f"With {report.shortlist}: both sides score what it allows each sentence." if report.shortlist else ""
     rounding = f"{report.rounding}." if report.rounding else ""
-    notes = [note for note in (restricted, report.calibration, rounding) if note]
-    return render_page("check.html", report=report, engines=engines, summary=summary(report), about=about, notes=notes)
+    notes = [note for note in (restricted, report.calibration, rounding, *report.notes) if note]
+    return render_page(
+        "check.html",
+        report=report,
+        engines=engines,
+        summary=summary(report),
+        about=about,
+        notes=notes,
+        headline=" · ".join(map(outcome, report.engines)),
+        bundle=bundle,
+        date=datetime.now().astimezone().date().isoformat(),
+    )
+
+
+def outcome(engine: EngineReport) -> str:
+    """An engine in a few words: what BLEU it loses, where that was measured, or how many outputs are equal."""
+    for mode, sides in engine.quality.items():
+        if "BLEU" in sides.get("eager", {}) and "BLEU" in sides.get("engine", {}):
+            return f"{engine.engine}: BLEU {sides['engine']['BLEU'] - sides['eager']['BLEU']:+.2f} ({mode})"
+    found = next(iter(engine.outputs), None)
+    return f"{engine.engine}: {share(found)} {found.mode} outputs equal" if found else engine.engine
 
 
 def limits(engine: EngineReport) -> Iterator[tuple[str, bool]]:
