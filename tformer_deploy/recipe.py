@@ -290,7 +290,7 @@ def load_recipe(name_or_file: str) -> Recipe:
 
 def named_recipes() -> dict[str, Path]:
     """The files of the recipes that come with tformer, by name."""
-    return {file.stem: file for file in sorted(recipe_folder().glob("*.toml"))}
+    return dict(sorted((file.stem, file) for file in recipe_folder().glob("*.toml")))
 
 
 def recipe_folder() -> Path:
