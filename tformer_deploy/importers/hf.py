@@ -37,6 +37,8 @@ NAMES = "model.", ("model.", "lm_head.", "final_logits_bias")
 T5_NAMES = "transformer.", ("shared.", "encoder.", "decoder.", "lm_head.")
 UNUSED = [f"model.{side}.{name}" for side in ("encoder", "decoder") for name in ("version", "embed_positions.weights")]
 """What old folders of BART and M2M100 have, and transformers does not read."""
+UNBIASED = ("m2m_100", "fsmt")
+"""Models without `final_logits_bias`, whatever a file has."""
 T5_FAMILY = {"t5": "relu", "mt5": "gated-gelu", "umt5": "gated-gelu"}
 """With `feed_forward_proj` where config.json has none."""
 IDS = {
@@ -179,7 +181,8 @@ def _bart(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[M
     }
     learned = {f"model.{theirs}.embed_positions.weight" for theirs in side} if family.table == "learned" else set()
     rows = [weights.shape(name)[0] - family.offset for name in learned]
-    bias = "final_logits_bias" in weights and bool(weights.take("final_logits_bias").any())
+    biased = stated.values["model_type"] not in UNBIASED and "final_logits_bias" in weights
+    bias = biased and bool(weights.take("final_logits_bias").any())
     values = {
         **tables.values(weights),
         **sizes,

@@ -38,7 +38,8 @@ class HfOriginal:
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(path, **given)
         except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-            note(f"text is not compared: transformers cannot load the tokenizer: {error!s:.200}")
+            said = " ".join(str(error).split())
+            note(f"text is not compared: transformers cannot load the tokenizer: {said:.200}")
             return None
         return tokenizer
 
