@@ -255,7 +255,7 @@ def _compare_tokens(
 ) -> None:
     """Outputs of a search with the defaults of the source; what is within `limit` is equally good."""
     equal = total = ties = 0
-    most = min(model.config.max_positions - 2, MOST_STEPS)
+    most = min(model.config.max_positions - 2, MOST_STEPS, decoding.get("max_tokens", MOST_STEPS))
     shortest = min(decoding.get("min_tokens", 0), most)
     decoding = {name: value for name, value in decoding.items() if name not in UNLIKE}
     options = over_defaults(decoding, {"beams": beams, "max_tokens": most, "min_tokens": shortest})

@@ -66,7 +66,9 @@ class HfOriginal:
         # A shortest length above the longest forbids the end there throughout; ours may end at the last token.
         limits = {"min_length": max_tokens, "min_new_tokens": max_tokens - 1}
         shortest = {name: most for name, most in limits.items() if (getattr(own, name) or 0) > most}
-        given = {**self._given, "num_beams": beams, "max_new_tokens": max_tokens, **shortest}
+        own_longest = own.max_new_tokens or (own.max_length or 0) - 1
+        longest = {} if 0 < own_longest <= max_tokens else {"max_new_tokens": max_tokens}
+        given = {**self._given, "num_beams": beams, **longest, **shortest}
         found = self._generated(input_ids=src_ids, attention_mask=mask_of(src_ids, src_lengths), **given)
         ends = {*torch.tensor(own.eos_token_id).flatten().tolist()}
         outputs = []
