@@ -705,7 +705,7 @@ def test_generation_config_is_all_that_generate_reads(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["marian", "m2m_100", "fsmt", "pegasus", "blenderbot", "t5"])
+@pytest.mark.parametrize("name", ["marian", "m2m_100", "mbart", "plbart", "fsmt", "pegasus", "blenderbot", "t5"])
 def test_a_forced_first_token_of_every_family(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Of generation_config.json, or of config.json where that is all; a language that is asked for comes before it."""
     for file, other in (("generation_config.json", "config.json"), ("config.json", None)):

@@ -58,8 +58,6 @@ def read_text(
 
 def _reader(folder: Folder) -> Callable[[Folder], Text]:
     """By the tokenizer's class, which need not be that of the model's type. Raises ConfigError for others."""
-    if folder.kind == "blenderbot-small":
-        return _no_text
     languages = ("M2M100Tokenizer", "NllbTokenizer", "MBartTokenizer", "MBart50Tokenizer", "PLBartTokenizer")
     readers: dict[str, Callable[[Folder], Text]] = {
         "MarianTokenizer": _marian,
@@ -83,10 +81,6 @@ def _reader(folder: Folder) -> Callable[[Folder], Text]:
             f"it must be one of {', '.join(sorted(readers))}; docs/your-model.md says how a model goes without text"
         )
     return readers[name]
-
-
-def _no_text(folder: Folder) -> Text:
-    raise ConfigError(f"{folder.path}: the tokenizer of blenderbot-small is not known")
 
 
 def _marian(folder: Folder) -> Text:
@@ -157,7 +151,7 @@ def _many_languages(folder: Folder) -> Text:
     around: dict[str, tuple[int, ...]] = {"prefix": (src_id,), "suffix": (eos,)}
     if legacy and kind == "NllbTokenizer":
         around = {"suffix": (eos, src_id)}
-    if folder.kind != "m2m_100" and folder.id_of("forced_bos") < 0 and kind != "MBart50Tokenizer":
+    if folder.kind != "m2m_100" and kind != "MBart50Tokenizer":
         # The code ends a source, and is the first decoder input.
         around, start = {"suffix": (eos, src_id)}, tgt_id
     else:
