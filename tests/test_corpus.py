@@ -13,8 +13,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,15 @@ def write(path: Path, lines: list[str]) -> Path:
     content = "".join(f"{line}\n" for line in lines).encode()
     path.write_bytes(packed(content, path.suffix if path.suffix in (".gz", ".zst") else ""))
     return path
+
+
+def write_rows(path: Path, lines: list[str]) -> Path:
+    """A file of the format that its name tells."""
+    if path.suffix == ".parquet":
+        pa = pytest.importorskip("pyarrow", reason="the extra corpus is not installed")
+        pytest.importorskip("pyarrow.parquet").write_table(pa.table({"text": lines}), path)
+        return path
+    return write(path, [json.dumps({"text": line}) for line in lines] if ".jsonl" in path.name else lines)
 
 
 def corpus(*arguments: object, bundle: Path = BUNDLE) -> dict[str, Any]:
@@ -243,7 +253,7 @@ def test_rows_of_json_keep_their_members(suffix: str, tmp_path: Path) -> None:
     corpus("--in", text, "--out", out, "--column", "src", "--shard-lines", 50, "--merge", "--details", *options)
     (merged,) = out.glob("merged*")
     assert merged.name == f"merged.jsonl{suffix}"
-    lines = list(split_lines(unpacked(merged.open("rb"), suffix, ""), 1 << 20))
+    lines = [line for line, _ in split_lines(unpacked(merged.open("rb"), suffix, ""), 1 << 20)]
     expected = [json.loads(line) for line in translated(texts, *options, "--json").splitlines()]
     for line, before, result in zip(lines, raw, expected, strict=True):
         assert line.decode().startswith(before.strip()[:-1].rstrip() + ", ")
@@ -515,33 +525,38 @@ def test_what_has_changed_is_refused(tmp_path: Path) -> None:
     assert "shards without job.json" in failed_line(run_here(*run()))
 
 
-def test_a_shard_that_was_edited_is_not_merged(tmp_path: Path) -> None:
-    text, out = write(tmp_path / "a.txt", LINES), tmp_path / "out"
-    corpus("--in", text, "--out", out, "--shard-lines", 50)
-    edited = shards(out)[1]
-    edited.write_text("something else\n")
-    assert f"{edited.name} was edited or damaged" in refused("--in", text, "--out", out, "--shard-lines", 50, "--merge")
-    assert not (out / "merged.txt").exists()
-    edited.unlink()
-    assert corpus("--in", text, "--out", out, "--shard-lines", 50, "--merge")["found"] == len(shards(out)) - 1
-    assert (out / "merged.txt").read_bytes() == translated(LINES)
-
-
 NO_ERRORS = b'{"lines": 1, "tokens": 1, "cut": 0, "errors": [1]}'
-DAMAGED = {"empty": b"", "no fields": b"{}", "a list": b"[]", "missing": None, "no errors": NO_ERRORS}
+DAMAGE: list[tuple[str, Callable[[bytes], bytes]]] = [
+    ("shard", lambda content: content[: len(content) // 2]),
+    ("shard", lambda content: content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]),
+    ("shard", lambda content: b""),
+    ("record", lambda content: content[: len(content) // 2]),
+    ("record", lambda content: b"{}"),
+    ("record", lambda content: NO_ERRORS),
+]
 
 
-@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_a_record_that_is_damaged_is_named(tmp_path: Path, content: bytes | None) -> None:
-    text, out = write(tmp_path / "a.txt", LINES), tmp_path / "out"
-    corpus("--in", text, "--out", out, "--shard-lines", 50)
+@pytest.mark.parametrize("suffix", long_but((".txt", ".txt.gz", ".parquet"), ".txt.gz"))
+def test_what_was_damaged_is_made_again(suffix: str, tmp_path: Path) -> None:
+    """Shards and their records; the same command said that all was done."""
+    text, out = write_rows(tmp_path / f"a{suffix}", LINES), tmp_path / "out"
+    asked = TranslatorOptions(BUNDLE, workers=1, batch_tokens=WINDOW)
+    options = CorpusOptions([str(text)], str(out), asked, shard_lines=50)
+    assert translate_corpus(options).damaged == []
+    whole = {path: path.read_bytes() for path in shards(out)}
     shard = shards(out)[1]
-    record = out / "records" / f"{shard.stem}.json"
-    record.unlink() if content is None else record.write_bytes(content)
-    expected = f"records/{record.name} is missing or damaged: remove {shard.name}"
-    assert expected in refused("--in", text, "--out", out, "--shard-lines", 50)
-    shard.unlink()
-    assert corpus("--in", text, "--out", out, "--shard-lines", 50)["found"] == len(shards(out)) - 1
+    record = out / "records" / f"{shard.name.split('.')[0]}.json"
+    for name, damage in DAMAGE:
+        path = shard if name == "shard" else record
+        path.write_bytes(damage(path.read_bytes()))
+        done = translate_corpus(options)
+        assert (done.damaged, done.found) == ([shard.name], len(whole) - 1)
+        assert {each: each.read_bytes() for each in shards(out)} == whole
+    record.unlink()
+    command = run_here("corpus", BUNDLE, "--batch-tokens", WINDOW, "--in", text, "--out", out, "--shard-lines", 50)
+    words = f"not as an earlier run had written them, and made again: {shard.name}"
+    assert command.returncode == 0 and words in command.stdout.decode()
+    assert {each: each.read_bytes() for each in shards(out)} == whole and translate_corpus(options).damaged == []
 
 
 def test_two_runs_at_once(tmp_path: Path) -> None:
@@ -800,6 +815,54 @@ def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert last["lines"] == len(LINES) and last["done"] == 1 and last["eta_seconds"] == 0 and last["tokens"] > 0
 
 
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz", ".jsonl.zst", ".parquet"])
+def test_progress_is_what_has_been_translated(suffix: str, tmp_path: Path) -> None:
+    """Not what has been read or unpacked ahead; after a kill, what is left is known from the first shard on."""
+    pytest.importorskip("zstandard", reason="the extra corpus is not installed")
+    lines = number_lines(400)
+    inputs, out, states = [tmp_path / f"{name}{suffix}" for name in "ab"], tmp_path / "out", list[dict[str, Any]]()
+    for path, some in zip(inputs, (lines[:300], lines[300:]), strict=True):
+        write_rows(path, some)
+    asked = TranslatorOptions(BUNDLE, workers=1, batch_tokens=16, decoding={"max_tokens": 2})
+    options = CorpusOptions([str(path) for path in inputs], str(out), asked, shard_lines=20)
+    sizes = [path.stat().st_size for path in inputs]
+
+    class Killed(Exception):
+        pass
+
+    def watched(least: int) -> Progress:
+        progress = Progress()
+
+        def changed() -> None:
+            states.append(progress.state())
+            if progress.lines >= least:
+                raise Killed
+
+        progress.changed = changed
+        return progress
+
+    with pytest.raises(Killed):
+        translate_corpus(options, watched(150))
+    for state in states:
+        expected = sizes[0] * state["lines"] / 300 / sum(sizes)  # all lines are nearly as long
+        assert state["done"] == pytest.approx(expected, abs=0.03), state
+    states.clear()
+    progress = watched(1000)
+    translate_corpus(options, progress)
+    assert progress.found and progress.state()["done"] == 1 and progress.state()["eta_seconds"] == 0
+    new = [state for state in states if state["lines"]]
+    assert len(new) > 5 and all(state["eta_seconds"] is not None for state in new)
+    assert new[0]["eta_seconds"] > 0 and new[0]["done"] < 0.5
+
+
+def test_progress_of_inputs_whose_size_nobody_knows() -> None:
+    progress = Progress(workers=1)
+    progress.advance(10, 50, 20.0)
+    assert progress.state()["done"] is None and progress.state()["eta_seconds"] is None and "? left" in progress.line()
+    progress.finish()
+    assert progress.state()["done"] == 1 and progress.state()["eta_seconds"] == 0
+
+
 def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     text = write(tmp_path / "a.txt", LINES)
     ours, theirs = pty.openpty()
@@ -828,7 +891,11 @@ def _read(terminal: int) -> bytes:
 def test_lines_are_those_between_line_ends(chunks: list[bytes], most: int) -> None:
     expected = b"".join(chunks).split(b"\n")
     expected = expected if expected[-1] else expected[:-1]
-    assert list(split_lines(iter(chunks), most)) == [line[: most + 1] for line in expected]
+    ends = accumulate(map(len, chunks))
+    found = list(split_lines(zip(chunks, ends, strict=False), most))
+    assert [line for line, _ in found] == [line[: most + 1] for line in expected]
+    places = accumulate(len(line) + 1 for line in expected)
+    assert [place for _, place in found] == [min(place, sum(map(len, chunks))) for place in places]
 
 
 @given(st.lists(st.integers(0, 30)), st.integers(1, 60), st.integers(1, 20))
@@ -854,7 +921,7 @@ def test_damage_is_found_wherever_it_is() -> None:
     pytest.importorskip("zstandard", reason="the extra corpus is not installed")
     for suffix in (".gz", ".zst"):
         content = packed(b"1 2 3\n" * 1000, suffix) + packed(b"4\n", suffix)
-        assert b"".join(unpacked(io.BytesIO(content), suffix, "a")) == b"1 2 3\n" * 1000 + b"4\n"
+        assert b"".join(chunk for chunk, _ in unpacked(io.BytesIO(content), suffix, "a")) == b"1 2 3\n" * 1000 + b"4\n"
         for cut in range(1, len(content) - 1):
             if cut != len(packed(b"1 2 3\n" * 1000, suffix)):
                 with pytest.raises(DataError, match="a: cannot be read"):
@@ -864,5 +931,5 @@ def test_damage_is_found_wherever_it_is() -> None:
 def test_what_is_packed_a_thousandfold_comes_in_pieces() -> None:
     pytest.importorskip("zstandard", reason="the extra corpus is not installed")
     for suffix in (".gz", ".zst"):
-        sizes = list(map(len, unpacked(io.BytesIO(packed(bytes(100 << 20), suffix)), suffix, "a")))
+        sizes = [len(chunk) for chunk, _ in unpacked(io.BytesIO(packed(bytes(100 << 20), suffix)), suffix, "a")]
         assert sum(sizes) == 100 << 20 and max(sizes) <= 16 << 20

@@ -149,6 +149,8 @@ def _text(summary: Summary) -> str:
     """What a job has made, for people."""
     earlier = f", {summary.found:,} of them by an earlier run" if summary.found else ""
     lines = [f"{summary.out}: {summary.lines:,} lines in {summary.shards:,} shards{earlier}"]
+    if summary.damaged:
+        lines.append(f"not as an earlier run had written them, and made again: {', '.join(summary.damaged)}")
     if summary.merged:
         lines.append(f"all of them: {summary.merged}")
     if summary.errors:
@@ -183,7 +185,7 @@ def _shown(progress: Progress) -> Iterator[None]:
         task = bar.add_task(progress.line(), total=None)
 
         def show() -> None:
-            bar.update(task, completed=progress.bytes, total=progress.total_bytes, description=progress.line())
+            bar.update(task, completed=progress.bytes, total=progress.total_bytes or None, description=progress.line())
 
         progress.changed = show
         yield

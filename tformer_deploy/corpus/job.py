@@ -19,7 +19,7 @@ from ..files import sha256
 from ..machine import cores
 from ..opening import TranslatorOptions, open_translator
 from .output import ERRORS, JOB, VERSION, Output, Summary, stored
-from .places import canonical, find_inputs, open_store
+from .places import canonical, find_inputs, is_url, open_store
 from .progress import Execute, Progress
 from .rows import Columns
 from .shards import Done, Shard, Work, cut, described, digest, translate_shard
@@ -83,7 +83,8 @@ def translate_corpus(
         if place in seen:
             raise DataError(f"--in: {each.name} is named twice: name each file once")
         seen.add(place)
-    progress.total_bytes = sum(each.size for each in inputs)
+    known = all(each.size or not is_url(each.place) for each in inputs)
+    progress.total_bytes = sum(each.size for each in inputs) if known else 0
     store = open_store(options.out)
     with store.held():
         work = _work(options, inputs, stored(store))
@@ -104,6 +105,7 @@ def translate_corpus(
             raise DataError(f"{output.first_error()} (an earlier run without --strict left it empty: {ERRORS})")
         if options.merge:
             summary.merged = output.merge()
+    progress.finish()
     summary.out, summary.found = options.out, progress.found
     summary.seconds = round(time.perf_counter() - start, 3)
     return summary

@@ -23,7 +23,7 @@ class Text:
 
     def parts(self, file: BinaryIO, name: str, cutter: Cutter) -> Iterator[Part]:
         """See `Format`; a line that is too long has lost what is beyond the limit."""
-        return line_parts(file, split_lines(unpacked(file, self.packing, name), self.columns.most), len, cutter)
+        return line_parts(split_lines(unpacked(file, self.packing, name), self.columns.most), len, cutter)
 
     def sources(self, part: bytes) -> list[Source]:
         """See `Format`."""
@@ -50,7 +50,7 @@ class JsonLines:
     def parts(self, file: BinaryIO, name: str, cutter: Cutter) -> Iterator[Part]:
         """See `Format`. A line is an object around its text, so that it may be longer than that by as much again."""
         lines = split_lines(unpacked(file, self.packing, name), 2 * self.columns.most)
-        return line_parts(file, lines, lambda line: self._source(line).size, cutter)
+        return line_parts(lines, lambda line: self._source(line).size, cutter)
 
     def sources(self, part: bytes) -> list[Source]:
         """See `Format`. Raises ConfigError where rows have the column that would be added."""
@@ -94,13 +94,14 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
-def line_parts(file: BinaryIO, lines: Iterator[bytes], size: Callable[[bytes], int], cutter: Cutter) -> Iterator[Part]:
-    """Lines in parts, each line ended."""
+def line_parts(lines: Iterator[tuple[bytes, int]], size: Callable[[bytes], int], cutter: Cutter) -> Iterator[Part]:
+    """Lines in parts, each line ended; with each line come the bytes of the file up to there."""
     held: list[bytes] = []
-    for line in lines:
+    read = 0
+    for line, read in lines:
         held.append(line)
         if cutter.ends(size(line)):
-            yield b"\n".join(held) + b"\n", len(held), file.tell()
+            yield b"\n".join(held) + b"\n", len(held), read
             held = []
     if held:
-        yield b"\n".join(held) + b"\n", len(held), file.tell()
+        yield b"\n".join(held) + b"\n", len(held), read

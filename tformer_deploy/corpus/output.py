@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ArtifactError
@@ -32,6 +32,8 @@ class Summary:
     shards: int = 0
     found: int = 0
     """Shards that an earlier run had made."""
+    damaged: list[str] = field(default_factory=list)
+    """Those of an earlier run that were not as it had written them, and were made again."""
     errors: int = 0
     """Lines that could not be translated; their outputs are empty."""
     cut: int = 0
@@ -51,6 +53,8 @@ class Output:
         """What bundle, options and inputs the shards are of."""
         self.names: list[str] = []
         """The files of all shards so far, in order."""
+        self.damaged: list[str] = []
+        """Those that were there, but not as they had been written."""
 
     def begin(self, job: dict[str, Any]) -> None:
         """Say what job this is. Raises ArtifactError where the folder has another one, unless it may be replaced, or
@@ -79,20 +83,36 @@ class Output:
         )
 
     def missing(self, shards: Iterator[Shard], skip: Callable[[Shard], None]) -> Iterator[Shard]:
-        """The shards that are not there; `skip` gets the others. Raises ArtifactError where the text has changed."""
+        """The shards that are not there as they were written; `skip` gets the others.
+
+        Raises ArtifactError where the text has changed.
+        """
         there = {name[:12]: name for name in _shards(self.store)}
+        self.damaged = self._damaged(sorted(there.values()))
         for shard in shards:
             self.names.append(shard.name + self.suffix)
             old = there.get(shard.name[:12])
-            if old == self.names[-1]:
+            if old == self.names[-1] and old not in self.damaged:
                 skip(shard)
                 continue
-            if old and not self.force:
+            if old and old != self.names[-1] and not self.force:
                 raise ArtifactError(
                     f"{shard.input}, lines {shard.line} to {shard.line + shard.lines - 1}: not the text of {old}, "
                     "which an earlier run made of them: choose another folder, or add --force to replace it"
                 )
             yield shard
+
+    def _damaged(self, shards: list[str]) -> list[str]:
+        """Which are not what their records say; several are read at a time."""
+
+        def is_whole(shard: str) -> bool:
+            try:
+                return bool(hashlib.sha256(self.store.read(shard)).hexdigest() == self._record_of(shard)["sha256"])
+            except (ArtifactError, KeyError):
+                return False
+
+        with ThreadPoolExecutor(READERS) as pool:
+            return [shard for shard, whole in zip(shards, pool.map(is_whole, shards), strict=True) if not whole]
 
     def write(self, done: Done) -> None:
         """Put a shard into the folder."""
@@ -112,7 +132,7 @@ class Output:
                 "choose another folder, or add --force to remove it"
             )
         self._remove(others)
-        summary = Summary()
+        summary = Summary(damaged=[name for name in self.damaged if name in self.names])
         hashes = {"bundle": self.job["work"]["bundle"], "options": digest(self.job["work"]["options"])}
         with self.store.writing(ERRORS) as errors, self.store.writing(LIST) as listed:
             for record in self._records():

@@ -16,7 +16,7 @@ class Progress:
     """How far a job is."""
 
     total_bytes: int = 0
-    """Of all inputs."""
+    """Of all inputs; 0: a server does not say how many."""
     bytes: float = 0.0
     lines: int = 0
     tokens: int = 0
@@ -28,6 +28,7 @@ class Progress:
     started: float = field(default_factory=time.perf_counter)
     new_bytes: float = 0.0
     """What this run has done of `bytes`."""
+    finished: bool = False
 
     def advance(self, lines: int, tokens: int, share: float) -> None:
         """Count lines that are translated; `share`: bytes of the input."""
@@ -38,6 +39,13 @@ class Progress:
     def skip(self, shard: Shard) -> None:
         """Count a shard that is there."""
         self.found, self.bytes = self.found + 1, self.bytes + shard.bytes
+        if not self.new_bytes:
+            self.started = time.perf_counter()  # to look for what is there takes no translation's time
+        self.changed()
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+        self.finished = True
         self.changed()
 
     @property
@@ -47,20 +55,29 @@ class Progress:
 
     @property
     def eta_seconds(self) -> float | None:
-        """What is left, by bytes of the input; None as long as nothing is done."""
-        if not self.new_bytes:
+        """What is left, by bytes of the input; None as long as nothing is done, or where its size is not known."""
+        if self.finished:
+            return 0.0
+        if not self.new_bytes or not self.total_bytes:
             return None
         return (time.perf_counter() - self.started) * max(0.0, self.total_bytes - self.bytes) / self.new_bytes
 
+    @property
+    def done(self) -> float | None:
+        """Share of the input's bytes."""
+        if self.finished:
+            return 1.0
+        return min(1.0, self.bytes / self.total_bytes) if self.total_bytes else None
+
     def state(self) -> dict[str, float | None]:
         """All of it, for machines."""
-        eta = self.eta_seconds
+        eta, done = self.eta_seconds, self.done
         return {
             "lines": self.lines,
             "tokens": self.tokens,
             "tokens_per_second": round(self.tokens_per_second, 1),
             "eta_seconds": None if eta is None else round(eta, 1),
-            "done": round(min(1.0, self.bytes / max(1, self.total_bytes)), 4),
+            "done": None if done is None else round(done, 4),
             "shards": self.shards,
             "found": self.found,
             "workers": self.workers,

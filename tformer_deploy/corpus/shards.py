@@ -104,6 +104,7 @@ def translate_shard(translator: Translator, work: Work, shard: Shard, advance: A
     def refused(number: int, error: TformerError) -> None:
         problems[number - shard.first] = _PLACE.sub("", str(error))
 
+    every = sum(source.size + 1 for source in sources)
     for window in windows((source.size for source in sources), work.window_bytes):
         texts = [source.text for source in sources[window]]
         found = list(translator.results(texts, first=shard.first + window.start, refused=refused))
@@ -112,7 +113,8 @@ def translate_shard(translator: Translator, work: Work, shard: Shard, advance: A
             raise DataError(f"{shard.input}:{shard.line + i}: {problems[i]}")
         if advance:
             tokens = sum(len(result.ids) for result in found)
-            advance(len(found), tokens, shard.bytes * len(found) / shard.lines)
+            share = sum(source.size + 1 for source in sources[window]) / every
+            advance(len(found), tokens, shard.bytes * share)
     content = layout.written(shard.part, results, shard.first, translator.options)
     record = {
         "file": f"{shard.name}{layout.suffix}",
