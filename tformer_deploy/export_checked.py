@@ -71,9 +71,9 @@ def export_checked(
 
     It always has the standard graphs; recipes of another target add variants. What runs where no variant is named is
     the first recipe. `texts`: a path is that of `Texts.src`. `memory`: also a graph for the encoder alone, of every
-    recipe but of target `trt`. A variant that fails its check is left out: `Report.left_out` says why. Raises
-    ParityError with the report, and leaves nothing, where the standard graphs fail; ArtifactError where `out` exists
-    without `force`.
+    recipe but of target `trt`. Raises ParityError with the report where something fails: the standard graphs, and
+    nothing is left; or variants, which are left out of the bundle and listed in `Report.left_out`. Raises ArtifactError
+    where `out` exists without `force`.
     """
     texts = texts if isinstance(texts, Texts) else Texts(texts)
     checkpoint = open_source(run)
@@ -123,14 +123,24 @@ def export_checked(
             hint = "; what a module must not do is in docs/your-model.md" if own else ""
             raise ParityError(f"{out} not written, the check failed: {'; '.join(failures)}{hint}", report)
         report.left_out = left_out(report, chosen)
-        kept = {name: recipe for name, recipe in chosen.items() if name not in report.left_out}
-        if report.left_out:
-            for name in report.left_out:
-                shutil.rmtree(directory / name)
-            describe(kept)
-        engines = [engine for engine in report.engines if parse_name(engine.engine).variant in kept]
-        add_report(directory, dataclasses.replace(report, engines=engines).to_json())
+        _keep_what_passed(directory, report, chosen, describe)
+    if report.left_out:
+        lines = [f"variant {name} left out: {why}" for name, why in report.left_out.items()]
+        raise ParityError(f"{out} written, {'; '.join(lines)}", report)
     return report
+
+
+def _keep_what_passed(
+    directory: Path, report: Report, chosen: Mapping[str, Recipe], describe: Callable[[Mapping[str, Recipe]], None]
+) -> None:
+    """Remove the variants that a report leaves out, and store the rest of it. `describe` writes the manifest."""
+    kept = {name: recipe for name, recipe in chosen.items() if name not in report.left_out}
+    if report.left_out:
+        for name in report.left_out:
+            shutil.rmtree(directory / name)
+        describe(kept)
+    engines = [engine for engine in report.engines if parse_name(engine.engine).variant in kept]
+    add_report(directory, dataclasses.replace(report, engines=engines).to_json())
 
 
 def _measured(model: Seq2Seq, chosen: Mapping[str, Recipe], calibration: Calibration) -> dict[str, Measured]:

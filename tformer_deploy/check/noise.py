@@ -26,9 +26,10 @@ def own_noise(
     largest difference, and the larger median of the two: few are far off by rounding, most by a fault.
     """
     picked = spread(sources, SENTENCES)
-    kinds: list[list[tuple[int, ...]]] = [[(i,) for i in picked], list(pairwise(picked))[::2] if engine.admits else []]
+    alone: list[tuple[int, ...]] = [(i,) for i in picked]
+    pairs: list[tuple[int, ...]] = [*pairwise(picked)][::2] if engine.admits else []
     largest = usual = 0.0
-    for groups in kinds:
+    for groups in (alone, pairs):
         off = [np.zeros(1)]
         for group in groups:
             for i, step, log_probs in _fed(engine, sources, group, reference):

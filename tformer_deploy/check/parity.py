@@ -81,8 +81,13 @@ def check(
         largest, report.own_usual = own_noise(engine, reference.sources, expected, found)
         report.own_noise = worse(largest, moved(found.runs, again))
         own = own_choices(engine, reference.sources, reference.options, found.runs["greedy"])
-        limits = {"tolerance": tolerance.scores * OWN_NOISE, "hopeless": tolerance.scores}
-        judge = dataclasses.replace(judge, reference=own or expected, error=report.own_noise, **limits)
+        judge = dataclasses.replace(
+            judge,
+            reference=own or expected,
+            error=report.own_noise,
+            tolerance=tolerance.scores * OWN_NOISE,
+            hopeless=tolerance.scores,
+        )
     report.invariance, _ = _invariance(judge, found, again, not_blamed, report)
     sizes = _compare_sizes(engine, judge, reference, report)
     report.vocabulary = _compare_vocabulary(engine, reference)

@@ -56,9 +56,12 @@ def export(
         with progress("check") as advance:
             report = export_checked(run, out, recipe or ["fp32"], Texts(src, tgt, calibrate), force, advance, memory)
     except ParityError as error:
-        if error.report:
-            emit({"bundle": None, "check": error.report.to_json()}, json, str(error.report))
-        raise
+        if error.report is None:
+            raise
+        report = error.report
+        if not report.left_out:
+            emit({"bundle": None, "check": report.to_json()}, json, str(report))
+            raise
     without = f" without {', '.join(report.left_out)}" if report.left_out else ""
     emit({"bundle": str(out), "check": report.to_json()}, json, f"{report}\n{out}: bundle written{without}")
     for name, why in report.left_out.items():
