@@ -27,7 +27,7 @@ def own_noise(
     """
     picked = spread(sources, SENTENCES)
     alone: list[tuple[int, ...]] = [(i,) for i in picked]
-    pairs: list[tuple[int, ...]] = [*pairwise(picked)][::2] if engine.admits else []
+    pairs: list[tuple[int, ...]] = [(i, k) for i, k in [*pairwise(picked)][::2] if engine.admits]
     largest = usual = 0.0
     for groups in (alone, pairs):
         off = [np.zeros(1)]

@@ -250,7 +250,7 @@ def own_choices(
     if not all(tokens_of(outputs[0]) for outputs in greedy.outputs.values()):
         return None
     found = Observation({"greedy": greedy})
-    _score(engine, sources, dataclasses.replace(options, positions=1), None, found, None)
+    _score(engine, sources, dataclasses.replace(options, positions=1), None, found, unseen)
     return found
 
 
