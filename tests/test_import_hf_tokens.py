@@ -205,6 +205,19 @@ def test_a_model_that_was_resized_for_tokens_is_imported(name: str, tmp_path: Pa
     assert target.encode("<ORG>") == [org] and target.specials.unk not in target.encode("New York")
 
 
+@pytest.mark.parametrize("name", ["t5", "marian", "bart", "pegasus", "blenderbot"])
+def test_special_tokens_of_somebody_are_named(name: str, tmp_path: Path, folders: dict[str, Path]) -> None:
+    """Those of the model's kind are not."""
+    folder = tmp_path / "folder"
+    shutil.copytree(folders[name], folder)
+    theirs = theirs_of(folder, name)
+    for tokens in ([], ["<hl>", "<sep>"]):
+        theirs.add_special_tokens({"additional_special_tokens": tokens}, replace_extra_special_tokens=False)
+        theirs.save_pretrained(folder)
+        notes = [note for note in text_of(folder, name).notes if "carry no language" not in note]
+        assert [note.rsplit(": ", 1)[1] for note in notes] == (["<hl>, <sep>"] if tokens else [])
+
+
 def test_added_tokens_that_no_entry_has(tmp_path: Path) -> None:
     folder = FOLDERS["bart"](tmp_path / "folder")
     (folder / "added_tokens.json").write_text('{"<ORG>": 7}')

@@ -213,6 +213,12 @@ class Folder:
         around = Around(tuple(tokens), bool(tokens) and python, normalize, edges, self._cleans())
         return Wrapped(tokenizer, around, model) if tokens or around.clean_up else tokenizer
 
+    def own_special(self) -> list[str]:
+        """Special tokens that no model of the kind has by itself."""
+        named = {self.token(name, "") for name in SPECIAL} | {"<s>", "<pad>", "</s>", "<unk>", "<mask>"}
+        usual = ("<extra_id_", "<mask_", "<unk_", ">>")
+        return [token for token in self.added(special=True) if token not in named and not token.startswith(usual)]
+
     def add(self, entries: list[str], added: Mapping[str, int], model: bytes) -> None:
         """Put added tokens behind a vocabulary, as outputs of transformers have them: normalized ones are changed."""
         with_added(entries, added)

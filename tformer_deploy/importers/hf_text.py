@@ -53,7 +53,11 @@ def read_text(
         if asked and reader not in chosen_by:
             raise ConfigError(f"{flag} {asked}: not used by models of type {kind}: leave it out")
     folder.require_known_keys()
-    return reader(folder)
+    text = reader(folder)
+    if reader != _many_languages and (own := folder.own_special()):
+        shown = ", ".join(own[:8])
+        text.notes.append(f"special tokens in a text are text here, transformers reads them as what they name: {shown}")
+    return text
 
 
 def _reader(folder: Folder) -> Callable[[Folder], Text]:
