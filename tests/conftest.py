@@ -258,7 +258,7 @@ def variant_engine(
     ranges = input_ranges(model, seen) if chosen.precision != "fp32" else {}
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(to_onnx, "graphs_of", lambda recipe: graphs)
+        patch.setattr(to_onnx, "made_of", lambda recipe, config: graphs)
         export_graphs(Tracer(model.eval()), chosen, folder / "variant", "0", ranges)
     files = {f"variant/{name}.onnx": "" for name in graphs}
     manifest = {"checkpoint": {"weights_sha256": "0", "path": "nowhere"}, "files": files}

@@ -25,8 +25,8 @@ from .contract import (
     WEIGHTS,
     described,
     file_of,
-    graphs_of,
     kind_of,
+    made_of,
 )
 from .errors import ArtifactError, ConfigError
 from .files import hold, remove_leftovers, sha256, write_json
@@ -79,7 +79,7 @@ class Bundle:
         recipe = self.variants[variant] if variant else self.recipe
         part = self.manifest.get("variants", {}).get(variant, {}) if variant else self.manifest
         stated, where = part.get("graphs", {}), f"{self.directory / variant}"
-        for name in graphs_of(recipe):
+        for name in made_of(recipe, self.config):
             if name not in stated:
                 continue  # older bundles have fewer
             kind, theirs = self.kind(name, variant), stated[name]
@@ -93,6 +93,11 @@ class Bundle:
                 raise ArtifactError(
                     f"{where} has graphs of an older version, or {MANIFEST} was edited: export the bundle again"
                 )
+
+    def require_decoder(self) -> None:
+        """Raise ConfigError where there is an encoder alone."""
+        if not self.config.decoder_layers:
+            raise ConfigError(f"{self.directory} has an encoder and no decoder: use tformer encode")
 
     def verify_graphs(self, variant: str) -> None:
         """Compare the graphs of a variant with their hashes, unless that has been done. Raises ArtifactError."""
@@ -233,7 +238,9 @@ def _of_graphs(file: str) -> bool:
 
 def _graphs(config: ModelConfig, recipe: Recipe, folder: Path) -> dict[str, Any]:
     """`folder` has them; a model may have none for shortlists, see `export.graphs.scores_by_product`."""
-    graphs = [name for name in graphs_of(recipe) if name not in SHORT_GRAPHS or (folder / f"{name}.onnx").is_file()]
+    graphs = [
+        name for name in made_of(recipe, config) if name not in SHORT_GRAPHS or (folder / f"{name}.onnx").is_file()
+    ]
     return {name: {**described(name, config, recipe), "passes": list(recipe.passes(name))} for name in graphs}
 
 
@@ -299,7 +306,7 @@ def files_in_use(directory: Path, manifest: Mapping[str, Any]) -> set[str]:
     own = {name: variant["recipe"].get("target") for name, variant in manifest.get("variants", {}).items()}
     needed = {
         (Path(variant) / (PROGRAM if own.get(variant) == "native" else f"{name}.onnx")).as_posix()
-        for name in GRAPHS
+        for name in ([MEMORY_GRAPH] if manifest["model"].get("decoder_layers") == 0 else GRAPHS)
         for variant in variants
     }
     added = WEIGHTS, *(f"{name}.onnx" for name in (SLOTS_GRAPH, *SHORT_GRAPHS, MEMORY_GRAPH))

@@ -90,6 +90,7 @@ class ModelConfig:
     """Width of one head; 0: d_model / heads, which must be whole."""
     encoder_layers: int = 6
     decoder_layers: int = 6
+    """0: a module of the user's own that has an encoder alone."""
     encoder_d_model: int = 0
     """This and the next three: the encoder's sizes where they are not the decoder's; 0: the same."""
     encoder_d_ff: int = 0
@@ -150,7 +151,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_types(self)
         for name, most in MOST_OF_MODEL.items():
-            _at_least(self, name, 1)
+            _at_least(self, name, 0 if name == "decoder_layers" and self.module_parameters > 0 else 1)
             _at_most(self, name, most)
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:

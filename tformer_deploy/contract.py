@@ -110,6 +110,11 @@ def graphs_of(recipe: Recipe) -> tuple[str, ...]:
     return (*GRAPHS, *steps, *([MEMORY_GRAPH] if recipe.memory else []))
 
 
+def made_of(recipe: Recipe, config: ModelConfig) -> tuple[str, ...]:
+    """The graphs that a recipe makes of a model, which may have an encoder alone."""
+    return graphs_of(recipe) if config.decoder_layers else (MEMORY_GRAPH,)
+
+
 def file_of(graph: str, recipe: Recipe) -> str:
     """The file of a graph of `graphs_of`."""
     return PROGRAM if recipe.target == "native" else f"{graph}.onnx"

@@ -80,7 +80,7 @@ def export_checked(
     require_fit(checkpoint.config, checkpoint.tokenizers, f"{run}: ")
     from_dict(DecodeOptions, checkpoint.decoding, "decoding")
     chosen = choose(recipes, checkpoint.config)
-    if memory:
+    if memory or not checkpoint.config.decoder_layers:
         chosen = {name: dataclasses.replace(each, memory=each.has_memory) for name, each in chosen.items()}
     if isinstance(checkpoint, UserCheckpoint):
         require_exportable(checkpoint, chosen)
@@ -189,6 +189,9 @@ def require_exportable(checkpoint: UserCheckpoint, chosen: Mapping[str, Recipe])
     for name, recipe in chosen.items():
         if recipe.memory and not checkpoint.encodes:
             raise ConfigError(f"memory of {checkpoint.directory}: {NO_ENCODER}, or leave out --memory")
+        if not checkpoint.config.decoder_layers and (recipe.target != "onnx" or recipe.attention):
+            what = f"recipe {name or 'with attention'}"
+            raise ConfigError(f"{what}: {checkpoint.directory} is an encoder alone, for recipe fp32: leave it out")
         if recipe.target != "onnx" or recipe.attention:
             needs = "the attention" if recipe.attention else "keys and values"
             raise ConfigError(
@@ -206,6 +209,8 @@ def _read(
     texts: Texts, checkpoint: Checkpoint | UserCheckpoint, chosen: Mapping[str, Recipe]
 ) -> tuple[Corpus, list[str], Calibration]:
     """What is checked, its translation, and what calibrates. Raises ConfigError, DataError."""
+    if texts.tgt and not checkpoint.config.decoder_layers:
+        raise ConfigError(f"--tgt: {checkpoint.directory} is an encoder alone, which translates nothing: leave it out")
     if texts.tgt and not texts.src:
         raise ConfigError("--tgt needs the sources it translates: add --src")
     lossy = any(recipe.quantized for recipe in chosen.values())

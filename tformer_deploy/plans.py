@@ -133,6 +133,7 @@ class Plans:
 
 def trt_variant(bundle: Bundle) -> str:
     """The variant with graphs for TensorRT. Raises ConfigError, and ArtifactError for graphs of an older version."""
+    bundle.require_decoder()
     for name, recipe in bundle.variants.items():
         if recipe.target == "trt":
             bundle.require_kinds(name)

@@ -176,6 +176,7 @@ def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], 
     Raises ConfigError where the bundle has no graphs for them, or they could be too long, and DataError for text that
     the vocabulary has nothing of.
     """
+    bundle.require_decoder()
     if not any(_has_graphs(bundle, name) for name in bundle.variants):
         raise ConfigError(
             f"{bundle.directory} has no graphs for shortlists: export it again, with --recipe int8; a model "
@@ -257,6 +258,7 @@ def read_npz(path: Path, bundle: Bundle) -> tuple[Shortlist, tuple[bytes, bytes]
 
 def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
     """The lists of a bundle, for one of its variants. Raises ConfigError where there is none, ArtifactError."""
+    bundle.require_decoder()
     if "shortlist" not in bundle.manifest:
         raise ConfigError(
             f"{bundle.directory} has no shortlist: tformer shortlist {bundle.directory} --src FILE --tgt FILE"

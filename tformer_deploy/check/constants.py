@@ -14,7 +14,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from ..bundle import Bundle
-from ..contract import PROGRAM, graphs_of
+from ..contract import PROGRAM, made_of
 from ..export.save import load_graph, reading
 from ..recipe import Recipe
 from .origins import (
@@ -58,7 +58,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
     weights = named_tensors(model)
     origins, seen = Origins(weights, model.config), set[str]()
     bounds = bundle.manifest.get("variants", {}).get(variant, {}).get("ranges", {})
-    for graph in graphs_of(recipe):
+    for graph in made_of(recipe, bundle.config):
         path = bundle.directory / variant / PROGRAM if recipe.target == "native" else bundle.graph(graph, variant)
         if not path.is_file():  # older bundles have no graphs for shortlists
             continue

@@ -23,8 +23,8 @@ from ..recipe import Axes, Recipe, Tolerance, narrowest, own_limits
 from ..shortlist import open_shortlist
 from ..text import Tokenizers
 from .blame import find_layer
-from .memory import compare_memory
-from .observe import CheckOptions, tokens_of
+from .memory import compare_memory, memory_rounding, read_memory
+from .observe import CheckOptions, Observation, tokens_of
 from .parity import beyond, check, eager_invariance, eager_rounding, generated_sources
 from .recording import Run
 from .reference import Reference, make_reference
@@ -130,7 +130,8 @@ class Gate:
     def plain_eager(self) -> Engine:
         """Eager PyTorch over the whole vocabulary, not entered."""
         if self._eager is None:
-            self._eager = make_engine("eager", self.bundle, self.checkpoint, self.threads)
+            make = make_engine if self.bundle.config.decoder_layers else make_encoder
+            self._eager = cast(Engine, make("eager", self.bundle, self.checkpoint, self.threads))
         return self._eager
 
     def eager(self) -> Engine:
@@ -157,6 +158,9 @@ class Gate:
         self.progress(stage="eager PyTorch")
         with self.eager() as eager:
             encoder = cast(Encoder, self.plain_eager())  # the same, or what it restricts
+            if not self.bundle.config.decoder_layers:
+                observed = Observation(memory=read_memory(encoder, corpus.sources, 1, len(corpus.sources)))
+                return Reference(corpus.sources, options, observed=observed, **about)
             return make_reference(eager, corpus.sources, options, about, self.progress, encoder)
 
     def rounding(self, reference: Reference) -> Rounding:
@@ -166,7 +170,10 @@ class Gate:
                 plain = cast(Any, self.plain_eager())
             except (ArtifactError, MissingExtra, ModuleNotFoundError):
                 return Rounding()
-            reference.rounding = eager_rounding(reference, lambda: self._restricted(plain.in_double()))
+            if self.bundle.config.decoder_layers:
+                reference.rounding = eager_rounding(reference, lambda: self._restricted(plain.in_double()))
+            else:
+                reference.rounding = memory_rounding(plain.in_double(), reference.sources, reference.observed.memory)
         return reference.rounding
 
     def run(self, backends: Sequence[str], reference: Reference, translations: Sequence[str] = ()) -> Report:
@@ -176,9 +183,10 @@ class Gate:
         """
         bundle = self.bundle
         self._check_fit(reference, translations)
+        greedy = reference.observed.runs.get("greedy", Run())  # none of an encoder alone
         report = Report(
             sentences=len(reference.sources),
-            tokens=sum(len(tokens_of(outputs[0])) for outputs in reference.observed.runs["greedy"].outputs.values()),
+            tokens=sum(len(tokens_of(outputs[0])) for outputs in greedy.outputs.values()),
             corpus=reference.corpus,
             weights_sha256=bundle.weights_sha256,
             options=dataclasses.asdict(reference.options),
@@ -187,6 +195,10 @@ class Gate:
             shortlist=self.shortlist,
             notes=explain(backends, bundle),
         )
+        if not bundle.config.decoder_layers:
+            report.engines, report.options = [self.encoder_alone(name, reference) for name in backends], {}
+            report.rounding = reference.rounding
+            return report
         report.eager_invariance, not_blamed = eager_invariance(reference, bundle.config.eos_id, bundle.recipe.tolerance)
         for backend in backends:
             engine, recipe = self.engine(backend), recipe_of(backend, bundle)
@@ -219,6 +231,20 @@ class Gate:
             report.engines.append(found)
         report.rounding = reference.rounding
         return report
+
+    def encoder_alone(self, name: str, reference: Reference) -> EngineReport:
+        """Compare an engine of a model without a decoder: its output of every sentence, and its constants."""
+        recipe = recipe_of(name, self.bundle)
+        tolerance, own = recipe.limits("fp32"), own_limits(recipe.target, "fp32")
+        limits = tolerance if self.loosened else tolerance.within(own)
+        found = EngineReport(name, tolerance=limits, loosened=limits.wider(own))
+        self.add_constants(found, recipe)
+        known = list(found.failures)
+        self.add_memory(found, reference)
+        if found.failures != known and (wider := self.rounding(reference).widen(limits)) != limits:
+            found.tolerance, found.failures = wider, known
+            self.add_memory(found, reference)
+        return found
 
     def _check_fit(self, reference: Reference, translations: Sequence[str]) -> None:
         if reference.weights_sha256 != self.bundle.weights_sha256:

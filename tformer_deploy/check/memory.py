@@ -11,19 +11,26 @@ from ..pooling import pooled
 from .compare import differences, worse
 from .observe import ENCODER_SENTENCES, PADDING, spread
 from .report import Memory
+from .rounding import Rounding
+
+MANY = 1024
+"""Sentences of a large batch, where they have no more than TOKENS."""
+TOKENS = 1 << 15
 
 
-def read_memory(encoder: Encoder, sources: Sequence[Sequence[int]], together: int = 2) -> dict[int, Floats]:
+def read_memory(
+    encoder: Encoder, sources: Sequence[Sequence[int]], together: int = 2, most: int = ENCODER_SENTENCES
+) -> dict[int, Floats]:
     """(S, d) of some sentences, each encoded beside the one that differs most in length, or alone, with padding.
 
     Of an encoder that is entered.
     """
-    picked = spread(sources, ENCODER_SENTENCES)
+    picked = spread(sources, most)
     ends = zip(picked, reversed(picked), strict=True)
     order = [i for pair in ends for i in pair][: len(picked)]
     longest = max((len(sources[i]) for i in picked), default=1)
     width = min(longest + PADDING, encoder.limits.src_tokens)
-    size = min(together, encoder.limits.sentences(1, width, 1))
+    size = min(together, encoder.limits.sentences(1, width, 1), max(1, TOKENS // width))
     found: dict[int, Floats] = {}
     for start in range(0, len(order), size):
         indices = order[start : start + size]
@@ -36,8 +43,24 @@ def read_memory(encoder: Encoder, sources: Sequence[Sequence[int]], together: in
 
 
 def compare_memory(encoder: Encoder, sources: Sequence[Sequence[int]], expected: dict[int, Floats]) -> Memory:
-    """How far an encoder that is entered is from eager's output."""
-    found, result = read_memory(encoder, sources), Memory(sentences=len(expected))
+    """How far an encoder that is entered is from eager's output; of all sentences also in large batches."""
+    result = Memory(sentences=len(expected))
+    for together in (2, MANY) if len(expected) == len(sources) else (2,):
+        _compare(read_memory(encoder, sources, together, len(expected)), expected, result)
+    return result
+
+
+def memory_rounding(encoder: Encoder, sources: Sequence[Sequence[int]], expected: dict[int, Floats]) -> Rounding:
+    """How far eager's output is from that of a copy in fp64, not entered; zeros where the module does not run in it."""
+    try:
+        with encoder:
+            exact = read_memory(encoder, sources, 1, len(expected))
+    except Exception:  # a user's module may do anything
+        return Rounding()
+    return Rounding(max((float(differences([ours], [exact[i]]).max()) for i, ours in expected.items()), default=0.0))
+
+
+def _compare(found: dict[int, Floats], expected: dict[int, Floats], result: Memory) -> None:
     for i, ours in expected.items():
         largest = float(differences([ours], [found[i]]).max())
         if worse(result.largest, largest) is not result.largest:
@@ -45,4 +68,3 @@ def compare_memory(encoder: Encoder, sources: Sequence[Sequence[int]], expected:
         a, b = (pooled(each, "mean").astype(np.float64) for each in (ours, found[i]))
         with np.errstate(invalid="ignore", divide="ignore"):
             result.cosine = float(np.minimum(result.cosine, a @ b / np.sqrt((a @ a) * (b @ b))))
-    return result

@@ -254,6 +254,8 @@ class Report:
             f"{self.corpus}: {self.sentences} sentences, {self.tokens} tokens of eager PyTorch",
             "options: " + ", ".join(f"{name} {value}" for name, value in self.options.items()),
         ]
+        if not self.options:
+            lines = [f"{self.corpus}: {self.sentences} sentences, for an encoder alone"]
         if self.rounding:
             lines.append(str(self.rounding))
         if self.shortlist:
@@ -274,7 +276,29 @@ class Report:
         return "\n".join(lines)
 
 
+def _encoder_alone(report: EngineReport) -> list[str]:
+    assert report.memory
+    constants = [f"  constants         {describe_constants(report.constants)}"] if report.constants else []
+    return [
+        f"{report.engine}, {report.precision}, against eager PyTorch, in pairs and in large batches, padded",
+        f"  limits            memory {report.tolerance.memory:.0e}",
+        _memory(report.memory),
+        *constants,
+        *(f"  FAILED: {failure}" for failure in report.failures),
+        "passed" if report.passed else "failed",
+    ]
+
+
+def _memory(found: Memory) -> str:
+    return (
+        f"  memory            max difference {found.largest:.2e}   {found.sentences} sentences, "
+        f"cosine of their means at least {found.cosine:.7f}"
+    )
+
+
 def _describe(report: EngineReport) -> list[str]:
+    if report.memory and not report.outputs:
+        return _encoder_alone(report)
     lines = [
         f"{report.engine}, {report.precision}, against eager PyTorch",
         f"  limits            {_limits(report)}",
@@ -299,10 +323,7 @@ def _describe(report: EngineReport) -> list[str]:
     if report.attention_max is not None:
         lines.append(f"  attention         max difference {report.attention_max:.2e}")
     if report.memory:
-        lines.append(
-            f"  memory            max difference {report.memory.largest:.2e}   {report.memory.sentences} sentences, "
-            f"cosine of their means at least {report.memory.cosine:.7f}"
-        )
+        lines.append(_memory(report.memory))
     if limited := [layer for layer in report.layers if layer.limit is not None]:
         share = max((layer.noise / layer.limit for layer in limited if layer.limit), default=0.0)
         lines.append(f"  layers            {len(limited)} with a limit from calibration, at most {share:.0%} of it")

@@ -57,6 +57,7 @@ def bench(
 
         check_writable(html, [src])
     opened = open_bundle(bundle)
+    opened.require_decoder()
     backends, variants = backend or ["ort"], variant or []
     if shortlist:
         variants = with_shortlist(opened, backends, variants)

@@ -92,6 +92,10 @@ def check(
     _check_names(backend or [], [html, save_reference], [src, tgt, reference])
     targets = translations(src, tgt) if tgt else []
     opened = open_bundle(bundle)
+    asked = {**given, "tgt": tgt, "save-reference": save_reference, "reference": reference, "shortlist": shortlist}
+    if not opened.config.decoder_layers and (unread := [name for name, value in asked.items() if value]):
+        option = unread[0].replace("_", "-")
+        raise ConfigError(f"--{option}: {bundle} has an encoder and no decoder, whose output is compared: leave it out")
     backends, variants = backend or ["ort"], variant or []
     if shortlist:
         variants = with_shortlist(opened, backends, variants)

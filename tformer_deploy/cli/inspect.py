@@ -53,7 +53,10 @@ def listing(path: Path, header: dict[str, Any]) -> str:
     model = header["model"]
     lines = [
         f"{path}: {header['format']} {header['version']}, every hash verified",
-        f"  model      a module of {model['module_parameters']:,} parameters, {model['decoder_layers']} caches of "
+        f"  model      an encoder of {model['module_parameters']:,} parameters, vectors of {model['encoder_d_model']}, "
+        f"vocabulary {model['src_vocab']}, {model['max_positions']} positions"
+        if not model["decoder_layers"]
+        else f"  model      a module of {model['module_parameters']:,} parameters, {model['decoder_layers']} caches of "
         f"{model['d_model']}, vocabulary {model['src_vocab']}/{model['tgt_vocab']}, {model['max_positions']} positions"
         if model["module_parameters"]
         else f"  model      {model['encoder_layers']}+{model['decoder_layers']} layers, d {model['d_model']}, "
@@ -90,6 +93,11 @@ def listing(path: Path, header: dict[str, Any]) -> str:
         lines.append(f"  check      {'passed' if found['passed'] else 'failed'}, {found['sentences']} sentences")
         for engine in found.get("engines", []):
             equal = ", ".join(f"{each['mode']} {each['equal']} equal" for each in engine["outputs"])
-            lines.append(f"             {engine['engine']}: {equal}, scores within {engine['scores_max']:.1e}")
+            scores = f"{equal}, scores within {engine['scores_max']:.1e}"
+            memory = engine.get("memory")
+            lines.append(
+                f"             {engine['engine']}: "
+                + (f"vectors within {memory['largest']:.1e}" if memory and not equal else scores)
+            )
     lines += [f"  {size / 1e6:9.2f} MB  {name}" for name, size in header["sizes"].items()]
     return "\n".join(map(printable, lines))

@@ -132,6 +132,7 @@ def _work(options: CorpusOptions, inputs: Sequence[Input], there: dict[str, Any]
     """What is done with every shard; `there`: the job that the folder holds."""
     asked = options.translator
     bundle = asked.bundle if isinstance(asked.bundle, Bundle) else open_bundle(Path(asked.bundle), graphs=False)
+    bundle.require_decoder()
     columns = Columns(options.column, options.into, options.details, asked.max_line_bytes)
     names, budget = tuple(each.last for each in inputs), (asked.batch_tokens or BATCH_TOKENS) * WINDOW_BYTES
     work = Work(

@@ -82,6 +82,10 @@ def check_name(name: str, bundle: Bundle) -> None:
     """Raise ConfigError for an engine that a bundle does not have."""
     if parse_name(name).backend == "trt":
         trt_variant(bundle)
+    if parse_name(name).backend == "native" and not bundle.config.decoder_layers:
+        raise ConfigError(
+            f"{bundle.directory} has an encoder alone, for ort and eager: leave out --backend native"
+        )
     if parse_name(name).backend == "native" and not programs_of(bundle):
         raise ConfigError(f"{bundle.directory} has no program for native: export it again and add --recipe native-int8")
     if name not in engine_names(bundle):
@@ -217,6 +221,7 @@ def make_engine(
     Raises MissingExtra where the backend's packages are not installed, ConfigError where there are no lists or no
     graphs for them.
     """
+    bundle.require_decoder()
     check_name(name, bundle)
     check_whole("threads", threads, 0, most_parallel())
     parts = parse_name(name)

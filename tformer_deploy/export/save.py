@@ -50,7 +50,7 @@ def weights_read(directory: Path) -> dict[str, Any]:
     from, nothing counts.
     """
     found: dict[str, Any] = {}
-    for name in GRAPHS:
+    for name in GRAPHS if (directory / f"{GRAPHS[0]}.onnx").is_file() else ():  # a module may have an encoder alone
         graph = load_graph(directory / f"{name}.onnx", weights=False).graph
         shapes = {t.name: list(t.dims) for t in graph.initializer if t.dims and t.data_type == TensorProto.FLOAT}
         tables = {node.input[0] for node in graph.node if node.op_type in ("Gather", "Slice")}

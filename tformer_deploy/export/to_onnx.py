@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from .. import __version__
-from ..contract import GRAPHS, SHORT_GRAPHS, SLOTS_GRAPH, Signature, graphs_of, layer_names, signature
+from ..contract import GRAPHS, SHORT_GRAPHS, SLOTS_GRAPH, Signature, graphs_of, layer_names, made_of, signature
 from ..recipe import Recipe
 from .graphs import scores_by_product
 from .passes import run_passes
@@ -52,7 +52,7 @@ def export_graphs(
         save_program(programs, {"tformer.graph": "program", **about}, directory)
         return
     models = {}
-    for name in graphs_of(recipe):
+    for name in made_of(recipe, tracer.model.config):
         if name in SHORT_GRAPHS and not scores_by_product(tracer.model):
             continue  # they would leave out what else the output does
         exported = build_graph(name, tracer, recipe, ranges or {})

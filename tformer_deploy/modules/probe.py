@@ -16,7 +16,7 @@ from ..config import ModelConfig
 from ..contract import GRAPHS, layer_names
 from ..errors import ConfigError, TformerError, unknown
 from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
-from .recompute import Hooked, Hooks, Recomputed, entering, plain_attention
+from .recompute import EncoderAlone, Hooked, Hooks, Recomputed, entering, plain_attention
 from .user_model import UserModel
 
 BATCH, SOURCE, TARGET, BEAMS = 3, 5, 4, 2
@@ -54,6 +54,8 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
         cast(Any, module).unread = unread(module, lambda: stepped(made_by_user, *ids))
         return made_by_user
     with torch.no_grad():
+        if user.alone:
+            return cast(Seq2Seq, _encoder_alone(user, where))
         plain = Recomputed(user, _memory_width(user, where))
         with NoAutocast(where):
             _logits(plain, user, where)
@@ -65,6 +67,29 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
             _require_equal(made, plain, where)
     made.unread = unread(plain, lambda: _decoded(plain, *_ids(user)))
     return cast(Seq2Seq, made)
+
+
+def _encoder_alone(user: UserModel, where: str) -> EncoderAlone:
+    """A module without a decoder. Raises ConfigError."""
+    with NoAutocast(where):
+        made = EncoderAlone(user, _memory_width(user, where))
+    src_ids, lengths, _ = _ids(user)
+
+    def values(rows: slice = slice(None), size: int | None = None) -> Tensor:
+        """Of real tokens alone."""
+        memory = made.encode(src_ids[rows, :size], lengths[rows])
+        return memory * (torch.arange(memory.shape[1]) < lengths[rows, None])[..., None]
+
+    with calling(where, "encode"):
+        together = values()
+        if not together.isfinite().all():
+            raise ConfigError(f"{where}: encode returned what is no number: look at its masks and weights")
+        _require_repeated(values, where)
+        for row, size in enumerate(lengths.tolist()):
+            off = (values(slice(row, row + 1), size) - together[row, :size]).abs().max()
+            _require_alike(float(off), "vectors", where)
+    made.unread = unread(user.module, values)
+    return made
 
 
 @contextmanager
@@ -118,6 +143,7 @@ def _ids(user: UserModel | ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
     """src_ids (B, S) with padding, src_lengths (B), tgt_ids (B, T), none of them special where there are others."""
     generator = torch.Generator().manual_seed(1)
     special = {user.pad_id, user.start_id, user.eos_id}
+    tgt_vocab = user.tgt_vocab or user.src_vocab  # of an encoder alone
 
     def draw(vocab: int, *shape: int) -> Tensor:
         usual = torch.tensor([i for i in range(vocab) if i not in special] or [0])
@@ -126,7 +152,7 @@ def _ids(user: UserModel | ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
     lengths = torch.tensor([SOURCE, SOURCE - 2, 1]).clamp(max=user.max_positions)
     src_ids = draw(user.src_vocab, BATCH, int(lengths.max()))
     src_ids[torch.arange(src_ids.shape[1]) >= lengths[:, None]] = user.pad_id
-    tgt_ids = draw(user.tgt_vocab, BATCH, min(TARGET, user.max_positions))
+    tgt_ids = draw(tgt_vocab, BATCH, min(TARGET, user.max_positions))
     tgt_ids[:, 0] = user.start_id
     return src_ids, lengths, tgt_ids
 
@@ -201,7 +227,10 @@ def require_positions(model: Seq2Seq, where: str) -> None:
     past, tokens = torch.zeros(1, side.heads, size - 1, side.head_dim), torch.full((1, 1), config.tgt_vocab - 1)
     what = f"a source and a target of {size} tokens, with max_positions={config.max_positions},"
     with torch.no_grad(), calling(where, what):
-        cross = model.cross_keys_values(model.encode(src_ids.int(), torch.tensor([size])))
+        memory = model.encode(src_ids.int(), torch.tensor([size]))
+        if not config.decoder_layers:
+            return
+        cross = model.cross_keys_values(memory)
         cache = GrowingCache([(past, past)] * side.layers)
         model.step(tokens.int(), torch.tensor([size - 1]), torch.tensor([size]), cross, cache)
 
@@ -234,11 +263,15 @@ def _require_masked(plain: Recomputed, where: str) -> None:
     for row, size in enumerate(lengths.tolist()):
         one = slice(row, row + 1)
         alone = _decoded(plain, src_ids[one, :size], lengths[one], tgt_ids[one]).log_softmax(-1)
-        if not (off := float((alone - together[one]).abs().max())) <= LIMIT:
-            raise ConfigError(
-                f"{where}: a sentence's log-probabilities change by {off:.2g} where longer ones stand beside it: "
-                "mask its padding with src_mask, in the encoder and in cross-attention"
-            )
+        _require_alike(float((alone - together[one]).abs().max()), "log-probabilities", where)
+
+
+def _require_alike(off: float, what: str, where: str) -> None:
+    if not off <= LIMIT:
+        raise ConfigError(
+            f"{where}: a sentence's {what} change by {off:.2g} where longer ones stand beside it: "
+            "mask its padding with src_mask, in the encoder and in cross-attention"
+        )
 
 
 def _require_repeated(scores: Callable[[], Tensor], where: str) -> None:

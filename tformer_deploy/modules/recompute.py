@@ -82,6 +82,14 @@ class Recomputed(nn.Module):
         return self.user.forward(self.module, memory[..., 0].long(), mask, prefix)
 
 
+class EncoderAlone(Recomputed):
+    """No decoder: no caches, and nothing to step."""
+
+    def __init__(self, user: UserModel, memory_width: int) -> None:
+        super().__init__(user, memory_width)
+        self.config = user.config(0, half(memory_width), memory_width)
+
+
 class Hooked(Recomputed):
     """The embedding sees the whole prefix, the layers see its last position, self-attention what entered it so far."""
 

@@ -65,7 +65,7 @@ class UserCheckpoint:
     @property
     def advice(self) -> str:
         """How steps could be faster; empty: they are as fast as they get."""
-        if not isinstance(self.model, Recomputed):
+        if not isinstance(self.model, Recomputed) or not self.config.decoder_layers:
             return ""
         missing = "" if self.model.config.decoder_layers > 1 else "layers=, self_attention="
         missing = missing if self.model.user.encode else f"encode=, decode={missing and ', '}{missing}"

@@ -24,8 +24,9 @@ class UserModel:
     """A module of your own and how to call it. Sizes: B sentences, S source length, T target length, V vocabulary.
 
     Functions get the module as their first argument, so that a copy of it can be called as well. `src_mask` is made of
-    the sources' lengths: it is true where a token is. Give `forward`, or `encode` and `decode`; nothing of these where
-    the module follows `seq2seq.Seq2Seq`, whose config then has what is left out here.
+    the sources' lengths: it is true where a token is. Give `forward`, or `encode` and `decode`, or for `tformer encode`
+    `encode` alone, without what belongs to a target; nothing of these where the module follows `seq2seq.Seq2Seq`, whose
+    config then has what is left out here.
     """
 
     module: nn.Module
@@ -40,7 +41,8 @@ class UserModel:
     start_id: int = -1
     """First token of the decoder's input."""
     eos_id: int = -1
-    """Ends every target, and every source unless `source_suffix` says otherwise."""
+    """Ends every target, and every source unless `source_suffix` says otherwise: with `encode` alone it may be left out
+    beside that."""
     unk_id: int = -1
     """What unknown words become; -1: `pad_id`."""
     forward: Callable[[Any, Tensor, Tensor, Tensor], Tensor] | None = None
@@ -77,19 +79,37 @@ class UserModel:
             if named:
                 raise ConfigError(f"UserModel({named[0]}=...): leave it out, the module's own config says it")
             return
-        if given not in (["forward"], ["encode", "decode"]):
+        if given not in (["forward"], ["encode", "decode"], ["encode"]):
             raise ConfigError(
                 f"UserModel({', '.join(f'{name}=...' for name in given) or 'module'}): "
-                "give forward, or both encode and decode"
+                "give forward, both encode and decode, or encode alone"
             )
-        for name in sizes:
+        if self.alone:
+            self._require_no_target()
+        for name in [each for each in sizes if each != "tgt_vocab"] if self.alone else sizes:
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise ConfigError(f"UserModel({name}={getattr(self, name)!r}): must be a whole number of at least 1")
-        for name in ("pad_id", "start_id", "eos_id"):
+        for name in self._needed_ids:
             if type(getattr(self, name)) is not int or getattr(self, name) < 0:
                 raise ConfigError(f"UserModel({name}={getattr(self, name)!r}): give the token's id")
         if bool(self.layers) != bool(self.self_attention):
             raise ConfigError("UserModel: give layers and self_attention together, or none of them")
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is an encoder, without a decoder."""
+        return self.encode is not None and self.decode is None and self.forward is None
+
+    @property
+    def _needed_ids(self) -> tuple[str, ...]:
+        ends = () if self.source_suffix else ("eos_id",)
+        return ("pad_id", *ends) if self.alone else ("pad_id", "start_id", "eos_id")
+
+    def _require_no_target(self) -> None:
+        """Raise ConfigError for what an encoder alone does not have."""
+        values = {"tgt_vocab": 0, "start_id": -1, "layers": "", "self_attention": "", "target": None, "decoding": {}}
+        if wrong := [name for name, usual in values.items() if getattr(self, name) != usual]:
+            raise ConfigError(f"UserModel({wrong[0]}=...): leave it out beside encode alone, or give decode as well")
 
     def follows_protocol(self, given: Sequence[str]) -> bool:
         """Whether the module itself is what is exported."""
@@ -97,9 +117,10 @@ class UserModel:
 
     def config(self, caches: int, width: int, memory_width: int) -> ModelConfig:
         """What the graphs need to know: vocabularies, ids, positions, caches of one head of a width, memory's width."""
+        last = self.eos_id if self.eos_id >= 0 else (self.source_suffix or (self.pad_id,))[-1]
         return ModelConfig(
             src_vocab=self.src_vocab,
-            tgt_vocab=self.tgt_vocab,
+            tgt_vocab=self.src_vocab if self.alone else self.tgt_vocab,
             d_model=width,
             d_ff=1,
             encoder_d_model=memory_width,
@@ -112,8 +133,8 @@ class UserModel:
             max_positions=self.max_positions,
             share_embeddings="none",
             pad_id=self.pad_id,
-            bos_id=self.start_id,
-            eos_id=self.eos_id,
+            bos_id=self.start_id if self.start_id >= 0 else (*self.source_prefix, last)[0],
+            eos_id=last,
             module_parameters=sum(parameter.numel() for parameter in self.module.parameters()),
         )
 
@@ -122,7 +143,7 @@ class UserModel:
         unk = config.pad_id if self.unk_id < 0 else self.unk_id
         specials = Specials(config.pad_id, config.start_id, config.eos_id, unk)
         source = _tokenizer(self.source, config.src_vocab, specials, folder)
-        same = self.source is self.target and config.src_vocab == config.tgt_vocab
+        same = self.alone or (self.source is self.target and config.src_vocab == config.tgt_vocab)
         target = source if same else _tokenizer(self.target, config.tgt_vocab, specials, folder)
         suffix = None if self.source_suffix is None else tuple(self.source_suffix)
         return Tokenizers(source, target, tuple(self.source_prefix), suffix)

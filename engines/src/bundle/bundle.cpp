@@ -53,6 +53,10 @@ Bundle Bundle::open(const fs::path& directory, bool verified) {
   bundle.manifest_ = read_header(directory, manifest_name, "bundle", newest_version, bundle_schema());
   const Json& manifest = bundle.manifest_;
   const fs::path path = bundle.manifest_path();
+  const Json& model = manifest["model"];
+  if (model.value("decoder_layers", Json()) == 0 && model.value("module_parameters", Json()) > 0) {
+    throw Error(Status::usage, directory.string() + " has an encoder and no decoder: use tformer encode");
+  }
   try {
     if (manifest.contains("variants")) {
       for (const auto& [name, variant] : manifest["variants"].items()) {
