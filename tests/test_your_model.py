@@ -281,9 +281,12 @@ ERRORS: dict[str, str] = {
     "return tutorial(forward=lambda m, src, mask, tgt: m(src, tgt, ~mask & False))": (
         "where longer ones stand beside it: mask its padding with src_mask"
     ),
-    "return tutorial(forward=None)": "UserModel(module): give forward, or both encode and decode",
+    "return tutorial(forward=None)": "UserModel(module): give forward, both encode and decode, or encode alone",
+    "return tutorial(forward=None, decode=lambda m, memory, mask, tgt: m.decode(memory, tgt, ~mask))": (
+        "UserModel(decode=...): give forward, both encode and decode, or encode alone"
+    ),
     "return tutorial(forward=None, encode=lambda m, src, mask: m.encode(src, ~mask))": (
-        "UserModel(encode=...): give forward, or both encode and decode"
+        "UserModel(tgt_vocab=...): leave it out beside encode alone, or give decode as well"
     ),
     "return tutorial(hooks=True, encode=lambda m, src, mask: src)": (
         "encode returned int64 (3, 5), where memory (B, S, d) is (3, 5, d)"

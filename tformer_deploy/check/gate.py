@@ -147,7 +147,7 @@ class Gate:
 
     def reference(self, corpus: Corpus, allowed: Recipe | None = None) -> Reference:
         """Eager's side of the check, as far as `allowed` goes, or every variant of the bundle."""
-        about = {
+        about: dict[str, Any] = {
             "corpus": corpus.name,
             "weights_sha256": self.bundle.weights_sha256,
             "machine": machine(),

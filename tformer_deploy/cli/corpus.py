@@ -105,6 +105,7 @@ def corpus(
     from ..opening import TranslatorOptions
 
     opened = open_bundle(bundle, graphs=False)
+    opened.require_decoder()
     pieces = {"first_ids": first_token, "suppress": suppress, "end_ids": end_token}
     translator = TranslatorOptions(
         bundle=opened,

@@ -83,9 +83,7 @@ def check_name(name: str, bundle: Bundle) -> None:
     if parse_name(name).backend == "trt":
         trt_variant(bundle)
     if parse_name(name).backend == "native" and not bundle.config.decoder_layers:
-        raise ConfigError(
-            f"{bundle.directory} has an encoder alone, for ort and eager: leave out --backend native"
-        )
+        raise ConfigError(f"{bundle.directory} has an encoder alone, for ort and eager: leave out --backend native")
     if parse_name(name).backend == "native" and not programs_of(bundle):
         raise ConfigError(f"{bundle.directory} has no program for native: export it again and add --recipe native-int8")
     if name not in engine_names(bundle):
