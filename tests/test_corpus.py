@@ -519,8 +519,9 @@ def test_what_has_changed_is_refused(tmp_path: Path) -> None:
     assert (out / "merged.txt").read_bytes() == translated(other)
     done = run_here(*run("--force", "--merge", "--beams", 3))
     assert (out / "merged.txt").read_bytes() == translated(other, "--beams", 3) and b"earlier" not in done.stdout
-    (out / JOB).write_text("{}")
-    assert "job.json is damaged" in failed_line(run_here(*run()))
+    for content in ("{}", "[" * 99999):
+        (out / JOB).write_text(content)
+        assert "job.json is damaged" in failed_line(run_here(*run()))
     (out / JOB).unlink()
     assert "shards without job.json" in failed_line(run_here(*run()))
 
@@ -533,6 +534,7 @@ DAMAGE: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("record", lambda content: content[: len(content) // 2]),
     ("record", lambda content: b"{}"),
     ("record", lambda content: NO_ERRORS),
+    ("record", lambda content: b"[" * 99999),
 ]
 
 

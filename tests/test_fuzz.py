@@ -1,4 +1,5 @@
-"""Anything at all in a manifest, header, recipe, --config or reference: an exit code that is documented, and one line.
+"""Anything at all in a manifest, header, recipe, --config, reference or what is imported: a documented exit code, and
+one line.
 
 `TFORMER_FUZZ_SECONDS=1200 pytest -n 0 tests/test_fuzz.py` looks for longer than half a minute.
 """
@@ -12,18 +13,24 @@ import os
 import shutil
 import time
 import zipfile
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tformer_deploy.headers import digest
+from tformer_deploy.importers.run import FORMATS
+from tformer_deploy.importers.weights import load_torch
 
 from .command import Done, run_here
+from .params import long_but
+from .test_import_options import of_format
 
 SECONDS = float(os.environ.get("TFORMER_FUZZ_SECONDS", "30"))
 
@@ -61,8 +68,8 @@ JSON_VALUES = st.recursive(
 
 
 @st.composite
-def edits(draw: st.DrawFn, value: Any) -> Any:
-    """A JSON value with one to three places changed, taken away, added or exchanged."""
+def edits(draw: st.DrawFn, value: Any, others: st.SearchStrategy[Any] = JSON_VALUES) -> Any:
+    """A value with one to three places changed, taken away, added or exchanged."""
     value = copy.deepcopy(value)
     for _ in range(draw(st.integers(1, 3))):
         place, key = draw(st.sampled_from(places(value)))
@@ -73,12 +80,16 @@ def edits(draw: st.DrawFn, value: Any) -> Any:
             other, name = draw(st.sampled_from(places(value)))
             place[key] = copy.deepcopy(other[name])
         elif what == "add" and isinstance(place, dict):
-            place[draw(st.text(max_size=8) | st.just(str(key) + "x"))] = draw(JSON_VALUES)
+            place[draw(st.text(max_size=8) | st.just(str(key) + "x"))] = draw(others)
         else:
-            place[key] = draw(JSON_VALUES)
+            place[key] = draw(others)
         if not places(value):
             break
     return value
+
+
+STRANGE = st.sampled_from((torch.zeros(2), torch.ones(2, 2, dtype=torch.int64), torch.zeros(0), torch.tensor(1.0)))
+"""Tensors where other things were, and others."""
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
@@ -257,3 +268,72 @@ def test_references(place: Path) -> None:
         lambda name: damages(parts[name]).map(lambda content: with_part(name, content))
     )
     look(edits(header).map(with_header) | damaged_part | damages(right), 0.2, run)
+
+
+def saved(value: Any) -> bytes:
+    """As torch.save writes it."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def changed(path: Path) -> st.SearchStrategy[bytes]:
+    """A file of a source with other values, if it is known how to write them, or with other bytes."""
+    content = path.read_bytes()
+    if path.suffix == ".json":
+        return either(json.loads(content), to_json)
+    if path.suffix == ".npz":
+        with zipfile.ZipFile(path) as archive:
+            parts = {name: archive.read(name) for name in archive.namelist()}
+        return damages(content) | one_damaged(parts)
+    if content[:4] != b"PK\x03\x04":
+        return damages(content)
+    with zipfile.ZipFile(path) as archive:
+        pickled = {name: archive.read(name) for name in archive.namelist()}
+    value = load_torch(path)
+    return damages(content) | one_damaged(pickled) | edits(plain(value), JSON_VALUES | STRANGE).map(saved)
+
+
+def plain(value: Any) -> Any:
+    """With options as a dict, which `edits` knows, and tensors that are not mapped from the file."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return plain(vars(value)) if isinstance(value, Namespace) else value
+
+
+def one_damaged(parts: dict[str, bytes]) -> st.SearchStrategy[bytes]:
+    """A zip with other bytes in one of its parts."""
+
+    def packed(name: str, content: bytes) -> bytes:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for each, old in parts.items():
+                archive.writestr(each, content if each == name else old)
+        return buffer.getvalue()
+
+    return st.sampled_from(sorted(parts)).flatmap(
+        lambda name: damages(parts[name]).map(lambda content: packed(name, content))
+    )
+
+
+@pytest.mark.parametrize("name", long_but(list(FORMATS), "torch", "opennmt-py", "marian"))
+def test_what_is_imported(name: str, tmp_path: Path) -> None:
+    source, options = of_format(name, tmp_path)
+    words = [path for path in options.values() if isinstance(path, Path)]
+    files = sorted({*(path for path in tmp_path.rglob("*") if path.is_file()), *words})
+    right = {path: path.read_bytes() for path in files}
+    flags = [each for key, value in options.items() for each in (f"--{key.replace('_', '-')}", value)]
+    seen = [name, source]
+
+    def run(example: tuple[Path, bytes, bool]) -> Done:
+        path, content, named = example
+        path.write_bytes(content)
+        try:
+            what = seen if named else seen[1:]
+            return run_here("import", *what, *flags, "--out", tmp_path.with_suffix(".run"), "--no-compare", "--force")
+        finally:
+            path.write_bytes(right[path])
+
+    look(st.sampled_from(files).flatmap(lambda path: st.tuples(st.just(path), changed(path), st.booleans())), 0.04, run)

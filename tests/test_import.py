@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
 import zipfile
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,6 +28,7 @@ from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.compare import compare
 from tformer_deploy.importers.run import import_checkpoint, recognised
 from tformer_deploy.importers.torch import TorchOriginal
+from tformer_deploy.importers.vocabularies import read_entries
 
 from .command import failed_line, run_here
 from .params import long_but
@@ -223,6 +227,39 @@ def test_formats_are_recognised(case: str, name: str, tmp_path: Path) -> None:
     assert recognised(tmp_path / "model.pt") == name
 
 
+@pytest.mark.parametrize("ending", [".ckpt", ".bin", ".zip", "", ".safetensors"])
+def test_files_are_recognised_by_what_is_in_them(ending: str, tmp_path: Path) -> None:
+    """A state dict under other names; safetensors that are called .bin, and what torch saved before it wrote zips."""
+    words = {"src_vocab": write_words(tmp_path / "src", 40), "tgt_vocab": write_words(tmp_path / "tgt", 44)}
+    state = {name: tensor.contiguous() for name, tensor in seq2seq()[0].items()}
+    path = tmp_path / f"model{'.bin' if ending == '.safetensors' else ending}"
+    if ending == ".safetensors":
+        save_file(state, path)
+    else:
+        torch.save(
+            {"args": Namespace(lr=1), "state_dict": state}, path, _use_new_zipfile_serialization=ending != ".bin"
+        )
+    assert recognised(path) == "pytorch-seq2seq"
+    import_checkpoint("pytorch-seq2seq", path, tmp_path / "run", ImportOptions(heads=4, **words))
+    found = open_checkpoint(tmp_path / "run").load_model().output.weight
+    assert torch.equal(found, state["decoder.fc_out.weight"])
+
+
+def test_pipes_of_a_folder_are_named_before_an_original_opens_them(tmp_path: Path) -> None:
+    """Also those that we do not read ourselves, and vocabularies. What is not there is no matter."""
+    (tmp_path / "gone").symlink_to("nowhere")
+    (tmp_path / "config.json").write_text("{}")
+    os.mkfifo(tmp_path / "added_tokens.json")
+    for name in ("hf", "ctranslate2"):
+        with pytest.raises(ArtifactError, match=r"added_tokens.json is no regular file"):
+            import_checkpoint(name, tmp_path, tmp_path / "run")
+    with pytest.raises(ArtifactError, match=r"added_tokens.json is no regular file"):
+        recognised(tmp_path)
+    for words in (tmp_path / "added_tokens.json", Path("/proc/kmsg"), Path("/dev/zero")):
+        with pytest.raises(ArtifactError, match=f"{words} is no regular file"):
+            read_entries(words)
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save(seq2seq()[0], tmp_path / "model.pt")
@@ -274,6 +311,28 @@ def half(path: Path) -> None:
     path.write_bytes(content[: len(content) // 2] + content[-200:])
 
 
+def nested(times: int) -> bytes:
+    """A pickle of a dict whose key is a tuple of the same tuple twice, and so on: to hash it takes 2^times steps."""
+    twice = b"".join(b"q%ch%c\x86" % (i + 2, i + 2) for i in range(times))
+    return b"\x80\x02}q\x00X\x01\x00\x00\x00aq\x01\x85" + twice + b"K\x01s."
+
+
+def zipped(content: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", content)
+            archive.writestr("archive/version", "3\n")
+
+    return write
+
+
+def of_marian(path: Path) -> None:
+    """As marian-conv writes it: a version, how many tensors, sizes of each, names, shapes, values."""
+    names = b"encoder_Wemb\0", b"special:model.yml\0"
+    heads = [value for name in names for value in (len(name), 257, 1, 4)]
+    path.write_bytes(np.array([1, 2, *heads], "<u8").tobytes() + b"".join(names) + bytes(300))
+
+
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "missing": (
         broken(lambda s: s.__delitem__("decoder.layers.1.self_attention.fc_v.weight")),
@@ -319,6 +378,18 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty": (lambda path: path.write_bytes(b"") and None, "is damaged: .*: copy it again"),
     "half of a zip": (half, "is damaged|is refused"),
     "nothing": (lambda path: None, "is not there"),
+    "nested keys": (zipped(nested(45)), "is damaged: tuples within tuples hold too much"),
+    "a far place": (zipped(b"\x80\x02}r\xff\xff\xff\x7f."), "is damaged: object 2147483647 follows object 0"),
+    "Marian's binary": (of_marian, "is of Marian's binary format: import the .npz that it was made of"),
+    "TorchScript": (
+        lambda path: torch.jit.save(torch.jit.script(torch.nn.Identity()), path),
+        "is a program of TorchScript: save model.state_dict",
+    ),
+    "a pickle": (lambda path: path.write_bytes(pickle.dumps({})) and None, "is a pickle, not a file of torch.save"),
+    "a slice": (broken(lambda s: {"model": slice(1)}), "would execute slice: save model.state_dict"),
+    "a pipe": (os.mkfifo, "is no regular file: copy or make it again"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "is no regular file: copy or make it again"),
+    "what the kernel makes up": (lambda path: path.symlink_to("/proc/kmsg"), "is no regular file"),
 }
 
 
@@ -329,8 +400,9 @@ def test_what_cannot_be_read_is_one_line_and_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "model.pt")
     vocab = {"src_vocab": write_words(tmp_path / "src", 40), "tgt_vocab": write_words(tmp_path / "tgt", 44)}
-    with pytest.raises(TformerError, match=message):
+    with pytest.raises(TformerError, match=message) as caught:
         import_checkpoint("pytorch-seq2seq", tmp_path / "model.pt", tmp_path / "run", ImportOptions(heads=4, **vocab))
+    assert "weights_only" not in str(caught.value) and "\n" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "model.pt") == ["src", "tgt"]
 
 
@@ -391,8 +463,6 @@ def test_positions_are_whole_parts_of_names(tmp_path: Path) -> None:
 
 
 def test_vocabularies_of_every_kind(tmp_path: Path) -> None:
-    from tformer_deploy.importers.vocabularies import read_entries
-
     words = ["<unk>", "<pad>", "<bos>", "<eos>", "\n", "a b", "ß"]
     ids = {word: i for i, word in enumerate(words)}
     for name, content in {
@@ -407,6 +477,11 @@ def test_vocabularies_of_every_kind(tmp_path: Path) -> None:
     (tmp_path / "evil.pkl").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(ArtifactError, match=r"refused: loading it would execute .*: write the words to a text file"):
         read_entries(tmp_path / "evil.pkl")
+    (tmp_path / "nested").write_bytes(nested(45))
+    with pytest.raises(ArtifactError, match=r"nested is damaged: .*tuples within tuples hold too much"):
+        read_entries(tmp_path / "nested")
+    (tmp_path / "words").write_bytes(pickle.dumps({"itos": words, "counts": [("a", 3), ("b", 2)]}))
+    assert read_entries(tmp_path / "words") == words
     for content in (3, {"a": "b"}, {"a": 1 << 40}, [1], {"a": -1}):
         (tmp_path / "bad.json").write_text(json.dumps(content))
         with pytest.raises(ArtifactError, match="is not a vocabulary"):
@@ -417,7 +492,7 @@ def test_vocabularies_of_every_kind(tmp_path: Path) -> None:
             read_entries(tmp_path / name)
     with (tmp_path / "large.txt").open("wb") as file:
         file.truncate((64 << 20) + 1)
-    with pytest.raises(ArtifactError, match=r"large.txt cannot be read: it has more than \d+ bytes"):
+    with pytest.raises(ArtifactError, match=r"large.txt has \d+ bytes, more than \d+"):
         read_entries(tmp_path / "large.txt")
 
 

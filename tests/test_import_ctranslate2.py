@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from tformer_deploy.errors import TformerError
 from tformer_deploy.importers.base import ImportOptions
-from tformer_deploy.importers.run import import_checkpoint, module_of
+from tformer_deploy.importers.run import import_checkpoint, recognised
 
 from .params import long_but
 from .plain_transformer import Random, attend, imported_as, layer_norm, rms_norm
@@ -241,7 +241,7 @@ def sines(count: int) -> Tensor:
 def test_equals_a_plain_model(case: str, tmp_path: Path) -> None:
     model = Model(**CASES[case])
     path = model.write(tmp_path / "model")
-    assert module_of("ctranslate2").recognises(path)
+    assert recognised(path) == "ctranslate2"
     options = ImportOptions(model={"max_positions": POSITIONS})
     imported, _ = imported_as("ctranslate2", path, tmp_path / "run", model.encode, model.decode, options)
     assert imported.config.share_embeddings == ("all" if "tied" in CASES[case] else "none")

@@ -16,10 +16,12 @@ import torch
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from torch import Tensor
 
-from tformer_deploy.errors import ConfigError, TformerError
+from tformer_deploy.errors import ArtifactError, ConfigError, TformerError
 from tformer_deploy.importers import run
 from tformer_deploy.importers.base import ImportOptions
-from tformer_deploy.importers.run import import_checkpoint, module_of
+from tformer_deploy.importers.run import import_checkpoint, recognised
+from tformer_deploy.importers.toolkit import parse_yaml
+from tformer_deploy.importers.weights import load_torch
 
 from .params import long_but
 from .plain_toolkits import POSITIONS, VOCAB, Fairseq, Joey, Marian, OpenNmt, Sockeye, Toolkit
@@ -47,7 +49,7 @@ def test_equals_a_plain_model(case: str, tmp_path: Path) -> None:
     kind, how = CASES[case]
     made = kind(**how)
     path = made.write(tmp_path)
-    assert module_of(kind.format).recognises(path)
+    assert recognised(path) == kind.format
     options = made.options(path)
     imported, _ = imported_as(kind.format, path, tmp_path / "run", made.encode, made.decode, options)
     ends = [] if kind is OpenNmt else [made.vocabulary.index("</s>")]
@@ -105,6 +107,39 @@ def test_settings_are_refused_by_name(case: str, tmp_path: Path) -> None:
     name, settings, message = REFUSED[case]
     made = KINDS[name](opt=settings)
     refused(made, made.write(tmp_path), tmp_path / "run", message)
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_deeply_nested_yaml_is_damaged(texts: bool) -> None:
+    """The fast loader's recursion has no limit but the stack's."""
+    for text in ("[" * 200_000, "- " * 101 + "a", "{a: " * 101):
+        with pytest.raises(ArtifactError, match="x is damaged: it is nested more than 100 deep"):
+            parse_yaml(text, "x", texts)
+    assert parse_yaml("{a: [b, {c: d}]}", "x", texts) == {"a": ["b", {"c": "d"}]}
+
+
+PARTS: dict[str, tuple[type[Toolkit], str, Any, str]] = {
+    "opt": (OpenNmt, "opt", [1], r"opt holds a list, not options by their names"),
+    "vocab": (OpenNmt, "vocab", 3, r"vocab holds a int, not options"),
+    "words": (OpenNmt, "vocab", {"src": [[]], "tgt": ["a"]}, "has no lists of words"),
+    "model": (OpenNmt, "model", "a", "holds a str, not a state dict"),
+    "generator": (OpenNmt, "generator", {"weight": 1}, "holds no tensors"),
+    "args": (Fairseq, "args", "a", "args holds a str, not options"),
+    "task": (Fairseq, "cfg", {"model": {"a": 1}, "task": 3}, "cfg.task holds a int"),
+    "tensors": (Fairseq, "model", {"a": 1}, "holds no tensors"),
+    "model_state": (Joey, "model_state", {"a": None}, "holds no tensors"),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_parts_of_another_kind_are_named(case: str, tmp_path: Path) -> None:
+    kind, part, value, message = PARTS[case]
+    made = kind()
+    path = made.write(tmp_path)
+    parts = load_torch(path)
+    path.unlink()  # it is mapped
+    torch.save({**parts, part: value, **({"args": None} if part == "cfg" else {})}, path)
+    refused(made, path, tmp_path / "run", message)
 
 
 def test_settings_that_marian_saves_of_every_model(tmp_path: Path) -> None:

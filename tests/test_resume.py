@@ -69,6 +69,7 @@ def replace(old: str, new: str) -> Callable[[Path], object]:
 
 def test_it_goes_on(folder: Path) -> None:
     assert resume(folder).returncode == 0
+    assert "train/state-0000006.safetensors" in run_here("inspect", folder / "run").stdout.decode()
     assert open_checkpoint(folder / "run").header["training"]["update"] == 6
 
 
@@ -97,6 +98,8 @@ def test_what_was_harmed_is_refused(name: str, harm: Callable[[Path], object], w
     harm(folder / name)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert words in failed_line(resume(folder))
+    if name != "text":
+        assert words in failed_line(run_here("inspect", folder / "run"))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 

@@ -30,6 +30,8 @@ DAMAGED = (
 """What zipfile, numpy and json raise over a file that is not as it was written."""
 POINTER, POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024
 """How a pointer of Git LFS begins, and what all are smaller than."""
+MADE_UP = ("/proc/", "/sys/")
+"""Where files are made up as they are read."""
 RATIO = 200
 """Nothing that tformer packs gets smaller by so much."""
 
@@ -47,13 +49,24 @@ def within(directory: Path, name: str | Path) -> Path:
 def member(directory: Path, name: str) -> Path:
     """A regular file of a directory, by its relative name. Raises ArtifactError for one that lies elsewhere."""
     path = within(directory, name)
+    if not path.exists():
+        raise ArtifactError(f"{directory} is incomplete: {name} is missing; copy or make it again")
+    return readable(path)
+
+
+def regular(path: Path) -> Path:
+    """A path of a regular file; links are followed. Raises ArtifactError.
+
+    To read a pipe, a device or what the kernel makes up may take for ever.
+    """
     try:
         mode = path.stat().st_mode
-    except OSError:
-        raise ArtifactError(f"{directory} is incomplete: {name} is missing; copy or make it again") from None
-    if not stat.S_ISREG(mode):
+    except (FileNotFoundError, NotADirectoryError):
+        raise ArtifactError(f"{path} is not there") from None
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(mode) or os.path.realpath(path).startswith(MADE_UP):
         raise ArtifactError(f"{path} is no regular file: copy or make it again")
-    require_here(path)
     return path
 
 
@@ -67,12 +80,25 @@ def require_here(path: Path) -> None:
                 )
 
 
+def readable(path: Path) -> Path:
+    """A path of a regular file that is no pointer of Git LFS. Raises ArtifactError."""
+    require_here(regular(path))
+    return path
+
+
+def content(path: Path, limit: int) -> bytes:
+    """What a regular file holds. Raises ArtifactError, also beyond `limit` bytes."""
+    if (size := readable(path).stat().st_size) > limit:
+        raise ArtifactError(f"{path} has {size} bytes, more than {limit}: make it again")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}") from None
+
+
 def read_bytes(directory: Path, name: str, limit: int) -> bytes:
     """What a file of a directory holds. Raises ArtifactError beyond `limit` bytes, and as `member` does."""
-    path = member(directory, name)
-    if path.stat().st_size > limit:
-        raise ArtifactError(f"{path} has {path.stat().st_size} bytes, more than {limit}: make it again")
-    return path.read_bytes()
+    return content(member(directory, name), limit)
 
 
 def read_json(directory: Path, name: str, limit: int = JSON_BYTES) -> Any:
@@ -107,18 +133,22 @@ def read_toml(path: Path) -> dict[str, Any]:
 def read_arrays(path: Path, names: Collection[str] = ()) -> dict[str, Any]:
     """The arrays of an .npz file, or those of some names; together they must not claim to be larger than it lets them.
 
-    An array whose values are all the same may: it is compressed to a thousandth. Raises one of `DAMAGED`.
+    An array whose values are all the same may: it is compressed to a thousandth. Raises ArtifactError for what is no
+    regular file, else one of `DAMAGED`.
     """
     import numpy as np
 
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(readable(path)) as archive:
         size, packed = (sum(getattr(part, of) for part in archive.infolist()) for of in ("file_size", "compress_size"))
         if size > max(1 << 20, RATIO * packed):
             raise ValueError(f"its {packed} bytes unpack to {size}")
         if damaged := archive.testzip():
             raise ValueError(f"{damaged} does not match its checksum")
     with warnings.catch_warnings(action="ignore"), np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in names or file.files}
+        found = {name: file[name] for name in names or file.files}
+    if strange := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
+        raise ValueError(f"{strange[0]} is no array")
+    return found
 
 
 OTHERS = {

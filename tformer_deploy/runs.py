@@ -19,6 +19,7 @@ from .config import MAX_SEED, ModelConfig, TrainConfig, from_dict, preset
 from .data import DataConfig, load_data, split_pair
 from .errors import ArtifactError, ConfigError
 from .files import check_utf8, hold, remove_leftovers
+from .headers import verify
 from .machine import TRAINING_COPIES, require_memory
 from .model import Transformer
 from .notes import note
@@ -120,6 +121,15 @@ def resume_run(folder: Path, updates: int | None = None) -> Trainer:
     if updates is not None and updates > done and trainer.out_of_patience:
         trainer.progress.worse = 0  # who asks for more has patience again
     return trainer
+
+
+def verify_state(folder: Path) -> dict[str, str]:
+    """Files of a run's saved state, if it has one, by their SHA-256, verified. Raises ArtifactError."""
+    if not (folder / STATE).exists():
+        return {}
+    files: dict[str, str] = read_state(folder)["files"]
+    verify(folder, files, "run")
+    return files
 
 
 def require_room(config: ModelConfig) -> None:

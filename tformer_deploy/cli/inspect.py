@@ -38,9 +38,11 @@ def inspect(
                 raise ArtifactError(f"{path / REPORT} is damaged: {wrong}; export the bundle again")
     else:
         from ..checkpoint import open_checkpoint
+        from ..runs import verify_state
 
         checkpoint = open_checkpoint(path)
         header = {**checkpoint.header, "model": asdict(checkpoint.config)}
+        header["files"] = {**header["files"], **verify_state(path)}
     header["sizes"] = {name: (path / name).stat().st_size for name in header["files"]}
     emit(header, json, listing(path, header))
 

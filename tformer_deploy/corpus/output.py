@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ArtifactError
+from ..headers import parse_json
 from .formats import PARQUET
 from .shards import Done, Shard, digest
 from .storage import RECORDS, Store
@@ -175,7 +176,7 @@ class Output:
 
     def _record_of(self, shard: str) -> dict[str, Any]:
         try:
-            found = json.loads(self.store.read(_record(shard)))
+            found = parse_json(self.store.read(_record(shard)).decode("utf-8"))
             counts = {name: int(found[name]) for name in ("lines", "tokens", "cut")}
             return {**found, **counts, "file": shard, "errors": [{**error} for error in found["errors"]]}
         except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -196,7 +197,7 @@ def stored(store: Store) -> dict[str, Any]:
             raise ArtifactError(f"{min(shards)}: shards without {JOB}: remove them, or choose another folder")
         return {}
     try:
-        found = json.loads(store.read(JOB))
+        found = parse_json(store.read(JOB).decode("utf-8"))
         if found["format"] != "tformer-corpus" or not isinstance(found["work"]["options"], dict):
             raise ValueError("of another format")
     except (ValueError, KeyError, TypeError) as error:

@@ -13,8 +13,9 @@ from ..config import ModelConfig, from_dict
 from ..errors import ArtifactError
 from ..model import sinusoids
 from .base import Imported, ImportOptions, Parameters
+from .seen import Seen
 from .toolkit import equal, sharing
-from .vocabularies import word_tokenizers
+from .vocabularies import decoding_of, ids_of, word_tokenizers
 from .weights import WRAPPERS, Weights, read_weights
 
 LINEARS = ("linears.0", "linears.1", "linears.2", "linears.3")
@@ -39,11 +40,9 @@ HARVARD = Names(
 )
 
 
-def recognises(path: Path) -> bool:
+def recognises(seen: Seen) -> bool:
     """Whether a file has its names."""
-    return (
-        path.is_file() and path.suffix in (".pt", ".pth") and "src_embed.0.lut.weight" in read_weights(path, *WRAPPERS)
-    )
+    return "src_embed.0.lut.weight" in seen.names
 
 
 def read(path: Path, options: ImportOptions) -> Imported:
@@ -74,9 +73,7 @@ def read_names(path: Path, options: ImportOptions, names: Names) -> Imported:
         "output_bias": "generator.proj.bias" in weights,
         "pad_embedding_zero": False,
         **known,
-        "pad_id": specials.pad,
-        "bos_id": specials.bos,
-        "eos_id": specials.eos,
+        **ids_of(specials, options.model),
         **options.model,
     }
     config = from_dict(ModelConfig, values, "model")
@@ -96,7 +93,8 @@ def read_names(path: Path, options: ImportOptions, names: Names) -> Imported:
             put_layer(made, f"{side}.{i}", f"{side}.layers.{i}", names, crosses=side == "decoder")
     notes = [] if options.heads else ["8 attention heads were assumed: say --heads if there are others"]
     reason = "the notebook's code is not a package; compare some outputs with your notebook's"
-    return Imported(config, made, tokenizers, not_compared=reason, notes=notes)
+    decoding, more = decoding_of(specials)
+    return Imported(config, made, tokenizers, decoding, not_compared=reason, notes=[*notes, *more])
 
 
 def put_layer(made: Parameters, ours: str, theirs: str, names: Names, crosses: bool) -> None:

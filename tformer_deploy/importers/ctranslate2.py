@@ -23,6 +23,7 @@ from ..errors import ArtifactError, ConfigError
 from ..text import Specials, Tokenizers
 from .base import Imported, ImportOptions, Parameters
 from .ctranslate2_file import TEXTS, Binary, read_binary
+from .seen import Seen
 from .toolkit import (
     MOST_POSITIONS,
     NEVER,
@@ -54,9 +55,9 @@ SOURCE, TARGET = "encoder/embeddings_0/weight", "decoder/embeddings/weight"
 OUTPUT, BIAS = "decoder/projection/weight", "decoder/projection/bias"
 
 
-def recognises(path: Path) -> bool:
+def recognises(seen: Seen) -> bool:
     """Whether it is a folder with a model.bin and vocabularies."""
-    return (path / "model.bin").is_file() and any(path.glob("*vocabulary.*"))
+    return (seen.path / "model.bin").is_file() and any(seen.path.glob("*vocabulary.*"))
 
 
 def read(path: Path, options: ImportOptions) -> Imported:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArtifactError
+from ..headers import readable
 from .weights import Weights
 
 DTYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)
@@ -79,7 +80,7 @@ class Reader:
 def read_binary(path: Path) -> Binary:
     """Read a model.bin of binary version 4 to 6. Raises ArtifactError."""
     try:
-        return _parsed(path, Reader(np.memmap(path, np.uint8, "r") if path.stat().st_size else b""))
+        return _parsed(path, Reader(np.memmap(readable(path), np.uint8, "r") if path.stat().st_size else b""))
     except (OSError, struct.error, ValueError) as error:
         raise ArtifactError(f"{path} is damaged: {error}: copy it again") from None
 

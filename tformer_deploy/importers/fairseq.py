@@ -16,6 +16,7 @@ from torch import Tensor
 from ..config import ModelConfig, from_dict
 from ..errors import ArtifactError, ConfigError
 from .base import Imported, ImportOptions, Parameters
+from .seen import Seen
 from .toolkit import (
     MOST_POSITIONS,
     LayerNames,
@@ -24,7 +25,6 @@ from .toolkit import (
     coded_tokenizers,
     equal,
     ids_of,
-    load_checkpoint,
     named_specials,
     notes_of,
     options_of,
@@ -33,7 +33,7 @@ from .toolkit import (
     sharing,
     sines,
 )
-from .weights import Weights
+from .weights import Weights, load_parts, state_dict
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -60,26 +60,23 @@ SIDES = ("encoder", "decoder")
 OUTPUTS = ("decoder.output_projection.weight", "decoder.embed_out")
 
 
-def recognises(path: Path) -> bool:
+def recognises(seen: Seen) -> bool:
     """Whether a file has its parts."""
-    if not path.is_file() or path.suffix != ".pt":
-        return False
-    parts = load_checkpoint(path)
-    return bool({"args", "cfg"} & {*parts}) and isinstance(parts.get("model"), dict)
+    return bool({"args", "cfg"} & seen.parts) and "model" in seen.parts
 
 
 def read(path: Path, options: ImportOptions) -> Imported:
     """See `base.Imported`."""
-    parts = load_checkpoint(path)
-    described, task = options_of(parts.get("args")), {}
+    parts = load_parts(path)
+    described, task = options_of(parts.get("args"), f"{path}: args"), {}
     if isinstance(cfg := parts.get("cfg"), dict) and not described:
-        described, task = options_of(cfg.get("model")), options_of(cfg.get("task"))
+        described, task = (options_of(cfg.get(name), f"{path}: cfg.{name}") for name in ("model", "task"))
     if not described or not isinstance(parts.get("model"), dict):
         raise ArtifactError(f"{path} has no args and no cfg.model: is it a checkpoint of fairseq?")
     settings = Settings(str(path), {"task": task.get("_name"), **task, **described})
     for name, supported in ONLY.items():
         settings.only(name, *supported)
-    weights = Weights.of(path, _unpacked(parts["model"]))
+    weights = Weights.of(path, _unpacked(state_dict(path, parts["model"])))
     entries = _dictionary(path, settings, options, "source"), _dictionary(path, settings, options, "target")
     for side, words in zip(SIDES, entries, strict=True):
         if (rows := weights.shape(f"{side}.embed_tokens.weight")[0]) != len(words):

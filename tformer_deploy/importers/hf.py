@@ -18,6 +18,7 @@ from .hf_generation import decoding_defaults, ids_of, left_out, require_usable, 
 from .hf_original import HfOriginal
 from .hf_tables import Tables, of_whole_model
 from .hf_text import read_text
+from .seen import Seen
 from .toolkit import sines
 from .weights import Weights, read_folder, read_json_file
 
@@ -88,14 +89,14 @@ NO_TEXT_KEYS = ("num_mel_bins", "num_channels", "image_size", "vision_config", "
 """Model types whose source is no text, and keys of a config.json that say the same."""
 
 
-def recognises(path: Path) -> bool:
+def recognises(seen: Seen) -> bool:
     """Whether a folder has a config of a known model type. Raises ArtifactError for another one."""
-    config = path / "config.json"
+    config = seen.path / "config.json"
     if not config.is_file():
         return False
     values = read_json_file(config)
     if isinstance(values.get("model_type"), str):
-        require_known(path, values)
+        require_known(seen.path, values)
         return True
     return False
 

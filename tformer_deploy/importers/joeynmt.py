@@ -13,6 +13,7 @@ from typing import Any
 from ..config import ModelConfig, from_dict
 from ..errors import ArtifactError, ConfigError
 from .base import Imported, ImportOptions, Parameters
+from .seen import Seen
 from .toolkit import (
     MOST_POSITIONS,
     LayerNames,
@@ -21,7 +22,6 @@ from .toolkit import (
     coded_tokenizers,
     equal,
     ids_of,
-    load_checkpoint,
     named_specials,
     notes_of,
     parse_yaml,
@@ -30,16 +30,16 @@ from .toolkit import (
     sharing,
 )
 from .vocabularies import read_entries
-from .weights import Weights
+from .weights import Weights, load_parts, state_dict
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 SPECIALS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 SOURCE, TARGET, OUTPUT = "src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight"
 
 
-def recognises(path: Path) -> bool:
-    """Whether it is a .ckpt file beside a config.yaml."""
-    return path.is_file() and path.suffix == ".ckpt" and (path.parent / "config.yaml").is_file()
+def recognises(seen: Seen) -> bool:
+    """Whether it is a file with its part beside a config.yaml."""
+    return "model_state" in seen.parts and (seen.path.parent / "config.yaml").is_file()
 
 
 def read(path: Path, options: ImportOptions) -> Imported:
@@ -47,10 +47,10 @@ def read(path: Path, options: ImportOptions) -> Imported:
     where = path.parent / "config.yaml"
     found = parse_yaml(read_text(where), str(where))
     settings = Settings(str(where), found if isinstance(found, dict) else {})
-    tensors = load_checkpoint(path).get("model_state")
+    tensors = load_parts(path).get("model_state")
     if not isinstance(tensors, dict):
         raise ArtifactError(f"{path} has no model_state: is it a checkpoint of JoeyNMT?")
-    weights = Weights.of(path, tensors)
+    weights = Weights.of(path, state_dict(path, tensors))
     values = _values(weights, settings.section("model"))
     data = settings.section("data")
     lower = {data.section(side).get("lowercase", False) for side in ("src", "trg")}

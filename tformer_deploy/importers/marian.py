@@ -21,6 +21,7 @@ from ..headers import DAMAGED, read_arrays
 from ..text import Specials, Tokenizer, Tokenizers
 from ..text.pieces import processor
 from .base import Imported, ImportOptions, Parameters
+from .seen import Seen
 from .toolkit import (
     MOST_POSITIONS,
     NEVER,
@@ -37,7 +38,7 @@ from .toolkit import (
     sines,
     with_start,
 )
-from .weights import Weights
+from .weights import Weights, kind_of
 
 SETTINGS = "special:model.yml"
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu_sigmoid"}
@@ -74,9 +75,9 @@ TRAINING = ("alignment", "weight")
 """Inputs of training alone."""
 
 
-def recognises(path: Path) -> bool:
+def recognises(seen: Seen) -> bool:
     """Whether it is an .npz file with their settings."""
-    return path.is_file() and path.suffix == ".npz" and SETTINGS in _arrays(path)
+    return SETTINGS in seen.names
 
 
 def read(path: Path, options: ImportOptions) -> Imported:
@@ -111,6 +112,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
 
 
 def _arrays(path: Path) -> dict[str, Any]:
+    kind_of(path)
     try:
         return read_arrays(path)
     except DAMAGED as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .annotated import Names, read_names
 from .base import Imported, ImportOptions
-from .weights import WRAPPERS, read_weights
+from .seen import Seen
 
 NAMES = Names(
     ("encoder.emb.tok_emb", "decoder.emb.tok_emb"),
@@ -18,13 +18,9 @@ NAMES = Names(
 )
 
 
-def recognises(path: Path) -> bool:
+def recognises(seen: Seen) -> bool:
     """Whether a file has its names."""
-    return (
-        path.is_file()
-        and path.suffix in (".pt", ".pth")
-        and "encoder.emb.tok_emb.weight" in read_weights(path, *WRAPPERS)
-    )
+    return "encoder.emb.tok_emb.weight" in seen.names
 
 
 def read(path: Path, options: ImportOptions) -> Imported:

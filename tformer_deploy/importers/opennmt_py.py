@@ -14,6 +14,7 @@ from typing import Any
 from ..config import ModelConfig, from_dict
 from ..errors import ArtifactError
 from .base import Imported, ImportOptions, Parameters
+from .seen import Seen
 from .toolkit import (
     MOST_POSITIONS,
     LayerNames,
@@ -22,14 +23,13 @@ from .toolkit import (
     coded_tokenizers,
     equal,
     ids_of,
-    load_checkpoint,
     named_specials,
     notes_of,
     options_of,
     put_layer,
     sharing,
 )
-from .weights import Weights
+from .weights import Weights, load_parts, state_dict
 
 PARTS = ("opt", "vocab", "model", "generator")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
@@ -60,32 +60,31 @@ PE = "embeddings.make_embedding.pe.pe"
 LAYERS = {"encoder": "encoder.transformer.{}", "decoder": "decoder.transformer_layers.{}"}
 
 
-def recognises(path: Path) -> bool:
+def recognises(seen: Seen) -> bool:
     """Whether a file has its parts."""
-    return (
-        path.is_file() and path.suffix == ".pt" and {"opt", "vocab", "model", "generator"} <= {*load_checkpoint(path)}
-    )
+    return seen.parts >= {*PARTS}
 
 
 def read(path: Path, options: ImportOptions) -> Imported:
     """See `base.Imported`."""
     try:
-        parts = load_checkpoint(path)
+        parts = load_parts(path)
     except ArtifactError as error:
         if "torchtext" not in str(error):
             raise
         raise ArtifactError(f"{path} is of OpenNMT-py 1 or 2: convert it with its tools/convertv2_v3.py") from None
     if lacking := [name for name in PARTS if name not in parts]:
         raise ArtifactError(f"{path} has no '{lacking[0]}': is it a checkpoint of OpenNMT-py?")
-    settings = Settings(str(path), options_of(parts["opt"]))
+    settings = Settings(str(path), options_of(parts["opt"], f"{path}: opt"))
     for name, supported in ONLY.items():
         settings.only(name, *supported)
-    generator = {f"generator.{name.removeprefix('0.')}": tensor for name, tensor in parts["generator"].items()}
-    weights = Weights.of(path, {**parts["model"], **generator})
+    model, generator = (state_dict(path, parts[name]) for name in ("model", "generator"))
+    named = {f"generator.{name.removeprefix('0.')}": tensor for name, tensor in generator.items()}
+    weights = Weights.of(path, {**model, **named})
     if features := next((name for name in weights if "emb_luts.1." in name), ""):
         raise ArtifactError(f"{path}: source features, {features}, are not supported")
-    words = parts["vocab"]
-    if not all(isinstance(words.get(side), list) for side in ("src", "tgt")):
+    words = options_of(parts["vocab"], f"{path}: vocab")
+    if not all(_is_words(words.get(side)) for side in ("src", "tgt")):
         raise ArtifactError(f"{path} has no lists of words: is it of OpenNMT-py 3?")
     specials = named_specials(words["src"], path, SPECIALS), named_specials(words["tgt"], path, SPECIALS)
     tokenizers = coded_tokenizers(options, (words["src"], words["tgt"]), specials, suffix=())
@@ -102,6 +101,10 @@ def read(path: Path, options: ImportOptions) -> Imported:
         not_compared="OpenNMT-py is not run here: compare some outputs with onmt_translate's",
         notes=notes_of(options),
     )
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
 def _values(weights: Weights, settings: Settings) -> dict[str, Any]:

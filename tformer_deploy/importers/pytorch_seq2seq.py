@@ -6,19 +6,16 @@ from pathlib import Path
 
 from ..config import ModelConfig, from_dict
 from .base import Imported, ImportOptions, Parameters
-from .vocabularies import word_tokenizers
+from .seen import Seen
+from .vocabularies import decoding_of, ids_of, word_tokenizers
 from .weights import WRAPPERS, read_weights
 
 ATTENTION = ("fc_q", "fc_k", "fc_v", "fc_o")
 
 
-def recognises(path: Path) -> bool:
+def recognises(seen: Seen) -> bool:
     """Whether a file has its names."""
-    return (
-        path.is_file()
-        and path.suffix in (".pt", ".pth")
-        and "encoder.tok_embedding.weight" in read_weights(path, *WRAPPERS)
-    )
+    return "encoder.tok_embedding.weight" in seen.names
 
 
 def read(path: Path, options: ImportOptions) -> Imported:
@@ -49,9 +46,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
         "share_embeddings": "none",
         "output_bias": True,
         "pad_embedding_zero": False,
-        "pad_id": specials.pad,
-        "bos_id": specials.bos,
-        "eos_id": specials.eos,
+        **ids_of(specials, options.model),
         **options.model,
     }
     config = from_dict(ModelConfig, values, "model")
@@ -72,11 +67,13 @@ def read(path: Path, options: ImportOptions) -> Imported:
             made.norm(f"{ours}.ff_residual.norm", f"{theirs}.ff_layer_norm")
     made.linear("output", "decoder.fc_out")
     weights.ignore("encoder.scale", "decoder.scale")
-    assumed = "" if options.heads else "8 attention heads were assumed: say --heads if there are others"
+    assumed = [] if options.heads else ["8 attention heads were assumed: say --heads if there are others"]
+    decoding, notes = decoding_of(specials)
     return Imported(
         config,
         made,
         tokenizers,
+        decoding,
         not_compared="the tutorial's code is not a package; compare some outputs with your notebook's",
-        notes=[assumed] if assumed else [],
+        notes=[*assumed, *notes],
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,11 +16,12 @@ from ..config import from_dict
 from ..decoding import DecodeOptions
 from ..errors import ArtifactError, ConfigError, ParityError, unknown
 from ..files import atomic_directory, sha256
-from ..headers import is_of
+from ..headers import is_of, regular
 from ..notes import note
 from ..text import require_fit
 from .base import Imported, ImportOptions
 from .compare import Comparison, compare, errors_of
+from .seen import Seen
 from .weights import writing
 
 FORMATS = {
@@ -35,7 +37,7 @@ FORMATS = {
     "marian": "an .npz file of Marian",
     "fairseq": "a .pt file of fairseq's translation task",
 }
-"""Each has a module of its name, with `recognises(path)` and `read(path, options)`."""
+"""Each has a module of its name, with `recognises(seen)` and `read(path, options)`."""
 VOCABULARIES = ("vocab", "src_vocab", "tgt_vocab")
 TUTORIAL = (*VOCABULARIES, "split_regex", "language", "lower", "heads", "model")
 TOOLKIT = ("src_codes", "tgt_codes", "lower", "model")
@@ -53,6 +55,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "fairseq": (*VOCABULARIES, *TOOLKIT),
 }
 """Fields of ImportOptions that each format reads; others are refused."""
+STRANGE = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
+"""What a file raises that holds other things than it should, where nobody has looked for just these."""
 
 
 def module_of(name: str) -> ModuleType:
@@ -78,12 +82,12 @@ def _flag(field: str) -> str:
 
 def recognised(path: Path) -> str:
     """The one format that a path looks like. Raises ConfigError where there is none, or more."""
-    if not path.exists():
-        raise ArtifactError(f"{path} is not there")
-    found, unreadable = [], []
+    require_regular(path)
+    seen = Seen.of(path)
+    found, unreadable = [], [seen.error] if seen.error else []
     for name in FORMATS:
         try:
-            found += [name] if module_of(name).recognises(path) else []
+            found += [name] if module_of(name).recognises(seen) else []
         except ArtifactError as error:  # one format's file may be what another one refuses
             unreadable.append(error)
     if len(found) == 1:
@@ -91,8 +95,20 @@ def recognised(path: Path) -> str:
     if unreadable and not found:
         raise unreadable[0]
     formats = ", ".join(found or FORMATS)
-    seen = f"could be of several formats, {formats}" if found else f"looks like none of {formats}"
-    raise ConfigError(f"{path} {seen}: name one, as in tformer import {(found or [*FORMATS])[0]} {path}")
+    like = f"could be of several formats, {formats}" if found else f"looks like none of {formats}"
+    raise ConfigError(f"{path} {like}: name one, as in tformer import {(found or [*FORMATS])[0]} {path}")
+
+
+def require_regular(path: Path) -> None:
+    """Raise ArtifactError where a source, or a file of its folder, is a pipe, a device or made up by the kernel.
+
+    Importers open regular files alone; this is for the originals, which open what is there.
+    """
+    if not path.exists():
+        raise ArtifactError(f"{path} is not there")
+    for each in path.rglob("*") if path.is_dir() else [path]:
+        if each.exists() and not each.is_dir():
+            regular(each)
 
 
 def import_checkpoint(
@@ -111,14 +127,16 @@ def import_checkpoint(
     options = options or ImportOptions()
     module = module_of(name)
     require_known(name, options)
-    imported: Imported = module.read(path, options)
+    require_regular(path)
+    with _understood(path, name):
+        imported: Imported = module.read(path, options)
     require_fit(imported.config, imported.tokenizers, f"{path}: ")
     from_dict(DecodeOptions, imported.decoding, "decoding")
     with atomic_directory(out, force, "run", lambda folder: is_of(folder, HEADER, "tformer-checkpoint")) as directory:
         weights = directory / "weights" / "imported.safetensors"
         weights.parent.mkdir()
         with writing(weights, imported.tensors.shapes) as write:
-            for parameter, tensor in imported.tensors:
+            for parameter, tensor in _tensors(imported, path, name):
                 write(parameter, tensor)
         checkpoint = _save(directory, imported, weights, {})
         comparison = _compared(imported, checkpoint, lines, comparing)
@@ -134,6 +152,27 @@ def import_checkpoint(
     return imported, comparison
 
 
+@contextmanager
+def _understood(path: Path, name: str) -> Iterator[None]:
+    """Around what reads a source. Raises ArtifactError where something in it is of another kind than ever seen."""
+    try:
+        yield
+    except STRANGE as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+        raise ArtifactError(
+            f"{path} is not as {name} is known ({said}): copy it again, or report what tformer --debug shows"
+        ) from error
+
+
+def _tensors(imported: Imported, path: Path, name: str) -> Iterator[tuple[str, Any]]:
+    parameters = iter(imported.tensors)
+    while True:
+        with _understood(path, name):
+            if (found := next(parameters, None)) is None:
+                return
+        yield found
+
+
 def compare_again(checkpoint: Checkpoint, lines: Sequence[str] = ()) -> Comparison:
     """Compare an imported checkpoint with the original, where that was at import. Raises ConfigError, ArtifactError."""
     source = checkpoint.header["training"].get("imported")
@@ -142,6 +181,7 @@ def compare_again(checkpoint: Checkpoint, lines: Sequence[str] = ()) -> Comparis
     path = checkpoint.directory / str(source["path"])
     if not path.exists():
         raise ArtifactError(f"{path}, from which {checkpoint.directory} was imported, is not there: put it back")
+    require_regular(path)
     options = ImportOptions.of(source["options"], checkpoint.directory)
     imported: Imported = module_of(str(source["format"])).read(path, options)
     found = _compared(imported, checkpoint, lines, comparing=True)

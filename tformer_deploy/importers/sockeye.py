@@ -15,6 +15,7 @@ from torch import Tensor
 from ..config import ModelConfig, from_dict
 from ..errors import ArtifactError
 from .base import Imported, ImportOptions, Parameters
+from .seen import Seen
 from .toolkit import (
     MOST_POSITIONS,
     Settings,
@@ -22,7 +23,6 @@ from .toolkit import (
     coded_tokenizers,
     equal,
     ids_of,
-    load_checkpoint,
     named_specials,
     notes_of,
     parse_yaml,
@@ -30,18 +30,18 @@ from .toolkit import (
     sharing,
 )
 from .vocabularies import read_entries
-from .weights import Weights
+from .weights import Weights, read_weights
 
 ACTIVATIONS = {"relu": "relu", "swish1": "silu", "gelu": "gelu"}
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 SOURCE, TARGET, OUTPUT = "embedding_source.embedding.weight", "embedding_target.embedding.weight", "output_layer.weight"
 
 
-def recognises(path: Path) -> bool:
+def recognises(seen: Seen) -> bool:
     """Whether it is a folder of theirs, or a params file in it."""
-    folder = path if path.is_dir() else path.parent
-    named = path.is_dir() or path.name.startswith("params.")
-    return named and all((folder / name).is_file() for name in ("config", "version", "vocab.src.0.json"))
+    folder = seen.path if seen.path.is_dir() else seen.path.parent
+    known = seen.path.is_dir() or TARGET in seen.names
+    return known and all((folder / name).is_file() for name in ("config", "version", "vocab.src.0.json"))
 
 
 def read(path: Path, options: ImportOptions) -> Imported:
@@ -57,7 +57,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
     for side in ("source", "target"):
         settings.section(f"config_embed_{side}").only("factor_configs", None, [])
     file = folder / "params.best" if path.is_dir() else path
-    weights = Weights.of(file, {name: part for name, part in load_checkpoint(file).items() if isinstance(part, Tensor)})
+    weights = read_weights(file)
     weights.ignore(*(name for name in weights if name.startswith(("nvs.", "length_ratio."))))
     paths = folder / "vocab.src.0.json", folder / "vocab.trg.0.json"
     entries = []

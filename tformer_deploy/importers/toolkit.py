@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import reprlib
 from argparse import Namespace
@@ -16,14 +17,15 @@ from torch.nn import functional as F
 
 from ..config import Activation
 from ..errors import ArtifactError, ConfigError, missing_extra
-from ..headers import require_here
+from ..headers import TOKENIZER_BYTES, content
 from ..text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe, Words
 from .base import Change, ImportOptions, Parameters
-from .weights import Weights, load_torch
+from .weights import Weights
 
 T = TypeVar("T")
 YAML_BYTES = 16 << 20
 """A longer file is no settings and no vocabulary."""
+YAML_DEPTH = 100
 MOST_POSITIONS = 1024
 """As many as are taken of a table of sines, unless model.max_positions says otherwise."""
 _SHORT = reprlib.Repr()
@@ -211,17 +213,12 @@ def put_layer(made: Parameters, ours: str, theirs: str, names: LayerNames) -> No
     made.norm(f"{ours}.ff_residual.norm", f"{theirs}.{names.ff_norm}")
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The parts of a .pt file, which may hold argparse's options. Raises ArtifactError."""
-    parts = load_torch(path, [Namespace])
-    if not isinstance(parts, Mapping):
-        raise ArtifactError(f"{path} holds a {type(parts).__name__}, not the parts of a checkpoint")
-    return {str(name): part for name, part in parts.items()}
-
-
-def options_of(part: Any) -> dict[str, Any]:
-    """Options as a dict."""
-    return dict(part) if isinstance(part, Mapping) else {**vars(part)} if isinstance(part, Namespace) else {}
+def options_of(part: Any, where: str) -> dict[str, Any]:
+    """Options as a dict, none where there are none. Raises ArtifactError."""
+    found = vars(part) if isinstance(part, Namespace) else {} if part is None else part
+    if not isinstance(found, Mapping):
+        raise ArtifactError(f"{where} holds a {type(found).__name__}, not options by their names: copy it again")
+    return dict(found)
 
 
 def parse_yaml(text: str, where: str, texts: bool = False) -> Any:
@@ -246,6 +243,11 @@ def parse_yaml(text: str, where: str, texts: bool = False) -> Any:
         if len(text) > YAML_BYTES:
             raise ValueError(f"it has more than {YAML_BYTES} characters")
         fast = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+        depth = 0
+        for event in yaml.parse(text, fast):  # the fast loader's own recursion ends in a crash
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > YAML_DEPTH:
+                raise ValueError(f"it is nested more than {YAML_DEPTH} deep")
         return yaml.load(text, fast if texts else Plain)
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         raise ArtifactError(f"{where} is damaged: {' '.join(str(error).split())[:200]}: copy it again") from None
@@ -253,15 +255,11 @@ def parse_yaml(text: str, where: str, texts: bool = False) -> Any:
 
 def read_text(path: Path) -> str:
     """A text file. Raises ArtifactError."""
-    require_here(path)
+    found = content(path, 4 * YAML_BYTES)
     try:
-        if path.stat().st_size > 4 * YAML_BYTES:
-            raise ValueError(f"it has more than {4 * YAML_BYTES} bytes")
-        return path.read_text(encoding="utf-8")
+        return io.TextIOWrapper(io.BytesIO(found), "utf-8").read()  # every kind of line's end is one
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{path} is not UTF-8: {error}: save it as UTF-8") from None
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}: copy it again") from None
 
 
 def coded(entries: Sequence[str], specials: Specials, codes: Path | None, lower: bool = False) -> Tokenizer:
@@ -273,8 +271,8 @@ def coded(entries: Sequence[str], specials: Specials, codes: Path | None, lower:
         return Words(entries, None, specials, lower=lower)
     if lower:
         raise ConfigError(f"--lower: {codes} splits text as it is: leave it out, and lower-case text before")
-    if codes.is_file() and codes.suffix in (".model", ".spm"):
-        return PieceList(codes.read_bytes(), entries, specials)
+    if codes.suffix in (".model", ".spm"):
+        return PieceList(content(codes, TOKENIZER_BYTES), entries, specials)
     lines = [line for line in read_text(codes).split("\n") if line.strip()]
     # subword-nmt's version 0.1 had the word's end as a symbol of its own; some tools write how often a pair was seen.
     if not lines or not lines[0].startswith("#version: 0.2"):

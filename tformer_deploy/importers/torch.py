@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from ..errors import ConfigError
 from ..model import sinusoids
 from .annotated import positions, shared
 from .base import Imported, ImportOptions, Parameters, listed
-from .vocabularies import word_tokenizers
+from .seen import Seen
+from .vocabularies import decoding_of, ids_of, word_tokenizers
 from .weights import WRAPPERS, Weights, read_weights
 
 CORE = "encoder.layers.0.self_attn.in_proj_weight"
@@ -35,10 +37,9 @@ WHOLE = ("pe", "wpe", "pos")
 """Words that only count as a whole part of a name: `peptide` and `composer` hold them too."""
 
 
-def recognises(path: Path) -> bool:
+def recognises(seen: Seen) -> bool:
     """Whether a file has its names."""
-    known = path.is_file() and path.suffix in (".pt", ".pth", ".bin", ".safetensors")
-    return known and any(name.endswith(CORE) for name in read_weights(path, *WRAPPERS))
+    return any(name.endswith(CORE) for name in seen.names)
 
 
 def read(path: Path, options: ImportOptions) -> Imported:
@@ -66,9 +67,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
         "output_bias": parts.output.replace(".weight", ".bias") in weights,
         "pad_embedding_zero": False,
         **known,
-        "pad_id": specials.pad,
-        "bos_id": specials.bos,
-        "eos_id": specials.eos,
+        **ids_of(specials, options.model),
         **options.model,
     }
     config = from_dict(ModelConfig, values, "model")
@@ -90,7 +89,9 @@ def read(path: Path, options: ImportOptions) -> Imported:
     note = (
         f"the file does not say these: {chosen}, {scaled} embeddings; set others with --heads and --set model.KEY=VALUE"
     )
-    return Imported(config, made, tokenizers, original=lambda: TorchOriginal(weights, parts, config), notes=[note])
+    decoding, notes = decoding_of(specials)
+    original = partial(TorchOriginal, weights, parts, config)
+    return Imported(config, made, tokenizers, decoding, original, notes=[note, *notes])
 
 
 class Parts:
@@ -105,7 +106,7 @@ class Parts:
         if wrong := set(options.parts) - {*PARTS, "transformer"}:
             raise ConfigError(f"--part {min(wrong)}: must be one of {', '.join(PARTS)}, transformer")
         cores = [name.removesuffix(CORE) for name in weights if name.endswith(CORE)]
-        core = f"{options.parts['transformer']}." if "transformer" in options.parts else cores[0]
+        core = f"{options.parts['transformer']}." if "transformer" in options.parts else (cores or [""])[0]
         width = weights.shape(f"{core}{CORE}", 2)[1]
         outside = [name for name in weights if not name.startswith((f"{core}encoder.", f"{core}decoder."))]
         tables = [name for name in outside if weights.shape(name)[1:] == (width,)]

@@ -9,11 +9,11 @@ from typing import Any
 from ..config import MOST_OF_MODEL
 from ..data import split_pair
 from ..errors import ArtifactError, ConfigError
-from ..headers import parse_json
+from ..headers import parse_json, readable
 from ..text import Specials, Tokenizers, Words
 from .base import ImportOptions
+from .pickles import load_plain_pickle
 from .toolkit import read_text
-from .weights import load_plain_pickle
 
 NAMES = {
     "pad": ("<pad>", "<blank>", "[PAD]", "<PAD>", "PAD"),
@@ -30,7 +30,7 @@ def read_entries(path: Path) -> list[str]:
     A text file has one a line; JSON and plain pickles a list, a dict of ids, or either under `itos` or `stoi`.
     Raises ArtifactError.
     """
-    if path.suffix in (".pkl", ".pickle"):
+    if path.suffix in (".pkl", ".pickle") or _begins(path, b"\x80"):
         found = load_plain_pickle(path)
     elif path.suffix == ".json":
         try:
@@ -44,6 +44,12 @@ def read_entries(path: Path) -> list[str]:
             found = found[key]
             break
     return _in_order(found, path)
+
+
+def _begins(path: Path, begin: bytes) -> bool:
+    """Whether a file begins so; no UTF-8 begins with 80, and every pickle since 2003 does."""
+    with readable(path).open("rb") as file:
+        return file.read(len(begin)) == begin
 
 
 def _in_order(found: Any, path: Path) -> list[str]:
@@ -61,16 +67,39 @@ def _in_order(found: Any, path: Path) -> list[str]:
     return found
 
 
-def specials_of(entries: Sequence[str], where: Path) -> Specials:
-    """Special ids by their usual names. Raises ConfigError where there is no unknown token or no end."""
-    found = {}
-    for kind, names in NAMES.items():
-        ids = [entries.index(name) for name in names if name in entries]
-        found[kind] = ids[0] if ids else -1
-    for kind in ("eos", "unk"):
-        if found[kind] < 0:
-            raise ConfigError(f"{where}: no entry is called {' or '.join(NAMES[kind])}: add it to the vocabulary")
-    return Specials(found["pad"], found["bos"], found["eos"], found["unk"])
+def specials_of(entries: Sequence[str], where: Path, model: Mapping[str, Any]) -> Specials:
+    """Special ids by their usual names; what has none may be in `model`, fields of ModelConfig.
+
+    An unknown word is padding where nothing is called unknown, as in `UserModel`. A first token without a name is a
+    word as others are. Raises ConfigError where there is no end, or nothing for unknown words.
+    """
+    named = {
+        kind: next((entries.index(name) for name in names if name in entries), -1) for kind, names in NAMES.items()
+    }
+    pad, eos = (named[kind] if named[kind] >= 0 else model.get(f"{kind}_id", -1) for kind in ("pad", "eos"))
+    unk = named["unk"] if named["unk"] >= 0 else pad
+    for kind, i in (("eos", eos), ("unk", unk)):
+        if i < 0:
+            field = "model.eos_id=ID, padding's where no token ends an output" if kind == "eos" else "model.pad_id=ID"
+            names = " or ".join(NAMES[kind])
+            raise ConfigError(f"{where}: no entry is called {names}: add it to the vocabulary, or --set {field}")
+    return Specials(pad, named["bos"], eos, unk)
+
+
+def ids_of(specials: Specials, model: Mapping[str, Any]) -> dict[str, int]:
+    """The ids of the model's config. Raises ConfigError where nothing says what outputs begin with."""
+    start = specials.bos if specials.bos >= 0 else model.get("bos_id", model.get("start_id", -1))
+    if start < 0:
+        names = " or ".join(NAMES["bos"])
+        raise ConfigError(f"no entry of the target vocabulary is called {names}: name it with --set model.bos_id=ID")
+    return {"pad_id": specials.pad if specials.pad >= 0 else specials.unk, "bos_id": start, "eos_id": specials.eos}
+
+
+def decoding_of(specials: Specials) -> tuple[dict[str, Any], list[str]]:
+    """Decoding options of a vocabulary, and notes."""
+    if specials.eos != specials.pad:
+        return {}, []
+    return {"endless": True}, ["no token ends an output: say how long they are, as in --max-tokens 9"]
 
 
 def word_tokenizers(
@@ -95,7 +124,8 @@ def word_tokenizers(
         if made and path == paths[0] and language == languages[0]:  # type: ignore[index]
             made.append(made[0])
         else:
-            made.append(Words(entries, language, specials_of(entries, path), **how))  # type: ignore[arg-type]
+            made.append(Words(entries, language, specials_of(entries, path, options.model), **how))  # type: ignore[arg-type]
     source = made[0].specials
-    around = {"prefix": (source.bos,), "suffix": (source.eos,)} if begins and source.bos >= 0 else {}
-    return Tokenizers(made[0], made[1], **around)
+    prefix = (source.bos,) if begins and source.bos >= 0 else ()
+    ends = made[0].pieces([source.eos])[0] in NAMES["eos"]
+    return Tokenizers(made[0], made[1], prefix, None if ends else ())

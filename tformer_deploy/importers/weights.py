@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 import zipfile
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -17,11 +19,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import ArtifactError
-from ..headers import DAMAGED, JSON_BYTES, RATIO, parse_json, require_here
+from ..headers import DAMAGED, JSON_BYTES, RATIO, content, parse_json, readable
+from .pickles import require_flat
 
 Read = Callable[[], Tensor]
 WRAPPERS = ("module.", "model.", "_orig_mod.")
 """What DataParallel, Lightning and torch.compile put before names."""
+PICKLES = 5
+"""Of a file without a zip: a number, a version, sizes, what was saved, names of its tensors' storages."""
 
 
 class Weights:
@@ -85,19 +90,52 @@ class Weights:
 
 
 def read_weights(path: Path, *prefixes: str) -> Weights:
-    """The tensors of a .safetensors, .pt, .pth, .bin or .ckpt file; of names that begin so, the rest of them.
+    """The tensors of a file of safetensors or torch.save; of names that all begin so, the rest of them.
 
     Raises ArtifactError, also for what would have to be executed.
     """
-    require_here(path)
-    if path.suffix == ".safetensors":
+    if kind_of(path) == "safetensors":
         weights = _safetensors(path, [path])
     else:
         weights = Weights.of(path, state_dict(path, load_torch(path)))
+    short = without(weights, *prefixes)
+    return renamed(weights, dict(zip(weights, short, strict=True)).__getitem__)
+
+
+def without(names: Iterable[str], *prefixes: str) -> list[str]:
+    """Names without what all of them begin with, of some prefixes."""
+    found = list(names)
     for prefix in prefixes:
-        if weights.shapes and all(name.startswith(prefix) for name in weights):
-            weights = renamed(weights, lambda name, prefix=prefix: name.removeprefix(prefix))  # type: ignore[misc]
-    return weights
+        if all(name.startswith(prefix) for name in found):
+            found = [name.removeprefix(prefix) for name in found]
+    return found
+
+
+def kind_of(path: Path) -> str:
+    """What a file is by its first bytes: `safetensors`, `npz`, `torch`, or nothing of these. Raises ArtifactError."""
+    with readable(path).open("rb") as file:
+        head = file.read(64)
+        if _of_marian(head, file):
+            raise ArtifactError(f"{path} is of Marian's binary format: import the .npz that it was made of")
+    number = int.from_bytes(head[:8], "little")
+    if path.suffix == ".safetensors" or (head[8:9] == b"{" and number < path.stat().st_size):
+        return "safetensors"
+    if head[:4] == b"PK\x03\x04" and zipfile.is_zipfile(path):
+        return "npz" if any(part.filename.endswith(".npy") for part in _parts(path)) else "torch"
+    return "torch" if head[:1] == b"\x80" else ""
+
+
+def _of_marian(head: bytes, file: IO[bytes]) -> bool:
+    """Whether a file begins with a version, 1, a number of tensors, four numbers for each, and their names.
+
+    Source: marian-dev, src/common/binary.cpp.
+    """
+    version, count, size = (int.from_bytes(head[i : i + 8], "little") for i in (0, 8, 16))
+    if version != 1 or not 0 < count < 1 << 20 or not 1 < size < 1 << 10:
+        return False
+    file.seek(16 + 32 * count)
+    name = file.read(size)
+    return len(name) == size and name[-1:] == b"\0" and name[:-1].isascii() and name[:-1].decode().isprintable()
 
 
 def read_folder(directory: Path) -> Weights:
@@ -118,10 +156,9 @@ def file_in(directory: Path, name: str) -> Path:
     """A file of a source's folder, which may be a link, as in the cache of Hugging Face. Raises ArtifactError."""
     if Path(name).name != name:
         raise ArtifactError(f"{directory} names a file outside it, {name!r:.80}: copy it again")
-    if not (directory / name).is_file():
+    if not (directory / name).exists():
         raise ArtifactError(f"{directory} is incomplete: {name} is missing; copy or make it again")
-    require_here(directory / name)
-    return directory / name
+    return readable(directory / name)
 
 
 def renamed(weights: Weights, rename: Callable[[str], str]) -> Weights:
@@ -135,7 +172,7 @@ def _safetensors(where: Path, paths: Iterable[Path]) -> Weights:
     shapes = {}
     for path in paths:
         try:
-            file: Any = safe_open(path, "pt")
+            file: Any = safe_open(readable(path), "pt")
             for name in list(file.keys()):
                 tensors[name] = partial(_safetensor, path, name)
                 shapes[name] = tuple(file.get_slice(name).get_shape())
@@ -176,20 +213,31 @@ def state_dict(path: Path, loaded: Any) -> dict[str, Tensor]:
     return tensors
 
 
-def load_torch(path: Path, allowed: Iterable[Any] = ()) -> Any:
-    """What torch.save wrote, mapped into memory; only plain types and those of `allowed`. Raises ArtifactError."""
-    if not path.is_file():
-        raise ArtifactError(f"{path} is not there")
-    require_here(path)
-    mapped = _checked_zip(path)
+def load_parts(path: Path) -> dict[str, Any]:
+    """The parts of a file of torch.save, which may hold argparse's options. Raises ArtifactError."""
+    parts = load_torch(path)
+    if not isinstance(parts, Mapping):
+        raise ArtifactError(f"{path} holds a {type(parts).__name__}, not the parts of a checkpoint")
+    return {str(name): part for name, part in parts.items()}
+
+
+def load_torch(path: Path) -> Any:
+    """What torch.save wrote, mapped into memory; only plain types and argparse's options. Raises ArtifactError."""
+    kind = kind_of(path)
+    if kind in ("safetensors", "npz"):
+        raise ArtifactError(f"{path} is a file of {kind}, not of torch.save: name its format, or let import find it")
+    mapped = zipfile.is_zipfile(path)
     try:
-        with torch.serialization.safe_globals(list(allowed)):
+        _require_flat(path, mapped)
+        with torch.serialization.safe_globals([Namespace]), warnings.catch_warnings(action="ignore"):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise ArtifactError(f"{path} is refused: {_refused(str(error))}") from None
     except DAMAGED as error:
         said = str(error).partition("\n")[0] or "it ends early"
-        raise ArtifactError(f"{path} is damaged: {said:.200}: copy it again") from None
+        if "TorchScript" in said:
+            raise ArtifactError(f"{path} is a program of TorchScript: save model.state_dict()") from None
+        raise ArtifactError(f"{path} is damaged: {_without_advice(said)}: copy it again") from None
 
 
 def _refused(message: str) -> str:
@@ -198,14 +246,17 @@ def _refused(message: str) -> str:
         if begin in message:
             name = message.split(begin, 1)[1].split(end, 1)[0]
             return f"loading it would execute {name}: save model.state_dict() alone, without other objects"
-    said = message.partition("\n")[0]
-    return f"{said:.200}: save model.state_dict() alone, without other objects"
+    said = message.rpartition("WeightsUnpickler error: ")[2].partition("\n")[0]
+    return f"{_without_advice(said)}: save model.state_dict() alone, without other objects"
 
 
-def _checked_zip(path: Path) -> bool:
-    """Whether a file is a zip, as torch writes them. Raises ArtifactError for one that unpacks to much more."""
-    if not zipfile.is_zipfile(path):
-        return False
+def _without_advice(said: str) -> str:
+    """What torch says, but for how to load a file so that it may execute anything."""
+    return "it holds what is not plain" if "weights_only" in said else f"{said:.200}"
+
+
+def _parts(path: Path) -> list[zipfile.ZipInfo]:
+    """The parts of a zip. Raises ArtifactError for one that unpacks to much more."""
     try:
         with zipfile.ZipFile(path) as archive:
             parts = archive.infolist()
@@ -214,38 +265,32 @@ def _checked_zip(path: Path) -> bool:
     for part in parts:
         if part.file_size > max(1 << 20, RATIO * part.compress_size):
             raise ArtifactError(f"{path} is refused: {part.filename} unpacks to {part.file_size} bytes")
-    return True
+    return parts
 
 
-def load_plain_pickle(path: Path) -> Any:
-    """A pickle of dicts, lists, texts and numbers; anything else is refused. Raises ArtifactError."""
-
-    class Plain(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            if (module, name) == ("collections", "OrderedDict"):
-                return dict
-            raise pickle.UnpicklingError(f"{module}.{name}")
-
-    if path.stat().st_size > 64 << 20:
-        raise ArtifactError(f"{path} is larger than 64 MiB: is it a vocabulary?")
-    try:
+def _require_flat(path: Path, zipped: bool) -> None:
+    """Look at each pickle of a file: before version 1.6, torch wrote some one behind the other. Raises as it does."""
+    if not zipped:
         with path.open("rb") as file:
-            return Plain(file).load()
-    except pickle.UnpicklingError as error:
-        found = f"{path} is refused: loading it would execute {error}"
-        raise ArtifactError(f"{found}: write the words to a text file, one a line") from None
-    except DAMAGED as error:
-        raise ArtifactError(f"{path} is damaged: {error!r:.200}: copy it again") from None
+            for i in range(PICKLES):
+                if i and not file.read(1):
+                    raise ValueError("it is a pickle, not a file of torch.save")
+                file.seek(-1 if i else 0, 1)
+                require_flat(file)
+        return
+    with zipfile.ZipFile(path) as archive:
+        for part in _parts(path):
+            if part.filename.endswith(".pkl"):
+                with archive.open(part) as file:
+                    require_flat(file)
 
 
 def read_json_file(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ArtifactError."""
-    require_here(path)
+    text = content(path, JSON_BYTES)
     try:
-        if path.stat().st_size > JSON_BYTES:
-            raise ValueError(f"it has more than {JSON_BYTES} bytes")
-        found = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = parse_json(text.decode("utf-8"))
+    except ValueError as error:
         raise ArtifactError(f"{path} cannot be read: {error}: copy it again") from None
     if not isinstance(found, dict):
         raise ArtifactError(f"{path} is no JSON object: copy it again")

@@ -1,0 +1,45 @@
+"""What a path holds, looked at once for all formats. Names and endings of files decide nothing."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ArtifactError
+from .weights import WRAPPERS, kind_of, load_parts, read_weights, state_dict, without
+
+ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz")
+"""A file that is called so and holds something else is damaged."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A file's parts and tensors by their names; of a folder, its path alone."""
+
+    path: Path
+    parts: frozenset[str] = frozenset()
+    """What torch.save was given: its keys."""
+    names: frozenset[str] = frozenset()
+    """Tensors and arrays, without what a wrapper puts before their names."""
+    error: ArtifactError | None = None
+    """Why a file cannot be read."""
+
+    @classmethod
+    def of(cls, path: Path) -> Seen:
+        """Look at a path."""
+        if not path.is_file():
+            return cls(path)
+        try:
+            kind = kind_of(path)
+            if kind == "npz":
+                with zipfile.ZipFile(path) as archive:
+                    return cls(path, names=frozenset(name.removesuffix(".npy") for name in archive.namelist()))
+            if kind == "safetensors":
+                return cls(path, names=frozenset(read_weights(path, *WRAPPERS)))
+            if not kind and path.suffix not in ENDINGS:
+                return cls(path)
+            parts = load_parts(path)
+            return cls(path, frozenset(parts), frozenset(without(state_dict(path, parts), *WRAPPERS)))
+        except ArtifactError as error:
+            return cls(path, error=error)
