@@ -218,7 +218,7 @@ def test_damaged_and_stale_plans_are_refused(built: Path, tmp_path: Path) -> Non
         (["--precision", "fp32", "--trt-flavor", "rxt"], "unknown TensorRT flavor 'rxt': did you mean 'rtx'"),
         (
             ["--precision", "fp32", "--trt-flavor", "tensorrt"],
-            r"TensorRT is not installed: pip install 'tformer-deploy[trt]'",
+            r"TensorRT is not installed: pip install '.[trt]'",
         ),
     ],
 )

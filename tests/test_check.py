@@ -964,18 +964,18 @@ def test_a_stored_reference_needs_neither_torch_nor_onnx(bundle: Path, broken: P
         if code:
             assert "FAILED: scores differ by" in done.stdout
             line = next(line for line in done.stdout.splitlines() if "FIRST DIFFERENCE" in line)
-            assert "the layer is not known" in line and "pip install 'tformer-deploy[train]'" in line
+            assert "the layer is not known" in line and "pip install '.[train]'" in line
 
 
 def test_without_onnx_alone_the_sentence_is_known(
     broken: Path, run: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def layers(*arguments: object) -> dict[str, Floats]:
-        raise MissingExtra("the package 'onnx' is not installed: pip install 'tformer-deploy[export]'")
+        raise MissingExtra("the package 'onnx' is not installed: pip install '.[export]'")
 
     monkeypatch.setattr("tformer_deploy.engines.ort.standard.OrtEngine.layers", layers)
     (found,) = gate_of(broken, run).run(["ort"], reference).engines
-    assert re.match(r"sentence \d+; the layer is not known: .*tformer-deploy\[export\]", found.blame)
+    assert re.match(r"sentence \d+; the layer is not known: .*pip install .\.\[export\]", found.blame)
 
 
 # The gate

@@ -104,7 +104,7 @@ def test_check_refuses_bad_options_before_it_runs(
         assert words in failed_line(run_here("check", bundle, *arguments))
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     monkeypatch.delitem(sys.modules, "tformer_deploy.metrics", raising=False)
-    assert "'tformer-deploy[train]'" in failed_line(run_here("check", bundle, "--src", lines, "--tgt", lines))
+    assert "'.[train]'" in failed_line(run_here("check", bundle, "--src", lines, "--tgt", lines))
     assert sorted(tmp_path.iterdir()) == [lines, short]
 
 

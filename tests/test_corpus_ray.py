@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +251,30 @@ def test_workers_that_die_again_and_again_end_the_job(
     with pytest.raises(EngineError, match=r"opening the bundle: 3 workers were lost: .*--retries"):
         translate_corpus(options("never"))
     assert not ray.is_initialized()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nodes", [False, True])
+def test_a_head_that_is_gone_is_one_line_and_the_same_command_goes_on(
+    nodes: bool, machines: Machines, text: Path, expected: bytes, tmp_path: Path
+) -> None:
+    """Before Ray ends the process, with a log of its own; alone, or with all other machines."""
+    lost, out = Machines(), tmp_path / "out"
+    with (tmp_path / "said").open("wb") as said:
+        process = subprocess.Popen(command(lost, text, out, "--shard-lines", 100), stdout=said, stderr=said)
+        while not (out.is_dir() and shards(out)):
+            assert process.poll() is None
+            time.sleep(0.1)
+        for node in [lost.cluster.head_node, *(lost.nodes if nodes else [])]:
+            for each in chain.from_iterable(node.all_processes.values()):
+                each.process.kill()
+        assert process.wait(120) == 1
+    *_, last = (tmp_path / "said").read_text().splitlines()
+    assert last.startswith("error: the head of the Ray cluster, ") and "run the same command, which goes on" in last
+    lost.cluster.shutdown()
+    done = subprocess.run(command(machines, text, out, "--shard-lines", 100), capture_output=True, timeout=300)
+    assert done.returncode == 0 and json.loads(done.stdout)["found"] > 0
+    assert (out / "merged.txt").read_bytes() == expected
 
 
 def test_usage_reports_are_off() -> None:

@@ -154,5 +154,5 @@ def test_without_the_extra_nothing_begins(package: str, verb: str, tmp_path: Pat
     code = "import sys; sys.modules[sys.argv.pop(1)] = None; from tformer_deploy.cli import main; main()"
     command = [sys.executable, "-c", code, package, verb, tmp_path, "--html", tmp_path / "page.html"]
     done = subprocess.run(list(map(str, command)), capture_output=True, timeout=120)
-    told = f"error: the package '{package}' is not installed: pip install 'tformer-deploy[report]'"
+    told = f"error: the package '{package}' is not installed: pip install '.[report]' in a checkout of tformer-deploy"
     assert failed_line(done) == told and done.stdout == b""

@@ -294,7 +294,7 @@ def test_a_machine_without_a_gpu_is_told_what_is_missing(bundle: Path, tmp_path:
     assert "needs a GPU, and no NVIDIA driver is loaded here" in failed_line(run_process(*words, stdin=b"w5\n"))
     (tmp_path / "cuda.py").write_text("raise ModuleNotFoundError('hidden', name='cuda')\n")
     done = run_simulated(*words, stdin=b"w5\n", path=tmp_path)
-    assert "the package 'cuda' is not installed: pip install 'tformer-deploy[trt-rtx]'" in failed_line(done)
+    assert "the package 'cuda' is not installed: pip install '.[trt-rtx]'" in failed_line(done)
     for backend in ("ort", "eager"):
         done = run_process("translate", bundle, "--backend", backend, "--device", "cuda", stdin=b"w5\n")
         assert "without CUDA" in failed_line(done) or "finds no GPU" in failed_line(done)

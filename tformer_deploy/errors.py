@@ -68,24 +68,25 @@ class Interrupted(TformerError):
     """Ctrl-C or SIGTERM arrived and the work has been saved; exit code 130."""
 
 
-_EXTRA_OF_MODULE = {
-    "torch": "train",
-    "safetensors": "train",
-    "sacrebleu": "train",
-    "num2words": "train",
-    "matplotlib": "report",
-    "jinja2": "report",
-    "onnx": "export",
-    "onnxscript": "export",
-    "yaml": "export",
-    "onnxruntime": "cpu",
-    "cuda": "trt",
-    "spacy": "words",
-    "fsspec": "corpus",
-    "pyarrow": "corpus",
-    "zstandard": "corpus",
-    "ray": "cluster",
+EXTRAS = {
+    "report": ("jinja2", "markupsafe", "matplotlib"),
+    "train": ("torch", "safetensors", "sacrebleu", "num2words", "matplotlib"),
+    "export": ("torch", "safetensors", "onnx", "onnxscript", "yaml"),
+    "cpu": ("onnxruntime",),
+    "trt": ("tensorrt", "polygraphy", "onnx", "cuda"),
+    "trt-rtx": ("tensorrt_rtx", "polygraphy", "onnx", "cuda"),
+    "gpu": ("onnxruntime", "cuda"),
+    "words": ("spacy",),
+    "corpus": ("fsspec", "pyarrow", "zstandard"),
+    "cluster": ("ray",),
 }
+"""What each extra of pyproject.toml brings, by the names that are imported; a package is named by the first."""
+
+
+def install(*extras: str) -> str:
+    """How to get an extra, or one of several."""
+    names = [f"'.[{extra}]'" for extra in extras]
+    return f"pip install {' or '.join(names)} in a checkout of tformer-deploy"
 
 
 def missing_extra(error: ModuleNotFoundError) -> MissingExtra:
@@ -93,12 +94,18 @@ def missing_extra(error: ModuleNotFoundError) -> MissingExtra:
     module = (error.name or str(error)).split(".")[0]
     if module == "tformer_native":
         return MissingExtra("tformer-native is not installed: pip install tformer-native, or make native in a checkout")
-    extra = _EXTRA_OF_MODULE.get(module)
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     if module == "cuda" and find_spec("tensorrt_rtx") and not find_spec("tensorrt"):
         extra = "trt-rtx"
     if extra is None:
         return MissingExtra(f"the Python package '{module}' is not installed: pip install {module}")
-    return MissingExtra(f"the package '{module}' is not installed: pip install 'tformer-deploy[{extra}]'")
+    return MissingExtra(f"the package '{module}' is not installed: {install(extra)}")
+
+
+def require(extra: str, *modules: str, instead: str = "") -> None:
+    """Raise MissingExtra where some of an extra's packages are not installed; `instead`: what goes without them."""
+    if lacking := next((module for module in modules if not find_spec(module)), None):
+        raise MissingExtra(f"the package '{lacking}' is not installed: {install(extra)}{instead}")
 
 
 @contextmanager

@@ -57,6 +57,9 @@ def build(
     json: Json = False,
 ) -> None:
     """Compile a bundle's graphs to TensorRT plans, which go into the bundle."""
+    from ..engines.trt.api import installed
+
+    installed(trt_flavor)
     from ..build import build as build_plans
     from ..plans import parse_profile
     from ..trt_builder import BuildOptions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError, LimitError, unknown
+from ..errors import ConfigError, LimitError, require, unknown
 from ..notes import note
 from .options import CheckpointOption, DeviceOption, Json, Shortlisted, Threads
 from .root import app, emit, progress
@@ -78,6 +78,9 @@ def check(
 
     if html:
         from ..report.check import check_page
+    if not reference:
+        machine = "; or give --reference FILE, which check --save-reference FILE writes on a machine that has it"
+        require("train", "torch", instead=machine)
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens, "invariance": invariance}
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     if beams is not None and n_best is None:

@@ -49,7 +49,9 @@ def export(
 
     FILE.py:FUNCTION runs that file and exports the module that its function returns, see docs/your-model.md.
     """
-    from ..errors import ParityError
+    from ..errors import ParityError, require
+
+    require("export", "torch", "onnx", "onnxscript")
     from ..export_checked import Texts, export_checked
 
     try:

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import tempfile
+import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # before it is imported; else it reports to its vendor
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # of this process: our last line says what is lost
 
 import ray
 from filelock import FileLock
@@ -31,6 +33,10 @@ from .shards import Done, Shard, Work, translate_shard
 
 CONNECT_SECONDS = 10
 """How long a cluster may take to answer."""
+HEAD_SECONDS = 40
+"""How long its head may be away; after 60 seconds Ray ends this process."""
+LOOK_SECONDS = 5
+"""Between two looks at it."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,40 @@ class Cluster:
                 ray.shutdown()
 
 
+class _Head:
+    """The process that a cluster cannot be without."""
+
+    def __init__(self) -> None:
+        self.address = ray.get_runtime_context().gcs_address
+        self.looked = self.seen = time.monotonic()
+        self.watched = self.answers()
+        """Not over a proxy, which alone reaches it."""
+
+    def answers(self) -> bool:
+        """Whether it takes a connection."""
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=LOOK_SECONDS).close()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def look(self, wait: bool = False) -> None:
+        """From time to time see whether it is there; `wait` until it is. Raises EngineError where it stays away."""
+        while self.watched and (wait or time.monotonic() - self.looked >= LOOK_SECONDS):
+            self.looked = time.monotonic()
+            if self.answers():
+                self.seen = self.looked
+                return
+            if self.looked - self.seen >= HEAD_SECONDS:
+                raise EngineError(
+                    f"the head of the Ray cluster, {self.address}, is gone: start one again and run the same command, "
+                    "which goes on with the shards that are missing"
+                )
+            if wait:
+                time.sleep(1)
+
+
 class _Team:
     """The workers, and what each does now."""
 
@@ -84,7 +124,7 @@ class _Team:
         self.start = ray.remote(Worker).options(num_cpus=room.num_cpus, num_gpus=room.num_gpus, max_restarts=0)
         self.files, self.sha256 = files, sha256(bundle / MANIFEST)
         self.room, self.progress = room, progress
-        self.size = room.workers or _room(room)
+        self.size, self.head = room.workers or _room(room), _Head()
         self.opening: dict[Any, Any] = {}
         """Workers that open the bundle, or wait for room, by their futures."""
         self.busy: dict[Any, tuple[Any, Shard]] = {}
@@ -104,10 +144,15 @@ class _Team:
                 self.busy[worker.run.remote(shard)] = worker, shard
             if self.idle and not self.busy:
                 return
-            (ready,), _ = ray.wait([*self.busy, *self.opening], num_returns=1)
+            found_ready, _ = ray.wait([*self.busy, *self.opening], num_returns=1, timeout=LOOK_SECONDS)
+            self.head.look()
+            if not found_ready:
+                continue
+            (ready,) = found_ready
             worker, shard = self.busy.pop(ready, None) or (self.opening.pop(ready), None)
             found = self.result(ready, shard)
             if found is None:
+                self.head.look(wait=True)  # as Ray itself waits for it without an end of ours
                 self.hire()
             else:
                 self.idle.append(worker)

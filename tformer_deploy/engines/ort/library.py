@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
-from ...errors import ArtifactError, ConfigError, EngineError, MissingExtra, TformerError
+from ...errors import ArtifactError, ConfigError, EngineError, MissingExtra, TformerError, install
 from ...notes import shortened
 
 # The wheels report usage to their vendor unless this is set before the library loads.
@@ -51,7 +51,7 @@ def check_library() -> None:
     if all(any(site.glob(f"{wheel}-*.dist-info")) for wheel in ("onnxruntime", "onnxruntime_gpu")):
         raise ConfigError(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
-            "pip uninstall both, then install 'tformer-deploy[cpu]' or 'tformer-deploy[gpu]'"
+            f"pip uninstall both, then {install('cpu', 'gpu')}"
         )
 
 
@@ -112,8 +112,7 @@ def prepare_cuda() -> None:
     """Load the libraries that the provider needs, where pip has installed them. Raises MissingExtra."""
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         raise MissingExtra(
-            f"onnxruntime {ort.__version__} here is without CUDA: "
-            "pip uninstall onnxruntime, then install 'tformer-deploy[gpu]'"
+            f"onnxruntime {ort.__version__} here is without CUDA: pip uninstall onnxruntime, then {install('gpu')}"
         )
     with redirect_stdout(sys.stderr):  # where it says what it does not find
         ort.preload_dlls()

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ConfigError, EngineError, MissingExtra, unknown
+from ...errors import ConfigError, EngineError, MissingExtra, install, unknown
 from ...files import atomic_file
 from ...plans import Stamp
 
@@ -83,8 +83,8 @@ def installed(flavor: str = "") -> list[str]:
         raise unknown("TensorRT flavor", flavor, MODULES)
     found = [name for name, module in MODULES.items() if flavor in ("", name) and find_spec(module)]
     if not found:
-        extras = " or ".join(f"'tformer-deploy[{EXTRAS[name]}]'" for name in ([flavor] if flavor else MODULES))
-        raise MissingExtra(f"TensorRT is not installed: pip install {extras}")
+        extras = [EXTRAS[name] for name in ([flavor] if flavor else MODULES)]
+        raise MissingExtra(f"TensorRT is not installed: {install(*extras)}")
     return found
 
 
@@ -101,7 +101,7 @@ def load_builder(flavor: str = "") -> TensorRt:
     """Import a flavor, or the first that is installed, and have Polygraphy drive it. Raises MissingExtra."""
     chosen = installed(flavor)[0]
     if not find_spec("polygraphy"):
-        raise MissingExtra(f"polygraphy is not installed: pip install 'tformer-deploy[{EXTRAS[chosen]}]'")
+        raise MissingExtra(f"polygraphy is not installed: {install(EXTRAS[chosen])}")
     os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = str(int(chosen == "rtx"))
     import polygraphy.config
 
@@ -116,7 +116,7 @@ def require_gpu(wanted_by: str) -> Gpu:
         from .cuda import find_gpu
     except ModuleNotFoundError:
         extra = EXTRAS[installed()[0]]
-        raise MissingExtra(f"cuda-python is not installed: pip install 'tformer-deploy[{extra}]'") from None
+        raise MissingExtra(f"cuda-python is not installed: {install(extra)}") from None
     return find_gpu(wanted_by)
 
 

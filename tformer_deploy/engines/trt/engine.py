@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from ...bundle import Bundle
 from ...contract import GRAPHS, OLDER
-from ...errors import EngineError, NoRoom
+from ...errors import EngineError, NoRoom, install
 from ...plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_variant
 from ..ahead import AheadEngine
 from ..base import Floats, Ints, Limits
@@ -74,7 +74,7 @@ class TrtEngine(AheadEngine):
         if not owners:
             raise EngineError(
                 f"{found[0].title} needs a GPU of compute capability 8.0 or later, this one has {self.gpu.capability}: "
-                "pip install 'tformer-deploy[trt]' and build again"
+                f"{install('trt')}, and build again"
             )
         plans = find_plans(self.bundle, trt_variant(self.bundle), list(owners))
         return plans, owners[plans.stamp]
