@@ -19,9 +19,9 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from tformer_deploy.build import HUGE, LargestValues, measure
 from tformer_deploy.bundle import Bundle, open_bundle
 from tformer_deploy.check import CheckOptions, Gate, Reference, make_corpus
+from tformer_deploy.check.found import Outputs
 from tformer_deploy.check.parity import check
 from tformer_deploy.check.recording import Run
-from tformer_deploy.check.report import Outputs
 from tformer_deploy.data import read_lines
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine

@@ -475,3 +475,68 @@ ROUNDING: dict[str, tuple[str, str, Mutation, str]] = {
     "zero": ("int8", "decoder_step", change_rounding(0, 2, lambda z: z * 0), "decoder_layer_0"),
 }
 """Variant, graph, mutation, and the layer whose limit it is beyond."""
+
+
+# What no usual batch, beam or output meets: other widths, more rows, later positions.
+def wrong_where(condition: str, limit: int, name: str, wrong: str, readers: str = "") -> Mutation:
+    """Another value for an input or a hidden one where `beams` are `limit`, or `position` or `row` is not below it.
+
+    `wrong`: `reversed` among the beams of a sentence, `one less`, `negated`. `readers`: operators that read it; all.
+    """
+
+    def mutate(graph: GraphProto) -> None:
+        node, nodes, other = helper.make_node, [], f"{name}_or_other"
+        for key, value in (("limit", limit), ("second", 1), ("first", 0)):
+            constant(graph, f"w_{key}", value, np.int64)
+        for key, value in (("axis", [1]), ("back", [-1]), ("last", [np.iinfo(np.int64).min]), ("end", [-1])):
+            constant(graph, f"w_{key}", value, np.int64)
+        nodes.append(node("Shape", ["tokens"], ["w_shape"]))
+        if condition == "beams":
+            nodes.append(node("Gather", ["w_shape", "w_second"], ["w_size"]))
+            nodes.append(node("Equal", ["w_size", "w_limit"], ["w_where"]))
+        elif condition == "position":
+            nodes.append(node("Cast", ["position"], ["w_position"], to=TensorProto.INT64))
+            nodes.append(node("GreaterOrEqual", ["w_position", "w_limit"], ["w_where"]))
+        else:
+            nodes.append(node("ReduceProd", ["w_shape"], ["w_rows"], keepdims=0))
+            nodes.append(node("Range", ["w_first", "w_rows", "w_second"], ["w_row"]))
+            nodes.append(node("GreaterOrEqual", ["w_row", "w_limit"], ["w_beyond"]))
+            nodes.append(node("Reshape", ["w_beyond", "w_shape"], ["w_by_beam"]))
+            nodes.append(node("Unsqueeze", ["w_by_beam", "w_end"], ["w_where"]))
+        if wrong == "reversed":
+            nodes.append(node("Slice", [name, "w_end", "w_last", "w_axis", "w_back"], ["w_other"]))
+        elif wrong == "one less":
+            constant(graph, "w_less", [-1], np.int32)
+            nodes.append(node("Add", [name, "w_less"], ["w_other"]))
+        else:
+            nodes.append(node("Neg", [name], ["w_other"]))
+        nodes.append(node("Where", ["w_where", "w_other", name], [other]))
+        for each in graph.node:
+            if each.op_type in (readers or each.op_type) and each.op_type != "Shape":
+                each.input[:] = [other if value == name else value for value in each.input]
+        made = [n for n, each in enumerate(graph.node) if name in each.output]
+        for each in reversed(nodes):
+            graph.node.insert(made[0] + 1 if made else 0, each)
+
+    return mutate
+
+
+_IN_PLACE = ("fp32-cpu", "int8", "int8-latency", "int4")
+UNMET: dict[str, tuple[tuple[str, ...], Mutation, str]] = {
+    "parents of 4 beams": (("",), wrong_where("beams", 4, "parents", "reversed"), "rows of 4 beams"),
+    "parents of 7 beams": (("",), wrong_where("beams", 7, "parents", "reversed"), "rows of 7 beams"),
+    "tokens of 4 beams": (("", *_IN_PLACE), wrong_where("beams", 4, "tokens", "reversed"), "rows of 4 beams"),
+    "history of 4 beams": (_IN_PLACE, wrong_where("beams", 4, "written_by", "reversed"), "rows of 4 beams"),
+    "beyond 600 rows": (("", *_IN_PLACE), wrong_where("row", 600, "hidden", "negated"), "many rows"),
+    "late parents": (("",), wrong_where("position", 17, "parents", "reversed"), "late rows"),
+    "late history": (_IN_PLACE, wrong_where("position", 12, "written_by", "reversed"), "late rows"),
+}
+"""Variants, mutation of their step, and what a failure begins with."""
+LATE_POSITIONS = wrong_where("position", 13, "position", "one less", "Gather")
+"""Each position from 13 on is taken for the one before it."""
+UNMET_JOINED: dict[str, Mutation] = {
+    "beams": wrong_where("beams", 4, "written_by", "reversed"),
+    "late": wrong_where("position", 12, "written_by", "reversed"),
+    "tokens": wrong_where("beams", 4, "tokens", "reversed"),
+}
+"""Mutations of the step where sentences have joined others."""

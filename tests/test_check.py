@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import onnx
 import pytest
 from onnx import GraphProto, helper
 
-from tformer_deploy import cli
+from tformer_deploy import cli, load
 from tformer_deploy.bundle import Bundle, hashes, open_bundle
 from tformer_deploy.check import (
     CheckOptions,
@@ -32,14 +33,16 @@ from tformer_deploy.check import (
     make_corpus,
 )
 from tformer_deploy.check.compare import Judge, relative
+from tformer_deploy.check.found import LATE, MANY, WIDTHS, Divergence, Outputs
 from tformer_deploy.check.observe import Observation
 from tformer_deploy.check.parity import check, eager_invariance, eager_rounding, generated_sources
 from tformer_deploy.check.recording import Run, Trace
 from tformer_deploy.check.reference import make_reference
-from tformer_deploy.check.report import Divergence, Outputs, describe_divergence
+from tformer_deploy.check.report import describe_divergence
 from tformer_deploy.check.rounding import Rounding
 from tformer_deploy.check.shares import allowed
 from tformer_deploy.check.sizes import rows_apart, run_large, run_wide
+from tformer_deploy.checkpoint import open_checkpoint, save_checkpoint
 from tformer_deploy.decoding import Hypothesis
 from tformer_deploy.engines.base import Engine, Floats, Ints, Limits, Scores
 from tformer_deploy.errors import ArtifactError, ConfigError, DataError, MissingExtra
@@ -48,10 +51,21 @@ from tformer_deploy.plans import Profile
 from tformer_deploy.recipe import Tolerance, load_recipe, own_limits, recipe_folder
 
 from .command import run_here
-from .mutations import BEYOND, ENTRIES, MUTATIONS, Mutation, break_graph, change_tensor, scale, scale_one_weight, spoil
+from .mutations import (
+    BEYOND,
+    ENTRIES,
+    MUTATIONS,
+    UNMET,
+    Mutation,
+    break_graph,
+    change_tensor,
+    scale,
+    scale_one_weight,
+    spoil,
+)
 from .plain_decoding import EOS, TableEngine, TableState, Tokens
 
-SMALL = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4)
+SMALL = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4, walks=8)
 
 
 def gate_of(bundle: Path, run: Path | None = None) -> Gate:
@@ -187,15 +201,42 @@ def test_faults_of_large_sizes_alone_are_found(
     (found,) = report.engines
     assert all(row.equal == row.sentences for row in (*found.outputs, *found.invariance)) and found.scores_max < 1e-5
     assert not report.passed and found.failures
-    large = f"{line}|equal rows of a wide beam|wide beam: |target entry "
+    large = f"{line}|equal rows of a wide beam|wide beam: |target entry |rows of \\d+ beams: |many rows "
     assert all(re.match(large, failure) for failure in found.failures), found.failures
     assert any(re.match(line, failure) for failure in found.failures)
     assert found.blame
 
 
+@pytest.mark.parametrize("case", [case for case, (variants, *_) in UNMET.items() if "" in variants])
+def test_faults_of_other_widths_batches_and_positions_are_found(
+    case: str, bundle: Path, run: Path, reference: Reference, tmp_path: Path
+) -> None:
+    """Of all that the usual outputs show, nothing is wrong."""
+    _, mutate, named = UNMET[case]
+    report = gate_of(break_graph(bundle, tmp_path / "bundle", "decoder_step", mutate), run).run(["ort"], reference)
+    (found,) = report.engines
+    assert all(row.equal == row.sentences for row in (*found.outputs, *found.invariance, *found.sizes))
+    (line,) = found.failures
+    assert re.match(named, line) and re.search(named, found.blame), (line, found.blame)
+
+
+def test_rows_of_every_width_number_and_position_are_led(bundle: Path, run: Path, reference: Reference) -> None:
+    reference = dataclasses.replace(reference, options=dataclasses.replace(reference.options, walks=64))
+    (found,) = gate_of(bundle, run).run(["ort"], reference).engines
+    widths, many, late = ([w for w in found.walks if w.kind == kind] for kind in (WIDTHS, MANY, LATE))
+    assert sorted(walk.width for walk in widths) == list(range(2, 31)), "as far as the axis goes"
+    assert [(walk.width, walk.rows, walk.steps) for walk in many] == [(1, 3 * 1024, 3), (2, 5 * 1024, 3)]
+    assert [(walk.width, walk.steps) for walk in late] == [(3, 24)], "as many as there are positions"
+    assert all(walk.largest < 1e-5 and not walk.wrong and walk.limit == 1e-4 for walk in found.walks)
+    text = str(gate_of(bundle, run).run(["ort"], reference))
+    assert re.search(r"widths +29 from 2 to 30 beams, [\d,]+ rows as alone within \d", text)
+    assert "late rows              24 tokens, " in text
+
+
 def test_a_wide_beam_and_large_batches_are_compared(bundle: Path, run: Path, reference: Reference) -> None:
     (found,) = gate_of(bundle, run).run(["ort"], reference).engines
-    wide, greedy, beam = found.sizes
+    wide, greedy, beam, text = found.sizes
+    assert (text.mode, text.equal) == ("defaults", 8)
     assert reference.options.wide == 30, "half the vocabulary"
     assert (wide.mode, wide.variant, wide.sentences) == ("wide beam", "", 3) and found.rows_max is not None
     assert found.rows_max < 1e-5
@@ -297,7 +338,15 @@ def test_single_large_values_do_not_hide_a_difference() -> None:
 LENGTHS = (3, 1, 2, 4, 3, 2, 4, 1)
 SOURCES = [[*np.random.default_rng(n).integers(5, 60, length).tolist(), EOS] for n, length in enumerate(LENGTHS)]
 TABLE = CheckOptions(
-    max_tokens=6, beams=2, n_best=2, invariance=8, batch_tokens=16, wide=0, large_tokens=0, vocabulary=False
+    max_tokens=6,
+    beams=2,
+    n_best=2,
+    invariance=8,
+    batch_tokens=16,
+    wide=0,
+    large_tokens=0,
+    vocabulary=False,
+    walks=0,
 )
 Change = Callable[[Tokens, Tokens, Floats], Floats]
 
@@ -850,6 +899,130 @@ def test_shares_of_a_few_are_what_chance_does_not_exceed(share: float) -> None:
     assert [allowed(0.0, 30), allowed(1.0, 30), allowed(0.01, 0)] == [0, 30, 0]
 
 
+# Text to text
+
+
+def edited_manifest(bundle: Path, out: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    shutil.copytree(bundle, out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    change(manifest)
+    (out / "manifest.json").write_text(json.dumps({**manifest, "files": hashes(out)}))
+    return out
+
+
+OUTSIDE: dict[str, tuple[Callable[[dict[str, Any]], object], list[str]]] = {
+    "first_ids": (
+        lambda m: m.update(decoding={"first_ids": [7]}),
+        ["default of decoding, first_ids: [7] in the bundle, not set in the checkpoint"],
+    ),
+    "beams": (
+        lambda m: m.update(decoding={"beams": 3}),
+        ["default of decoding, beams: 3 in the bundle, not set in the checkpoint"],
+    ),
+    "prefix": (
+        lambda m: m["tokenizer"]["source"].update(prefix=[9]),
+        [
+            "tokenizer, source prefix: [9] in the bundle, not set in the checkpoint",
+            "text: line 1, 'w50', is [9, 50, 3] to the bundle, [50, 3] to the checkpoint",
+        ],
+    ),
+    "suffix": (
+        lambda m: m["tokenizer"]["source"].update(suffix=[]),
+        [
+            "tokenizer, source suffix: [] in the bundle, not set in the checkpoint",
+            "text: line 1, 'w50', is [50] to the bundle, [50, 3] to the checkpoint",
+        ],
+    ),
+    "lower": (
+        lambda m: [side.update(lower=True) for side in m["tokenizer"].values()],
+        [
+            "tokenizer, source lower: True in the bundle, not set in the checkpoint",
+            "tokenizer, target lower: True in the bundle, not set in the checkpoint",
+        ],
+    ),
+}
+"""What lies outside the graphs: a change of the manifest, and what must be said of it."""
+
+
+@pytest.mark.parametrize(("change", "lines"), OUTSIDE.values(), ids=OUTSIDE)
+def test_what_lies_outside_the_graphs_must_be_the_checkpoints(
+    change: Callable[[dict[str, Any]], object], lines: list[str], bundle: Path, stored: Path, tmp_path: Path
+) -> None:
+    """With a reference alone, as with the checkpoint, which the reference was made of."""
+    folder = edited_manifest(bundle, tmp_path / "bundle", change)
+    (found,) = gate_of(folder, tmp_path / "nowhere").run(["ort"], load_reference(stored)).engines
+    assert found.failures == lines and found.blame == lines[0]
+
+
+def test_another_tokenizer_is_found_by_a_reference(bundle: Path, stored: Path, tmp_path: Path) -> None:
+    """Two words exchanged, and the hashes made to fit, inside the graphs as well."""
+    out = edited_manifest(bundle, tmp_path / "bundle", lambda m: m)
+    words = out / json.loads((out / "manifest.json").read_text())["tokenizer"]["source"]["file"]
+    words.write_text(words.read_text().replace("w50", "w_").replace("w51", "w50").replace("w_", "w51"))
+    (out / "manifest.json").write_text(
+        json.dumps({**json.loads((out / "manifest.json").read_text()), "files": hashes(out)})
+    )
+    opened = open_bundle(out)
+    for graph in ("encoder", "decoder_step"):
+        model = onnx.load(out / f"{graph}.onnx")
+        entry = next(each for each in model.metadata_props if each.key == "tformer.tokenizers")
+        entry.value = json.dumps(opened.tokenizer_hashes)
+        onnx.save(model, out / f"{graph}.onnx")
+    edited = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps({**edited, "files": hashes(out)}))
+    (found,) = gate_of(out, tmp_path / "nowhere").run(["ort"], load_reference(stored)).engines
+    assert found.blame.startswith(f"tokenizer, {words.name}: '") and "text: line 1, 'w50', is [51, 3]" in str(found)
+
+
+def test_text_is_decoded_by_the_defaults_of_the_checkpoint(bundle: Path, run: Path, tmp_path: Path) -> None:
+    """By eager and by each engine; a fault that only those options meet fails."""
+    checkpoint = open_checkpoint(run)
+    own = {"beams": 4, "n_best": 1, "length_penalty": 0.6, "first_ids": [8], "max_tokens": 6}
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    save_checkpoint(other, checkpoint.config, checkpoint.tokenizers, other / "weights/random.safetensors", {}, own)
+    gate = gate_of(edited_manifest(bundle, tmp_path / "bundle", lambda m: m.update(decoding=own)), other)
+    reference = gate.reference(corpus_of(gate.bundle, dataclasses.replace(SMALL, walks=0)))
+    assert reference.defaults and reference.defaults.decoding == own and reference.options.own_beams == 4
+    with load(tmp_path / "bundle", backend="eager", checkpoint=other) as translator:
+        expected = translator.translate(reference.defaults.lines)
+    assert [each.text for each in expected] == reference.defaults.texts and all(each.ids[0] == 8 for each in expected)
+    mutate = UNMET["tokens of 4 beams"][1]
+    broken = break_graph(tmp_path / "bundle", tmp_path / "broken", "decoder_step", mutate)
+    (found,) = gate_of(broken, other).run(["ort"], reference).engines
+    assert [line.split(": ")[0] for line in found.failures] == ["defaults"]
+    assert found.blame.startswith("line 1 of text: every layer agrees"), found.blame
+
+
+# As many sentences as there is time for
+
+
+def test_generated_sentences_are_as_many_as_time_allows(bundle: Path, run: Path, tmp_path: Path) -> None:
+    """The report says what so many would show; beam search and sampling read the usual ones."""
+    gate, usual = gate_of(bundle, run), len(generated_sources(60, 3, 24))
+    options = dataclasses.replace(SMALL, walks=0, sentences=60)
+    reference = gate.reference(corpus_of(gate.bundle, options))
+    assert len(reference.sources) == 60 and reference.options.searched == usual
+    reference.save(tmp_path / "eager.npz")
+    report = gate.run(["ort"], load_reference(tmp_path / "eager.npz"))
+    (found,) = report.engines
+    assert [row.sentences for row in found.outputs] == [60, usual, usual] and report.passed
+    assert str(report).startswith("generated sources: 60 sentences, ")
+    assert "tokens of eager PyTorch; a fault in 1 of 20 sentences shows with 95%\n" in str(report)
+    few = gate.reference(corpus_of(gate.bundle, dataclasses.replace(options, seconds=0)))
+    assert len(few.sources) == usual and few.options.searched == 0
+
+
+def test_what_may_differ_is_explained_where_it_stands() -> None:
+    text = str(Report(8, 37, "table", "", {}, {}, {}, engines=[table_check(Altered(), Altered(noise(0.5)), LOSSY)]))
+    lines = text.splitlines()
+    sampling = next(n for n, line in enumerate(lines) if line.startswith("  sampling "))
+    assert "may differ: rounded weights are another model, and a draw follows" in lines[sampling + 1]
+    assert "may differ: rounded" not in str(
+        Report(8, 37, "", "", {}, {}, {}, engines=[table_check(Altered(), Altered())])
+    )
+
+
 # Stored references
 
 
@@ -888,8 +1061,8 @@ def rewrite(stored: Path, path: Path, **changes: Any) -> Path:
     ("changes", "message"),
     [
         ({"format": "tformer-bundle"}, "is not a reference of tformer check"),
-        ({"version": 5}, "has version 5, newer than 4: update"),
-        ({"version": 3}, "has version 3, older than 4: make it again with --save-reference"),
+        ({"version": 6}, "has version 6, newer than 5: update"),
+        ({"version": 4}, "has version 4, older than 5: make it again with --save-reference"),
         ({"options": {"beams": 0}}, "beams=0: must be at least 1"),
         ({"options": {"beems": 3}}, "beems"),
         ({"options": []}, "is damaged"),

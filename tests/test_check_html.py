@@ -10,17 +10,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tformer_deploy.check.report import (
-    Constants,
-    Divergence,
-    EngineReport,
-    Entries,
-    Layer,
-    Outputs,
-    Report,
-    StepDifference,
-    Top1,
-)
+from tformer_deploy.check.found import Constants, Divergence, Entries, Layer, Outputs, StepDifference, Top1
+from tformer_deploy.check.report import EngineReport, Report
 from tformer_deploy.recipe import Tolerance
 from tformer_deploy.report.check import MAX_ROWS, check_page
 from tformer_deploy.report.figures import Decades, layer_plot, step_plot

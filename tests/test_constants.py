@@ -17,8 +17,9 @@ from onnx import GraphProto, numpy_helper
 from tformer_deploy.bundle import Bundle, open_bundle
 from tformer_deploy.check import EngineReport, Gate
 from tformer_deploy.check.constants import compare_constants, failures
+from tformer_deploy.check.found import Constants
 from tformer_deploy.check.origins import named_tensors
-from tformer_deploy.check.report import Constants, describe_constants
+from tformer_deploy.check.report import describe_constants
 from tformer_deploy.contract import graphs_of
 from tformer_deploy.errors import ArtifactError
 from tformer_deploy.export.calibrate import Measured, input_ranges

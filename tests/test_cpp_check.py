@@ -36,7 +36,7 @@ from .mutations import BEYOND, MUTATIONS, break_graph, changed, plus, scale_one_
 from .params import long_but
 from .plain_decoding import EOS, TableEngine, TableState
 
-SMALL = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4)
+SMALL = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4, walks=4)
 OWN = "the runtime's own search differs from ours [0-9]+ times, the first: "
 FLAGS = ("--max-tokens", 6, "--beams", 2, "--invariance", 2, "--threads", 1)
 

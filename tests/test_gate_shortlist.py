@@ -23,7 +23,7 @@ from .command import run_here
 from .conftest import random_sources
 from .mutations import Mutation, break_graph, changed, round_scores, row, times
 
-SMALL = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4)
+SMALL = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4, walks=4)
 EXACT = "fp32-cpu"
 
 

@@ -86,7 +86,7 @@ def test_options_pass_the_gate(options: dict[str, object], tmp_path: Path) -> No
 def test_programs_in_bf16_pass_without_loosened_limits(exported: Path) -> None:
     bundle = open_bundle(exported)
     gate = Gate(bundle, exported.parent / "run", threads=1, loosened=False)
-    options = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=2)
+    options = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=2, walks=4)
     reference = gate.reference(make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), None, options))
     (found,) = gate.run(["native:native-bf16"], reference).engines
     assert found.passed, found.failures
@@ -160,7 +160,7 @@ def test_steps_over_caches_in_bf16_are_those_of_eager(tmp_path: Path) -> None:
 def test_lists_pass_the_gate(listed: Path, exported: Path) -> None:
     """Against eager PyTorch over the same lists."""
     gate = Gate(open_bundle(listed), exported.parent / "run", threads=1, shortlist=True)
-    options = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4)
+    options = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4, walks=4)
     bundle = gate.bundle
     reference = gate.reference(make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), None, options))
     names = [f"native:{name}" for name in with_shortlist(bundle, ["native"], [])]

@@ -90,7 +90,7 @@ def test_a_plan_is_held_to_the_recipe(scores: float, loosened: list[str], bundle
     opened = open_bundle(bundle)
     limits = dataclasses.replace(TOLERANCES["fp16"], scores=scores)
     recipe: Recipe = dataclasses.replace(opened.recipe, target="trt", cache="static", plans={"fp16": limits})
-    options = CheckOptions(max_tokens=4, beams=2, n_best=2, invariance=1, vocabulary=False)
+    options = CheckOptions(max_tokens=4, beams=2, n_best=2, invariance=1, vocabulary=False, walks=0)
     for allowed in (True, False):
         gate = Half(dataclasses.replace(opened, recipe=recipe), run, threads=1, loosened=allowed)
         corpus = make_corpus(opened.config, opened.recipe, opened.tokenizers(), None, options)

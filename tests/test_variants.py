@@ -30,7 +30,19 @@ from tformer_deploy.recipe import load_recipe
 
 from .command import failed_line, printed, run_here
 from .conftest import pretend_cores, small_config, write_checkpoint, write_lines
-from .mutations import BEYOND, CONSTANTS, ROUNDING, Change, Mutation, break_graph, change_output, change_tensor
+from .mutations import (
+    BEYOND,
+    CONSTANTS,
+    LATE_POSITIONS,
+    ROUNDING,
+    UNMET,
+    UNMET_JOINED,
+    Change,
+    Mutation,
+    break_graph,
+    change_output,
+    change_tensor,
+)
 
 VARIANTS = ["fp32-cpu", "int8", "int8-latency", "int4"]
 ORT_CPU = 'target = "ort-cpu"\ncache = "static"\n'
@@ -234,7 +246,7 @@ def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def reference(variants_bundle: Path, run: Path) -> Reference:
     opened = open_bundle(variants_bundle)
-    options = CheckOptions(max_tokens=6, beams=3, n_best=3, invariance=4)
+    options = CheckOptions(max_tokens=6, beams=3, n_best=3, invariance=4, walks=8)
     corpus = make_corpus(opened.config, opened.recipe, opened.tokenizers(), None, options)
     return Gate(opened, run, threads=1).reference(corpus)
 
@@ -349,6 +361,50 @@ def test_faults_of_joined_sentences_alone_are_found_in_8_bits(variants_bundle: P
         assert any(re.match(line, failure) for failure in found.failures), found.failures
 
 
+OFTEN = ("fp32-cpu", "int8")
+"""Checked in every run; the others are alike."""
+
+
+@pytest.mark.parametrize(
+    ("case", "variant"),
+    [
+        pytest.param(case, variant, marks=[] if variant in OFTEN else [pytest.mark.long])
+        for case, (variants, *_) in UNMET.items()
+        for variant in variants
+        if variant
+    ],
+)
+def test_faults_of_other_widths_batches_and_positions_are_found_in_any_precision(
+    case: str, variant: str, variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path
+) -> None:
+    _, mutate, named = UNMET[case]
+    broken = break_graph(variants_bundle, tmp_path / "bundle", f"{variant}/decoder_step", mutate)
+    (found,) = Gate(open_bundle(broken), run, threads=1).run([f"ort:{variant}"], reference).engines
+    assert not any(row.failed for row in (*found.invariance, *found.sizes)) or not found.tolerance.tokens
+    assert re.match(named, found.failures[0]), found.failures
+    assert all(re.match("rows of|many rows|late rows|joined rows", line) for line in found.failures)
+
+
+@pytest.mark.parametrize("mutate", UNMET_JOINED.values(), ids=UNMET_JOINED)
+def test_rows_that_join_others_are_led_too(
+    mutate: Mutation, variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path
+) -> None:
+    broken = break_graph(variants_bundle, tmp_path / "bundle", "int8/slots_step", mutate)
+    (found,) = Gate(open_bundle(broken), run, threads=1).run(["ort:int8"], reference).engines
+    (line,) = found.failures
+    assert line.startswith("joined rows of "), line
+
+
+def test_late_positions_are_held_to_calibration(limited: Path, run: Path, reference: Reference, tmp_path: Path) -> None:
+    """Where scores may be 2 off, the embedding still shows each position that is another one."""
+    broken = break_graph(limited, tmp_path / "bundle", "int8/decoder_step", LATE_POSITIONS)
+    (found,) = Gate(open_bundle(broken), run, threads=1).run(["ort:int8"], reference).engines
+    joined, layer = found.failures
+    assert joined.startswith("joined rows of 3 a sentence: "), "whose step is right"
+    assert re.match(r"layer decoder_embedding differs by .* at all positions that", layer)
+    assert re.search(r"token 14, decoder_embedding", found.blame), found.blame
+
+
 @pytest.fixture(scope="module")
 def limited(variants_bundle: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle with what calibration measured of each layer. Read only."""
@@ -373,7 +429,7 @@ def test_layers_of_lossy_variants_are_held_to_calibration(limited: Path, run: Pa
         assert [layer.name for layer in layers][::4] == ["encoder_embedding", "decoder_embedding"]
         # The limit is a few times what the engine's own kernels do, not many times.
         assert all(layer.limit and layer.limit / 40 < layer.noise < layer.limit for layer in layers)
-    assert "8 with a limit from calibration, at most" in str(report)
+    assert "10 with a limit from calibration, at most" in str(report)
     (without,) = Gate(open_bundle(limited), run, threads=1).run(["ort"], reference).engines
     assert without.passed and all(layer.limit is None for layer in without.layers)
 

@@ -21,7 +21,7 @@ from .test_your_model import MODELS, VOCAB, require_own_tokens, sources
 pytestmark = pytest.mark.long
 
 EXPORTED = ("tutorial", "tutorial, hooks", "annotated, hooks", "bart, hooks")
-QUICK = CheckOptions(max_tokens=6, beams=2, n_best=2, invariance=0, wide=0, large_tokens=0, positions=6)
+QUICK = CheckOptions(max_tokens=6, beams=2, n_best=2, invariance=0, wide=0, large_tokens=0, positions=6, walks=4)
 
 
 def write(folder: Path, name: str, extra: str = "") -> Path:

@@ -227,6 +227,7 @@ def _read(
     else:
         calibration = split(corpus)
     corpus.sources = [corpus.sources[i] for i in calibration.places]
+    corpus.lines = [corpus.lines[i] for i in calibration.places] if corpus.lines else []
     return corpus, [targets[i] for i in calibration.places] if targets else [], calibration
 
 

@@ -12,7 +12,7 @@ from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Outlook
 from ..errors import MissingExtra
 from ..recipe import Tolerance
-from .compare import WIDE, Judge, by_layer, differences, relative
+from .compare import DEFAULTS, WIDE, Judge, by_layer, differences, relative
 from .observe import end_ids, far_target, layers_of, middle, tokens_of
 from .reference import Reference
 from .report import EngineReport
@@ -40,16 +40,21 @@ def find_layer(engine: Engine, eager: Engine, reference: Reference, report: Engi
     if not reference.sources:
         return ""
     first = min(report.divergences, key=lambda d: (bool(d.variant), d.sentence), default=None)
-    i, worst = first.sentence if first else report.worst_sentence, report.worst_sentence
+    text = reference.defaults if first and first.mode == DEFAULTS else None
+    i, worst = first.sentence if first and not text else report.worst_sentence, report.worst_sentence
     runs, positions, beams = reference.observed.runs, reference.options.positions, reference.options.beams
+    usual, end = middle(reference.sources), engine.config.eos_id
     suspects = [Suspect(j, tokens_of(runs["greedy"].outputs[j][0])) for j in dict.fromkeys((i, worst))]
-    if first:  # a token that only a beam or a sample takes is not in the greedy output
+    if text and first:
+        name, run = f"line {first.sentence + 1} of text", text.run
+        target = tokens_of(run.outputs[first.sentence][0])
+        suspects.insert(0, Suspect(usual, target, name, text.sources[first.sentence]))
+    elif first:  # a token that only a beam or a sample takes is not in the greedy output
         wide = reference.observed.wide if first.mode == WIDE else None
         beams = reference.options.wide if wide else beams
         judge = Judge(reference.observed, 0.0, 0.0, beams, end_ids(engine))
         rows = judge.rows((wide or runs[first.mode]).traces[i], first.step, first.mode)
         suspects += [Suspect(i, [*row, first.eager_token]) for row in rows[:SUSPECTS]]
-    usual, end = middle(reference.sources), engine.config.eos_id
     suspects.append(Suspect(usual, far_target(runs["greedy"], engine, min(positions, engine.limits.tgt_tokens))))
     if entries := {each.side: each.worst for each in report.vocabulary}:
         suspects.append(Suspect(usual, [end], f"source entry {entries['source']}", [entries["source"]]))
@@ -68,8 +73,14 @@ def find_layer(engine: Engine, eager: Engine, reference: Reference, report: Engi
             return f"{suspect.name or f'sentence {suspect.sentence + 1}'}, {where}"
     if report.attention_max is not None and not report.attention_max <= tolerance.encoder:
         return "the output attention, where no layer differs"
+    if not first and (walk := next((walk for walk in report.walks if walk.wrong), None)):
+        return (
+            f"{walk.name}, {walk.first}: every layer agrees on a row alone, so rows are mixed up between steps "
+            f"(parents, caches) or between beams and sentences of a batch"
+        )
+    where = f"line {first.sentence + 1} of text" if text and first else f"sentence {i + 1}"
     return (
-        f"sentence {i + 1}: every layer agrees on it alone with eager's tokens, so rows are mixed up between steps "
+        f"{where}: every layer agrees on it alone with eager's tokens, so rows are mixed up between steps "
         f"(parents, caches) or between sentences of a batch"
     )
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..decoding import DecodeOptions, Hypothesis
 from ..decoding.search import length_norm
+from .found import Divergence, Layer, Outputs, StepDifference
 from .observe import Observation, tokens_of
 from .recording import Run, Trace
-from .report import Divergence, Layer, Outputs, StepDifference
 
 WIDE = "wide beam"
-BEAM_MODES = ("beam", WIDE)
+DEFAULTS = "defaults"
+BEAM_MODES = ("beam", WIDE, DEFAULTS)
 """Modes whose candidates are sums of several steps."""
 
 
@@ -32,6 +33,8 @@ class Judge:
     end_ids: list[int]
     hopeless: float = np.inf
     """A margin beyond which no share of sentences may be apart."""
+    decoding: DecodeOptions = field(default_factory=DecodeOptions)
+    """By which outputs are ranked."""
 
     def compare(self, ours: Run, theirs: Run, totals: Outputs) -> tuple[list[Divergence], list[Divergence], list[int]]:
         """Compare the sentences that both runs have, and fill in `totals`.
@@ -147,7 +150,7 @@ class Judge:
         for step, token in enumerate(tokens[: len(trace.tokens)]):
             here = np.flatnonzero((trace.parents[step] == row) & (trace.tokens[step] == token))[:1]
             if step + 1 == len(tokens) and len(here):
-                return float(trace.values[step, here[0]]) / length_norm(len(tokens), DecodeOptions())
+                return float(trace.values[step, here[0]]) / length_norm(len(tokens), self.decoding)
             rows = np.flatnonzero(np.isin(self.live(trace, step), here))
             if not len(rows):
                 break

@@ -17,6 +17,7 @@ from ..bundle import Bundle
 from ..contract import PROGRAM, made_of
 from ..export.save import load_graph, reading
 from ..recipe import Recipe
+from .found import Constants
 from .origins import (
     CLOSE,
     NAME,
@@ -33,7 +34,6 @@ from .origins import (
     rounding_off,
 )
 from .programs import ProgramConstants
-from .report import Constants
 
 if TYPE_CHECKING:
     from ..seq2seq import Seq2Seq

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
@@ -23,17 +24,22 @@ from ..recipe import Axes, Recipe, Tolerance, narrowest, own_limits
 from ..shortlist import open_shortlist
 from ..text import Tokenizers
 from .blame import find_layer
+from .compare import by_layer
+from .defaults import lines_of, make_defaults, other_text
+from .found import Constants
 from .memory import compare_memory, memory_rounding, read_memory
-from .observe import CheckOptions, Observation, tokens_of
-from .parity import beyond, check, eager_invariance, eager_rounding, generated_sources
-from .recording import Run
+from .observe import CheckOptions, Observation, by_length, late_layers, tokens_of
+from .parity import beyond, check, eager_invariance, eager_rounding, generated_sources, more_sources
+from .recording import Run, record
 from .reference import Reference, make_reference
-from .report import Constants, EngineReport, Report
+from .report import EngineReport, Report
 from .restricted import RestrictedEngine, with_shortlist
 from .rounding import Rounding
 
-GENERATED = CheckOptions(max_tokens=32, invariance=12)
-"""For generated sources: random ones would run to the model's last position."""
+GENERATED = CheckOptions(max_tokens=32, invariance=12, sentences=900)
+"""For generated sources: random ones would run to the model's last position. So many notice a fault in 1 of 300."""
+TRIED, EAGER_SHARE = 32, 0.25
+"""Sentences by which the time for more is measured, and the share of the time that eager may take for them."""
 LAYER_NOISE = 3
 """A layer may differ by so many times what calibration measured, as other text may leave the ranges that it saw."""
 ENOUGH = 1000
@@ -49,6 +55,8 @@ class Corpus:
     sources: list[list[int]]
     """Ids as the encoder sees them."""
     options: CheckOptions
+    lines: list[str] = field(default_factory=list)
+    """Their text; none: they are generated."""
 
 
 def make_corpus(
@@ -67,16 +75,17 @@ def make_corpus(
     if src is None:
         sources = generated_sources(config.src_vocab, config.eos_id, longest, seed)
         return Corpus("generated sources", sources, options or GENERATED)
-    found = []
+    found, lines = [], []
     for number, line in enumerate(read_lines(src), 1):
         ids = tokenizers.source_ids(line)
         if len(ids) > longest:
             raise DataError(f"{src}:{number}: a source of {len(ids)} tokens exceeds the limit of {longest}: shorten it")
         if line:
             found.append(ids)
+            lines.append(line)
     if not found:
         raise DataError(f"{src}: no line with text: give a file with a sentence a line")
-    return Corpus(src.name, found, options or CheckOptions())
+    return Corpus(src.name, found, options or CheckOptions(), lines)
 
 
 def translations(src: Path | None, tgt: Path) -> list[str]:
@@ -154,14 +163,24 @@ class Gate:
             "shortlist": self.shortlist,
         }
         allowed = allowed or narrowest([self.bundle.recipe, *self.bundle.variants.values()])
-        options = corpus.options.within(Limits.of(allowed.axes))
+        own_beams = min(int(self.bundle.decoding.get("beams", 1)), allowed.axes.beams.max)
+        options = dataclasses.replace(corpus.options, own_beams=own_beams).within(Limits.of(allowed.axes))
         self.progress(stage="eager PyTorch")
         with self.eager() as eager:
             encoder = cast(Encoder, self.plain_eager())  # the same, or what it restricts
             if not self.bundle.config.decoder_layers:
                 observed = Observation(memory=read_memory(encoder, corpus.sources, 1, len(corpus.sources)))
                 return Reference(corpus.sources, options, observed=observed, **about)
-            return make_reference(eager, corpus.sources, options, about, self.progress, encoder)
+            longest = min(allowed.axes.src_len.max, eager.limits.src_tokens)
+            more = [] if corpus.lines else affordable(eager, corpus.sources, options, longest)
+            if more:
+                options = dataclasses.replace(options, searched=len(corpus.sources))
+            made = make_reference(eager, [*corpus.sources, *more], options, about, self.progress, encoder)
+            if (checkpoint := getattr(encoder, "checkpoint", None)) and corpus.sources:
+                tokenizers = checkpoint.tokenizers
+                lines = corpus.lines or lines_of(corpus.sources, tokenizers)
+                made.defaults = make_defaults(eager, lines, tokenizers, checkpoint.decoding, made.options, longest)
+            return made
 
     def rounding(self, reference: Reference) -> Rounding:
         """Eager's own rounding, measured once; zeros where the checkpoint is not at hand."""
@@ -200,6 +219,7 @@ class Gate:
             report.rounding = reference.rounding
             return report
         report.eager_invariance, not_blamed = eager_invariance(reference, bundle.config.eos_id, bundle.recipe.tolerance)
+        text = other_text(bundle, reference.defaults) if reference.defaults else []
         for backend in backends:
             engine, recipe = self.engine(backend), recipe_of(backend, bundle)
             self.progress(stage=backend)
@@ -220,8 +240,9 @@ class Gate:
                     continue
                 found.precision, found.loosened = engine.precision, loosened
                 behaved = found.passed
+                found.failures += text
                 self.add_constants(found, recipe)
-                self.add_layer_limits(found)
+                self.add_layer_limits(found, engine, reference)
                 if recipe.memory and parse_name(backend).backend in ("ort", "native"):
                     self.add_memory(found, reference)
                 if translations:
@@ -263,20 +284,27 @@ class Gate:
                 "without lines whose source is empty"
             )
 
-    def add_layer_limits(self, report: EngineReport) -> None:
+    def add_layer_limits(self, report: EngineReport, engine: Engine, reference: Reference) -> None:
         """Limit a variant's layers to a multiple of the differences that calibration measured for its rounding."""
         variants = self.bundle.manifest.get("variants", {})
         measured = variants.get(parse_name(report.engine).variant, {}).get("limits", {})
-        for layer in report.layers:
+        expected, sources = reference.observed, reference.sources
+        if measured and expected.late and report.layers:
+            late = late_layers(engine, sources, expected.runs["greedy"], reference.options.positions)
+            report.late_layers = by_layer({name: expected.late[name][: len(late[name])] for name in late}, late)
+        for layer in (*report.layers, *report.late_layers):
             if layer.name in measured:
                 layer.limit = LAYER_NOISE * measured[layer.name]
         beyond = [layer for layer in report.layers if layer.limit is not None and not layer.noise <= layer.limit]
-        if beyond:  # what lies behind it is off as well
-            first = beyond[0]
-            report.failures.append(
-                f"layer {first.name} differs by {first.noise:.2g} (root mean square), "
-                f"more than {LAYER_NOISE} times what rounding did to it in calibration, {first.limit:.2g}"
-            )
+        late_ones = [
+            layer for layer in report.late_layers if layer.limit is not None and not layer.noise <= layer.limit
+        ]
+        for first, where in ((beyond[:1], ""), ([] if beyond else late_ones[:1], " at all positions that there are")):
+            report.failures += [  # what lies behind it is off as well
+                f"layer {layer.name} differs by {layer.noise:.2g} (root mean square){where}, "
+                f"more than {LAYER_NOISE} times what rounding did to it in calibration, {layer.limit:.2g}"
+                for layer in first
+            ]
 
     def add_memory(self, report: EngineReport, reference: Reference) -> None:
         """Compare the encoder's output with eager's; fails the report where there is none."""
@@ -329,6 +357,19 @@ class Gate:
                 return f"the layer is not known: {error}"
 
 
+def affordable(eager: Engine, sources: Sequence[Sequence[int]], options: CheckOptions, longest: int) -> list[list[int]]:
+    """As many more generated sources as there is time for, with greedy search by an engine that is entered."""
+    wanted, config = max(0, options.sentences - len(sources)), eager.config
+    more = more_sources(config.src_vocab, config.eos_id, longest, wanted) if sources else []
+    if not more or not options.seconds:
+        return []
+    decoding, start = options.modes()["greedy"], time.perf_counter()
+    for batch, indices in by_length(eager, more, range(min(TRIED, len(more))), options, decoding):
+        record(eager, batch, indices, decoding, Run())
+    each = 2 * (time.perf_counter() - start) / min(TRIED, len(more))  # decoded and scored
+    return more[: int(EAGER_SHARE * options.seconds / each)]
+
+
 def _add_quality(
     report: EngineReport,
     eager: dict[str, Run],
@@ -344,6 +385,8 @@ def _add_quality(
     from ..metrics import corpus_bleu, corpus_chrf
 
     for mode in eager:
+        if len(eager[mode].outputs) < len(translations):
+            continue
         sides = {}
         for side, runs in (("eager", eager), ("engine", engine)):
             made = [tokenizers.target_text(runs[mode].outputs[i][0].ids) for i in range(len(translations))]

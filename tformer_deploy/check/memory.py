@@ -9,8 +9,8 @@ import numpy as np
 from ..engines.base import Encoder, Floats
 from ..pooling import pooled
 from .compare import differences, worse
+from .found import Memory
 from .observe import ENCODER_SENTENCES, PADDING, spread
-from .report import Memory
 from .rounding import Rounding
 
 MANY = 1024

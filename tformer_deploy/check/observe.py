@@ -25,6 +25,8 @@ BEST, OTHERS = 16, 48
 """Log-probabilities compared at a step: of the best tokens, and of others that rotate through the vocabulary."""
 ENCODER_SENTENCES = 32
 """Sentences whose encoder outputs, and attention if the graph returns it, are compared."""
+LATE_LAYERS = ("decoder_embedding", "decoder_layer_0")
+"""Layers that are compared at every position that there is: where positions come in, absolute and relative ones."""
 MAX_OPTION = 1 << 20
 """The most that a count among the options may be."""
 PADDING = 16
@@ -65,6 +67,16 @@ class CheckOptions:
     """Padded source tokens of the largest batches, counted once for every beam, as `translate` counts; 0: none."""
     vocabulary: bool = True
     """Every entry of both vocabularies is fed once."""
+    walks: int = 64
+    """Rows of every width up to this, and rows in every number and position, are led through given tokens; 0: none."""
+    own_beams: int = 1
+    """Width of the beam that the bundle has by default."""
+    sentences: int = 0
+    """Generated sentences that are read if there is time, the usual ones included; 0: no more than those."""
+    searched: int = 0
+    """The first sentences, which beam search and sampling decode as well; 0: all."""
+    seconds: int = 60
+    """Time for what is read while there is some: more generated sentences, other widths, rows at late positions."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -77,6 +89,11 @@ class CheckOptions:
             ("positions", 0),
             ("wide", 0),
             ("large_tokens", 0),
+            ("walks", 0),
+            ("own_beams", 1),
+            ("sentences", 0),
+            ("searched", 0),
+            ("seconds", 0),
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least {least}")
@@ -105,6 +122,10 @@ class CheckOptions:
         }
         return {name: options for name, options in modes.items() if name != "beam" or self.beams > 1}
 
+    def of_mode(self, mode: str, sentences: int) -> range:
+        """The sentences that a way of decoding reads, of so many."""
+        return range(min(sentences, self.searched or sentences) if mode != "greedy" else sentences)
+
 
 @dataclass
 class Observation:
@@ -131,6 +152,8 @@ class Observation:
     """Of the same sentences (S, d): the encoder's output; of eager alone, if its model has an encoder of its own."""
     layers: dict[str, Floats] = field(default_factory=dict)
     """What every layer puts out for `probe_sentence`."""
+    late: dict[str, Floats] = field(default_factory=dict)
+    """What `LATE_LAYERS` put out for the same sentence with a target as long as there are positions."""
     wide: Run | None = None
     """A few sentences with a wide beam, see `sizes.run_wide`."""
     vocabulary: Vocabulary | None = None
@@ -148,7 +171,7 @@ def observe(
     found = Observation()
     for mode, decoding in options.modes().items():
         run = Run()
-        for batch, indices in by_length(engine, sources, range(len(sources)), options, decoding):
+        for batch, indices in by_length(engine, sources, options.of_mode(mode, len(sources)), options, decoding):
             record(engine, batch, indices, decoding, run)
             progress(len(indices))
         found.runs[mode] = run
@@ -157,6 +180,8 @@ def observe(
     if sources:
         with suppress(MissingExtra, EngineError):  # the layers are for the report alone
             found.layers = layers_of(engine, *probe_sentence(sources, (reference or found).runs["greedy"]))
+            if not reference:
+                found.late = late_layers(engine, sources, found.runs["greedy"], options.positions)
     return found
 
 
@@ -340,6 +365,13 @@ def layers_of(engine: Engine, source: Sequence[int], target: Sequence[int]) -> d
                 values[0, :length].copy() if name.startswith("encoder") or name == "memory" else values[0].copy()
             )
     return real
+
+
+def late_layers(engine: Engine, sources: Sequence[Sequence[int]], greedy: Run, positions: int) -> dict[str, Floats]:
+    """What a few layers put out for a sentence of middle length at every position that an engine has."""
+    target = far_target(greedy, engine, min(positions, engine.limits.tgt_tokens))
+    layers = layers_of(engine, sources[middle(sources)], target)
+    return {name: layers[name] for name in LATE_LAYERS if name in layers}
 
 
 def tokens_of(output: Hypothesis) -> list[int]:

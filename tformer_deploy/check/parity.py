@@ -13,21 +13,26 @@ from ..engines.base import Engine, Floats
 from ..errors import ArtifactError
 from ..notes import Progress, unseen
 from ..recipe import Tolerance
-from .compare import WIDE, Judge, by_layer, by_step, differences, worse
+from .compare import DEFAULTS, WIDE, Judge, by_layer, by_step, differences, worse
+from .defaults import decoding_of, run_defaults
+from .found import KINDS, Entries, Outputs, Top1, Walk
 from .noise import moved, own_noise
 from .observe import BEST, Observation, end_ids, observe, observe_fed, own_choices
 from .recording import Run
 from .reference import Reference, run_variants
-from .report import EngineReport, Entries, Outputs, Top1, describe_divergence
+from .report import EngineReport, describe_divergence
 from .rounding import Rounding
 from .shares import allowed
 from .sizes import compare_large, rows_apart, run_large, run_wide
 from .vocabulary import SIDES, read_vocabulary
+from .walks import run_walks
 
 NEAR = 0.1
 """Another best token that eager has within so many nats of its own counts as equally good: see docs/check.md."""
 OWN_NOISE = 0.05
 """Share of `tolerance.scores` by which a lossy engine's scores may differ between its own batches."""
+STAYS = 10
+"""Rows that are led may be off where `tolerance.unstable` allows it, so many times as many."""
 SAME_SCORES = 1e-4
 """The best tokens are chosen from a step's log-probabilities, so in any precision they have the same scores."""
 CAPPED = ("greedy", "beam")
@@ -85,11 +90,13 @@ def check(
             judge,
             reference=own or expected,
             error=report.own_noise,
-            tolerance=tolerance.scores * OWN_NOISE,
+            tolerance=own_limit(tolerance),
             hopeless=tolerance.scores,
         )
     report.invariance, _ = _invariance(judge, found, again, not_blamed, report)
     sizes = _compare_sizes(engine, judge, reference, report)
+    sizes += _compare_defaults(engine, reference, report)
+    report.walks = run_walks(engine, reference.sources, reference.options, own_limit(tolerance))
     report.vocabulary = _compare_vocabulary(engine, reference)
     report.failures = _failures(report, len(reference.sources), tolerance)
     report.failures += _other_searches(
@@ -147,6 +154,28 @@ def _compare_sizes(engine: Engine, judge: Judge, reference: Reference, report: E
     return runs
 
 
+def _compare_defaults(engine: Engine, reference: Reference, report: EngineReport) -> list[tuple[str, Run]]:
+    """Lines of text with the model's own options against eager's; adds ties and failures to the report."""
+    expected = reference.defaults
+    if not expected or not expected.lines:
+        return []
+    decoding, totals, run = decoding_of(expected, reference.options), Outputs(DEFAULTS), Run()
+    if not decoding.sampling:  # which is compared with a seed elsewhere
+        run = run_defaults(engine, expected, reference.options)
+    if run.outputs:
+        ends = list(decoding.ends(engine.config.eos_id))
+        judge = Judge(
+            reference.observed, report.scores_max, report.tolerance.scores, decoding.beams, ends, decoding=decoding
+        )
+        ties, failures, _ = judge.compare(expected.run, run, totals)
+        report.sizes.append(totals)
+        report.ties += ties if report.tolerance.tokens else []
+        report.divergences += failures if report.tolerance.tokens else []
+    return [(DEFAULTS, run)]
+
+
+USUAL_TOKENS = 24
+"""Most source tokens of further generated sentences."""
 RELATIVE = 2e-5
 """A number beyond 10, as of an improbable token, may differ by this part of itself beside what is allowed."""
 
@@ -245,12 +274,16 @@ def _failures(report: EngineReport, sentences: int, tolerance: Tolerance) -> lis
             f"best token: {report.top1.share:.2%} of {report.top1.steps:,} steps agree with eager's, "
             f"fewer than {tolerance.top1:.1%} (tolerance.top1)"
         )
-    part, part_of = (1.0, "scores") if tolerance.tokens else (OWN_NOISE, f"scores, {OWN_NOISE:.0%} of it")
-    if not tolerance.tokens and not report.own_usual <= tolerance.scores * part:
-        moves = beyond(report.own_usual, tolerance.scores * part, part_of)
+    most, part_of = own_limit(tolerance), "scores" if tolerance.tokens else f"scores, {OWN_NOISE:.0%} of it"
+    if not tolerance.tokens and not report.own_usual <= most:
+        moves = beyond(report.own_usual, most, part_of)
         found.append(f"own scores: half of them are others alone, or where sentences join, {moves}")
-    if report.rows_max is not None and not report.rows_max <= (most := tolerance.scores * part):
+    if report.rows_max is not None and not report.rows_max <= most:
         found.append(f"equal rows of a {WIDE} have scores that differ {beyond(report.rows_max, most, part_of)}")
+    for kind in KINDS:
+        wrong = [walk for walk in report.walks if walk.kind == kind and differs(walk, tolerance)]
+        others = f"; so do those of {len(wrong) - 1} other widths" if len(wrong) > 1 else ""
+        found += [f"{walk}{others}" for walk in wrong[:1]]
     sizes = [totals for totals in report.sizes if totals.variant or tolerance.tokens]
     for totals in (*(report.outputs if tolerance.tokens else []), *report.invariance, *sizes):
         most = allowed(tolerance.unstable, totals.sentences)
@@ -276,6 +309,19 @@ def beyond(found: float, limit: float, name: str) -> str:
     return f"by {found:.2e}, more than {limit:g} (tolerance.{name})"
 
 
+def own_limit(tolerance: Tolerance) -> float:
+    """How far an engine's log-probabilities may be from its own in other rows and batches."""
+    return tolerance.scores * (1 if tolerance.tokens else OWN_NOISE)
+
+
+def differs(walk: Walk, tolerance: Tolerance) -> bool:
+    """Whether more rows are off than may be, or one by more than it may from eager's.
+
+    What flips by rounding stays in a row's cache, so that many of its steps are off.
+    """
+    return walk.wrong > allowed(STAYS * tolerance.unstable, walk.rows) or not walk.largest <= tolerance.scores
+
+
 def _worst_sentence(found: Observation, expected: Observation) -> int:
     """The sentence whose scores or encoder outputs differ most."""
     worst, most = 0, -1.0
@@ -299,3 +345,10 @@ def generated_sources(src_vocab: int, eos_id: int, longest: int, seed: int = 0) 
     rounds = -(-sum(lengths) // len(words))
     tokens = iter(np.concatenate([rng.permutation(words) for _ in range(rounds)]).tolist())
     return [[*islice(tokens, n - 1), eos_id] for n in lengths]
+
+
+def more_sources(src_vocab: int, eos_id: int, longest: int, count: int) -> list[list[int]]:
+    """Further random sources of usual lengths; the same each time."""
+    rng, words = np.random.default_rng(2), np.arange(min(4, src_vocab - 1), src_vocab)
+    lengths = rng.integers(1, min(longest, USUAL_TOKENS) + 1, count)
+    return [[*rng.choice(words, length - 1).tolist(), eos_id] for length in lengths]

@@ -20,7 +20,8 @@ from ..errors import ArtifactError, ConfigError
 from ..files import output_file
 from ..headers import DAMAGED, digest, parse_json, read_arrays
 from ..notes import Progress, unseen
-from .compare import WIDE
+from .compare import DEFAULTS, WIDE
+from .defaults import Defaults
 from .memory import read_memory
 from .observe import (
     ENCODER_SENTENCES,
@@ -37,7 +38,9 @@ from .rounding import Rounding
 from .sizes import run_wide, wide_beam, wide_sentences
 from .vocabulary import PROBES, SIDES, Vocabulary, read_vocabulary
 
-VERSION = 4
+VERSION = 5
+TEXT = ("lines", "decoding", "tokenizer", "texts")
+"""Fields of `Defaults` in the header."""
 MOST_AXES = 4
 """Of an array in the file."""
 
@@ -56,6 +59,8 @@ class Reference:
     """File of the lists to which eager was restricted, see `Gate.shortlist`."""
     variants: dict[str, dict[str, Run]] = field(default_factory=dict)
     """Runs of the invariance check, by variant and mode."""
+    defaults: Defaults | None = None
+    """Text to text, with the model's own options."""
     rounding: Rounding | None = None
     """Eager's own, once somebody asked, see `Gate.rounding`."""
 
@@ -66,14 +71,19 @@ class Reference:
             "version": VERSION,
             "options": dataclasses.asdict(self.options),
             "layers": list(self.observed.layers),
+            "late": list(self.observed.late),
             "rounding": dataclasses.asdict(self.rounding) if self.rounding else None,
             **{name: getattr(self, name) for name in ("corpus", "weights_sha256", "machine", "shortlist")},
         }
         arrays: dict[str, Any] = {}
+        if self.defaults:
+            header["defaults"] = {name: getattr(self.defaults, name) for name in TEXT}
+            _pack(arrays, f"{DEFAULTS}.sources", [np.array(source, np.int32) for source in self.defaults.sources])
         _pack(arrays, "sources", [np.array(source, np.int32) for source in self.sources])
         _pack(arrays, "probe_ids", self.observed.probe_ids)
         _pack(arrays, "probes", self.observed.probes)
         _pack(arrays, "layers", list(self.observed.layers.values()))
+        _pack(arrays, "late", list(self.observed.late.values()))
         arrays["encoder.sentences"] = np.array(list(self.observed.encoder), np.int32)
         _pack(arrays, "encoder", [array for arrays_ in self.observed.encoder.values() for array in arrays_])
         arrays["memory.sentences"] = np.array(list(self.observed.memory), np.int32)
@@ -122,7 +132,7 @@ def run_variants(
 ) -> dict[str, dict[str, Run]]:
     """Decode some sentences again in other batches."""
     found: dict[str, dict[str, Run]] = {}
-    picked = spread(sources, options.invariance)
+    picked = rebatched(sources, options)
     for variant in (*REBATCHED, *([JOINED] if engine.admits else [])) if picked else ():
         found[variant] = {}
         for mode, decoding in options.modes().items():
@@ -132,6 +142,11 @@ def run_variants(
                 record_joined(engine, together, decoding, run)
                 progress(sum(len(indices) for _, indices in together))
     return found
+
+
+def rebatched(sources: Sequence[Sequence[int]], options: CheckOptions) -> list[int]:
+    """The sentences of the invariance check."""
+    return spread(sources[: options.searched or len(sources)], options.invariance)
 
 
 def load_reference(path: Path) -> Reference:
@@ -165,6 +180,7 @@ def load_reference(path: Path) -> Reference:
                 attention=dict(zip(arrays["attention.sentences"].tolist(), _unpack(arrays, "attention"), strict=True)),
                 memory=dict(zip(arrays["memory.sentences"].tolist(), _unpack(arrays, "memory"), strict=True)),
                 layers=dict(zip(header["layers"], _unpack(arrays, "layers"), strict=True)),
+                late=dict(zip(header["late"], _unpack(arrays, "late"), strict=True)),
             ),
             header["shortlist"],
             rounding=from_dict(Rounding, header["rounding"], "rounding") if header["rounding"] else None,
@@ -178,14 +194,22 @@ def load_reference(path: Path) -> Reference:
             and sorted(observed.memory) in ([], sorted(observed.encoder))
         ):
             raise ValueError("its parts do not fit each other")
-        picked = spread(reference.sources, reference.options.invariance)
+        picked = rebatched(reference.sources, reference.options)
         for mode in reference.options.modes():
-            reference.observed.runs[mode] = _unpack_run(arrays, mode, range(len(reference.sources)))
+            reference.observed.runs[mode] = _unpack_run(arrays, mode, reference.options.of_mode(mode, count))
             for variant in REBATCHED if picked else ():
                 runs = reference.variants.setdefault(variant, {})
                 runs[mode] = _unpack_run(arrays, f"{variant}.{mode}", picked)
         if wide_beam(reference.options) and reference.sources:
             observed.wide = _unpack_run(arrays, WIDE, wide_sentences(reference.sources))
+        if "defaults" in header:
+            sources = [source.tolist() for source in _unpack(arrays, f"{DEFAULTS}.sources")]
+            text = Defaults(
+                sources=sources, run=_unpack_run(arrays, DEFAULTS, range(len(sources))), **header["defaults"]
+            )
+            if not len(sources) == len(text.lines) == len(text.texts):
+                raise ValueError("its lines of text do not fit each other")
+            reference.defaults = text
         if reference.options.vocabulary and reference.sources:
             sides = [arrays[f"vocabulary.{side}"] for side in SIDES]
             if any(side.ndim != 2 or side.shape[1] != PROBES or side.dtype != np.float32 for side in sides):
@@ -210,7 +234,8 @@ def _fingerprint(header: dict[str, Any], arrays: dict[str, Any]) -> str:
 def _runs(reference: Reference) -> dict[str, Run]:
     names = {f"{variant}.{mode}": run for variant, runs in reference.variants.items() for mode, run in runs.items()}
     wide = {WIDE: reference.observed.wide} if reference.observed.wide else {}
-    return {**reference.observed.runs, **wide, **names}
+    text = {DEFAULTS: reference.defaults.run} if reference.defaults else {}
+    return {**reference.observed.runs, **wide, **text, **names}
 
 
 def _pack(arrays: dict[str, Any], name: str, values: Sequence[np.ndarray]) -> None:

@@ -9,142 +9,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..recipe import Tolerance
+from .found import (
+    KINDS,
+    WIDTHS,
+    Constants,
+    Divergence,
+    Entries,
+    Layer,
+    Memory,
+    Outputs,
+    StepDifference,
+    Top1,
+    Walk,
+)
 from .rounding import Rounding
 
 TIES_SHOWN = 5
 """Of each kind, in the text."""
+CONFIDENCE = 0.95
+"""With which a rare fault is met."""
 SHARES = ("unstable", "ties", "top1")
 """Limits that are shares."""
+LOSSY = (
+    "                    may differ: rounded weights are another model, and a draw follows its smallest change; "
+    "what decides are scores, best tokens and the batches below"
+)
 NAMES_SHOWN = 3
 """Constants of a kind, in the text and on the page; `--json` has all."""
-
-
-@dataclass
-class Divergence:
-    """The first decision at which two runs of a sentence part."""
-
-    sentence: int
-    """Index in the corpus, from 0."""
-    mode: str
-    """`greedy`, `beam` or `sampling`."""
-    variant: str
-    """The batch of the invariance check in which the engine differs from itself; empty: engine against eager."""
-    step: int
-    """Index of the token, from 0; for a beam whose outputs merely change places, that of the output."""
-    eager_token: int
-    engine_token: int
-    eager_score: float
-    """What eager compares there: the sum of its own candidate, or the log-probability of its token."""
-    engine_score: float
-    """The same of the engine's own choice, as the engine has it."""
-    margin: float
-    """How far eager was from the engine's choice; infinite where that was not among its candidates."""
-    moved: float = 0.0
-    """Of a beam: how far the two runs have the same candidates apart, up to there."""
-
-
-@dataclass
-class Outputs:
-    """Outputs of a mode or of an invariance check, compared sentence by sentence."""
-
-    mode: str
-    variant: str = ""
-    """Empty: engine against eager; else the engine against itself in another batch."""
-    sentences: int = 0
-    equal: int = 0
-    ties: int = 0
-    """Sentences that differ where the margin is inside the measured error."""
-    failed: int = 0
-    not_blamed: int = 0
-    """Sentences at which eager itself differs between the two batches."""
-    score_max: float = 0.0
-    """Largest difference of the scores of outputs that are equal."""
-    hopeless: int = 0
-    """Of those that failed: by more than any rounding, so that the engine fails however few they are."""
-
-
-@dataclass
-class Layer:
-    """How far a layer's output is from eager's, teacher-forced on one sentence."""
-
-    name: str
-    difference: float
-    """Largest absolute difference at real positions."""
-    largest: float
-    """Largest absolute value of eager's output."""
-    noise: float = 0.0
-    """Root mean square of the differences."""
-    limit: float | None = None
-    """What `noise` may be, where calibration has measured it."""
-
-
-@dataclass
-class Constants:
-    """The arrays inside an engine's graphs, beside the checkpoint's tensors that they are functions of."""
-
-    compared: int = 0
-    equal: int = 0
-    unknown: list[str] = field(default_factory=list)
-    """Arrays that are no known function of a tensor of the checkpoint, graph and name."""
-    wrong: list[str] = field(default_factory=list)
-    """A line for each array that differs."""
-    skipped: str = ""
-    """Why nothing was compared, if nothing was."""
-
-
-@dataclass
-class Memory:
-    """The encoder's output beside eager's, of graphs that return it."""
-
-    sentences: int = 0
-    largest: float = 0.0
-    """Largest absolute difference, padding left out."""
-    worst: int = 0
-    """The sentence that has it."""
-    cosine: float = 1.0
-    """Least cosine of the two sides' means over a sentence's tokens."""
-
-
-@dataclass
-class Top1:
-    """The best tokens of all steps beside eager's, with eager's greedy tokens fed."""
-
-    steps: int = 0
-    equal: int = 0
-    near: int = 0
-    """Another token, which eager itself has within `parity.NEAR` of its best."""
-
-    @property
-    def differ(self) -> int:
-        """Steps whose best token is another one."""
-        return self.steps - self.equal - self.near
-
-    @property
-    def share(self) -> float:
-        """Of the steps that agree."""
-        return 1 - self.differ / max(1, self.steps)
-
-
-@dataclass
-class Entries:
-    """The entries of one side's vocabulary, each fed once."""
-
-    side: str
-    """`source`: elements of the encoder's outputs are compared; `target`: log-probabilities."""
-    count: int
-    largest: float
-    """Largest absolute difference."""
-    worst: int
-    """Id of the entry that has it."""
-
-
-@dataclass
-class StepDifference:
-    """Differences of log-probabilities at one position of the target."""
-
-    largest: float
-    mean: float
-    sentences: int
 
 
 @dataclass
@@ -178,6 +69,8 @@ class EngineReport:
     """The median of those that were fed."""
     steps: list[StepDifference] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
+    late_layers: list[Layer] = field(default_factory=list)
+    """A few, of a variant with limits for them, at every position that there is."""
     constants: Constants | None = None
     """Of an engine that runs graphs."""
     outputs: list[Outputs] = field(default_factory=list)
@@ -186,6 +79,7 @@ class EngineReport:
     """A wide beam against eager, and the rows of the largest batches against the engine's own usual ones."""
     rows_max: float | None = None
     """How far the log-probabilities of equal rows of a wide beam are apart."""
+    walks: list[Walk] = field(default_factory=list)
     vocabulary: list[Entries] = field(default_factory=list)
     ties: list[Divergence] = field(default_factory=list)
     divergences: list[Divergence] = field(default_factory=list)
@@ -238,6 +132,12 @@ class Report:
         return bool(self.engines) and all(engine.passed for engine in self.engines)
 
     @property
+    def noticed(self) -> str:
+        """How rare a fault may be that so many sentences show: of those that 1 of n has, none is met in e^-3."""
+        rate = int(self.sentences / -math.log(1 - CONFIDENCE))
+        return f"; a fault in 1 of {rate:,} sentences shows with {CONFIDENCE:.0%}" if rate > 1 else ""
+
+    @property
     def failures(self) -> list[str]:
         """Of all engines."""
         return [f"{engine.engine}: {failure}" for engine in self.engines for failure in engine.failures]
@@ -251,7 +151,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.corpus}: {self.sentences} sentences, {self.tokens} tokens of eager PyTorch",
+            f"{self.corpus}: {self.sentences:,} sentences, {self.tokens:,} tokens of eager PyTorch{self.noticed}",
             "options: " + ", ".join(f"{name} {value}" for name, value in self.options.items()),
         ]
         if not self.options:
@@ -324,7 +224,7 @@ def _describe(report: EngineReport) -> list[str]:
         lines.append(f"  attention         max difference {report.attention_max:.2e}")
     if report.memory:
         lines.append(_memory(report.memory))
-    if limited := [layer for layer in report.layers if layer.limit is not None]:
+    if limited := [layer for layer in (*report.layers, *report.late_layers) if layer.limit is not None]:
         share = max((layer.noise / layer.limit for layer in limited if layer.limit), default=0.0)
         lines.append(f"  layers            {len(limited)} with a limit from calibration, at most {share:.0%} of it")
     if report.constants:
@@ -334,6 +234,8 @@ def _describe(report: EngineReport) -> list[str]:
             f"  {found.mode:<17} {found.equal} of {found.sentences} sentences equal, {found.ties} ties"
             f", {found.failed} differ   scores within {found.score_max:.1e}"
         )
+    if not report.tolerance.tokens and report.outputs:
+        lines.append(LOSSY)
     for found in report.invariance:
         name = f"{found.variant}, {found.mode}"
         unblamed = f", {found.not_blamed} where eager differs too" if found.not_blamed else ""
@@ -345,6 +247,7 @@ def _describe(report: EngineReport) -> list[str]:
         )
     if report.rows_max is not None:
         lines.append(f"  equal rows of a beam   within {report.rows_max:.1e}")
+    lines += _walks(report.walks)
     for mode, sides in report.quality.items():
         for measure, eager in sides["eager"].items():
             engine = sides["engine"][measure]
@@ -356,6 +259,19 @@ def _describe(report: EngineReport) -> list[str]:
     if report.blame:
         lines.append(f"  FIRST DIFFERENCE: {report.blame}")
     return [*lines, "passed" if report.passed else "failed"]
+
+
+def _walks(walks: list[Walk]) -> list[str]:
+    """A line for each kind: rows that were led through given tokens, beside the same rows alone."""
+    lines = []
+    for kind in KINDS:
+        if found := [walk for walk in walks if walk.kind == kind]:
+            rows, steps = sum(walk.rows for walk in found), max(walk.steps for walk in found)
+            widths = sorted(walk.width for walk in found)
+            what = {WIDTHS: f"{len(widths)} from {widths[0]} to {widths[-1]} beams"}.get(kind, f"{steps} tokens")
+            largest = max((walk.largest for walk in found), key=lambda off: (off != off, off))
+            lines.append(f"  {kind:<22} {what}, {rows:,} rows as alone within {largest:.1e}")
+    return lines
 
 
 def describe_constants(found: Constants) -> str:

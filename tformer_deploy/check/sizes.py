@@ -11,9 +11,9 @@ from ..batches import make_batch
 from ..decoding import DecodeOptions
 from ..engines.base import Engine, Outlook
 from .compare import Judge, differences, worse
+from .found import Divergence, Outputs
 from .observe import CheckOptions, by_length, spread, tokens_of
 from .recording import Run, record, room
-from .report import Divergence, Outputs
 
 WIDE_SENTENCES, WIDE_TOKENS = 3, 6
 """Sentences of the wide beam, and its longest output."""

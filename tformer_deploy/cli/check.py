@@ -46,6 +46,9 @@ def check(
     seed: Annotated[int | None, typer.Option(help="Seed of the samples.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest output in tokens.")] = None,
     invariance: Annotated[int | None, typer.Option(help="Sentences to decode again in other batches.")] = None,
+    seconds: Annotated[
+        int | None, typer.Option(help="Time for more generated sentences, other beam widths and late positions.")
+    ] = None,
     original: Annotated[
         bool, typer.Option("--original", help="Compare an imported checkpoint with the original code as well.")
     ] = False,
@@ -82,6 +85,7 @@ def check(
         machine = "; or give --reference FILE, which check --save-reference FILE writes on a machine that has it"
         require("train", "torch", instead=machine)
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens, "invariance": invariance}
+    flags["seconds"] = seconds
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     if beams is not None and n_best is None:
         given["n_best"] = beams

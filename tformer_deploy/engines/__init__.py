@@ -320,4 +320,6 @@ def _eager(bundle: Bundle, directory: Path | None, threads: int, device: str) ->
     if threads:
         torch.set_num_threads(threads)
     own = names_function(checkpoint.directory)
-    return EagerEngine(model, bundle.recipe.top_k, str(checkpoint.directory) if own else "")
+    engine = EagerEngine(model, bundle.recipe.top_k, str(checkpoint.directory) if own else "")
+    engine.checkpoint = checkpoint
+    return engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,10 @@ from ..errors import ConfigError
 from ..modules.probe import calling
 from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
+
+if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
+    from ..modules.running import UserCheckpoint
 
 NO_ENCODER = "the module gives forward alone, so that it has no encoder's output: give encode and decode of UserModel"
 
@@ -39,6 +43,8 @@ class EagerEngine(SameStep):
     def __init__(self, model: Seq2Seq, top_k: int = 0, module: str = "") -> None:
         """module: `FILE.py:FUNCTION` of a model of the user's own, to say where it fails."""
         self.config, self.model, self.top_k, self.module = model.config, model, top_k, module
+        self.checkpoint: Checkpoint | UserCheckpoint | None = None
+        """Where the model is from, if that is known."""
         self.limits = Limits.eager(model.config)
 
     def __enter__(self) -> Self:

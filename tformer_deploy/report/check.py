@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+from ..check.found import KINDS, Divergence, Outputs
 from ..check.observe import JOINED, REBATCHED
-from ..check.report import Divergence, EngineReport, Outputs, Report, describe_constants
+from ..check.report import EngineReport, Report, describe_constants
 from ..check.shares import allowed
 from .figures import layer_plot, step_plot
 from .page import Cell, Row, Table, counted, limit_text, render_page, short_number
@@ -48,7 +49,8 @@ def check_page(report: Report, bundle: str = "") -> str:
     )
     restricted = f"With {report.shortlist}: both sides score what it allows each sentence." if report.shortlist else ""
     rounding = f"{report.rounding}." if report.rounding else ""
-    notes = [note for note in (restricted, report.calibration, rounding, *report.notes) if note]
+    noticed = f"{report.noticed.removeprefix('; ').capitalize()}." if report.noticed else ""
+    notes = [note for note in (noticed, restricted, report.calibration, rounding, *report.notes) if note]
     return render_page(
         "check.html",
         report=report,
@@ -138,6 +140,10 @@ def tables(engine: EngineReport, eager: Sequence[Outputs]) -> Iterator[Table]:
         sizes = [counts(engine, name, o) for name, o in named.items()]
         notes = [told] if engine.rows_max is not None else []
         yield Table("Wide beams and large batches", ("", "Compared", "Equal", "Ties", "Differ"), sizes, notes)
+    if engine.walks:
+        yield Table(
+            "Rows led through given tokens", ("", "Tokens", "Rows", "Differ", "Largest", "Limit"), [*led(engine)]
+        )
     if engine.quality:
         quality = [
             (f"{mode} {measure}", f"{eager:.2f}", f"{own:.2f}", f"{own - eager:+.2f}")
@@ -146,6 +152,23 @@ def tables(engine: EngineReport, eager: Sequence[Outputs]) -> Iterator[Table]:
             for own in [sides.get("engine", {}).get(measure, math.nan)]
         ]
         yield Table("Quality", ("", "Eager", "Engine", "Difference"), quality)
+
+
+def led(engine: EngineReport) -> Iterator[Row]:
+    """A row for each kind of walk, widths together."""
+    for kind in KINDS:
+        walks = [walk for walk in engine.walks if walk.kind == kind]
+        if not walks:
+            continue
+        widths = sorted({walk.width for walk in walks})
+        several = (
+            f"{len(widths)} widths, {widths[0]} to {widths[-1]} beams" if len(widths) > 1 else f"{widths[0]} beams"
+        )
+        rows, wrong = (sum(getattr(walk, name) for walk in walks) for name in ("rows", "wrong"))
+        largest = over(max((w.largest for w in walks), key=lambda off: (off != off, off)), walks[0].limit, rows)
+        steps = max(walk.steps for walk in walks)
+        limit = Cell(limit_text(walks[0].limit))
+        yield f"{kind}: {several}", str(steps), f"{rows:,}", Cell(f"{wrong:,}", bool(wrong)), largest, limit
 
 
 def difference_rows(engine: EngineReport) -> Iterator[Row]:

@@ -13,7 +13,8 @@ from typing import Any
 from markupsafe import Markup
 
 from ..bench.report import NodeKind, figure
-from ..check.report import EngineReport, StepDifference
+from ..check.found import StepDifference
+from ..check.report import EngineReport
 from ..fonts import no_fonts_at_home
 from .page import limit_text, page_text, short_number
 

@@ -1,0 +1,124 @@
+"""Text to text with a model's own defaults: tokenizers and decoding options, which no graph has."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..bundle import Bundle
+from ..config import from_dict
+from ..decoding import DecodeOptions
+from ..engines.base import Engine
+from ..files import sha256
+from ..headers import digest
+from ..text import Tokenizers
+from .observe import CheckOptions, by_length, spread
+from .recording import Run, record
+from .sizes import has_room
+
+LINES = 8
+"""Lines of text that are translated."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Some lines, and what eager PyTorch and the checkpoint's own tokenizers and options make of them."""
+
+    lines: list[str]
+    sources: list[list[int]]
+    """What the encoder sees of each."""
+    decoding: dict[str, Any] = field(default_factory=dict)
+    """The options that hold unless others are asked for."""
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+    """Its settings and the SHA-256 of its files, see `described`."""
+    texts: list[str] = field(default_factory=list)
+    """What becomes of each."""
+    run: Run = field(default_factory=Run)
+
+
+def make_defaults(
+    eager: Engine,
+    lines: Sequence[str],
+    tokenizers: Tokenizers,
+    decoding: Mapping[str, Any],
+    options: CheckOptions,
+    longest: int,
+) -> Defaults:
+    """Translate some of `lines` with eager, entered; of those that are not too long."""
+    known = [(line, tokenizers.source_ids(line.strip())) for line in lines if line.strip()]
+    fitting = [(line, ids) for line, ids in known if 0 < len(ids) <= longest]
+    picked = [fitting[i] for i in sorted(spread([ids for _, ids in fitting], LINES))]
+    about = dict(decoding), described(tokenizers)
+    found = Defaults([line for line, _ in picked], [ids for _, ids in picked], *about)
+    run = run_defaults(eager, found, options)
+    if len(run.outputs) < len(picked):
+        return Defaults([], [], *about)
+    texts = [tokenizers.target_text(run.outputs[i][0].ids) for i in range(len(picked))]
+    return dataclasses.replace(found, texts=texts, run=run)
+
+
+def decoding_of(defaults: Defaults, options: CheckOptions) -> DecodeOptions:
+    """The defaults, with outputs no longer than others of a check."""
+    found = from_dict(DecodeOptions, defaults.decoding, "decoding")
+    most = min(found.max_tokens, options.max_tokens)
+    return dataclasses.replace(found, max_tokens=most, min_tokens=min(found.min_tokens, most))
+
+
+def run_defaults(engine: Engine, defaults: Defaults, options: CheckOptions) -> Run:
+    """Decode the lines as eager does by default; nothing where an engine cannot."""
+    decoding, run = decoding_of(defaults, options), Run()
+    longest = max(map(len, defaults.sources), default=0)
+    if decoding.rows <= engine.limits.beams and has_room(engine, decoding, longest) and able(engine, decoding):
+        for batch, indices in by_length(engine, defaults.sources, range(len(defaults.sources)), options, decoding):
+            record(engine, batch, indices, decoding, run)
+    return run
+
+
+def able(engine: Engine, decoding: DecodeOptions) -> bool:
+    """Whether an engine has the attention that options ask for."""
+    return engine.attention or not decoding.attention
+
+
+def described(tokenizers: Tokenizers) -> dict[str, Any]:
+    """Every setting of both sides, by a name of its own, and what their files are."""
+    with tempfile.TemporaryDirectory() as folder:
+        sides = tokenizers.save(Path(folder))
+        files = {file.name: sha256(file) for file in sorted(Path(folder).iterdir())}
+    settings = {f"{side} {key}": value for side, found in sides.items() for key, value in found.items()}
+    return {**settings, **files}
+
+
+def other_text(bundle: Bundle, defaults: Defaults) -> list[str]:
+    """One line for each thing that a bundle makes of text otherwise than the checkpoint does."""
+    tokenizers = bundle.tokenizers()
+    found = [
+        *differing("default of decoding", bundle.decoding, defaults.decoding),
+        *differing("tokenizer", described(tokenizers), defaults.tokenizer),
+    ]
+    for number, (line, ids) in enumerate(zip(defaults.lines, defaults.sources, strict=True), 1):
+        own, made = tokenizers.source_ids(line.strip()), defaults.run.outputs[number - 1][0].ids
+        text, own_text = defaults.texts[number - 1], tokenizers.target_text(made)
+        for what, mine, theirs in (("", own, ids), ("the output of ", own_text, text)):
+            if mine != theirs:
+                sides = f"{mine!r:.60} to the bundle, {theirs!r:.60} to the checkpoint"
+                return [*found, f"text: {what}line {number}, {line!r:.40}, is {sides}"]
+    return found
+
+
+def differing(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """One line for each setting that a bundle has otherwise than its checkpoint."""
+    found = []
+    for name in sorted(ours.keys() | theirs.keys()):
+        if digest({"value": ours.get(name)}) != digest({"value": theirs.get(name)}):
+            sides = [f"{side[name]!r:.60}" if name in side else "not set" for side in (ours, theirs)]
+            found.append(f"{what}, {name}: {sides[0]} in the bundle, {sides[1]} in the checkpoint")
+    return found
+
+
+def lines_of(sources: Sequence[Sequence[int]], tokenizers: Tokenizers) -> list[str]:
+    """Text of generated sources, which has other ids again."""
+    return [tokenizers.source.decode(list(sources[i])) for i in spread(sources, 2 * LINES)]

@@ -1,0 +1,278 @@
+"""Rows that are led: an engine is fed given tokens, in rows of any width, order and age, and must score each as alone.
+
+Nothing is decided on the way, so there are no ties, and an engine that may decide otherwise than eager is held to it as
+well. What it says of a row alone is compared with eager's elsewhere: teacher-forced, as far as there are positions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..batches import make_batch
+from ..decoding.rules import best_tokens
+from ..engines.base import Engine, Floats, Ints, Outlook, Scores
+from .compare import worse
+from .found import JOINED, LATE, MANY, WIDTHS, Walk
+from .observe import CheckOptions, spread
+
+PATHS = 4
+"""Different targets of a sentence, which its rows hold."""
+SENTENCES, WIDE_SENTENCES, NARROW = 4, 2, 8
+"""Sentences of a walk, and of one that is wider than so many beams."""
+LATE_SENTENCES = 3
+WIDTH_STEPS, MANY_STEPS, JOIN_STEPS = 5, 3, 2
+SHORT = 2
+"""Source tokens of the many: a word and its end, so that the most fit into a translator's batch."""
+ALWAYS = (2, 3, 4)
+"""Widths that are compared however little time there is."""
+WIDTHS_SHARE, LATE_SHARE = 0.1, 0.25
+"""Of the time that a check may take for what it need not read."""
+FULL = 1 << 21
+"""Most log-probabilities of a step that are asked for; of more rows the best tokens alone."""
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Led:
+    """Sentences, and the targets that each is led through."""
+
+    sources: list[list[int]]
+    targets: Ints
+    """(B, P, T): the token that is fed behind each step."""
+    copies: int = 1
+    """How often each sentence is in a batch."""
+    leave: bool = False
+    """Half of the sentences end half-way."""
+    join: int = 0
+    """Half of the sentences join the others after so many steps; 0: none does."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What an engine's rows hold, of each sentence of a state."""
+
+    which: Places
+    """(B) The sentence of `Led`."""
+    ages: Places
+    """(B) Steps that it has taken."""
+    paths: Places
+    """(B, K) Of each row."""
+
+    def of(self, stay: Ints) -> Rows:
+        """Those of the sentences that stay."""
+        return Rows(self.which[stay], self.ages[stay], self.paths[stay])
+
+    def joined(self, others: Places) -> Rows:
+        """These, and behind them sentences at their first step."""
+        ages, paths = np.zeros(len(others), np.int64), np.zeros((len(others), self.paths.shape[1]), np.int64)
+        pairs = (self.which, others), (self.ages, ages), (self.paths, paths)
+        return Rows(*(np.concatenate(pair) for pair in pairs))
+
+
+def run_walks(engine: Engine, sources: Sequence[Sequence[int]], options: CheckOptions, limit: float) -> list[Walk]:
+    """Rows of every width, of the largest batches, and as old as there are positions, as far as time allows.
+
+    `limit`: how far a row's scores may be from those of the same row alone.
+    """
+    if not sources or not options.walks:
+        return []
+    few = [list(sources[i]) for i in spread(sources, SENTENCES)]
+    return [
+        *_widths(engine, few, options, limit),
+        *_many_rows(engine, options, limit),
+        *_late_rows(engine, few[-LATE_SENTENCES:], options, limit),
+        *(_joined_rows(engine, few, options, limit) if engine.admits else ()),
+    ]
+
+
+def _widths(engine: Engine, sources: list[list[int]], options: CheckOptions, limit: float) -> Iterator[Walk]:
+    """Every width, the bundle's own and the usual ones first, the others in random order."""
+    most = min(options.walks, engine.limits.beams)
+    led = lead(engine, sources, min(WIDTH_STEPS, engine.limits.tgt_tokens), options.seed)
+    alone = [scores.copy() for scores in scores_alone(engine, led)]
+    others = np.random.default_rng(options.seed).permutation(np.arange(2, most + 1)).tolist()
+    widths = list(dict.fromkeys([options.own_beams, *ALWAYS, *others]))
+    until = time.perf_counter() + WIDTHS_SHARE * options.seconds
+    for n, width in enumerate(width for width in widths if 1 < width <= most):
+        if n > len(ALWAYS) and time.perf_counter() > until:
+            break
+        count = SENTENCES if width <= NARROW else WIDE_SENTENCES
+        part = Led(led.sources[:count], led.targets[:count])
+        if _fits(engine, part, width):
+            yield walk(engine, part, [scores[:count] for scores in alone], Walk(WIDTHS, width, limit=limit))
+
+
+def _late_rows(engine: Engine, sources: list[list[int]], options: CheckOptions, limit: float) -> Iterator[Walk]:
+    """Rows of a beam until there are no positions left, while half of the sentences end."""
+    width, until = max(options.beams, options.own_beams), time.perf_counter() + LATE_SHARE * options.seconds
+    led = lead(engine, sources, engine.limits.tgt_tokens, options.seed, leave=True)
+    if _fits(engine, led, width):
+        late = Walk(LATE, width, limit=limit)
+        yield walk(engine, led, scores_alone(engine, led), late, lambda: time.perf_counter() > until)
+
+
+def _joined_rows(engine: Engine, sources: list[list[int]], options: CheckOptions, limit: float) -> Iterator[Walk]:
+    """A few widths where some sentences join others on their way, one of them until there are no positions left."""
+    until = time.perf_counter() + LATE_SHARE * options.seconds
+    longest, most = max(options.beams, options.own_beams), min(options.walks, engine.limits.beams)
+    for width in dict.fromkeys([longest, options.own_beams, *ALWAYS]):
+        steps = engine.limits.tgt_tokens if width == longest else min(WIDTH_STEPS, engine.limits.tgt_tokens)
+        led = lead(engine, sources, steps, options.seed)
+        led = Led(led.sources, led.targets, join=JOIN_STEPS)
+        if len(sources) > 1 and steps > JOIN_STEPS and 1 < width <= most and _fits(engine, led, width):
+            joined = Walk(JOINED, width, limit=limit)
+            yield walk(engine, led, scores_alone(engine, led), joined, lambda: time.perf_counter() > until)
+
+
+def _many_rows(engine: Engine, options: CheckOptions, limit: float) -> Iterator[Walk]:
+    """As many short sentences as a translator puts into a batch, with one row each and with two."""
+    config, count = engine.config, options.large_tokens // SHORT
+    words = _words(config.src_vocab, {config.pad_id, config.bos_id, config.eos_id})
+    rng = np.random.default_rng(options.seed)
+    sources = [[int(word), config.eos_id][-engine.limits.src_tokens :] for word in rng.choice(words, SENTENCES)]
+    led = lead(engine, sources, min(MANY_STEPS, engine.limits.tgt_tokens), options.seed)
+    alone = [scores.copy() for scores in scores_alone(engine, led)]
+    for width in (1, 2) if count else ():
+        copies = min(count, engine.limits.sentences(width, SHORT, len(alone))) // SENTENCES
+        many = Led(led.sources, led.targets, copies)
+        if copies > 1 and width <= max(1, options.beams) and _fits(engine, many, width):
+            yield walk(engine, many, alone, Walk(MANY, width, limit=limit))
+
+
+def lead(engine: Engine, sources: list[list[int]], steps: int, seed: int, leave: bool = False) -> Led:
+    """Random words to feed each sentence; the paths are one at first, and part one by one."""
+    config = engine.config
+    words = _words(config.tgt_vocab, {config.pad_id, config.bos_id, config.eos_id, config.start_id})
+    targets = np.random.default_rng(seed).choice(words, (len(sources), PATHS, steps)).astype(np.int32)
+    for path, parted in enumerate(_parted(steps)):
+        targets[:, path, :parted] = targets[:, 0, :parted]
+    return Led(sources, targets, leave=leave)
+
+
+def _parted(steps: int) -> list[int]:
+    """How many tokens each path shares with the first."""
+    return [steps * (PATHS - 1 - path) // (PATHS - 1) for path in range(PATHS)]
+
+
+def _words(vocab: int, special: set[int]) -> Places:
+    words = np.setdiff1d(np.arange(vocab), [*special])
+    return words if len(words) else np.arange(vocab)
+
+
+def _fits(engine: Engine, led: Led, width: int) -> bool:
+    """Whether an engine takes so many rows of these sentences, and whether it takes the paths as sentences."""
+    longest, steps = max(map(len, led.sources)), led.targets.shape[2]
+    limits, count = engine.limits, len(led.sources) * led.copies
+    profiles = limits.profiles
+    there = any(p.beams >= width and p.src_len >= longest and p.capacity >= steps for p in profiles) or not profiles
+    return (
+        there
+        and width <= limits.beams
+        and limits.sentences(width, longest, steps) >= count
+        and limits.sentences(1, longest, steps) >= len(led.sources) * PATHS
+    )
+
+
+def scores_alone(engine: Engine, led: Led) -> Iterator[Floats]:
+    """Of each step the log-probabilities (B, P, V) of every path, as a sentence of its own with one row."""
+    count, paths, steps = led.targets.shape
+    batch = make_batch([source for source in led.sources for _ in range(paths)], engine.config.pad_id)
+    state = engine.encode(batch.src_ids, batch.src_lengths, Outlook(1, steps, drawn=True))
+    tokens = np.full((count * paths, 1), engine.config.start_id, np.int32)
+    for step in range(steps):
+        found = engine.step(tokens, state, full=True)
+        assert found.log_probs is not None
+        yield found.log_probs.reshape(count, paths, -1)
+        tokens = np.ascontiguousarray(led.targets[:, :, step].reshape(-1, 1))
+
+
+def walk(
+    engine: Engine,
+    led: Led,
+    alone: Iterator[Floats] | Sequence[Floats],
+    found: Walk,
+    late: Callable[[], bool] = lambda: False,
+) -> Walk:
+    """Lead rows through their targets: at each step, a row continues any that holds the same target so far.
+
+    `alone`: of `scores_alone`. `late`: whether there is no more time.
+    """
+    config, width, rng = engine.config, found.width, np.random.default_rng(found.width)
+    order = rng.permutation(np.repeat(np.arange(len(led.sources)), led.copies))
+    which, others = np.split(order, [len(order) // 2 if led.join else len(order)])
+    batch, steps = make_batch([led.sources[i] for i in which], config.pad_id), led.targets.shape[2]
+    outlook, recent = Outlook(width, steps, drawn=True), deque[Floats](maxlen=led.join + 1)
+    state = engine.encode(batch.src_ids, batch.src_lengths, outlook)
+    rows = Rows(which, np.zeros(len(which), np.int64), np.zeros((len(which), 1), np.int64))
+    for step, expected in enumerate(alone):
+        recent.append(expected)
+        if led.join and step == led.join:
+            batch = make_batch([led.sources[i] for i in others], config.pad_id)
+            engine.admit(state, batch.src_ids, batch.src_lengths, outlook)
+            rows = rows.joined(others)
+        tokens = led.targets[rows.which[:, None], rows.paths, rows.ages[:, None] - 1]
+        tokens[rows.ages == 0] = config.start_id
+        full = tokens.size * config.tgt_vocab <= FULL and step % 2 == 0
+        scores = engine.step(tokens, state, full=full)
+        for age in np.unique(rows.ages):
+            _compare(found, scores, recent[age - step - 1], rows, int(age))
+        found.steps = step + 1
+        if found.steps == steps or late():
+            break
+        stay = np.arange(len(tokens), dtype=np.int32)
+        if led.leave and step == steps // 2:
+            stay = np.sort(rng.permutation(stay)[: -(-len(stay) // 2)])
+        rows, parents = _go_on(rng, rows.of(stay), width, steps)
+        if width > 1 or len(stay) < len(tokens):
+            parents = (parents + stay[:, None] * tokens.shape[1]).astype(np.int32)
+            engine.reorder(state, parents, stay if len(stay) < len(tokens) else None)
+    return found
+
+
+def _go_on(rng: np.random.Generator, rows: Rows, width: int, steps: int) -> tuple[Rows, Places]:
+    """The next rows, and their parents (B, K). Rows of one path are alike; of paths that part here, both go on.
+
+    A path is known by its first twin. Where there are more paths than rows, some end.
+    """
+    parted = np.array(_parted(steps))
+    twins = np.where(np.arange(steps + 1)[:, None] <= parted, 0, np.arange(PATHS))
+    now, then, after = twins[rows.ages], twins[rows.ages + 1], np.empty((len(rows.which), width), np.int64)
+    for n, held in enumerate(rows.paths):
+        there = np.flatnonzero((then[n] == np.arange(PATHS)) & np.isin(now[n], held))
+        after[n] = rng.permutation(np.resize(rng.permutation(there), width))
+    same = np.take_along_axis(now, after, 1)[:, :, None] == rows.paths[:, None, :]
+    parents = np.where(same, rng.random(same.shape), -1.0).argmax(2)
+    return Rows(rows.which, rows.ages + 1, after), parents
+
+
+def _compare(found: Walk, scores: Scores, alone: Floats, rows: Rows, age: int) -> None:
+    """Compare the best tokens of every row of the sentences of an age, and all log-probabilities if there are some."""
+    vocab, best, here = alone.shape[-1], scores.ids.shape[-1], np.flatnonzero(rows.ages == age)
+    ids, values, sentences, paths = scores.ids[here], scores.scores[here], rows.which[here][:, None], rows.paths[here]
+    top = np.take_along_axis(alone, best_tokens(alone, min(best, vocab)), -1)
+    known = ids.clip(0, vocab - 1)
+    own = np.where(known == ids, alone[sentences[:, :, None], paths[:, :, None], known], np.nan)
+    off = np.maximum(_largest(values, top[sentences, paths]), _largest(values, own))
+    if scores.log_probs is not None:
+        off = np.maximum(off, _largest(scores.log_probs[here], alone[sentences, paths]))
+    found.rows += off.size
+    found.largest = worse(found.largest, float(off.max()))
+    wrong = ~(off.astype(np.float64) <= found.limit)
+    if wrong.any() and not found.wrong:
+        n, row = (int(place) for place in np.argwhere(wrong)[0])
+        of = f" of {off.shape[1]}" if off.shape[1] > 1 else ""
+        found.first = f"token {age + 1}, row {row + 1}{of} of sentence {here[n] + 1} of {len(rows.which)}"
+    found.wrong += int(wrong.sum())
+
+
+def _largest(ours: Floats, theirs: Floats) -> Floats:
+    """The largest difference of each row (B, K); what both have as minus infinity does not differ."""
+    with np.errstate(invalid="ignore"):
+        apart: Floats = np.where(ours == theirs, 0, np.abs(ours - theirs)).max(-1)
+    return apart
