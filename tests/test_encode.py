@@ -284,6 +284,27 @@ def test_a_wrong_memory_fails(variant: str, mutate: Mutation, memory_bundle: Pat
     assert ("nan" in failure) is (mutate is not_a_number)
 
 
+def beyond_600(graph: GraphProto) -> None:
+    """The other sign for the sentences behind the first 600."""
+    node = producer(graph, "memory")
+    node.output[list(node.output).index("memory")] = "before"
+    for name, value in (("first", [0]), ("limit", [600]), ("last", [1 << 30]), ("axis", [0])):
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(value, np.int64), f"b_{name}"))
+    graph.node.append(helper.make_node("Slice", ["before", "b_first", "b_limit", "b_axis"], ["b_kept"]))
+    graph.node.append(helper.make_node("Slice", ["before", "b_limit", "b_last", "b_axis"], ["b_beyond"]))
+    graph.node.append(helper.make_node("Neg", ["b_beyond"], ["b_negated"]))
+    graph.node.append(helper.make_node("Concat", ["b_kept", "b_negated"], ["memory"], axis=0))
+
+
+def test_a_memory_that_is_wrong_in_large_batches_alone_fails(memory_bundle: Path, run: Path, tmp_path: Path) -> None:
+    broken = open_bundle(break_graph(memory_bundle, tmp_path / "broken", "memory", beyond_600))
+    gate = Gate(broken, run, threads=1)
+    corpus = make_corpus(broken.config, broken.recipe, broken.tokenizers(), None)
+    (found,) = gate.run(["ort"], gate.reference(corpus)).engines
+    assert found.memory and found.memory.many == 1024 and found.memory.largest < 1e-5
+    assert found.failures[0].startswith("memory of 1,024 sentences at once differs from a few's by ")
+
+
 def test_a_memory_that_stops_fails_its_engine_alone(memory_bundle: Path, run: Path, tmp_path: Path) -> None:
     broken = break_graph(memory_bundle, tmp_path / "broken", "memory", narrower)
     flags = ("--checkpoint", run, "--invariance", 0, "--max-tokens", 4, "--variant", "fp32", "--variant", "int8")

@@ -92,6 +92,10 @@ class Memory:
     """The sentence that has it."""
     cosine: float = 1.0
     """Least cosine of the two sides' means over a sentence's tokens."""
+    many: int = 0
+    """Sentences of the largest batch."""
+    many_apart: float = 0.0
+    """How far they are from the same in a small batch."""
 
 
 @dataclass

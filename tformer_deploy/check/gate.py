@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -27,10 +26,11 @@ from .blame import find_layer
 from .compare import by_layer
 from .defaults import lines_of, make_defaults, other_text
 from .found import Constants
+from .generated import affordable
 from .memory import compare_memory, memory_rounding, read_memory
-from .observe import CheckOptions, Observation, by_length, late_layers, tokens_of
-from .parity import beyond, check, eager_invariance, eager_rounding, generated_sources, more_sources
-from .recording import Run, record
+from .observe import CheckOptions, Observation, late_layers, tokens_of
+from .parity import beyond, check, eager_invariance, eager_rounding, generated_sources
+from .quality import add_quality
 from .reference import Reference, make_reference
 from .report import EngineReport, Report
 from .restricted import RestrictedEngine, with_shortlist
@@ -38,12 +38,8 @@ from .rounding import Rounding
 
 GENERATED = CheckOptions(max_tokens=32, invariance=12, sentences=900)
 """For generated sources: random ones would run to the model's last position. So many notice a fault in 1 of 300."""
-TRIED, EAGER_SHARE = 32, 0.25
-"""Sentences by which the time for more is measured, and the share of the time that eager may take for them."""
 LAYER_NOISE = 3
 """A layer may differ by so many times what calibration measured, as other text may leave the ranges that it saw."""
-ENOUGH = 1000
-"""Sentences below which a few words move BLEU by more than its limits."""
 _PACKAGES = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "sentencepiece", "numpy")
 
 
@@ -246,7 +242,7 @@ class Gate:
                 if recipe.memory and parse_name(backend).backend in ("ort", "native"):
                     self.add_memory(found, reference)
                 if translations:
-                    _add_quality(found, reference.observed.runs, runs, translations, bundle.tokenizers(), tolerance)
+                    add_quality(found, reference.observed.runs, runs, translations, bundle.tokenizers(), tolerance)
                 if not found.passed:
                     found.blame = found.failures[0] if behaved else self.blame(engine, reference, found, tolerance)
             report.engines.append(found)
@@ -320,6 +316,9 @@ class Gate:
         if not report.memory.largest <= (limit := report.tolerance.memory):
             apart = beyond(report.memory.largest, limit, "memory")
             report.failures.append(f"memory of sentence {report.memory.worst + 1} differs {apart}")
+        elif not report.memory.many_apart <= limit:
+            apart = beyond(report.memory.many_apart, limit, "memory")
+            report.failures.append(f"memory of {report.memory.many:,} sentences at once differs from a few's {apart}")
 
     def add_constants(self, report: EngineReport, recipe: Recipe) -> None:
         """Compare the constants of an engine's graphs with the checkpoint's tensors, where both can be read."""
@@ -355,53 +354,6 @@ class Gate:
                 return find_layer(engine, eager, reference, found, tolerance)
             except EngineError as error:
                 return f"the layer is not known: {error}"
-
-
-def affordable(eager: Engine, sources: Sequence[Sequence[int]], options: CheckOptions, longest: int) -> list[list[int]]:
-    """As many more generated sources as there is time for, with greedy search by an engine that is entered."""
-    wanted, config = max(0, options.sentences - len(sources)), eager.config
-    more = more_sources(config.src_vocab, config.eos_id, longest, wanted) if sources else []
-    if not more or not options.seconds:
-        return []
-    decoding, start = options.modes()["greedy"], time.perf_counter()
-    for batch, indices in by_length(eager, more, range(min(TRIED, len(more))), options, decoding):
-        record(eager, batch, indices, decoding, Run())
-    each = 2 * (time.perf_counter() - start) / min(TRIED, len(more))  # decoded and scored
-    return more[: int(EAGER_SHARE * options.seconds / each)]
-
-
-def _add_quality(
-    report: EngineReport,
-    eager: dict[str, Run],
-    engine: dict[str, Run],
-    translations: Sequence[str],
-    tokenizers: Tokenizers,
-    tolerance: Tolerance,
-) -> None:
-    """BLEU and chrF of both sides; fails the report if they are further apart than allowed.
-
-    Samples of engines that may decide otherwise are other texts: their BLEU differs by more than their quality does.
-    """
-    from ..metrics import corpus_bleu, corpus_chrf
-
-    for mode in eager:
-        if len(eager[mode].outputs) < len(translations):
-            continue
-        sides = {}
-        for side, runs in (("eager", eager), ("engine", engine)):
-            made = [tokenizers.target_text(runs[mode].outputs[i][0].ids) for i in range(len(translations))]
-            sides[side] = {
-                "BLEU": corpus_bleu(made, translations),
-                "BLEU lower-cased": corpus_bleu(made, translations, lowercase=True),
-                "chrF": corpus_chrf(made, translations),
-            }
-        report.quality[mode] = sides
-        for measure in ("BLEU", "BLEU lower-cased"):
-            difference = abs(sides["engine"][measure] - sides["eager"][measure])
-            if not difference <= tolerance.bleu and (tolerance.tokens or mode != "sampling"):
-                few = "" if len(translations) >= ENOUGH else f" over {len(translations)} sentences: {ENOUGH:,} say more"
-                limit = f"more than {tolerance.bleu:g} (tolerance.bleu)"
-                report.failures.append(f"{mode}: {measure} differs by {difference:.2f}, {limit}{few}")
 
 
 def machine() -> dict[str, str]:

@@ -17,6 +17,9 @@ MANY = 1024
 """Sentences of a large batch, where they have no more than TOKENS."""
 TOKENS = 1 << 15
 
+FEW, SHORT, LARGE_TOKENS = 16, 2, 4096
+"""Different short sentences, their source tokens, and those of the largest batch."""
+
 
 def read_memory(
     encoder: Encoder, sources: Sequence[Sequence[int]], together: int = 2, most: int = ENCODER_SENTENCES
@@ -42,11 +45,25 @@ def read_memory(
     return found
 
 
+def many_apart(encoder: Encoder) -> tuple[int, float]:
+    """How far short sentences in a batch as large as a translator makes are from the same in a small one; how many."""
+    config, rng = encoder.config, np.random.default_rng(0)
+    width = min(SHORT, encoder.limits.src_tokens)
+    count = min(LARGE_TOKENS // SHORT, encoder.limits.sentences(1, width, 1))
+    if count <= FEW:
+        return 0, 0.0
+    ids = rng.integers(0, config.src_vocab, (FEW, width)).astype(np.int32)
+    order, lengths = rng.permutation(np.resize(np.arange(FEW), count)), np.full(count, width, np.int32)
+    few, many = encoder.memory(ids, lengths[:FEW]), encoder.memory(np.ascontiguousarray(ids[order]), lengths)
+    return count, float(differences([few[order]], [many]).max())
+
+
 def compare_memory(encoder: Encoder, sources: Sequence[Sequence[int]], expected: dict[int, Floats]) -> Memory:
     """How far an encoder that is entered is from eager's output; of all sentences also in large batches."""
     result = Memory(sentences=len(expected))
     for together in (2, MANY) if len(expected) == len(sources) else (2,):
         _compare(read_memory(encoder, sources, together, len(expected)), expected, result)
+    result.many, result.many_apart = many_apart(encoder)
     return result
 
 

@@ -174,8 +174,6 @@ def _compare_defaults(engine: Engine, reference: Reference, report: EngineReport
     return [(DEFAULTS, run)]
 
 
-USUAL_TOKENS = 24
-"""Most source tokens of further generated sentences."""
 RELATIVE = 2e-5
 """A number beyond 10, as of an improbable token, may differ by this part of itself beside what is allowed."""
 
@@ -345,10 +343,3 @@ def generated_sources(src_vocab: int, eos_id: int, longest: int, seed: int = 0) 
     rounds = -(-sum(lengths) // len(words))
     tokens = iter(np.concatenate([rng.permutation(words) for _ in range(rounds)]).tolist())
     return [[*islice(tokens, n - 1), eos_id] for n in lengths]
-
-
-def more_sources(src_vocab: int, eos_id: int, longest: int, count: int) -> list[list[int]]:
-    """Further random sources of usual lengths; the same each time."""
-    rng, words = np.random.default_rng(2), np.arange(min(4, src_vocab - 1), src_vocab)
-    lengths = rng.integers(1, min(longest, USUAL_TOKENS) + 1, count)
-    return [[*rng.choice(words, length - 1).tolist(), eos_id] for length in lengths]

@@ -135,7 +135,8 @@ def _many_rows(engine: Engine, options: CheckOptions, limit: float) -> Iterator[
     config, count = engine.config, options.large_tokens // SHORT
     words = _words(config.src_vocab, {config.pad_id, config.bos_id, config.eos_id})
     rng = np.random.default_rng(options.seed)
-    sources = [[int(word), config.eos_id][-engine.limits.src_tokens :] for word in rng.choice(words, SENTENCES)]
+    end = [config.eos_id] if 0 <= config.eos_id < config.src_vocab else []
+    sources = [[int(word), *end][-engine.limits.src_tokens :] for word in rng.choice(words, SENTENCES)]
     led = lead(engine, sources, min(MANY_STEPS, engine.limits.tgt_tokens), options.seed)
     alone = [scores.copy() for scores in scores_alone(engine, led)]
     for width in (1, 2) if count else ():
