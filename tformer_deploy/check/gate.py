@@ -31,6 +31,7 @@ from .memory import compare_memory, memory_rounding, read_memory
 from .observe import CheckOptions, Observation, late_layers, tokens_of
 from .parity import beyond, check, eager_invariance, eager_rounding, generated_sources
 from .quality import add_quality
+from .recording import Run
 from .reference import Reference, make_reference
 from .report import EngineReport, Report
 from .restricted import RestrictedEngine, with_shortlist
