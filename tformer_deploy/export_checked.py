@@ -159,12 +159,7 @@ def _of(report: Report, variant: str) -> list[EngineReport]:
     return [engine for engine in report.engines if parse_name(engine.engine).variant == variant]
 
 
-WAY_OUT = {
-    True: "calibrate with more text like that to be translated (--calibrate), take a recipe of more bits, or widen the "
-    "limit that is named in a recipe of your own",
-    False: "leave its recipe out, or report it as a bug",
-}
-"""By whether a variant rounds: what to do where it fails."""
+WIDER = "widen the limit that is named in a recipe of your own"
 SHOWN = 3
 """Failures of a variant, in its line."""
 
@@ -176,8 +171,16 @@ def left_out(report: Report, chosen: Mapping[str, Recipe]) -> dict[str, str]:
         failures = [failure for engine in _of(report, name) for failure in engine.failures]
         if name and failures:
             more = f"; and {len(failures) - SHOWN} more" if len(failures) > SHOWN else ""
-            found[name] = f"{'; '.join(failures[:SHOWN])}{more}: {WAY_OUT[not recipe.tolerance.tokens]}"
+            found[name] = f"{'; '.join(failures[:SHOWN])}{more}: {_way_out(recipe)}"
     return found
+
+
+def _way_out(recipe: Recipe) -> str:
+    """What to do about a variant that fails."""
+    if recipe.quantized:
+        text = "calibrate with more text like that to be translated (--calibrate)"
+        return f"{text}, take a recipe of more bits, or {WIDER}"
+    return "leave its recipe out, or report it as a bug" if recipe.tolerance.tokens else f"take fp32, or {WIDER}"
 
 
 def require_exportable(checkpoint: UserCheckpoint, chosen: Mapping[str, Recipe]) -> None:
