@@ -222,3 +222,9 @@ def test_what_is_wrong_is_said_in_a_line(said: str) -> None:
 def test_eos_may_be_left_out_beside_a_suffix() -> None:
     config = wrapped(bert(), "here").config
     assert (config.eos_id, config.bos_id, config.decoder_layers) == (SEP, CLS, 0)
+
+
+def test_what_only_a_decoder_reads_is_no_constant_of_it() -> None:
+    user = stack()
+    user.module.decoder = nn.Linear(D, VOCAB)
+    assert wrapped(user, "here").unread == {"module.decoder.weight", "module.decoder.bias"}  # type: ignore[attr-defined]

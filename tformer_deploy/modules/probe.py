@@ -88,7 +88,7 @@ def _encoder_alone(user: UserModel, where: str) -> EncoderAlone:
         for row, size in enumerate(lengths.tolist()):
             off = (values(slice(row, row + 1), size) - together[row, :size]).abs().max()
             _require_alike(float(off), "vectors", where)
-    made.unread = unread(user.module, values)
+    made.unread = unread(made, values)
     return made
 
 
@@ -294,8 +294,7 @@ def unread(module: nn.Module, scores: Callable[[], Tensor]) -> frozenset[str]:
         for tensor in frozen:
             tensor.requires_grad_(True)
         with torch.enable_grad():
-            found = scores()
-        gradients = torch.autograd.grad(found.sum(), list(tensors.values()), allow_unused=True)
+            gradients = torch.autograd.grad(scores().sum(), list(tensors.values()), allow_unused=True)
     except RuntimeError:  # not every function has a gradient
         return frozenset()
     finally:
