@@ -30,7 +30,7 @@ demo: $(READY)
 
 # The README's commands run on the demo's bundle.
 # All but the tests marked `long`, which test-all runs as well.
-test-all: .demo/annalog
+test-all: .demo/annalog .demo/tg2fa
 test test-all: $(READY) .demo/bundle/manifest.json
 	@engines/install-native $(BIN)/python || [ $$? = 3 ]
 	$(BIN)/pytest -rs $(if $(filter test-all,$@),--long)
@@ -38,6 +38,12 @@ test test-all: $(READY) .demo/bundle/manifest.json
 # Somebody else's trained model, for long tests and the README's commands on imports.
 .demo/annalog: | $(READY)
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --target $@ annalog==1.0.6
+
+# Another one; its vocabularies are lists in its code.
+.demo/tg2fa: | $(READY)
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --target $@ tg2fa-translit==1.0
+	cd $@ && $(abspath $(BIN))/python -c 'import json; from tg2fa_translit.decode import fa_values, tg_keys; \
+	  [json.dump(words, open(f"{name}.json", "w")) for name, words in (("tg", tg_keys), ("fa", fa_values))]'
 
 .demo/bundle/manifest.json:
 	$(MAKE) demo

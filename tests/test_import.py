@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 import tformer_deploy
 from tformer_deploy.checkpoint import open_checkpoint
-from tformer_deploy.errors import ArtifactError, ConfigError, ParityError, TformerError
+from tformer_deploy.errors import ArtifactError, ConfigError, TformerError
 from tformer_deploy.export_checked import export_checked
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.compare import compare
@@ -190,15 +190,18 @@ def test_the_limit_follows_the_originals_own_rounding(tmp_path: Path) -> None:
     words = {"src_vocab": write_words(tmp_path / "src", 40), "tgt_vocab": write_words(tmp_path / "tgt", 44)}
     options = ImportOptions(heads=4, **words)
     imported, found = import_checkpoint("torch", tmp_path / "model.pt", tmp_path / "run", options)
-    assert LIMIT < found.log_probs <= 2 * found.rounding <= 20 * LIMIT and "rounded there by up to" in str(found)
+    assert LIMIT < found.log_probs <= 10 * found.rounding < 0.02 and "rounded there by up to" in str(found)
     checkpoint, original = open_checkpoint(tmp_path / "run"), imported.original() if imported.original else None
     assert isinstance(original, TorchOriginal) and original.bias is not None
     original.bias[5] += 3 * LIMIT  # one entry alone
     wrong = compare(original, checkpoint.load_model(), checkpoint.tokenizers, {}, [])
     assert wrong.failures[-1] == "log-probabilities differ by 3.0e-04 in fp64 too"
-    torch.save({**state, "generator.weight": 1000 * state["generator.weight"]}, tmp_path / "model.pt")
-    with pytest.raises(ParityError, match=r"log-probabilities differ by .*, more than 1.0e-03"):  # ten times, not more
-        import_checkpoint("torch", tmp_path / "model.pt", tmp_path / "other", options)
+    original.bias[5] += 1000 * LIMIT
+    wrong = compare(original, checkpoint.load_model(), checkpoint.tokenizers, {}, [])
+    assert [line.split(",")[0] for line in wrong.failures] == [
+        "log-probabilities differ by 1.0e-01",
+        "log-probabilities differ by 1.0e-01 in fp64 too",
+    ]
 
 
 def test_shared_tables_are_shared(tmp_path: Path) -> None:
