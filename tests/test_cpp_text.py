@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,10 @@ KINDS: dict[str, Any] = {
     "pieces, added, with edges": lambda: wrapped_pieces(normalize=True, edges=True, clean_up=True),
     "pieces, added as in Python": lambda: wrapped_pieces(python=True, clean_up=True),
     "byte-bpe, added": lambda: wrapped(lambda: byte_bpe(space=True)),
+    "words, added twice": lambda: Wrapped(
+        Words([*SPECIALS, "ab", "c", "ab"], None),
+        Around((AddedToken(6, normalized=True), AddedToken(4), AddedToken(5))),
+    ),
     "bpe, added": lambda: wrapped(lambda: word_bpe("", "</w>"), python=True),
     "sentencepiece, added": lambda: wrapped(lambda: SentencePiece(sentencepiece_model("bpe"))),
     "sentencepiece bpe": lambda: SentencePiece(sentencepiece_model("bpe")),
@@ -238,14 +243,14 @@ def test_real_lines_and_noise(both: tuple[Tokenizers, Talk]) -> None:
 def test_added_tokens_beside_everything(both: tuple[Tokenizers, Talk]) -> None:
     """Entries and white space, one behind the other."""
     tokenizers, talk = both
-    rng, tokenizer = np.random.default_rng(7), tokenizers.source
+    rng, tokenizer = Random(7), tokenizers.source
     entries = tokenizer.pieces(range(tokenizer.size))
     if isinstance(tokenizer, Wrapped):
         added = [tokenizer.pieces([token.id])[0] for token in tokenizer._around.tokens]
         entries = [*entries[:40], *added * 8, *(part.upper() for part in added)]
     parts = [*PARTS, "a", " ", "  ", ".", "_", "½", "Ⓐ", "n't", " ' ", *entries]
     for _ in range(LINES):
-        line = "".join(rng.choice(parts, rng.integers(1, 9)))
+        line = "".join(rng.choices(parts, k=rng.randint(1, 8)))
         assert talk.ask(line) == tokenizers.source_ids(line), repr(line)
 
 

@@ -418,6 +418,8 @@ def test_what_an_added_token_must_be() -> None:
 
 def test_an_entry_that_only_text_gives_as_it_stands() -> None:
     """Not by the tokenizer's own rules, if it is no piece of its own."""
+    twice = Words([*SPECIALS, "x", "x"], None)
+    assert Wrapped(twice, Around((AddedToken(4), AddedToken(5)))).encode("xx") == [4, 4]
     assert spoken(AddedToken(6, single_word=True), python=True).encode("x x.") == [6, 0]
     assert Wrapped(WORDS_OF_X, Around((AddedToken(4, single_word=True),))).encode("xy") == [0, 0]
     assert Wrapped(WORDS_OF_X, Around((AddedToken(4, single_word=True, piece=True),))).encode("xy") == [4, 0]

@@ -82,13 +82,16 @@ class Wrapped:
         """`model`: a sentencepiece model, which normalizes text."""
         self._inner, self._around, self.specials = inner, around, inner.specials
         self._normal = normalizer(model, around)
-        texts = {}
+        plain: dict[str, AddedToken] = {}
+        later: dict[str, AddedToken] = {}
         for token in around.tokens:
             if not 0 <= token.id < inner.size or token.id in inner.specials.ids:
                 raise ArtifactError(f"the added token {token.id} is not an entry that text can give")
-            texts[token] = inner.pieces([token.id])[0]
-        plain = {text: token for token, text in texts.items() if around.python or not token.normalized}
-        later = {self._normal(text): token for token, text in texts.items() if text not in plain}
+            text = inner.pieces([token.id])[0]
+            if around.python or not token.normalized:
+                plain.setdefault(text, token)
+            else:
+                later.setdefault(self._normal(text), token)
         self._plain, self._later = _Matches(plain), _Matches(later)
         self._only = {token.id for token in around.tokens if not (token.piece or around.python)}
         self._edge = [inner.specials.unk if (found := inner.id_of(SPACE)) is None else found]
