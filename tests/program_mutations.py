@@ -34,7 +34,7 @@ class Program:
         for each in self.about["graphs"][graph]["code"]:
             numbers = [each[key] for key in ("gain", "table") if key in each]
             numbers += [each["matrix"]["data"]] if "matrix" in each else []
-            if any(part in self.about["arrays"][number]["name"] for number in numbers):
+            if not op and any(part in self.about["arrays"][number]["name"] for number in numbers):
                 return each
             if op and each["op"] == op and each.get("layer", -1) == int(part):
                 return each
@@ -170,3 +170,29 @@ PROGRAM_CONSTANTS: dict[str, tuple[str, ProgramMutation, str]] = {
     "bf16, an output": ("native-bf16", array(STEP, _FF, "data", lane(0, 7, lambda b: b ^ 1)), f"{_FF}.weight"),
 }
 """Variant, mutation, and what the check must name."""
+
+
+def read_from(graph: str, part: str, role: str, other: str, their: str) -> ProgramMutation:
+    """An operand of one instruction in the place of another's."""
+
+    def mutate(program: Program) -> None:
+        program.find(graph, part)[role] = program.find(graph, other)[their]
+
+    return mutate
+
+
+# What no array says, and rounding hides: the check sees it without.
+PROGRAM_NUMBERS: dict[str, tuple[str, ProgramMutation]] = {
+    "cross scale": ("native-int8", number(STEP, "0", "scale", scaled(1.02), "cross")),
+    "self scale": ("native-int8", number(ENCODER, "-1", "scale", scaled(0.9), "self")),
+    "factor of embeddings": ("native-int8", number(STEP, _OUT, "factor", scaled(1.05))),
+    "eps": ("native-int8", number(STEP, _NORM, "eps", lambda _: 0.1)),
+    "eps, int4": ("native-int4", number(STEP, _NORM, "eps", lambda _: 0.1)),
+    "an older residual": (
+        "native-int8",
+        read_from(STEP, "decoder.1.ff.down", "residual", "decoder.1.cross.out", "residual"),
+    ),
+    "layers exchanged, bf16": ("native-bf16", exchange(STEP, "decoder.0.ff.down", "decoder.1.ff.down", "bias", "data")),
+    "activation": ("native-int4", number(STEP, "decoder.1.ff.up", "activation", lambda _: "gelu")),
+}
+"""Variant and mutation."""

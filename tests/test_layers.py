@@ -49,6 +49,7 @@ HEAVY = {
     "onnx": {
         "build",
         "check.constants",
+        "check.unrounded",
         "export.half",
         "export.passes.native.bias",
         "export.save",

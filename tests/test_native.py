@@ -34,6 +34,7 @@ from .conftest import random_sources, small_config, write_checkpoint, write_line
 from .cpp_library import Model, built
 from .cpp_library import Translator as CppTranslator
 from .params import long_but
+from .program_mutations import PROGRAM_NUMBERS, ProgramMutation, break_program
 from .test_cpp import in_python
 from .test_options import EVERYTHING, OTHERS, T5
 
@@ -155,6 +156,18 @@ def test_steps_over_caches_in_bf16_are_those_of_eager(tmp_path: Path) -> None:
     with make_engine("native:half", open_bundle(tmp_path / "bundle", graphs=False), threads=1) as engine:
         found = test_native_models.steps(engine, batch, tokens, count)
     assert test_native_models.apart(found, rounded) < 0.05 * test_native_models.apart(exact, rounded)
+
+
+@pytest.mark.parametrize("case", long_but(PROGRAM_NUMBERS, "cross scale"))
+def test_what_rounding_hides_is_seen_without(case: tuple[str, ProgramMutation], exported: Path, tmp_path: Path) -> None:
+    variant, mutate = case
+    broken = open_bundle(break_program(exported, tmp_path / "bundle", variant, mutate))
+    gate = Gate(broken, exported.parent / "run", threads=1)
+    options = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=0, large_tokens=0)
+    reference = gate.reference(make_corpus(broken.config, broken.recipe, broken.tokenizers(), None, options))
+    (found,) = gate.run([f"native:{variant}"], reference).engines
+    assert found.constants and not found.constants.wrong
+    assert any(line.startswith("without its rounding: ") for line in found.failures), found.failures
 
 
 def test_lists_pass_the_gate(listed: Path, exported: Path) -> None:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from tformer_deploy.bundle import open_bundle, write_manifest
+from tformer_deploy.check.constants import compare_constants
+from tformer_deploy.check.unrounded import unrounded
 from tformer_deploy.checkpoint import Checkpoint, open_checkpoint
 from tformer_deploy.contract import GRAPHS
 from tformer_deploy.decoding import Batch
@@ -19,7 +21,7 @@ from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine, Floats
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.errors import ArtifactError
-from tformer_deploy.export.calibrate import input_ranges, round_model
+from tformer_deploy.export.calibrate import Measured, input_ranges, round_model
 from tformer_deploy.export.to_onnx import build_program, export_graphs
 from tformer_deploy.export.trace import Tracer
 from tformer_deploy.importers.base import ImportOptions
@@ -130,7 +132,8 @@ def export_programs(checkpoint: Checkpoint, folder: Path, ranges: Any, named: Ma
         identity = checkpoint.weights_sha256, ranges, checkpoint.tokenizer_hashes
         export_graphs(tracer, recipe, folder / name, *identity)
     about = {"path": "nowhere", "weights_sha256": checkpoint.weights_sha256}
-    write_manifest(folder, config, {"": Recipe().for_model(config), **recipes}, tokenizers, about, {})
+    measured = {name: Measured(ranges, [], {}).described() for name in recipes} if ranges else {}
+    write_manifest(folder, config, {"": Recipe().for_model(config), **recipes}, tokenizers, about, {}, measured)
 
 
 @pytest.mark.parametrize(("kind", "name"), CHOSEN)
@@ -153,6 +156,14 @@ def test_programs_compute_what_the_model_does(kind: str, name: str, tmp_path: Pa
     exact, rounded = expected.values()
     assert apart(found["native-fp32"], exact, math.inf) < EXACT
     assert apart(found["native-int8"], rounded) < FLIPPED * apart(exact, rounded)
+    for recipe in RECIPES:
+        constants = compare_constants(bundle, recipe, bundle.variants[recipe], model)
+        assert not constants.wrong and not constants.unknown and constants.equal == constants.compared > 10
+    with (
+        unrounded(bundle, "native-int8", model) as plain,
+        make_engine("native:native-int8", plain, threads=1) as engine,
+    ):
+        assert apart(steps(engine, batch, tokens), exact, math.inf) < EXACT
 
 
 def test_rotary_positions_are_refused_by_name() -> None:

@@ -167,6 +167,11 @@ class Recipe:
         return self.precision in ("int8", "int4")
 
     @property
+    def rounds(self) -> bool:
+        """Whether its graphs or programs round more than fp32 does."""
+        return self.precision != "fp32" or self.cache_precision != "fp32"
+
+    @property
     def has_memory(self) -> bool:
         """Whether its target can run the encoder alone."""
         return self.target in ("onnx", "ort-cpu", "native")

@@ -29,7 +29,7 @@ from .found import Constants
 from .generated import affordable
 from .memory import compare_memory, memory_rounding, read_memory
 from .observe import CheckOptions, Observation, late_layers, tokens_of
-from .parity import beyond, check, eager_invariance, eager_rounding, generated_sources
+from .parity import Cases, beyond, check, eager_invariance, eager_rounding, generated_sources
 from .quality import add_quality
 from .recording import Run
 from .reference import Reference, make_reference
@@ -239,6 +239,7 @@ class Gate:
                 behaved = found.passed
                 found.failures += text
                 self.add_constants(found, recipe)
+                self.add_unrounded(found, recipe, reference, not_blamed)
                 self.add_layer_limits(found, engine, reference)
                 if recipe.memory and parse_name(backend).backend in ("ort", "native"):
                     self.add_memory(found, reference)
@@ -343,6 +344,30 @@ class Gate:
         except ArtifactError as error:  # of a graph, not of the checkpoint
             report.constants = Constants(skipped=str(error))
             report.failures.append(str(error))
+
+    def add_unrounded(self, report: EngineReport, recipe: Recipe, reference: Reference, not_blamed: Cases) -> None:
+        """Compare a variant that rounds once more without, by the limits of fp32, where its constants are right."""
+        known = report.constants is not None and not report.constants.skipped and not report.constants.wrong
+        variant = next((key for key, each in self.bundle.variants.items() if each is recipe), "")
+        if not recipe.rounds or not known or self._lists is not None:
+            return
+        from .unrounded import compare_unrounded
+
+        self.progress(stage=f"{report.engine}, without rounding")
+        # Without what compares an engine with itself, of which rounding hides nothing.
+        once = dataclasses.replace(
+            reference, options=dataclasses.replace(reference.options, invariance=0, large_tokens=0)
+        )
+        tolerance = own_limits("onnx", "fp32")
+
+        def run(bundle: Bundle) -> EngineReport:
+            with make_engine(report.engine, bundle, self.checkpoint, self.threads) as engine:
+                found, _ = check(engine, report.engine, once, tolerance, not_blamed, self.progress)
+                if not found.passed and (wider := self.rounding(reference).widen(tolerance)) != tolerance:
+                    found, _ = check(engine, report.engine, once, wider, not_blamed, self.progress)
+            return found
+
+        compare_unrounded(report, self.bundle, variant, cast(Any, self.plain_eager()).model, run)
 
     def blame(self, engine: Engine, reference: Reference, found: EngineReport, tolerance: Tolerance) -> str:
         """The layer at fault, where eager PyTorch is at hand."""

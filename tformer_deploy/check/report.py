@@ -22,7 +22,7 @@ from .found import (
     Top1,
     Walk,
 )
-from .rounding import Rounding
+from .rounding import Rounding, Unrounded
 
 TIES_SHOWN = 5
 """Of each kind, in the text."""
@@ -73,6 +73,8 @@ class EngineReport:
     """A few, of a variant with limits for them, at every position that there is."""
     constants: Constants | None = None
     """Of an engine that runs graphs."""
+    unrounded: Unrounded | None = None
+    """Of a variant that rounds."""
     outputs: list[Outputs] = field(default_factory=list)
     invariance: list[Outputs] = field(default_factory=list)
     sizes: list[Outputs] = field(default_factory=list)
@@ -229,6 +231,8 @@ def _describe(report: EngineReport) -> list[str]:
         lines.append(f"  layers            {len(limited)} with a limit from calibration, at most {share:.0%} of it")
     if report.constants:
         lines.append(f"  constants         {describe_constants(report.constants)}")
+    if report.unrounded:
+        lines.append(f"  without rounding  {report.unrounded}")
     for found in report.outputs:
         lines.append(
             f"  {found.mode:<17} {found.equal} of {found.sentences} sentences equal, {found.ties} ties"

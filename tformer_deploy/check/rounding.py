@@ -1,4 +1,4 @@
-"""How exact eager PyTorch's own numbers are, and what that means for the limits of fp32."""
+"""How exact eager PyTorch's own numbers are, what that means for the limits of fp32, and variants without rounding."""
 
 from __future__ import annotations
 
@@ -41,4 +41,25 @@ class Rounding:
             encoder=widened(tolerance.encoder, self.encoder),
             scores=widened(tolerance.scores, self.scores),
             memory=widened(tolerance.memory, self.encoder),
+        )
+
+
+@dataclass
+class Unrounded:
+    """A variant without its rounding, over the checkpoint's numbers, beside eager."""
+
+    encoder_max: float = 0.0
+    scores_max: float = 0.0
+    equal: int = 0
+    """Outputs of all modes that are eager's."""
+    sentences: int = 0
+    skipped: str = ""
+    """Why nothing was compared, if nothing was."""
+
+    def __str__(self) -> str:
+        if self.skipped:
+            return f"not compared: {self.skipped}"
+        return (
+            f"encoder outputs within {self.encoder_max:.1e} of eager's, scores within {self.scores_max:.1e}, "
+            f"{self.equal} of {self.sentences} outputs equal"
         )

@@ -129,6 +129,8 @@ def tables(engine: EngineReport, eager: Sequence[Outputs]) -> Iterator[Table]:
         yield Table("Decisions", ("", "Steps", "Equal", "As good", "Differ", "Agree"), [row], [note])
     if engine.constants:
         yield Table("Constants", notes=[describe_constants(engine.constants)])
+    if engine.unrounded:
+        yield Table("Without rounding", notes=[str(engine.unrounded)])
     head = ("Mode", "Sentences", "Equal", "Ties", "Failed" if engine.tolerance.tokens else "Differ")
     rows = [(*counts(engine, o.mode, o), short_number(o.score_max)) for o in engine.outputs]
     none = [] if rows else ["No output was compared."]

@@ -1,0 +1,222 @@
+"""A quantized variant without its rounding: its own nodes or instructions over the checkpoint's numbers.
+
+Rounding hides what a wrong number, or a value read in another's place, does. Without it a variant must give eager's
+numbers as exactly as one in fp32. Needs onnx.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnx import GraphProto, NodeProto, helper, numpy_helper
+
+from ..bundle import MANIFEST, REPORT, Bundle
+from ..contract import GRAPHS, PROGRAM, SLOTS_GRAPH, WEIGHTS, file_of
+from ..errors import ArtifactError, EngineError, LimitError
+from ..export.save import load_graph, save_graphs
+from ..files import sha256, write_json
+from ..headers import HEADER_BYTES, read_json
+from ..recipe import Recipe
+from .origins import NAME, Array, Bounds, Made, Origins, named_tensors
+from .report import EngineReport
+from .rounding import Unrounded
+
+if TYPE_CHECKING:
+    from ..seq2seq import Seq2Seq
+
+LANES, LINE = 16, 64
+"""Outputs of a panel; where arrays of programs begin."""
+READ = ("x", "y", "q", "k", "v", "gate", "residual")
+"""Operands of instructions."""
+PRODUCTS = {"MatMulIntegerToFloat": 6, "MatMulNBits": 5}
+"""Products of integers, and the input that is their bias."""
+
+
+def compare_unrounded(
+    report: EngineReport, bundle: Bundle, variant: str, model: Seq2Seq, run: Callable[[Bundle], EngineReport]
+) -> None:
+    """Add to a variant's report what comes out without its rounding; `run` compares an engine with eager."""
+    if bundle.variants[variant].quantized and "ranges" not in bundle.manifest["variants"][variant]:
+        report.unrounded = Unrounded(skipped="the bundle is of an older version: export it again")
+        return
+    try:
+        with unrounded(bundle, variant, model) as plain:
+            found = run(plain)
+    except (ArtifactError, OSError) as error:  # of what the checkpoint does not have, of a disk that is full
+        report.unrounded = Unrounded(skipped=str(error))
+        return
+    except (EngineError, LimitError) as error:
+        found = EngineReport(report.engine, failures=[str(error)])
+    equal, sentences = (sum(getattr(each, of) for each in found.outputs) for of in ("equal", "sentences"))
+    report.unrounded = Unrounded(found.encoder_max, found.scores_max, equal, sentences)
+    report.failures += [f"without its rounding: {failure}" for failure in found.failures]
+
+
+@contextmanager
+def unrounded(bundle: Bundle, variant: str, model: Seq2Seq) -> Iterator[Bundle]:
+    """A bundle of one variant, for as long as it is open. Raises ArtifactError for what cannot be undone."""
+    recipe, own = bundle.variants[variant], dict(bundle.manifest["variants"][variant])
+    if recipe.cache_precision != "fp32":
+        recipe = dataclasses.replace(recipe, cache_precision="fp32")
+        own["recipe"] = dataclasses.asdict(recipe)
+    files = bundle.manifest["files"]
+    kept = {name: files[name] for name in files if "/" not in name and name not in (WEIGHTS, REPORT)}
+    manifest = {**bundle.manifest, "variants": {variant: own}, "default": "", "files": kept}
+    manifest.pop("shortlist", None)
+    undo = Undo(Origins(named_tensors(model), model.config), own.get("ranges", {}))
+    with tempfile.TemporaryDirectory(prefix="tformer-check-") as folder:
+        made = Path(folder)
+        (made / variant).mkdir()
+        for name in kept:
+            shutil.copyfile(bundle.directory / name, made / name)
+        if recipe.target == "native":
+            undo.program(bundle.directory / variant, made / variant, recipe)
+            names = [PROGRAM]
+        else:
+            graphs = [name for name in (*GRAPHS, SLOTS_GRAPH) if bundle.graph(name, variant).is_file()]
+            models = {name: load_graph(bundle.graph(name, variant)) for name in graphs}
+            for each in models.values():
+                undo.graph(each.graph)
+            save_graphs(models, made / variant)
+            names = [file_of(name, recipe) for name in graphs]
+        new = {f"{variant}/{name}": sha256(made / variant / name) for name in (*names, WEIGHTS)}
+        manifest["files"] = {**kept, **new}
+        write_json(made / MANIFEST, manifest)
+        yield Bundle(made, bundle.config, bundle.recipe, manifest, {variant: recipe}, "")
+
+
+class Undo:
+    """Takes the rounding out of graphs and programs."""
+
+    def __init__(self, origins: Origins, bounds: Bounds) -> None:
+        self.origins, self.bounds = origins, bounds
+
+    def made(self, name: str) -> Made:
+        """The checkpoint's tensors behind a constant."""
+        found = self.origins.made(name)
+        if found is None:
+            raise ArtifactError(f"{name} is of no tensor of the checkpoint")
+        return found
+
+    def positive(self, weight: str) -> bool:
+        """Whether no number below 0 is read by a layer: rounding then does what its relu did."""
+        name = self.made(weight).names[0].removesuffix(".weight")
+        return name in self.bounds and self.bounds[name][0] == 0
+
+    # Graphs.
+
+    def graph(self, graph: GraphProto) -> None:
+        """In place: products of floats, and nothing rounded."""
+        del graph.value_info[:]  # types of what was rounded
+        tensors = {tensor.name: tensor for tensor in graph.initializer}
+        for place, node in reversed([*enumerate(graph.node)]):
+            if node.op_type in PRODUCTS:
+                graph.node.remove(node)
+                for new in reversed(self._product(graph, tensors, node)):
+                    graph.node.insert(place, new)
+            elif node.op_type == "Gather" and (parsed := NAME.fullmatch(node.input[0])) and parsed["form"] == ".int8":
+                # What its scales are multiplied with.
+                array = self.made(node.input[0]).array
+                array = array / np.maximum(np.abs(array).max(1, keepdims=True) / np.float32(127), np.float32(1e-30))
+                tensors[node.input[0]].CopyFrom(numpy_helper.from_array(array, node.input[0]))
+        for node in graph.node:
+            if node.op_type == "QuantizeLinear":
+                reader = next(each for each in graph.node if node.output[0] in each.input)
+                node.op_type = "Relu" if self.positive(reader.input[1].removeprefix("unrounded ")) else "Identity"
+                del node.input[1:]
+                del node.attribute[:]
+
+    def _product(self, graph: GraphProto, tensors: Mapping[str, Any], node: NodeProto) -> list[NodeProto]:
+        """A product of floats in the place of one of integers."""
+        name, bias = node.input[1], node.input[PRODUCTS[node.op_type] :][:1]
+        weight = self.made(name).array
+        reads = next((each for each in graph.node if node.input[0] in each.output), None)
+        source = next((each for each in graph.node if reads is not None and reads.input[0] in each.output), None)
+        for shrink in source.input if source is not None and source.op_type == "Mul" else ():
+            if shrink.endswith(".shrink"):
+                weight = weight / numpy_helper.to_array(tensors[shrink])
+        if f"unrounded {name}" not in {tensor.name for tensor in graph.initializer}:
+            graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(weight.T), f"unrounded {name}"))
+        out = node.output[0]
+        product = helper.make_node("MatMul", [node.input[0], f"unrounded {name}"], [f"{out} product"])
+        added = [f"{out} product", *bias] if bias and bias[0] else [f"{out} product"]
+        return [product, helper.make_node("Add" if len(added) == 2 else "Identity", added, [out])]
+
+    # Programs.
+
+    def program(self, source: Path, out: Path, recipe: Recipe) -> None:
+        """Write a program of floats to `out`."""
+        about = read_json(source, PROGRAM, HEADER_BYTES)
+        stated = json.loads(about["metadata"]["tformer.recipe"])
+        about["metadata"]["tformer.recipe"] = json.dumps({**stated, "cache_precision": recipe.cache_precision})
+        shutil.copyfile(source / WEIGHTS, out / WEIGHTS)
+        with (out / WEIGHTS).open("ab") as file:
+            for graph in about["graphs"].values():
+                graph["code"] = FloatCode(self, about["arrays"], graph, file).code
+        (out / PROGRAM).write_text(json.dumps(about))
+
+
+class FloatCode:
+    """One graph's instructions over floats."""
+
+    def __init__(self, undo: Undo, arrays: list[dict[str, Any]], graph: dict[str, Any], file: Any) -> None:
+        self.undo, self.arrays, self.widths, self.file = undo, arrays, graph["widths"], file
+        self.code: list[dict[str, Any]] = []
+        self.same: dict[int, tuple[int, int]] = {}
+        """A value that was rounded -> the one that it is now, and its first column there."""
+        readers = {each["x"][0]: each["matrix"] for each in graph["code"] if "matrix" in each}
+        for each in graph["code"]:
+            self._add(dict(each), readers)
+
+    def _add(self, each: dict[str, Any], readers: Mapping[int, Any]) -> None:
+        for role in READ:
+            if role in each and each[role][0] in self.same:
+                value, first = self.same[each[role][0]]
+                each[role] = [value, first + each[role][1], each[role][2]]
+        if each["op"] == "embed" and "scales" in each:
+            told = self.undo.made(self.arrays[each.pop("scales")]["name"])
+            each["factor"] *= float(told.factors[0])
+            each["table"] = self._array(self.undo.made(self.arrays[each["table"]]["name"]).array)
+        if "matrix" in each and each["matrix"]["kind"] != "fp32":
+            each["matrix"] = self._matrix(each["matrix"])
+            each.pop("step", None)
+            each.pop("zero", None)
+        rounded = each.pop("rounded", None)
+        each.pop("rounding", None)
+        if rounded is None:
+            self.code.append(each)
+            return
+        relu = self.undo.positive(self.arrays[readers[rounded]["data"]]["name"])
+        width = self.widths[rounded]
+        if each["op"] != "round":
+            if "out" not in each:
+                self.widths.append(width)
+                each["out"] = len(self.widths) - 1
+            self.code.append(each)
+        view = each["x"] if each["op"] == "round" else [each["out"], 0, width]
+        if relu:
+            self.code.append({"op": "activate", "x": view, "activation": "relu", "out": rounded})
+        else:
+            self.same[rounded] = view[0], view[1]
+
+    def _matrix(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """The checkpoint's numbers in panels of 16 outputs."""
+        weight = self.undo.made(self.arrays[about["data"]]["name"]).array
+        padded = np.pad(weight, ((0, -len(weight) % LANES), (0, 0))).reshape(-1, LANES, weight.shape[1])
+        data = self._array(padded.transpose(0, 2, 1))
+        return {"kind": "fp32", "outputs": about["outputs"], "inputs": about["inputs"], "data": data}
+
+    def _array(self, array: Array) -> int:
+        self.file.write(bytes(-self.file.tell() % LINE))
+        about = {"name": "", "dtype": "float32", "shape": list(array.shape), "offset": self.file.tell()}
+        self.file.write(np.ascontiguousarray(array, np.float32).tobytes())
+        self.arrays.append(about)
+        return len(self.arrays) - 1
