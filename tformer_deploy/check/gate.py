@@ -37,8 +37,8 @@ from .report import EngineReport, Report
 from .restricted import RestrictedEngine, with_shortlist
 from .rounding import Rounding
 
-GENERATED = CheckOptions(max_tokens=32, invariance=12, sentences=900)
-"""For generated sources: random ones would run to the model's last position. So many notice a fault in 1 of 300."""
+GENERATED = CheckOptions(max_tokens=32, invariance=12, sentences=300)
+"""For generated sources: random ones would run to the model's last position. So many show a fault in 1 of 100."""
 LAYER_NOISE = 3
 """A layer may differ by so many times what calibration measured, as other text may leave the ranges that it saw."""
 _PACKAGES = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "sentencepiece", "numpy")

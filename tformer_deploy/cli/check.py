@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ..bundle import Bundle
     from ..importers.compare import Comparison
 
+MORE = 3
+"""Generated sentences, as a multiple of what an export reads."""
+
 
 @app.command(
     epilog="Example: tformer check bundles/numbers --backend ort --src lines.en --tgt lines.de --html check.html"
@@ -115,7 +118,8 @@ def check(
         if reference:
             expected = load_reference(reference)
         else:
-            options = dataclasses.replace(CheckOptions() if src else GENERATED, **given)
+            generated = dataclasses.replace(GENERATED, sentences=MORE * GENERATED.sentences)
+            options = dataclasses.replace(CheckOptions() if src else generated, **given)
             allowed = allowed_by(names, opened)
             most = {"beams": allowed.axes.beams.max, "max_tokens": allowed.axes.past_len.max + 1}
             for name, size in most.items():
