@@ -75,7 +75,8 @@ def test_an_end_without_a_name_ends_outputs(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_copy_task_goes_through_import_and_export(tmp_path: Path) -> None:
     model = train_to_copy(400)
-    path, ids = write(model, tmp_path), [f"--set=model.{name}={i}" for name, i in IDS.items()]
+    sizes = {**IDS, "max_positions": 16}  # without an end, the check's outputs are as long as they may be
+    path, ids = write(model, tmp_path), [f"--set=model.{name}={i}" for name, i in sizes.items()]
     done = run_here("import", path, "--vocab", tmp_path / "words", *ids, "--out", tmp_path / "run")
     assert done.returncode == 0 and b"run: annotated" in done.stdout, done.stderr
     done = run_here("export", tmp_path / "run", "--out", tmp_path / "bundle", "--recipe", "fp32-cpu")

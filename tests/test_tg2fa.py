@@ -18,7 +18,7 @@ from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.eager import EagerEngine
 
-from .command import run_here
+from .command import printed, run_here
 from .plain_decoding import make_batch
 
 ROOT = Path(__file__).parent.parent
@@ -73,3 +73,13 @@ def test_words_are_the_packages(run: Path, decoded: list[str]) -> None:
         outputs = decode(engine, make_batch([tokenizers.source_ids(word) for word in WORDS]), DecodeOptions(60))
     assert [tokenizers.target_text(each[0].ids) for each in outputs] == decoded
     assert len(set(decoded)) == len(WORDS) == 15
+
+
+def test_a_bundle_translates_as_the_package(run: Path, decoded: list[str]) -> None:
+    text = run.parent / "words.tg"
+    text.write_text("".join(f"{word}\n" for word in WORDS), encoding="utf-8")
+    done = run_here("export", run, "--out", run.parent / "bundle", "--recipe", "fp32-cpu", "--src", text)
+    assert done.returncode == 0, done.stderr
+    for variant in ("fp32", "fp32-cpu"):
+        translated = run_here("translate", run.parent / "bundle", "--variant", variant, stdin=text.read_bytes())
+        assert printed(translated) == decoded
