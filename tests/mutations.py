@@ -478,10 +478,13 @@ ROUNDING: dict[str, tuple[str, str, Mutation, str]] = {
 
 
 # What no usual batch, beam or output meets: other widths, more rows, later positions.
-def wrong_where(condition: str, limit: int, name: str, wrong: str, readers: str = "") -> Mutation:
+def wrong_where(
+    condition: str, limit: int, name: str, wrong: str, readers: str = "", also: tuple[str, int] | None = None
+) -> Mutation:
     """Another value for an input or a hidden one where `beams` are `limit`, or `position` or `row` is not below it.
 
     `wrong`: `reversed` among the beams of a sentence, `one less`, `negated`. `readers`: operators that read it; all.
+    `also`: `batch` or `position`, which must not be below its own limit either.
     """
 
     def mutate(graph: GraphProto) -> None:
@@ -503,6 +506,16 @@ def wrong_where(condition: str, limit: int, name: str, wrong: str, readers: str 
             nodes.append(node("GreaterOrEqual", ["w_row", "w_limit"], ["w_beyond"]))
             nodes.append(node("Reshape", ["w_beyond", "w_shape"], ["w_by_beam"]))
             nodes.append(node("Unsqueeze", ["w_by_beam", "w_end"], ["w_where"]))
+        where = "w_where"
+        if also:
+            constant(graph, "w_least", also[1], np.int64)
+            if also[0] == "batch":
+                nodes.append(node("Gather", ["w_shape", "w_first"], ["w_also"]))
+            else:
+                nodes.append(node("Cast", ["position"], ["w_also"], to=TensorProto.INT64))
+            nodes.append(node("GreaterOrEqual", ["w_also", "w_least"], ["w_also_where"]))
+            nodes.append(node("And", ["w_where", "w_also_where"], ["w_both"]))
+            where = "w_both"
         if wrong == "reversed":
             nodes.append(node("Slice", [name, "w_end", "w_last", "w_axis", "w_back"], ["w_other"]))
         elif wrong == "one less":
@@ -510,7 +523,7 @@ def wrong_where(condition: str, limit: int, name: str, wrong: str, readers: str 
             nodes.append(node("Add", [name, "w_less"], ["w_other"]))
         else:
             nodes.append(node("Neg", [name], ["w_other"]))
-        nodes.append(node("Where", ["w_where", "w_other", name], [other]))
+        nodes.append(node("Where", [where, "w_other", name], [other]))
         for each in graph.node:
             if each.op_type in (readers or each.op_type) and each.op_type != "Shape":
                 each.input[:] = [other if value == name else value for value in each.input]
@@ -529,6 +542,27 @@ UNMET: dict[str, tuple[tuple[str, ...], Mutation, str]] = {
     "history of 4 beams": (_IN_PLACE, wrong_where("beams", 4, "written_by", "reversed"), "rows of 4 beams"),
     "beyond 600 rows": (("", *_IN_PLACE), wrong_where("row", 600, "hidden", "negated"), "many rows"),
     "late parents": (("",), wrong_where("position", 17, "parents", "reversed"), "late rows"),
+    "many rows, not at first": (
+        ("", *_IN_PLACE),
+        wrong_where("row", 64, "hidden", "negated", also=("position", 6)),
+        "full batches",
+    ),
+    "4 beams of many": (("",), wrong_where("beams", 4, "hidden", "negated", also=("batch", 8)), "full batches"),
+    "parents of 4 beams of many": (
+        ("",),
+        wrong_where("beams", 4, "parents", "reversed", also=("batch", 8)),
+        "full batches",
+    ),
+    "parents of 8 beams, late": (
+        ("",),
+        wrong_where("beams", 8, "parents", "reversed", also=("position", 7)),
+        "full batches",
+    ),
+    "history of 4 beams, late": (
+        _IN_PLACE,
+        wrong_where("beams", 4, "written_by", "reversed", also=("position", 6)),
+        "full batches",
+    ),
     "late history": (_IN_PLACE, wrong_where("position", 12, "written_by", "reversed"), "late rows"),
 }
 """Variants, mutation of their step, and what a failure begins with."""

@@ -381,8 +381,8 @@ def test_faults_of_other_widths_batches_and_positions_are_found_in_any_precision
     broken = break_graph(variants_bundle, tmp_path / "bundle", f"{variant}/decoder_step", mutate)
     (found,) = Gate(open_bundle(broken), run, threads=1).run([f"ort:{variant}"], reference).engines
     assert not any(row.failed for row in (*found.invariance, *found.sizes)) or not found.tolerance.tokens
-    assert re.match(named, found.failures[0]), found.failures
-    assert all(re.match("rows of|many rows|late rows|joined rows", line) for line in found.failures)
+    assert any(re.match(named, line) for line in found.failures), found.failures
+    assert all(re.match("rows of|many rows|full batches|late rows|joined rows", line) for line in found.failures)
 
 
 @pytest.mark.parametrize("mutate", UNMET_JOINED.values(), ids=UNMET_JOINED)

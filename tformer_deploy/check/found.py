@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-WIDTHS, MANY, LATE, JOINED = KINDS = ("widths", "many rows", "late rows", "joined rows")
+WIDTHS, MANY, FULL, LATE, JOINED = KINDS = ("widths", "many rows", "full batches", "late rows", "joined rows")
 """Walks: rows of every width, as many as a translator makes, until no positions are left, joining others."""
 
 

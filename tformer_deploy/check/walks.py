@@ -18,7 +18,7 @@ from ..batches import make_batch
 from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Ints, Outlook, Scores
 from .compare import worse
-from .found import JOINED, LATE, MANY, WIDTHS, Walk
+from .found import FULL, JOINED, LATE, MANY, WIDTHS, Walk
 from .observe import CheckOptions, spread
 
 PATHS = 4
@@ -31,9 +31,11 @@ SHORT = 2
 """Source tokens of the many: a word and its end, so that the most fit into a translator's batch."""
 ALWAYS = (2, 3, 4)
 """Widths that are compared however little time there is."""
-WIDTHS_SHARE, LATE_SHARE = 0.1, 0.25
+FULL_SENTENCES, FULL_STEPS, FULL_WIDTHS = 96, 24, (2, 3, 4, 8)
+"""Of batches that are large, wide and go on for as long as most outputs: what is wrong only where all three meet."""
+WIDTHS_SHARE, FULL_SHARE, LATE_SHARE = 0.1, 0.25, 0.25
 """Of the time that a check may take for what it need not read."""
-FULL = 1 << 21
+SCORED = 1 << 21
 """Most log-probabilities of a step that are asked for; of more rows the best tokens alone."""
 Places = NDArray[np.int64]
 
@@ -86,6 +88,7 @@ def run_walks(engine: Engine, sources: Sequence[Sequence[int]], options: CheckOp
     return [
         *_widths(engine, few, options, limit),
         *_many_rows(engine, options, limit),
+        *_full_batches(engine, few, options, limit),
         *_late_rows(engine, few[-LATE_SENTENCES:], options, limit),
         *(_joined_rows(engine, few, options, limit) if engine.admits else ()),
     ]
@@ -144,6 +147,20 @@ def _many_rows(engine: Engine, options: CheckOptions, limit: float) -> Iterator[
         many = Led(led.sources, led.targets, copies)
         if copies > 1 and width <= max(1, options.beams) and _fits(engine, many, width):
             yield walk(engine, many, alone, Walk(MANY, width, limit=limit))
+
+
+def _full_batches(engine: Engine, sources: list[list[int]], options: CheckOptions, limit: float) -> Iterator[Walk]:
+    """Many sentences of the usual widths for many tokens, half of them for half as many; one row each comes first."""
+    steps, longest = min(FULL_STEPS, engine.limits.tgt_tokens), max(map(len, sources))
+    led = lead(engine, sources, steps, options.seed, leave=True)
+    alone = [scores.copy() for scores in scores_alone(engine, led)]
+    until = time.perf_counter() + FULL_SHARE * options.seconds
+    most = min(options.walks, engine.limits.beams)
+    for width in dict.fromkeys([1, options.own_beams, *FULL_WIDTHS]) if options.large_tokens else ():
+        copies = min(FULL_SENTENCES, engine.limits.sentences(width, longest, steps)) // len(sources)
+        full = Led(led.sources, led.targets, copies, leave=True)
+        if copies > 1 and width <= most and _fits(engine, full, width) and time.perf_counter() <= until:
+            yield walk(engine, full, alone, Walk(FULL, width, limit=limit))
 
 
 def lead(engine: Engine, sources: list[list[int]], steps: int, seed: int, leave: bool = False) -> Led:
@@ -219,7 +236,7 @@ def walk(
             rows = rows.joined(others)
         tokens = led.targets[rows.which[:, None], rows.paths, rows.ages[:, None] - 1]
         tokens[rows.ages == 0] = config.start_id
-        full = tokens.size * config.tgt_vocab <= FULL and step % 2 == 0
+        full = tokens.size * config.tgt_vocab <= SCORED and step % 2 == 0
         scores = engine.step(tokens, state, full=full)
         for age in np.unique(rows.ages):
             _compare(found, scores, recent[age - step - 1], rows, int(age))
