@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -43,9 +44,14 @@ def run_here(*arguments: object, stdin: bytes = b"", out: io.BytesIO | None = No
         return Done(sys.argv, int(str(code or 0)), out.getvalue(), err.getvalue())
 
 
+def without_progress(err: str) -> list[str]:
+    """Lines on stderr, without those that say what `train` does first."""
+    return [line for line in err.splitlines() if not re.match(r"splitting |[\d,]+ pairs read", line)]
+
+
 def failed_line(done: Done, code: int = 1) -> str:
     """The one line on stderr of a command that failed."""
-    lines = done.stderr.decode().splitlines()
+    lines = without_progress(done.stderr.decode())
     assert done.returncode == code and len(lines) == 1 and lines[0].startswith("error: "), done.stderr
     return lines[0]
 

@@ -22,6 +22,7 @@ from tformer_deploy.cli import main
 from tformer_deploy.files import sha256
 from tformer_deploy.headers import digest
 
+from .command import without_progress
 from .conftest import small_config, write_checkpoint
 
 WEIGHTS = "weights/random.safetensors"
@@ -140,7 +141,7 @@ def tformer(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def assert_one_line(err: str, words: str) -> None:
-    lines = err.splitlines()
+    lines = without_progress(err)
     assert len(lines) == 1, err
     assert lines[0].startswith("error: ")
     for word in words.split(" + "):

@@ -338,13 +338,13 @@ def test_the_stamps_that_a_gpu_runs() -> None:
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"pip install 'tformer-deploy\[trt\]' or 'tformer-deploy\[trt-rtx\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[trt\]' or '\.\[trt-rtx\]'"):
         installed()
     monkeypatch.setattr(api, "find_spec", lambda name: None if name == "polygraphy" else object())
     with pytest.raises(MissingExtra, match=r"polygraphy is not installed"):
         load_builder()
     monkeypatch.setitem(sys.modules, "tformer_deploy.engines.trt.cuda", None)
-    with pytest.raises(MissingExtra, match=r"cuda-python is not installed: pip install 'tformer-deploy\[trt\]'"):
+    with pytest.raises(MissingExtra, match=r"cuda-python is not installed: pip install '\.\[trt\]'"):
         api.require_gpu("TensorRT")
 
 

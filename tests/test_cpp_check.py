@@ -74,7 +74,7 @@ def both(bundle: Path, run: Path, reference: Reference, variant: str = "", short
 
 def figures(report: Any) -> dict[str, Any]:
     """All that a report says of an engine's outputs, but for what is not of the C++ runtime: names, layers, time."""
-    return {**vars(report), "engine": "", "layers": [], "seconds": 0, "blame": ""}
+    return {**vars(report), "engine": "", "layers": [], "late_layers": [], "seconds": 0, "blame": ""}
 
 
 # What is right
@@ -307,7 +307,7 @@ def test_rows_that_are_mixed_up_are_found(
     monkeypatch.setattr(CppEngine, "reorder", reversed_rows)
     (found,) = gate_of(bundle, run).run(["cpp"], reference).engines
     assert not found.passed and re.match(OWN + "(beam|sampling)", found.failures[-1])
-    assert found.failures[0].startswith("beam: ")
+    assert any(line.startswith("beam: ") for line in found.failures)
 
 
 @pytest.mark.parametrize("call", ["encode", "step", "search", "cross_keys_values"])

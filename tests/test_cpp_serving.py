@@ -162,7 +162,7 @@ def test_what_cannot_be_served_is_refused_at_once(model: Model, variants_bundle:
                 "w5",
                 {"first_ids": [5, 6], "max_ratio": 0.5},
                 LIMIT,
-                "line 4: 2 forced tokens do not fit into 1",
+                "line 3: 2 forced tokens do not fit into 1",
             ),
             ("w5", {"first_ids": [5, 6], "max_tokens": 1}, USAGE, "max_tokens=1: must be at least 2, for first_ids"),
         ):

@@ -345,7 +345,7 @@ def swap(plans: Path, header: dict[str, Any]) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path, dict[str, Any]], object], str]] = {
-    "bytes": (damage_bytes, "decoder_step-8x1x24x24.plan does not match its recorded SHA-256"),
+    "bytes": (damage_bytes, "decoder_step-8x1x24x24.plan does not match its SHA-256"),
     "missing": (lambda plans, _: (plans / "encoder-6x5x24x24.plan").unlink(), "encoder-6x5x24x24.plan is missing"),
     "no hash": (lambda _, header: header["files"].pop("encoder-8x1x24x24.plan"), "no hash of encoder-8x1x24x24.plan"),
     "graphs": (lambda _, header: header["graphs"].popitem(), "was compiled from other graphs than the bundle's"),

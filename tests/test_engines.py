@@ -241,7 +241,7 @@ def test_layer_values_need_onnx(ort: Engine, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.delitem(sys.modules, "tformer_deploy.engines.ort.layers", raising=False)
     src_ids, lengths = random_sources(1, 3)
-    with pytest.raises(MissingExtra, match=r"pip install 'tformer-deploy\[export\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[export\]'"):
         ort.layers(src_ids, lengths, np.full((1, 1), 2, np.int32))
 
 
@@ -305,7 +305,7 @@ def test_missing_package_names_the_extra(bundle: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     for module in [name for name in sys.modules if name.startswith("tformer_deploy.engines.ort")]:
         monkeypatch.delitem(sys.modules, module)
-    with pytest.raises(MissingExtra, match=r"pip install 'tformer-deploy\[cpu\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[cpu\]'"):
         make_engine("ort", open_bundle(bundle))
 
 

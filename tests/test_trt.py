@@ -94,9 +94,9 @@ def test_the_check_passes(bundle: Path, precision: str, tmp_path: Path) -> None:
     done = run_simulated(
         "check", bundle, "--backend", f"trt:{precision}", "--src", tmp_path / "text", "--max-tokens", 20, "--json"
     )
-    report = json.loads(printed(done)[0])
-    assert report["passed"]
+    report = json.loads(done.stdout)
     engine = report["engines"][0]
+    assert report["passed"] and not done.returncode, engine["failures"]
     assert engine["precision"] == precision
     assert [(found["mode"], found["sentences"]) for found in engine["outputs"]] == [
         (mode, 40) for mode in ("greedy", "beam", "sampling")

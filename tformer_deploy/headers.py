@@ -233,5 +233,5 @@ def verify(directory: Path, hashes: Mapping[str, str], kind: str) -> None:
     for name, expected in hashes.items():
         if sha256(member(directory, name)) != expected:
             raise ArtifactError(
-                f"{kind} {directory} is damaged: {name} does not match its recorded SHA-256; copy or make it again"
+                f"{kind} {directory} is damaged: {name} does not match its SHA-256 as recorded; copy or make it again"
             )

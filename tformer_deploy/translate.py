@@ -266,6 +266,8 @@ class Translator:
 
     def _check_forced(self, begin: list[int], source: list[int], number: int, limits: Limits) -> None:
         """Raise LimitError, which names its line, where more is forced than the output may have."""
+        if source and set(self.options.first_ids) & set(self.options.ends(self.engine.config.eos_id)):
+            raise LimitError("a forced token is an end token: leave it out, an output ends by itself")
         if source and (forced := len(self.options.first_ids) + len(begin)):
             [longest] = longest_outputs(self.options, limits.tgt_tokens, np.array([len(source)])).tolist()
             check_forced(forced, longest, self.options, f"line {number}: ")

@@ -128,6 +128,10 @@ Translator::Requests Translator::requests(const std::vector<std::string_view>& l
       if (!prefixes.empty()) begin = prefix_ids(prefixes[i], line_of(number) + ", prefix", options);
       std::vector<std::int32_t> ids = source(lines[i], number);
       if (const std::size_t forced = options.first_ids.size() + begin.size(); forced && !ids.empty()) {
+        const Ids first_ids = token_ids(options.first_ids), ends = options.ends(sizes().eos_id);
+        if (std::find_first_of(first_ids.begin(), first_ids.end(), ends.begin(), ends.end()) != first_ids.end()) {
+          throw Error(Status::limit, "a forced token is an end token: leave it out, an output ends by itself");
+        }
         check_forced(forced, longest_output(options, limits().tgt_tokens, ids.size()), options, line_of(number) + ": ");
       }
       if (!prefixes.empty()) asked.prefixes.push_back(std::move(begin));

@@ -237,6 +237,8 @@ class Gate:
                     continue
                 found.precision, found.loosened = engine.precision, loosened
                 behaved = found.passed
+                led = tuple(walk.name for walk in found.walks)
+                led_alone = all(line.startswith(led) for line in found.failures)
                 found.failures += text
                 self.add_constants(found, recipe)
                 self.add_unrounded(found, recipe, reference, not_blamed)
@@ -246,7 +248,12 @@ class Gate:
                 if translations:
                     add_quality(found, reference.observed.runs, runs, translations, bundle.tokenizers(), tolerance)
                 if not found.passed:
-                    found.blame = found.failures[0] if behaved else self.blame(engine, reference, found, tolerance)
+                    wrong = found.constants.wrong if found.constants and led_alone else []
+                    found.blame = (
+                        (wrong or found.failures)[0]
+                        if wrong or behaved
+                        else self.blame(engine, reference, found, tolerance)
+                    )
             report.engines.append(found)
         report.rounding = reference.rounding
         return report

@@ -98,6 +98,8 @@ def _widths(engine: Engine, sources: list[list[int]], options: CheckOptions, lim
     """Every width, the bundle's own and the usual ones first, the others in random order."""
     most = min(options.walks, engine.limits.beams)
     led = lead(engine, sources, min(WIDTH_STEPS, engine.limits.tgt_tokens), options.seed)
+    if not _fits(engine, led, 1):
+        return
     alone = [scores.copy() for scores in scores_alone(engine, led)]
     others = np.random.default_rng(options.seed).permutation(np.arange(2, most + 1)).tolist()
     widths = list(dict.fromkeys([options.own_beams, *ALWAYS, *others]))
@@ -141,6 +143,8 @@ def _many_rows(engine: Engine, options: CheckOptions, limit: float) -> Iterator[
     end = [config.eos_id] if 0 <= config.eos_id < config.src_vocab else []
     sources = [[int(word), *end][-engine.limits.src_tokens :] for word in rng.choice(words, SENTENCES)]
     led = lead(engine, sources, min(MANY_STEPS, engine.limits.tgt_tokens), options.seed)
+    if not _fits(engine, led, 1):
+        return
     alone = [scores.copy() for scores in scores_alone(engine, led)]
     for width in (1, 2) if count else ():
         copies = min(count, engine.limits.sentences(width, SHORT, len(alone))) // SENTENCES
@@ -153,10 +157,12 @@ def _full_batches(engine: Engine, sources: list[list[int]], options: CheckOption
     """Many sentences of the usual widths for many tokens, half of them for half as many; one row each comes first."""
     steps, longest = min(FULL_STEPS, engine.limits.tgt_tokens), max(map(len, sources))
     led = lead(engine, sources, steps, options.seed, leave=True)
+    if not _fits(engine, led, 1) or not options.large_tokens:
+        return
     alone = [scores.copy() for scores in scores_alone(engine, led)]
     until = time.perf_counter() + FULL_SHARE * options.seconds
     most = min(options.walks, engine.limits.beams)
-    for width in dict.fromkeys([1, options.own_beams, *FULL_WIDTHS]) if options.large_tokens else ():
+    for width in dict.fromkeys([1, options.own_beams, *FULL_WIDTHS]):
         copies = min(FULL_SENTENCES, engine.limits.sentences(width, longest, steps)) // len(sources)
         full = Led(led.sources, led.targets, copies, leave=True)
         if copies > 1 and width <= most and _fits(engine, full, width) and time.perf_counter() <= until:

@@ -14,7 +14,7 @@ void verify_file(const fs::path& directory, const std::string& name, const std::
                  const std::string& kind) {
   if (sha256_of_file(member(directory, name)) == sha256) return;
   throw Error(Status::bundle, kind + " " + directory.string() + " is damaged: " + name +
-                                  " does not match its recorded SHA-256; copy or make it again");
+                                  " does not match its SHA-256 as recorded; copy or make it again");
 }
 
 namespace {
