@@ -218,6 +218,16 @@ def test_special_tokens_of_somebody_are_named(name: str, tmp_path: Path, folders
         assert [note.rsplit(": ", 1)[1] for note in notes] == (["<hl>, <sep>"] if tokens else [])
 
 
+def test_lines_with_special_tokens_of_somebody_are_not_compared(tmp_path: Path) -> None:
+    """They are text here, so the import would fail where nothing is wrong."""
+    from tokenizers import AddedToken
+
+    folder = with_tokens(FOLDERS["bart"](tmp_path / "folder"), "bart", [AddedToken("<hl>", special=True)])
+    lines = [*LINES[:5], f"{LINES[5]} <hl> {LINES[6]}"]
+    _, comparison = import_checkpoint("hf", folder, tmp_path / "run", ImportOptions(), lines)
+    assert comparison.passed and comparison.lines == 5
+
+
 def test_added_tokens_that_no_entry_has(tmp_path: Path) -> None:
     folder = FOLDERS["bart"](tmp_path / "folder")
     (folder / "added_tokens.json").write_text('{"<ORG>": 7}')

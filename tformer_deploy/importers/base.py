@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -108,6 +108,8 @@ class Imported:
     """Why there is no original."""
     notes: list[str] = field(default_factory=list)
     """What the user should know."""
+    other_ids: Sequence[str] = ()
+    """Texts that have other ids in the original, as a note says: lines with them are not compared."""
 
 
 class Parameters:

@@ -145,7 +145,13 @@ def read(path: Path, options: ImportOptions) -> Imported:
     decoding, notes = decoding_defaults(settings, first_ids, config)
     notes = [*text.notes, *notes, *task_note(values)]
     return Imported(
-        config, made, text.tokenizers, decoding, lambda: HfOriginal(path, text, asked, left_out(settings)), notes=notes
+        config,
+        made,
+        text.tokenizers,
+        decoding,
+        lambda: HfOriginal(path, text, asked, left_out(settings)),
+        notes=notes,
+        other_ids=text.special,
     )
 
 

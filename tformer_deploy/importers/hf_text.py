@@ -33,6 +33,8 @@ class Text:
     before: str = ""
     """What transformers wants to see before a source."""
     notes: list[str] = field(default_factory=list)
+    special: list[str] = field(default_factory=list)
+    """Special tokens of somebody's own: in a text they are what they name for transformers, and text here."""
 
     @property
     def specials(self) -> Specials:
@@ -56,7 +58,11 @@ def read_text(
     text = reader(folder)
     if reader != _many_languages and (own := folder.own_special()):
         shown = ", ".join(own[:8])
-        text.notes.append(f"special tokens in a text are text here, transformers reads them as what they name: {shown}")
+        text.special = own
+        text.notes.append(
+            "special tokens in a text are text here, transformers reads them as what they name, so lines with them are "
+            f"not compared: {shown}"
+        )
     return text
 
 

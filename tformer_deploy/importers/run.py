@@ -211,4 +211,5 @@ def _compared(imported: Imported, checkpoint: Checkpoint, lines: Sequence[str], 
             original = imported.original()
     except ModuleNotFoundError as error:
         return Comparison("", f"{error.name} is not installed: pip install {error.name}, and import again")
+    lines = [line for line in lines if not any(text in line for text in imported.other_ids)]
     return compare(original, checkpoint.load_model(), checkpoint.tokenizers, imported.decoding, lines)
