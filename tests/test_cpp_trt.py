@@ -394,7 +394,7 @@ def test_the_real_library_is_asked_for_a_gpu_first(bundle: Path, libraries: list
     """TensorRT for RTX, on a machine without a driver, where its factory would crash."""
     found = find_spec("tensorrt_rtx_libs")
     if not found or not found.submodule_search_locations:
-        pytest.skip("tensorrt_rtx is not installed: pip install 'tformer-deploy[trt-rtx]'")
+        pytest.skip("tensorrt_rtx is not installed: pip install '.[trt-rtx]'")
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("this machine has a GPU")
     place = found.submodule_search_locations[0]
