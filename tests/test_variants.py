@@ -382,7 +382,8 @@ def test_faults_of_other_widths_batches_and_positions_are_found_in_any_precision
     (found,) = Gate(open_bundle(broken), run, threads=1).run([f"ort:{variant}"], reference).engines
     assert not any(row.failed for row in (*found.invariance, *found.sizes)) or not found.tolerance.tokens
     assert any(re.match(named, line) for line in found.failures), found.failures
-    assert all(re.match("rows of|many rows|full batches|late rows|joined rows", line) for line in found.failures)
+    led = "rows of|many rows|full batches|late rows|joined rows"
+    assert all(re.match(f"(without rounding: )?.*({led})", line) for line in found.failures), found.failures
 
 
 @pytest.mark.parametrize("mutate", UNMET_JOINED.values(), ids=UNMET_JOINED)
@@ -401,7 +402,6 @@ def test_late_positions_are_held_to_calibration(limited: Path, run: Path, refere
     assert any(line.startswith("joined rows of 3 a sentence: ") for line in found.failures), "whose step is right"
     layer = r"layer decoder_embedding differs by .* at all positions that"
     assert any(re.match(layer, line) for line in found.failures), found.failures
-    assert re.search(r"token 14, decoder_embedding", found.blame), found.blame
 
 
 @pytest.fixture(scope="module")
