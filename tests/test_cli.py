@@ -442,8 +442,8 @@ def on_a_terminal(command: list[str], stdin: bytes, both: bool) -> tuple[str, st
             while part := os.read(leader, 1 << 16):
                 shown.append(part)
 
-    seen = {**os.environ, "TERM": "xterm"}  # a dumb one shows no bar
-    with subprocess.Popen([*COMMAND, *command], stdin=subprocess.PIPE, stdout=out, stderr=terminal, env=seen) as process:
+    env = {**os.environ, "TERM": "xterm"}  # a dumb one shows no bar
+    with subprocess.Popen([*COMMAND, *command], stdin=subprocess.PIPE, stdout=out, stderr=terminal, env=env) as process:
         os.close(terminal)
         reader = threading.Thread(target=read)
         reader.start()
