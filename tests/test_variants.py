@@ -402,6 +402,7 @@ def test_late_positions_are_held_to_calibration(limited: Path, run: Path, refere
     assert any(line.startswith("joined rows of 3 a sentence: ") for line in found.failures), "whose step is right"
     layer = r"layer decoder_embedding differs by .* at all positions that"
     assert any(re.match(layer, line) for line in found.failures), found.failures
+    assert re.search(r"token 14, decoder_embedding", found.blame), found.blame
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from .. import __version__
 from ..bundle import Bundle
 from ..config import ModelConfig
 from ..data import read_lines
 from ..engines import explain, limits_of, make_encoder, make_engine, parse_name, recipe_of
-from ..engines.base import Encoder, Engine, Limits
+from ..engines.base import Encoder, Engine, Floats, Limits
 from ..errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, MissingExtra, missing_extra
 from ..machine import cores
 from ..notes import Progress, unseen
@@ -23,7 +25,7 @@ from ..recipe import Axes, Recipe, Tolerance, narrowest, own_limits
 from ..shortlist import open_shortlist
 from ..text import Tokenizers
 from .blame import find_layer
-from .compare import by_layer
+from .compare import by_layer, differences
 from .defaults import lines_of, make_defaults, other_text
 from .found import Constants
 from .generated import affordable
@@ -242,18 +244,16 @@ class Gate:
                 found.failures += text
                 self.add_constants(found, recipe)
                 self.add_unrounded(found, recipe, reference, not_blamed)
-                self.add_layer_limits(found, engine, reference)
+                late = self.add_layer_limits(found, engine, reference)
                 if recipe.memory and parse_name(backend).backend in ("ort", "native"):
                     self.add_memory(found, reference)
                 if translations:
                     add_quality(found, reference.observed.runs, runs, translations, bundle.tokenizers(), tolerance)
                 if not found.passed:
-                    wrong = found.constants.wrong if found.constants and led_alone else []
-                    found.blame = (
-                        (wrong or found.failures)[0]
-                        if wrong or behaved
-                        else self.blame(engine, reference, found, tolerance)
-                    )
+                    known = [*(found.constants.wrong if found.constants else []), *late] if led_alone else []
+                    if behaved and not known:
+                        known = found.failures
+                    found.blame = known[0] if known else self.blame(engine, reference, found, tolerance)
             report.engines.append(found)
         report.rounding = reference.rounding
         return report
@@ -289,8 +289,12 @@ class Gate:
                 "without lines whose source is empty"
             )
 
-    def add_layer_limits(self, report: EngineReport, engine: Engine, reference: Reference) -> None:
-        """Limit a variant's layers to a multiple of the differences that calibration measured for its rounding."""
+    def add_layer_limits(self, report: EngineReport, engine: Engine, reference: Reference) -> list[str]:
+        """Limit a variant's layers to a multiple of the differences that calibration measured for its rounding.
+
+        Returns the first token and layer beyond its limit at a late position alone, if there is one.
+        """
+        late: dict[str, Floats] = {}
         variants = self.bundle.manifest.get("variants", {})
         measured = variants.get(parse_name(report.engine).variant, {}).get("limits", {})
         expected, sources = reference.observed, reference.sources
@@ -310,6 +314,12 @@ class Gate:
                 f"more than {LAYER_NOISE} times what rounding did to it in calibration, {layer.limit:.2g}"
                 for layer in first
             ]
+        for layer in [] if beyond else late_ones[:1]:
+            ours, theirs = expected.late[layer.name][: len(late[layer.name])], late[layer.name]
+            apart = np.square(differences([ours], [theirs])).reshape(len(theirs), -1).mean(1)
+            wrong = ~(np.sqrt(apart) <= layer.limit)
+            return [f"token {int(wrong.argmax()) + 1}, {layer.name}"]
+        return []
 
     def add_memory(self, report: EngineReport, reference: Reference) -> None:
         """Compare the encoder's output with eager's; fails the report where there is none."""
