@@ -16,7 +16,9 @@ struct Lower {
   std::int32_t difference;
 };
 
+namespace tables {
 #include "text/unicode_tables.inc"
+}  // namespace tables
 
 template <typename Row, std::size_t size>
 const Row* find(const Row (&rows)[size], char32_t c) {
@@ -53,11 +55,11 @@ Sequence first_sequence(std::string_view text) {
 
 bool is_final_sigma(std::u32string_view text, std::size_t i) {
   std::size_t before = i;
-  while (before > 0 && find(ignorable, text[before - 1])) --before;
-  if (before == 0 || !find(cased, text[before - 1])) return false;
+  while (before > 0 && find(tables::ignorable, text[before - 1])) --before;
+  if (before == 0 || !find(tables::cased, text[before - 1])) return false;
   std::size_t behind = i + 1;
-  while (behind < text.size() && find(ignorable, text[behind])) ++behind;
-  return behind == text.size() || !find(cased, text[behind]);
+  while (behind < text.size() && find(tables::ignorable, text[behind])) ++behind;
+  return behind == text.size() || !find(tables::cased, text[behind]);
 }
 
 std::size_t space_at(std::string_view text, std::size_t i) {
@@ -126,11 +128,11 @@ bool is_space(char32_t c) {
          (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
-bool is_letter(char32_t c) { return find(letters, c); }
+bool is_letter(char32_t c) { return find(tables::letters, c); }
 
-bool is_number(char32_t c) { return find(numbers, c); }
+bool is_number(char32_t c) { return find(tables::numbers, c); }
 
-bool is_word(char32_t c) { return find(words, c); }
+bool is_word(char32_t c) { return find(tables::words, c); }
 
 bool is_white(char32_t c) { return is_space(c) && !(c >= 0x1C && c <= 0x1F); }
 
@@ -139,7 +141,7 @@ std::string lower(std::string_view text) {
   std::string made;
   for (std::size_t i = 0; i < from.size(); ++i) {
     const char32_t c = from[i];
-    const Lower* row = find(lowers, c);
+    const Lower* row = find(tables::lowers, c);
     if (c == 0x130) {
       made += "i\xCC\x87";  // the only one that becomes two
     } else if (c == 0x3A3 && is_final_sigma(from, i)) {
