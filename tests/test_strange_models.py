@@ -374,6 +374,13 @@ def configured(**changes: object) -> Transformer:
     return model
 
 
+def with_output(output: nn.Module) -> Transformer:
+    """Ours, with another output."""
+    model = configured(output_bias=False)
+    model.output = output  # type: ignore[assignment]
+    return model
+
+
 def of_a_dict() -> Transformer:
     model = ours()
     model.config = {"d_model": 32}  # type: ignore[assignment]
@@ -405,6 +412,10 @@ MISTAKES: dict[str, tuple[Callable[[], Transformer], str]] = {
     "width": (
         lambda: changed("step", lambda _, found: found[..., 1:]),
         "output of what step returned raised RuntimeError",
+    ),
+    "probabilities": (
+        lambda: with_output(nn.Sequential(nn.Linear(32, 60), nn.Softmax(-1))),
+        "output returned probabilities, which sum to 1, where logits are wanted: leave its softmax out",
     ),
     "decoder_layers": (lambda: configured(decoder_layers=2), "returned 1 layers, where config.decoder_layers=2"),
     "encoder_layers": (lambda: configured(encoder_layers=2), "encode noted no encoder_layer_1 in layers"),

@@ -22,7 +22,9 @@ from tformer_deploy.engines.base import Engine, Limits
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.errors import ConfigError
 from tformer_deploy.export.trace import Tracer, quiet
-from tformer_deploy.modules.probe import calling, wrapped
+from tformer_deploy.export_checked import require_exportable
+from tformer_deploy.modules.probe import calling, looks_ahead, wrapped
+from tformer_deploy.modules.running import open_user_model
 from tformer_deploy.recipe import load_recipe
 from tformer_deploy.text import SentencePiece
 
@@ -278,6 +280,12 @@ ERRORS: dict[str, str] = {
         "forward returned a tuple, not a tensor of logits (B, T, V)"
     ),
     "return tutorial(forward=lambda m, src, mask, tgt: m(src, tgt, ~mask) / 0)": "logits that are not numbers",
+    "return tutorial(forward=lambda m, src, mask, tgt: m(src, tgt, ~mask).softmax(-1))": (
+        "py:make: forward returned probabilities, which sum to 1, where logits are wanted: leave its softmax out, or"
+    ),
+    "return tutorial(hooks=True, decode=lambda m, memory, mask, tgt: m.decode(memory, tgt, ~mask).softmax(-1))": (
+        "py:make: decode returned probabilities, which sum to 1"
+    ),
     "return tutorial(forward=lambda m, src, mask, tgt: m(src, tgt, ~mask & False))": (
         "where longer ones stand beside it: mask its padding with src_mask"
     ),
@@ -426,8 +434,43 @@ def test_a_decoder_that_looks_ahead_cannot_have_caches() -> None:
     with pytest.raises(ConfigError, match="here: with caches of what enters self_attn, log-probabilities differ by"):
         wrapped(tutorial(hooks=True, decode=decode), "here")
     user = tutorial(hooks=True, decode=decode, layers="", self_attention="")
-    with EagerEngine(wrapped(user, "here")) as engine:  # as odd as it is, that is what the module computes
+    model = wrapped(user, "here")
+    with EagerEngine(model) as engine:  # as odd as it is, that is what the module computes
         require_own_tokens(engine, user)
+    assert looks_ahead(model)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "hooks" not in name])
+def test_a_causal_decoder_does_not_look_ahead(name: str) -> None:
+    assert not looks_ahead(wrapped(MODELS[name](), name))  # type: ignore[arg-type]
+
+
+def test_log_probabilities_stay_as_they_are() -> None:
+    """Where the last layer is a log_softmax, as in The Annotated Transformer."""
+    user = tutorial(forward=lambda m, src, mask, tgt: m(src, tgt, ~mask).log_softmax(-1))
+    with EagerEngine(wrapped(user, "here")) as engine:
+        require_own_tokens(engine, tutorial())
+
+
+def test_a_decoder_without_a_causal_mask_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my_file.py").write_text(
+        "from tests.test_your_model import tutorial\n\n\n"
+        "def decode(m, memory, mask, tgt):\n"
+        "    return m.output(m.transformer.decoder(m.embed(tgt), memory, memory_key_padding_mask=~mask))\n\n\n"
+        "def make():\n    return tutorial(hooks=True, decode=decode, layers='', self_attention='')\n\n\n"
+        "def causal():\n    return tutorial(hooks=True, layers='', self_attention='')\n"
+    )
+    said = {}
+    for name in ("make", "causal"):
+        checkpoint = open_user_model(Path(f"{tmp_path}/my_file.py:{name}"))
+        capsys.readouterr()
+        require_exportable(checkpoint, {})
+        said[name] = capsys.readouterr().err.splitlines()
+    assert said["make"][1:] == [
+        f"{tmp_path}/my_file.py:make: a token's score changes with the tokens after it; a decoder that was trained so "
+        "saw what it had to predict: give it a causal mask, and train it again"
+    ]
+    assert len(said["causal"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,11 @@ def require_exportable(checkpoint: UserCheckpoint, chosen: Mapping[str, Recipe])
             f"{checkpoint.directory}: every step runs the whole prefix again; {checkpoint.advice} of UserModel make it "
             "faster, see docs/your-model.md"
         )
+    if checkpoint.looks_ahead:
+        note(
+            f"{checkpoint.directory}: a token's score changes with the tokens after it; a decoder that was trained so "
+            "saw what it had to predict: give it a causal mask, and train it again"
+        )
 
 
 def _read(

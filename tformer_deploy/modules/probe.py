@@ -28,6 +28,8 @@ LIMIT = 5e-4
 """Largest difference of a log-probability, of what must be the same; a mask that is wrong makes more."""
 REPEATED = 1e-5
 """Largest difference of a score from itself; a trace finds what draws less."""
+SUM = 1e-3
+"""Largest difference of a sum of probabilities from 1, in any precision that a softmax may have had."""
 
 
 def wrapped(user: UserModel, where: str) -> Seq2Seq:
@@ -174,8 +176,18 @@ def _logits(plain: Recomputed, user: UserModel, where: str) -> None:
     with calling(where, what):
         logits = _decoded(plain, src_ids, lengths, tgt_ids)
     _require(logits, (*tgt_ids.shape, user.tgt_vocab), "logits (B, T, V)", what, where)
+    _require_logits(logits, what, where)
+
+
+def _require_logits(logits: Tensor, what: str, where: str) -> None:
+    """Raise ConfigError for what is no number, or is a probability already: log_softmax makes other scores of it."""
     if not logits.isfinite().all():
         raise ConfigError(f"{where}: {what} returned logits that are not numbers: look at its masks and weights")
+    if (logits >= 0).all() and ((logits.sum(-1) - 1).abs() < SUM).all():
+        raise ConfigError(
+            f"{where}: {what} returned probabilities, which sum to 1, where logits are wanted: leave its softmax out, "
+            "or make it log_softmax"
+        )
 
 
 def _require_protocol(model: Seq2Seq, where: str) -> None:
@@ -203,6 +215,7 @@ def _require_protocol(model: Seq2Seq, where: str) -> None:
     with calling(where, "output of what step returned"):
         logits = model.output(hidden)
     _require(logits, (*rows, config.tgt_vocab), "logits (B, K, V) by config.tgt_vocab", "output", where)
+    _require_logits(logits, "output", where)
     for graph, function, layers in zip(GRAPHS, ("encode", "step"), noted, strict=True):
         names = layer_names(graph, config)
         if missing := [name for name in names if name not in layers]:
@@ -264,6 +277,16 @@ def _require_masked(plain: Recomputed, where: str) -> None:
         one = slice(row, row + 1)
         alone = _decoded(plain, src_ids[one, :size], lengths[one], tgt_ids[one]).log_softmax(-1)
         _require_alike(float((alone - together[one]).abs().max()), "log-probabilities", where)
+
+
+def looks_ahead(plain: Recomputed) -> bool:
+    """Whether the score of a token changes with a later one."""
+    src_ids, lengths, tgt_ids = _ids(plain.user)
+    others = tgt_ids.clone()
+    others[:, -1] = (tgt_ids[:, -1] + 1) % plain.user.tgt_vocab
+    with torch.no_grad():
+        found = [_decoded(plain, src_ids, lengths, ids)[:, :-1].log_softmax(-1) for ids in (tgt_ids, others)]
+    return bool(((found[0] - found[1]).abs() > REPEATED).any())
 
 
 def _require_alike(off: float, what: str, where: str) -> None:

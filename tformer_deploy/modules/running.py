@@ -23,7 +23,7 @@ from ..files import sha256
 from ..notes import note
 from ..seq2seq import Seq2Seq
 from ..text import Tokenizers
-from .probe import calling, wrapped
+from .probe import calling, looks_ahead, wrapped
 from .recompute import Recomputed
 from .user_model import UserModel, lacking
 
@@ -70,6 +70,12 @@ class UserCheckpoint:
         missing = "" if self.model.config.decoder_layers > 1 else "layers=, self_attention="
         missing = missing if self.model.user.encode else f"encode=, decode={missing and ', '}{missing}"
         return missing
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the score of a token changes with a later one; steps with caches have no later one."""
+        model: Any = self.model
+        return type(model) is Recomputed and looks_ahead(model)
 
 
 def open_user_model(path: Path) -> UserCheckpoint:
