@@ -20,8 +20,8 @@ from tformer_deploy.bundle import MANIFEST, open_bundle
 from tformer_deploy.checkpoint import HEADER, load_tensors, open_checkpoint
 from tformer_deploy.files import remove_leftovers
 from tformer_deploy.plans import all_plans
+from tformer_deploy.run_files import STATE
 from tformer_deploy.shortlist import open_shortlist
-from tformer_deploy.train import STATE
 
 from .command import failed_line, run_here, run_process
 from .conftest import small_config, write_checkpoint

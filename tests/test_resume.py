@@ -15,8 +15,9 @@ from tformer_deploy.data import DataConfig
 from tformer_deploy.errors import ArtifactError
 from tformer_deploy.files import sha256, write_json
 from tformer_deploy.headers import digest
+from tformer_deploy.run_files import STATE
 from tformer_deploy.runs import start_run
-from tformer_deploy.train import STATE, Trainer
+from tformer_deploy.train import Trainer
 
 from .command import Done, failed_line, run_here
 

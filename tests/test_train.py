@@ -8,12 +8,14 @@ import json
 import math
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,14 @@ from tformer_deploy.cli import main
 from tformer_deploy.config import ModelConfig, TrainConfig
 from tformer_deploy.data import DataConfig
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.errors import ArtifactError, ConfigError, DataError, TrainingError
+from tformer_deploy.errors import ArtifactError, ConfigError, DataError, Interrupted, TrainingError
 from tformer_deploy.metrics import Metrics, corpus_bleu, corpus_chrf, read_metrics
 from tformer_deploy.model import Transformer
+from tformer_deploy.run_files import AVERAGE, METRICS, STATE
 from tformer_deploy.runs import group_of_processes, init_checkpoint, resume_run, start_run
-from tformer_deploy.train import METRICS, STATE, Trainer, learning_rate, never_at_full_rate
-from tformer_deploy.translate import Translator
+from tformer_deploy.schedule import learning_rate, never_at_full_rate
+from tformer_deploy.train import Trainer
+from tformer_deploy.translate import Result, Translator
 
 from .params import long_but
 
@@ -197,6 +201,66 @@ def test_an_interrupt_at_any_update_leaves_no_trace(
     assert_same_weights(whole, broken)
     assert rows(broken, "valid_loss") == rows(whole, "valid_loss")
     assert snapshot(broken / "weights") == snapshot(whole / "weights")
+
+
+@pytest.mark.parametrize(
+    ("update", "averaged", "words"),
+    [
+        (20, False, "update 20 saved; go on with: "),
+        (50, False, "all 50 updates are made and saved, not yet validated and averaged; go on with: "),
+        (50, True, "only its last validation was stopped; repeat it with: "),
+    ],
+)
+def test_a_validation_is_stopped_between_its_batches_and_made_again(
+    update: int,
+    averaged: bool,
+    words: str,
+    data: DataConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    settings = {"updates": 50, "valid_every": 20, "average": 2, "bleu_sentences": 8}
+    monkeypatch.setattr("tformer_deploy.train.PORTION", 2)
+    figures = start(whole, data, **settings).run()
+    trainer, translated = start(broken, data, **settings), list[int]()
+    translate = Translator.translate
+
+    def interrupted(translator: Translator, lines: list[str]) -> list[Result]:
+        if trainer.progress.update == update and averaged is (broken / AVERAGE).exists():
+            signal.raise_signal(signal.SIGTERM)
+            translated.append(len(lines))
+        return translate(translator, lines)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Translator, "translate", interrupted)
+        with pytest.raises(Interrupted) as stopped:
+            trainer.run()
+    assert translated == [2] and str(stopped.value).endswith(f"{words}tformer train --out {broken} --resume")
+    validated = [row["update"] for row in rows(broken, "bleu")] if (broken / METRICS).exists() else []
+    assert validated == [20, 40, 50][: (update - 1) // 20 + averaged]
+    assert "stopping; what is done is saved first\n" in capsys.readouterr().err
+    if averaged:
+        assert_same_weights(whole, broken)
+    assert resume(broken).run() == figures
+    assert rows(broken, "valid_loss") == rows(whole, "valid_loss")
+    assert snapshot(broken / "weights") == snapshot(whole / "weights")
+
+
+def test_only_the_last_validation_is_left_out_where_a_signal_comes_before_it(data: DataConfig, tmp_path: Path) -> None:
+    """The average is made, which takes no time."""
+    trainer = start(tmp_path / "run", data, updates=4, valid_every=4)
+    save = trainer.save
+
+    def interrupted() -> None:
+        save()
+        signal.raise_signal(signal.SIGINT)
+
+    trainer.save = interrupted  # type: ignore[method-assign]
+    with pytest.raises(Interrupted, match="run is trained, its weights are saved: only its last validation was"):
+        trainer.run()
+    assert open_checkpoint(tmp_path / "run").weights == tmp_path / "run" / AVERAGE
 
 
 @pytest.mark.parametrize("update", [7, 20, 33])
@@ -481,7 +545,7 @@ def test_speed_is_tokens_per_second(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / METRICS)
     for update, tokens in ((1, 300), (2, 100)):
         figures = {"update": update, "epoch": 0, "loss": 2.0, "lr": 0.1, "grad_norm": 1.0}
-        metrics.train({**figures, "tokens": tokens, "seconds": 0.5}, every=2, updates=9)
+        metrics.train({**figures, "tokens": tokens, "seconds": 0.5}, every=2, updates=9, ahead={})
     assert [row["tokens_per_s"] for row in read_metrics(tmp_path / METRICS)] == [400]
 
 
@@ -514,7 +578,7 @@ def test_updates_that_are_slow_are_said_each(
     metrics.begin(0, "begun")
     for update in range(1, 11):
         figures = {"update": update, "epoch": 0, "loss": 2.0, "lr": 0.1, "grad_norm": 1.0, "tokens": 9, "seconds": 0.5}
-        metrics.train(figures, every=50, updates=1000)
+        metrics.train(figures, every=50, updates=1000, ahead={})
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "begun" and [line.split("/")[0] for line in said[1:]] == [
         "update 1",
@@ -522,6 +586,36 @@ def test_updates_that_are_slow_are_said_each(
         "update 7",
         "update 10",
     ]
+
+
+def test_the_time_that_is_left_counts_validations(
+    data: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a clock on which an update takes 10 s, a pair's loss 1 s and a line's translation 100 s; 8 are translated."""
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+
+    def slow(owner: type, name: str, seconds: Callable[..., float]) -> None:
+        work = getattr(owner, name)
+
+        def worked(self: Any, *arguments: Any) -> Any:
+            nonlocal now
+            now += seconds(*arguments)
+            return work(self, *arguments)
+
+        monkeypatch.setattr(owner, name, worked)
+
+    slow(Translator, "translate", lambda lines: 100 * len(lines))
+    slow(Trainer, "batch", lambda corpus, indices: len(indices) if len(corpus.src) == 8 else 10)
+    start(tmp_path, data, updates=7, valid_every=4, bleu_sentences=3).run()
+    found = re.findall(r"update (\d)/7 .*  (\S+)( and validation)? left$", capsys.readouterr().err, re.M)
+    assert [each[0] for each in found] == [str(update) for update in range(1, 8)]
+    for update, left, unknown in found:
+        validations = 2 if int(update) <= 4 else 1  # after updates 4 and 7, then that of the average
+        seconds = 10 * (7 - int(update))
+        if int(update) > 4:
+            seconds += validations * 300 + 800 + (validations + 1) * 8
+        assert (left, bool(unknown)) == (str(timedelta(seconds=seconds)), int(update) <= 4), update
 
 
 def test_a_learning_rate_that_is_never_reached_is_said() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
+import json
 import random
 import zlib
 from collections.abc import Callable, Iterator
@@ -258,3 +260,12 @@ class BatchStream:
                 self.index += 1
                 yield plan[self.index - 1]
             self.epoch, self.index = self.epoch + 1, 0
+
+
+def fingerprint(text: tuple[Parallel, Parallel]) -> str:
+    """Hex SHA-256 of training and validation text."""
+    found = hashlib.sha256()
+    for part in text:
+        for side in (part.src, part.tgt):
+            found.update(json.dumps(side).encode())
+    return found.hexdigest()

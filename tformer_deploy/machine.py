@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +39,15 @@ def cores(root: Path = SYSTEM) -> int:
 def available_bytes(root: Path = SYSTEM) -> int | None:
     """What a process can still take of the machine and of the control groups that it is in; None: nobody knows."""
     return min((*_of_machine(root), *_of_groups(root)), default=None)
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep large freed blocks: handing each one back to the kernel halves the speed of CPU training."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:
+        m_trim_threshold, m_mmap_threshold, one_gib = -1, -3, 1 << 30
+        mallopt(m_mmap_threshold, one_gib)
+        mallopt(m_trim_threshold, 2 * one_gib - 1)
 
 
 def _of_machine(root: Path) -> Iterator[int]:

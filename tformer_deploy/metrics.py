@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -43,15 +43,36 @@ class Metrics:
         """Of the updates since the last row."""
         self._bar = sys.stderr.isatty()
         self._first, self._started = 0, time.perf_counter()
+        self._pace: dict[str, float] = {}
+        """Seconds that one of each kind of a validation's work took last."""
+        self._validated = 0.0
+        """Seconds of validations since `begin`."""
         self._said = -math.inf
 
     def begin(self, update: int, line: str) -> None:
         """Say what goes on behind an update; the time that is left is reckoned from here."""
         self._first, self._started, self._said = update, time.perf_counter(), -math.inf
+        self._validated = 0.0
         self.say(line)
 
-    def train(self, figures: dict[str, float], every: int, updates: int) -> None:
-        """Note one update; write the mean of each `every` updates. Say that, the first update, and what is slow."""
+    def took(self, kind: str, count: int, seconds: float) -> None:
+        """Note how long so much of a validation's work took."""
+        self._pace[kind] = seconds / max(1, count)
+        self._validated += seconds
+
+    def left(self, update: int, updates: int, ahead: Mapping[str, int]) -> str:
+        """The time that is left, validations included as soon as one has been made."""
+        training = time.perf_counter() - self._started - self._validated
+        seconds = training / max(1, update - self._first) * (updates - update)
+        seconds += sum(count * self._pace.get(kind, 0.0) for kind, count in ahead.items())
+        unknown = "" if ahead.keys() <= self._pace.keys() else " and validation"
+        return f"{timedelta(seconds=round(seconds))}{unknown} left"
+
+    def train(self, figures: dict[str, float], every: int, updates: int, ahead: Mapping[str, int]) -> None:
+        """Note one update; write the mean of each `every` updates. Say that, the first update, and what is slow.
+
+        `ahead`: how much of each kind of a validation's work is left.
+        """
         for name in ("loss", "tokens", "seconds", "count"):
             self.sums[name] = self.sums.get(name, 0.0) + figures.get(name, 1.0)
         sums, update = self.sums, int(figures["update"])
@@ -67,10 +88,9 @@ class Metrics:
         if full:
             self.sums = {}
             self._append(row)
-        left = (time.perf_counter() - self._started) / max(1, update - self._first) * (updates - update)
         self.tell(
             f"update {update}/{updates}  epoch {row['epoch']}  loss {row['loss']:.3f}  lr {row['lr']:.2e}  "
-            f"{row['tokens_per_s']:,.0f} target tokens/s  {timedelta(seconds=round(left))} left",
+            f"{row['tokens_per_s']:,.0f} target tokens/s  {self.left(update, updates, ahead)}",
             always=full,
         )
 

@@ -23,8 +23,9 @@ from .headers import verify
 from .machine import TRAINING_COPIES, require_memory
 from .model import Transformer
 from .notes import note
+from .run_files import METRICS, OWN_FILES, STATE, read_state
 from .text import SPECIALS, Tokenizers, Words, require_fit, train_tokenizers
-from .train import METRICS, OWN_FILES, STATE, Trainer, read_state
+from .train import Trainer
 
 
 def start_run(

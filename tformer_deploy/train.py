@@ -5,16 +5,11 @@ Every random choice is a function of (seed, update, process), so a resumed run n
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import hashlib
-import json
 import math
-import signal
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,31 +20,26 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from .checkpoint import HEADER, load_tensors, load_weights, model_tensors, require_like, save_checkpoint, save_tensors
-from .checkpoint import VERSION as CHECKPOINT_VERSION
+from .checkpoint import load_tensors, load_weights, model_tensors, require_like, save_checkpoint, save_tensors
 from .config import ModelConfig, TrainConfig
-from .data import BatchStream, DataConfig, EncodedPairs, Parallel, TrainingBatch
+from .data import BatchStream, DataConfig, EncodedPairs, Parallel, TrainingBatch, fingerprint
 from .engines.eager import EagerEngine
 from .errors import ArtifactError, Interrupted, TrainingError
 from .files import sha256, write_json
-from .headers import digest, read_header, verify
+from .headers import digest, verify
+from .machine import keep_freed_memory
 from .metrics import Metrics, corpus_bleu, corpus_chrf
 from .model import Transformer
 from .notes import note
+from .run_files import AVERAGE, METRICS, STATE, STATE_VERSION, read_state, remove_superseded
+from .schedule import learning_rate, never_at_full_rate
+from .stopping import StopFlag, stop_signals
 from .text import Tokenizers
 from .translate import Translator
 
-STATE, STATE_VERSION, METRICS = "train/state.json", 1, "metrics.jsonl"
-AVERAGE = "weights/average.safetensors"
-NUMBER = "[0-9]" * 7
-OWN_FILES = (
-    *(AVERAGE, "weights/random.safetensors", f"weights/step-{NUMBER}*.safetensors"),
-    *(f"weights/interrupted-{NUMBER}*.safetensors", f"train/state-{NUMBER}*.safetensors", "train/state.safetensors"),
-)
-"""Patterns of the weights and states that a run writes."""
 LOG_EVERY = 50
 PORTION = 100
-"""Lines of a validation that are translated before it says how far it is."""
+"""Lines of a validation that are translated before it says how far it is, and looks whether it is to stop."""
 
 
 @dataclass
@@ -89,6 +79,7 @@ class Trainer:
         self.parallel = DistributedDataParallel(self.model) if self.world > 1 else self.model
         self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
         self.progress = Progress()
+        self.stop = StopFlag()
         self.data_sha256 = fingerprint(text)
         self.hashes: dict[str, str] = {}
         """Of the saved steps that will be averaged, by their names, oldest first."""
@@ -104,25 +95,53 @@ class Trainer:
             self.train_set, self.settings.batch_tokens, self.settings.seed, self.progress.epoch, self.progress.index
         )
         batches = iter(stream)
-        with stop_signals() as stop:
-            while self.progress.update < self.settings.updates and not self.out_of_patience:
+        with stop_signals() as self.stop:
+            # What an interrupt has saved out of the average may be the last update now, or was to be validated.
+            if self.progress.update and self.agree(not self.rank and self.due and self.step not in self.hashes):
+                self.validate_and_save()
+            while not self.ended:
                 self.progress.update += 1
-                self.metrics.train(self.train_update(batches), LOG_EVERY, self.settings.updates)
+                self.metrics.train(self.train_update(batches), LOG_EVERY, self.settings.updates, self.ahead())
                 self.progress.epoch, self.progress.index = stream.epoch, stream.index
-                last = self.progress.update == self.settings.updates
-                if last or self.progress.update % self.settings.valid_every == 0:
-                    self.validate(self.settings.bleu_sentences)
-                    self.save()
-                if self.agree(stop.is_set):
-                    self.save_interrupted()
-                    raise Interrupted(
-                        f"update {self.progress.update} saved; go on with: tformer train --out {self.folder} --resume"
-                    )
-        # An interrupt has saved the last update out of the average, where `--updates` makes it the last one later.
-        if self.agree(not self.rank and self.progress.update == self.settings.updates and self.step not in self.hashes):
-            self.validate(self.settings.bleu_sentences)
-            self.save()
-        return self.finish()
+                if self.due:
+                    self.validate_and_save()
+                self.save_if_stopped()
+            return self.finish()
+
+    @property
+    def due(self) -> bool:
+        """Whether this update is one to validate and save after."""
+        update = self.progress.update
+        return update == self.settings.updates or update % self.settings.valid_every == 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether no update is left to make."""
+        return self.progress.update >= self.settings.updates or self.out_of_patience
+
+    def ahead(self) -> dict[str, int]:
+        """What is left of validations: pairs whose loss is computed, and lines to translate."""
+        every, updates, lines = self.settings.valid_every, self.settings.updates, len(self.valid_text.src)
+        left = updates // every - (self.progress.update - 1) // every + (updates % every != 0)
+        translated = left * min(lines, self.settings.bleu_sentences) + lines  # all of them after the last update
+        return {"pairs": (left + 1) * len(self.valid_set.src), "lines": translated}
+
+    def save_if_stopped(self) -> None:
+        """Save and raise Interrupted where a signal came, but not where nothing but the average is left to make."""
+        if not self.agree(self.stop.is_set):
+            return
+        validated = self.agree(not self.rank and self.step in self.hashes)
+        if self.ended and validated:
+            return
+        self.save_interrupted()
+        update = self.progress.update
+        done = f"all {update} updates are made and saved, not yet validated and averaged" if self.ended else ""
+        raise Interrupted(f"{done or f'update {update} saved'}; go on with: {self.again}")
+
+    @property
+    def again(self) -> str:
+        """The command that goes on with this run."""
+        return f"tformer train --out {self.folder} --resume"
 
     def announce(self) -> None:
         """Say what begins, and what of the settings cannot be meant."""
@@ -208,21 +227,35 @@ class Trainer:
             reduction="sum",
         )
 
+    def validate_and_save(self) -> None:
+        """Validate this update and keep its weights; a signal meanwhile leaves both out."""
+        if self.agree(bool(self.validate(self.settings.bleu_sentences))):
+            self.save()
+
     def validate(self, sentences: int, **notes: int) -> dict[str, Any]:
-        """Loss per token (without smoothing), BLEU and exact matches of really decoded text. Process 0 only."""
+        """Loss per token (without smoothing), BLEU and exact matches of really decoded text.
+
+        Of process 0 only; empty where a signal came before the end.
+        """
         if self.rank:
             return {}
+        start = time.perf_counter()
         self.model.eval()
         parallel, self.parallel = self.parallel, self.model
         with torch.inference_mode():
             plan = self.valid_set.plan(self.settings.batch_tokens, 0, 0)
             total = 0.0
             for indices in plan:
+                if self.stop.is_set:
+                    break
                 total += self.loss(self.batch(self.valid_set, indices), 0.0).item()
                 self.metrics.tell(
                     f"update {self.progress.update}  validation loss of {len(self.valid_set.src):,} pairs"
                 )
         self.parallel = parallel
+        if self.stop.is_set:
+            return {}
+        self.metrics.took("pairs", len(self.valid_set.src), time.perf_counter() - start)
         loss = total / sum(map(self.valid_set.target_tokens, plan))
         if not math.isfinite(loss):  # before such weights take the place of what was saved
             raise TrainingError(
@@ -232,6 +265,8 @@ class Trainer:
         if sentences:
             src, tgt = self.valid_text.src[:sentences], self.valid_text.tgt[:sentences]
             made = self.translated(src)
+            if len(made) < len(src):
+                return {}
             figures["bleu"], figures["chrf"] = corpus_bleu(made, tgt), corpus_chrf(made, tgt)
             figures["exact_match"] = sum(a == b for a, b in zip(made, tgt, strict=True)) / len(tgt)
         self.metrics.valid(figures)
@@ -241,12 +276,16 @@ class Trainer:
         return figures
 
     def translated(self, lines: list[str]) -> list[str]:
-        """What the model makes of some text."""
+        """What the model makes of some text; of its beginning where a signal comes."""
         made: list[str] = []
+        start = time.perf_counter()
         with Translator(EagerEngine(self.model), self.tokenizers) as translator:
             for first in range(0, len(lines), PORTION):
+                if self.stop.is_set:
+                    return made
                 made += [result.text for result in translator.translate(lines[first : first + PORTION])]
                 self.metrics.tell(f"update {self.progress.update}  {len(made):,} of {len(lines):,} lines translated")
+        self.metrics.took("lines", len(lines), time.perf_counter() - start)
         return made
 
     def save(self) -> None:
@@ -330,9 +369,22 @@ class Trainer:
             remove_superseded(self.folder)
 
     def finish(self) -> dict[str, Any]:
-        """Average the last saved steps, make the result the checkpoint's weights, and validate it."""
-        if self.rank:
-            return {}
+        """Average the last saved steps, make the result the checkpoint's weights, and validate it.
+
+        Raises Interrupted where a signal stops this validation.
+        """
+        if not self.rank:
+            self.average()
+        figures = self.validate(len(self.valid_text.src), averaged=len(self.hashes))
+        if self.agree(not self.rank and not figures):
+            raise Interrupted(
+                f"{self.folder} is trained, its weights are saved: only its last validation was stopped; "
+                f"repeat it with: {self.again}"
+            )
+        return figures
+
+    def average(self) -> None:
+        """Make the mean of the last saved steps the checkpoint's weights."""
         verify(self.folder, self.hashes, "run")
         mean: dict[str, Tensor] = {}
         for step in self.hashes:
@@ -345,7 +397,6 @@ class Trainer:
         save_tensors(self.folder / AVERAGE, mean)
         self.save_header(AVERAGE)
         remove_superseded(self.folder)
-        return self.validate(len(self.valid_text.src), averaged=len(self.hashes))
 
     def save_header(self, weights: str) -> None:
         """Make some weights the checkpoint's."""
@@ -363,90 +414,3 @@ class Trainer:
         flag = torch.tensor(int(own), device=self.device)
         dist.all_reduce(flag)
         return bool(flag.item())
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """The header of a saved training state. Raises ArtifactError."""
-    if not (folder / STATE).exists():
-        if (folder / "train/state.safetensors").exists():
-            raise ArtifactError(f"{folder} was saved by an older tformer, without hashes: start over with --force")
-        begun = any((folder / name).exists() for name in (HEADER, METRICS))
-        how = "use --force in place of --resume" if begun else "leave out --resume"
-        raise ArtifactError(f"{folder} has nothing saved to continue from: {how}")
-    header = read_header(folder, STATE, "training", STATE_VERSION)
-    if header["state"] not in header["files"]:
-        raise ArtifactError(f"{folder / STATE} is damaged: no hash of {header['state']}; start over with --force")
-    return header
-
-
-def remove_superseded(folder: Path) -> None:
-    """Remove the weights and states that neither header of a run names any more."""
-    kept = {*read_state(folder)["files"]} if (folder / STATE).exists() else set()
-    kept.add(read_header(folder, HEADER, "checkpoint", CHECKPOINT_VERSION)["weights"])
-    for path in [path for pattern in OWN_FILES for path in folder.glob(pattern)]:
-        if path.relative_to(folder).as_posix() not in kept:
-            path.unlink()
-
-
-def fingerprint(text: tuple[Parallel, Parallel]) -> str:
-    """Hex SHA-256 of training and validation text."""
-    found = hashlib.sha256()
-    for part in text:
-        for side in (part.src, part.tgt):
-            found.update(json.dumps(side).encode())
-    return found.hexdigest()
-
-
-def learning_rate(update: int, settings: TrainConfig) -> float:
-    """Linear warm-up, then the inverse square root of the update (Vaswani et al. 2017, 5.3); a cooldown at the end."""
-    rate = settings.lr * min(update / settings.warmup, math.sqrt(settings.warmup / update))
-    left = settings.updates - update + 1
-    return rate * left / settings.cooldown if 0 <= left < settings.cooldown else rate
-
-
-def never_at_full_rate(settings: TrainConfig) -> str:
-    """What to say of settings whose learning rate does not reach `lr` before the end; empty: it does."""
-    updates, warmup, cooldown = settings.updates, settings.warmup, settings.cooldown
-    if warmup > 1 and warmup >= updates:
-        what, mend = f"train.warmup={warmup} of {updates} updates", f"train.warmup={max(1, updates // 4)}"
-    elif warmup + cooldown > updates + 1:
-        what = f"train.cooldown={cooldown} of {updates} updates begins before train.warmup={warmup} ends"
-        mend = f"train.cooldown={updates - warmup}"
-    else:
-        return ""
-    return f"{what}: the learning rate does not reach train.lr={settings.lr:g} before the end: start with --set {mend}"
-
-
-@dataclass
-class StopFlag:
-    """Set by a signal, looked at between updates."""
-
-    is_set: bool = False
-
-
-@contextmanager
-def stop_signals() -> Iterator[StopFlag]:
-    """Turn Ctrl-C and SIGTERM into a flag; a second one interrupts at once."""
-    flag = StopFlag()
-
-    def handle(number: int, frame: object) -> None:
-        if flag.is_set:
-            raise KeyboardInterrupt
-        flag.is_set = True
-        note("stopping after this update")
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield flag
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc to keep large freed blocks: handing each one back to the kernel halves the speed of CPU training."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt:
-        m_trim_threshold, m_mmap_threshold, one_gib = -1, -3, 1 << 30
-        mallopt(m_mmap_threshold, one_gib)
-        mallopt(m_trim_threshold, 2 * one_gib - 1)

@@ -60,7 +60,7 @@ def at_its_best(engine: Engine, dtype: str, compiled: bool) -> None:
     import torch
 
     from tformer_deploy.engines.eager import EagerEngine
-    from tformer_deploy.train import keep_freed_memory
+    from tformer_deploy.machine import keep_freed_memory
 
     assert isinstance(engine, EagerEngine)
     keep_freed_memory()

@@ -1,0 +1,36 @@
+"""Ctrl-C and SIGTERM as a flag, for work that saves itself first."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from .notes import note
+
+
+@dataclass
+class StopFlag:
+    """Set by a signal, looked at between updates and between the batches of a validation."""
+
+    is_set: bool = False
+
+
+@contextmanager
+def stop_signals() -> Iterator[StopFlag]:
+    """Turn Ctrl-C and SIGTERM into a flag; a second one interrupts at once."""
+    flag = StopFlag()
+
+    def handle(number: int, frame: object) -> None:
+        if flag.is_set:
+            raise KeyboardInterrupt
+        flag.is_set = True
+        note("stopping; what is done is saved first")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
