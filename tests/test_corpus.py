@@ -810,6 +810,8 @@ def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert progress.eta_seconds == pytest.approx(30) and progress.tokens_per_second == pytest.approx(500)
     assert progress.line().startswith("1,000 lines, ") and "0:00:30 left, 2 workers" in progress.line()
     assert progress.state()["done"] == 0.4
+    progress.advance(1500, 7500, 60.0)
+    assert progress.state()["done"] == 0.9999 and progress.eta_seconds > 0, "a shard is still written"
     monkeypatch.undo()
     text = write(tmp_path / "a.txt", LINES)
     done = run_here("corpus", BUNDLE, "--in", text, "--out", tmp_path / "out")
@@ -853,6 +855,7 @@ def test_progress_is_what_has_been_translated(suffix: str, tmp_path: Path) -> No
     translate_corpus(options, progress)
     assert progress.found and progress.state()["done"] == 1 and progress.state()["eta_seconds"] == 0
     new = [state for state in states if state["lines"]]
+    assert all(state["done"] < 1 for state in states[:-1]), "the last shard is being written"
     assert len(new) > 5 and all(state["eta_seconds"] is not None for state in new)
     assert new[0]["eta_seconds"] > 0 and new[0]["done"] < 0.5
 

@@ -186,7 +186,9 @@ def _shown(progress: Progress) -> Iterator[None]:
         task = bar.add_task(progress.line(), total=None)
 
         def show() -> None:
-            bar.update(task, completed=progress.bytes, total=progress.total_bytes or None, description=progress.line())
+            done = progress.done
+            total = None if done is None else 100.0
+            bar.update(task, completed=int(100 * (done or 0)), total=total, description=progress.line())
 
         progress.changed = show
         yield

@@ -10,6 +10,9 @@ from typing import Protocol
 
 from .shards import Done, Shard, Work
 
+NEARLY = 0.9999
+"""The most that is done of a job whose last shard is not written yet."""
+
 
 @dataclass
 class Progress:
@@ -60,14 +63,15 @@ class Progress:
             return 0.0
         if not self.new_bytes or not self.total_bytes:
             return None
-        return (time.perf_counter() - self.started) * max(0.0, self.total_bytes - self.bytes) / self.new_bytes
+        left = max(self.total_bytes - self.bytes, (1 - NEARLY) * self.total_bytes)
+        return (time.perf_counter() - self.started) * left / self.new_bytes
 
     @property
     def done(self) -> float | None:
-        """Share of the input's bytes."""
+        """Share of the input's bytes; 1 only where nothing is left to write."""
         if self.finished:
             return 1.0
-        return min(1.0, self.bytes / self.total_bytes) if self.total_bytes else None
+        return min(NEARLY, self.bytes / self.total_bytes) if self.total_bytes else None
 
     def state(self) -> dict[str, float | None]:
         """All of it, for machines."""
