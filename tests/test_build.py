@@ -456,22 +456,24 @@ def test_plans_that_go_are_named(trt_bundle: Path, tmp_path: Path) -> None:
     assert header["report"]["fast"] and not header["report"]["replaced"]
 
 
-def test_ctrl_c_ends_a_build_behind_the_plan_that_it_meets() -> None:
-    original, done = signal.signal(signal.SIGINT, signal.default_int_handler), []
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_a_build_behind_the_plan_that_it_meets(number: int) -> None:
+    """And what ends a verb as it does."""
+    original, done = signal.signal(number, signal.default_int_handler), []
     try:
         with pytest.raises(KeyboardInterrupt), defer_interrupt():
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             time.sleep(0.05)  # nothing is raised here, where the library would lose it
-            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL, "a second one ends the process"
+            assert signal.getsignal(number) == signal.SIG_DFL, "a second one ends the process"
             done.append(1)
-        assert done and signal.getsignal(signal.SIGINT) == signal.default_int_handler
+        assert done and signal.getsignal(number) == signal.default_int_handler
         with defer_interrupt():
             pass
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(number, signal.SIG_IGN)
         with defer_interrupt():
-            os.kill(os.getpid(), signal.SIGINT)  # as to a background job
+            os.kill(os.getpid(), number)  # as to a background job
     finally:
-        signal.signal(signal.SIGINT, original)
+        signal.signal(number, original)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: defer_interrupt().__enter__()).result()
 

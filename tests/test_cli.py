@@ -305,7 +305,9 @@ def test_streams_need_not_block(bundle: Path, blocking: str) -> None:
     assert process.returncode == 0
 
 
-def test_ctrl_c_while_waiting_is_quiet(bundle: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_waiting_is_quiet(bundle: Path, number: int) -> None:
+    """And what else ends a process from outside."""
     command = [*COMMAND, "translate", str(bundle), "--max-tokens", "1", "--threads", "1"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(
@@ -314,8 +316,21 @@ def test_ctrl_c_while_waiting_is_quiet(bundle: Path) -> None:
         assert process.stdin and process.stdout and process.stderr
         process.stdin.write(b"w5\n")
         assert process.stdout.readline()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(30) == 130 and process.stdout.read() == process.stderr.read() == b""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_removes_what_an_export_has_begun(run: Path, tmp_path: Path, number: int) -> None:
+    command = [*COMMAND, "export", str(run), "--out", str(tmp_path / "bundle")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while not list(tmp_path.glob(".bundle.*.tmp/*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.wait(60) == 130 and process.stderr is not None and process.stderr.read() == b""
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

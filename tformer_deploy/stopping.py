@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a flag, for work that saves itself first."""
+"""Ctrl-C, SIGTERM and a terminal that closes as a flag, for work that saves itself first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StopFlag:
 
 @contextmanager
 def stop_signals() -> Iterator[StopFlag]:
-    """Turn Ctrl-C and SIGTERM into a flag; a second one interrupts at once."""
+    """Turn Ctrl-C, SIGTERM and a terminal that closes into a flag; a second one interrupts at once."""
     flag = StopFlag()
 
     def handle(number: int, frame: object) -> None:
@@ -28,7 +28,8 @@ def stop_signals() -> Iterator[StopFlag]:
         flag.is_set = True
         note("stopping; what is done is saved first")
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    closing = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []  # as by nohup
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, *closing)}
     try:
         yield flag
     finally:

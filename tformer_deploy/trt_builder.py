@@ -196,24 +196,30 @@ def check_precision(
 
 @contextmanager
 def defer_interrupt() -> Iterator[None]:
-    """Hold Ctrl-C back until the block ends, as TensorRT, which calls Python, would lose it. A second one kills."""
+    """Hold Ctrl-C, and what ends a verb as it does, back until the block ends, as TensorRT, which calls Python, would
+    lose it. A second one kills."""
     came: list[int] = []
 
     def note(number: int, frame: object) -> None:
         came.append(number)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for each in numbers:
+            signal.signal(each, signal.SIG_DFL)
         print("stopping after this plan; press again to stop at once", file=sys.stderr)
 
-    before = signal.getsignal(signal.SIGINT)
-    # Other threads get no signals, a background job ignores this one, and a handler of somebody else stays.
-    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, note)
+    # Other threads get no signals, a background job ignores some, and a handler of somebody else stays.
+    numbers = [
+        each
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(each) is signal.default_int_handler
+        and threading.current_thread() is threading.main_thread()
+    ]
+    for number in numbers:
+        signal.signal(number, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number in numbers:
+            signal.signal(number, signal.default_int_handler)
     if came:
         raise KeyboardInterrupt
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ..errors import Interrupted, ParityError, TformerError, missing_extra
 from ..notes import note, printable, shortened
@@ -15,11 +19,12 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Run the command. Exit codes: 1 a user's mistake, 2 wrong usage, 3 a check that failed, 130 stopped."""
+    """Run the command. Exit codes: 1 a user's mistake, 2 wrong usage, 3 a check that failed, 130 a signal."""
     open_streams()
     try:
         try:
-            app()
+            with stopped_as_by_ctrl_c():
+                app()
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, where an error is still reported
@@ -34,6 +39,22 @@ def main() -> None:
             kind = "stopped" if isinstance(error, Interrupted) else "error"
             note(shortened(printable(f"{kind}: {_one_line(error)}"), LONGEST_ERROR))
         sys.exit(_exit_code(error))
+
+
+@contextmanager
+def stopped_as_by_ctrl_c() -> Iterator[None]:
+    """Have what ends a process, SIGTERM and a terminal that closes, end a verb as Ctrl-C does: it removes what it was
+    writing. What is ignored, as by nohup, stays so, and a handler of somebody else."""
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []  # where alone handlers are set
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 LONGEST_ERROR = 4000
