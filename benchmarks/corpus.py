@@ -23,11 +23,11 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from tformer_deploy.corpus.job import CorpusOptions, translate_corpus
-from tformer_deploy.corpus.progress import Progress
-from tformer_deploy.corpus.shards import Done, Shard, Work
-from tformer_deploy.opening import TranslatorOptions
-from tformer_deploy.processes import in_turn, peak_mib, repeat, run_whole
+from tformer_deploy.base.processes import in_turn, peak_mib, repeat, run_whole
+from tformer_deploy.translate.corpus.job import CorpusOptions, translate_corpus
+from tformer_deploy.translate.corpus.progress import Progress
+from tformer_deploy.translate.corpus.shards import Done, Shard, Work
+from tformer_deploy.translate.opening import TranslatorOptions
 
 COMMAND = [sys.executable, "-m", "tformer_deploy"]
 BILLION = 1_000_000_000
@@ -177,7 +177,7 @@ def driver(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def through_ray(asked: CorpusOptions) -> float:
     """From the first shard to the last, with two workers that answer at once."""
-    from tformer_deploy.corpus import on_ray
+    from tformer_deploy.translate.corpus import on_ray
 
     class Echo(on_ray.Worker):  # of this function, so that it travels by value
         def run(self, shard: Shard) -> Any:

@@ -16,21 +16,21 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from tformer_deploy.build import HUGE, LargestValues, measure
-from tformer_deploy.bundle import Bundle, open_bundle
+from tformer_deploy.base.lines import read_lines
+from tformer_deploy.bundle.manifest import Bundle, open_bundle
+from tformer_deploy.bundle.plans import trt_variant
+from tformer_deploy.bundle.recipe import Tolerance, narrowest
 from tformer_deploy.check import CheckOptions, Gate, Reference, make_corpus
 from tformer_deploy.check.found import Outputs
 from tformer_deploy.check.parity import check
 from tformer_deploy.check.recording import Run
-from tformer_deploy.data import read_lines
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine
 from tformer_deploy.engines.ort.choosing import ChoosingEngine
+from tformer_deploy.export.build import HUGE, LargestValues, measure
 from tformer_deploy.export.half import HALF_TYPES, LARGEST, Half, to_half
 from tformer_deploy.export.save import load_graph
-from tformer_deploy.metrics import corpus_bleu
-from tformer_deploy.plans import trt_variant
-from tformer_deploy.recipe import Tolerance, narrowest
+from tformer_deploy.train.metrics import corpus_bleu
 
 EVERYTHING = Tolerance(1e9, 1e9, 1e9, ties=1.0, top1=0.0)
 """Passes; what is a tie is decided by the error that was measured."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer_deploy import load
-from tformer_deploy.data import read_lines
+from tformer_deploy.base.lines import read_lines
 
 WARM_UP_LINES = 50
 

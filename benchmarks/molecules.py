@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tformer_deploy.processes import Process, in_turn, serve
+from tformer_deploy.base.processes import Process, in_turn, serve
 
 SIDES = ("package", "one by one", "batches")
 

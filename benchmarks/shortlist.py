@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from tformer_deploy import load
-from tformer_deploy.bundle import open_bundle
-from tformer_deploy.data import read_parallel
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.shortlist import Shortlist, coverage, open_shortlist
 from tformer_deploy.engines.ort.in_place import InPlaceEngine
-from tformer_deploy.metrics import corpus_bleu
-from tformer_deploy.shortlist import Shortlist, coverage, open_shortlist
+from tformer_deploy.train.data import read_parallel
+from tformer_deploy.train.metrics import corpus_bleu
 
 SOURCE, STEPS, DECODES, WARM_UP = 20, 32, 10, 2
 """Tokens of a source; steps of a decode; decodes on the clock and before it."""

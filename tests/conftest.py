@@ -27,25 +27,25 @@ import typer.main
 from numpy.typing import NDArray
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from tformer_deploy.bundle import Bundle
+from tformer_deploy.base.files import atomic_file
+from tformer_deploy.bundle.contract import GRAPHS, MEMORY_GRAPH
+from tformer_deploy.bundle.manifest import Bundle
+from tformer_deploy.bundle.recipe import Recipe, load_recipe
+from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
 from tformer_deploy.check import gate
-from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tensors
-from tformer_deploy.config import ModelConfig
-from tformer_deploy.contract import GRAPHS, MEMORY_GRAPH
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.ort.library import has_vnni
 from tformer_deploy.engines.ort.standard import OrtEngine
 from tformer_deploy.export import to_onnx
 from tformer_deploy.export import trace as trace_module
 from tformer_deploy.export.calibrate import input_ranges
+from tformer_deploy.export.checked import export_checked
 from tformer_deploy.export.graphs import GraphModule
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.files import atomic_file
-from tformer_deploy.model import Transformer
-from tformer_deploy.recipe import Recipe, load_recipe
-from tformer_deploy.text import SPECIALS, Tokenizers, Words
+from tformer_deploy.model.checkpoint import model_tensors, save_checkpoint, save_tensors
+from tformer_deploy.model.config import ModelConfig
+from tformer_deploy.model.network import Transformer
 
 # A busy machine may stop for longer than a deadline.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -74,7 +74,7 @@ def needs_vnni(variant: str) -> None:
 def pretend_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Make `cores()` return `count`."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(count)))
-    monkeypatch.setattr("tformer_deploy.machine._quotas", lambda _: [])
+    monkeypatch.setattr("tformer_deploy.base.machine._quotas", lambda _: [])
 
 
 def small_config(**changes: object) -> ModelConfig:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tformer_deploy import files
+from tformer_deploy.base import files
 
 _EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink")
 _watched: tuple[Path, Callable[[str], None]] | None = None

@@ -17,15 +17,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tformer_deploy import load, runs
-from tformer_deploy.bundle import changing, open_bundle
-from tformer_deploy.data import DataConfig
-from tformer_deploy.encode import EncoderOptions, TextEncoder
+from tformer_deploy import load
+from tformer_deploy.bundle.manifest import changing, open_bundle
+from tformer_deploy.bundle.recipe import load_recipe
+from tformer_deploy.bundle.shortlist import Settings, add_shortlist
+from tformer_deploy.bundle.text import Tokenizers, Words
 from tformer_deploy.engines import LISTING, encoder_names
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.recipe import load_recipe
-from tformer_deploy.shortlist import Settings, add_shortlist
-from tformer_deploy.text import Tokenizers, Words
+from tformer_deploy.export.checked import export_checked
+from tformer_deploy.train import runs
+from tformer_deploy.train.data import DataConfig
+from tformer_deploy.translate.encode import EncoderOptions, TextEncoder
 
 RECIPES = {"copy": ["fp32", "fp32-cpu", "int8", "int8-latency", "int4", "trt"], "names": ["fp32-attention"]}
 MODEL = {"d_model": 16, "d_ff": 64, "heads": 2, "encoder_layers": 1, "max_positions": 16}

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from tformer_deploy.bundle import hashes
+from tformer_deploy.bundle.manifest import hashes
 
 Mutation = Callable[[GraphProto], None]
 Change = Callable[[np.ndarray], np.ndarray]

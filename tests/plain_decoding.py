@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from tformer_deploy.config import ModelConfig
 from tformer_deploy.decoding import Batch, DecodeOptions
 from tformer_deploy.engines.base import Floats, Ints, Limits, Scores, check_request, check_step
+from tformer_deploy.model.config import ModelConfig
 
 EOS, VOCAB = 4, 5
 Tokens = tuple[int, ...]

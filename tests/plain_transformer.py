@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.decoding import DecodeOptions
 from tformer_deploy.engines.base import Limits
 from tformer_deploy.importers.base import Imported, ImportOptions
 from tformer_deploy.importers.compare import Comparison, compare
 from tformer_deploy.importers.run import import_checkpoint
+from tformer_deploy.model.checkpoint import open_checkpoint
 
 from .plain_decoding import Sentence, Tokens
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer_deploy.bundle import hashes
+from tformer_deploy.bundle.manifest import hashes
 
 from .mutations import RARE, Change, plus, row, times
 

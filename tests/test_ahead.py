@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tformer_deploy.base.errors import EngineError, LimitError, NoRoom
+from tformer_deploy.bundle.plans import Profile
+from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.decoding import ContinuousBatch, DecodeOptions, decode
 from tformer_deploy.engines import ahead as static
 from tformer_deploy.engines.base import FIRST_CAPACITY, Limits, Outlook
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.engines.ort.choosing import ChoosingEngine, OrtDevice, rounded
 from tformer_deploy.engines.ort.standard import OrtGraphs
-from tformer_deploy.errors import EngineError, LimitError, NoRoom
-from tformer_deploy.model import Transformer
-from tformer_deploy.plans import Profile
-from tformer_deploy.recipe import load_recipe
+from tformer_deploy.model.network import Transformer
 
 from .conftest import VOCAB, ending_model, random_sources, variant_engine
 from .params import long_but

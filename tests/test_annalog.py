@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tformer_deploy.bundle import open_bundle
-from tformer_deploy.checkpoint import open_checkpoint
+from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines import make_engine
-from tformer_deploy.export_checked import Texts, export_checked
+from tformer_deploy.export.checked import Texts, export_checked
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint
-from tformer_deploy.translate import Translator
+from tformer_deploy.model.checkpoint import open_checkpoint
+from tformer_deploy.translate.translator import Translator
 
 from .command import run_here
 from .plain_decoding import make_batch
@@ -179,7 +179,7 @@ import torch
 
 import tformer_deploy
 from tformer_deploy.importers.vocabularies import read_entries
-from tformer_deploy.text import Specials, Words
+from tformer_deploy.bundle.text import Specials, Words
 
 PACKAGE = Path({package!r})
 parent = sys.modules["annalog"] = ModuleType("annalog")

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from tformer_deploy.checkpoint import load_tensors, open_checkpoint, save_tensors
+from tformer_deploy.base.files import sha256
+from tformer_deploy.base.headers import digest
 from tformer_deploy.cli import main
-from tformer_deploy.files import sha256
-from tformer_deploy.headers import digest
+from tformer_deploy.model.checkpoint import load_tensors, open_checkpoint, save_tensors
 
 from .command import without_progress
 from .conftest import small_config, write_checkpoint

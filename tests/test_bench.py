@@ -20,24 +20,24 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tformer_deploy import processes
+from tformer_deploy.base import processes
+from tformer_deploy.base.errors import ConfigError, EngineError, MissingExtra
+from tformer_deploy.base.machine import cores
 from tformer_deploy.bench import BenchPlan, Point, ceiling, make_points, roofline, run_benchmark, turns
 from tformer_deploy.bench.ceiling import bandwidth, matrix_rates
 from tformer_deploy.bench.measure import Sample, Watched, decode_part, some, synthetic_sources
+from tformer_deploy.bench.page import bench_page
 from tformer_deploy.bench.report import PointReport, Spread, figure, table
-from tformer_deploy.bundle import Bundle, open_bundle
+from tformer_deploy.bundle.manifest import Bundle, open_bundle
+from tformer_deploy.bundle.recipe import Recipe
 from tformer_deploy.cli.bench import numbers
-from tformer_deploy.config import ModelConfig
 from tformer_deploy.decoding import DecodeOptions
 from tformer_deploy.engines import expand, make_engine
-from tformer_deploy.errors import ConfigError, EngineError, MissingExtra
 from tformer_deploy.export.save import weights_read
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
-from tformer_deploy.machine import cores
-from tformer_deploy.model import Transformer
-from tformer_deploy.recipe import Recipe
-from tformer_deploy.report.bench import bench_page
+from tformer_deploy.model.config import ModelConfig
+from tformer_deploy.model.network import Transformer
 
 from .command import COMMAND, failed_line, printed, run_here
 from .conftest import exported_once, random_model, small_config

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.base.machine import cores
 from tformer_deploy.bench import BenchPlan, Point
-from tformer_deploy.bundle import open_bundle
-from tformer_deploy.config import MOST_OF_MODEL, MOST_OF_TRAINING, ModelConfig, TrainConfig
+from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.decoding import DecodeOptions
 from tformer_deploy.engines import make_engine, most_parallel, threads_each
-from tformer_deploy.errors import ConfigError
-from tformer_deploy.machine import cores
+from tformer_deploy.model.config import MOST_OF_MODEL, MOST_OF_TRAINING, ModelConfig, TrainConfig
 
 from .command import failed_line, run_here
 from .conftest import pretend_cores

@@ -19,19 +19,18 @@ import onnx
 import pytest
 from onnx import helper
 
-from tformer_deploy.build import build, make_stamp, usual_profiles
-from tformer_deploy.bundle import open_bundle, write_manifest
-from tformer_deploy.checkpoint import open_checkpoint
+from tformer_deploy.base.errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra
+from tformer_deploy.bundle.manifest import open_bundle, write_manifest
+from tformer_deploy.bundle.plans import Profile, Stamp, find_plans, parse_profile
+from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.engines.ort.ranges import RangeEngine
 from tformer_deploy.engines.trt import api, cuda
 from tformer_deploy.engines.trt.api import TensorRt, installed, load_builder, load_tensorrt
-from tformer_deploy.errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra
+from tformer_deploy.export.build import build, make_stamp, usual_profiles
+from tformer_deploy.export.checked import choose
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
-from tformer_deploy.export_checked import choose
-from tformer_deploy.plans import Profile, Stamp, find_plans, parse_profile
-from tformer_deploy.recipe import load_recipe
-from tformer_deploy.trt_builder import (
+from tformer_deploy.export.trt_builder import (
     BuildOptions,
     check_precision,
     compile_plan,
@@ -39,6 +38,7 @@ from tformer_deploy.trt_builder import (
     tensor_types,
     weight_types,
 )
+from tformer_deploy.model.checkpoint import open_checkpoint
 
 from .command import COMMAND, failed_line, printed, run_here
 from .conftest import exported_once, small_config, write_checkpoint
@@ -250,7 +250,7 @@ def test_a_build_that_fails_keeps_what_was_there(built: Path, tmp_path: Path, mo
     def fail(*rest: Any) -> Any:
         raise EngineError("out of memory")
 
-    monkeypatch.setattr("tformer_deploy.build.compile_plan", fail)
+    monkeypatch.setattr("tformer_deploy.export.build.compile_plan", fail)
     with pytest.raises(EngineError):
         build(copy, BuildOptions("fp32"))
     assert sorted((path.name, path.stat().st_size) for path in copy.rglob("*.plan")) == before
@@ -267,7 +267,7 @@ def test_what_tensorrt_refuses_is_one_line_with_its_reason(trt_bundle: Path, tmp
 
 def test_a_plan_of_the_wrong_precision_fails(trt_bundle: Path, tmp_path: Path) -> None:
     """The graph is fp32, so what comes out is too, whatever was asked for."""
-    from tformer_deploy.build import type_graph
+    from tformer_deploy.export.build import type_graph
 
     profile = Profile(1, 1, 8, 16)
     type_graph(trt_bundle / "trt/decoder_step.onnx", tmp_path / "step.onnx", profile, "fp32", {})
@@ -513,6 +513,6 @@ def test_values_that_are_not_finite_stop_the_build(
         engine.largest["encoder"]["memory"] = float("inf")
         return []
 
-    monkeypatch.setattr("tformer_deploy.build.decode", broken)
+    monkeypatch.setattr("tformer_deploy.export.build.decode", broken)
     with pytest.raises(LimitError, match="memory is not finite on the calibration text, in fp32 already"):
         build(trt_bundle, BuildOptions("fp16"), calibrate=text)

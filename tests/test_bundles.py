@@ -15,14 +15,14 @@ import pytest
 from onnx import TensorProto, helper
 
 from tformer_deploy import load
-from tformer_deploy.bundle import MANIFEST, VERSION, hashes, open_bundle, upgraded
-from tformer_deploy.contract import KINDS, SIZES, described, graphs_of
-from tformer_deploy.encode import EncoderOptions, TextEncoder
+from tformer_deploy.base.errors import ArtifactError
+from tformer_deploy.base.headers import schema_error
+from tformer_deploy.bundle.contract import KINDS, SIZES, described, graphs_of
+from tformer_deploy.bundle.manifest import MANIFEST, VERSION, hashes, open_bundle, upgraded
+from tformer_deploy.bundle.plans import trt_variant
 from tformer_deploy.engines import make_engine
-from tformer_deploy.errors import ArtifactError
 from tformer_deploy.export.signature import name_sizes, read_signature
-from tformer_deploy.headers import schema_error
-from tformer_deploy.plans import trt_variant
+from tformer_deploy.translate.encode import EncoderOptions, TextEncoder
 
 from .conftest import needs_vnni
 

@@ -21,7 +21,11 @@ import pytest
 from onnx import GraphProto, helper
 
 from tformer_deploy import cli, load
-from tformer_deploy.bundle import Bundle, hashes, open_bundle
+from tformer_deploy.base.errors import ArtifactError, ConfigError, DataError, MissingExtra
+from tformer_deploy.base.headers import read_arrays
+from tformer_deploy.bundle.manifest import Bundle, hashes, open_bundle
+from tformer_deploy.bundle.plans import Profile
+from tformer_deploy.bundle.recipe import Tolerance, load_recipe, own_limits, recipe_folder
 from tformer_deploy.check import (
     CheckOptions,
     Corpus,
@@ -42,13 +46,9 @@ from tformer_deploy.check.report import describe_divergence
 from tformer_deploy.check.rounding import Rounding
 from tformer_deploy.check.shares import allowed
 from tformer_deploy.check.sizes import rows_apart, run_large, run_wide
-from tformer_deploy.checkpoint import open_checkpoint, save_checkpoint
 from tformer_deploy.decoding import Hypothesis
 from tformer_deploy.engines.base import Engine, Floats, Ints, Limits, Scores
-from tformer_deploy.errors import ArtifactError, ConfigError, DataError, MissingExtra
-from tformer_deploy.headers import read_arrays
-from tformer_deploy.plans import Profile
-from tformer_deploy.recipe import Tolerance, load_recipe, own_limits, recipe_folder
+from tformer_deploy.model.checkpoint import open_checkpoint, save_checkpoint
 
 from .command import run_here
 from .mutations import (

@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 
 from tformer_deploy import __version__
+from tformer_deploy.bundle.recipe import named_recipes
 from tformer_deploy.cli.export import complete_recipe
-from tformer_deploy.recipe import named_recipes
 
 from .command import COMMAND, Done, failed_line, printed, run_here, run_process
 from .mutations import break_graph, scale_one_weight
@@ -103,7 +103,7 @@ def test_check_refuses_bad_options_before_it_runs(
     ):
         assert words in failed_line(run_here("check", bundle, *arguments))
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    monkeypatch.delitem(sys.modules, "tformer_deploy.metrics", raising=False)
+    monkeypatch.delitem(sys.modules, "tformer_deploy.train.metrics", raising=False)
     assert "'.[train]'" in failed_line(run_here("check", bundle, "--src", lines, "--tgt", lines))
     assert sorted(tmp_path.iterdir()) == [lines, short]
 
@@ -112,7 +112,7 @@ def test_a_report_outlives_its_page(bundle: Path, tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tformer_deploy.report.check.check_page", full)
+    monkeypatch.setattr("tformer_deploy.check.page.check_page", full)
     (tmp_path / "lines.txt").write_text("w5\n")
     small = ("--src", tmp_path / "lines.txt", "--max-tokens", 3, "--invariance", 1)
     done = run_here("check", bundle, *small, "--html", tmp_path / "page.html", "--json")
@@ -366,7 +366,7 @@ def test_every_error_is_one_line(error: Exception, words: str, monkeypatch: pyte
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("tformer_deploy.bundle.open_bundle", fail)
+    monkeypatch.setattr("tformer_deploy.bundle.manifest.open_bundle", fail)
     assert failed_line(run_here("translate", "x")).startswith(f"error: {words}")
     with pytest.raises(type(error)):
         run_here("--debug", "translate", "x")
@@ -377,7 +377,7 @@ def test_paths_that_are_not_utf8_are_printed(tmp_path: Path, monkeypatch: pytest
     out = tmp_path / os.fsdecode(b"r\xff")
     assert f"{tmp_path}/r\\" in failed_line(run_here("inspect", out))
     assert run_here("inspect", out, "--nonsense").returncode == 2
-    monkeypatch.setattr("tformer_deploy.runs.init_checkpoint", lambda *_: 5)
+    monkeypatch.setattr("tformer_deploy.train.runs.init_checkpoint", lambda *_: 5)
     small = ("init", "--preset", "tiny", "--vocab-size", 60, "--out", out)
     assert printed(run_here(*small)) == [f"{tmp_path}/r\\udcff: 5 parameters"]
     for encoding in ("utf-8", "ascii"):

@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 
-from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tensors
+from tformer_deploy.base.errors import DataError
+from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
 from tformer_deploy.cli.lines import windows
-from tformer_deploy.errors import DataError
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.text import SPECIALS, Tokenizers, Words
+from tformer_deploy.export.checked import export_checked
+from tformer_deploy.model.checkpoint import model_tensors, save_checkpoint, save_tensors
 
 from .command import COMMAND, Done, failed_line, printed, run_here, run_process
 from .conftest import VOCAB, random_model, small_config

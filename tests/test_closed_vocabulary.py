@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from tformer_deploy.checkpoint import open_checkpoint
+from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.decoding import decode, over_defaults
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.errors import ConfigError
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint
+from tformer_deploy.model.checkpoint import open_checkpoint
 
 from .command import printed, run_here
 from .plain_annotated import Copying, V, train_to_copy

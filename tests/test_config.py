@@ -11,15 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_deploy.config import (
-    PRESETS,
-    ModelConfig,
-    TrainConfig,
-    from_dict,
-    parse_settings,
-    preset,
-)
-from tformer_deploy.contract import (
+from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.base.headers import read_toml
+from tformer_deploy.base.settings import from_dict, parse_settings
+from tformer_deploy.bundle.contract import (
     GRAPHS,
     MEMORY_GRAPH,
     SHORT_GRAPHS,
@@ -29,9 +24,7 @@ from tformer_deploy.contract import (
     layer_names,
     signature,
 )
-from tformer_deploy.errors import ConfigError
-from tformer_deploy.headers import read_toml
-from tformer_deploy.recipe import (
+from tformer_deploy.bundle.recipe import (
     TOLERANCES,
     Axes,
     Axis,
@@ -41,6 +34,7 @@ from tformer_deploy.recipe import (
     recipe_folder,
     recipe_from_dict,
 )
+from tformer_deploy.model.config import PRESETS, ModelConfig, TrainConfig, preset
 
 GOLDEN = Path(__file__).parent.parent / "export" / "golden"
 

@@ -14,19 +14,19 @@ import onnx
 import pytest
 from onnx import GraphProto, numpy_helper
 
-from tformer_deploy.bundle import Bundle, open_bundle
+from tformer_deploy.base.errors import ArtifactError
+from tformer_deploy.bundle.contract import graphs_of
+from tformer_deploy.bundle.manifest import Bundle, open_bundle
+from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.check import EngineReport, Gate
 from tformer_deploy.check.constants import compare_constants, failures
 from tformer_deploy.check.found import Constants
 from tformer_deploy.check.origins import named_tensors
 from tformer_deploy.check.report import describe_constants
-from tformer_deploy.contract import graphs_of
-from tformer_deploy.errors import ArtifactError
 from tformer_deploy.export.calibrate import Measured, input_ranges
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
-from tformer_deploy.model import Transformer
-from tformer_deploy.recipe import load_recipe
+from tformer_deploy.model.network import Transformer
 
 from .conftest import random_model, small_config
 from .mutations import CONSTANTS, ROUNDING, Mutation

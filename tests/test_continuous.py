@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tformer_deploy.bundle import open_bundle
-from tformer_deploy.contract import GRAPHS, SLOTS_GRAPH
+from tformer_deploy.base.errors import ConfigError, EngineError, LimitError, NotNumbers, TformerError
+from tformer_deploy.bundle.contract import GRAPHS, SLOTS_GRAPH
+from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Trie, decode
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.ahead import AheadState
@@ -22,7 +23,6 @@ from tformer_deploy.engines.base import Engine
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.engines.ort.choosing import ChoosingEngine
 from tformer_deploy.engines.ort.in_place import InPlaceEngine
-from tformer_deploy.errors import ConfigError, EngineError, LimitError, NotNumbers, TformerError
 
 from .conftest import ending_model, random_model, random_sources, small_config, variant_engine
 from .params import long_but

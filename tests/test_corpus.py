@@ -24,18 +24,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_deploy.batches import suitable_workers
-from tformer_deploy.corpus import places
-from tformer_deploy.corpus.compression import packed, split_lines, unpacked
-from tformer_deploy.corpus.cutting import Cutter, windows
-from tformer_deploy.corpus.job import CorpusOptions, here, translate_corpus
-from tformer_deploy.corpus.output import ERRORS, JOB, LIST
-from tformer_deploy.corpus.places import open_store
-from tformer_deploy.corpus.progress import Progress
-from tformer_deploy.corpus.shards import Done, Shard, Work
-from tformer_deploy.corpus.storage import RECORDS
-from tformer_deploy.errors import ArtifactError, DataError
-from tformer_deploy.opening import TranslatorOptions
+from tformer_deploy.base.errors import ArtifactError, DataError
+from tformer_deploy.translate.batches import suitable_workers
+from tformer_deploy.translate.corpus import places
+from tformer_deploy.translate.corpus.compression import packed, split_lines, unpacked
+from tformer_deploy.translate.corpus.cutting import Cutter, windows
+from tformer_deploy.translate.corpus.job import CorpusOptions, here, translate_corpus
+from tformer_deploy.translate.corpus.output import ERRORS, JOB, LIST
+from tformer_deploy.translate.corpus.places import open_store
+from tformer_deploy.translate.corpus.progress import Progress
+from tformer_deploy.translate.corpus.shards import Done, Shard, Work
+from tformer_deploy.translate.corpus.storage import RECORDS
+from tformer_deploy.translate.opening import TranslatorOptions
 
 from .command import COMMAND, failed_line, run_here
 from .kills import contents, snapshots

@@ -26,13 +26,13 @@ pytest.importorskip("ray", reason="the extra cluster is not installed")
 import ray
 from ray.cluster_utils import Cluster
 
-from tformer_deploy.bundle import MANIFEST, open_bundle
-from tformer_deploy.corpus import on_ray
-from tformer_deploy.corpus.job import CorpusOptions, translate_corpus
-from tformer_deploy.corpus.output import LIST
-from tformer_deploy.errors import ArtifactError, EngineError
-from tformer_deploy.files import sha256
-from tformer_deploy.opening import TranslatorOptions, open_translator
+from tformer_deploy.base.errors import ArtifactError, EngineError
+from tformer_deploy.base.files import sha256
+from tformer_deploy.bundle.manifest import MANIFEST, open_bundle
+from tformer_deploy.translate.corpus import on_ray
+from tformer_deploy.translate.corpus.job import CorpusOptions, translate_corpus
+from tformer_deploy.translate.corpus.output import LIST
+from tformer_deploy.translate.opening import TranslatorOptions, open_translator
 
 from .command import COMMAND, failed_line, run_here
 from .test_corpus import BUNDLE, number_lines, shards, write
@@ -279,7 +279,7 @@ def test_a_head_that_is_gone_is_one_line_and_the_same_command_goes_on(
 
 def test_usage_reports_are_off() -> None:
     code = (
-        "import tformer_deploy.corpus.on_ray\n"
+        "import tformer_deploy.translate.corpus.on_ray\n"
         "from ray._common.usage.usage_lib import usage_stats_enabled\n"
         "print(usage_stats_enabled())"
     )

@@ -26,13 +26,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer_deploy import __version__, load
-from tformer_deploy.checkpoint import model_tensors, save_checkpoint, save_tensors
-from tformer_deploy.config import ModelConfig
-from tformer_deploy.errors import ConfigError, LimitError, NotNumbers, TformerError
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.recipe import Recipe
-from tformer_deploy.text import ByteBpe, Specials, Tokenizers
-from tformer_deploy.text.bpe import BYTES
+from tformer_deploy.base.errors import ConfigError, LimitError, NotNumbers, TformerError
+from tformer_deploy.bundle.recipe import Recipe
+from tformer_deploy.bundle.text import ByteBpe, Specials, Tokenizers
+from tformer_deploy.bundle.text.bpe import BYTES
+from tformer_deploy.export.checked import export_checked
+from tformer_deploy.model.checkpoint import model_tensors, save_checkpoint, save_tensors
+from tformer_deploy.model.config import ModelConfig
 
 from .command import run_here
 from .conftest import needs_vnni, random_model, small_config
@@ -793,7 +793,7 @@ def test_every_keyword_of_the_schemas_is_known() -> None:
             for part in parts:
                 yield from keywords(part)
 
-    schema = json.loads((ROOT / "tformer_deploy/schemas/bundle.json").read_text())
+    schema = json.loads((ROOT / "tformer_deploy/base/schemas/bundle.json").read_text())
     assert set(keywords(schema)) - {"$ref"} == known
 
 

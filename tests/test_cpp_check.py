@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tformer_deploy.bundle import open_bundle
+from tformer_deploy.base.errors import LimitError
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.recipe import Tolerance
+from tformer_deploy.bundle.shortlist import Settings, add_shortlist
 from tformer_deploy.check import CheckOptions, Gate, Reference, make_corpus
 from tformer_deploy.check.parity import check
 from tformer_deploy.check.recording import Run, record
@@ -24,10 +27,7 @@ from tformer_deploy.decoding import Batch, DecodeOptions, Hypothesis, decode
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Floats, Ints
 from tformer_deploy.engines.cpp import PROGRAM, CppEngine
-from tformer_deploy.errors import LimitError
-from tformer_deploy.opening import TranslatorOptions, open_translator
-from tformer_deploy.recipe import Tolerance
-from tformer_deploy.shortlist import Settings, add_shortlist
+from tformer_deploy.translate.opening import TranslatorOptions, open_translator
 
 from .command import failed_line, printed, run_here
 from .conftest import random_sources

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tformer_deploy.base.errors import TformerError
 from tformer_deploy.decoding import DecodeOptions, Hypothesis, Step, decode, over_defaults, score
-from tformer_deploy.errors import TformerError
 
 from .cpp_programs import Talk, program
 from .plain_decoding import EOS, VOCAB, Sentence, TableEngine, Tokens, make_batch, smooth

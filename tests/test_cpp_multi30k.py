@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tformer_deploy import export_checked as exporting
 from tformer_deploy.check.report import Report
+from tformer_deploy.export import checked as exporting
 
 from .command import COMMAND
 from .cpp_library import ROOT, built, onnxruntime

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from onnx import GraphProto, numpy_helper
 
-from tformer_deploy.bundle import open_bundle
+from tformer_deploy.bundle.manifest import open_bundle
 
 from .conftest import VOCAB, small_config
 from .cpp_library import CppError, Model, Output, Serving, Translator

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_deploy.errors import ConfigError
-from tformer_deploy.headers import POINTER
-from tformer_deploy.text import (
+from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.base.headers import POINTER
+from tformer_deploy.bundle.text import (
     SPECIALS,
     AddedToken,
     Around,
@@ -37,8 +37,8 @@ from tformer_deploy.text import (
     Wrapped,
     load_tokenizers,
 )
-from tformer_deploy.text.bpe import BYTES, byte_words
-from tformer_deploy.text.words import compiled
+from tformer_deploy.bundle.text.bpe import BYTES, byte_words
+from tformer_deploy.bundle.text.words import compiled
 
 from .cpp_library import ROOT
 from .cpp_programs import Talk, program

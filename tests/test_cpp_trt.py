@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from tformer_deploy.files import sha256
-from tformer_deploy.plans import Profile, Stamp
+from tformer_deploy.base.files import sha256
+from tformer_deploy.bundle.plans import Profile, Stamp
 
 from .command import failed_line, printed
 from .cpp_library import ROOT, built, onnxruntime

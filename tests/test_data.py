@@ -14,20 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tformer_deploy.config import BOS_ID, EOS_ID, PAD_ID
-from tformer_deploy.data import (
+from tformer_deploy.base.errors import ConfigError, DataError
+from tformer_deploy.base.lines import read_lines
+from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
+from tformer_deploy.model.config import BOS_ID, EOS_ID, PAD_ID
+from tformer_deploy.train.data import (
     BatchStream,
     DataConfig,
     EncodedPairs,
     Parallel,
     load_data,
     make_task,
-    pad,
-    read_lines,
     read_parallel,
 )
-from tformer_deploy.errors import ConfigError, DataError
-from tformer_deploy.text import SPECIALS, Tokenizers, Words
+from tformer_deploy.translate.batches import pad
 
 WORDS = Words([*SPECIALS, "w"], None)
 sizes = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=40)
@@ -85,7 +85,7 @@ def test_an_endless_line_is_not_read_whole(name: str, tmp_path: Path, monkeypatc
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 << 20
-    monkeypatch.setattr("tformer_deploy.data.LINE_BYTES", 5)
+    monkeypatch.setattr("tformer_deploy.base.lines.LINE_BYTES", 5)
     assert read_lines(write(path, "12345\nüü1\n\n12345".encode())) == ["12345", "üü1", "", "12345"]
     for content, line in (("123456", 1), ("1\nüüü\n", 2), ("123456\n", 1), ("1\n\n\n      ", 4)):
         with pytest.raises(DataError, match=f":{line}: longer than 5 bytes"):

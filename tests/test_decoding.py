@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tformer_deploy.base.errors import ConfigError, EngineError, LimitError
 from tformer_deploy.decoding import Batch, DecodeOptions, Hypothesis, Step, Trie, decode, sampling
 from tformer_deploy.decoding.sampling import draw, uniforms
 from tformer_deploy.decoding.scoring import score as score_targets
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.errors import ConfigError, EngineError, LimitError
 
 from .conftest import random_model, small_config, variant_engine
 from .plain_decoding import (

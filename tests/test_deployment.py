@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer_deploy.export_checked import export_checked
+from tformer_deploy.export.checked import export_checked
 
 pytestmark = pytest.mark.long
 
@@ -122,7 +122,7 @@ def test_bench_and_a_variant_run_there(machine: Path, variants_bundle: Path) -> 
 
 
 def test_named_recipes_are_in_the_wheel(machine: Path) -> None:
-    code = "from tformer_deploy import recipe; print(recipe.load_recipe('fp32').opset, recipe.recipe_folder())"
+    code = "from tformer_deploy.bundle import recipe; print(recipe.load_recipe('fp32').opset, recipe.recipe_folder())"
     done = subprocess.run([machine, "-c", code], capture_output=True, text=True, check=True, cwd=machine.parent)
     assert done.stdout.startswith("23 ") and "site-packages" in done.stdout
 

@@ -13,13 +13,7 @@ import onnx
 import pytest
 from onnx import GraphProto, helper
 
-from tformer_deploy.bundle import open_bundle
-from tformer_deploy.check import Gate, make_corpus
-from tformer_deploy.checkpoint import open_checkpoint
-from tformer_deploy.contract import GRAPHS, MEMORY_GRAPH
-from tformer_deploy.encode import EncoderOptions, TextEncoder
-from tformer_deploy.engines import encoder_names, make_encoder
-from tformer_deploy.errors import (
+from tformer_deploy.base.errors import (
     ArtifactError,
     ConfigError,
     DataError,
@@ -28,8 +22,14 @@ from tformer_deploy.errors import (
     NotNumbers,
     ParityError,
 )
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.recipe import TOLERANCES, Recipe, recipe_from_dict
+from tformer_deploy.bundle.contract import GRAPHS, MEMORY_GRAPH
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.recipe import TOLERANCES, Recipe, recipe_from_dict
+from tformer_deploy.check import Gate, make_corpus
+from tformer_deploy.engines import encoder_names, make_encoder
+from tformer_deploy.export.checked import export_checked
+from tformer_deploy.model.checkpoint import open_checkpoint
+from tformer_deploy.translate.encode import EncoderOptions, TextEncoder
 
 from .command import failed_line, printed, run_here
 from .conftest import exported_once, random_sources, small_config, write_checkpoint, write_lines

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tformer_deploy.encode import EncoderOptions, TextEncoder
-from tformer_deploy.export_checked import export_checked
+from tformer_deploy.export.checked import export_checked
 from tformer_deploy.importers.run import import_checkpoint
+from tformer_deploy.translate.encode import EncoderOptions, TextEncoder
 
 from . import hf_folders
 from .command import failed_line, run_here

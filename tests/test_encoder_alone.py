@@ -16,11 +16,11 @@ from transformers import BertConfig, BertModel
 
 import tformer_deploy
 from tformer_deploy import UserModel
-from tformer_deploy.bundle import open_bundle
+from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.check import Gate, make_corpus
-from tformer_deploy.encode import EncoderOptions, TextEncoder
-from tformer_deploy.errors import ConfigError
-from tformer_deploy.modules.probe import wrapped
+from tformer_deploy.model.modules.probe import wrapped
+from tformer_deploy.translate.encode import EncoderOptions, TextEncoder
 
 from .command import failed_line, printed, run_here
 from .cpp_library import built

@@ -15,13 +15,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_deploy.bundle import open_bundle
-from tformer_deploy.checkpoint import open_checkpoint
+from tformer_deploy.base.errors import ArtifactError, ConfigError, LimitError, MissingExtra
+from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine, Scores
 from tformer_deploy.engines.eager import EagerEngine, best_ids
 from tformer_deploy.engines.ort.standard import OrtEngine
-from tformer_deploy.errors import ArtifactError, ConfigError, LimitError, MissingExtra
+from tformer_deploy.model.checkpoint import open_checkpoint
 
 from .conftest import VOCAB, random_sources
 

@@ -15,18 +15,18 @@ from typing import Any
 import onnx
 import pytest
 
-from tformer_deploy import export_checked as ship_module
 from tformer_deploy import load
-from tformer_deploy.bundle import open_bundle
-from tformer_deploy.contract import GRAPHS, described, layer_names, signature
-from tformer_deploy.errors import ArtifactError, ConfigError, LimitError
+from tformer_deploy.base.errors import ArtifactError, ConfigError, LimitError
+from tformer_deploy.bundle.contract import GRAPHS, described, layer_names, signature
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.recipe import Recipe
+from tformer_deploy.export import checked as ship_module
+from tformer_deploy.export.checked import export_checked
 from tformer_deploy.export.save import save_graphs
 from tformer_deploy.export.signature import compare_signature, read_signature
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.model import Transformer
-from tformer_deploy.recipe import Recipe
+from tformer_deploy.model.network import Transformer
 
 from .command import failed_line, run_here
 from .conftest import small_config, write_checkpoint

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tformer_deploy.errors import EXTRAS
+from tformer_deploy.base.errors import EXTRAS
 
 ROOT = Path(__file__).parent.parent
 BUNDLE = ROOT / "tests/bundles/v8/copy"
@@ -22,7 +22,7 @@ IMPORTED = {
     "tensorrt-rtx-cu13": "tensorrt_rtx",
 }
 """Packages that are imported by another name."""
-COMES_ALONG = {"markupsafe"}
+COMES_ALONG = {"jinja2"}
 """With another package of its extra."""
 ABSENT = sorted({module for extra, modules in EXTRAS.items() for module in modules if extra not in ("cpu", "gpu")})
 """What a machine with the extra `cpu` alone has not."""
@@ -41,7 +41,7 @@ def test_the_table_is_that_of_the_project() -> None:
     assert all(f"`{extra}`" in install for extra in EXTRAS), "the page that lists them lacks one"
 
 
-TORCH, PAGES, TENSORRT = "'torch'", "'markupsafe'", "TensorRT is not installed"
+TORCH, PAGES, TENSORRT = "'torch'", "'jinja2'", "TensorRT is not installed"
 VERBS: dict[str, tuple[list[Any], str, str]] = {
     "train": (["--task", "copy", "--out", "OUT"], TORCH, "'.[train]'"),
     "init": (["--preset", "tiny", "--vocab-size", 99, "--out", "OUT"], TORCH, "'.[train]'"),

@@ -16,9 +16,21 @@ from typing import Any
 import pytest
 import torch
 
-from tformer_deploy import files
-from tformer_deploy.bundle import open_bundle
-from tformer_deploy.checkpoint import (
+from tformer_deploy.base import files
+from tformer_deploy.base.errors import ArtifactError, ConfigError, TformerError
+from tformer_deploy.base.files import (
+    atomic_directory,
+    atomic_file,
+    check_writable,
+    hold,
+    output_file,
+    sha256,
+    write_json,
+)
+from tformer_deploy.base.headers import digest, member, read_bytes, read_header, verify
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
+from tformer_deploy.model.checkpoint import (
     HEADER,
     load_tensors,
     model_tensors,
@@ -26,13 +38,9 @@ from tformer_deploy.checkpoint import (
     save_checkpoint,
     save_tensors,
 )
-from tformer_deploy.config import ModelConfig
-from tformer_deploy.errors import ArtifactError, ConfigError, TformerError
-from tformer_deploy.files import atomic_directory, atomic_file, check_writable, hold, output_file, sha256, write_json
-from tformer_deploy.headers import digest, member, read_bytes, read_header, verify
-from tformer_deploy.model import Transformer
-from tformer_deploy.opening import TranslatorOptions, open_translator
-from tformer_deploy.text import SPECIALS, Tokenizers, Words
+from tformer_deploy.model.config import ModelConfig
+from tformer_deploy.model.network import Transformer
+from tformer_deploy.translate.opening import TranslatorOptions, open_translator
 
 CONFIG = ModelConfig(
     12, 12, d_model=8, d_ff=12, heads=2, encoder_layers=1, decoder_layers=1, max_positions=16, final_norm=False
@@ -308,7 +316,7 @@ def test_links_in_a_folder_that_is_changed_are_refused(tmp_path: Path) -> None:
 
 def test_open_files_are_written_to(tmp_path: Path) -> None:
     """As `--html /dev/stdout >> log` asks."""
-    code = "from tformer_deploy.files import *; print('first'); write_output(Path('/dev/stdout'), 'page')"
+    code = "from tformer_deploy.base.files import *; print('first'); write_output(Path('/dev/stdout'), 'page')"
     (tmp_path / "log").write_text("before\n")
     with (tmp_path / "log").open("a") as log:
         subprocess.run([sys.executable, "-c", code], stdout=log, check=True, timeout=60)

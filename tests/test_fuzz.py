@@ -24,7 +24,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tformer_deploy.headers import digest
+from tformer_deploy.base.headers import digest
 from tformer_deploy.importers.run import FORMATS
 from tformer_deploy.importers.weights import load_torch
 

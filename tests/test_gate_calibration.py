@@ -12,14 +12,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from tformer_deploy import export_checked as module
-from tformer_deploy.bundle import open_bundle
+from tformer_deploy.base.errors import ConfigError, DataError
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.check import CheckOptions, Corpus, Gate
-from tformer_deploy.errors import ConfigError, DataError
 from tformer_deploy.export import calibrate
+from tformer_deploy.export import checked as module
 from tformer_deploy.export.calibrate import ROOM, fp32_layers, input_ranges, parts_off, round_model
-from tformer_deploy.export_checked import Texts, apart, export_checked, split
-from tformer_deploy.recipe import load_recipe
+from tformer_deploy.export.checked import Texts, apart, export_checked, split
 
 from .command import failed_line, run_here
 from .conftest import random_model, small_config, write_checkpoint

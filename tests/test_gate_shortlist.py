@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tformer_deploy.bundle import open_bundle
+from tformer_deploy.base.errors import ArtifactError, ConfigError
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.shortlist import Settings, add_shortlist, open_shortlist
 from tformer_deploy.check import CheckOptions, Corpus, Gate, make_corpus
 from tformer_deploy.check.restricted import RestrictedEngine, restrict, with_shortlist
 from tformer_deploy.engines.base import Outlook
 from tformer_deploy.engines.ort.library import has_vnni
-from tformer_deploy.errors import ArtifactError, ConfigError
-from tformer_deploy.shortlist import Settings, add_shortlist, open_shortlist
 
 from .command import run_here
 from .conftest import random_sources

@@ -31,17 +31,17 @@ from benchmarks.gpu.results import BEGIN, END, cpp_problem, load, main, markdown
 from benchmarks.gpu.seeded import LISTED, fill, restore
 from benchmarks.gpu.targets import Side, judge
 from benchmarks.gpu.wheels import unsqueeze
-from tformer_deploy import build as building
-from tformer_deploy.bundle import open_bundle
+from tformer_deploy.base.errors import ArtifactError
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.plans import Plans, Profile, Stamp, parse_profile
 from tformer_deploy.check.observe import REBATCHED, by_length, other_batches, spread
 from tformer_deploy.check.reference import load_reference
 from tformer_deploy.engines.base import Limits
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.engines.trt.api import TensorRt
-from tformer_deploy.errors import ArtifactError
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.plans import Plans, Profile, Stamp, parse_profile
-from tformer_deploy.trt_builder import BuildOptions
+from tformer_deploy.export import build as building
+from tformer_deploy.export.checked import export_checked
+from tformer_deploy.export.trt_builder import BuildOptions
 
 from .conftest import random_model, small_config
 from .cpp_library import built, onnxruntime

@@ -21,14 +21,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import tformer_deploy
-from tformer_deploy.checkpoint import open_checkpoint
-from tformer_deploy.errors import ArtifactError, ConfigError, TformerError
-from tformer_deploy.export_checked import export_checked
+from tformer_deploy.base.errors import ArtifactError, ConfigError, TformerError
+from tformer_deploy.export.checked import export_checked
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.compare import compare
 from tformer_deploy.importers.run import import_checkpoint, recognised
 from tformer_deploy.importers.torch import TorchOriginal
 from tformer_deploy.importers.vocabularies import read_entries
+from tformer_deploy.model.checkpoint import open_checkpoint
 
 from .command import failed_line, run_here
 from .params import long_but

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tformer_deploy.errors import TformerError
+from tformer_deploy.base.errors import TformerError
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint, recognised
 

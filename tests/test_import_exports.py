@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer_deploy.export_checked import export_checked
+from tformer_deploy.export.checked import export_checked
 from tformer_deploy.importers.run import import_checkpoint
 
 from .test_import_ctranslate2 import CASES, Model

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from tformer_deploy.bundle import open_bundle
-from tformer_deploy.checkpoint import open_checkpoint
-from tformer_deploy.errors import ArtifactError, ConfigError, ParityError, TformerError
-from tformer_deploy.export_checked import export_checked
+from tformer_deploy.base.errors import ArtifactError, ConfigError, ParityError, TformerError
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.export.checked import export_checked
 from tformer_deploy.importers import compare
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.hf_generation import NEUTRAL, SAMPLING, TECHNICAL, decoding_defaults
 from tformer_deploy.importers.run import compare_again, import_checkpoint, recognised
-from tformer_deploy.opening import TranslatorOptions, open_translator
+from tformer_deploy.model.checkpoint import open_checkpoint
+from tformer_deploy.translate.opening import TranslatorOptions, open_translator
 
 from .conftest import small_config
 from .hf_folders import FOLDERS, LINES, OPTIONS, SENTENCES, entries, fairseq_pieces, of_bart, of_t5, write

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tformer_deploy.errors import ArtifactError
+from tformer_deploy.base.errors import ArtifactError
 from tformer_deploy.importers import compare, hf
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.hf_tables import Tables, of_whole_model

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tformer_deploy.errors import ArtifactError, ConfigError, TformerError
+from tformer_deploy.base.errors import ArtifactError, ConfigError, TformerError
 from tformer_deploy.importers import compare
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.hf_text import Text, read_text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tformer_deploy.errors import ConfigError
+from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.importers import hf_text
 from tformer_deploy.importers.base import FILES, ImportOptions
 from tformer_deploy.importers.run import FORMATS, OPTIONS, import_checkpoint, module_of

@@ -16,7 +16,7 @@ import torch
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from torch import Tensor
 
-from tformer_deploy.errors import ArtifactError, ConfigError, TformerError
+from tformer_deploy.base.errors import ArtifactError, ConfigError, TformerError
 from tformer_deploy.importers import run
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint, recognised

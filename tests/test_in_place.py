@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tformer_deploy.bundle import open_bundle
-from tformer_deploy.checkpoint import open_checkpoint
+from tformer_deploy.base.errors import ArtifactError, LimitError
+from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import FIRST_CAPACITY as FIRST
 from tformer_deploy.engines.base import Engine, Ints
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.engines.ort.in_place import SPARSE, InPlaceEngine
-from tformer_deploy.errors import ArtifactError, LimitError
-from tformer_deploy.model import Transformer
-from tformer_deploy.translate import make_batch
+from tformer_deploy.model.checkpoint import open_checkpoint
+from tformer_deploy.model.network import Transformer
+from tformer_deploy.translate.translator import make_batch
 
 from .conftest import VOCAB, ending_model, random_sources, variant_engine
 

@@ -9,14 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_deploy.export.packing import (
-    column_sums,
-    pack_bf16,
-    pack_fp32,
-    pack_int4,
-    pack_int8,
-    pack_vector,
-)
+from tformer_deploy.export.packing import column_sums, pack_bf16, pack_fp32, pack_int4, pack_int8, pack_vector
 from tformer_deploy.export.quantizing import Array, channels, groups
 
 from .cpp_programs import program

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tformer_deploy import metrics
-from tformer_deploy.bundle import MANIFEST, open_bundle
-from tformer_deploy.checkpoint import HEADER, load_tensors, open_checkpoint
-from tformer_deploy.files import remove_leftovers
-from tformer_deploy.plans import all_plans
-from tformer_deploy.run_files import STATE
-from tformer_deploy.shortlist import open_shortlist
+from tformer_deploy.base.files import remove_leftovers
+from tformer_deploy.bundle.manifest import MANIFEST, open_bundle
+from tformer_deploy.bundle.plans import all_plans
+from tformer_deploy.bundle.shortlist import open_shortlist
+from tformer_deploy.model.checkpoint import HEADER, load_tensors, open_checkpoint
+from tformer_deploy.train import metrics
+from tformer_deploy.train.run_files import STATE
 
 from .command import failed_line, run_here, run_process
 from .conftest import small_config, write_checkpoint

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from tformer_deploy import load
-from tformer_deploy.config import ModelConfig
-from tformer_deploy.errors import ConfigError
-from tformer_deploy.machine import GIB, available_bytes, cores, require_memory
-from tformer_deploy.model import Transformer
-from tformer_deploy.runs import init_checkpoint
+from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.base.machine import GIB, available_bytes, cores
+from tformer_deploy.model.checkpoint import require_memory
+from tformer_deploy.model.config import ModelConfig
+from tformer_deploy.model.network import Transformer
+from tformer_deploy.train.runs import init_checkpoint
 
 from .command import failed_line, run_here
 from .conftest import small_config
@@ -164,13 +165,13 @@ def test_this_machine_is_known() -> None:
 def test_both_numbers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ModelConfig(src_vocab=32000, tgt_vocab=32000)
     need = 4 * (4 * config.parameters + 512 * 512)
-    monkeypatch.setattr("tformer_deploy.machine.available_bytes", lambda: need)
+    monkeypatch.setattr("tformer_deploy.base.machine.available_bytes", lambda: need)
     require_memory(config, "training", 4)
-    monkeypatch.setattr("tformer_deploy.machine.available_bytes", lambda: need - 1)
+    monkeypatch.setattr("tformer_deploy.base.machine.available_bytes", lambda: need - 1)
     with pytest.raises(ConfigError, match=r"^training needs 0\.9 GiB of memory at least, for 60,5.*, and 0\.9 GiB are"):
         require_memory(config, "training", 4)
     require_memory(config, "the model")
-    monkeypatch.setattr("tformer_deploy.machine.available_bytes", lambda: None)
+    monkeypatch.setattr("tformer_deploy.base.machine.available_bytes", lambda: None)
     require_memory(ModelConfig(src_vocab=1 << 24, tgt_vocab=1 << 24, d_model=1 << 16), "a giant")
 
 
@@ -184,7 +185,7 @@ def test_what_does_not_fit_is_refused_before_it_is_made(
         raise AssertionError("a model is made")
 
     out = tmp_path / "out"
-    monkeypatch.setattr("tformer_deploy.model.Transformer.__init__", forbidden)
+    monkeypatch.setattr("tformer_deploy.model.network.Transformer.__init__", forbidden)
     for arguments in (
         ("--set", "model.encoder_layers=2048", "--set", "model.d_model=65536"),
         ("--set", "model.d_ff=1048576", "--set", "model.d_model=65536"),
@@ -199,7 +200,7 @@ def test_what_does_not_fit_is_refused_before_it_is_made(
     assert run_here("init", "--preset", "tiny", "--out", out, "--vocab-size", 10**9).returncode == 2
     with pytest.raises(ConfigError, match="src_vocab=1000000000: must be at most 16777216"):
         init_checkpoint(out, "tiny", 10**9, 1, {})
-    monkeypatch.setattr("tformer_deploy.machine.available_bytes", lambda: GIB // 10_000)
+    monkeypatch.setattr("tformer_deploy.base.machine.available_bytes", lambda: GIB // 10_000)
     with pytest.raises(ConfigError, match=r"^the model of .*run needs 0\.0 GiB"):
         load(bundle, "eager")
     assert "training needs" in failed_line(run_here(*TRAIN, out))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tformer_deploy.config import ModelConfig, preset
-from tformer_deploy.contract import layer_names
-from tformer_deploy.model import (
+from tformer_deploy.bundle.contract import layer_names
+from tformer_deploy.model.config import ModelConfig, preset
+from tformer_deploy.model.network import (
     ACTIVATIONS,
     AnnotatedLayerNorm,
     Attention,
@@ -26,7 +26,7 @@ from tformer_deploy.model import (
     make_norm,
     sinusoids,
 )
-from tformer_deploy.seq2seq import GrowingCache, StaticCache, log_probs
+from tformer_deploy.model.seq2seq import GrowingCache, StaticCache, log_probs
 
 PAD, BOS, EOS, VOCAB = 1, 2, 3, 13
 M = TypeVar("M", bound=nn.Module)

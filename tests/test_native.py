@@ -15,19 +15,19 @@ import pytest
 import torch
 
 from tformer_deploy import load
-from tformer_deploy.bundle import add_report, open_bundle
+from tformer_deploy.base.errors import ArtifactError, ConfigError, MissingExtra
+from tformer_deploy.bundle.contract import PROGRAM
+from tformer_deploy.bundle.manifest import add_report, open_bundle
+from tformer_deploy.bundle.recipe import Recipe
+from tformer_deploy.bundle.shortlist import Settings, add_shortlist
 from tformer_deploy.check import CheckOptions, Gate, make_corpus
 from tformer_deploy.check.restricted import with_shortlist
-from tformer_deploy.checkpoint import open_checkpoint
-from tformer_deploy.contract import PROGRAM
 from tformer_deploy.engines import encoder_names, engine_name, expand, make_encoder, make_engine
 from tformer_deploy.engines.base import Engine, Floats
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.errors import ArtifactError, ConfigError, MissingExtra
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.model import Attention
-from tformer_deploy.recipe import Recipe
-from tformer_deploy.shortlist import Settings, add_shortlist
+from tformer_deploy.export.checked import export_checked
+from tformer_deploy.model.checkpoint import open_checkpoint
+from tformer_deploy.model.network import Attention
 
 from . import test_native_models
 from .conftest import random_sources, small_config, write_checkpoint, write_lines

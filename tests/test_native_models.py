@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tformer_deploy.bundle import open_bundle, write_manifest
+from tformer_deploy.base.errors import ArtifactError
+from tformer_deploy.bundle.contract import GRAPHS
+from tformer_deploy.bundle.manifest import open_bundle, write_manifest
+from tformer_deploy.bundle.recipe import Recipe, load_recipe
 from tformer_deploy.check.constants import compare_constants
 from tformer_deploy.check.unrounded import unrounded
-from tformer_deploy.checkpoint import Checkpoint, open_checkpoint
-from tformer_deploy.contract import GRAPHS
 from tformer_deploy.decoding import Batch
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine, Floats
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.errors import ArtifactError
 from tformer_deploy.export.calibrate import Measured, input_ranges, round_model
 from tformer_deploy.export.to_onnx import build_program, export_graphs
 from tformer_deploy.export.trace import Tracer
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint
-from tformer_deploy.recipe import Recipe, load_recipe
+from tformer_deploy.model.checkpoint import Checkpoint, open_checkpoint
 
 from . import test_import, test_import_ctranslate2, test_import_toolkits
 from .conftest import small_config, write_checkpoint

@@ -24,14 +24,14 @@ import numpy as np
 import pytest
 
 from tformer_deploy import load
+from tformer_deploy.base.errors import EngineError, LimitError, NotNumbers, TformerError
 from tformer_deploy.bench.measure import decode_part
 from tformer_deploy.bench.roofline import ProgramRead
-from tformer_deploy.bundle import Bundle, open_bundle
-from tformer_deploy.contract import GRAPHS, PROGRAM
+from tformer_deploy.bundle.contract import GRAPHS, PROGRAM
+from tformer_deploy.bundle.manifest import Bundle, open_bundle
 from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Trie, decode
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Calls, Engine, Scores, Searches
-from tformer_deploy.errors import EngineError, LimitError, NotNumbers, TformerError
 
 from .command import failed_line, printed, run_here
 from .conftest import random_sources

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tformer_deploy.build import build
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.plans import Profile
-from tformer_deploy.trt_builder import BuildOptions
+from tformer_deploy.bundle.plans import Profile
+from tformer_deploy.export.build import build
+from tformer_deploy.export.checked import export_checked
+from tformer_deploy.export.trt_builder import BuildOptions
 
 from .conftest import small_config, write_checkpoint, write_lines
 from .params import long_but

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tformer_deploy.contract import TensorSpec
+from tformer_deploy.base.errors import ArtifactError
+from tformer_deploy.bundle.contract import TensorSpec
+from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.engines.ort.library import InferenceSession, OrtValue, SessionOptions
-from tformer_deploy.errors import ArtifactError
 from tformer_deploy.export.graphs import make_graph
 from tformer_deploy.export.passes.fold_scales import fold_scales
 from tformer_deploy.export.passes.fold_weights import fold_weights
@@ -31,8 +32,7 @@ from tformer_deploy.export.passes.rewriting import MICROSOFT
 from tformer_deploy.export.passes.simplify import simplify
 from tformer_deploy.export.quantizing import TABLES, Range, Ranges
 from tformer_deploy.export.trace import Tracer, rename_weights, trace
-from tformer_deploy.model import AnnotatedLayerNorm, Transformer
-from tformer_deploy.recipe import load_recipe
+from tformer_deploy.model.network import AnnotatedLayerNorm, Transformer
 
 from .conftest import random_model, small_config
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tformer_deploy.errors import EngineError, LimitError
-from tformer_deploy.processes import Process, in_turn, repeat, run_whole
+from tformer_deploy.base.errors import EngineError, LimitError
+from tformer_deploy.base.processes import Process, in_turn, repeat, run_whole
 
 WORKER = """
 import os, sys, time
-from tformer_deploy.errors import LimitError
-from tformer_deploy.processes import serve
+from tformer_deploy.base.errors import LimitError
+from tformer_deploy.base.processes import serve
 class Worker:
     def add(self, a, b): print("noise"); return a + b
     def fail(self): raise ZeroDivisionError("by a library")
@@ -71,7 +71,7 @@ def test_a_worker_that_is_not_asked_stands_still_and_none_is_left() -> None:
 
 def test_environment_and_folder_are_the_workers_own(tmp_path: Path) -> None:
     code = (
-        "import os; from tformer_deploy.processes import serve\n"
+        "import os; from tformer_deploy.base.processes import serve\n"
         "class W:\n def here(self): return os.environ['X'], os.getcwd()"
     )
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
@@ -102,5 +102,5 @@ def test_turns_and_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_workers_need_nothing_but_the_standard_library() -> None:
     """They run in the environments of other libraries."""
-    code = "import sys, tformer_deploy.processes; print({'numpy', 'typer', 'fastjsonschema'} & set(sys.modules))"
+    code = "import sys, tformer_deploy.base.processes; print({'numpy', 'typer', 'fastjsonschema'} & set(sys.modules))"
     assert run_whole([sys.executable, "-c", code])[0] == "set()\n"

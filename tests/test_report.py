@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from tformer_deploy.bench import page as bench
 from tformer_deploy.bench.measure import Sample
 from tformer_deploy.bench.plan import Point
 from tformer_deploy.bench.report import BenchReport as Benchmark
 from tformer_deploy.bench.report import EngineFigures as Measured
 from tformer_deploy.bench.report import Latency, NodeKind, PointReport, Spread
 from tformer_deploy.bench.roofline import Bound
-from tformer_deploy.report import bench, check
+from tformer_deploy.check import page as check
 
 from .command import failed_line
 from .test_check_html import Page, engine, report

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tformer_deploy.checkpoint import load_tensors, open_checkpoint, save_tensors
-from tformer_deploy.data import DataConfig
-from tformer_deploy.errors import ArtifactError
-from tformer_deploy.files import sha256, write_json
-from tformer_deploy.headers import digest
-from tformer_deploy.run_files import STATE
-from tformer_deploy.runs import start_run
-from tformer_deploy.train import Trainer
+from tformer_deploy.base.errors import ArtifactError
+from tformer_deploy.base.files import sha256, write_json
+from tformer_deploy.base.headers import digest
+from tformer_deploy.model.checkpoint import load_tensors, open_checkpoint, save_tensors
+from tformer_deploy.train.data import DataConfig
+from tformer_deploy.train.loop import Trainer
+from tformer_deploy.train.run_files import STATE
+from tformer_deploy.train.runs import start_run
 
 from .command import Done, failed_line, run_here
 

@@ -13,22 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tformer_deploy.build import build
-from tformer_deploy.bundle import open_bundle
-from tformer_deploy.checkpoint import Checkpoint
-from tformer_deploy.config import ModelConfig
+from tformer_deploy.base.errors import ArtifactError, ParityError
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.plans import Profile
+from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.errors import ArtifactError, ParityError
+from tformer_deploy.export.build import build
+from tformer_deploy.export.checked import export_checked
 from tformer_deploy.export.to_onnx import build_graph
 from tformer_deploy.export.trace import Tracer
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.plans import Profile
-from tformer_deploy.recipe import load_recipe
-from tformer_deploy.seq2seq import Cache, KeysValues, Layers, keep, length_mask
-from tformer_deploy.translate import make_batch
-from tformer_deploy.trt_builder import BuildOptions
+from tformer_deploy.export.trt_builder import BuildOptions
+from tformer_deploy.model.checkpoint import Checkpoint
+from tformer_deploy.model.config import ModelConfig
+from tformer_deploy.model.seq2seq import Cache, KeysValues, Layers, keep, length_mask
+from tformer_deploy.translate.translator import make_batch
 
 from .conftest import random_sources, small_config, write_checkpoint
 

@@ -11,17 +11,17 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from tformer_deploy.bundle import Bundle
-from tformer_deploy.contract import GRAPHS, SHORT_GRAPHS, signature
+from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.bundle.contract import GRAPHS, SHORT_GRAPHS, signature
+from tformer_deploy.bundle.manifest import Bundle
+from tformer_deploy.bundle.shortlist import Shortlist
 from tformer_deploy.decoding import DecodeOptions, Trie, decode, score
 from tformer_deploy.engines.base import ANYTHING, Ints, Outlook, Scores
 from tformer_deploy.engines.ort import in_place
 from tformer_deploy.engines.ort.in_place import LIST_UNIT, InPlaceEngine
-from tformer_deploy.errors import ConfigError
 from tformer_deploy.export.signature import read_signature
-from tformer_deploy.model import Transformer
-from tformer_deploy.shortlist import Shortlist
-from tformer_deploy.translate import make_batch
+from tformer_deploy.model.network import Transformer
+from tformer_deploy.translate.translator import make_batch
 
 from .conftest import VOCAB, needs_vnni, random_model, random_sources, small_config, variant_engine
 from .params import long_but

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tformer_deploy.shortlist as module
+import tformer_deploy.bundle.shortlist as module
 from tformer_deploy import load
-from tformer_deploy.bundle import MANIFEST, Bundle, hashes, open_bundle
-from tformer_deploy.engines import make_engine
-from tformer_deploy.errors import ArtifactError, ConfigError, DataError
-from tformer_deploy.files import sha256
-from tformer_deploy.shortlist import (
+from tformer_deploy.base.errors import ArtifactError, ConfigError, DataError
+from tformer_deploy.base.files import sha256
+from tformer_deploy.bundle.manifest import MANIFEST, Bundle, hashes, open_bundle
+from tformer_deploy.bundle.shortlist import (
     ITERATIONS,
     Settings,
     add_shortlist,
@@ -29,7 +28,8 @@ from tformer_deploy.shortlist import (
     translation_table,
     unpacked,
 )
-from tformer_deploy.text import Specials
+from tformer_deploy.bundle.text import Specials
+from tformer_deploy.engines import make_engine
 
 from .command import failed_line, printed, run_here
 from .conftest import VOCAB, needs_vnni

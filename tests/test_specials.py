@@ -14,20 +14,12 @@ import pytest
 import torch
 
 from tformer_deploy import load
-from tformer_deploy.bundle import open_bundle
-from tformer_deploy.checkpoint import model_tensors, open_checkpoint, save_checkpoint, save_tensors
-from tformer_deploy.config import ModelConfig, from_dict
-from tformer_deploy.data import DataConfig
-from tformer_deploy.decoding import Batch, DecodeOptions, decode, forced_steps
-from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.errors import ArtifactError, ConfigError, DataError
-from tformer_deploy.export.calibrate import input_ranges
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.files import write_json
-from tformer_deploy.headers import digest
-from tformer_deploy.model import Transformer
-from tformer_deploy.runs import start_run
-from tformer_deploy.text import (
+from tformer_deploy.base.errors import ArtifactError, ConfigError, DataError
+from tformer_deploy.base.files import write_json
+from tformer_deploy.base.headers import digest
+from tformer_deploy.base.settings import from_dict
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.text import (
     OUR_SPECIALS,
     SentencePiece,
     Specials,
@@ -36,6 +28,15 @@ from tformer_deploy.text import (
     load_tokenizers,
     require_fit,
 )
+from tformer_deploy.decoding import Batch, DecodeOptions, decode, forced_steps
+from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy.export.calibrate import input_ranges
+from tformer_deploy.export.checked import export_checked
+from tformer_deploy.model.checkpoint import model_tensors, open_checkpoint, save_checkpoint, save_tensors
+from tformer_deploy.model.config import ModelConfig
+from tformer_deploy.model.network import Transformer
+from tformer_deploy.train.data import DataConfig
+from tformer_deploy.train.runs import start_run
 
 from .command import failed_line, run_here
 from .conftest import VOCAB, random_model, small_config, write_checkpoint

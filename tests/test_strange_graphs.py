@@ -14,15 +14,15 @@ import onnx
 import pytest
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
+from tformer_deploy.base.errors import ArtifactError, ConfigError, EngineError
+from tformer_deploy.base.files import sha256
+from tformer_deploy.base.headers import digest
 from tformer_deploy.bench import ceiling
 from tformer_deploy.bench.profile import read_trace
-from tformer_deploy.bundle import open_bundle
+from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.engines.ort.layers import open_copy
 from tformer_deploy.engines.ort.library import LONGEST_REASON, check_library, reason
 from tformer_deploy.engines.ort.standard import OrtEngine
-from tformer_deploy.errors import ArtifactError, ConfigError, EngineError
-from tformer_deploy.files import sha256
-from tformer_deploy.headers import digest
 
 from .command import failed_line, run_process
 from .conftest import exported_once, write_lines

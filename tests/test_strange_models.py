@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tformer_deploy.checkpoint import Checkpoint
-from tformer_deploy.errors import ConfigError, TformerError
+from tformer_deploy.base.errors import ConfigError, TformerError
+from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.export.calibrate import input_ranges
+from tformer_deploy.export.checked import export_checked
 from tformer_deploy.export.graphs import scores_by_product
 from tformer_deploy.export.to_onnx import build_graph, build_program, export_graphs
 from tformer_deploy.export.trace import Tracer
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.model import Attention, Transformer
-from tformer_deploy.modules.probe import require_positions, wrapped
-from tformer_deploy.modules.user_model import UserModel
-from tformer_deploy.recipe import load_recipe
-from tformer_deploy.seq2seq import KeysValues
+from tformer_deploy.model.checkpoint import Checkpoint
+from tformer_deploy.model.modules.probe import require_positions, wrapped
+from tformer_deploy.model.modules.user_model import UserModel
+from tformer_deploy.model.network import Attention, Transformer
+from tformer_deploy.model.seq2seq import KeysValues
 
 from .conftest import random_model, small_config, write_checkpoint
 
@@ -425,7 +425,7 @@ MISTAKES: dict[str, tuple[Callable[[], Transformer], str]] = {
         lambda: configured(src_vocab=9999),
         "is src_vocab, tgt_vocab or max_positions larger than the module's",
     ),
-    "a dict": (of_a_dict, "config is a dict: must be a tformer_deploy.config.ModelConfig"),
+    "a dict": (of_a_dict, "config is a dict: must be a tformer_deploy.model.config.ModelConfig"),
 }
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tformer_deploy.bundle import changing
-from tformer_deploy.files import sha256
-from tformer_deploy.shortlist import Settings, add_shortlist
+from tformer_deploy.base.files import sha256
+from tformer_deploy.bundle.manifest import changing
+from tformer_deploy.bundle.shortlist import Settings, add_shortlist
 
 from .command import failed_line, run_here
 

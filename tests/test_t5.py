@@ -16,9 +16,9 @@ from transformers import T5Config, T5ForConditionalGeneration, UMT5Config, UMT5F
 from transformers.activations import ACT2FN
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from tformer_deploy.config import ModelConfig
-from tformer_deploy.model import ACTIVATIONS, Attention, FeedForward, Transformer, distance_buckets
-from tformer_deploy.seq2seq import GrowingCache
+from tformer_deploy.model.config import ModelConfig
+from tformer_deploy.model.network import ACTIVATIONS, Attention, FeedForward, Transformer, distance_buckets
+from tformer_deploy.model.seq2seq import GrowingCache
 
 KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "T5": (T5Config, T5ForConditionalGeneration, {"feed_forward_proj": "relu"}),

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_deploy.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from tformer_deploy.errors import ArtifactError, ConfigError
-from tformer_deploy.text import (
+from tformer_deploy.base.errors import ArtifactError, ConfigError
+from tformer_deploy.bundle.text import (
     SPECIALS,
     AddedToken,
     Around,
@@ -32,8 +31,9 @@ from tformer_deploy.text import (
     tokenizer_files,
     train_tokenizers,
 )
-from tformer_deploy.text.bpe import BYTES, byte_words
-from tformer_deploy.text.wrapped import is_word
+from tformer_deploy.bundle.text.bpe import BYTES, byte_words
+from tformer_deploy.bundle.text.wrapped import is_word
+from tformer_deploy.model.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 ENGLISH = [
     "Two young, white males are outside near many bushes.",

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy.model.checkpoint import open_checkpoint
 
 from .command import printed, run_here
 from .plain_decoding import make_batch

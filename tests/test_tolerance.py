@@ -9,11 +9,19 @@ from typing import Any
 
 import pytest
 
-from tformer_deploy.bundle import open_bundle
+from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.recipe import (
+    HALVES,
+    TOLERANCES,
+    Recipe,
+    Tolerance,
+    load_recipe,
+    own_limits,
+    recipe_from_dict,
+)
 from tformer_deploy.check import CheckOptions, Gate, make_corpus
 from tformer_deploy.engines.base import Engine
-from tformer_deploy.errors import ConfigError
-from tformer_deploy.recipe import HALVES, TOLERANCES, Recipe, Tolerance, load_recipe, own_limits, recipe_from_dict
 
 INT4 = {"target": "ort-cpu", "cache": "static", "precision": "int4", "group_size": 64}
 TRT = {"target": "trt", "cache": "static"}
@@ -44,7 +52,7 @@ def test_plans_have_their_limits_in_the_recipe() -> None:
 @pytest.mark.parametrize("name", ["fp32", "fp32-attention", "fp32-cpu", "int8", "int8-latency", "int4", "trt"])
 def test_a_named_recipe_states_its_limits(name: str) -> None:
     """In its file, so that nobody has to look elsewhere."""
-    from tformer_deploy.recipe import recipe_folder
+    from tformer_deploy.bundle.recipe import recipe_folder
 
     text = (recipe_folder() / f"{name}.toml").read_text()
     for limit in ("encoder", "scores", "bleu", "top1"):

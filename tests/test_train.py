@@ -25,19 +25,19 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from tformer_deploy.checkpoint import load_tensors, open_checkpoint
+from tformer_deploy.base.errors import ArtifactError, ConfigError, DataError, Interrupted, TrainingError
 from tformer_deploy.cli import main
-from tformer_deploy.config import ModelConfig, TrainConfig
-from tformer_deploy.data import DataConfig
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.errors import ArtifactError, ConfigError, DataError, Interrupted, TrainingError
-from tformer_deploy.metrics import Metrics, corpus_bleu, corpus_chrf, read_metrics
-from tformer_deploy.model import Transformer
-from tformer_deploy.run_files import AVERAGE, METRICS, STATE
-from tformer_deploy.runs import group_of_processes, init_checkpoint, resume_run, start_run
-from tformer_deploy.schedule import learning_rate, never_at_full_rate
-from tformer_deploy.train import Trainer
-from tformer_deploy.translate import Result, Translator
+from tformer_deploy.model.checkpoint import load_tensors, open_checkpoint
+from tformer_deploy.model.config import ModelConfig, TrainConfig
+from tformer_deploy.model.network import Transformer
+from tformer_deploy.train.data import DataConfig
+from tformer_deploy.train.loop import Trainer
+from tformer_deploy.train.metrics import Metrics, corpus_bleu, corpus_chrf, read_metrics
+from tformer_deploy.train.run_files import AVERAGE, METRICS, STATE
+from tformer_deploy.train.runs import group_of_processes, init_checkpoint, resume_run, start_run
+from tformer_deploy.train.schedule import learning_rate, never_at_full_rate
+from tformer_deploy.translate.translator import Result, Translator
 
 from .params import long_but
 
@@ -51,7 +51,7 @@ QUICK = {"batch_tokens": 128, "lr": 0.01, "warmup": 10, "bleu_sentences": 0}
 
 @pytest.fixture(autouse=True)
 def one_thread_and_no_plots(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("tformer_deploy.metrics.plot", lambda metrics, image: None)
+    monkeypatch.setattr("tformer_deploy.train.metrics.plot", lambda metrics, image: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -222,7 +222,7 @@ def test_a_validation_is_stopped_between_its_batches_and_made_again(
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     settings = {"updates": 50, "valid_every": 20, "average": 2, "bleu_sentences": 8}
-    monkeypatch.setattr("tformer_deploy.train.PORTION", 2)
+    monkeypatch.setattr("tformer_deploy.train.loop.PORTION", 2)
     figures = start(whole, data, **settings).run()
     trainer, translated = start(broken, data, **settings), list[int]()
     translate = Translator.translate
@@ -573,7 +573,7 @@ def test_updates_that_are_slow_are_said_each(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter(range(0, 100000, 4))
-    monkeypatch.setattr("tformer_deploy.metrics.time.perf_counter", lambda: next(clock) / 2)
+    monkeypatch.setattr("tformer_deploy.train.metrics.time.perf_counter", lambda: next(clock) / 2)
     metrics = Metrics(Path("nowhere"))
     metrics.begin(0, "begun")
     for update in range(1, 11):

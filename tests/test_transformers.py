@@ -25,10 +25,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tformer_deploy.config import ModelConfig
 from tformer_deploy.decoding import DecodeOptions, Hypothesis, decode
 from tformer_deploy.decoding.sampling import draw
 from tformer_deploy.engines.base import Floats, Ints, Limits, Scores, check_request, check_step
+from tformer_deploy.model.config import ModelConfig
 
 from .params import long_but
 from .plain_decoding import make_batch

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 import tformer_deploy
 from tformer_deploy import load
+from tformer_deploy.base.errors import ConfigError, DataError, LimitError, NotNumbers, TformerError
+from tformer_deploy.bundle.text import SPECIALS, SentencePiece, Tokenizers, Words
 from tformer_deploy.decoding import Batch, DecodeOptions, decode, score
 from tformer_deploy.engines.base import Ints, Scores
 from tformer_deploy.engines.eager import EagerEngine, EagerState
-from tformer_deploy.errors import ConfigError, DataError, LimitError, NotNumbers, TformerError
-from tformer_deploy.model import Transformer
-from tformer_deploy.text import SPECIALS, SentencePiece, Tokenizers, Words
-from tformer_deploy.translate import Result, Translator, length_batches, make_batch
+from tformer_deploy.model.network import Transformer
+from tformer_deploy.translate.translator import Result, Translator, length_batches, make_batch
 
 from .conftest import VOCAB, random_sources, small_config
 

@@ -17,16 +17,16 @@ from typing import Any
 import onnx
 import pytest
 
-from tformer_deploy import build as building
-from tformer_deploy.bundle import open_bundle
+from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.base.files import sha256
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.plans import Profile, Stamp
 from tformer_deploy.engines import Name, engine_name, expand, parse_name
 from tformer_deploy.engines.base import Limits
 from tformer_deploy.engines.trt.api import TensorRt
-from tformer_deploy.errors import ConfigError
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.files import sha256
-from tformer_deploy.plans import Profile, Stamp
-from tformer_deploy.trt_builder import BuildOptions, Plan, PlanPrecision
+from tformer_deploy.export import build as building
+from tformer_deploy.export.checked import export_checked
+from tformer_deploy.export.trt_builder import BuildOptions, Plan, PlanPrecision
 
 from .command import COMMAND, Done, failed_line, printed, run_here, run_process
 from .params import long_but
@@ -137,9 +137,9 @@ def test_sentences_join_and_move_to_larger_plans(bundle: Path) -> None:
     code = f"""
 import numpy as np
 from tformer_deploy import load
-from tformer_deploy.batches import make_batch
+from tformer_deploy.translate.batches import make_batch
 from tformer_deploy.decoding import ContinuousBatch, DecodeOptions, decode
-from tformer_deploy.errors import LimitError
+from tformer_deploy.base.errors import LimitError
 with load({str(bundle)!r}, "trt", variant="fp32", max_tokens=24) as translator:
     engine = translator.engine
     sources = [[4 + (7 * i + 3 * j) % 50 for j in range(i)] + [3] for i in range(1, 9)]

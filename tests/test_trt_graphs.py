@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tformer_deploy.contract import GRAPHS
+from tformer_deploy.base.errors import ArtifactError, LimitError
+from tformer_deploy.bundle.contract import GRAPHS
+from tformer_deploy.bundle.plans import Profile
+from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.engines.ort.ranges import RangeEngine
-from tformer_deploy.errors import ArtifactError, LimitError
 from tformer_deploy.export.half import fix_sizes, to_half
 from tformer_deploy.export.to_onnx import build_graph
 from tformer_deploy.export.trace import Tracer
-from tformer_deploy.model import Transformer
-from tformer_deploy.plans import Profile
-from tformer_deploy.recipe import load_recipe
-from tformer_deploy.translate import make_batch
+from tformer_deploy.model.network import Transformer
+from tformer_deploy.translate.translator import make_batch
 
 from .conftest import random_model, random_sources, small_config, variant_engine
 from .params import long_but

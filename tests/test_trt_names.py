@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache/trt-bindings"
-FILES = [ROOT / "tformer_deploy/trt_builder.py", *sorted((ROOT / "tformer_deploy/engines/trt").glob("*.py"))]
+FILES = [ROOT / "tformer_deploy/export/trt_builder.py", *sorted((ROOT / "tformer_deploy/engines/trt").glob("*.py"))]
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules import transformer as torch_layers
 
 from tformer_deploy import UserModel
-from tformer_deploy.bundle import open_bundle
+from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.engines import make_engine
+from tformer_deploy.export.checked import export_checked
 from tformer_deploy.export.trace import masks_as_given
-from tformer_deploy.export_checked import export_checked
-from tformer_deploy.modules.recompute import plain_attention
+from tformer_deploy.model.modules.recompute import plain_attention
 
 from .test_your_model import IDS, PAD, POSITIONS, VOCAB, D, require_own_tokens, varied
 

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tformer_deploy.contract import GRAPHS, SLOTS_GRAPH, kind_of, layer_names, signature
+from tformer_deploy.bundle.contract import GRAPHS, SLOTS_GRAPH, kind_of, layer_names, signature
+from tformer_deploy.bundle.recipe import Axes, Axis, Recipe, load_recipe
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.base import Scores
 from tformer_deploy.engines.eager import EagerEngine
@@ -30,9 +31,8 @@ from tformer_deploy.export.quantizing import Range, groups
 from tformer_deploy.export.signature import read_signature
 from tformer_deploy.export.to_onnx import build_graph
 from tformer_deploy.export.trace import Tracer
-from tformer_deploy.model import Transformer
-from tformer_deploy.recipe import Axes, Axis, Recipe, load_recipe
-from tformer_deploy.translate import make_batch
+from tformer_deploy.model.network import Transformer
+from tformer_deploy.translate.translator import make_batch
 
 from .conftest import random_model, random_sources, small_config, variant_engine
 from .params import long_but

@@ -16,17 +16,17 @@ import onnx
 import pytest
 
 from tformer_deploy import load
-from tformer_deploy.batches import LINES_EACH, suitable_workers
-from tformer_deploy.bundle import open_bundle, write_manifest
+from tformer_deploy.base.errors import ArtifactError, ConfigError
+from tformer_deploy.bundle.manifest import open_bundle, write_manifest
+from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.check import CheckOptions, Gate, Reference, make_corpus
-from tformer_deploy.checkpoint import open_checkpoint
 from tformer_deploy.engines import engine_name, engine_names, expand, make_engine, threads_each
 from tformer_deploy.engines.ort.in_place import InPlaceEngine
 from tformer_deploy.engines.ort.standard import OrtEngine
-from tformer_deploy.errors import ArtifactError, ConfigError
 from tformer_deploy.export.calibrate import input_ranges, layer_noise
-from tformer_deploy.export_checked import choose, export_checked
-from tformer_deploy.recipe import load_recipe
+from tformer_deploy.export.checked import choose, export_checked
+from tformer_deploy.model.checkpoint import open_checkpoint
+from tformer_deploy.translate.batches import LINES_EACH, suitable_workers
 
 from .command import failed_line, printed, run_here
 from .conftest import pretend_cores, small_config, write_checkpoint, write_lines

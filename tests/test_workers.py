@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tformer_deploy import load
+from tformer_deploy.base.errors import EngineError, LimitError, TformerError
+from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
 from tformer_deploy.engines.base import Ints, Scores
 from tformer_deploy.engines.eager import EagerEngine, EagerState
-from tformer_deploy.errors import EngineError, LimitError, TformerError
-from tformer_deploy.text import SPECIALS, Tokenizers, Words
-from tformer_deploy.translate import Result, Translator, side_by_side
+from tformer_deploy.translate.translator import Result, Translator, side_by_side
 
 from .conftest import VOCAB, pretend_cores, random_model, small_config
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tformer_deploy.base.errors import ArtifactError
 from tformer_deploy.bench.worker import needed_files
-from tformer_deploy.bundle import open_bundle
+from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.check import CheckOptions, Corpus, Gate
 from tformer_deploy.engines import make_engine
-from tformer_deploy.errors import ArtifactError
 
 from .command import failed_line, printed, run_here
 from .mutations import break_graph, drop_mask, scale_token

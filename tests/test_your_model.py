@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
 
 from tformer_deploy import UserModel
+from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.bundle.recipe import load_recipe
+from tformer_deploy.bundle.text import SentencePiece
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.base import Engine, Limits
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.errors import ConfigError
+from tformer_deploy.export.checked import require_exportable
 from tformer_deploy.export.trace import Tracer, quiet
-from tformer_deploy.export_checked import require_exportable
-from tformer_deploy.modules.probe import calling, looks_ahead, wrapped
-from tformer_deploy.modules.running import open_user_model
-from tformer_deploy.recipe import load_recipe
-from tformer_deploy.text import SentencePiece
+from tformer_deploy.model.modules.probe import calling, looks_ahead, wrapped
+from tformer_deploy.model.modules.running import open_user_model
 
 from .command import run_here
 from .plain_decoding import EOS, Sentence, make_batch

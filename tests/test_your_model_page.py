@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tformer_deploy.bundle import open_bundle
-from tformer_deploy.errors import ArtifactError
+from tformer_deploy.base.errors import ArtifactError
+from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.importers.run import recognised
 
 from .command import COMMAND, printed, run_here

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import (
+from .base.errors import (
     ArtifactError,
     ConfigError,
     DataError,
@@ -23,9 +23,9 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .decoding import ContinuousBatch, DecodeOptions
-    from .modules.user_model import UserModel
-    from .opening import TranslatorOptions
-    from .translate import Result, Translator
+    from .model.modules.user_model import UserModel
+    from .translate.opening import TranslatorOptions
+    from .translate.translator import Result, Translator
 
 __version__ = "0.1.0"
 __all__ = [
@@ -50,10 +50,10 @@ __all__ = [
 _LATER = {
     "ContinuousBatch": ".decoding",
     "DecodeOptions": ".decoding",
-    "Result": ".translate",
-    "Translator": ".translate",
-    "TranslatorOptions": ".opening",
-    "UserModel": ".modules.user_model",
+    "Result": ".translate.translator",
+    "Translator": ".translate.translator",
+    "TranslatorOptions": ".translate.opening",
+    "UserModel": ".model.modules.user_model",
 }
 """Imported when they are first used: they need numpy, and `UserModel` torch."""
 
@@ -77,7 +77,7 @@ def load(bundle: str | Path, backend: str = "ort", **options: Any) -> Translator
     """
     from dataclasses import fields
 
-    from .opening import TranslatorOptions, open_translator
+    from .translate.opening import TranslatorOptions, open_translator
 
     own = {field.name for field in fields(TranslatorOptions)} & options.keys()
     decoding = {**options.pop("decoding", {}), **{name: options.pop(name) for name in options.keys() - own}}

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tformer_deploy import __version__
-from tformer_deploy.errors import ArtifactError, TformerError
-from tformer_deploy.files import write_json
+from tformer_deploy.base.errors import ArtifactError, TformerError
+from tformer_deploy.base.files import write_json
 
 from .bundles import BASE_LENGTHS, add_probe, add_random, add_trained
 from .pieces import SUMS, pack, write_sums

@@ -13,24 +13,24 @@ from pathlib import Path
 import onnx
 
 from benchmarks.peers.points import random_sources
-from tformer_deploy.bundle import MANIFEST, Bundle, hashes, open_bundle, write_manifest
+from tformer_deploy.base.errors import ArtifactError, DataError
+from tformer_deploy.base.files import write_json
+from tformer_deploy.base.lines import read_lines
+from tformer_deploy.bundle.contract import GRAPHS, WEIGHTS
+from tformer_deploy.bundle.manifest import MANIFEST, Bundle, hashes, open_bundle, write_manifest
+from tformer_deploy.bundle.plans import Profile, trt_variant
+from tformer_deploy.bundle.recipe import narrowest
+from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
 from tformer_deploy.check import CheckOptions, Gate, make_corpus, translations
 from tformer_deploy.check.gate import machine
 from tformer_deploy.check.reference import make_reference
-from tformer_deploy.config import ModelConfig, preset
-from tformer_deploy.contract import GRAPHS, WEIGHTS
-from tformer_deploy.data import read_lines
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.errors import ArtifactError, DataError
+from tformer_deploy.export.checked import choose
 from tformer_deploy.export.save import weights_read
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
-from tformer_deploy.export_checked import choose
-from tformer_deploy.files import write_json
-from tformer_deploy.model import Transformer
-from tformer_deploy.plans import Profile, trt_variant
-from tformer_deploy.recipe import narrowest
-from tformer_deploy.text import SPECIALS, Tokenizers, Words
+from tformer_deploy.model.config import ModelConfig, preset
+from tformer_deploy.model.network import Transformer
 
 from .seeded import LISTED, fill
 from .twin import eager_twin

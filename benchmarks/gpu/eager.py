@@ -43,7 +43,7 @@ class Decoder:
 
     def __call__(self) -> Any:
         """Tokens of the last step (B, K)."""
-        from tformer_deploy.seq2seq import GrowingCache, log_probs
+        from tformer_deploy.model.seq2seq import GrowingCache, log_probs
 
         model, rows = self.model, self.first.numel()
         cross = model.cross_keys_values(model.encode(self.ids, self.lengths))
@@ -84,8 +84,8 @@ def run(points: dict[str, Any]) -> dict[str, Any]:
     """Every point in fp32 and fp16."""
     import torch
 
-    from tformer_deploy.config import preset
-    from tformer_deploy.model import Transformer
+    from tformer_deploy.model.config import preset
+    from tformer_deploy.model.network import Transformer
 
     sizes = points["src_len"], points["new_tokens"]
     vocabulary = points["model"]["vocabulary"]

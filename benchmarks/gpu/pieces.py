@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tformer_deploy.files import sha256
+from tformer_deploy.base.files import sha256
 
 SUMS = "SHA256SUMS"
 BLOCK = 1 << 20

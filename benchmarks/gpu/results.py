@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.report import short_name, table
-from tformer_deploy.errors import ArtifactError, TformerError
-from tformer_deploy.files import atomic_file
+from tformer_deploy.base.errors import ArtifactError, TformerError
+from tformer_deploy.base.files import atomic_file
 
 from .targets import EAGER, PointKey, Side, Target, fastest, judge
 

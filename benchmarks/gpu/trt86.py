@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from tformer_deploy.errors import ConfigError
+from tformer_deploy.base.errors import ConfigError
 
 from .wheels import pip
 

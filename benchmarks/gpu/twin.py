@@ -9,11 +9,11 @@ import onnx
 import torch
 from onnx import numpy_helper
 
+from tformer_deploy.base.errors import ArtifactError
+from tformer_deploy.bundle.contract import GRAPHS
 from tformer_deploy.check.constants import NAME, ORIGIN
-from tformer_deploy.config import ModelConfig
-from tformer_deploy.contract import GRAPHS
-from tformer_deploy.errors import ArtifactError
-from tformer_deploy.model import Transformer
+from tformer_deploy.model.config import ModelConfig
+from tformer_deploy.model.network import Transformer
 
 
 def eager_twin(folder: Path, config: ModelConfig) -> Transformer:

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_deploy.errors import ConfigError
+from tformer_deploy.base.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 OWN = tuple(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"])

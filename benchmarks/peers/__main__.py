@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_deploy.bundle import Bundle, open_bundle
+from tformer_deploy.base.errors import TformerError
+from tformer_deploy.base.lines import read_lines
+from tformer_deploy.bundle.manifest import Bundle, open_bundle
 from tformer_deploy.check.gate import machine
-from tformer_deploy.data import read_lines
-from tformer_deploy.errors import TformerError
 
 from . import ROOT
 from .cold import cold_commands, cold_starts

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tformer_deploy.base.errors import EngineError
+from tformer_deploy.base.processes import in_turn, run_whole
 from tformer_deploy.engines.cpp import onnxruntime_library
-from tformer_deploy.errors import EngineError
-from tformer_deploy.processes import in_turn, run_whole
 
 from . import ROOT
 from .measure import Model, speed_ratios

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tformer_deploy.errors import TformerError
-from tformer_deploy.processes import Process, in_turn
+from tformer_deploy.base.errors import TformerError
+from tformer_deploy.base.processes import Process, in_turn
 
 from . import ROOT
 from .points import Point

@@ -5,12 +5,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tformer_deploy.batches import make_batch
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines import STANDARD
 from tformer_deploy.engines.base import Engine
-from tformer_deploy.opening import TranslatorOptions, open_translator
-from tformer_deploy.translate import Translator
+from tformer_deploy.translate.batches import make_batch
+from tformer_deploy.translate.opening import TranslatorOptions, open_translator
+from tformer_deploy.translate.translator import Translator
 
 from .serve import config, serve
 
@@ -59,8 +59,8 @@ def at_its_best(engine: Engine, dtype: str, compiled: bool) -> None:
     """Prepare eager PyTorch: keep freed memory, lower the weights, compile the step."""
     import torch
 
+    from tformer_deploy.base.machine import keep_freed_memory
     from tformer_deploy.engines.eager import EagerEngine
-    from tformer_deploy.machine import keep_freed_memory
 
     assert isinstance(engine, EagerEngine)
     keep_freed_memory()

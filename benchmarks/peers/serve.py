@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from tformer_deploy import processes
+from tformer_deploy.base import processes
 
 
 class Library(Protocol):

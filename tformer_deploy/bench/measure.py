@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from ..config import ModelConfig
+from ..base.processes import repeat
 from ..decoding import DecodeOptions, decode
 from ..engines.base import (
     ANYTHING,
@@ -26,8 +26,8 @@ from ..engines.base import (
     State,
     own_search,
 )
-from ..processes import repeat
-from ..translate import Translator
+from ..model.config import ModelConfig
+from ..translate.translator import Translator
 from .plan import Point
 
 MAX_REPETITIONS = 50

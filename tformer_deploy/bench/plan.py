@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from ..bundle import Bundle
+from ..base.errors import ConfigError, DataError, LimitError
+from ..base.settings import check_whole
+from ..bundle.manifest import Bundle
 from ..check import make_corpus
-from ..config import check_whole
 from ..decoding.options import MOST
 from ..engines import check_checkpoint, limits_of, make_engine, most_parallel, parse_name
 from ..engines.base import Limits
-from ..errors import ConfigError, DataError, LimitError
 
 MOST_ROUNDS, MOST_SECONDS, MOST_ROWS = 10**6, 3600, 1 << 20
 USUAL = {"batch": (1, 8, 32), "beam": (1, 4), "src-len": (20,), "new-tokens": (32,)}

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ..bundle import Bundle
-from ..contract import GRAPHS
+from ..base.errors import EngineError
+from ..base.files import scratch
+from ..bundle.contract import GRAPHS
+from ..bundle.manifest import Bundle
 from ..decoding import DecodeOptions
 from ..engines import make_engine
 from ..engines.ort.standard import OrtGraphs
-from ..errors import EngineError
-from ..files import scratch
 from .measure import decode_part, synthetic_sources
 from .plan import Point
 from .report import NodeKind

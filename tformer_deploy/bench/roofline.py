@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..config import ModelConfig
+from ..model.config import ModelConfig
 from .plan import Point
 
 LARGE_BUFFER = 512 << 20

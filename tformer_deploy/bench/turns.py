@@ -9,15 +9,15 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import datetime
 
-from ..bundle import Bundle
+from ..base.errors import MissingExtra
+from ..base.headers import read_json
+from ..base.machine import cores
+from ..base.notes import Progress, unseen
+from ..base.processes import Process, in_turn
+from ..bundle.contract import GRAPHS, PROGRAM
+from ..bundle.manifest import Bundle
 from ..check.gate import machine
-from ..contract import GRAPHS, PROGRAM
 from ..engines import explain, parse_name, programs_of, recipe_of
-from ..errors import MissingExtra
-from ..headers import read_json
-from ..machine import cores
-from ..notes import Progress, unseen
-from ..processes import Process, in_turn
 from .measure import CorpusSample, Sample
 from .plan import BenchPlan, Point, has_profile
 from .report import BenchReport, CorpusReport, EngineFigures, NodeKind, PointReport

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ..bundle import MANIFEST, Bundle, open_bundle
-from ..data import read_lines
+from ..base.lines import read_lines
+from ..base.processes import peak_mib, serve
+from ..bundle.manifest import MANIFEST, Bundle, open_bundle
+from ..bundle.text import tokenizer_files
 from ..decoding import DecodeOptions
 from ..engines import STANDARD, parse_name
 from ..engines.base import Engine
-from ..opening import TranslatorOptions, open_translator
-from ..processes import peak_mib, serve
-from ..text import tokenizer_files
+from ..translate.opening import TranslatorOptions, open_translator
 from .measure import Bench, CorpusSample, Sample
 from .plan import Point
 from .report import MIB
@@ -119,7 +119,7 @@ def import_runtime(backend: str) -> None:
 def needed_files(bundle: Bundle, engine: Engine, name: str, checkpoint: str | None) -> list[Path]:
     """What an engine reads: headers, tokenizers, and its graphs, plans or the checkpoint's weights."""
     if parse_name(name).backend == "eager":
-        from ..checkpoint import open_reference
+        from ..model.checkpoint import open_reference
 
         return open_reference(bundle, Path(checkpoint) if checkpoint else None).paths
     common = [bundle.directory / file for file in (MANIFEST, *tokenizer_files(bundle.manifest["tokenizer"]))]

@@ -1,4 +1,8 @@
-"""Parity: engines against eager PyTorch, sentence by sentence and step by step."""
+"""Parity: engines against eager PyTorch, sentence by sentence and step by step.
+
+In: a bundle, and the checkpoint it came from or a stored reference. Out: a report of what differs, where, how much.
+`cli`, `export.checked` and `bench` use it.
+"""
 
 from .gate import GENERATED, Corpus, Gate, allowed_by, make_corpus, translations
 from .observe import CheckOptions

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..batches import make_batch
+from ..base.errors import MissingExtra
+from ..bundle.recipe import Tolerance
 from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Outlook
-from ..errors import MissingExtra
-from ..recipe import Tolerance
+from ..translate.batches import make_batch
 from .compare import DEFAULTS, WIDE, Judge, by_layer, differences, relative
 from .observe import end_ids, far_target, layers_of, middle, tokens_of
 from .reference import Reference

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from ..bundle import Bundle
-from ..contract import PROGRAM, made_of
+from ..bundle.contract import PROGRAM, made_of
+from ..bundle.manifest import Bundle
+from ..bundle.recipe import Recipe
 from ..export.save import load_graph, reading
-from ..recipe import Recipe
 from .found import Constants
 from .origins import (
     CLOSE,
@@ -36,7 +36,7 @@ from .origins import (
 from .programs import ProgramConstants
 
 if TYPE_CHECKING:
-    from ..seq2seq import Seq2Seq
+    from ..model.seq2seq import Seq2Seq
 
 NAMED_SINCE = 2
 """The version of manifests from which on constants are called by what they are made of."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..bundle import Bundle
-from ..config import from_dict
+from ..base.files import sha256
+from ..base.headers import digest
+from ..base.settings import from_dict
+from ..bundle.manifest import Bundle
+from ..bundle.text import Tokenizers
 from ..decoding import DecodeOptions
 from ..engines.base import Engine
-from ..files import sha256
-from ..headers import digest
-from ..text import Tokenizers
 from .observe import CheckOptions, by_length, spread
 from .recording import Run, record
 from .sizes import has_room

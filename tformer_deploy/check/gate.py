@@ -13,17 +13,17 @@ from typing import Any, cast
 import numpy as np
 
 from .. import __version__
-from ..bundle import Bundle
-from ..config import ModelConfig
-from ..data import read_lines
+from ..base.errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, MissingExtra, missing_extra
+from ..base.lines import read_lines
+from ..base.machine import cores
+from ..base.notes import Progress, unseen
+from ..bundle.manifest import Bundle
+from ..bundle.recipe import Axes, Recipe, Tolerance, narrowest, own_limits
+from ..bundle.shortlist import open_shortlist
+from ..bundle.text import Tokenizers
 from ..engines import explain, limits_of, make_encoder, make_engine, parse_name, recipe_of
 from ..engines.base import Encoder, Engine, Floats, Limits
-from ..errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, MissingExtra, missing_extra
-from ..machine import cores
-from ..notes import Progress, unseen
-from ..recipe import Axes, Recipe, Tolerance, narrowest, own_limits
-from ..shortlist import open_shortlist
-from ..text import Tokenizers
+from ..model.config import ModelConfig
 from .blame import find_layer
 from .compare import by_layer, differences
 from .defaults import lines_of, make_defaults, other_text
@@ -89,7 +89,7 @@ def make_corpus(
 
 def translations(src: Path | None, tgt: Path) -> list[str]:
     """Reference translations, without those of empty source lines. Needs what will measure them."""
-    from ..metrics import corpus_bleu  # noqa: F401
+    from ..train.metrics import corpus_bleu  # noqa: F401
 
     lines = read_lines(tgt)
     sources = read_lines(src) if src else lines

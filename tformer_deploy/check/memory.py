@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..engines.base import Encoder, Floats
-from ..pooling import pooled
+from ..translate.pooling import pooled
 from .compare import differences, worse
 from .found import Memory
 from .observe import ENCODER_SENTENCES, PADDING, spread

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..batches import make_batch
 from ..engines.base import Engine, Floats, Outlook
+from ..translate.batches import make_batch
 from .compare import differences, worse
 from .observe import Observation, spread, tokens_of
 from .recording import JOIN_STEPS, Run

@@ -10,14 +10,14 @@ from itertools import cycle, islice
 
 import numpy as np
 
-from ..batches import length_batches, make_batch
-from ..config import MAX_SEED, check_types
-from ..data import pad
+from ..base.errors import ConfigError, EngineError, MissingExtra, ParityError
+from ..base.notes import Progress, unseen
+from ..base.settings import check_types
 from ..decoding import Batch, DecodeOptions, Hypothesis, forced_steps
 from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Ints, Limits, Outlook, Scores
-from ..errors import ConfigError, EngineError, MissingExtra, ParityError
-from ..notes import Progress, unseen
+from ..model.config import MAX_SEED
+from ..translate.batches import length_batches, make_batch, pad
 from .recording import Run, record, room
 from .vocabulary import Vocabulary, read_vocabulary
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import ModelConfig
+from ..model.config import ModelConfig
 
 if TYPE_CHECKING:
-    from ..seq2seq import Seq2Seq
+    from ..model.seq2seq import Seq2Seq
 
 Array = NDArray[Any]
 CLOSE = 1e-6

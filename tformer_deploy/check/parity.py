@@ -9,10 +9,10 @@ from itertools import islice
 
 import numpy as np
 
+from ..base.errors import ArtifactError
+from ..base.notes import Progress, unseen
+from ..bundle.recipe import Tolerance
 from ..engines.base import Engine, Floats
-from ..errors import ArtifactError
-from ..notes import Progress, unseen
-from ..recipe import Tolerance
 from .compare import DEFAULTS, WIDE, Judge, by_layer, by_step, differences, worse
 from .defaults import decoding_of, run_defaults
 from .found import KINDS, Entries, Outputs, Top1, Walk

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..contract import WEIGHTS
-from ..errors import ArtifactError
-from ..headers import DAMAGED, HEADER_BYTES, read_json
+from ..base.errors import ArtifactError
+from ..base.headers import DAMAGED, HEADER_BYTES, read_json
+from ..bundle.contract import WEIGHTS
 from .origins import (
     Array,
     Bounds,
@@ -25,7 +25,7 @@ from .origins import (
 )
 
 if TYPE_CHECKING:
-    from ..seq2seq import Seq2Seq
+    from ..model.seq2seq import Seq2Seq
 
 LANES = 16
 """Outputs of a panel, and columns behind a bias by distance that kernels read."""

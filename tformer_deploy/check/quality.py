@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..recipe import Tolerance
-from ..text import Tokenizers
+from ..bundle.recipe import Tolerance
+from ..bundle.text import Tokenizers
 from .recording import Run
 from .report import EngineReport
 
@@ -25,7 +25,7 @@ def add_quality(
 
     Samples of engines that may decide otherwise are other texts: their BLEU differs by more than their quality does.
     """
-    from ..metrics import corpus_bleu, corpus_chrf
+    from ..train.metrics import corpus_bleu, corpus_chrf
 
     for mode in eager:
         if len(eager[mode].outputs) < len(translations):

@@ -13,26 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from ..config import from_dict
+from ..base.errors import ArtifactError, ConfigError
+from ..base.files import output_file
+from ..base.headers import DAMAGED, digest, parse_json, read_arrays
+from ..base.notes import Progress, unseen
+from ..base.settings import from_dict
 from ..decoding import Hypothesis
 from ..engines.base import Encoder, Engine
-from ..errors import ArtifactError, ConfigError
-from ..files import output_file
-from ..headers import DAMAGED, digest, parse_json, read_arrays
-from ..notes import Progress, unseen
 from .compare import DEFAULTS, WIDE
 from .defaults import Defaults
 from .memory import read_memory
-from .observe import (
-    ENCODER_SENTENCES,
-    JOINED,
-    REBATCHED,
-    CheckOptions,
-    Observation,
-    observe,
-    other_batches,
-    spread,
-)
+from .observe import ENCODER_SENTENCES, JOINED, REBATCHED, CheckOptions, Observation, observe, other_batches, spread
 from .recording import Run, Trace, record_joined
 from .rounding import Rounding
 from .sizes import run_wide, wide_beam, wide_sentences

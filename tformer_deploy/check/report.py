@@ -8,20 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..recipe import Tolerance
-from .found import (
-    KINDS,
-    WIDTHS,
-    Constants,
-    Divergence,
-    Entries,
-    Layer,
-    Memory,
-    Outputs,
-    StepDifference,
-    Top1,
-    Walk,
-)
+from ..bundle.recipe import Tolerance
+from .found import KINDS, WIDTHS, Constants, Divergence, Entries, Layer, Memory, Outputs, StepDifference, Top1, Walk
 from .rounding import Rounding, Unrounded
 
 TIES_SHOWN = 5

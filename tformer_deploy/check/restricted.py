@@ -9,12 +9,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bundle import Bundle
+from ..base.errors import ConfigError
+from ..bundle.manifest import Bundle
+from ..bundle.shortlist import Shortlist
 from ..decoding.rules import best_tokens
 from ..engines import LISTING, parse_name
 from ..engines.base import ANYTHING, Engine, Floats, Ints, Outlook, SameStep, Scores, State
-from ..errors import ConfigError
-from ..shortlist import Shortlist
 
 
 def with_shortlist(bundle: Bundle, backends: Sequence[str], variants: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ..recipe import Tolerance
+from ..bundle.recipe import Tolerance
 
 BOTH = 2
 """Two engines that are as exact as each other are at most twice as far apart as each is from the exact numbers."""

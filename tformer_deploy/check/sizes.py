@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..batches import make_batch
 from ..decoding import DecodeOptions
 from ..engines.base import Engine, Outlook
+from ..translate.batches import make_batch
 from .compare import Judge, differences, worse
 from .found import Divergence, Outputs
 from .observe import CheckOptions, by_length, spread, tokens_of

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import GraphProto, NodeProto, helper, numpy_helper
 
-from ..bundle import MANIFEST, REPORT, Bundle
-from ..contract import GRAPHS, PROGRAM, SLOTS_GRAPH, WEIGHTS, file_of
-from ..errors import ArtifactError, EngineError, LimitError
+from ..base.errors import ArtifactError, EngineError, LimitError
+from ..base.files import sha256, write_json
+from ..base.headers import HEADER_BYTES, read_json
+from ..bundle.contract import GRAPHS, PROGRAM, SLOTS_GRAPH, WEIGHTS, file_of
+from ..bundle.manifest import MANIFEST, REPORT, Bundle
+from ..bundle.recipe import Recipe
 from ..export.save import load_graph, save_graphs
-from ..files import sha256, write_json
-from ..headers import HEADER_BYTES, read_json
-from ..recipe import Recipe
 from .origins import NAME, Array, Bounds, Made, Origins, named_tensors
 from .report import EngineReport
 from .rounding import Unrounded
 
 if TYPE_CHECKING:
-    from ..seq2seq import Seq2Seq
+    from ..model.seq2seq import Seq2Seq
 
 LANES, LINE = 16, 64
 """Outputs of a panel; where arrays of programs begin."""

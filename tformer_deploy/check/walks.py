@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batches import make_batch
 from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Ints, Outlook, Scores
+from ..translate.batches import make_batch
 from .compare import worse
 from .found import FULL, JOINED, LATE, MANY, WIDTHS, Walk
 from .observe import CheckOptions, spread

@@ -1,4 +1,8 @@
-"""The `tformer` command: one file a verb."""
+"""The `tformer` command: one file a verb, which parses and calls.
+
+In: words of a command line and standard input. Out: text on standard output, notes on standard error, an exit code.
+Nobody else uses it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..errors import Interrupted, ParityError, TformerError, missing_extra
-from ..notes import note, printable, shortened
+from ..base.errors import Interrupted, ParityError, TformerError, missing_extra
+from ..base.notes import note, printable, shortened
 from . import bench, build, check, corpus, encode, export, import_, init, inspect, score, shortlist, train, translate  # noqa: F401
 from .lines import open_streams, output_lost
 from .root import app

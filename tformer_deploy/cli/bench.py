@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError, Interrupted
+from ..base.errors import ConfigError, Interrupted
 from .options import CheckpointOption, DeviceOption, Json, Shortlisted
 from .root import app, emit, progress
 
@@ -44,16 +44,16 @@ def bench(
 
     With --backend trt and without --batch, --beam, --src-len and --new-tokens: the sizes of its plans.
     """
+    from ..base.files import check_writable, write_output
     from ..bench import BenchPlan, has_profile, make_points, run_benchmark, usual_points
-    from ..bundle import open_bundle
+    from ..bundle.manifest import open_bundle
     from ..check import with_shortlist
     from ..engines import expand, require_each, threads_each
-    from ..files import check_writable, write_output
 
     lists = {"batch": batch, "beam": beam, "src-len": src_len, "new-tokens": new_tokens}
     given = {option: numbers(option, text) for option, text in lists.items() if text is not None}
     if html:
-        from ..report.bench import bench_page
+        from ..bench.page import bench_page
 
         check_writable(html, [src])
     opened = open_bundle(bundle)

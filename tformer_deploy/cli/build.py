@@ -60,9 +60,9 @@ def build(
     from ..engines.trt.api import installed
 
     installed(trt_flavor)
-    from ..build import build as build_plans
-    from ..plans import parse_profile
-    from ..trt_builder import BuildOptions
+    from ..bundle.plans import parse_profile
+    from ..export.build import build as build_plans
+    from ..export.trt_builder import BuildOptions
 
     profiles = [parse_profile(text) for text in profile or []]
     options = BuildOptions(precision.value, fast, version_compatible, hardware_compatible, timing_cache, trt_flavor)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError, LimitError, require, unknown
-from ..notes import note
+from ..base.errors import ConfigError, LimitError, require, unknown
+from ..base.notes import note
 from .options import CheckpointOption, DeviceOption, Json, Shortlisted, Threads
 from .root import app, emit, progress
 
 if TYPE_CHECKING:
-    from ..bundle import Bundle
+    from ..bundle.manifest import Bundle
     from ..importers.compare import Comparison
 
 MORE = 3
@@ -68,7 +68,8 @@ def check(
 
     With --save-reference and no --backend only the reference is made.
     """
-    from ..bundle import open_bundle
+    from ..base.files import write_output
+    from ..bundle.manifest import open_bundle
     from ..check import (
         GENERATED,
         CheckOptions,
@@ -80,10 +81,9 @@ def check(
         with_shortlist,
     )
     from ..engines import expand, limits_of, require_each
-    from ..files import write_output
 
     if html:
-        from ..report.check import check_page
+        from ..check.page import check_page
     if not reference:
         machine = "; or give --reference FILE, which check --save-reference FILE writes on a machine that has it"
         require("train", "torch", instead=machine)
@@ -148,9 +148,9 @@ def check(
 
 def _with_original(bundle: Bundle, checkpoint: Path | None, src: Path | None) -> Comparison:
     """The checkpoint of a bundle against the code that it was imported from."""
-    from ..checkpoint import Checkpoint, open_reference
-    from ..data import read_lines
+    from ..base.lines import read_lines
     from ..importers.run import compare_again
+    from ..model.checkpoint import Checkpoint, open_reference
 
     imported = open_reference(bundle, checkpoint)
     if not isinstance(imported, Checkpoint):
@@ -160,8 +160,8 @@ def _with_original(bundle: Bundle, checkpoint: Path | None, src: Path | None) ->
 
 def _check_names(backends: list[str], written: Sequence[Path | None], read: Sequence[Path | None]) -> None:
     """Refuse engines that do not exist and files that could not be written, before anything runs."""
+    from ..base.files import check_writable
     from ..engines import BACKENDS, parse_name
-    from ..files import check_writable
 
     for name in backends:
         if parse_name(name).backend not in BACKENDS:

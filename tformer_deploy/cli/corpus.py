@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..config import LINE_BYTES
-from ..errors import Interrupted
-from ..notes import note
+from ..base.errors import Interrupted
+from ..base.lines import LINE_BYTES
+from ..base.notes import note
 from .options import (
     Align,
     Allowed,
@@ -43,8 +43,8 @@ from .options import (
 from .root import app, emit
 
 if TYPE_CHECKING:
-    from ..corpus.output import Summary
-    from ..corpus.progress import Progress
+    from ..translate.corpus.output import Summary
+    from ..translate.corpus.progress import Progress
 
 EVERY_SECONDS = 10.0
 """Between two lines that say how far a job is."""
@@ -99,10 +99,10 @@ def corpus(
     """
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens}
     values = decode_values(settings, {**flags, "sampling": sample or None, "align": align or None})
-    from ..bundle import open_bundle
-    from ..corpus.job import CorpusOptions, translate_corpus
-    from ..corpus.progress import Progress
-    from ..opening import TranslatorOptions
+    from ..bundle.manifest import open_bundle
+    from ..translate.corpus.job import CorpusOptions, translate_corpus
+    from ..translate.corpus.progress import Progress
+    from ..translate.opening import TranslatorOptions
 
     opened = open_bundle(bundle, graphs=False)
     opened.require_decoder()

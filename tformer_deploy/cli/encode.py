@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from ..config import BATCH_TOKENS, LINE_BYTES, MOST_LINE_BYTES, WINDOW_BYTES
-from ..notes import note
-from ..pooling import NO_POOL
+from ..base.lines import LINE_BYTES, MOST_LINE_BYTES
+from ..base.notes import note
+from ..model.config import BATCH_TOKENS, WINDOW_BYTES
+from ..translate.pooling import NO_POOL
 from .lines import utf8_output, windows
 from .options import CheckpointOption, Json, Threads
 from .root import app, emit, progress
 
 if TYPE_CHECKING:
-    from ..encode import Encoded, TextEncoder
+    from ..translate.encode import Encoded, TextEncoder
 
 Requests = Iterator[list[str]]
 
@@ -49,7 +50,7 @@ def encode(
     empty line gives an empty line, in a file zeros. docs/encode.md.
     """
     stdout = utf8_output()
-    from ..encode import EncoderOptions, TextEncoder
+    from ..translate.encode import EncoderOptions, TextEncoder
     from .vectors import check_name, vector_file
 
     options = EncoderOptions(bundle, backend, variant, checkpoint, threads, pool, batch_tokens, max_line_bytes)

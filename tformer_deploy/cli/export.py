@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..notes import note
-from ..recipe import named_recipes
+from ..base.notes import note
+from ..bundle.recipe import named_recipes
 from .options import Json, folder
 from .root import app, emit, progress
 
@@ -49,10 +49,10 @@ def export(
 
     FILE.py:FUNCTION runs that file and exports the module that its function returns, see docs/your-model.md.
     """
-    from ..errors import ParityError, require
+    from ..base.errors import ParityError, require
 
     require("export", "torch", "onnx", "onnxscript")
-    from ..export_checked import Texts, export_checked
+    from ..export.checked import Texts, export_checked
 
     try:
         with progress("check") as advance:

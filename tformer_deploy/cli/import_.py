@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ..config import ModelConfig, parse_settings
-from ..errors import ConfigError
-from ..notes import note
+from ..base.errors import ConfigError
+from ..base.notes import note
+from ..base.settings import parse_settings
+from ..model.config import ModelConfig
 from .options import Json, SettingsOption, folder
 from .root import app, emit
 
@@ -47,7 +48,7 @@ def import_(
         raise ConfigError(f"{' '.join(source)}: write [FORMAT] PATH")
     if src and not compare:
         raise ConfigError(f"--src {src} is text to compare with: leave it out, or --no-compare")
-    from ..data import read_lines
+    from ..base.lines import read_lines
     from ..importers.base import ImportOptions
     from ..importers.run import import_checkpoint, recognised
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..config import MOST_OF_MODEL
-from ..errors import ConfigError
+from ..base.errors import ConfigError
+from ..model.config import MOST_OF_MODEL
 from .options import Json, SettingsOption, folder, merge_settings
 from .root import app, emit
 
@@ -33,7 +33,7 @@ def init(
     if training := [each for each in settings or [] if each.startswith("train.")]:
         raise ConfigError(f"--set {training[0]}: nothing is trained here: leave it out")
     model_values, _ = merge_settings(config, settings, {})
-    from ..runs import init_checkpoint
+    from ..train.runs import init_checkpoint
 
     parameters = init_checkpoint(out, preset, vocab_size, seed, model_values, force)
     emit({"out": str(out), "parameters": parameters}, json, f"{out}: {parameters:,} parameters")

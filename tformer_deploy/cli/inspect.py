@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import ArtifactError
-from ..notes import printable
+from ..base.errors import ArtifactError
+from ..base.notes import printable
 from .options import Json
 from .root import app, emit
 
@@ -20,9 +20,9 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show what a bundle or checkpoint is, after verifying every hash."""
-    from ..bundle import MANIFEST, REPORT, open_bundle
-    from ..headers import read_json, schema_error
-    from ..plans import all_plans
+    from ..base.headers import read_json, schema_error
+    from ..bundle.manifest import MANIFEST, REPORT, open_bundle
+    from ..bundle.plans import all_plans
 
     if (path / MANIFEST).is_file():
         bundle = open_bundle(path)
@@ -37,8 +37,8 @@ def inspect(
             if wrong := schema_error(header["check"], "check"):
                 raise ArtifactError(f"{path / REPORT} is damaged: {wrong}; export the bundle again")
     else:
-        from ..checkpoint import open_checkpoint
-        from ..runs import verify_state
+        from ..model.checkpoint import open_checkpoint
+        from ..train.runs import verify_state
 
         checkpoint = open_checkpoint(path)
         header = {**checkpoint.header, "model": asdict(checkpoint.config)}
@@ -49,7 +49,7 @@ def inspect(
 
 def listing(path: Path, header: dict[str, Any]) -> str:
     """A few lines for people."""
-    from ..contract import MEMORY_GRAPH
+    from ..bundle.contract import MEMORY_GRAPH
     from ..engines import STANDARD
 
     model = header["model"]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TextIO
 
-from ..config import LINE_BYTES
-from ..errors import DataError
-from ..notes import nowhere
+from ..base.errors import DataError
+from ..base.lines import LINE_BYTES
+from ..base.notes import nowhere
 
 
 def windows(budget: int, max_line_bytes: int = LINE_BYTES) -> Iterator[list[str]]:

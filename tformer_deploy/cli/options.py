@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..config import MOST_LINE_BYTES, ModelConfig, TrainConfig, parse_settings
-from ..errors import ConfigError, DataError, unknown
-from ..headers import read_toml
+from ..base.errors import ConfigError, DataError, unknown
+from ..base.headers import read_toml
+from ..base.lines import MOST_LINE_BYTES
+from ..base.settings import parse_settings
+from ..model.config import ModelConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from ..bundle import Bundle
-    from ..text import Tokenizer
+    from ..bundle.manifest import Bundle
+    from ..bundle.text import Tokenizer
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 SettingsOption = Annotated[
@@ -120,7 +122,7 @@ def piece_ids(tokenizer: Tokenizer, pieces: list[str]) -> tuple[int, ...]:
 def checked_values(bundle: Bundle, values: dict[str, Any], pieces: dict[str, list[str] | None]) -> dict[str, Any]:
     """Decoding options with the ids of vocabulary entries. Raises ConfigError for what cannot be."""
     from ..decoding import over_defaults
-    from ..opening import defaults_of
+    from ..translate.opening import defaults_of
 
     tokenizers = bundle.tokenizers()
     ids = {name: piece_ids(tokenizers.target, given) for name, given in pieces.items() if given}
@@ -130,7 +132,7 @@ def checked_values(bundle: Bundle, values: dict[str, Any], pieces: dict[str, lis
 
 def allowed_outputs(path: Path | None) -> list[str]:
     """Lines of the file of --allowed. Raises DataError where it has none."""
-    from ..data import read_lines
+    from ..base.lines import read_lines
 
     outputs = read_lines(path) if path else []
     if path and not outputs:

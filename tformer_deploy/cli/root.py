@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..notes import Progress, unseen
+from ..base.notes import Progress, unseen
 
 RUNS_ON = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu13", "tensorrt-rtx-cu12")
 """Packages whose versions decide what comes out."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import DataError
+from ..base.errors import DataError
 from .lines import utf8_output
 from .options import Backend, CheckpointOption, DeviceOption, Json, Threads, Variant
 from .root import app, progress
@@ -31,8 +31,8 @@ def score(
     json: Json = False,
 ) -> None:
     """Print the log-probability of each translation given its source: the sum over its tokens, eos included."""
-    from ..data import read_lines
-    from ..opening import TranslatorOptions, open_translator
+    from ..base.lines import read_lines
+    from ..translate.opening import TranslatorOptions, open_translator
 
     sources, targets = read_lines(src), read_lines(tgt)
     if len(sources) != len(targets):

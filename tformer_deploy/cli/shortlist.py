@@ -24,9 +24,9 @@ def shortlist(
     """Learn from parallel text which target tokens are likely for a source, for `translate --shortlist`; replaces what
     the bundle has. What it costs in quality is in docs/shortlist.md.
     """
-    from ..bundle import changing
-    from ..data import read_parallel
-    from ..shortlist import Settings, add_shortlist
+    from ..bundle.manifest import changing
+    from ..bundle.shortlist import Settings, add_shortlist
+    from ..train.data import read_parallel
 
     settings, text = Settings(best, frequent), read_parallel(src, tgt)
     with changing(bundle) as opened:

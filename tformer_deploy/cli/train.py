@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..base.errors import ConfigError
 from .options import Json, SettingsOption, folder, merge_settings
 from .root import app, emit
 
@@ -40,8 +40,8 @@ def train(
     json: Json = False,
 ) -> None:
     """Train a model; Ctrl-C saves, --resume continues to the same weights."""
-    from ..data import DataConfig
-    from ..runs import only_process, resume_run, start_run
+    from ..train.data import DataConfig
+    from ..train.runs import only_process, resume_run, start_run
 
     data = DataConfig(src, tgt, valid_src, valid_tgt, multi30k, pair, task)
     flags = {"batch_tokens": batch_tokens, "updates": updates, "seed": seed}

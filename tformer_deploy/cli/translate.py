@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from ..config import BATCH_TOKENS, LINE_BYTES, WINDOW_BYTES, check_whole
-from ..errors import ConfigError, DataError
-from ..notes import note
+from ..base.errors import ConfigError, DataError
+from ..base.lines import LINE_BYTES
+from ..base.notes import note
+from ..base.settings import check_whole
+from ..model.config import BATCH_TOKENS, WINDOW_BYTES
 from .lines import utf8_output, windows
 from .options import (
     Align,
@@ -41,7 +43,7 @@ from .options import (
 from .root import app, progress
 
 if TYPE_CHECKING:
-    from ..translate import Result, Translator
+    from ..translate.translator import Result, Translator
 
 Window = tuple[int, list[str], list[str]]
 """Number of the first line, from 0; lines; how their outputs begin, if given."""
@@ -86,11 +88,11 @@ def translate(
     values = decode_values(settings, {**flags, "sampling": sample or None, "align": align or None})
     pieces = {"first_ids": first_token, "suppress": suppress, "end_ids": end_token}
     out = utf8_output()
-    from ..batches import suitable_workers
-    from ..bundle import open_bundle
-    from ..data import read_lines
+    from ..base.lines import read_lines
+    from ..bundle.manifest import open_bundle
     from ..engines import MOST_BATCH_TOKENS, check_checkpoint, engine_name, parse_name, threads_each
-    from ..opening import TranslatorOptions, open_translator
+    from ..translate.batches import suitable_workers
+    from ..translate.opening import TranslatorOptions, open_translator
 
     opened = open_bundle(bundle, graphs=False)
     values = checked_values(opened, values, pieces)  # before it waits for input
@@ -141,7 +143,7 @@ def _requests(groups: Iterator[list[str]], prefix: Path | None, prefixes: list[s
 
 def _print_all(translator: Translator, requests: Iterator[Window], stream: bool, json: bool, out: TextIO) -> None:
     """Translate the windows, each printed before the next is read."""
-    from ..printed import printed
+    from ..translate.printed import printed
 
     cut = 0
     with progress("lines", printing=True) as advance:
@@ -161,7 +163,7 @@ def _print_all(translator: Translator, requests: Iterator[Window], stream: bool,
 
 def _stream(translator: Translator, first: int, lines: list[str], begins: list[str], out: TextIO) -> Iterator[Result]:
     """Results whose text has been printed as it came."""
-    from ..printed import one_line
+    from ..translate.printed import one_line
 
     for number, (line, begin) in enumerate(zip_longest(lines, begins, fillvalue=""), first):
         yield translator.stream(line, lambda text: print(one_line(text), end="", file=out, flush=True), begin, number)

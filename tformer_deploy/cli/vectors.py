@@ -14,10 +14,10 @@ from typing import IO
 
 import numpy as np
 
-from ..encode import Encoded
-from ..errors import ConfigError
-from ..files import check_writable, output_file
-from ..pooling import NO_POOL
+from ..base.errors import ConfigError
+from ..base.files import check_writable, output_file
+from ..translate.encode import Encoded
+from ..translate.pooling import NO_POOL
 
 VERSION = (1, 0)
 """Of the .npy format."""

@@ -1,4 +1,8 @@
-"""Decoding over the Engine protocol: greedy, beam search, sampling, scoring. numpy only, blind to the backend."""
+"""Decoding over the Engine protocol: greedy, beam search, sampling, scoring.
+
+In: a batch of token ids, options and an engine. Out: hypotheses with their scores. It sees `engines.base` alone.
+The reference for the search in C++; `translate`, `check` and `bench` use it.
+"""
 
 from ..engines.base import Batch, Hypothesis
 from .options import DecodeOptions, over_defaults

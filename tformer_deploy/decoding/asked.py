@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..config import MAX_SEED
+from ..base.errors import DataError, LimitError
 from ..engines.base import Batch, Engine
-from ..errors import DataError, LimitError
+from ..model.config import MAX_SEED
 from .options import DecodeOptions
 from .rules import Trie
 from .search import Beam, Greedy, Sampling, Search, Step

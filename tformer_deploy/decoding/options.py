@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..config import MAX_SEED, check_types, from_dict
-from ..errors import ConfigError
+from ..base.errors import ConfigError
+from ..base.settings import check_types, from_dict
+from ..model.config import MAX_SEED
 
 LengthNorm = Literal["power", "gnmt"]
 Stop = Literal["count", "estimate", "exact"]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.errors import LimitError, NotNumbers
 from ..engines.base import Floats, Ints, Scores
-from ..errors import LimitError, NotNumbers
 from .options import DecodeOptions
 
 _END = -1

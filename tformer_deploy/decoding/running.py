@@ -8,8 +8,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from ..base.errors import ConfigError
 from ..engines.base import Batch, Engine, Hypothesis, Ints, Scores, State, own_search
-from ..errors import ConfigError
 from .asked import make_search
 from .options import DecodeOptions
 from .rules import Trie

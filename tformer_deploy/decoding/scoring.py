@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ..base.errors import LimitError
 from ..engines.base import Batch, Engine, Ints, Outlook, Scores
-from ..errors import LimitError
 from .rules import require_numbers
 from .sampling import Doubles
 

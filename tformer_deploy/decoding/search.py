@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.errors import EngineError
 from ..engines.base import Batch, Engine, Hypothesis, Ints, Outlook, Scores, State
-from ..errors import EngineError
 from .options import DecodeOptions
 from .rules import LEAST, Rules, Trie, are_among, best_tokens, require_numbers
 from .sampling import Doubles, draw, uniforms

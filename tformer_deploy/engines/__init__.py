@@ -1,4 +1,8 @@
-"""Engines run a bundle's model; `make_engine` knows them by name."""
+"""What runs a bundle's model: eager PyTorch, ONNX Runtime, TensorRT, the CPU engine; `make_engine` knows them by name.
+
+In: a bundle and a name such as `ort:int8@cuda`. Out: an object of `engines.base.Engine`.
+`translate`, `check` and `bench` use it; of `export`, only `checked` and `build` do.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..bundle import Bundle
-from ..config import check_whole
-from ..contract import MEMORY_GRAPH
-from ..errors import ConfigError, EngineError, extras, unknown
-from ..machine import cores
-from ..plans import PRECISIONS, trt_variant
-from ..recipe import Recipe
-from ..shortlist import open_shortlist
+from ..base.errors import ConfigError, EngineError, extras, unknown
+from ..base.machine import cores
+from ..base.settings import check_whole
+from ..bundle.contract import MEMORY_GRAPH
+from ..bundle.manifest import Bundle
+from ..bundle.plans import PRECISIONS, trt_variant
+from ..bundle.recipe import Recipe
+from ..bundle.shortlist import open_shortlist
 from .base import Encoder, Engine, Limits
 
 if TYPE_CHECKING:
@@ -309,8 +313,8 @@ def make_encoder(name: str, bundle: Bundle, checkpoint: Path | None = None, thre
 def _eager(bundle: Bundle, directory: Path | None, threads: int, device: str) -> EagerEngine:
     import torch
 
-    from ..checkpoint import open_reference
-    from ..modules.running import names_function
+    from ..model.checkpoint import open_reference
+    from ..model.modules.running import names_function
     from .eager import EagerEngine
 
     if device == "cuda" and not torch.cuda.is_available():

@@ -16,10 +16,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import ModelConfig
-from ..contract import DEAD
-from ..errors import EngineError, LimitError, NoRoom
-from ..plans import Profile
+from ..base.errors import EngineError, LimitError, NoRoom
+from ..bundle.contract import DEAD
+from ..bundle.plans import Profile
+from ..model.config import ModelConfig
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 
 MISSES = 4

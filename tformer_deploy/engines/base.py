@@ -10,10 +10,10 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import ModelConfig
-from ..errors import LimitError
-from ..plans import Profile
-from ..recipe import Axes
+from ..base.errors import LimitError
+from ..bundle.plans import Profile
+from ..bundle.recipe import Axes
+from ..model.config import ModelConfig
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]

@@ -21,9 +21,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from .. import __version__
-from ..bundle import Bundle
-from ..config import BATCH_TOKENS
-from ..errors import (
+from ..base.errors import (
     ArtifactError,
     ConfigError,
     DataError,
@@ -34,8 +32,10 @@ from ..errors import (
     NotNumbers,
     TformerError,
 )
-from ..machine import cores
-from ..processes import PATIENCE_SECONDS, describe_end
+from ..base.machine import cores
+from ..base.processes import PATIENCE_SECONDS, describe_end
+from ..bundle.manifest import Bundle
+from ..model.config import BATCH_TOKENS
 from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Outlook, Outputs, Scores
 
 PROGRAM = "TFORMER_CPP_ENGINE"

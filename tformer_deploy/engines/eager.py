@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..contract import caches, layer_names
-from ..errors import ConfigError
-from ..modules.probe import calling
-from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
+from ..base.errors import ConfigError
+from ..bundle.contract import caches, layer_names
+from ..model.modules.probe import calling
+from ..model.seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 
 if TYPE_CHECKING:
-    from ..checkpoint import Checkpoint
-    from ..modules.running import UserCheckpoint
+    from ..model.checkpoint import Checkpoint
+    from ..model.modules.running import UserCheckpoint
 
 NO_ENCODER = "the module gives forward alone, so that it has no encoder's output: give encode and decode of UserModel"
 

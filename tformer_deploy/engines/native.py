@@ -11,10 +11,10 @@ from tformer_native import Outputs as Compiled
 from tformer_native import __version__ as native_version
 
 from .. import __version__
-from ..bundle import Bundle
-from ..config import BATCH_TOKENS
-from ..errors import EngineError, MissingExtra, NotNumbers
-from ..machine import cores
+from ..base.errors import EngineError, MissingExtra, NotNumbers
+from ..base.machine import cores
+from ..bundle.manifest import Bundle
+from ..model.config import BATCH_TOKENS
 from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Outlook, Outputs, Scores
 from .cpp import error_of
 

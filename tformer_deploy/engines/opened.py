@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
-from ..errors import TformerError
+from ..base.errors import TformerError
 from .base import Engine, Limits
 
 

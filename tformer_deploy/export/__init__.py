@@ -1,1 +1,5 @@
-"""Checkpoint to ONNX graphs."""
+"""From a checkpoint to graphs: trace, passes, quantization, ONNX files, programs, TensorRT plans.
+
+In: a `Seq2Seq` and recipes. Out: a bundle that was checked (`checked.py`), and plans in it (`build.py`).
+`cli` uses those two; the rest knows no engine.
+"""

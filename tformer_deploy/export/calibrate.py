@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..contract import layer_names
-from ..recipe import Recipe
-from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
+from ..bundle.contract import layer_names
+from ..bundle.recipe import Recipe
+from ..model.seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
 from .quantizing import TABLES, Range, Ranges, channels, group_size, groups, step_and_zero
 
 Noise = dict[str, float]

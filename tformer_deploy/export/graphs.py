@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..contract import DEAD, GRAPHS, MEMORY_GRAPH, SLOTS_GRAPH, Signature, layer_names, signature
-from ..errors import ConfigError
-from ..recipe import Recipe
-from ..seq2seq import Cache, GrowingCache, KeysValues, Layers, Seq2Seq, StaticCache, log_probs
+from ..base.errors import ConfigError
+from ..bundle.contract import DEAD, GRAPHS, MEMORY_GRAPH, SLOTS_GRAPH, Signature, layer_names, signature
+from ..bundle.recipe import Recipe
+from ..model.seq2seq import Cache, GrowingCache, KeysValues, Layers, Seq2Seq, StaticCache, log_probs
 
 
 class GraphModule(nn.Module):

@@ -15,8 +15,8 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from ..contract import number
-from ..errors import LimitError
+from ..base.errors import LimitError
+from ..bundle.contract import number
 from .save import INDICES
 
 Half = Literal["fp16", "bf16"]

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..contract import PROGRAM, WEIGHTS
+from ..bundle.contract import PROGRAM, WEIGHTS
 from .packing import LANES, column_sums, pack_bf16, pack_fp32, pack_int4, pack_int8, pack_vector
 from .passes.native import Instruction, Matrix, Program, Rounding, View
 from .quantizing import Array

@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 from onnx.external_data_helper import set_external_data
 
-from ..contract import GRAPHS, WEIGHTS
-from ..errors import ArtifactError
+from ..base.errors import ArtifactError
+from ..bundle.contract import GRAPHS, WEIGHTS
 
 PAGE = 4096
 """Bytes. Smaller arrays stay in the graph; the others begin at one, so that a runtime can map them into memory."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx
 
-from ..contract import SIZES, Signature, TensorSpec
-from ..errors import ArtifactError
+from ..base.errors import ArtifactError
+from ..bundle.contract import SIZES, Signature, TensorSpec
 
 _EXPRESSIONS = {
     "batch*beams": "rows",

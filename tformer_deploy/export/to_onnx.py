@@ -11,8 +11,8 @@ import onnx
 import onnx_ir as ir
 
 from .. import __version__
-from ..contract import GRAPHS, SHORT_GRAPHS, SLOTS_GRAPH, Signature, graphs_of, layer_names, made_of, signature
-from ..recipe import Recipe
+from ..bundle.contract import GRAPHS, SHORT_GRAPHS, SLOTS_GRAPH, Signature, graphs_of, layer_names, made_of, signature
+from ..bundle.recipe import Recipe
 from .graphs import scores_by_product
 from .passes import run_passes
 from .passes.native import Program, native_program

@@ -17,11 +17,11 @@ import torch
 from torch.export import Dim
 from torch.nn.modules import transformer as torch_layers
 
-from ..contract import MEMORY_GRAPH, Signature
-from ..errors import ArtifactError, ConfigError
-from ..modules.recompute import plain_attention
-from ..recipe import Recipe
-from ..seq2seq import Seq2Seq
+from ..base.errors import ArtifactError, ConfigError
+from ..bundle.contract import MEMORY_GRAPH, Signature
+from ..bundle.recipe import Recipe
+from ..model.modules.recompute import plain_attention
+from ..model.seq2seq import Seq2Seq
 from .graphs import GraphModule, make_graph
 from .passes.expand_masks import expand_masks
 from .passes.rewriting import WEIGHT

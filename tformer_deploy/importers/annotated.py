@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, from_dict
-from ..errors import ArtifactError
-from ..model import sinusoids
+from ..base.errors import ArtifactError
+from ..base.settings import from_dict
+from ..model.config import ModelConfig
+from ..model.network import sinusoids
 from .base import Imported, ImportOptions, Parameters
 from .seen import Seen
 from .toolkit import equal, sharing

@@ -10,10 +10,10 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig
-from ..errors import ArtifactError
-from ..model import Transformer
-from ..text import Tokenizers
+from ..base.errors import ArtifactError
+from ..bundle.text import Tokenizers
+from ..model.config import ModelConfig
+from ..model.network import Transformer
 from .weights import Weights
 
 Change = Callable[[Tensor], Tensor]

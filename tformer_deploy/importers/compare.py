@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..batches import make_batch
-from ..config import ModelConfig
+from ..base.errors import ArtifactError, TformerError
+from ..bundle.text import Tokenizers
 from ..decoding import Batch, Step, decode, over_defaults
 from ..engines.eager import EagerEngine
-from ..errors import ArtifactError, TformerError
-from ..model import Transformer
-from ..text import Tokenizers
+from ..model.config import ModelConfig
+from ..model.network import Transformer
+from ..translate.batches import make_batch
 from .base import Original
 
 LIMIT = 1e-4

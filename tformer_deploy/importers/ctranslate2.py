@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..config import ModelConfig, from_dict
-from ..errors import ArtifactError, ConfigError
-from ..text import Specials, Tokenizers
+from ..base.errors import ArtifactError, ConfigError
+from ..base.settings import from_dict
+from ..bundle.text import Specials, Tokenizers
+from ..model.config import ModelConfig
 from .base import Imported, ImportOptions, Parameters
 from .ctranslate2_file import TEXTS, Binary, read_binary
 from .seen import Seen

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ArtifactError
-from ..headers import readable
+from ..base.errors import ArtifactError
+from ..base.headers import readable
 from .weights import Weights
 
 DTYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)

@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..config import ModelConfig, from_dict
-from ..errors import ArtifactError, ConfigError
+from ..base.errors import ArtifactError, ConfigError
+from ..base.settings import from_dict
+from ..model.config import ModelConfig
 from .base import Imported, ImportOptions, Parameters
 from .seen import Seen
 from .toolkit import (

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, from_dict
-from ..errors import ArtifactError, ConfigError
+from ..base.errors import ArtifactError, ConfigError
+from ..base.settings import from_dict
+from ..model.config import ModelConfig
 from .base import Imported, ImportOptions, Parameters
 from .hf_generation import decoding_defaults, ids_of, left_out, require_usable, settings_of, task_note
 from .hf_original import HfOriginal

@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..config import MOST_OF_MODEL
-from ..errors import ArtifactError, ConfigError
-from ..headers import TOKENIZER_BYTES
-from ..text import AddedToken, Around, Specials, Tokenizer, Wrapped
-from ..text.pieces import processor
-from ..text.wrapped import normalizer
+from ..base.errors import ArtifactError, ConfigError
+from ..base.headers import TOKENIZER_BYTES
+from ..bundle.text import AddedToken, Around, Specials, Tokenizer, Wrapped
+from ..bundle.text.pieces import processor
+from ..bundle.text.wrapped import normalizer
+from ..model.config import MOST_OF_MODEL
 from .base import ImportOptions
 from .hf_rebuilt import entries_of, sentencepiece_model, steps
 from .weights import file_in, read_json_file

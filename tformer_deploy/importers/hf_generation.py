@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import ModelConfig
-from ..errors import ArtifactError
+from ..base.errors import ArtifactError
+from ..model.config import ModelConfig
 from .weights import read_json_file
 
 NUMBER = (int, float)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..notes import note
+from ..base.notes import note
 from .hf_text import Text
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArtifactError
+from ..base.errors import ArtifactError
 
 UNIGRAM, BPE = 1, 2
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3

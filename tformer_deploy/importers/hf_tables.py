@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ..errors import ArtifactError
+from ..base.errors import ArtifactError
 from .base import Parameters
 from .toolkit import equal, sharing
 from .weights import Weights, renamed

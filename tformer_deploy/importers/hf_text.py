@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArtifactError, ConfigError
-from ..text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe
+from ..base.errors import ArtifactError, ConfigError
+from ..bundle.text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe
 from .base import ImportOptions
 from .hf_folder import BACKENDS, BYTES, DEFAULTS, Folder, with_added
 from .hf_rebuilt import around_text, byte_level_space, entries_of, merges_of, steps

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from ..config import ModelConfig, from_dict
-from ..errors import ArtifactError, ConfigError
-from ..headers import DAMAGED, read_arrays
-from ..text import Specials, Tokenizer, Tokenizers
-from ..text.pieces import processor
+from ..base.errors import ArtifactError, ConfigError
+from ..base.headers import DAMAGED, read_arrays
+from ..base.settings import from_dict
+from ..bundle.text import Specials, Tokenizer, Tokenizers
+from ..bundle.text.pieces import processor
+from ..model.config import ModelConfig
 from .base import Imported, ImportOptions, Parameters
 from .seen import Seen
 from .toolkit import (

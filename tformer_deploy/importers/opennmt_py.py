@@ -11,8 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..config import ModelConfig, from_dict
-from ..errors import ArtifactError
+from ..base.errors import ArtifactError
+from ..base.settings import from_dict
+from ..model.config import ModelConfig
 from .base import Imported, ImportOptions, Parameters
 from .seen import Seen
 from .toolkit import (

@@ -8,8 +8,8 @@ import pickletools
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import ArtifactError
-from ..headers import DAMAGED, content
+from ..base.errors import ArtifactError
+from ..base.headers import DAMAGED, content
 
 PICKLE_BYTES = 64 << 20
 """A longer file is no vocabulary."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..config import ModelConfig, from_dict
+from ..base.settings import from_dict
+from ..model.config import ModelConfig
 from .base import Imported, ImportOptions, Parameters
 from .seen import Seen
 from .vocabularies import decoding_of, ids_of, word_tokenizers

@@ -11,14 +11,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..checkpoint import HEADER, Checkpoint, open_checkpoint, save_checkpoint
-from ..config import from_dict
+from ..base.errors import ArtifactError, ConfigError, ParityError, unknown
+from ..base.files import atomic_directory, sha256
+from ..base.headers import is_of, regular
+from ..base.notes import note
+from ..base.settings import from_dict
+from ..bundle.text import require_fit
 from ..decoding import DecodeOptions
-from ..errors import ArtifactError, ConfigError, ParityError, unknown
-from ..files import atomic_directory, sha256
-from ..headers import is_of, regular
-from ..notes import note
-from ..text import require_fit
+from ..model.checkpoint import HEADER, Checkpoint, open_checkpoint, save_checkpoint
 from .base import Imported, ImportOptions
 from .compare import Comparison, compare, errors_of
 from .seen import Seen

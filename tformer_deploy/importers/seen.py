@@ -6,7 +6,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ArtifactError
+from ..base.errors import ArtifactError
 from .weights import WRAPPERS, kind_of, load_parts, read_weights, state_dict, without
 
 ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz")

@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..config import ModelConfig, from_dict
-from ..errors import ArtifactError
+from ..base.errors import ArtifactError
+from ..base.settings import from_dict
+from ..model.config import ModelConfig
 from .base import Imported, ImportOptions, Parameters
 from .seen import Seen
 from .toolkit import (

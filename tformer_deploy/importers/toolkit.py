@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..config import Activation
-from ..errors import ArtifactError, ConfigError, missing_extra
-from ..headers import TOKENIZER_BYTES, content
-from ..text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe, Words
+from ..base.errors import ArtifactError, ConfigError, missing_extra
+from ..base.headers import TOKENIZER_BYTES, content
+from ..bundle.text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe, Words
+from ..model.config import Activation
 from .base import Change, ImportOptions, Parameters
 from .weights import Weights
 

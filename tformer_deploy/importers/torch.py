@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..config import ModelConfig, from_dict
-from ..errors import ConfigError
-from ..model import sinusoids
+from ..base.errors import ConfigError
+from ..base.settings import from_dict
+from ..model.config import ModelConfig
+from ..model.network import sinusoids
 from .annotated import positions, shared
 from .base import Imported, ImportOptions, Parameters, listed
 from .seen import Seen

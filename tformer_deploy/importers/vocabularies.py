@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import MOST_OF_MODEL
-from ..data import split_pair
-from ..errors import ArtifactError, ConfigError
-from ..headers import parse_json, readable
-from ..text import Specials, Tokenizers, Words
+from ..base.errors import ArtifactError, ConfigError
+from ..base.headers import parse_json, readable
+from ..bundle.text import Specials, Tokenizers, Words
+from ..model.config import MOST_OF_MODEL
+from ..train.data import split_pair
 from .base import ImportOptions
 from .pickles import load_plain_pickle
 from .toolkit import read_text

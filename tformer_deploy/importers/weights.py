@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import ArtifactError
-from ..headers import DAMAGED, JSON_BYTES, RATIO, content, parse_json, readable
+from ..base.errors import ArtifactError
+from ..base.headers import DAMAGED, JSON_BYTES, RATIO, content, parse_json, readable
 from .pickles import require_flat
 
 Read = Callable[[], Tensor]

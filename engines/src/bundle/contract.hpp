@@ -1,4 +1,4 @@
-// Names, types, sizes and kinds of the graphs, as in tformer_deploy/contract.py; docs/bundle.md has their rules.
+// Names, types, sizes and kinds of the graphs, as in tformer_deploy/bundle/contract.py; docs/bundle.md has their rules.
 #pragma once
 
 #include <cstdint>

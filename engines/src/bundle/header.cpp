@@ -19,7 +19,7 @@ void verify_file(const fs::path& directory, const std::string& name, const std::
 
 namespace {
 
-/// What a folder is that was taken for another. The same as in tformer_deploy/headers.py.
+/// What a folder is that was taken for another. The same as in tformer_deploy/base/headers.py.
 std::string otherwise(const fs::path& directory) {
   const std::pair<const char*, const char*> others[] = {
       {"manifest.json", "a bundle: give the run folder that it was exported from"},

@@ -5,7 +5,7 @@
 namespace tformer {
 namespace {
 
-/// Every key of `model` and its default; null: there is none. As in tformer_deploy/config.py.
+/// Every key of `model` and its default; null: there is none. As in tformer_deploy/model/config.py.
 const Json& model_defaults() {
   static const Json defaults = Json::parse(R"({
     "src_vocab": null, "tgt_vocab": null, "d_model": 512, "d_ff": 2048, "heads": 8, "head_dim": 0, "encoder_layers": 6,
@@ -19,7 +19,7 @@ const Json& model_defaults() {
   return defaults;
 }
 
-/// The same of `recipe`, as in tformer_deploy/recipe.py.
+/// The same of `recipe`, as in tformer_deploy/bundle/recipe.py.
 const Json& recipe_defaults() {
   static const Json defaults = Json::parse(R"({
     "target": "onnx", "precision": "fp32", "group_size": 0, "cache": "growing", "cache_precision": "fp32", "opset": 23,

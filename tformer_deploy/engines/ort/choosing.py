@@ -11,10 +11,10 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...bundle import Bundle
-from ...contract import OLDER, signature
-from ...errors import EngineError, NoRoom
-from ...plans import Profile
+from ...base.errors import EngineError, NoRoom
+from ...bundle.contract import OLDER, signature
+from ...bundle.manifest import Bundle
+from ...bundle.plans import Profile
 from ..ahead import FED, AheadEngine, AheadState, Choice, Record
 from ..base import ANYTHING, FIRST_CAPACITY, Floats, Ints, Limits, Outlook, Scores
 from .library import OrtValue, RunOptions, reason

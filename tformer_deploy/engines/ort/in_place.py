@@ -9,10 +9,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ...bundle import Bundle
-from ...contract import LISTED, SLOTS_GRAPH, caches, signature
-from ...errors import ConfigError, LimitError
-from ...shortlist import Shortlist
+from ...base.errors import ConfigError, LimitError
+from ...bundle.contract import LISTED, SLOTS_GRAPH, caches, signature
+from ...bundle.manifest import Bundle
+from ...bundle.shortlist import Shortlist
 from ..base import ANYTHING, FIRST_CAPACITY, Floats, Ints, Outlook, Scores, check_step
 from .library import SHORT_SPIN_US, OrtValue, has_vnni
 from .standard import OrtEngine, view

@@ -7,22 +7,13 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
-from ...bundle import Bundle
-from ...config import ModelConfig
-from ...contract import GRAPHS, caches, layer_names
-from ...errors import EngineError
-from ...recipe import Recipe
+from ...base.errors import EngineError
+from ...bundle.contract import GRAPHS, caches, layer_names
+from ...bundle.manifest import Bundle
+from ...bundle.recipe import Recipe
+from ...model.config import ModelConfig
 from ..base import Floats, Ints, Limits, check_request, check_step
-from .library import (
-    SHORT_SPIN_US,
-    InferenceSession,
-    OrtValue,
-    SessionOptions,
-    loading,
-    open_session,
-    ort,
-    reason,
-)
+from .library import SHORT_SPIN_US, InferenceSession, OrtValue, SessionOptions, loading, open_session, ort, reason
 
 
 class Graphs(Protocol):

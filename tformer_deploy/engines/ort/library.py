@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
-from ...errors import ArtifactError, ConfigError, EngineError, MissingExtra, TformerError, install
-from ...notes import shortened
+from ...base.errors import ArtifactError, ConfigError, EngineError, MissingExtra, TformerError, install
+from ...base.notes import shortened
 
 # The wheels report usage to their vendor unless this is set before the library loads.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

@@ -6,8 +6,8 @@ from typing import Self
 
 import numpy as np
 
-from ...contract import MEMORY_GRAPH
-from ...errors import EngineError
+from ...base.errors import EngineError
+from ...bundle.contract import MEMORY_GRAPH
 from ..base import Floats, Ints, check_request
 from .library import SHORT_SPIN_US, check_library
 from .standard import OrtGraphs, view

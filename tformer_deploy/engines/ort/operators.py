@@ -9,7 +9,7 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...errors import ArtifactError
+from ...base.errors import ArtifactError
 
 FUNCTIONS = "functions of its own"
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap", FUNCTIONS})

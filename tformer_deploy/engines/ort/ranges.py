@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ...contract import GRAPHS
+from ...bundle.contract import GRAPHS
 from .choosing import ChoosingEngine
 from .library import InferenceSession, RunOptions
 

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from ...bundle import Bundle
-from ...contract import Signature, caches, signature
-from ...errors import ArtifactError, EngineError, LimitError, extras
-from ...machine import cores
+from ...base.errors import ArtifactError, EngineError, LimitError, extras
+from ...base.machine import cores
+from ...bundle.contract import Signature, caches, signature
+from ...bundle.manifest import Bundle
 from ..base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 from .library import (
     CPU,

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ConfigError, EngineError, MissingExtra, install, unknown
-from ...files import atomic_file
-from ...plans import Stamp
+from ...base.errors import ConfigError, EngineError, MissingExtra, install, unknown
+from ...base.files import atomic_file
+from ...bundle.plans import Stamp
 
 if TYPE_CHECKING:
     from .cuda import Gpu

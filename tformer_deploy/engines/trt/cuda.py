@@ -12,7 +12,7 @@ import numpy as np
 from cuda.bindings import runtime
 from numpy.typing import NDArray
 
-from ...errors import EngineError, NoRoom
+from ...base.errors import EngineError, NoRoom
 
 COPIED, COPIES = 512 << 20, 10
 """Bytes, and how often, to see how fast memory is; a copy reads and writes."""

@@ -9,10 +9,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...config import ModelConfig
-from ...contract import caches
-from ...errors import EngineError, NoRoom
-from ...plans import Profile
+from ...base.errors import EngineError, NoRoom
+from ...bundle.contract import caches
+from ...bundle.plans import Profile
+from ...model.config import ModelConfig
 from ..ahead import FED, Choice, Record
 from ..base import Floats, Ints, Outlook
 from .api import Kernels, TensorRt, is_full

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from ...bundle import Bundle
-from ...contract import GRAPHS, OLDER
-from ...errors import EngineError, NoRoom, install
-from ...plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_variant
+from ...base.errors import EngineError, NoRoom, install
+from ...bundle.contract import GRAPHS, OLDER
+from ...bundle.manifest import Bundle
+from ...bundle.plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_variant
 from ..ahead import AheadEngine
 from ..base import Floats, Ints, Limits
 from .api import Kernels, TensorRt, installed, is_full, load_tensorrt, make_runtime, require_gpu

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from ...recipe import Recipe
+from ...bundle.recipe import Recipe
 from ..quantizing import Ranges
 from .fold_scales import fold_scales
 from .fold_weights import fold_weights

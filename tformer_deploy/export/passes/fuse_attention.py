@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ...errors import ArtifactError
+from ...base.errors import ArtifactError
 from .rewriting import MICROSOFT, Builder, behind, biased_mask, constant_of, made_by
 
 AXES = ("Unsqueeze", "Expand", "Cast", "Reshape", "Squeeze")

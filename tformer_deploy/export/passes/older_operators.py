@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from ...errors import ArtifactError
+from ...base.errors import ArtifactError
 from .rewriting import Builder, biased_mask, constant_of, made_by
 
 OPSET = 17

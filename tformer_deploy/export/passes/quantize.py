@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from ...errors import ArtifactError
+from ...base.errors import ArtifactError
 from ..quantizing import TABLES, Array, Range, Ranges, channels, group_size, packed_groups, step_and_zero
 from .rewriting import MICROSOFT, Builder, Linear, constant_of, linears, made_by
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from ....errors import ArtifactError
+from ....base.errors import ArtifactError
 from ...quantizing import Array
 
 MOST_BIAS = 1 << 27

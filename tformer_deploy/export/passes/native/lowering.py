@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ....errors import ArtifactError
+from ....base.errors import ArtifactError
 from ...quantizing import Array
 from ..fuse_norm import ANNOTATED
 from ..rewriting import Linear, constant_of, linears, made_by

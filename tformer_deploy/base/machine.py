@@ -1,0 +1,84 @@
+"""What of the machine this process may take: memory, before any is taken, and cores."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+GIB = 1 << 30
+SYSTEM = Path("/")
+
+
+def cores(root: Path = SYSTEM) -> int:
+    """How many CPUs this process has: those of its affinity, or what the quotas of its control groups are worth.
+
+    A container that may use 1.5 CPUs of a machine has 2.
+    """
+    return max(1, min((len(os.sched_getaffinity(0)), *_quotas(root))))
+
+
+def available_bytes(root: Path = SYSTEM) -> int | None:
+    """What a process can still take of the machine and of the control groups that it is in; None: nobody knows."""
+    return min((*_of_machine(root), *_of_groups(root)), default=None)
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep large freed blocks: handing each one back to the kernel halves the speed of CPU training."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:
+        m_trim_threshold, m_mmap_threshold, one_gib = -1, -3, 1 << 30
+        mallopt(m_mmap_threshold, one_gib)
+        mallopt(m_trim_threshold, 2 * one_gib - 1)
+
+
+def _of_machine(root: Path) -> Iterator[int]:
+    """What the kernel says."""
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            yield 1024 * int(line.split()[1])
+
+
+def _of_groups(root: Path) -> Iterator[int]:
+    """What the limits of the process's control groups leave, of either version; the cache of files counts as free."""
+    for group in _groups(root, "memory"):
+        for most, used in (("limit_in_bytes", "usage_in_bytes"), ("max", "current")):
+            sizes = [line for name in (most, used) for line in _lines(group / f"memory.{name}")]
+            if len(sizes) == 2 and all(map(str.isdecimal, sizes)):  # not the word for no limit
+                cached = [line.split() for line in _lines(group / "memory.stat")]
+                names = ("inactive_file", "active_file")
+                yield int(sizes[0]) - int(sizes[1]) + sum(int(size) for name, size in cached if name in names)
+
+
+def _quotas(root: Path) -> Iterator[int]:
+    """CPUs that the process's control groups leave it, of either version, rounded up."""
+    for group in _groups(root, "cpu"):
+        first = [line for name in ("quota", "period") for line in _lines(group / f"cpu.cfs_{name}_us")]
+        for words in (first, *map(str.split, _lines(group / "cpu.max"))):
+            if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]):  # not -1 or max, for no limit
+                yield -(-int(words[0]) // int(words[1]))
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of the process's control groups, of either version, each before those that it is in."""
+    for line in _lines(root / "proc/self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        base = root / "sys/fs/cgroup"
+        if controller in controllers.split(","):
+            base /= controller
+        elif number != "0":
+            continue
+        group = base / path.strip("/")
+        while group != group.parent and group.is_relative_to(base):
+            yield group
+            group = group.parent
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines of a file of the kernel; none where it has no such file."""
+    try:
+        return path.read_text(encoding="ascii", errors="surrogateescape").splitlines()
+    except OSError:
+        return []

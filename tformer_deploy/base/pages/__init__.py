@@ -1,0 +1,1 @@
+"""HTML pages: layout, tables, plots as SVG. `check` and `bench` fill them."""

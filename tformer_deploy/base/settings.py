@@ -1,0 +1,94 @@
+"""Settings as frozen dataclasses: made from a table or from texts, their types and bounds checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from .errors import ConfigError, unknown
+
+C = TypeVar("C")
+
+
+def from_dict(cls: type[C], values: Mapping[str, Any], where: str) -> C:
+    """Build a config dataclass from parsed TOML or JSON, refusing unknown keys by their nearest valid name."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"[{where}]: must be a table, got {values!r}")
+    valid = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in valid:
+            raise unknown(f"key of [{where}]", key, valid)
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"[{where}]: {error}") from None
+
+
+def parse_settings(cls: type[Any], where: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Parse `key=value` texts to the types of a config's fields."""
+    hints = get_type_hints(cls)
+    for key in settings:
+        if key not in hints:
+            raise unknown(f"key of [{where}]", key, hints)
+    return {key: _parse(f"{where}.{key}", text, hints[key]) for key, text in settings.items()}
+
+
+def _parse(name: str, text: str, kind: Any) -> Any:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{name}={text:.60}: must be true or false")
+        return text.lower() == "true"
+    if kind in (int, float):
+        try:
+            return kind(text if text.isascii() and "_" not in text else "")  # other digits, and 1_0, are Python's alone
+        except ValueError:
+            raise ConfigError(f"{name}={text:.60}: must be {'a whole number' if kind is int else 'a number'}") from None
+    if get_origin(kind) is tuple:
+        return tuple(_parse(name, part, int) for part in text.split(","))
+    return text
+
+
+MOST_FLOAT = 1e300
+"""A larger whole number is no float, or nearly none."""
+
+
+def check_types(config: Any) -> None:
+    """Check each field of a config against its annotation: int, float, bool, str, Literal or a tuple of ints."""
+    for name, kind in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if get_origin(kind) is tuple:
+            if not isinstance(value, (tuple, list)) or any(type(item) is not int for item in value):
+                raise ConfigError(f"{name}={value!r}: must be a list of whole numbers")
+            object.__setattr__(config, name, tuple(value))
+        elif get_origin(kind) is Literal:
+            choices = get_args(kind)
+            if value not in choices:
+                raise unknown(name, str(value), choices)
+        elif kind is float and type(value) is int:
+            if abs(value) > MOST_FLOAT:
+                raise ConfigError(f"{name}: must be at most {MOST_FLOAT:g}")
+            object.__setattr__(config, name, float(value))
+        elif kind in (int, float, bool, str) and type(value) is not kind:
+            raise ConfigError(f"{name}={value!r}: must be of type {kind.__name__}")
+        if kind is float and not math.isfinite(getattr(config, name)):
+            raise ConfigError(f"{name}={value}: must be a finite number")
+
+
+def check_whole(name: str, value: Any, least: int, most: int) -> None:
+    """Raise ConfigError for what is not a whole number within bounds."""
+    if type(value) is not int or not least <= value <= most:
+        raise ConfigError(f"{name}={value!r}: must be a whole number from {least} to {most}")
+
+
+def at_least(config: Any, name: str, low: int) -> None:
+    """Raise ConfigError for a field that is smaller."""
+    if getattr(config, name) < low:
+        raise ConfigError(f"{name}={getattr(config, name)}: must be at least {low}")
+
+
+def at_most(config: Any, name: str, high: int) -> None:
+    """Raise ConfigError for a field that is larger."""
+    if getattr(config, name) > high:
+        raise ConfigError(f"{name}={getattr(config, name)}: must be at most {high}")

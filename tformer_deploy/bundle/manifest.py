@@ -1,0 +1,326 @@
+"""The directory that is shipped: manifest.json, tokenizer, graphs, report. Versioned, hashed, self-describing.
+
+The standard graphs lie in the bundle itself, those of each variant in a folder of its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..base.errors import ArtifactError, ConfigError
+from ..base.files import hold, remove_leftovers, sha256, write_json
+from ..base.headers import member, parse_json, read_header, verify
+from ..base.settings import from_dict
+from ..model.config import ModelConfig
+from .contract import (
+    GRAPHS,
+    KINDS,
+    MEMORY_GRAPH,
+    OLDER,
+    PROGRAM,
+    SHORT_GRAPHS,
+    SLOTS_GRAPH,
+    WEIGHTS,
+    described,
+    file_of,
+    kind_of,
+    made_of,
+)
+from .recipe import Recipe, recipe_from_dict
+from .text import OUR_SPECIALS, Tokenizers, load_tokenizers, require_fit, tokenizer_files
+
+MANIFEST, VERSION, REPORT = "manifest.json", 2, "check.json"
+"""Version 1 names no kinds of graphs and no special ids, and has sizes that are expressions."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened and verified bundle."""
+
+    directory: Path
+    config: ModelConfig
+    recipe: Recipe
+    """Of the standard graphs."""
+    manifest: dict[str, Any]
+    variants: dict[str, Recipe]
+    """Of the graphs that are made for one runtime, by name."""
+    default: str
+    """The variant that runs where none is named; empty: the standard graphs."""
+    unverified: set[str] = field(default_factory=set)
+    """Files of graphs whose hashes an engine has still to verify."""
+
+    def graph(self, name: str, variant: str = "") -> Path:
+        """The file of a graph of `contract.graphs_of`."""
+        return self.directory / variant / file_of(name, self.variants[variant] if variant else self.recipe)
+
+    def graph_files(self, variant: str) -> list[str]:
+        """Names in the manifest: the graphs of a variant, and their weights."""
+        return [name for name in self.manifest["files"] if Path(name).parent == Path(variant) and _of_graphs(name)]
+
+    def lists(self, graph: str, variant: str) -> bool:
+        """Whether a variant has a graph that older bundles lack."""
+        return (Path(variant) / f"{graph}.onnx").as_posix() in self.manifest["files"]
+
+    def kind(self, graph: str, variant: str) -> str:
+        """The kind of a graph, as it says, or as it follows from what it is fed where it is too old to say."""
+        own = kind_of(graph, self.variants[variant] if variant else self.recipe)
+        part = self.manifest.get("variants", {}).get(variant, {}) if variant else self.manifest
+        stated = part.get("graphs", {}).get(graph, {})
+        one = any(spec["name"] == "position" for spec in stated.get("inputs", ()))
+        return str(stated.get("kind", OLDER.get(own, own) if one else own))
+
+    def require_kinds(self, variant: str) -> None:
+        """Raise ArtifactError where a variant has graphs that this tformer does not know how to feed."""
+        recipe = self.variants[variant] if variant else self.recipe
+        part = self.manifest.get("variants", {}).get(variant, {}) if variant else self.manifest
+        stated, where = part.get("graphs", {}), f"{self.directory / variant}"
+        for name in made_of(recipe, self.config):
+            if name not in stated:
+                continue  # older bundles have fewer
+            kind, theirs = self.kind(name, variant), stated[name]
+            ours = described(name, self.config, recipe, kind)
+            if kind not in KINDS:
+                raise ArtifactError(
+                    f"{where} has a graph '{name}' of kind {kind}, this tformer runs {', '.join(KINDS)}: "
+                    "update it, or export the bundle again with it"
+                )
+            if kind != ours["kind"] or tensors(theirs) != tensors(ours):
+                raise ArtifactError(
+                    f"{where} has graphs of an older version, or {MANIFEST} was edited: export the bundle again"
+                )
+
+    def require_decoder(self) -> None:
+        """Raise ConfigError where there is an encoder alone."""
+        if not self.config.decoder_layers:
+            raise ConfigError(f"{self.directory} has an encoder and no decoder: use tformer encode")
+
+    def verify_graphs(self, variant: str) -> None:
+        """Compare the graphs of a variant with their hashes, unless that has been done. Raises ArtifactError."""
+        self.require_kinds(variant)
+        mine = {name for name in self.unverified if Path(name).parent == Path(variant)}
+        verify(self.directory, {name: self.manifest["files"][name] for name in sorted(mine)}, "bundle")
+        self.unverified.difference_update(mine)
+
+    def check_metadata(self, name: str, metadata: Mapping[str, str], recipe: Recipe) -> None:
+        """Compare the manifest, which has no hash, with what stands inside a graph's file. Raises ArtifactError."""
+        try:
+            fits = (
+                metadata["tformer.graph"] == name
+                and metadata["tformer.weights_sha256"] == self.weights_sha256
+                and from_dict(ModelConfig, parse_json(metadata["tformer.model"]), "model") == self.config
+                and recipe_from_dict(parse_json(metadata["tformer.recipe"])) == recipe
+                # Older graphs do not say which tokenizers belong to them.
+                and (
+                    "tformer.tokenizers" not in metadata
+                    or parse_json(metadata["tformer.tokenizers"]) == self.tokenizer_hashes
+                )
+            )
+        except (KeyError, ValueError, TypeError, ConfigError):
+            fits = False
+        if not fits:
+            raise ArtifactError(
+                f"{self.directory / MANIFEST} was edited: {name}.onnx is of another model, recipe or tokenizer"
+            )
+
+    @property
+    def tokenizer_hashes(self) -> dict[str, str]:
+        """SHA-256 of each tokenizer's file, by its name."""
+        return tokenizer_hashes(self.manifest)
+
+    def tokenizers(self) -> Tokenizers:
+        """The tokenizers of both sides. Raises ArtifactError where they are not the model's."""
+        found = load_tokenizers(self.directory, self.manifest["tokenizer"])
+        try:
+            require_fit(self.config, found)
+        except ConfigError as error:
+            wrong = f"{self.directory}: {error}, and export it again"
+            raise ArtifactError(f"{wrong}; or copy it again, if {MANIFEST} was edited") from None
+        return found
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Decoding options that hold unless others are asked for."""
+        return dict(self.manifest.get("decoding", {}))
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the checkpoint was at export, seen from the bundle."""
+        return self.directory / str(self.manifest["checkpoint"]["path"])
+
+    @property
+    def weights_sha256(self) -> str:
+        """What identifies the exported weights."""
+        return str(self.manifest["checkpoint"]["weights_sha256"])
+
+
+def write_manifest(
+    directory: Path,
+    config: ModelConfig,
+    recipes: Mapping[str, Recipe],
+    tokenizer: dict[str, Any],
+    checkpoint: dict[str, str],
+    versions: dict[str, str],
+    measured: Mapping[str, Mapping[str, Any]] | None = None,
+    weights: Mapping[str, Any] | None = None,
+    decoding: Mapping[str, Any] | None = None,
+) -> None:
+    """Describe and hash every file that lies in `directory`; `recipes` of the standard graphs ("") and the variants.
+
+    `measured`: of each variant that rounds, `calibrate.Measured.described`; `weights`: see `export.save.weights_read`.
+    """
+    write_json(
+        directory / MANIFEST,
+        {
+            "format": "tformer-bundle",
+            "version": VERSION,
+            "versions": {"tformer_deploy": __version__, **versions},
+            "model": dataclasses.asdict(config),
+            "recipe": dataclasses.asdict(recipes[""]),
+            "tokenizer": tokenizer,
+            **({"decoding": dict(decoding)} if decoding else {}),
+            "graphs": _graphs(config, recipes[""], directory),
+            **({"weights": dict(weights)} if weights else {}),
+            # Graphs for TensorRT run on ONNX Runtime as a reference only, programs not at all.
+            "default": next(name for name, recipe in recipes.items() if recipe.target not in ("trt", "native")),
+            "variants": {
+                name: {
+                    "recipe": dataclasses.asdict(recipe),
+                    "graphs": _graphs(config, recipe, directory / name),
+                    **(measured or {}).get(name, {}),
+                }
+                for name, recipe in recipes.items()
+                if name
+            },
+            "checkpoint": checkpoint,
+            "files": hashes(directory),
+        },
+    )
+
+
+def upgraded(bundle: Bundle) -> dict[str, Any]:
+    """The manifest of a bundle as this version writes it. Raises ArtifactError where its graphs are too old."""
+    manifest, config = bundle.manifest, bundle.config
+    if manifest["version"] == VERSION:
+        return manifest
+    parts = {"": manifest, **manifest.get("variants", {})}
+    recipes = {"": bundle.recipe, **bundle.variants}
+    for name, recipe in recipes.items():
+        bundle.require_kinds(name)
+        graphs = {
+            graph: described(graph, config, recipe, bundle.kind(graph, name))
+            for graph in parts[name].get("graphs", GRAPHS)
+        }
+        parts[name] = {**parts[name], "recipe": dataclasses.asdict(recipe), "graphs": graphs}
+    specials = OUR_SPECIALS.to_json()
+    return {
+        **parts.pop(""),
+        "version": VERSION,
+        "model": dataclasses.asdict(config),
+        "tokenizer": {side: {"specials": specials, **each} for side, each in manifest["tokenizer"].items()},
+        "default": bundle.default,
+        "variants": parts,
+    }
+
+
+def tokenizer_hashes(header: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of the tokenizers' files of a bundle's or a checkpoint's header, by their names."""
+    return {name: header["files"][name] for name in tokenizer_files(header["tokenizer"])}
+
+
+def _of_graphs(file: str) -> bool:
+    return ".onnx" in file or Path(file).name in (WEIGHTS, PROGRAM)
+
+
+def _graphs(config: ModelConfig, recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """`folder` has them; a model may have none for shortlists, see `export.graphs.scores_by_product`."""
+    graphs = [
+        name for name in made_of(recipe, config) if name not in SHORT_GRAPHS or (folder / f"{name}.onnx").is_file()
+    ]
+    return {name: {**described(name, config, recipe), "passes": list(recipe.passes(name))} for name in graphs}
+
+
+def tensors(graph: Mapping[str, Any]) -> list[Any]:
+    """Names, types and shapes of a graph in a manifest; the names of sizes have changed, and count as one."""
+
+    def shape(spec: Mapping[str, Any]) -> list[int]:
+        return [size if isinstance(size, int) else 0 for size in spec["shape"]]
+
+    return [[(spec["name"], spec["dtype"], shape(spec)) for spec in graph[side]] for side in ("inputs", "outputs")]
+
+
+def hashes(directory: Path) -> dict[str, str]:
+    """SHA-256 of every file of a bundle but its manifest."""
+    names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    return {name: sha256(directory / name) for name in names if name != MANIFEST and not name.startswith(".")}
+
+
+def add_report(directory: Path, report: dict[str, Any]) -> None:
+    """Store a parity report in a bundle that is being made."""
+    write_json(directory / REPORT, report)
+    manifest = read_header(directory, MANIFEST, "bundle", VERSION)
+    write_json(directory / MANIFEST, {**manifest, "files": hashes(directory)})
+
+
+def open_bundle(directory: Path, graphs: bool = True) -> Bundle:
+    """Open a bundle and verify its hashes; without `graphs`, the engine that runs some verifies those.
+
+    Raises ArtifactError.
+    """
+    manifest = read_header(directory, MANIFEST, "bundle", VERSION)
+    try:
+        return _open(directory, manifest, graphs)
+    except ArtifactError:
+        later = read_header(directory, MANIFEST, "bundle", VERSION)
+        if later == manifest:
+            raise
+        return _open(directory, later, graphs)  # `shortlist` or `export --force` came in between
+
+
+def _open(directory: Path, manifest: dict[str, Any], graphs: bool) -> Bundle:
+    """See `open_bundle`."""
+    try:
+        variants = {name: recipe_from_dict(variant["recipe"]) for name, variant in manifest.get("variants", {}).items()}
+        config = from_dict(ModelConfig, manifest["model"], "model")
+        recipe, default = recipe_from_dict(manifest["recipe"]), manifest.get("default", "")
+    except ConfigError as error:
+        raise ArtifactError(f"{directory / MANIFEST} is damaged: {error}") from None
+    if default not in ("", *variants):
+        raise ArtifactError(f"{directory / MANIFEST} is damaged: it has no variant '{default}'")
+    if missing := files_in_use(directory, manifest) - set(manifest["files"]):
+        raise ArtifactError(f"{directory / MANIFEST} is damaged: no hash of {min(missing)}")
+    later = set() if graphs else {name for name in manifest["files"] if _of_graphs(name)}
+    for name in later:
+        member(directory, name)
+    verify(directory, {name: sha for name, sha in manifest["files"].items() if name not in later}, "bundle")
+    return Bundle(directory, config, recipe, manifest, variants, default, later)
+
+
+def files_in_use(directory: Path, manifest: Mapping[str, Any]) -> set[str]:
+    """Names of the files that a manifest must have hashes of."""
+    variants = ("", *manifest.get("variants", {}))
+    own = {name: variant["recipe"].get("target") for name, variant in manifest.get("variants", {}).items()}
+    needed = {
+        (Path(variant) / (PROGRAM if own.get(variant) == "native" else f"{name}.onnx")).as_posix()
+        for name in ([MEMORY_GRAPH] if manifest["model"].get("decoder_layers") == 0 else GRAPHS)
+        for variant in variants
+    }
+    added = WEIGHTS, *(f"{name}.onnx" for name in (SLOTS_GRAPH, *SHORT_GRAPHS, MEMORY_GRAPH))
+    newer = {(Path(variant) / name).as_posix() for name in added for variant in variants}
+    needed |= {name for name in newer if (directory / name).exists()}  # older bundles have none
+    needed |= {*tokenizer_files(manifest["tokenizer"])}
+    return needed | ({manifest["shortlist"]["file"]} if "shortlist" in manifest else set())
+
+
+@contextmanager
+def changing(directory: Path) -> Iterator[Bundle]:
+    """Open a bundle to change it: nobody else does meanwhile. Raises ArtifactError."""
+    read_header(directory, MANIFEST, "bundle", VERSION)
+    with hold(directory):
+        remove_leftovers(directory)
+        yield open_bundle(directory)

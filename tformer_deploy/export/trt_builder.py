@@ -1,0 +1,250 @@
+"""One typed graph of fixed sizes to one plan, through Polygraphy, and what the finished plan is made of."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..base.errors import EngineError
+from ..engines.trt.api import TensorRt, make_logger, make_runtime
+
+PLAN_TYPES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}
+"""What a plan calls the types of its weights."""
+
+
+PlanPrecision = Literal["fp16", "bf16", "fp32"]
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What is built."""
+
+    precision: PlanPrecision = "fp16"
+    """Of matmuls and caches."""
+    fast: bool = False
+    """Spend the least time on the search for kernels."""
+    version_compatible: bool = False
+    """The plan also loads in later releases of the same major version."""
+    hardware_compatible: bool = False
+    """The plan also runs on later GPUs than the one that it is built on, from Ampere on."""
+    timing_cache: Path | None = None
+    flavor: str = ""
+    """`tensorrt` or `rtx`; empty: what is installed."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A finished plan."""
+
+    data: bytes
+    seconds: float
+    layers: dict[str, dict[str, int]]
+    """Of the network that was built: kind of layer -> type -> how many."""
+    weights: dict[str, int]
+    """Matrices in the plan itself: type -> how many."""
+    tensors: dict[str, int] = field(default_factory=dict)
+    """What the finished plan's layers read and write: type -> how many; needs the GPU, so not of TensorRT for RTX."""
+    scratch: int | None = None
+    """Bytes that it computes in on the device; needs the GPU as well."""
+
+
+def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: int = 0) -> Plan:
+    """Build the graph, of whose matmuls `exact` stay fp32.
+
+    Raises EngineError with the library's own reason, and where the plan is of another precision.
+    """
+    from polygraphy.backend.trt import engine_bytes_from_network, network_from_onnx_path
+    from polygraphy.exception import PolygraphyException
+
+    start = time.perf_counter()
+    with defer_interrupt(), Errors(tensorrt.module) as errors:
+        try:
+            loaded = network_from_onnx_path(str(graph), **tensorrt.network_options())
+            network = loaded[1]
+            if not tensorrt.typed:
+                follow_graph(network, tensorrt.module)
+            layers = count_layers(network)
+            data = bytes(
+                engine_bytes_from_network(loaded, make_config(tensorrt, options), save_timing_cache=cache_file(options))
+            )
+        except PolygraphyException as error:
+            raise EngineError(f"{tensorrt.title} cannot build {graph.name}: {errors.reason() or error}") from None
+        seconds = time.perf_counter() - start
+        information, scratch = ("", None) if tensorrt.flavor == "rtx" else inspect_plan(tensorrt, data)
+        tensors = tensor_types(information)
+    weights = weight_types(data) if tensorrt.flavor == "rtx" else {}
+    check_precision(graph, options.precision, weights, layers, exact)
+    if tensors and options.precision not in tensors:
+        raise EngineError(f"the plan of {graph.name} is not {options.precision}: its layers are {json.dumps(tensors)}")
+    return Plan(data, seconds, layers, dict(Counter(weights.values())), tensors, scratch)
+
+
+def make_config(tensorrt: TensorRt, options: BuildOptions) -> Any:
+    """Polygraphy's builder configuration."""
+    trt = tensorrt.module
+    how: dict[str, Any] = {
+        "max_aux_streams": 0,
+        "profiling_verbosity": trt.ProfilingVerbosity.DETAILED,
+        **tensorrt.precision_options(options.precision),
+    }
+    if tensorrt.major < 10:  # cuBLAS and cuDNN, which later versions do without, may not be there
+        how["tactic_sources"] = [trt.TacticSource.EDGE_MASK_CONVOLUTIONS, trt.TacticSource.JIT_CONVOLUTIONS]
+    if options.fast:
+        how["builder_optimization_level"] = 0
+    if options.version_compatible:
+        how["version_compatible"] = True
+    if options.hardware_compatible:
+        how["hardware_compatibility_level"] = trt.HardwareCompatibilityLevel.AMPERE_PLUS
+    if cache := cache_file(options):
+        how["load_timing_cache"] = cache
+    if tensorrt.flavor == "rtx":
+        from polygraphy.backend.tensorrt_rtx.config import CreateConfigRTX as CreateConfig
+    else:
+        from polygraphy.backend.trt import CreateConfig
+
+    def create(builder: Any, network: Any) -> Any:
+        config = CreateConfig(**how)(builder, network)
+        config.clear_flag(trt.BuilderFlag.TF32)  # which Polygraphy leaves on for TensorRT for RTX
+        if tensorrt.flavor == "rtx":  # for CUDA graphs; a network that cannot be captured is then refused
+            config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+        return config
+
+    return create
+
+
+def cache_file(options: BuildOptions) -> str | None:
+    """Where timings are kept."""
+    return str(options.timing_cache) if options.timing_cache else None
+
+
+def follow_graph(network: Any, trt: Any) -> None:
+    """Hold every layer to the type that the graph gives it, for versions that would choose; casts have one already."""
+    floats = (trt.float32, trt.float16)
+    for layer in network:
+        outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
+        if layer.type not in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE) and outputs[0].dtype in floats:
+            if layer.type != trt.LayerType.CAST:
+                layer.precision = outputs[0].dtype
+            for i, output in enumerate(outputs):
+                if output.dtype in floats:
+                    layer.set_output_type(i, output.dtype)
+
+
+def count_layers(network: Any) -> dict[str, dict[str, int]]:
+    """Layers by kind and by the type of what they make."""
+    counts: dict[str, Counter[str]] = {}
+    for layer in network:
+        kind, made = layer.type.name.lower(), layer.get_output(0).dtype.name.lower()
+        counts.setdefault(kind, Counter())[made] += 1
+    return {kind: dict(counts[kind]) for kind in sorted(counts)}
+
+
+def inspect_plan(tensorrt: TensorRt, data: bytes) -> tuple[str, int]:
+    """What TensorRT tells of a plan's layers, as JSON, and its scratch memory; needs the GPU. Raises EngineError."""
+    trt = tensorrt.module
+    _runtime, messages = make_runtime(trt)
+    plan = _runtime.deserialize_cuda_engine(data)
+    if plan is None:
+        raise EngineError(f"the plan does not load where it was built: {'; '.join(messages) or 'no reason given'}")
+    inspector = plan.create_engine_inspector()
+    return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON)), tensorrt.scratch(plan)
+
+
+def tensor_types(layers: str) -> dict[str, int]:
+    """PlanPrecision -> how many of the tensors that layers read and write, of an inspector's JSON."""
+    called = {"fp16": ("half", "fp16"), "bf16": ("bfloat16", "bf16"), "fp32": ("float", "fp32")}
+    found: Counter[str] = Counter()
+    for text in re.findall(r'"Format/Datatype":\s*"([^"]*)"', layers):
+        words = re.findall(r"[a-z]+\d*", text.lower())
+        found.update(name for name, names in called.items() if any(word in names for word in words))
+    return dict(found)
+
+
+def weight_types(plan: bytes) -> dict[str, str]:
+    """Name -> precision of the constants that a plan of TensorRT for RTX names; TensorRT's names say something else."""
+    names = {called: precision for precision, called in PLAN_TYPES.items()}
+    found = re.findall(rb"([A-Za-z][\w.]*)_constant(Float|Half|BFloat16)\b", plan)
+    return {name.decode(): names[kind.decode()] for name, kind in found}
+
+
+def check_precision(
+    graph: Path, precision: str, weights: dict[str, str], layers: dict[str, dict[str, int]], exact: int = 0
+) -> None:
+    """Raise EngineError where more than `exact` matmuls of a half precision plan are of another type."""
+    if precision == "fp32":
+        return
+    suffix = f"_{precision}"
+    wrong = [name for name, kind in weights.items() if name.endswith(suffix) != (kind == precision)]
+    if wrong or (weights and precision not in weights.values()):
+        found = {name: weights[name] for name in (wrong or list(weights))[:3]}
+        raise EngineError(f"the plan of {graph.name} is not {precision}: its weights are {json.dumps(found)}")
+    matmuls = layers.get("matrix_multiply", {})
+    half = matmuls.get("half" if precision == "fp16" else "bf16", 0)
+    if not half or sum(matmuls.values()) - half > exact:
+        raise EngineError(f"the plan of {graph.name} is not {precision}: its matmuls are {json.dumps(matmuls)}")
+
+
+@contextmanager
+def defer_interrupt() -> Iterator[None]:
+    """Hold Ctrl-C, and what ends a verb as it does, back until the block ends, as TensorRT, which calls Python, would
+    lose it. A second one kills."""
+    came: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        came.append(number)
+        for each in numbers:
+            signal.signal(each, signal.SIG_DFL)
+        print("stopping after this plan; press again to stop at once", file=sys.stderr)
+
+    # Other threads get no signals, a background job ignores some, and a handler of somebody else stays.
+    numbers = [
+        each
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(each) is signal.default_int_handler
+        and threading.current_thread() is threading.main_thread()
+    ]
+    for number in numbers:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+class Errors:
+    """Collects what TensorRT reports as errors while it builds, and keeps it and Polygraphy from printing."""
+
+    def __init__(self, trt: Any) -> None:
+        self._collector, self.messages = make_logger(trt)
+
+    def __enter__(self) -> Errors:
+        from polygraphy.backend.trt import util
+        from polygraphy.logger import G_LOGGER
+
+        self._before = util.TRT_LOGGER, G_LOGGER.module_severity
+        util.TRT_LOGGER, G_LOGGER.module_severity = self._collector, G_LOGGER.CRITICAL + 1
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        from polygraphy.backend.trt import util
+        from polygraphy.logger import G_LOGGER
+
+        util.TRT_LOGGER, G_LOGGER.module_severity = self._before
+
+    def reason(self) -> str:
+        """The message that says why; others say where."""
+        telling = [message for message in self.messages if "ERROR:" in message or "Assertion" in message]
+        return next(iter(telling or self.messages), "")

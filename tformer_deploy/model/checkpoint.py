@@ -1,0 +1,202 @@
+"""A checkpoint directory: checkpoint.json (the header), a tokenizer, weights as safetensors. Nothing unpickles."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from .. import __version__
+from ..base import machine
+from ..base.errors import ArtifactError, ConfigError
+from ..base.files import atomic_file, sha256, write_json
+from ..base.headers import digest, read_header, verify
+from ..base.machine import GIB
+from ..base.settings import from_dict
+from ..bundle.manifest import Bundle, tokenizer_hashes
+from ..bundle.text import Tokenizers, load_tokenizers, tokenizer_files
+from .config import ModelConfig
+from .modules.running import UserCheckpoint, names_function, open_user_model
+from .network import Transformer
+
+HEADER, VERSION = "checkpoint.json", 3
+"""Version 1 has no SHA-256 of the header itself, version 2 no special ids of the tokenizers."""
+FP32_BYTES = 4
+TRAINING_COPIES = 4
+"""Weights, gradients, and two moments of Adam."""
+
+
+def require_memory(config: ModelConfig, what: str, copies: int = 1) -> None:
+    """Raise ConfigError where not even so many copies of a model's weights fit; where nobody knows, do nothing."""
+    table = config.max_positions * sum({config.encoder.width, config.decoder.width})
+    needed, free = FP32_BYTES * (copies * config.parameters + table), machine.available_bytes()
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"{what} needs {needed / GIB:.1f} GiB of memory at least, for {config.parameters:,} parameters, and "
+            f"{free / GIB:.1f} GiB are free: choose a smaller model or a machine with more"
+        )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened and verified checkpoint."""
+
+    directory: Path
+    config: ModelConfig
+    tokenizers: Tokenizers
+    header: dict[str, Any]
+
+    @property
+    def weights(self) -> Path:
+        """The safetensors file that the header names."""
+        return self.directory / str(self.header["weights"])
+
+    @property
+    def weights_sha256(self) -> str:
+        """What identifies the trained model."""
+        return str(self.header["files"][self.header["weights"]])
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Decoding options that hold unless others are asked for."""
+        return dict(self.header.get("decoding", {}))
+
+    @property
+    def tokenizer_hashes(self) -> dict[str, str]:
+        """SHA-256 of each tokenizer's file, by its name."""
+        return tokenizer_hashes(self.header)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that it is made of."""
+        return [self.directory / name for name in (HEADER, *self.header["files"])]
+
+    def load_model(self) -> Transformer:
+        """The model with its weights, in eval mode. Raises ArtifactError where they do not fit the config."""
+        size = self.weights.stat().st_size
+        if self.config.parameters > size:  # of at least two bytes each; before such a model takes memory
+            raise ArtifactError(
+                f"{self.weights} does not fit its config: {size} bytes cannot hold {self.config.parameters} parameters"
+            )
+        require_memory(self.config, f"the model of {self.directory}")
+        model = Transformer(self.config)
+        load_weights(model, load_tensors(self.weights), self.weights)
+        return model.eval()
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file atomically."""
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with atomic_file(path) as temporary:
+        try:
+            save_file(ready, temporary, dict(metadata or {}))
+        except SafetensorError as error:
+            raise ArtifactError(f"{path} cannot be written: {error}; make room or choose another folder") from None
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file. Raises ArtifactError."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from None
+
+
+def model_tensors(model: Transformer) -> dict[str, Tensor]:
+    """The model's parameters by name, each shared one once."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def load_weights(model: Transformer, tensors: Mapping[str, Tensor], where: Path) -> None:
+    """Copy tensors into a model's parameters. Raises ArtifactError where names or shapes differ."""
+    parameters = dict(model.named_parameters())
+    if missing := sorted(parameters.keys() ^ tensors.keys()):
+        raise ArtifactError(f"{where} does not fit its config: missing or unknown tensor '{missing[0]}'")
+    for name, parameter in parameters.items():
+        require_like(tensors[name], parameter, name, where)
+        parameter.data.copy_(tensors[name])
+
+
+def require_like(tensor: Tensor, parameter: Tensor, name: str, where: Path) -> None:
+    """Raise ArtifactError where a stored tensor has another shape or type than what it is for."""
+    if tensor.shape != parameter.shape or tensor.dtype != parameter.dtype:
+        found, wanted = (f"{tuple(each.shape)} {str(each.dtype)[6:]}" for each in (tensor, parameter))
+        raise ArtifactError(f"{where} does not fit its config: '{name}' is {found}, expected {wanted}")
+
+
+def save_checkpoint(
+    directory: Path,
+    config: ModelConfig,
+    tokenizers: Tokenizers,
+    weights: Path,
+    training: Mapping[str, Any],
+    decoding: Mapping[str, Any] | None = None,
+) -> None:
+    """Make the weights file inside `directory` the checkpoint's. The header is written last, atomically.
+
+    `training`: where the weights come from; `decoding`: see `Checkpoint.decoding`.
+    """
+    description = tokenizers.save(directory)
+    name = weights.relative_to(directory).as_posix()
+    header = {
+        "format": "tformer-checkpoint",
+        "version": VERSION,
+        "tformer_deploy": __version__,
+        "model": dataclasses.asdict(config),
+        "tokenizer": description,
+        "weights": name,
+        "training": dict(training),
+        **({"decoding": dict(decoding)} if decoding else {}),
+        "files": {file: sha256(directory / file) for file in [*tokenizer_files(description), name]},
+    }
+    write_json(directory / HEADER, {**header, "sha256": digest(header)})
+
+
+def open_reference(bundle: Bundle, directory: Path | None = None) -> Checkpoint | UserCheckpoint:
+    """The checkpoint that a bundle was exported from: at `directory`, else where it was at export.
+
+    A file of Python is only run where `directory` names it, as the bundle may be a stranger's. Raises ArtifactError
+    where there is none or its weights are others.
+    """
+    where = directory or bundle.checkpoint
+    if directory is None and names_function(where):
+        raise ArtifactError(
+            f"eager PyTorch needs the module of {where}, which tformer runs only if you say so: --checkpoint {where}"
+        )
+    if not (where.is_dir() or names_function(where)):
+        raise ArtifactError(f"eager PyTorch needs the checkpoint, which is not at {where}: name it with --checkpoint")
+    checkpoint = open_source(where)
+    if checkpoint.weights_sha256 != bundle.weights_sha256 or checkpoint.config != bundle.config:
+        random = "; where the module has random ones, load its weights from a file, or set a seed"
+        hint = random if isinstance(checkpoint, UserCheckpoint) else ""
+        raise ArtifactError(f"{bundle.directory} was not exported from the weights in {where}: export it again{hint}")
+    if checkpoint.tokenizer_hashes != bundle.tokenizer_hashes:
+        raise ArtifactError(f"{bundle.directory} has other tokenizers than {where}: export it again")
+    return checkpoint
+
+
+def open_source(path: Path) -> Checkpoint | UserCheckpoint:
+    """A checkpoint's folder, or what a function of a Python file makes: this runs the file. Raises TformerError."""
+    return open_user_model(path) if names_function(path) else open_checkpoint(path)
+
+
+def open_checkpoint(directory: Path, weights: bool = True) -> Checkpoint:
+    """Open a checkpoint and verify its hashes, of the weights only where they are wanted. Raises ArtifactError."""
+    header = read_header(directory, HEADER, "checkpoint", VERSION)
+    if header["version"] > 1 and "sha256" not in header:
+        raise ArtifactError(f"{directory / HEADER} is damaged: it has no sha256; make the checkpoint again")
+    if missing := {header["weights"], *tokenizer_files(header["tokenizer"])} - set(header["files"]):
+        raise ArtifactError(f"{directory / HEADER} is damaged: no hash of {min(missing)}")
+    hashes = {name: sha for name, sha in header["files"].items() if weights or name != header["weights"]}
+    verify(directory, hashes, "checkpoint")
+    try:
+        config = from_dict(ModelConfig, header["model"], "model")
+    except ConfigError as error:
+        raise ArtifactError(f"{directory / HEADER} is damaged: {error}") from None
+    return Checkpoint(directory, config, load_tokenizers(directory, header["tokenizer"]), header)

@@ -1,1 +1,0 @@
-"""The pages of `check` and `bench`: one HTML file each, without scripts and network. Needs the extra `report`."""

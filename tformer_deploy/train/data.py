@@ -1,0 +1,214 @@
+"""Parallel text to bucketed batches: files, the Multi30K layout, and two tasks that need no files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.errors import ConfigError, DataError, missing_extra, unknown
+from ..base.lines import read_lines
+from ..bundle.text import Tokenizers
+from ..translate.batches import Ids, pad
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Lines and their translations, one to one."""
+
+    src: list[str]
+    tgt: list[str]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where training text comes from: exactly one of files, multi30k, task."""
+
+    src: str = ""
+    tgt: str = ""
+    valid_src: str = ""
+    valid_tgt: str = ""
+    multi30k: str = ""
+    """Folder with train.en(.gz), val.en(.gz) and so on."""
+    pair: str = "en-de"
+    """Source and target language of Multi30K and of the word-level tokenizer."""
+    task: str = ""
+    """`copy` or `numbers`."""
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """Right-padded rows. src_ids (B, S), src_lengths (B), tgt_in and tgt_out (B, T); padded targets hold pad_id."""
+
+    src_ids: Ids
+    src_lengths: Ids
+    tgt_in: Ids
+    tgt_out: Ids
+
+
+def read_parallel(src: Path, tgt: Path) -> Parallel:
+    """Two files of equally many lines; pairs with an empty side are left out. Raises DataError."""
+    pair = Parallel(read_lines(src), read_lines(tgt))
+    if len(pair.src) != len(pair.tgt):
+        raise DataError(f"{src} has {len(pair.src)} lines, {tgt} has {len(pair.tgt)}: they must be translations")
+    kept = [(s, t) for s, t in zip(pair.src, pair.tgt, strict=True) if s and t]
+    if not kept:
+        raise DataError(f"{src}: no line with text on both sides")
+    return Parallel([s for s, _ in kept], [t for _, t in kept])
+
+
+def load_data(config: DataConfig) -> tuple[Parallel, Parallel]:
+    """Training and validation text."""
+    given = [name for name in ("src", "multi30k", "task") if getattr(config, name)]
+    if len(given) != 1:
+        raise ConfigError("name the training data by one of --src and --tgt, --multi30k, --task")
+    for name in ("tgt", "valid_src", "valid_tgt"):
+        if getattr(config, name) and not config.src:
+            raise ConfigError(f"--{name.replace('_', '-')} belongs to --src: leave it out with --{given[0]}")
+    if config.task:
+        return make_task(config.task)
+    if config.multi30k:
+        src, tgt = split_pair(config.pair)
+        folder = Path(config.multi30k)
+        train, valid = (
+            read_parallel(_plain_or_gz(folder / f"{part}.{src}"), _plain_or_gz(folder / f"{part}.{tgt}"))
+            for part in ("train", "val")
+        )
+        return train, valid
+    for name in ("tgt", "valid_src", "valid_tgt"):
+        if not getattr(config, name):
+            raise ConfigError(f"--src needs --{name.replace('_', '-')} as well")
+    return (
+        read_parallel(Path(config.src), Path(config.tgt)),
+        read_parallel(Path(config.valid_src), Path(config.valid_tgt)),
+    )
+
+
+def make_task(name: str) -> tuple[Parallel, Parallel]:
+    """Generated text, the same on every machine; no validation line occurs in training."""
+    tasks: dict[str, Callable[[random.Random], Parallel]] = {"copy": _copy, "numbers": _numbers}
+    if name not in tasks:
+        raise unknown("task", name, tasks)
+    pairs = tasks[name](random.Random(20170612))
+    held_out = 500
+    return (
+        Parallel(pairs.src[held_out:], pairs.tgt[held_out:]),
+        Parallel(pairs.src[:held_out], pairs.tgt[:held_out]),
+    )
+
+
+def _copy(rng: random.Random) -> Parallel:
+    """Sequences of the symbols 1 to 10, to be repeated. Source: The Annotated Transformer, first example."""
+    made = dict.fromkeys(" ".join(str(rng.randint(1, 10)) for _ in range(rng.randint(4, 10))) for _ in range(12_000))
+    lines = list(made)
+    return Parallel(lines, lines)
+
+
+def _numbers(rng: random.Random) -> Parallel:
+    """English number words and their German translation, up to 999,999; all sizes equally often."""
+    try:
+        from num2words import num2words
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from None
+    made = dict.fromkeys(rng.randrange(10 ** rng.randint(1, 6)) for _ in range(16_000))
+    numbers = list(made)
+    rng.shuffle(numbers)
+    return Parallel(*([num2words(n, lang=language) for n in numbers] for language in ("en", "de")))
+
+
+def split_pair(pair: str, option: str = "--pair") -> tuple[str, str]:
+    """Source and target language of `en-de`. Raises ConfigError."""
+    parts = pair.split("-")
+    if len(parts) != 2 or not all(parts):
+        raise ConfigError(f"{option} {pair}: write source and target language as in en-de")
+    return parts[0], parts[1]
+
+
+def _plain_or_gz(path: Path) -> Path:
+    for candidate in (path, path.with_name(path.name + ".gz")):
+        if candidate.is_file():
+            return candidate
+    raise DataError(f"{path}(.gz): no such file; --multi30k takes the folder with train.en, val.en and so on")
+
+
+class EncodedPairs:
+    """Encoded pairs that can be cut into batches by padded tokens, differently but repeatably for every epoch."""
+
+    def __init__(self, text: Parallel, tokenizers: Tokenizers, max_tokens: int) -> None:
+        self.text, self.src, self.tgt, self.left_out = Parallel([], []), [], [], 0
+        for source, target in zip(text.src, text.tgt, strict=True):
+            s, t = tokenizers.source_ids(source), tokenizers.target_ids(target)
+            if max(len(s), len(t)) > max_tokens:
+                self.left_out += 1
+                continue
+            self.text.src.append(source)
+            self.text.tgt.append(target)
+            self.src.append(np.array(s, np.int32))
+            self.tgt.append(np.array(t, np.int32))
+        if not self.src:
+            raise DataError(
+                f"every pair is longer than {max_tokens} tokens: raise train.max_tokens and model.max_positions"
+            )
+        self._src_sizes = np.array([len(ids) for ids in self.src])
+        self._tgt_sizes = np.array([len(ids) for ids in self.tgt])
+
+    def plan(self, batch_tokens: int, seed: int, epoch: int) -> list[NDArray[np.int64]]:
+        """Indices of each batch: pairs of similar length together, batches in random order."""
+        rng = np.random.default_rng([seed, epoch])
+        order = rng.permutation(len(self.src))
+        order = order[np.lexsort((self._src_sizes[order], self._tgt_sizes[order]))]
+        longest = np.maximum(self._src_sizes, self._tgt_sizes)[order]
+        batches, start, width = [], 0, 0
+        for end, size in enumerate(longest):
+            width = max(width, int(size))
+            if width * (end + 1 - start) > batch_tokens and end > start:
+                batches.append(order[start:end])
+                start, width = end, int(size)
+        batches.append(order[start:])
+        return [batches[i] for i in rng.permutation(len(batches))]
+
+    def batch(self, indices: NDArray[np.int64], pad_id: int, start_id: int) -> TrainingBatch:
+        """Pad some pairs to a batch."""
+        tgt_out = pad([self.tgt[i] for i in indices], pad_id)
+        tgt_in = np.concatenate((np.full((len(indices), 1), start_id, np.int32), tgt_out[:, :-1]), 1)
+        return TrainingBatch(
+            pad([self.src[i] for i in indices], pad_id), self._src_sizes[indices].astype(np.int32), tgt_in, tgt_out
+        )
+
+    def target_tokens(self, indices: NDArray[np.int64]) -> int:
+        """Tokens that a batch has to predict."""
+        return int(self._tgt_sizes[indices].sum())
+
+
+@dataclass
+class BatchStream:
+    """Batches without end; `epoch` and `index` say where to go on after a restart."""
+
+    corpus: EncodedPairs
+    batch_tokens: int
+    seed: int
+    epoch: int = 0
+    index: int = 0
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        while True:
+            plan = self.corpus.plan(self.batch_tokens, self.seed, self.epoch)
+            while self.index < len(plan):
+                self.index += 1
+                yield plan[self.index - 1]
+            self.epoch, self.index = self.epoch + 1, 0
+
+
+def fingerprint(text: tuple[Parallel, Parallel]) -> str:
+    """Hex SHA-256 of training and validation text."""
+    found = hashlib.sha256()
+    for part in text:
+        for side in (part.src, part.tgt):
+            found.update(json.dumps(side).encode())
+    return found.hexdigest()

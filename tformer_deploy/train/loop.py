@@ -1,0 +1,416 @@
+"""The training loop: Adam, inverse square root schedule, validation on real translations, exact resume.
+
+Every random choice is a function of (seed, update, process), so a resumed run needs no generator state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from ..base.errors import ArtifactError, Interrupted, TrainingError
+from ..base.files import sha256, write_json
+from ..base.headers import digest, verify
+from ..base.machine import keep_freed_memory
+from ..base.notes import note
+from ..base.stopping import StopFlag, stop_signals
+from ..bundle.text import Tokenizers
+from ..engines.eager import EagerEngine
+from ..model.checkpoint import load_tensors, load_weights, model_tensors, require_like, save_checkpoint, save_tensors
+from ..model.config import ModelConfig, TrainConfig
+from ..model.network import Transformer
+from ..translate.translator import Translator
+from .data import BatchStream, DataConfig, EncodedPairs, Parallel, TrainingBatch, fingerprint
+from .metrics import Metrics, corpus_bleu, corpus_chrf
+from .run_files import AVERAGE, METRICS, STATE, STATE_VERSION, read_state, remove_superseded
+from .schedule import learning_rate, never_at_full_rate
+
+LOG_EVERY = 50
+PORTION = 100
+"""Lines of a validation that are translated before it says how far it is, and looks whether it is to stop."""
+
+
+@dataclass
+class Progress:
+    """How far a run is; stored with the optimizer."""
+
+    update: int = 0
+    epoch: int = 0
+    index: int = 0
+    best_loss: float = float("inf")
+    worse: int = 0
+    """Validations since the best one."""
+
+
+class Trainer:
+    """One training run in a folder; every process of a `torchrun` makes one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        settings: TrainConfig,
+        data: DataConfig,
+        tokenizers: Tokenizers,
+        text: tuple[Parallel, Parallel],
+    ) -> None:
+        self.folder, self.settings, self.data, self.tokenizers = folder, settings, data, tokenizers
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world = dist.get_world_size() if dist.is_initialized() else 1
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        longest = min(settings.max_tokens, config.max_positions)
+        self.metrics = Metrics(folder / METRICS if self.rank == 0 else None)
+        self.metrics.say(f"splitting {sum(len(part.src) for part in text):,} pairs into tokens", transient=True)
+        self.train_set, self.valid_set = (EncodedPairs(part, tokenizers, longest) for part in text)
+        self.valid_text = self.valid_set.text
+        self.model = Transformer(config).init_weights(settings.seed).to(self.device)
+        self.parallel = DistributedDataParallel(self.model) if self.world > 1 else self.model
+        self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
+        self.progress = Progress()
+        self.stop = StopFlag()
+        self.data_sha256 = fingerprint(text)
+        self.hashes: dict[str, str] = {}
+        """Of the saved steps that will be averaged, by their names, oldest first."""
+        if left_out := self.train_set.left_out + self.valid_set.left_out:
+            self.metrics.say(f"{left_out} pairs longer than {longest} tokens are left out")
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end or to Ctrl-C (raises Interrupted); returns the final validation's figures."""
+        keep_freed_memory()
+        if self.progress.update < self.settings.updates:
+            self.announce()
+        stream = BatchStream(
+            self.train_set, self.settings.batch_tokens, self.settings.seed, self.progress.epoch, self.progress.index
+        )
+        batches = iter(stream)
+        with stop_signals() as self.stop:
+            # What an interrupt has saved out of the average may be the last update now, or was to be validated.
+            if self.progress.update and self.agree(not self.rank and self.due and self.step not in self.hashes):
+                self.validate_and_save()
+            while not self.ended:
+                self.progress.update += 1
+                self.metrics.train(self.train_update(batches), LOG_EVERY, self.settings.updates, self.ahead())
+                self.progress.epoch, self.progress.index = stream.epoch, stream.index
+                if self.due:
+                    self.validate_and_save()
+                self.save_if_stopped()
+            return self.finish()
+
+    @property
+    def due(self) -> bool:
+        """Whether this update is one to validate and save after."""
+        update = self.progress.update
+        return update == self.settings.updates or update % self.settings.valid_every == 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether no update is left to make."""
+        return self.progress.update >= self.settings.updates or self.out_of_patience
+
+    def ahead(self) -> dict[str, int]:
+        """What is left of validations: pairs whose loss is computed, and lines to translate."""
+        every, updates, lines = self.settings.valid_every, self.settings.updates, len(self.valid_text.src)
+        left = updates // every - (self.progress.update - 1) // every + (updates % every != 0)
+        translated = left * min(lines, self.settings.bleu_sentences) + lines  # all of them after the last update
+        return {"pairs": (left + 1) * len(self.valid_set.src), "lines": translated}
+
+    def save_if_stopped(self) -> None:
+        """Save and raise Interrupted where a signal came, but not where nothing but the average is left to make."""
+        if not self.agree(self.stop.is_set):
+            return
+        validated = self.agree(not self.rank and self.step in self.hashes)
+        if self.ended and validated:
+            return
+        self.save_interrupted()
+        update = self.progress.update
+        done = f"all {update} updates are made and saved, not yet validated and averaged" if self.ended else ""
+        raise Interrupted(f"{done or f'update {update} saved'}; go on with: {self.again}")
+
+    @property
+    def again(self) -> str:
+        """The command that goes on with this run."""
+        return f"tformer train --out {self.folder} --resume"
+
+    def announce(self) -> None:
+        """Say what begins, and what of the settings cannot be meant."""
+        settings, done = self.settings, self.progress.update
+        on = torch.cuda.get_device_name() if self.device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+        if self.world > 1:
+            on += f", {self.world} processes"
+        self.metrics.begin(
+            done,
+            f"training on {on}: {self.model.config.parameters:,} parameters, {len(self.train_set.src):,} pairs, "
+            f"updates {done + 1} to {settings.updates} of up to "
+            f"{settings.batch_tokens * settings.accumulate * self.world:,} padded tokens",
+        )
+        if never := never_at_full_rate(settings):
+            self.metrics.say(never)
+
+    @property
+    def step(self) -> str:
+        """Name of the weights that a validation saves now."""
+        return f"weights/step-{self.progress.update:07d}.safetensors"
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Early stopping: too many validations without a better loss."""
+        return 0 < self.settings.patience <= self.progress.worse
+
+    def train_update(self, batches: Iterator[Any]) -> dict[str, float]:
+        """One optimizer step over the micro-batches of all processes; the loss is their mean per target token."""
+        start = time.perf_counter()
+        update, settings = self.progress.update, self.settings
+        torch.manual_seed(((settings.seed * 1_000_003 + update) * 1_009 + self.rank) % 2**63)
+        indices = [next(batches) for _ in range(settings.accumulate * self.world)]
+        tokens = sum(map(self.train_set.target_tokens, indices))
+        mine = indices[self.rank :: self.world]
+        rate = learning_rate(update, settings)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.parallel.train()
+        total = torch.zeros((), device=self.device)
+        for number, chosen in enumerate(mine, 1):
+            accumulating = self.world > 1 and number < len(mine)
+            with self.parallel.no_sync() if accumulating else nullcontext():  # type: ignore[operator]
+                loss = self.loss(self.batch(self.train_set, chosen), settings.label_smoothing) / tokens
+                (loss * self.world).backward()  # type: ignore[no-untyped-call]  # DDP averages over processes
+            total += loss.detach()
+        if self.world > 1:
+            dist.all_reduce(total)
+        if not math.isfinite(total.item()):
+            raise TrainingError(f"the loss is {total.item()} at update {update}: lower train.lr, then start again")
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm or float("inf"))
+        if not math.isfinite(norm.item()):
+            raise TrainingError(f"the gradient is {norm.item()} at update {update}: lower train.lr, then start again")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {
+            "update": update,
+            "epoch": self.progress.epoch,
+            "loss": total.item(),
+            "lr": rate,
+            "grad_norm": norm.item(),
+            "tokens": tokens,
+            "seconds": time.perf_counter() - start,
+        }
+
+    def batch(self, corpus: EncodedPairs, indices: Any) -> TrainingBatch:
+        """Some pairs, padded."""
+        config = self.model.config
+        return corpus.batch(indices, config.pad_id, config.start_id)
+
+    def loss(self, batch: TrainingBatch, label_smoothing: float) -> Tensor:
+        """Cross-entropy summed over the target tokens of a batch."""
+        src_ids, lengths, tgt_in, tgt_out = (
+            torch.from_numpy(array).to(self.device)
+            for array in (batch.src_ids, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+        )
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+            logits = self.parallel(src_ids, lengths, tgt_in)
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            tgt_out.flatten().long(),
+            ignore_index=self.model.config.pad_id,
+            label_smoothing=label_smoothing,
+            reduction="sum",
+        )
+
+    def validate_and_save(self) -> None:
+        """Validate this update and keep its weights; a signal meanwhile leaves both out."""
+        if self.agree(bool(self.validate(self.settings.bleu_sentences))):
+            self.save()
+
+    def validate(self, sentences: int, **notes: int) -> dict[str, Any]:
+        """Loss per token (without smoothing), BLEU and exact matches of really decoded text.
+
+        Of process 0 only; empty where a signal came before the end.
+        """
+        if self.rank:
+            return {}
+        start = time.perf_counter()
+        self.model.eval()
+        parallel, self.parallel = self.parallel, self.model
+        with torch.inference_mode():
+            plan = self.valid_set.plan(self.settings.batch_tokens, 0, 0)
+            total = 0.0
+            for indices in plan:
+                if self.stop.is_set:
+                    break
+                total += self.loss(self.batch(self.valid_set, indices), 0.0).item()
+                self.metrics.tell(
+                    f"update {self.progress.update}  validation loss of {len(self.valid_set.src):,} pairs"
+                )
+        self.parallel = parallel
+        if self.stop.is_set:
+            return {}
+        self.metrics.took("pairs", len(self.valid_set.src), time.perf_counter() - start)
+        loss = total / sum(map(self.valid_set.target_tokens, plan))
+        if not math.isfinite(loss):  # before such weights take the place of what was saved
+            raise TrainingError(
+                f"the validation loss is {loss} at update {self.progress.update}: lower train.lr, then start again"
+            )
+        figures: dict[str, Any] = {"update": self.progress.update, **notes, "valid_loss": loss}
+        if sentences:
+            src, tgt = self.valid_text.src[:sentences], self.valid_text.tgt[:sentences]
+            made = self.translated(src)
+            if len(made) < len(src):
+                return {}
+            figures["bleu"], figures["chrf"] = corpus_bleu(made, tgt), corpus_chrf(made, tgt)
+            figures["exact_match"] = sum(a == b for a, b in zip(made, tgt, strict=True)) / len(tgt)
+        self.metrics.valid(figures)
+        better = loss < self.progress.best_loss
+        self.progress.best_loss = min(loss, self.progress.best_loss)
+        self.progress.worse = 0 if better else self.progress.worse + 1
+        return figures
+
+    def translated(self, lines: list[str]) -> list[str]:
+        """What the model makes of some text; of its beginning where a signal comes."""
+        made: list[str] = []
+        start = time.perf_counter()
+        with Translator(EagerEngine(self.model), self.tokenizers) as translator:
+            for first in range(0, len(lines), PORTION):
+                if self.stop.is_set:
+                    return made
+                made += [result.text for result in translator.translate(lines[first : first + PORTION])]
+                self.metrics.tell(f"update {self.progress.update}  {len(made):,} of {len(lines):,} lines translated")
+        self.metrics.took("lines", len(lines), time.perf_counter() - start)
+        return made
+
+    def save(self) -> None:
+        """Keep this step's weights for averaging, point the checkpoint at them, and save the state to resume from."""
+        if self.world > 1:
+            shared = torch.tensor([self.progress.best_loss, self.progress.worse], dtype=torch.float64)
+            shared = shared.to(self.device)
+            dist.broadcast(shared, 0)
+            self.progress.best_loss, self.progress.worse = shared[0].item(), int(shared[1].item())
+        if self.rank:
+            return
+        save_tensors(self.folder / self.step, model_tensors(self.model))
+        saved = self.step, sha256(self.folder / self.step)
+        self.hashes = dict([*self.hashes.items(), saved][-self.settings.average :])
+        self.save_header(self.step)
+        self.save_state()
+
+    def save_interrupted(self) -> None:
+        """Save between two validations: the weights stay out of the final average, as in an uninterrupted run."""
+        if self.rank == 0 and self.step not in self.hashes:
+            name = f"weights/interrupted-{self.progress.update:07d}.safetensors"
+            save_tensors(self.folder / name, model_tensors(self.model))
+            self.save_header(name)
+            self.save_state()
+
+    def save_state(self) -> None:
+        """Everything that a resumed run needs: a file of tensors, then the header that makes it count."""
+        tensors = {f"model.{name}": tensor for name, tensor in model_tensors(self.model).items()}
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for parameter, slots in self.optimizer.state.items():
+            for slot, value in slots.items():
+                tensors[f"{slot}.{names[id(parameter)]}"] = value
+        state = f"train/state-{self.progress.update:07d}.safetensors"
+        save_tensors(self.folder / state, tensors)
+        header = {
+            "format": "tformer-training",
+            "version": STATE_VERSION,
+            **self.description(),
+            "data_sha256": self.data_sha256,
+            "processes": self.world,
+            "progress": dataclasses.asdict(self.progress),
+            "metrics": self.metrics.sums,
+            "state": state,
+            "files": {**self.hashes, state: sha256(self.folder / state)},
+        }
+        write_json(self.folder / STATE, {**header, "sha256": digest(header)})
+        remove_superseded(self.folder)
+
+    def resume(self) -> None:
+        """Continue from the folder's saved state. Raises ArtifactError."""
+        header = read_state(self.folder)
+        if header["data_sha256"] != self.data_sha256:
+            raise ArtifactError(
+                f"the text that {self.folder} was trained on has changed: bring it back, or start over with --force"
+            )
+        before = header.get("processes", self.world)
+        if self.rank == 0 and before != self.world:  # each has batches of its own in an update
+            note(f"processes: {before} so far, now {self.world}: an update has {self.world}/{before} of the sentences")
+        verify(self.folder, header["files"], "run")
+        state = self.folder / header["state"]
+        tensors = load_tensors(state)
+        weights = {name[len("model.") :]: t for name, t in tensors.items() if name.startswith("model.")}
+        load_weights(self.model, weights, state)
+        count = torch.zeros(())
+        for name, parameter in self.model.named_parameters():
+            slots = {"step": count, "exp_avg": parameter, "exp_avg_sq": parameter}
+            for slot, like in slots.items():
+                key = f"{slot}.{name}"
+                if key not in tensors:
+                    raise ArtifactError(f"{state} is incomplete: '{key}' is missing; start over with --force")
+                require_like(tensors[key], like, key, state)  # what runs over them does not look
+                slots[slot] = tensors[key].to(parameter.device)
+            self.optimizer.state[parameter] = slots
+        self.progress = Progress(**header["progress"])
+        self.hashes = {name: sha for name, sha in header["files"].items() if name != header["state"]}
+        self.metrics.cut(self.progress.update)
+        self.metrics.sums = header["metrics"]
+        if self.rank == 0:
+            if self.hashes:
+                self.save_header([*self.hashes][-1])
+            remove_superseded(self.folder)
+
+    def finish(self) -> dict[str, Any]:
+        """Average the last saved steps, make the result the checkpoint's weights, and validate it.
+
+        Raises Interrupted where a signal stops this validation.
+        """
+        if not self.rank:
+            self.average()
+        figures = self.validate(len(self.valid_text.src), averaged=len(self.hashes))
+        if self.agree(not self.rank and not figures):
+            raise Interrupted(
+                f"{self.folder} is trained, its weights are saved: only its last validation was stopped; "
+                f"repeat it with: {self.again}"
+            )
+        return figures
+
+    def average(self) -> None:
+        """Make the mean of the last saved steps the checkpoint's weights."""
+        verify(self.folder, self.hashes, "run")
+        mean: dict[str, Tensor] = {}
+        for step in self.hashes:
+            tensors = load_tensors(self.folder / step)
+            load_weights(self.model, tensors, self.folder / step)
+            for name, tensor in tensors.items():
+                share = tensor / len(self.hashes)
+                mean[name] = mean[name] + share if name in mean else share
+        load_weights(self.model, mean, self.folder)
+        save_tensors(self.folder / AVERAGE, mean)
+        self.save_header(AVERAGE)
+        remove_superseded(self.folder)
+
+    def save_header(self, weights: str) -> None:
+        """Make some weights the checkpoint's."""
+        training = {"update": self.progress.update, **self.description()}
+        save_checkpoint(self.folder, self.model.config, self.tokenizers, self.folder / weights, training)
+
+    def description(self) -> dict[str, Any]:
+        """The settings of this run, as they are stored."""
+        return {"settings": dataclasses.asdict(self.settings), "data": dataclasses.asdict(self.data)}
+
+    def agree(self, own: bool) -> bool:
+        """Whether any process says so; each must ask."""
+        if self.world == 1:
+            return own
+        flag = torch.tensor(int(own), device=self.device)
+        dist.all_reduce(flag)
+        return bool(flag.item())

@@ -1,0 +1,193 @@
+"""Starting and resuming training runs: from settings to a Trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..base.errors import ArtifactError, ConfigError
+from ..base.files import check_utf8, hold, remove_leftovers
+from ..base.headers import verify
+from ..base.notes import note
+from ..base.settings import from_dict
+from ..bundle.text import SPECIALS, Tokenizers, Words, require_fit, train_tokenizers
+from ..model.checkpoint import (
+    HEADER,
+    TRAINING_COPIES,
+    model_tensors,
+    open_checkpoint,
+    require_memory,
+    save_checkpoint,
+    save_tensors,
+)
+from ..model.config import MAX_SEED, ModelConfig, TrainConfig, preset
+from ..model.network import Transformer
+from .data import DataConfig, load_data, split_pair
+from .loop import Trainer
+from .run_files import METRICS, OWN_FILES, STATE, read_state
+
+
+def start_run(
+    folder: Path,
+    data: DataConfig,
+    preset_name: str,
+    tokenizer: str,
+    vocab_size: int,
+    model_values: Mapping[str, Any],
+    train_values: Mapping[str, Any],
+    force: bool = False,
+) -> Trainer:
+    """A new run. Raises ArtifactError where the folder holds one already and `force` is off."""
+    settings = from_dict(TrainConfig, train_values, "train")
+    # Both report what cannot be before the long work.
+    early = {name: value for name, value in model_values.items() if name != "start_id"}  # which may be any entry
+    require_room(preset(preset_name, len(SPECIALS), len(SPECIALS), {"share_embeddings": "decoder", **early}))
+    taken = [name for name in (HEADER, STATE, METRICS) if (folder / name).exists()]
+    if taken and not force:
+        if STATE in taken:
+            raise ArtifactError(f"{folder} holds a run already: add --resume to continue it or --force to start over")
+        raise ArtifactError(f"{folder} holds {taken[0]}, but nothing to continue from: add --force to start over")
+    text = load_data(data)
+    kind = tokenizer or ("words" if data.task == "copy" else "bpe")
+    languages = (None, None) if data.task == "copy" else split_pair(data.pair)
+    if not rank():
+        note(f"{len(text[0].src):,} pairs read: learning a vocabulary")
+    tokenizers = train_tokenizers(kind, text[0].src, text[0].tgt, vocab_size, languages)
+    sharing = {} if tokenizers.source is tokenizers.target else {"share_embeddings": "decoder"}
+    config = preset(preset_name, tokenizers.source.size, tokenizers.target.size, {**sharing, **model_values})
+    if config.share_embeddings == "all" and tokenizers.source is not tokenizers.target:
+        raise ConfigError(
+            "model.share_embeddings=all needs one vocabulary for both languages: use --tokenizer bpe, or decoder"
+        )
+    require_fit(config, tokenizers)
+    require_room(config)
+    trainer = Trainer(folder, config, settings, data, tokenizers, text)
+    if rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        if taken:  # without a run, a folder `train` or `weights` is somebody's data
+            remove_run(folder)
+    return trainer
+
+
+def remove_run(folder: Path) -> None:
+    """Remove a run's own files. A kill leaves a run that can be read, or none and what tells that there was one."""
+    own = [path for pattern in OWN_FILES for path in folder.glob(pattern)]
+    for path in (folder / STATE, folder / HEADER, *own, folder / METRICS):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_process(folder: Path) -> Iterator[None]:
+    """Be the only one who writes a run folder, and remove what killed runs have left there. Raises ArtifactError."""
+    with group_of_processes():
+        if rank():  # process 0 of the group holds it for all
+            yield
+        else:
+            with _only_holder(folder):
+                yield
+
+
+@contextmanager
+def _only_holder(folder: Path) -> Iterator[None]:
+    check_utf8(folder)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold(folder):
+        try:
+            for each in (folder, folder / "weights", folder / "train"):
+                remove_leftovers(each)
+            yield
+        finally:
+            with suppress(OSError):
+                folder.rmdir()  # where nothing came of it
+
+
+def resume_run(folder: Path, updates: int | None = None) -> Trainer:
+    """The run in a folder, where it was saved last, with its own settings; only `updates` may be raised."""
+    stored = read_state(folder)
+    done = stored["progress"]["update"]
+    settings = from_dict(TrainConfig, stored["settings"], "train")
+    if updates is not None:
+        if updates < done:
+            raise ConfigError(f"--updates {updates}: the run in {folder} has made {done} already")
+        settings = dataclasses.replace(settings, updates=updates)
+    # A kill between two saves may have left the header behind its weights; the state has its own.
+    checkpoint = open_checkpoint(folder, weights=False)
+    data = from_dict(DataConfig, stored["data"], "data")
+    require_room(checkpoint.config)
+    trainer = Trainer(folder, checkpoint.config, settings, data, checkpoint.tokenizers, load_data(data))
+    trainer.resume()
+    if updates is not None and updates > done and trainer.out_of_patience:
+        trainer.progress.worse = 0  # who asks for more has patience again
+    return trainer
+
+
+def verify_state(folder: Path) -> dict[str, str]:
+    """Files of a run's saved state, if it has one, by their SHA-256, verified. Raises ArtifactError."""
+    if not (folder / STATE).exists():
+        return {}
+    files: dict[str, str] = read_state(folder)["files"]
+    verify(folder, files, "run")
+    return files
+
+
+def require_room(config: ModelConfig) -> None:
+    """Raise ConfigError where a model cannot be trained in the memory that there is; a GPU has its own."""
+    require_memory(config, "training", 1 if torch.cuda.is_available() else TRAINING_COPIES)
+
+
+def init_checkpoint(
+    folder: Path, preset_name: str, vocab_size: int, seed: int, model_values: Mapping[str, Any], force: bool = False
+) -> int:
+    """Write an untrained checkpoint; returns its number of parameters."""
+    if (folder / HEADER).exists() and not force:
+        raise ArtifactError(f"{folder} holds a checkpoint already: choose another folder or add --force")
+    if not 0 <= seed < MAX_SEED:
+        raise ConfigError(f"--seed {seed}: must be at least 0 and less than 2^63")
+    config = preset(preset_name, vocab_size, vocab_size, model_values)
+    require_memory(config, "the model")
+    words = Words([*SPECIALS, *(f"w{i}" for i in range(len(SPECIALS), vocab_size))], None)
+    require_fit(config, Tokenizers(words, words))
+    model = Transformer(config).init_weights(seed)
+    weights = folder / "weights/random.safetensors"
+    with only_process(folder):
+        # A kill leaves no checkpoint whose parts do not fit, and no state that goes on with other tokenizers.
+        if (folder / HEADER).exists():
+            remove_run(folder)
+        save_tensors(weights, model_tensors(model))
+        save_checkpoint(folder, config, Tokenizers(words, words), weights, {"seed": seed, "updates": 0})
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@contextmanager
+def group_of_processes() -> Iterator[None]:
+    """Be in the group of processes that `torchrun` started, if it did."""
+    torchrun = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+    if not torchrun or dist.is_initialized():
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    # The others wait while process 0 validates, which takes as long as there is text. If it fails, torchrun ends them.
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(days=1))
+    try:
+        yield
+        dist.barrier()  # process 0 keeps the group's store: it leaves last
+    finally:
+        # Left to the interpreter's end, gloo's threads are still running when they are freed: SIGABRT, now and then.
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    """This process's number; 0 writes the files."""
+    return dist.get_rank() if dist.is_initialized() else 0

@@ -1,0 +1,43 @@
+"""The format of a corpus' files, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...base.errors import ConfigError, DataError
+from .compression import OTHERS, SUFFIXES
+from .lines import JsonLines, Text
+from .rows import Columns, Format
+
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+PARQUET = ".parquet"
+
+
+def format_of(names: Sequence[str], columns: Columns) -> Format:
+    """The one format of some files, by their names. Raises DataError where there are several, or one is not known."""
+    for name in names:
+        if name.lower().endswith(OTHERS):
+            raise DataError(f"--in: {name}: cannot be unpacked: pack it anew with gzip or zstd, or unpack it")
+    suffixes = {_suffixes(name) for name in names}
+    if len(suffixes) > 1:
+        shown = ", ".join(sorted("".join(each) or "(no suffix)" for each in suffixes))
+        raise DataError(f"--in: files of several formats ({shown}): translate those of each into a folder of its own")
+    ((suffix, packing),) = suffixes
+    if suffix == PARQUET:
+        from .tables import Parquet
+
+        return Parquet(columns)
+    if suffix in JSON_SUFFIXES:
+        return JsonLines(suffix, packing, columns)
+    for name in ("column", "into"):
+        if (given := getattr(columns, name)) != getattr(Columns, name):
+            raise ConfigError(f"--{name} {given}: lines of text have no columns: leave it out")
+    return Text(suffix, packing, columns)
+
+
+def _suffixes(name: str) -> tuple[str, str]:
+    """What a file holds and how it is packed, by the end of its name, as in `.txt` and `.gz`."""
+    last = name.rsplit("/", 1)[-1]
+    packing = next((suffix for suffix in SUFFIXES if last.endswith(suffix)), "")
+    last = last.removesuffix(packing)
+    return (f".{last.rsplit('.', 1)[1]}" if "." in last[1:] else ""), packing

@@ -1,0 +1,107 @@
+"""Lines of text, and lines of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO
+
+from ...decoding import DecodeOptions
+from ..printed import printed
+from ..translator import Result
+from .compression import packed, split_lines, unpacked
+from .cutting import Cutter
+from .rows import Columns, Part, Source
+
+
+class Text:
+    """A sentence a line, UTF-8; written as `tformer translate` prints it."""
+
+    def __init__(self, suffix: str, packing: str, columns: Columns) -> None:
+        self.packing, self.columns = packing, columns
+        self.suffix = (".jsonl" if columns.details else suffix) + packing
+
+    def parts(self, file: BinaryIO, name: str, cutter: Cutter) -> Iterator[Part]:
+        """See `Format`; a line that is too long has lost what is beyond the limit."""
+        return line_parts(split_lines(unpacked(file, self.packing, name), self.columns.most), len, cutter)
+
+    def sources(self, part: bytes) -> list[Source]:
+        """See `Format`."""
+        return [self._source(line) for line in part.split(b"\n")[:-1]]
+
+    def _source(self, line: bytes) -> Source:
+        if len(line) > self.columns.most:
+            return Source("", len(line), f"longer than {self.columns.most} bytes: split it, or raise --max-line-bytes")
+        return Source.of(line)
+
+    def written(self, part: bytes, results: Sequence[Result], first: int, options: DecodeOptions) -> bytes:
+        """See `Format`."""
+        lines = (printed(number, result, options, self.columns.details) for number, result in enumerate(results, first))
+        return packed("".join(f"{line}\n" for line in lines).encode(), self.packing)
+
+
+class JsonLines:
+    """An object a line; what is added stands behind its own members, which stay as they are."""
+
+    def __init__(self, suffix: str, packing: str, columns: Columns) -> None:
+        self.packing, self.columns = packing, columns
+        self.suffix = suffix + packing
+
+    def parts(self, file: BinaryIO, name: str, cutter: Cutter) -> Iterator[Part]:
+        """See `Format`. A line is an object around its text, so that it may be longer than that by as much again."""
+        lines = split_lines(unpacked(file, self.packing, name), 2 * self.columns.most)
+        return line_parts(lines, lambda line: self._source(line).size, cutter)
+
+    def sources(self, part: bytes) -> list[Source]:
+        """See `Format`. Raises ConfigError where rows have the column that would be added."""
+        return [self._source(line) for line in part.split(b"\n")[:-1]]
+
+    def _source(self, line: bytes) -> Source:
+        if len(line) > 2 * self.columns.most:
+            return Source("", 0, f"longer than {2 * self.columns.most} bytes: split it, or raise --max-line-bytes")
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return Source("", 0, f"not JSON ({error}): write an object a line")
+        if not isinstance(row, dict):
+            return Source("", 0, "no JSON object: write an object a line")
+        self.columns.check_free(row)
+        if self.columns.column not in row:
+            return Source("", 0, f"no column '{self.columns.column}': it has {', '.join(map(str, row)) or 'none'}")
+        text = row[self.columns.column]
+        if text is not None and not isinstance(text, str):
+            return Source("", 0, f"column '{self.columns.column}' is no text: write a string or null")
+        text = text or ""
+        return Source(text, len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")))
+
+    def written(self, part: bytes, results: Sequence[Result], first: int, options: DecodeOptions) -> bytes:
+        """See `Format`. A line that was no object becomes one of what is added."""
+        lines = zip(part.split(b"\n")[:-1], results, strict=True)
+        return packed(b"".join(self._row(*each, options) + b"\n" for each in lines), self.packing)
+
+    def _row(self, line: bytes, result: Result, options: DecodeOptions) -> bytes:
+        added = json.dumps(self.columns.added(result, options), ensure_ascii=False).encode()
+        if not _is_object(line):
+            return added
+        head = line.strip()[:-1].rstrip()
+        return head + (b"" if head == b"{" else b", ") + added[1:]
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def line_parts(lines: Iterator[tuple[bytes, int]], size: Callable[[bytes], int], cutter: Cutter) -> Iterator[Part]:
+    """Lines in parts, each line ended; with each line come the bytes of the file up to there."""
+    held: list[bytes] = []
+    read = 0
+    for line, read in lines:
+        held.append(line)
+        if cutter.ends(size(line)):
+            yield b"\n".join(held) + b"\n", len(held), read
+            held = []
+    if held:
+        yield b"\n".join(held) + b"\n", len(held), read

@@ -1,0 +1,134 @@
+"""Text to the encoder's output: the vectors of a source's tokens, or one vector for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from ..base.errors import LimitError, NotNumbers, TformerError
+from ..base.lines import LINE_BYTES, MOST_LINE_BYTES, check_line
+from ..base.settings import check_whole
+from ..bundle.manifest import Bundle, open_bundle
+from ..engines import MOST_BATCH_TOKENS, check_checkpoint, engine_name, make_encoder
+from ..engines.base import Encoder, Floats
+from ..model.config import BATCH_TOKENS
+from .batches import length_batches, make_batch
+from .pooling import NO_POOL, check_pool, pooled
+from .translator import as_list
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What became of one line."""
+
+    ids: list[int]
+    """Source tokens as the encoder sees them; none of an empty line."""
+    vectors: Floats
+    """(d); with pool `none` (S, d), a row a token. Of an empty line zeros, or no row."""
+
+
+@dataclass(frozen=True)
+class EncoderOptions:
+    """What is encoded with, and how."""
+
+    bundle: str | Path | Bundle
+    backend: str = "ort"
+    """`ort`, `native` or `eager`."""
+    variant: str | None = None
+    """Of `ort` or `native`, other than its default."""
+    checkpoint: str | Path | None = None
+    """The run folder for `eager`, if it is not where it was at export."""
+    threads: int = 0
+    """0: one a core."""
+    pool: str = "mean"
+    """`mean`, `first` or `last` of the vectors of a source's tokens; `none`: all of them."""
+    batch_tokens: int = BATCH_TOKENS
+    """Padded source tokens of a batch."""
+    max_line_bytes: int = LINE_BYTES
+    """Longer lines are refused."""
+
+
+class TextEncoder:
+    """An encoder that is ready. Use it in a `with` statement, which frees its device at the end."""
+
+    def __init__(self, options: EncoderOptions) -> None:
+        """Raises TformerError, also where the bundle has no graph for it."""
+        check_pool(options.pool)
+        check_whole("batch_tokens", options.batch_tokens, 1, MOST_BATCH_TOKENS)
+        check_whole("max_line_bytes", options.max_line_bytes, 1, MOST_LINE_BYTES)
+        given, run = options.bundle, options.checkpoint
+        bundle = given if isinstance(given, Bundle) else open_bundle(Path(given), graphs=False)
+        name = engine_name(options.backend, options.variant, bundle)
+        check_checkpoint(run, [name])
+        self.options, self.tokenizers = options, bundle.tokenizers()
+        self.engine: Encoder = make_encoder(name, bundle, Path(run) if run else None, options.threads)
+        self.width = bundle.config.encoder.width
+        """Numbers of a vector."""
+
+    def __enter__(self) -> Self:
+        self.engine.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.engine.__exit__(kind, error, trace)
+
+    def encode(self, lines: Iterable[str]) -> list[Encoded]:
+        """Encode each line.
+
+        Raises what names the line: LimitError for a source that is too long, DataError for what is no text, NotNumbers
+        where the encoder gives none.
+        """
+        return list(self.results(lines))
+
+    def results(self, lines: Iterable[str], first: int = 0) -> Iterator[Encoded]:
+        """Like `encode`; what is wrong with a line is raised after all before it. Lines count from `first`."""
+        sources: list[list[int]] = []
+        wrong: TformerError | None = None
+        try:
+            for number, text in enumerate(as_list("lines", lines), first + 1):
+                sources.append(self._source(text, number))
+        except TformerError as error:
+            wrong = error
+        yield from self._encode(sources, first)
+        if wrong:
+            raise wrong
+
+    def _encode(self, sources: list[list[int]], first: int) -> Iterator[Encoded]:
+        """Ids to vectors, in batches of similar length; up to the first without numbers, for which it raises."""
+        pool, limits = self.options.pool, self.engine.limits
+        nothing = np.zeros((0, self.width) if pool == NO_POOL else self.width, np.float32)
+        found = [Encoded(ids, nothing) for ids in sources]
+        good = len(sources)
+        most = lambda longest: limits.sentences(1, longest, 1)  # noqa: E731
+        for indices in length_batches([len(ids) for ids in sources], self.options.batch_tokens, most):
+            batch = make_batch([sources[i] for i in indices], self.engine.config.pad_id)
+            memory = self.engine.memory(batch.src_ids, batch.src_lengths)
+            for row, i in enumerate(indices):
+                vectors = pooled(memory[row, : len(sources[i])], pool)
+                if not np.isfinite(vectors).all():
+                    good = min(good, i)
+                found[i] = Encoded(sources[i], vectors.copy())
+        yield from found[:good]
+        if good < len(sources):
+            raise NotNumbers(f"line {first + good + 1}: the encoder gives no numbers: check the weights", good)
+
+    def _source(self, text: str, number: int) -> list[int]:
+        """Ids of a line, none of an empty one."""
+        check_line(text, f"line {number}", self.options.max_line_bytes, "max_line_bytes")
+        ids = self.tokenizers.source_ids(text.strip()) if text.strip() else []
+        limits, vocab = self.engine.limits, self.engine.config.src_vocab
+        if len(ids) > limits.src_tokens:
+            raise LimitError(
+                f"line {number}: a source of {len(ids)} tokens exceeds the limit of {limits.src_tokens}: split the "
+                "line, or export a model with a larger src_len axis and max_positions"
+            )
+        if ids and max(ids) >= vocab:
+            raise LimitError(f"line {number}: token id {max(ids)} is outside the source vocabulary of {vocab}")
+        return ids
