@@ -22,7 +22,7 @@ IMPORTED = {
     "tensorrt-rtx-cu13": "tensorrt_rtx",
 }
 """Packages that are imported by another name."""
-COMES_ALONG = {"jinja2"}
+COMES_ALONG = {"markupsafe"}
 """With another package of its extra."""
 ABSENT = sorted({module for extra, modules in EXTRAS.items() for module in modules if extra not in ("cpu", "gpu")})
 """What a machine with the extra `cpu` alone has not."""
