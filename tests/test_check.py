@@ -940,6 +940,10 @@ OUTSIDE: dict[str, tuple[Callable[[dict[str, Any]], object], list[str]]] = {
             "tokenizer, target lower: True in the bundle, not set in the checkpoint",
         ],
     ),
+    "one side of a joint tokenizer": (
+        lambda m: m["tokenizer"]["target"].update(lower=True),
+        ["tokenizer, target lower: True in the bundle, not set in the checkpoint"],
+    ),
 }
 """What lies outside the graphs: a change of the manifest, and what must be said of it."""
 
@@ -972,6 +976,23 @@ def test_another_tokenizer_is_found_by_a_reference(bundle: Path, stored: Path, t
     (out / "manifest.json").write_text(json.dumps({**edited, "files": hashes(out)}))
     (found,) = gate_of(out, tmp_path / "nowhere").run(["ort"], load_reference(stored)).engines
     assert found.blame.startswith(f"tokenizer, {words.name}: '") and "text: line 1, 'w50', is [51, 3]" in str(found)
+
+
+@pytest.mark.parametrize("way", ["--checkpoint", "--reference"])
+def test_another_tokenizer_is_a_check_that_failed(
+    way: str, bundle: Path, run: Path, stored: Path, tmp_path: Path
+) -> None:
+    """With the hash of its file made to fit, but not the graphs, which name it as well."""
+    out = edited_manifest(bundle, tmp_path / "bundle", lambda m: m)
+    words = out / json.loads((out / "manifest.json").read_text())["tokenizer"]["source"]["file"]
+    words.write_text(words.read_text().replace("w50", "w_").replace("w51", "w50").replace("w_", "w51"))
+    edited = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps({**edited, "files": hashes(out)}))
+    done = run_here("check", out, way, {"--checkpoint": run, "--reference": stored}[way])
+    said = (done.stderr + done.stdout).decode()
+    assert done.returncode == 3 and words.name in said and "source.words" not in said, said
+    line = {"--checkpoint": f"{out} has other tokenizers than {run}, {words.name}: export", "--reference": "was edited"}
+    assert line[way] in said
 
 
 def test_text_is_decoded_by_the_defaults_of_the_checkpoint(bundle: Path, run: Path, tmp_path: Path) -> None:

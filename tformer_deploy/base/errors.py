@@ -25,6 +25,10 @@ class ArtifactError(TformerError):
     """A checkpoint or bundle that is missing, damaged, edited or of a newer format."""
 
 
+class OtherTokenizers(ArtifactError):
+    """A bundle whose tokenizers are not its checkpoint's; in a check, exit code 3."""
+
+
 class TrainingError(TformerError):
     """Training that cannot go on."""
 

@@ -22,6 +22,8 @@ from .sizes import has_room
 
 LINES = 8
 """Lines of text that are translated."""
+FILES = (" file", " entries")
+"""How settings end that name a file of a tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,12 @@ def described(tokenizers: Tokenizers) -> dict[str, Any]:
 def other_text(bundle: Bundle, defaults: Defaults) -> list[str]:
     """One line for each thing that a bundle makes of text otherwise than the checkpoint does."""
     tokenizers = bundle.tokenizers()
+    contents = [by_content(each) for each in (described(tokenizers), defaults.tokenizer)]
+    names = {f"{side} {key}": each[key] for side, each in bundle.manifest["tokenizer"].items() for key in each}
+    names = {key: name for key, name in names.items() if key.endswith(FILES)}
     found = [
         *differing("default of decoding", bundle.decoding, defaults.decoding),
-        *differing("tokenizer", described(tokenizers), defaults.tokenizer),
+        *dict.fromkeys(differing("tokenizer", contents[0], contents[1], names)),
     ]
     for number, (line, ids) in enumerate(zip(defaults.lines, defaults.sources, strict=True), 1):
         own, made = tokenizers.source_ids(line.strip()), defaults.run.outputs[number - 1][0].ids
@@ -109,13 +114,23 @@ def other_text(bundle: Bundle, defaults: Defaults) -> list[str]:
     return found
 
 
-def differing(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """One line for each setting that a bundle has otherwise than its checkpoint."""
+def by_content(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """What `described` gives with the SHA-256 of each side's files in place of the names that it gave them."""
+    settings = {key: value for key, value in tokenizer.items() if " " in key}
+    return settings | {key: tokenizer.get(str(name)) for key, name in settings.items() if key.endswith(FILES)}
+
+
+def differing(
+    what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], names: Mapping[str, str] | None = None
+) -> list[str]:
+    """One line for each setting that a bundle has otherwise than its checkpoint; `names` of some, for people."""
     found = []
     for name in sorted(ours.keys() | theirs.keys()):
         if digest({"value": ours.get(name)}) != digest({"value": theirs.get(name)}):
             sides = [f"{side[name]!r:.60}" if name in side else "not set" for side in (ours, theirs)]
-            found.append(f"{what}, {name}: {sides[0]} in the bundle, {sides[1]} in the checkpoint")
+            found.append(
+                f"{what}, {(names or {}).get(name, name)}: {sides[0]} in the bundle, {sides[1]} in the checkpoint"
+            )
     return found
 
 

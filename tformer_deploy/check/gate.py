@@ -13,7 +13,17 @@ from typing import Any, cast
 import numpy as np
 
 from .. import __version__
-from ..base.errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, MissingExtra, missing_extra
+from ..base.errors import (
+    ArtifactError,
+    ConfigError,
+    DataError,
+    EngineError,
+    LimitError,
+    MissingExtra,
+    OtherTokenizers,
+    ParityError,
+    missing_extra,
+)
 from ..base.lines import read_lines
 from ..base.machine import cores
 from ..base.notes import Progress, unseen
@@ -154,7 +164,10 @@ class Gate:
         return make_engine(name, self.bundle, self.checkpoint, self.threads, self._lists is not None)
 
     def reference(self, corpus: Corpus, allowed: Recipe | None = None) -> Reference:
-        """Eager's side of the check, as far as `allowed` goes, or every variant of the bundle."""
+        """Eager's side of the check, as far as `allowed` goes, or every variant of the bundle.
+
+        Raises ParityError where the checkpoint has other tokenizers.
+        """
         about: dict[str, Any] = {
             "corpus": corpus.name,
             "weights_sha256": self.bundle.weights_sha256,
@@ -165,7 +178,11 @@ class Gate:
         own_beams = min(int(self.bundle.decoding.get("beams", 1)), allowed.axes.beams.max)
         options = dataclasses.replace(corpus.options, own_beams=own_beams).within(Limits.of(allowed.axes))
         self.progress(stage="eager PyTorch")
-        with self.eager() as eager:
+        try:
+            made = self.eager()
+        except OtherTokenizers as error:
+            raise ParityError(str(error)) from None
+        with made as eager:
             encoder = cast(Encoder, self.plain_eager())  # the same, or what it restricts
             if not self.bundle.config.decoder_layers:
                 observed = Observation(memory=read_memory(encoder, corpus.sources, 1, len(corpus.sources)))
@@ -174,12 +191,12 @@ class Gate:
             more = [] if corpus.lines else affordable(eager, corpus.sources, options, longest)
             if more:
                 options = dataclasses.replace(options, searched=len(corpus.sources))
-            made = make_reference(eager, [*corpus.sources, *more], options, about, self.progress, encoder)
+            found = make_reference(eager, [*corpus.sources, *more], options, about, self.progress, encoder)
             if (checkpoint := getattr(encoder, "checkpoint", None)) and corpus.sources:
                 tokenizers = checkpoint.tokenizers
                 lines = corpus.lines or lines_of(corpus.sources, tokenizers)
-                made.defaults = make_defaults(eager, lines, tokenizers, checkpoint.decoding, made.options, longest)
-            return made
+                found.defaults = make_defaults(eager, lines, tokenizers, checkpoint.decoding, found.options, longest)
+            return found
 
     def rounding(self, reference: Reference) -> Rounding:
         """Eager's own rounding, measured once; zeros where the checkpoint is not at hand."""
@@ -220,43 +237,53 @@ class Gate:
         report.eager_invariance, not_blamed = eager_invariance(reference, bundle.config.eos_id, bundle.recipe.tolerance)
         text = other_text(bundle, reference.defaults) if reference.defaults else []
         for backend in backends:
-            engine, recipe = self.engine(backend), recipe_of(backend, bundle)
-            self.progress(stage=backend)
-            with engine:
-                tolerance, own = recipe.limits(engine.precision), own_limits(recipe.target, engine.precision)
-                if not self.loosened:
-                    tolerance = tolerance.within(own)
-                loosened = tolerance.wider(own)
-                try:
-                    found, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
-                    if not found.passed and engine.precision == "fp32":
-                        wider = self.rounding(reference).widen(tolerance)
-                        if wider != tolerance:  # than eager itself can say
-                            tolerance = wider
-                            found, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
-                except (EngineError, LimitError) as error:
-                    report.engines.append(EngineReport(backend, engine.precision, tolerance, failures=[str(error)]))
-                    continue
-                found.precision, found.loosened = engine.precision, loosened
-                behaved = found.passed
-                led = tuple(walk.name for walk in found.walks)
-                led_alone = all(line.startswith(led) for line in found.failures)
-                found.failures += text
-                self.add_constants(found, recipe)
-                self.add_unrounded(found, recipe, reference, not_blamed)
-                late = self.add_layer_limits(found, engine, reference)
-                if recipe.memory and parse_name(backend).backend in ("ort", "native"):
-                    self.add_memory(found, reference)
-                if translations:
-                    add_quality(found, reference.observed.runs, runs, translations, bundle.tokenizers(), tolerance)
-                if not found.passed:
-                    known = [*(found.constants.wrong if found.constants else []), *late] if led_alone else []
-                    if behaved and not known:
-                        known = found.failures
-                    found.blame = known[0] if known else self.blame(engine, reference, found, tolerance)
-            report.engines.append(found)
+            try:
+                report.engines.append(self._compare(backend, reference, not_blamed, text, translations))
+            except ArtifactError as error:  # a graph that says of which tokenizers it is
+                if not text:
+                    raise
+                report.engines.append(EngineReport(backend, failures=[str(error), *text]))
         report.rounding = reference.rounding
         return report
+
+    def _compare(
+        self, backend: str, reference: Reference, not_blamed: Cases, text: list[str], translations: Sequence[str]
+    ) -> EngineReport:
+        """One engine; `text`: what the bundle makes of text otherwise than the checkpoint."""
+        engine, recipe = self.engine(backend), recipe_of(backend, self.bundle)
+        self.progress(stage=backend)
+        with engine:
+            tolerance, own = recipe.limits(engine.precision), own_limits(recipe.target, engine.precision)
+            if not self.loosened:
+                tolerance = tolerance.within(own)
+            loosened = tolerance.wider(own)
+            try:
+                found, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
+                if not found.passed and engine.precision == "fp32":
+                    wider = self.rounding(reference).widen(tolerance)
+                    if wider != tolerance:  # than eager itself can say
+                        tolerance = wider
+                        found, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
+            except (EngineError, LimitError) as error:
+                return EngineReport(backend, engine.precision, tolerance, failures=[str(error)])
+            found.precision, found.loosened = engine.precision, loosened
+            behaved = found.passed
+            led = tuple(walk.name for walk in found.walks)
+            led_alone = all(line.startswith(led) for line in found.failures)
+            found.failures += text
+            self.add_constants(found, recipe)
+            self.add_unrounded(found, recipe, reference, not_blamed)
+            late = self.add_layer_limits(found, engine, reference)
+            if recipe.memory and parse_name(backend).backend in ("ort", "native"):
+                self.add_memory(found, reference)
+            if translations:
+                add_quality(found, reference.observed.runs, runs, translations, self.bundle.tokenizers(), tolerance)
+            if not found.passed:
+                known = [*(found.constants.wrong if found.constants else []), *late] if led_alone else []
+                if behaved and not known:
+                    known = found.failures
+                found.blame = known[0] if known else self.blame(engine, reference, found, tolerance)
+        return found
 
     def encoder_alone(self, name: str, reference: Reference) -> EngineReport:
         """Compare an engine of a model without a decoder: its output of every sentence, and its constants."""

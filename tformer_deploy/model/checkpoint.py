@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import __version__
 from ..base import machine
-from ..base.errors import ArtifactError, ConfigError
+from ..base.errors import ArtifactError, ConfigError, OtherTokenizers
 from ..base.files import atomic_file, sha256, write_json
 from ..base.headers import digest, read_header, verify
 from ..base.machine import GIB
@@ -176,8 +176,9 @@ def open_reference(bundle: Bundle, directory: Path | None = None) -> Checkpoint 
         random = "; where the module has random ones, load its weights from a file, or set a seed"
         hint = random if isinstance(checkpoint, UserCheckpoint) else ""
         raise ArtifactError(f"{bundle.directory} was not exported from the weights in {where}: export it again{hint}")
-    if checkpoint.tokenizer_hashes != bundle.tokenizer_hashes:
-        raise ArtifactError(f"{bundle.directory} has other tokenizers than {where}: export it again")
+    ours, theirs = bundle.tokenizer_hashes, checkpoint.tokenizer_hashes
+    if other := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
+        raise OtherTokenizers(f"{bundle.directory} has other tokenizers than {where}, {', '.join(other)}: export again")
     return checkpoint
 
 
