@@ -235,7 +235,10 @@ BAD_FOLDERS = [
 
 BAD_BUNDLES = [
     ("translate good", "good is not a bundle"),
-    ("translate missing --beams 3", "missing is not a bundle"),
+    (
+        "translate missing --beams 3",
+        "missing is not a bundle: there is no such folder; a bundle is a folder",
+    ),
     ("translate good --set beam=3", "unknown key of [decoding] 'beam' + did you mean 'beams'?"),
     ("score good --src src.txt --tgt tgt.txt", "good is not a bundle"),
     ("score good --src src.txt --tgt short.txt", "src.txt has 9 lines, short.txt 7: they must be parallel"),
@@ -245,8 +248,11 @@ BAD_BUNDLES = [
 ]
 
 BAD_CHECKPOINTS = [
-    ("missing", "missing is not a checkpoint: it has no checkpoint.json"),
-    ("src.txt", "src.txt is not a checkpoint: it has no checkpoint.json"),
+    (
+        "missing",
+        "missing is not a checkpoint: there is no such folder; a checkpoint is a run folder, which tformer train",
+    ),
+    ("src.txt", "src.txt is not a checkpoint: it is a file; a checkpoint is a run folder"),
     ("headless", "headless is not a checkpoint: it has no checkpoint.json"),
     ("nonsense", "nonsense/checkpoint.json is damaged"),
     ("list", "list/checkpoint.json is damaged"),

@@ -658,6 +658,8 @@ def linked_elsewhere(folder: Path) -> None:
 
 DAMAGE: dict[str, Change] = {
     "no folder": shutil.rmtree,
+    "a file": lambda folder: (shutil.rmtree(folder), folder.touch()),
+    "a run": lambda folder: (folder / "manifest.json").rename(folder / "checkpoint.json"),
     "no manifest": lambda folder: (folder / "manifest.json").unlink(),
     "no JSON": lambda folder: (folder / "manifest.json").write_text("{"),
     "a list": lambda folder: (folder / "manifest.json").write_text("[]"),

@@ -157,6 +157,11 @@ OTHERS = {
     "config.json": "another tool's model: make a run folder of it with tformer import",
 }
 """What a folder is, by a file that it has, and what to do with it. engines/src/bundle/header.cpp says the same."""
+KINDS = {
+    "bundle": "; a bundle is a folder that tformer export writes",
+    "checkpoint": "; a checkpoint is a run folder, which tformer train or import writes",
+}
+"""What was wanted; header.cpp has it too."""
 
 
 def read_header(directory: Path, name: str, kind: str, version: int) -> dict[str, Any]:
@@ -167,8 +172,7 @@ def read_header(directory: Path, name: str, kind: str, version: int) -> dict[str
     path = directory / name
     check_utf8(directory)
     if not path.exists():
-        others = [what for other, what in OTHERS.items() if (directory / other).is_file()]
-        raise ArtifactError(f"{directory} is not a {kind}: it has no {name}{f'; it is {others[0]}' if others else ''}")
+        raise ArtifactError(f"{directory} is not a {kind}: {_instead(directory, name, kind)}")
     header = read_json(directory, name, HEADER_BYTES)
     try:
         found = header["format"], header["version"]
@@ -185,6 +189,15 @@ def read_header(directory: Path, name: str, kind: str, version: int) -> dict[str
     if wrong := schema_error(header, kind):
         raise ArtifactError(f"{path} is damaged: {wrong}; make the {kind} again")
     return dict(header)
+
+
+def _instead(directory: Path, name: str, kind: str) -> str:
+    """What stands where a header should be, and what was wanted."""
+    if not directory.is_dir():
+        there = "it is a file" if directory.exists() else "there is no such folder"
+        return f"{there}{KINDS.get(kind, '')}"
+    others = [f"; it is {what}" for other, what in OTHERS.items() if (directory / other).is_file()]
+    return f"it has no {name}{[*others, KINDS.get(kind, '')][0]}"
 
 
 def is_of(directory: Path, name: str, kind: str) -> bool:

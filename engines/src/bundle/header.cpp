@@ -19,18 +19,23 @@ void verify_file(const fs::path& directory, const std::string& name, const std::
 
 namespace {
 
-/// What a folder is that was taken for another. The same as in tformer_deploy/base/headers.py.
-std::string otherwise(const fs::path& directory) {
+/// What stands where a header should be, and what was wanted. The same as in tformer_deploy/base/headers.py.
+std::string instead(const fs::path& directory, const std::string& name, const std::string& kind) {
+  const std::string wanted = kind == "bundle" ? "; a bundle is a folder that tformer export writes" : "";
+  std::error_code unused;
+  if (!fs::is_directory(directory, unused)) {
+    return (fs::exists(directory, unused) ? "it is a file" : "there is no such folder") + wanted;
+  }
   const std::pair<const char*, const char*> others[] = {
       {"manifest.json", "a bundle: give the run folder that it was exported from"},
       {"checkpoint.json", "a run folder: make a bundle of it with tformer export"},
       {"config.json", "another tool's model: make a run folder of it with tformer import"},
   };
-  std::error_code unused;
-  for (const auto& [name, what] : others) {
-    if (fs::is_regular_file(directory / name, unused)) return std::string("; it is ") + what;
+  const std::string lacks = "it has no " + name;
+  for (const auto& [other, what] : others) {
+    if (fs::is_regular_file(directory / other, unused)) return lacks + "; it is " + what;
   }
-  return "";
+  return lacks + wanted;
 }
 
 }  // namespace
@@ -43,7 +48,7 @@ Json read_header(const fs::path& directory, const std::string& name, const std::
   std::error_code problem;
   const bool exists = fs::exists(path, problem);
   if (problem) throw unreadable(path, problem.value());
-  if (!exists) refuse(directory.string() + " is not a " + kind + ": it has no " + name + otherwise(directory));
+  if (!exists) refuse(directory.string() + " is not a " + kind + ": " + instead(directory, name, kind));
   Json header = read_json(directory, name, header_bytes);
   for (const char* key : {"format", "version"}) {
     if (!header.is_object() || !header.contains(key)) refuse(path.string() + " is damaged ('" + key + "'): " + again);
