@@ -30,13 +30,28 @@ from tformer_deploy.base.errors import ConfigError, LimitError, NotNumbers, Tfor
 from tformer_deploy.bundle.recipe import Recipe
 from tformer_deploy.bundle.text import ByteBpe, Specials, Tokenizers
 from tformer_deploy.bundle.text.bpe import BYTES
+from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.export.checked import export_checked
 from tformer_deploy.model.checkpoint import model_tensors, save_checkpoint, save_tensors
 from tformer_deploy.model.config import ModelConfig
+from tformer_deploy.translate.batches import make_batch
 
 from .command import run_here
 from .conftest import needs_vnni, random_model, small_config
-from .cpp_library import ROOT, CppError, Ids, Model, Output, Text, Translator, built, library, onnxruntime, texts
+from .cpp_library import (
+    ROOT,
+    CppError,
+    Ids,
+    Model,
+    Output,
+    Serving,
+    Text,
+    Translator,
+    built,
+    library,
+    onnxruntime,
+    texts,
+)
 from .cpp_programs import program
 from .mutations import behind, break_graph, changed, constant, row
 
@@ -183,10 +198,7 @@ contradictions = asked_of({}, OF_ALL, OF_BEAMS, OF_SAMPLING, STOPS, {"beams": st
 def test_any_options_give_the_same_tokens_and_scores(asked: dict[str, Any], variant: str, lines: list[str]) -> None:
     model, reference = demo(variant), demo_in_python(variant)
     try:
-        from tformer_deploy.decoding import over_defaults
-
-        reference.options = over_defaults({}, asked)
-        expected: Any = in_python(reference, lines)
+        expected: Any = in_python(reference.asking(**asked), lines)
     except ConfigError as error:
         with pytest.raises(CppError) as refused:
             Translator(model, **asked)
@@ -194,7 +206,7 @@ def test_any_options_give_the_same_tokens_and_scores(asked: dict[str, Any], vari
         assert str(refused.value) == str(error)
         return
     except TformerError as error:
-        with Translator(model, **asked) as translator, pytest.raises(CppError) as failed:
+        with pytest.raises(CppError) as failed, Translator(model, **asked) as translator:
             translator.translate(lines)
         assert str(failed.value) == str(error)
         return
@@ -212,14 +224,37 @@ def test_scores_of_given_targets() -> None:
 @pytest.mark.parametrize("name", ["suppress", "end_ids", "first_ids"])
 @pytest.mark.parametrize("id", [-5, -(2**33), 2**31, 9999999999])
 def test_a_token_id_outside_the_vocabulary_is_named_as_given(name: str, id: int) -> None:
-    with (
-        load(DEMO, variant="fp32", threads=1, **{name: (4, id)}) as reference,
-        pytest.raises(LimitError, match=f"token id {id} is outside") as expected,
-    ):
-        reference.translate(["seven"])
-    with Translator(demo("fp32"), **{name: (4, id)}) as translator, pytest.raises(CppError) as found:
-        translator.translate(["seven"])
-    assert str(found.value) == str(expected.value)
+    refused_at_once({name: (4, id)}, f"token id {id} is outside")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"beams": 65}, "65 beams exceed the engine's limit of 64: use fewer"),
+        ({"sampling": True, "n_best": 65}, "65 samples exceed the engine's limit of 64: use fewer"),
+        ({"align": True}, "this variant does not return attention: export with"),
+        ({"beams": 2, "coverage_penalty": 0.5}, "this variant does not return attention: export with"),
+        ({"first_ids": (3,)}, "a forced token is an end token: leave it out"),
+    ],
+    ids=str,
+)
+def test_options_that_no_request_can_have(asked: dict[str, Any], words: str) -> None:
+    refused_at_once(asked, words)
+
+
+def refused_at_once(asked: dict[str, Any], words: str) -> None:
+    """By what is made, not by its first request, in the same words, here and in Python."""
+    with load(DEMO, variant="fp32", threads=1) as reference:
+        with pytest.raises(LimitError, match=words) as expected:
+            decode(reference.engine, make_batch([[4, 3]], reference.engine.config.pad_id), DecodeOptions(**asked))
+        for refused in (lambda: load(DEMO, variant="fp32", threads=1, **asked), lambda: reference.asking(**asked)):
+            with pytest.raises(LimitError) as found:
+                refused()
+            assert str(found.value) == str(expected.value)
+    for kind in (Translator, Serving):
+        with pytest.raises(CppError) as error:
+            kind(demo("fp32"), **asked)
+        assert (error.value.status, str(error.value)) == (LIMIT, str(expected.value))
 
 
 def test_prefixes_allowed_outputs_and_streams() -> None:

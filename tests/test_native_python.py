@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from tformer_deploy import load
-from tformer_deploy.base.errors import EngineError, LimitError, NotNumbers, TformerError
+from tformer_deploy.base.errors import LimitError, NotNumbers, TformerError
 from tformer_deploy.bench.measure import decode_part
 from tformer_deploy.bench.roofline import ProgramRead
 from tformer_deploy.bundle.contract import GRAPHS, PROGRAM
@@ -176,16 +176,18 @@ def test_mistakes_of_the_caller_are_refused(engine: Engine) -> None:
     start = np.full((3, 1), engine.config.start_id, np.int32)
     engine.step(start, state)
     for rows in (start[:2], np.tile(start, 2), start[:, 0]):
-        with pytest.raises(EngineError, match="internal fault: a step was fed other rows than the state has"):
+        with pytest.raises(
+            ValueError, match=r"tokens: an array of shape .* given: must be (of shape \(3, 1\), the|an arr)"
+        ):
             engine.step(rows, state)
     for parents, kept in (
         *((start, None), (start * 0 - 1, None), (start[:2] * 0, [0, 1]), (start * 0, [0, 1])),
         *((start[:2] * 0, [0, 0]), (start[:2][::-1], [1, 0])),
     ):
-        with pytest.raises(EngineError, match=r"internal fault: (a parent is|parents have|sentences are not in order)"):
+        with pytest.raises(
+            ValueError, match=r"(parents|sentences): .* given: must be (of shape|a row of|numbers from 0)"
+        ):
             engine.reorder(state, parents, None if kept is None else np.array(kept, np.int32))
-    with pytest.raises(EngineError, match="internal fault: sources have another shape"):
-        engine.encode(batch.src_ids, batch.src_lengths[:2])
     with pytest.raises(LimitError, match="is outside the source vocabulary"):
         engine.encode(batch.src_ids + 10_000, batch.src_lengths)
     with pytest.raises(LimitError, match="is outside the target vocabulary"):
@@ -207,9 +209,7 @@ def test_every_argument_is_checked_where_it_enters() -> None:
             lambda: model.encode(ids, lengths, 1, 20, [[5], [10**6]]),
             "token id 1000000 is outside the target vocabulary",
         ),
-        (lambda: model.encode(ids, lengths, 1, 20, [[5]]), "a source has no list of required tokens"),
         (lambda: state.admit(ids, lengths, 2**62, 20, []), "beams exceed the limit of 7"),
-        (lambda: state.best(-1), "a step of no rows"),
         (lambda: state.best(2**62), "beams exceed the limit of 7"),
         (lambda: state.reorder(np.zeros((1, 2000), np.int32), np.zeros(1, np.int32)), "2000 beams exceed the limit"),
         (lambda: model.search(ids, lengths, [], [], "{", None, False, None), "options are not JSON"),
@@ -219,6 +219,92 @@ def test_every_argument_is_checked_where_it_enters() -> None:
         with pytest.raises(native.Error, match=words):
             call()
     assert state.step(np.full((2, 1), 2, np.int32), False, False)[0].shape == (2, 1, 2)
+
+
+def test_arrays_that_are_none_or_do_not_fit_are_named_with_what_is_needed() -> None:
+    """The caller's mistake, not a fault to report; what would lose a fraction or its upper bits is none either."""
+    ids, lengths = np.full((2, 4), 5, np.int32), np.full(2, 4, np.int32)
+    model = native.Model(str(BUNDLE), "native-int8", 1)
+    state = model.encode(ids, lengths, 1, 20, [])
+    rows = np.zeros((2, 1), np.int32)
+    far, below = rows.astype(np.int64) + 2**32, rows.astype(np.int64) - 2**33
+    beyond = rows.astype(np.uint64) + np.uint64(2**64 - 1)
+    for call, kind, words in (
+        (
+            lambda: model.encode(ids + 0.5, lengths, 1, 20, []),
+            TypeError,
+            "src_ids: ndarray of float64 given: must be a",
+        ),
+        (lambda: model.memory(ids > 3, lengths), TypeError, "src_ids: ndarray of bool given: must be a numpy array of"),
+        (lambda: state.admit(ids, [4, 4], 1, 20, []), TypeError, "src_lengths: list given: must be a numpy array of i"),
+        (lambda: state.step(None, False, False), TypeError, "tokens: NoneType given: must be a numpy array of int32"),
+        (lambda: state.reorder("01", None), TypeError, "parents: str given: must be a numpy array of int32"),
+        (lambda: state.reorder(rows, [0, 1]), TypeError, "sentences: list given: must be a numpy array of int32"),
+        (
+            lambda: state.step(far, False, False),
+            ValueError,
+            "tokens: 4294967296 given: must be in the range",
+        ),
+        (
+            lambda: state.step(below, False, False),
+            ValueError,
+            f"tokens: -{2**33} given: must be in",
+        ),
+        (
+            lambda: state.step(beyond, False, False),
+            ValueError,
+            f"tokens: {2**64 - 1} given: must",
+        ),
+        (
+            lambda: model.encode(ids[0], lengths, 1, 20, []),
+            ValueError,
+            "src_ids: an array of shape (4,) given: must be",
+        ),
+        (
+            lambda: model.search(ids, lengths[:1], [], [], "{}", None, False, None),
+            ValueError,
+            "src_lengths: an array of shape (1,) given: must be of shape (2,), one for each row of src_ids",
+        ),
+        (lambda: model.encode(ids, lengths, 1, 20, [[5]]), ValueError, "required: 1 given: must be 2, one for each so"),
+        (
+            lambda: model.search(ids, lengths, [1, 2, 3], [], "{}", None, False, None),
+            ValueError,
+            "numbers: 3 given: must be 2, one for each source, or none",
+        ),
+        (
+            lambda: model.search(ids, lengths, [], [[5]], "{}", None, False, None),
+            ValueError,
+            "prefixes: 1 given: must be 2, one for each source, or none",
+        ),
+        (
+            lambda: state.step(rows[:1], False, False),
+            ValueError,
+            "tokens: an array of shape (1, 1) given: must be of sh",
+        ),
+        (
+            lambda: state.reorder(rows[:1], None),
+            ValueError,
+            "parents: an array of shape (1, 1) given: must be of shape ",
+        ),
+        (
+            lambda: state.reorder(rows, lengths),
+            ValueError,
+            "sentences: 4 given: must be numbers from 0 to 1, each large",
+        ),
+        (
+            lambda: state.reorder(rows, None),
+            ValueError,
+            "parents: 0 given: must be a row of sentence 1, which has 1 to 1",
+        ),
+        (lambda: state.best(-1), ValueError, "beams: -1 given: must be at least 1"),
+    ):
+        with pytest.raises(kind) as error:
+            call()
+        assert str(error.value).startswith(words)
+    wide, columns = state.step(rows.astype(np.int64), False, False), np.asfortranarray(ids)
+    model.encode(columns.astype(np.uint8), lengths.astype(np.int16), 1, 20, [])
+    again = model.encode(columns, lengths, 1, 20, []).step(rows, False, False)
+    assert all(map(np.array_equal, wide[:2], again[:2])), "whole numbers of any size and order are what they say"
 
 
 def test_any_arguments_and_threads_end_in_errors() -> None:

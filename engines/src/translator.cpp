@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "decode/rules.hpp"
+#include "decode/search.hpp"
 #include "errors.hpp"
 #include "text/unicode.hpp"
 
@@ -22,6 +23,7 @@ Translator::Translator(std::shared_ptr<const OpenModel> model, const Settings& s
   limits().check_asked(settings.decoding.value("max_tokens", std::int64_t{0}),
                        settings.decoding.value("beams", std::int64_t{0}));
   for (std::size_t i = 0; i < workers_; ++i) engines_.push_back(model_->backend().make_engine());
+  if (!settings.decoding.empty()) check_options(engine(), options_);  // what is usual waits for a request
 }
 
 void Translator::allow(const std::vector<std::string_view>& outputs) {
@@ -92,7 +94,7 @@ std::vector<std::int32_t> Translator::prefix_ids(std::string_view text, const st
   Ids ids = wanted(text, where);
   const Ids ends = options.ends(sizes().eos_id);
   if (std::find_first_of(ids.begin(), ids.end(), ends.begin(), ends.end()) != ids.end()) {
-    throw Error(Status::limit, where + ": a forced token is an end token: leave it out, an output ends by itself");
+    throw Error(Status::limit, where + ": " + end_is_forced);
   }
   return ids;
 }
@@ -128,10 +130,6 @@ Translator::Requests Translator::requests(const std::vector<std::string_view>& l
       if (!prefixes.empty()) begin = prefix_ids(prefixes[i], line_of(number) + ", prefix", options);
       std::vector<std::int32_t> ids = source(lines[i], number);
       if (const std::size_t forced = options.first_ids.size() + begin.size(); forced && !ids.empty()) {
-        const Ids first_ids = token_ids(options.first_ids), ends = options.ends(sizes().eos_id);
-        if (std::find_first_of(first_ids.begin(), first_ids.end(), ends.begin(), ends.end()) != first_ids.end()) {
-          throw Error(Status::limit, "a forced token is an end token: leave it out, an output ends by itself");
-        }
         check_forced(forced, longest_output(options, limits().tgt_tokens, ids.size()), options, line_of(number) + ": ");
       }
       if (!prefixes.empty()) asked.prefixes.push_back(std::move(begin));

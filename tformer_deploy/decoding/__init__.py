@@ -5,13 +5,15 @@ The reference for the search in C++; `translate`, `check` and `bench` use it.
 """
 
 from ..engines.base import Batch, Hypothesis
+from .asked import check_options
 from .options import DecodeOptions, over_defaults
-from .rules import Trie, check_forced, longest_outputs
+from .rules import END_IS_FORCED, Trie, check_forced, longest_outputs
 from .running import ContinuousBatch, decode
 from .scoring import forced_steps, score
 from .search import Search, Step
 
 __all__ = [
+    "END_IS_FORCED",
     "Batch",
     "ContinuousBatch",
     "DecodeOptions",
@@ -20,6 +22,7 @@ __all__ = [
     "Step",
     "Trie",
     "check_forced",
+    "check_options",
     "decode",
     "forced_steps",
     "longest_outputs",

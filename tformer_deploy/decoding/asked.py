@@ -12,7 +12,7 @@ from ..base.errors import DataError, LimitError
 from ..engines.base import Batch, Engine
 from ..model.config import MAX_SEED
 from .options import DecodeOptions
-from .rules import Trie
+from .rules import END_IS_FORCED, Trie
 from .search import Beam, Greedy, Sampling, Search, Step
 
 
@@ -28,10 +28,17 @@ def make_search(
     Raises LimitError for what the engine or the model cannot do, and DataError for a batch that is none.
     """
     check_batch(batch)
-    vocab = engine.config.tgt_vocab
-    named = [options.suppress, options.end_ids, options.first_ids, *batch.prefixes, allowed.tokens if allowed else ()]
-    if bad := [token for ids in named for token in ids if not 0 <= token < vocab]:
-        raise LimitError(f"token id {bad[0]} is outside the target vocabulary of {vocab}")
+    check_options(engine, options)
+    check_tokens(engine, [*batch.prefixes, allowed.tokens if allowed else ()])
+    kind = Sampling if options.sampling else Greedy if options.greedy else Beam
+    return kind(engine, batch, options, allowed, on_step)
+
+
+def check_options(engine: Engine, options: DecodeOptions) -> None:
+    """Raise LimitError for options that the engine or the model cannot follow, whatever the source."""
+    check_tokens(engine, [options.suppress, options.end_ids, options.first_ids])
+    if set(options.first_ids) & set(options.ends(engine.config.eos_id)):
+        raise LimitError(END_IS_FORCED)
     if options.rows > engine.limits.beams:
         raise LimitError(
             f"{options.rows} {'samples' if options.sampling else 'beams'} exceed the engine's limit of "
@@ -42,8 +49,13 @@ def make_search(
             "this variant does not return attention: export with a recipe that has attention = true, "
             "such as fp32-attention"
         )
-    kind = Sampling if options.sampling else Greedy if options.greedy else Beam
-    return kind(engine, batch, options, allowed, on_step)
+
+
+def check_tokens(engine: Engine, named: Iterable[Iterable[int]]) -> None:
+    """Raise LimitError for tokens that the model does not have."""
+    vocab = engine.config.tgt_vocab
+    if bad := [token for ids in named for token in ids if not 0 <= token < vocab]:
+        raise LimitError(f"token id {bad[0]} is outside the target vocabulary of {vocab}")
 
 
 def check_batch(batch: Batch) -> None:

@@ -13,6 +13,7 @@ from ..engines.base import Floats, Ints, Scores
 from .options import DecodeOptions
 
 _END = -1
+END_IS_FORCED = "a forced token is an end token: leave it out, an output ends by itself"
 _SORTED = 256
 """Up to this many scores a row are sorted, all rows at once, which is faster than to look for the best ones."""
 LEAST = -1e4
@@ -96,7 +97,7 @@ class Rules:
         self.prefixes = [(*options.first_ids, *prefix) for prefix in prefixes or [()] * len(src_lengths)]
         self._forced_steps, self._early_steps = max(map(len, self.prefixes)), int(self.shortest.max()) - 1
         if any(token in end_ids for prefix in self.prefixes for token in prefix):
-            raise LimitError("a forced token is an end token: leave it out, an output ends by itself")
+            raise LimitError(END_IS_FORCED)
         for prefix, most in zip(self.prefixes, longest.tolist(), strict=True):
             check_forced(len(prefix), most, options)
 

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import ArtifactError, ConfigError, TformerError
+from ..base.errors import ArtifactError, ConfigError
 from ..base.lines import LINE_BYTES, MOST_LINE_BYTES
 from ..base.settings import check_whole, from_dict
 from ..bundle.manifest import MANIFEST, Bundle, open_bundle
@@ -77,13 +77,7 @@ def open_translator(options: TranslatorOptions) -> Translator:
     translator = Translator(engine, bundle.tokenizers(), over_defaults(defaults, options.decoding), *limits)
     translator.name, translator.defaults, translator.asked = f"{bundle.directory} on {name}", defaults, options.decoding
     translator.max_line_bytes, translator.least_batches = options.max_line_bytes, options.least_batches
-    translator.open()
-    try:
-        engine.limits.check_asked(options.decoding)
-    except TformerError:
-        translator.close()
-        raise
-    return translator
+    return translator.open()
 
 
 def defaults_of(bundle: Bundle) -> dict[str, Any]:

@@ -18,11 +18,13 @@ from ..base.lines import LINE_BYTES, check_line
 from ..base.settings import check_whole
 from ..bundle.text import Tokenizers
 from ..decoding import (
+    END_IS_FORCED,
     DecodeOptions,
     Hypothesis,
     Step,
     Trie,
     check_forced,
+    check_options,
     decode,
     longest_outputs,
     over_defaults,
@@ -110,8 +112,13 @@ class Translator:
         return f"<Translator {', '.join([self.name, *options, 'open' if self._opened.open else 'closed'])}>"
 
     def open(self) -> Self:
-        """Take the engine's device."""
+        """Take the engine's device. Raises LimitError for options that were asked for and it cannot follow."""
         self._opened.enter()
+        try:
+            self._check(self.asked, self.options)
+        except TformerError:
+            self.close()
+            raise
         return self
 
     def __enter__(self) -> Self:
@@ -135,10 +142,16 @@ class Translator:
             return self
         asked = {**self.asked, **decoding}
         options = over_defaults(self.defaults, asked)
-        self._opened.limits().check_asked(asked)
+        self._check(asked, options)
         other = copy(self)
         other.asked, other.options = asked, options
         return other
+
+    def _check(self, asked: Mapping[str, Any], options: DecodeOptions) -> None:
+        """Refuse what somebody asked for and no request can have; what is usual waits for one. Raises LimitError."""
+        self._opened.limits().check_asked(asked)
+        if asked:
+            check_options(self.engine, options)
 
     def translate(self, lines: Iterable[str], prefixes: Iterable[str] = (), **decoding: Any) -> list[Result]:
         """Translate each line; an empty one gives an empty one. `prefixes`: how each output begins, if given.
@@ -262,13 +275,11 @@ class Translator:
         """Ids that an output must begin with. Raises DataError or LimitError, which name its line."""
         ids = self._wanted(text, where)
         if set(ids) & set(self.options.ends(self.engine.config.eos_id)):
-            raise LimitError(f"{where}: a forced token is an end token: leave it out, an output ends by itself")
+            raise LimitError(f"{where}: {END_IS_FORCED}")
         return ids
 
     def _check_forced(self, begin: list[int], source: list[int], number: int, limits: Limits) -> None:
         """Raise LimitError, which names its line, where more is forced than the output may have."""
-        if source and set(self.options.first_ids) & set(self.options.ends(self.engine.config.eos_id)):
-            raise LimitError("a forced token is an end token: leave it out, an output ends by itself")
         if source and (forced := len(self.options.first_ids) + len(begin)):
             [longest] = longest_outputs(self.options, limits.tgt_tokens, np.array([len(source)])).tolist()
             check_forced(forced, longest, self.options, f"line {number}: ")

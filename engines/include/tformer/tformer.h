@@ -153,7 +153,7 @@ TFORMER_API tformer_status tformer_target_ids(const tformer_model *model, tforme
 TFORMER_API tformer_status tformer_target_entry(const tformer_model *model, tformer_text entry, int32_t *id);
 TFORMER_API void tformer_ids_free(tformer_ids *ids);
 
-/* A translator of a model. `options` may be null. */
+/* A translator of a model. `options` may be null; those that no request of this model can have are refused here. */
 TFORMER_API tformer_status tformer_translator_new(tformer_model *model, const tformer_options *options,
                                                   tformer_translator **translator);
 TFORMER_API void tformer_translator_free(tformer_translator *translator);

@@ -13,6 +13,7 @@
 #include <string>
 #include <system_error>
 
+#include "arrays.hpp"
 #include "bundle/bundle.hpp"
 #include "bundle/files.hpp"
 #include "decode/decode.hpp"
@@ -24,35 +25,39 @@
 #include "settings.hpp"
 #include "speed.hpp"
 
-namespace nb = nanobind;
-
 namespace tformer::python {
 namespace {
 
-using Ids = nb::ndarray<const std::int32_t, nb::c_contig, nb::device::cpu>;
 using Lists = std::vector<std::vector<std::int32_t>>;
 
-std::vector<std::int32_t> values(const Ids& array) { return {array.data(), array.data() + array.size()}; }
+/// Ids of sources (B, S) and how many of each row count.
+struct Sources {
+  Ids ids, lengths;
 
-/// What only a mistake of the caller in Python breaks; memory would be overrun otherwise.
-void require(bool holds, const char* what) {
-  if (!holds) throw Error(Status::internal, std::string("internal fault: ") + what + ": please report it");
-}
+  Sources(nb::handle src_ids, nb::handle src_lengths)
+      : ids(ids_of(src_ids, "src_ids", 2)), lengths(ids_of(src_lengths, "src_lengths", 1)) {
+    lengths.require_shape(lengths.shape[0] == ids.shape[0], Ids::shown({ids.shape[0]}) + ", one for each row of src_ids");
+    if (count() == 0) throw Error(Status::usage, "a batch of no sentences: give one at least");
+  }
 
-void check_sources(const Ids& ids, const Ids& lengths) {
-  require(ids.ndim() == 2 && lengths.ndim() == 1 && ids.shape(0) == lengths.shape(0), "sources have another shape");
-  if (lengths.shape(0) == 0) throw Error(Status::usage, "a batch of no sentences: give one at least");
-}
+  std::size_t count() const { return lengths.values.size(); }
+  std::size_t width() const { return ids.shape[1]; }
+
+  /// Throws Python's ValueError where a list has not one of something for each source, nor none.
+  void require_each(const char* name, std::size_t given) const {
+    if (given && given != count()) {
+      refuse(name, std::to_string(given), std::to_string(count()) + ", one for each source, or none");
+    }
+  }
+};
 
 /// What a state will be asked for. Throws Error for numbers that no search of this model has.
-Outlook outlook_of(const Engine& engine, const Ids& lengths, std::int64_t beams, std::int64_t tokens,
-                   const Lists& required) {
+Outlook outlook_of(const Engine& engine, std::int64_t beams, std::int64_t tokens, const Lists& required) {
   if (beams < 0 || tokens < 0) {
     throw Error(Status::usage, "beams=" + std::to_string(beams) + ", tokens=" + std::to_string(tokens) +
                                    ": must be at least 0, which is as many as the model takes");
   }
   check_step(beams, 0, engine.limits());
-  require(required.empty() || required.size() == lengths.shape(0), "a source has no list of required tokens");
   for (const auto& each : required) check_tokens(each, engine.model().tgt_vocab);
   return {beams, tokens, required};
 }
@@ -94,42 +99,44 @@ std::unique_lock<std::mutex> only_call(const Decode& decode) {
 template <typename Value>
 nb::ndarray<nb::numpy, Value> shared(std::vector<Value>& found, const Decode& decode, const nb::capsule& owner) {
   const std::size_t rows = decode.sentences * decode.beams;
-  require(!found.empty() && found.size() % rows == 0, "a step gave other sizes");
+  if (found.empty() || found.size() % rows != 0) {
+    throw Error(Status::internal, "internal fault: a step gave other sizes: please report it");
+  }
   return {found.data(), {decode.sentences, decode.beams, found.size() / rows}, owner};
 }
 
-void admit(Decode& decode, const Ids& ids, const Ids& lengths, std::int64_t beams, std::int64_t tokens,
+void admit(Decode& decode, nb::handle src_ids, nb::handle src_lengths, std::int64_t beams, std::int64_t tokens,
            const Lists& required) {
+  const Sources sources(src_ids, src_lengths);
+  sources.require_each("required", required.size());
   const auto call = only_call(decode);
-  check_sources(ids, lengths);
-  const Outlook outlook = outlook_of(*decode.engine, lengths, beams, tokens, required);
-  const auto src_ids = values(ids), src_lengths = values(lengths);
+  const Outlook outlook = outlook_of(*decode.engine, beams, tokens, required);
   {
     const nb::gil_scoped_release others;
-    decode.engine->admit(*decode.state, src_ids, src_lengths, outlook);
+    decode.engine->admit(*decode.state, sources.ids.values, sources.lengths.values, outlook);
   }
-  decode.sentences += src_lengths.size();
-  decode.src_tokens = std::max(decode.src_tokens, ids.shape(1));
+  decode.sentences += sources.count();
+  decode.src_tokens = std::max(decode.src_tokens, sources.width());
 }
 
 std::int64_t best(const Decode& decode, std::int64_t beams) {
   const auto call = only_call(decode);
-  require(beams > 0, "a step of no rows");
+  if (beams < 1) refuse("beams", std::to_string(beams), "at least 1");
   check_step(beams, 0, decode.engine->limits());
   return decode.engine->best(beams, *decode.state);
 }
 
 /// Ids and scores (B, K, k), log-probabilities (B, K, V) and attention (B, K, S), None where not asked for.
-nb::tuple step(Decode& decode, const Ids& tokens, bool full, bool attention) {
+nb::tuple step(Decode& decode, nb::handle tokens, bool full, bool attention) {
+  const Ids fed = ids_of(tokens, "tokens", 2);
   const auto call = only_call(decode);
-  require(tokens.ndim() == 2 && tokens.shape(0) == decode.sentences && tokens.shape(1) == decode.beams,
-          "a step was fed other rows than the state has");
-  const auto fed = values(tokens);
+  const std::vector<std::size_t> rows{decode.sentences, decode.beams};
+  fed.require_shape(fed.shape == rows, Ids::shown(rows) + ", the state's sentences and rows of each");
   if (decode.scores.use_count() > 1) decode.scores = std::make_shared<Scores>();
   Scores& found = *decode.scores;
   {
     const nb::gil_scoped_release others;
-    decode.engine->step(fed, *decode.state, full, attention, found);
+    decode.engine->step(fed.values, *decode.state, full, attention, found);
   }
   const nb::capsule owner(new std::shared_ptr<Scores>(decode.scores),
                           [](void* kept) noexcept { delete static_cast<std::shared_ptr<Scores>*>(kept); });
@@ -139,26 +146,38 @@ nb::tuple step(Decode& decode, const Ids& tokens, bool full, bool attention) {
   return nb::make_tuple(shared(found.ids, decode, owner), shared(found.scores, decode, owner), every, looked);
 }
 
-void reorder(Decode& decode, const Ids& parents, const std::optional<Ids>& sentences) {
+void reorder(Decode& decode, nb::handle parents, nb::handle sentences) {
+  const Ids from = ids_of(parents, "parents", 2);
   const auto call = only_call(decode);
   std::vector<std::int32_t> kept;
-  if (sentences) {
-    kept = values(*sentences);
+  if (!sentences.is_none()) {
+    kept = ids_of(sentences, "sentences", 1).values;
   } else {
     for (std::size_t i = 0; i < decode.sentences; ++i) kept.push_back(static_cast<std::int32_t>(i));
   }
-  require(parents.ndim() == 2 && parents.size() && parents.shape(0) == kept.size(), "parents have another shape");
-  const auto from = values(parents);
-  const std::size_t width = parents.shape(1);
+  from.require_shape(from.shape[0] == kept.size() && !from.values.empty(),
+                     "(" + std::to_string(kept.size()) + ", rows), with the parents of each sentence that is kept");
+  const std::size_t width = from.shape[1];
   check_step(static_cast<std::int64_t>(width), 0, decode.engine->limits());
-  for (std::size_t i = 1; i < kept.size(); ++i) require(kept[i - 1] < kept[i], "sentences are not in order");
-  for (std::size_t i = 0; i < from.size(); ++i) {
-    const auto sentence = static_cast<std::size_t>(kept[i / width]), row = static_cast<std::size_t>(from[i]);
-    require(sentence < decode.sentences && row / decode.beams == sentence, "a parent is of another sentence");
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    const auto sentence = static_cast<std::size_t>(kept[i]);
+    if (sentence >= decode.sentences || (i && kept[i - 1] >= kept[i])) {
+      refuse("sentences", std::to_string(kept[i]),
+             "numbers from 0 to " + std::to_string(decode.sentences - 1) + ", each larger than the one before");
+    }
+  }
+  for (std::size_t i = 0; i < from.values.size(); ++i) {
+    const std::size_t first = static_cast<std::size_t>(kept[i / width]) * decode.beams;
+    const auto row = static_cast<std::size_t>(from.values[i]);
+    if (row < first || row >= first + decode.beams) {
+      refuse("parents", std::to_string(from.values[i]),
+             "a row of sentence " + std::to_string(kept[i / width]) + ", which has " + std::to_string(first) + " to " +
+                 std::to_string(first + decode.beams - 1));
+    }
   }
   {
     const nb::gil_scoped_release others;
-    decode.engine->reorder(*decode.state, from, kept);
+    decode.engine->reorder(*decode.state, from.values, kept);
   }
   decode.sentences = kept.size();
   decode.beams = width;
@@ -204,39 +223,39 @@ class Model {
     return nb::make_tuple(most.batch, most.src_tokens, most.tgt_tokens, most.beams);
   }
 
-  Decode encode(const Ids& ids, const Ids& lengths, std::int64_t beams, std::int64_t tokens,
+  Decode encode(nb::handle src_ids, nb::handle src_lengths, std::int64_t beams, std::int64_t tokens,
                 const Lists& required) const {
-    check_sources(ids, lengths);
-    const auto src_ids = values(ids), src_lengths = values(lengths);
+    const Sources sources(src_ids, src_lengths);
+    sources.require_each("required", required.size());
     Decode made;
-    made.sentences = src_lengths.size();
-    made.src_tokens = ids.shape(1);
+    made.sentences = sources.count();
+    made.src_tokens = sources.width();
     const nb::gil_scoped_release others;
     made.engine = engines_->lend();
-    made.state = made.engine->encode(src_ids, src_lengths, outlook_of(*made.engine, lengths, beams, tokens, required));
+    made.state = made.engine->encode(sources.ids.values, sources.lengths.values,
+                                     outlook_of(*made.engine, beams, tokens, required));
     return made;
   }
 
   /// The encoder's own output, (B * S * E).
-  nb::ndarray<nb::numpy, float> memory(const Ids& ids, const Ids& lengths) const {
-    check_sources(ids, lengths);
-    const auto src_ids = values(ids), src_lengths = values(lengths);
+  nb::ndarray<nb::numpy, float> memory(nb::handle src_ids, nb::handle src_lengths) const {
+    const Sources sources(src_ids, src_lengths);
     std::vector<float> found;
     {
       const nb::gil_scoped_release others;
-      found = engines_->lend()->memory(src_ids, src_lengths);
+      found = engines_->lend()->memory(sources.ids.values, sources.lengths.values);
     }
     return given(std::move(found));
   }
 
   /// Of each source its outputs: ids, end token or None, score, value, alignment. `calls` gets name, begin, end of each
   /// call of the engine, unless it is None.
-  nb::list search(const Ids& ids, const Ids& lengths, const std::vector<std::int64_t>& numbers, const Lists& prefixes,
+  nb::list search(nb::handle src_ids, nb::handle src_lengths, const std::vector<std::int64_t>& numbers, const Lists& prefixes,
                   const std::string& options, const Trie* allowed, bool strict, std::optional<nb::list> calls) const {
-    check_sources(ids, lengths);
-    const Batch batch{values(ids), values(lengths), numbers, prefixes};
-    require(numbers.empty() || numbers.size() == batch.src_lengths.size(), "a source has no number");
-    require(prefixes.empty() || prefixes.size() == batch.src_lengths.size(), "a source has no prefix");
+    const Sources sources(src_ids, src_lengths);
+    sources.require_each("numbers", numbers.size());
+    sources.require_each("prefixes", prefixes.size());
+    const Batch batch{sources.ids.values, sources.lengths.values, numbers, prefixes};
     const DecodeOptions asked = options_from(options);
     Hooks hooks;
     hooks.allowed = allowed;
@@ -250,7 +269,7 @@ class Model {
       found = decode(observed, batch, asked, hooks);
     }
     for (const Call& each : noted) calls->append(nb::make_tuple(each.name, each.begin, each.end));
-    nb::list sources;
+    nb::list lines;
     for (const auto& each : found) {
       nb::list outputs;
       for (const Hypothesis& it : each) {
@@ -258,9 +277,9 @@ class Model {
         if (it.finished) end = nb::cast(it.end_id);
         outputs.append(nb::make_tuple(it.ids, end, it.score, it.value, it.alignment));
       }
-      sources.append(std::move(outputs));
+      lines.append(std::move(outputs));
     }
-    return sources;
+    return lines;
   }
 
  private:
@@ -305,10 +324,10 @@ NB_MODULE(_native, module) {
   nb::class_<Decode>(module, "State")
       .def_ro("sentences", &Decode::sentences)
       .def_ro("src_tokens", &Decode::src_tokens)
-      .def("admit", admit, "src_ids"_a, "src_lengths"_a, "beams"_a, "tokens"_a, "required"_a)
+      .def("admit", admit, "src_ids"_a.none(), "src_lengths"_a.none(), "beams"_a, "tokens"_a, "required"_a)
       .def("best", best, "beams"_a)
-      .def("step", step, "tokens"_a, "full"_a, "attention"_a)
-      .def("reorder", reorder, "parents"_a, "sentences"_a.none())
+      .def("step", step, "tokens"_a.none(), "full"_a, "attention"_a)
+      .def("reorder", reorder, "parents"_a.none(), "sentences"_a.none())
       .def("cross_keys_values", cross_keys_values);
   nb::class_<Model>(module, "Model")
       .def(nb::init<const std::string&, const std::string&, int, bool, const std::string&>(), "folder"_a, "variant"_a,
@@ -317,9 +336,9 @@ NB_MODULE(_native, module) {
       .def_prop_ro("attention", &Model::attention)
       .def_prop_ro("admits", &Model::admits)
       .def_prop_ro("batch_tokens", &Model::batch_tokens)
-      .def("encode", &Model::encode, "src_ids"_a, "src_lengths"_a, "beams"_a, "tokens"_a, "required"_a)
-      .def("memory", &Model::memory, "src_ids"_a, "src_lengths"_a)
-      .def("search", &Model::search, "src_ids"_a, "src_lengths"_a, "numbers"_a, "prefixes"_a, "options"_a,
+      .def("encode", &Model::encode, "src_ids"_a.none(), "src_lengths"_a.none(), "beams"_a, "tokens"_a, "required"_a)
+      .def("memory", &Model::memory, "src_ids"_a.none(), "src_lengths"_a.none())
+      .def("search", &Model::search, "src_ids"_a.none(), "src_lengths"_a.none(), "numbers"_a, "prefixes"_a, "options"_a,
            "allowed"_a.none(), "strict"_a, "calls"_a.none());
   module.def("kernels", &tformer::kernels::names);
   module.def("best_kernels", [] { return tformer::kernels::best().name; });

@@ -92,7 +92,7 @@ Rules::Rules(const DecodeOptions& options, std::vector<std::int32_t> end_ids, st
     const std::vector<std::int32_t>& prefix = prefixes_[i];
     forced_steps_ = std::max(forced_steps_, prefix.size());
     if (std::any_of(prefix.begin(), prefix.end(), [this](std::int32_t token) { return is_end(token); })) {
-      throw Error(Status::limit, "a forced token is an end token: leave it out, an output ends by itself");
+      throw Error(Status::limit, end_is_forced);
     }
     check_forced(prefix.size(), static_cast<std::int64_t>(longest_[i]), options);
   }

@@ -169,21 +169,31 @@ void Search::describe(Hypothesis& output, std::size_t b, std::size_t row) const 
 std::unique_ptr<Search> make_search(const Engine& engine, const Batch& batch, const DecodeOptions& options,
                                     const Hooks& hooks) {
   const std::int32_t vocab = engine.model().tgt_vocab;
+  check_options(engine, options);
+  for (const auto& prefix : batch.prefixes) check_tokens(prefix, vocab);
+  if (hooks.allowed) check_tokens(hooks.allowed->tokens(), vocab);
+  return options.sampling ? make_sampling(engine, batch, options, hooks) : make_beam(engine, batch, options, hooks);
+}
+
+void check_options(const Engine& engine, const DecodeOptions& options) {
+  const std::int32_t vocab = engine.model().tgt_vocab;
   check_tokens(options.suppress, vocab);
   check_tokens(options.end_ids, vocab);
   check_tokens(options.first_ids, vocab);
-  for (const auto& prefix : batch.prefixes) check_tokens(prefix, vocab);
-  if (hooks.allowed) check_tokens(hooks.allowed->tokens(), vocab);
+  const std::vector<std::int32_t> first = token_ids(options.first_ids), ends = options.ends(engine.model().eos_id);
+  if (std::find_first_of(first.begin(), first.end(), ends.begin(), ends.end()) != first.end()) {
+    throw Error(Status::limit, end_is_forced);
+  }
   if (options.rows() > engine.limits().beams) {
     throw Error(Status::limit, std::to_string(options.rows()) + (options.sampling ? " samples" : " beams") +
                                    " exceed the engine's limit of " + std::to_string(engine.limits().beams) +
-                                   ": use fewer, or export with a larger beams axis");
+                                   ": use fewer, or " +
+                                   engine.limits().or_else("export with a larger beams axis"));
   }
   if (options.attention() && !engine.attention()) {
     throw Error(Status::limit, "this variant does not return attention: export with a recipe that has attention = true, "
                                "such as fp32-attention");
   }
-  return options.sampling ? make_sampling(engine, batch, options, hooks) : make_beam(engine, batch, options, hooks);
 }
 
 double length_norm(std::size_t length, const DecodeOptions& options) {

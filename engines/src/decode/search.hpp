@@ -94,6 +94,9 @@ class Search {
 std::unique_ptr<Search> make_search(const Engine& engine, const Batch& batch, const DecodeOptions& options,
                                     const Hooks& hooks);
 
+/// Refuse options that the engine or the model cannot follow, whatever the source. Throws Error.
+void check_options(const Engine& engine, const DecodeOptions& options);
+
 std::unique_ptr<Search> make_beam(const Engine& engine, const Batch& batch, const DecodeOptions& options,
                                   const Hooks& hooks);
 std::unique_ptr<Search> make_sampling(const Engine& engine, const Batch& batch, const DecodeOptions& options,
