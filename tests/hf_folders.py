@@ -279,11 +279,9 @@ def of_t5(path: Path, kind: str, **how: Any) -> Path:
     size = len(entries(model))
     extra = {str(size + i): {"content": f"<extra_id_{9 - i}>", "special": True} for i in range(10)}
     ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-    how = {"num_layers": 3, "num_decoder_layers": 2, **how}
+    how = {"num_layers": 3, "num_decoder_layers": 2, "d_model": 32, "d_kv": 12, **how}
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=size + 14,
-        d_model=32,
-        d_kv=12,
         d_ff=48,
         num_heads=3,
         relative_attention_num_buckets=8,

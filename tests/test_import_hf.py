@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tformer_deploy.base.errors import ArtifactError, ConfigError, ParityError, TformerError
 from tformer_deploy.bundle.manifest import open_bundle
@@ -759,6 +762,33 @@ def test_more_decoder_than_encoder_layers(
     assert comparison.passed and comparison.original and len(comparison.tokens) == 3
     said = capsys.readouterr().err
     assert said.count("compared with use_cache=False") == 1 and "fails, IndexError" in said
+
+
+def test_what_t5_rounds_itself_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its norms compute in fp32 in a model of fp64 too; large ones make 1e-3 of that. What fp64 shows is still refused.
+
+    Sizes whose roots are powers of two: import multiplies weights by them.
+    """
+    monkeypatch.setattr(compare, "MOST_STEPS", 4)
+    torch.manual_seed(1)
+    folder = of_t5(tmp_path / "folder", "UMT5", d_model=64, d_kv=16)
+    weights = load_file(folder / "model.safetensors")
+    larger = {name: 3 * each if "layer_norm" in name else each for name, each in weights.items()}
+    save_file(larger, folder / "model.safetensors", metadata={"format": "pt"})
+    imported, found = import_checkpoint("hf", folder, tmp_path / "run", None, LINES[:1])
+    assert found.passed and found.log_probs > compare.LIMIT and found.rounding > compare.LIMIT
+    checkpoint = open_checkpoint(tmp_path / "run")
+    original: Any = imported.original() if imported.original else None
+    norm = original.model.encoder.block[0].layer[0].layer_norm
+    numbers = torch.randn(3, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with compare.KeepDouble():
+        exact = copy.deepcopy(norm).double()(numbers)
+    plain = norm.weight.double() * numbers / (numbers.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
+    assert (exact - plain).abs().max() < 1e-13
+    with torch.no_grad():
+        norm.weight[5] *= 1.00001  # within what fp32 may be apart
+    wrong = compare.compare(original, checkpoint.load_model(), checkpoint.tokenizers, {}, [])
+    assert wrong.failures and all(each.endswith("in fp64 too") for each in wrong.failures)
 
 
 def test_what_is_left_out_is_said_where_the_comparison_fails(
