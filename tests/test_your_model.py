@@ -18,8 +18,11 @@ from transformers import BartConfig, BartForConditionalGeneration, MarianConfig,
 
 from tformer_deploy import UserModel
 from tformer_deploy.base.errors import ConfigError
-from tformer_deploy.bundle.recipe import load_recipe
+from tformer_deploy.bundle.manifest import Bundle
+from tformer_deploy.bundle.recipe import Recipe, load_recipe
 from tformer_deploy.bundle.text import SentencePiece
+from tformer_deploy.check.generated import not_scored, reachable
+from tformer_deploy.check.observe import CheckOptions
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.base import Engine, Limits
 from tformer_deploy.engines.eager import EagerEngine
@@ -29,6 +32,7 @@ from tformer_deploy.model.modules.probe import calling, looks_ahead, wrapped
 from tformer_deploy.model.modules.running import open_user_model
 
 from .command import run_here
+from .conftest import random_model, small_config
 from .plain_decoding import EOS, Sentence, make_batch
 
 VOCAB, D, POSITIONS, PAD, START = 30, 16, 12, 1, 2
@@ -349,6 +353,32 @@ def test_what_is_wrong_is_said_in_a_line(body: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "torch.seed()\n    torch.nn.init.normal_(user.module.output.weight)",
+            "gives other weights each time it runs, 1 of 38 tensors, such as output.weight: load them from a file, or "
+            "call torch.manual_seed before the module is made",
+        ),
+        (
+            "words = [*map(str, range(29)), str(torch.seed())]\n    user = tutorial(source=words)",
+            "gives another vocabulary each time it runs: load it from a file, or sort it",
+        ),
+    ],
+)
+def test_what_is_random_each_time_is_said_before_the_work(body: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "my_file.py"
+    path.write_text(
+        "import torch\nfrom tests.test_your_model import tutorial\n\n\n"
+        f"def make():\n    user = tutorial()\n    {body}\n    return user\n"
+    )
+    done = run_here("export", f"{path}:make", "--out", tmp_path / "bundle")
+    lines = done.stderr.decode().splitlines()
+    assert done.returncode == 1 and lines[-1] == f"error: {path}:make {said}"
+    assert not list(tmp_path.glob(".bundle*")) and not (tmp_path / "bundle").exists()
+
+
 class ConversionError(Exception):
     """As the exporter's own."""
 
@@ -520,3 +550,34 @@ def test_text_by_words_and_by_sentencepiece(tmp_path: Path) -> None:
     assert found.target_text(pieces.encode("ab ba")) == "ab ba"
     generated = dataclasses.replace(user, source=None, target=None)
     assert generated.tokenizers(model.config, tmp_path).source.encode("w7 w0 what") == [7, 0, PAD]
+
+
+def long_tutorial(positions: int) -> UserModel:
+    """With so many positions."""
+    user = tutorial(max_positions=positions)
+    user.module.positions = nn.Embedding(positions, D)
+    return user
+
+
+def test_as_many_positions_are_scored_as_there_is_time_for() -> None:
+    """Where every step runs the whole prefix; few positions, and cached steps, are scored to the last."""
+    found = {}
+    for seconds in (0, 1000):
+        for positions in (200, 600):
+            options = CheckOptions(positions=positions, seconds=seconds)
+            with EagerEngine(wrapped(long_tutorial(positions), "here")) as engine:
+                found[seconds, positions] = reachable(engine, options)
+    assert found == {(0, 200): 200, (0, 600): 256, (1000, 200): 200, (1000, 600): 600}
+    with EagerEngine(random_model(small_config(max_positions=600))) as engine:
+        assert reachable(engine, CheckOptions(positions=600, seconds=0)) == 600
+
+
+def test_the_report_says_to_which_position_scores_were_compared(tmp_path: Path) -> None:
+    config = wrapped(long_tutorial(600), "here").config
+    bundle = Bundle(tmp_path, config, Recipe().for_model(config), {}, {}, "")
+    (line,) = not_scored(CheckOptions(positions=256), bundle)
+    assert line.startswith(
+        "scores were compared up to position 256 of 600, as there was no time for more: tformer check"
+    )
+    assert not not_scored(CheckOptions(positions=600), bundle)
+    assert not not_scored(CheckOptions(positions=256), dataclasses.replace(bundle, config=small_config()))

@@ -31,14 +31,14 @@ from ..bundle.manifest import Bundle
 from ..bundle.recipe import Axes, Recipe, Tolerance, narrowest, own_limits
 from ..bundle.shortlist import open_shortlist
 from ..bundle.text import Tokenizers
-from ..engines import explain, limits_of, make_encoder, make_engine, parse_name, recipe_of
+from ..engines import eager_of, explain, limits_of, make_encoder, make_engine, parse_name, recipe_of
 from ..engines.base import Encoder, Engine, Floats, Limits
 from ..model.config import ModelConfig
 from .blame import find_layer
 from .compare import by_layer, differences
 from .defaults import lines_of, make_defaults, other_text
 from .found import Constants
-from .generated import affordable
+from .generated import affordable, not_scored, reachable
 from .memory import compare_memory, memory_rounding, read_memory
 from .observe import CheckOptions, Observation, late_layers, tokens_of
 from .parity import Cases, beyond, check, eager_invariance, eager_rounding, generated_sources
@@ -145,6 +145,10 @@ class Gate:
         self._lists = open_shortlist(bundle, with_shortlist(bundle, (), ())[0]) if shortlist else None
         self._eager: Engine | None = None
 
+    def use(self, checkpoint: Any) -> None:
+        """Have a checkpoint that is open already as the reference, not opened again."""
+        self._eager = cast(Engine, eager_of(checkpoint, self.bundle, self.threads))
+
     def plain_eager(self) -> Engine:
         """Eager PyTorch over the whole vocabulary, not entered."""
         if self._eager is None:
@@ -187,6 +191,7 @@ class Gate:
             if not self.bundle.config.decoder_layers:
                 observed = Observation(memory=read_memory(encoder, corpus.sources, 1, len(corpus.sources)))
                 return Reference(corpus.sources, options, observed=observed, **about)
+            options = dataclasses.replace(options, positions=reachable(cast(Any, encoder), options))
             longest = min(allowed.axes.src_len.max, eager.limits.src_tokens)
             more = [] if corpus.lines else affordable(eager, corpus.sources, options, longest)
             if more:
@@ -228,7 +233,7 @@ class Gate:
             reference=reference.machine,
             machine=machine(),
             shortlist=self.shortlist,
-            notes=explain(backends, bundle),
+            notes=[*explain(backends, bundle), *not_scored(reference.options, bundle)],
         )
         if not bundle.config.decoder_layers:
             report.engines, report.options = [self.encoder_alone(name, reference) for name in backends], {}

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..bundle.manifest import Bundle
 from ..engines.base import Engine
 from .observe import CheckOptions, by_length
 from .recording import Run, record
+
+if TYPE_CHECKING:
+    from ..engines.eager import EagerEngine
 
 TRIED, EAGER_SHARE = 32, 0.25
 """Sentences by which the time for more is measured, and the share of the time that eager may take for them."""
 USUAL_TOKENS = 24
 """Most source tokens of further generated sentences."""
+EASY_POSITIONS, POSITIONS_SHARE = 256, 0.25
+"""Positions that are scored in any case, and the share of the time that eager may take to score more."""
 
 
 def affordable(eager: Engine, sources: Sequence[Sequence[int]], options: CheckOptions, longest: int) -> list[list[int]]:
@@ -28,6 +35,34 @@ def affordable(eager: Engine, sources: Sequence[Sequence[int]], options: CheckOp
         record(eager, batch, indices, decoding, Run())
     each = 2 * (time.perf_counter() - start) / min(TRIED, len(more))  # decoded and scored
     return more[: int(EAGER_SHARE * options.seconds / each)]
+
+
+def reachable(eager: EagerEngine, options: CheckOptions) -> int:
+    """Up to which position there is time to score a target, at most `options.positions`.
+
+    Steps of a module that runs its whole prefix again grow with it: all of 5,000 positions would take hours.
+    """
+    most, found = options.positions, min(options.positions, EASY_POSITIONS)
+    if not eager.config.module_parameters:
+        return most
+    while found < most:
+        further = min(2 * found, most)
+        step = min(eager.step_seconds(further - 1) for _ in range(2))  # the first one warms up
+        if further * step / 2 > POSITIONS_SHARE * options.seconds:
+            break
+        found = further
+    return found
+
+
+def not_scored(options: CheckOptions, bundle: Bundle) -> list[str]:
+    """A line for the report where a module of the user's own has positions for which there was no time."""
+    positions = bundle.recipe.axes.past_len.max + 1
+    if not bundle.config.module_parameters or not EASY_POSITIONS <= options.positions < positions:
+        return []
+    return [
+        f"scores were compared up to position {options.positions:,} of {positions:,}, as there was no time for more: "
+        "tformer check --seconds gives it time, a smaller max_positions needs less"
+    ]
 
 
 def more_sources(src_vocab: int, eos_id: int, longest: int, count: int) -> list[list[int]]:

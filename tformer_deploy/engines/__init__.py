@@ -22,6 +22,8 @@ from ..bundle.shortlist import open_shortlist
 from .base import Encoder, Engine, Limits
 
 if TYPE_CHECKING:
+    from ..model.checkpoint import Checkpoint
+    from ..model.modules.running import UserCheckpoint
     from .eager import EagerEngine
 
 LISTING = {"ort-cpu": {"ort", "cpp"}, "native": {"native"}}
@@ -314,12 +316,21 @@ def _eager(bundle: Bundle, directory: Path | None, threads: int, device: str) ->
     import torch
 
     from ..model.checkpoint import open_reference
-    from ..model.modules.running import names_function
-    from .eager import EagerEngine
 
     if device == "cuda" and not torch.cuda.is_available():
         raise EngineError("eager on cuda: this PyTorch finds no GPU: install the driver and a PyTorch with CUDA")
-    checkpoint = open_reference(bundle, directory)
+    return eager_of(open_reference(bundle, directory), bundle, threads, device)
+
+
+def eager_of(
+    checkpoint: Checkpoint | UserCheckpoint, bundle: Bundle, threads: int = 0, device: str = "cpu"
+) -> EagerEngine:
+    """Eager PyTorch of a checkpoint that is open, of which a bundle was made."""
+    import torch
+
+    from ..model.modules.running import names_function
+    from .eager import EagerEngine
+
     model = checkpoint.load_model().to(device)
     if threads:
         torch.set_num_threads(threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -103,6 +104,17 @@ class EagerEngine(SameStep):
         ids, lengths = (torch.from_numpy(each).to(self._device) for each in (src_ids, src_lengths))
         with self._calling("encode"):
             return self.model.encode(ids, lengths).cpu().numpy()  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def step_seconds(self, position: int) -> float:
+        """How long a step of one row takes behind so many tokens, whatever they are."""
+        side, device = self.config.decoder, self._device
+        state = self._encode(np.zeros((1, 1), np.int32), np.ones(1, np.int32), None)
+        before = torch.zeros(1, side.heads, position, side.head_dim, device=device)
+        state.past, state.position = [(before, before)] * len(state.past), position
+        start = time.perf_counter()
+        self._step(np.zeros((1, 1), np.int32), state, None)
+        return time.perf_counter() - start
 
     @property
     def encodes(self) -> bool:

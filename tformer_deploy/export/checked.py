@@ -28,7 +28,7 @@ from ..engines.eager import NO_ENCODER
 from ..model.checkpoint import Checkpoint, open_source
 from ..model.config import ModelConfig
 from ..model.modules.probe import calling, require_positions
-from ..model.modules.running import UserCheckpoint
+from ..model.modules.running import UserCheckpoint, made_again
 from ..model.seq2seq import Seq2Seq
 from .calibrate import NOISE_SENTENCES, SENTENCES, Measured, input_ranges, measure
 from .save import weights_read
@@ -88,6 +88,7 @@ def export_checked(
     if any(recipe.target == "native" for recipe in chosen.values()):
         require_native()  # checks its variants; without it the work below would be for nothing
     corpus, targets, calibration = _read(texts, checkpoint, chosen)
+    again = made_again(checkpoint) if isinstance(checkpoint, UserCheckpoint) else None
     with atomic_directory(out, force, "bundle", lambda folder: is_of(folder, MANIFEST, "tformer-bundle")) as directory:
         description = checkpoint.tokenizers.save(directory)
         model = checkpoint.load_model()
@@ -117,6 +118,8 @@ def export_checked(
         describe(chosen)
         bundle = open_bundle(directory)
         gate = Gate(bundle, checkpoint.directory, progress=progress)
+        if again:
+            gate.use(again)
         backends = ["ort", *(["native"] if programs_of(bundle) else [])]
         report = gate.run(expand(backends, [], bundle), gate.reference(corpus), targets)
         report.calibration = calibration.line

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from ...base.errors import ConfigError, unknown
@@ -92,6 +93,22 @@ def open_user_model(path: Path) -> UserCheckpoint:
     return UserCheckpoint(path, model.config, tokenizers, model, weights, hashes, dict(user.decoding))
 
 
+def made_again(first: UserCheckpoint) -> UserCheckpoint:
+    """What the function makes when the file runs once more. Raises ConfigError where it has other weights or text."""
+    again, where = open_user_model(first.directory), first.directory
+    if again.weights_sha256 != first.weights_sha256:
+        ours, theirs = (tensors_of(cast(nn.Module, each.model)) for each in (first, again))
+        other = [name for name in sorted(ours) if name not in theirs or not torch.equal(ours[name], theirs[name])]
+        share = f", {len(other)} of {len(ours)} tensors, such as {other[0].removeprefix('module.')}" if other else ""
+        raise ConfigError(
+            f"{where} gives other weights each time it runs{share}: load them from a file, or call torch.manual_seed "
+            "before the module is made"
+        )
+    if again.tokenizer_hashes != first.tokenizer_hashes:
+        raise ConfigError(f"{where} gives another vocabulary each time it runs: load it from a file, or sort it")
+    return again
+
+
 def file_of(path: Path) -> tuple[Path, str]:
     """File and function of `FILE.py:FUNCTION`. Raises ConfigError."""
     found = FUNCTION.fullmatch(str(path))
@@ -148,9 +165,13 @@ def imports_from(folder: Path) -> Iterator[None]:
 def weights_sha256(module: nn.Module, config: ModelConfig) -> str:
     """Hex SHA-256 of a config and of every tensor: names, types, shapes and bytes."""
     found = hashlib.sha256(json.dumps(dataclasses.asdict(config), sort_keys=True).encode())
-    tensors = {**dict(module.named_buffers()), **module.state_dict()}
-    for name, tensor in sorted(tensors.items()):
+    for name, tensor in sorted(tensors_of(module).items()):
         array = tensor.detach().cpu().contiguous().numpy()
         found.update(f"{name} {array.dtype} {array.shape}\n".encode())
         found.update(array.data if array.ndim else array.tobytes())
     return found.hexdigest()
+
+
+def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every tensor by its name."""
+    return {**dict(module.named_buffers()), **module.state_dict()}
