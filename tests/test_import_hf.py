@@ -412,8 +412,8 @@ def test_pointers_of_git_lfs_are_named(file: str, folders: dict[str, Path], tmp_
 
 
 UNLISTED: dict[str, tuple[dict[str, Any], str]] = {
-    "led": ({"is_encoder_decoder": True}, "export it as a module of your own, see docs/your-model.md"),
-    "prophetnet": ({}, "export it as a module of your own, see docs/your-model.md"),
+    "led": ({"is_encoder_decoder": True}, "nor can it be exported as a module of your own: its code chooses by values"),
+    "prophetnet": ({}, "nor can it be exported as a module of your own: its code chooses by values"),
     "blenderbot-small": ({}, "export it as a module of your own, see docs/your-model.md"),
     "whisper": ({"num_mel_bins": 80}, "its source is sound or an image, which tformer cannot export"),
     "vision-encoder-decoder": ({}, "its source is sound or an image, which tformer cannot export"),

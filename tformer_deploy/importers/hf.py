@@ -102,6 +102,10 @@ def recognises(seen: Seen) -> bool:
     return False
 
 
+NO_GRAPH = ("led", "prophetnet")
+"""Encoder-decoders of text whose code torch.export does not take; docs/your-model.md names them."""
+
+
 def require_known(path: Path, config: Mapping[str, Any]) -> None:
     """Raise ArtifactError for a model type that is not imported, with the way that is open to it."""
     kind = config.get("model_type")
@@ -114,6 +118,8 @@ def require_known(path: Path, config: Mapping[str, Any]) -> None:
         way = "its source is sound or an image, which tformer cannot export"
     elif config.get("is_encoder_decoder") is False or "CausalLM" in str(config.get("architectures")):
         way = "it is no encoder-decoder"
+    elif kind in NO_GRAPH:
+        way = "nor can it be exported as a module of your own: its code chooses by values, which no graph has"
     else:
         way = "if it is an encoder-decoder of text, export it as a module of your own, see docs/your-model.md"
     known = ", ".join((*FAMILIES, *T5_FAMILY))
