@@ -80,29 +80,12 @@ def export_checked(
     checkpoint = open_source(run)
     require_fit(checkpoint.config, checkpoint.tokenizers, f"{run}: ")
     from_dict(DecodeOptions, checkpoint.decoding, "decoding")
-    chosen = choose(recipes, checkpoint.config)
-    if memory or not checkpoint.config.decoder_layers:
-        chosen = {name: dataclasses.replace(each, memory=each.has_memory) for name, each in chosen.items()}
-    if isinstance(checkpoint, UserCheckpoint):
-        require_exportable(checkpoint, chosen)
-    if any(recipe.target == "native" for recipe in chosen.values()):
-        require_native()  # checks its variants; without it the work below would be for nothing
+    chosen = _exportable(checkpoint, recipes, memory)
     corpus, targets, calibration = _read(texts, checkpoint, chosen)
     again = made_again(checkpoint) if isinstance(checkpoint, UserCheckpoint) else None
     with atomic_directory(out, force, "bundle", lambda folder: is_of(folder, MANIFEST, "tformer-bundle")) as directory:
         description = checkpoint.tokenizers.save(directory)
-        model = checkpoint.load_model()
-        own = isinstance(checkpoint, UserCheckpoint)
-        with calling(str(run), "calibration of the module") if own else nullcontext():
-            progress(stage="calibration")
-            measured = _measured(model, chosen, calibration)
-        tracer = Tracer(model)
-        for name, recipe in chosen.items():
-            own_ranges = measured[name].ranges if name in measured else None
-            identity = checkpoint.weights_sha256, own_ranges, checkpoint.tokenizer_hashes
-            progress(stage=f"graphs of {name or STANDARD}")
-            with calling(str(run), "torch.export of the module") if own else nullcontext():
-                export_graphs(tracer, recipe, directory / name, *identity)
+        measured = _write_graphs(directory, str(run), checkpoint, chosen, calibration, progress)
         place = os.path.relpath(os.path.realpath(run), os.path.realpath(out))
         describe = partial(
             write_manifest,
@@ -124,6 +107,7 @@ def export_checked(
         report = gate.run(expand(backends, [], bundle), gate.reference(corpus), targets)
         report.calibration = calibration.line
         if failures := [f"{each.engine}: {failure}" for each in _of(report, "") for failure in each.failures]:
+            own = isinstance(checkpoint, UserCheckpoint)
             hint = "; what a module must not do is in docs/your-model.md" if own else ""
             raise ParityError(f"{out} not written, the check failed: {'; '.join(failures)}{hint}", report)
         report.left_out = left_out(report, chosen)
@@ -132,6 +116,41 @@ def export_checked(
         lines = [f"variant {name} left out: {why}" for name, why in report.left_out.items()]
         raise ParityError(f"{out} written, {'; '.join(lines)}", report)
     return report
+
+
+def _exportable(checkpoint: Checkpoint | UserCheckpoint, recipes: Sequence[str], memory: bool) -> dict[str, Recipe]:
+    """The recipes, as this model and this machine can follow them. Raises ConfigError."""
+    chosen = choose(recipes, checkpoint.config)
+    if memory or not checkpoint.config.decoder_layers:
+        chosen = {name: dataclasses.replace(each, memory=each.has_memory) for name, each in chosen.items()}
+    if isinstance(checkpoint, UserCheckpoint):
+        require_exportable(checkpoint, chosen)
+    if any(recipe.target == "native" for recipe in chosen.values()):
+        require_native()  # checks its variants; without it all work would be for nothing
+    return chosen
+
+
+def _write_graphs(
+    directory: Path,
+    run: str,
+    checkpoint: Checkpoint | UserCheckpoint,
+    chosen: Mapping[str, Recipe],
+    calibration: Calibration,
+    progress: Progress,
+) -> dict[str, Measured]:
+    """Write the graphs of every recipe; returns what calibration measured for those that round."""
+    model, own = checkpoint.load_model(), isinstance(checkpoint, UserCheckpoint)
+    with calling(run, "calibration of the module") if own else nullcontext():
+        progress(stage="calibration")
+        measured = _measured(model, chosen, calibration)
+    tracer = Tracer(model)
+    for name, recipe in chosen.items():
+        own_ranges = measured[name].ranges if name in measured else None
+        identity = checkpoint.weights_sha256, own_ranges, checkpoint.tokenizer_hashes
+        progress(stage=f"graphs of {name or STANDARD}")
+        with calling(run, "torch.export of the module") if own else nullcontext():
+            export_graphs(tracer, recipe, directory / name, *identity)
+    return measured
 
 
 def _keep_what_passed(
