@@ -25,8 +25,9 @@ demo: $(READY)
 	$(BIN)/tformer check .demo/bundle --backend ort --html .demo/check.html
 	printf '%s\n' 'forty-two' '' 'nine hundred and ninety-nine thousand, one hundred and seven' > .demo/lines.en
 	$(BIN)/tformer translate .demo/bundle --backend ort < .demo/lines.en
+	$(BIN)/python -m tests.demo_folder .demo/run .demo/numbers-en-de
 	@engines/install-native $(BIN)/python || [ $$? = 3 ]
-	@echo 'run folder: .demo/run (metrics.png shows the training); bundle to ship: .demo/bundle; its check: .demo/check.html'
+	@echo 'run folder: .demo/run (metrics.png shows the training); bundle to ship: .demo/bundle; its check: .demo/check.html; as a Hugging Face folder: .demo/numbers-en-de'
 
 # The README's commands run on the demo's bundle.
 # All but the tests marked `long`, which test-all runs as well.

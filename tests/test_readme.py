@@ -1,4 +1,4 @@
-"""The README's commands and its Python example, run on the demo's bundle."""
+"""The README's commands, with the output that it shows, and its Python example, run on what the demo leaves."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from .demo_folder import write_folder
 from .params import long_but
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+BLOCKS = re.findall(r"```(sh|python|console)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 # `make demo` and `make test` are what runs this test; installing is what it needs to run.
 COMMANDS = [
     line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines() if line.startswith(("tformer", "echo"))
 ]
 assert len([line for kind, text in BLOCKS for line in text.splitlines() if line.startswith("tformer ")]) >= 3
+assert sum(text.count("\n$ ") + 1 for kind, text in BLOCKS if kind == "console") >= 3
 PROGRAMS = [text for kind, text in BLOCKS if kind == "python"]
+SESSIONS = [text for kind, text in BLOCKS if kind == "console"]
+ANY = "…"
+"""What a session leaves out: a part of a line, or as a line of its own any number of lines."""
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / ".demo/bundle").is_dir(), reason="`make demo` has not run: the README's commands use its bundle"
@@ -39,6 +44,21 @@ def test_command_runs(command: str) -> None:
     assert done.stdout.strip()
     if "four hundred and two" in command:
         assert "vierhundertzwei" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("session", SESSIONS)
+def test_session_prints_what_is_shown(session: str, tmp_path: Path) -> None:
+    write_folder(ROOT / ".demo/run", tmp_path / ".demo/numbers-en-de")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for step in session.removeprefix("$ ").split("\n$ "):
+        command, *shown = step.rstrip("\n").split("\n")
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
+        )
+        assert done.returncode == 0, done.stderr
+        lines = (r"(.*\n)*" if line == ANY else re.escape(line).replace(ANY, ".*") + "\n" for line in shown)
+        assert re.fullmatch("".join(lines), done.stdout), done.stdout
 
 
 def test_demo_learned_its_task() -> None:

@@ -33,7 +33,7 @@ from tformer_deploy.model.config import ModelConfig, TrainConfig
 from tformer_deploy.model.network import Transformer
 from tformer_deploy.train.data import DataConfig
 from tformer_deploy.train.loop import Trainer
-from tformer_deploy.train.metrics import Metrics, corpus_bleu, corpus_chrf, read_metrics
+from tformer_deploy.train.metrics import Metrics, corpus_bleu, corpus_chrf, read_metrics, text_figures
 from tformer_deploy.train.run_files import AVERAGE, METRICS, STATE
 from tformer_deploy.train.runs import group_of_processes, init_checkpoint, resume_run, start_run
 from tformer_deploy.train.schedule import learning_rate, never_at_full_rate
@@ -147,7 +147,7 @@ def test_learns_to_copy(tmp_path: Path) -> None:
     assert figures["exact_match"] >= 0.9
     assert figures["update"] == 350 and figures["averaged"] == 3
     assert [row["update"] for row in rows(folder, "loss")] == [50, 100, 150, 200, 250, 300, 350]
-    assert [row["update"] for row in rows(folder, "bleu")] == [70, 140, 210, 280, 350, 350]
+    assert [row["update"] for row in rows(folder, "chrf")] == [70, 140, 210, 280, 350, 350]
     assert np.std(imread(folder / "metrics.png")) > 0
     checkpoint = open_checkpoint(folder)
     assert checkpoint.weights.name == "average.safetensors"
@@ -238,7 +238,7 @@ def test_a_validation_is_stopped_between_its_batches_and_made_again(
         with pytest.raises(Interrupted) as stopped:
             trainer.run()
     assert translated == [2] and str(stopped.value).endswith(f"{words}tformer train --out {broken} --resume")
-    validated = [row["update"] for row in rows(broken, "bleu")] if (broken / METRICS).exists() else []
+    validated = [row["update"] for row in rows(broken, "chrf")] if (broken / METRICS).exists() else []
     assert validated == [20, 40, 50][: (update - 1) // 20 + averaged]
     assert "stopping; what is done is saved first\n" in capsys.readouterr().err
     if averaged:
@@ -523,7 +523,7 @@ def test_an_update_is_that_of_plain_pytorch(data: DataConfig, tmp_path: Path) ->
 
 def test_a_validations_figures_are_those_of_the_saved_weights(data: DataConfig, tmp_path: Path) -> None:
     """Its loss without smoothing and dropout; its scores those of the text that the checkpoint gives."""
-    (tmp_path / "other.tgt").write_text("abc fed\n" * 8)  # else as many characters as the sources
+    (tmp_path / "other.tgt").write_text("abc fed abc fed\n" * 8)  # else as many characters as the sources
     data = dataclasses.replace(data, valid_tgt=str(tmp_path / "other.tgt"))
     trainer = start(tmp_path, data, updates=40, label_smoothing=0.3, average=1)
     figures, saved, loss, tokens = trainer.run(), open_checkpoint(tmp_path), 0.0, 0
@@ -693,3 +693,11 @@ def test_processes_wait_for_a_long_validation(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, "0")
     with group_of_processes():
         assert given["timeout"].days == 1
+
+
+def test_bleu_is_left_out_where_it_could_only_be_0() -> None:
+    """References shorter than four words have no 4-gram."""
+    assert text_figures(["zwei", "drei"], ["zwei", "vier"])["exact_match"] == 0.5
+    assert text_figures(["zwei", "drei"], ["zwei", "vier"]).keys() == {"chrf", "exact_match"}
+    four = ["ein Hund läuft schnell"]
+    assert text_figures(four, four) == {"bleu": pytest.approx(100), "chrf": 100, "exact_match": 1}

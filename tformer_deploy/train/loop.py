@@ -33,7 +33,7 @@ from ..model.config import ModelConfig, TrainConfig
 from ..model.network import Transformer
 from ..translate.translator import Translator
 from .data import BatchStream, DataConfig, EncodedPairs, Parallel, TrainingBatch, fingerprint
-from .metrics import Metrics, corpus_bleu, corpus_chrf
+from .metrics import Metrics, text_figures
 from .run_files import AVERAGE, METRICS, STATE, STATE_VERSION, read_state, remove_superseded
 from .schedule import learning_rate, never_at_full_rate
 
@@ -267,8 +267,7 @@ class Trainer:
             made = self.translated(src)
             if len(made) < len(src):
                 return {}
-            figures["bleu"], figures["chrf"] = corpus_bleu(made, tgt), corpus_chrf(made, tgt)
-            figures["exact_match"] = sum(a == b for a, b in zip(made, tgt, strict=True)) / len(tgt)
+            figures |= text_figures(made, tgt)
         self.metrics.valid(figures)
         better = loss < self.progress.best_loss
         self.progress.best_loss = min(loss, self.progress.best_loss)

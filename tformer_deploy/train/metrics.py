@@ -21,13 +21,23 @@ from ..base.pages.fonts import no_fonts_at_home
 
 
 def corpus_bleu(made: Sequence[str], reference: Sequence[str], lowercase: bool = False) -> float:
-    """BLEU of sacrebleu with its default tokenisation (13a), 0 to 100; 0 where no line has four words."""
+    """BLEU of sacrebleu with its default tokenization (13a), 0 to 100; 0 where no line has four words."""
     return float(sacrebleu.corpus_bleu(list(made), [list(reference)], lowercase=lowercase).score)
 
 
 def corpus_chrf(made: Sequence[str], reference: Sequence[str]) -> float:
     """chrF of sacrebleu (characters, so it tells something of one-word lines too), 0 to 100."""
     return float(sacrebleu.corpus_chrf(list(made), [list(reference)]).score)
+
+
+def text_figures(made: Sequence[str], reference: Sequence[str]) -> dict[str, float]:
+    """BLEU and chrF, 0 to 100, and the share of lines that match exactly; without BLEU where it could only be 0."""
+    four_words = sacrebleu.corpus_bleu(list(reference), [list(reference)]).totals[3] > 0
+    return {
+        **({"bleu": corpus_bleu(made, reference)} if four_words else {}),
+        "chrf": corpus_chrf(made, reference),
+        "exact_match": sum(a == b for a, b in zip(made, reference, strict=True)) / len(reference),
+    }
 
 
 EVERY_SECONDS = 10
@@ -104,9 +114,8 @@ class Metrics:
         """Write one validation and redraw the plot."""
         self._append(figures)
         parts = [f"update {figures['update']}", f"valid loss {figures['valid_loss']:.3f}"]
-        if "bleu" in figures:
-            exact = f"exact {figures['exact_match']:.1%}"
-            parts += [f"BLEU {figures['bleu']:.2f}", f"chrF {figures['chrf']:.2f}", exact]
+        parts += [f"{label} {figures[name]:.2f}" for name, label in LABELS.items() if name in figures]
+        parts += [f"exact {figures['exact_match']:.1%}"] if "exact_match" in figures else []
         self.say("  ".join(parts))
         if self.path:
             try:
@@ -148,26 +157,31 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+LABELS = {"bleu": "BLEU", "chrf": "chrF"}
+
+
 def plot(metrics: Path, image: Path) -> None:
-    """Draw loss, BLEU and learning rate over the updates."""
+    """Draw the losses, the quality of validation outputs and the learning rate over the updates."""
     with no_fonts_at_home():
         from matplotlib.figure import Figure
 
     rows = read_metrics(metrics)
     figure = Figure(figsize=(12, 3.5), layout="constrained")
-    loss_axes, bleu_axes, lr_axes = figure.subplots(1, 3)
-    for axes, name, label in (
-        (loss_axes, "loss", "training (smoothed labels)"),
-        (loss_axes, "valid_loss", "validation"),
-        (bleu_axes, "bleu", None),
-        (lr_axes, "lr", None),
-    ):
-        points = [(row["update"], row[name]) for row in rows if isinstance(row.get(name), float)]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=label)
-    loss_axes.legend()
-    titles = {loss_axes: "loss per target token", bleu_axes: "validation BLEU", lr_axes: "learning rate"}
-    for axes, title in titles.items():
+    panels: dict[str, dict[str, tuple[str, float]]] = {
+        "loss per target token": {"training (smoothed labels)": ("loss", 1), "validation": ("valid_loss", 1)},
+        "validation outputs, 0 to 100": {
+            "lines that match exactly, %": ("exact_match", 100),
+            **{label: (name, 1) for name, label in LABELS.items()},
+        },
+        "learning rate": {"rate": ("lr", 1)},
+    }
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        for label, (name, scale) in curves.items():
+            points = [(row["update"], scale * row[name]) for row in rows if isinstance(row.get(name), float)]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=label)
+        if len(axes.lines) > 1:
+            axes.legend()
         axes.set_title(title)
         axes.set_xlabel("update")
         axes.grid(alpha=0.3)

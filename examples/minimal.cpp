@@ -1,0 +1,1 @@
+../engines/examples/minimal.cpp
