@@ -17,32 +17,32 @@ from .root import app, emit, progress
 )
 def bench(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
-    backend: Annotated[list[str] | None, typer.Option(help="Engine: ort, native, trt or eager; repeatable.")] = None,
+    backend: Annotated[list[str] | None, typer.Option(help="Backend: ort, native, trt or eager; repeatable.")] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="Variant that ort and native run (fp32: the standard graphs); repeatable. Without it: all."),
+        typer.Option(help="Variant that ort and native run (fp32: the standard graphs); repeatable. Default: all."),
     ] = None,
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,
-    batch: Annotated[str | None, typer.Option(help="Sentences at once. Without it: 1,8,32.")] = None,
-    beam: Annotated[str | None, typer.Option(help="Widths of the beam. Without it: 1,4.")] = None,
-    src_len: Annotated[str | None, typer.Option(help="Tokens of a source. Without it: 20.")] = None,
-    new_tokens: Annotated[str | None, typer.Option(help="Tokens of an output. Without it: 32.")] = None,
-    src: Annotated[Path | None, typer.Option(help="Text to translate as well, one sentence a line.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest output of the text.")] = 256,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every engine takes its turn.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0, help="Least time at each point in each round.")] = 0.2,
-    threads: Annotated[int, typer.Option(min=0, help="Threads of each worker; 0: the cores divided by --workers.")] = 0,
-    workers: Annotated[int, typer.Option(min=1, help="Parts of a batch that are decoded at the same time.")] = 1,
+    batch: Annotated[str | None, typer.Option(help="Batch sizes. Default: 1,8,32.")] = None,
+    beam: Annotated[str | None, typer.Option(help="Beam sizes. Default: 1,4.")] = None,
+    src_len: Annotated[str | None, typer.Option(help="Source lengths in tokens. Default: 20.")] = None,
+    new_tokens: Annotated[str | None, typer.Option(help="Output lengths in tokens. Default: 32.")] = None,
+    src: Annotated[Path | None, typer.Option(help="Text to translate as well, one sentence per line.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest output when translating --src, in tokens.")] = 256,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; every engine has one turn in each.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0, help="Shortest time to measure each point in each round.")] = 0.2,
+    threads: Annotated[int, typer.Option(min=0, help="Threads per worker; 0: the cores divided by --workers.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Number of parts of a batch that are decoded in parallel.")] = 1,
     shortlist: Shortlisted = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Add the time of each kind of node.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the report to this file as a page.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Add the time per kind of graph node (ort only).")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write the report to this HTML file.")] = None,
     json: Json = False,
 ) -> None:
-    """Measure latency, tokens per second, peak memory and size on disk of engines, in turns, each in a process of its
-    own; and how near each is to this machine's limit. docs/bench.md says what each figure is.
+    """Measure latency, tokens per second, memory and disk size of backends and variants, and how near each is to this
+    machine's limit. Each runs in a process of its own, in turns. docs/bench.md explains every figure.
 
-    With --backend trt and without --batch, --beam, --src-len and --new-tokens: the sizes of its plans.
+    With --backend trt, the default sizes are those of the plans.
     """
     from ..base.files import check_writable, write_output
     from ..bench import BenchPlan, has_profile, make_points, run_benchmark, usual_points

@@ -22,41 +22,45 @@ class Precisions(StrEnum):
 
 @app.command(epilog="Example: tformer build bundles/numbers --src lines.en --profile 1x1x64x64 --profile 8x4x64x64")
 def build(
-    bundle: Annotated[Path, typer.Argument(help="Bundle with graphs for TensorRT: export --recipe trt.")],
+    bundle: Annotated[Path, typer.Argument(help="Bundle exported with --recipe trt.")],
     precision: Annotated[
-        Precisions, typer.Option(help="Type of matmuls and caches; the rest stays fp32.")
+        Precisions, typer.Option(help="Type of matmuls and caches; the rest stays in fp32.")
     ] = Precisions.fp16,
     profile: Annotated[
         list[str] | None,
         typer.Option(
             metavar="BxKxSxT",
-            help="Sentences, beams, source tokens, target positions of a plan; repeatable. Without it: usual ones.",
+            help="Sizes of a plan: sentences, beams, source and target tokens; repeatable. Default: usual sizes.",
         ),
     ] = None,
     src: Annotated[
-        Path | None, typer.Option(help="Text of the kind to translate: its lengths choose the usual profiles.")
+        Path | None,
+        typer.Option(help="Text like that which will be translated: its lengths determine the default profiles."),
     ] = None,
     calibrate: Annotated[
         Path | None,
-        typer.Option(help="Text that shows how large values get, which half precision needs. Without it: --src."),
+        typer.Option(help="Text on which to measure how large values get, for half precision. Default: --src."),
     ] = None,
     trt_flavor: Annotated[
         str,
-        typer.Option(help="tensorrt or rtx (TensorRT for RTX, builds without a GPU); without it, what is installed."),
+        typer.Option(help="tensorrt or rtx (TensorRT for RTX, builds without a GPU). Default: whichever is installed."),
     ] = "",
-    fast: Annotated[bool, typer.Option("--fast", help="Spend the least time on the search for kernels.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Search less for fast kernels: the build takes less time.")
+    ] = False,
     version_compatible: Annotated[
-        bool, typer.Option("--version-compatible", help="Plans load in later releases of the major version too.")
+        bool,
+        typer.Option("--version-compatible", help="Make plans that later releases of the same major version can load."),
     ] = False,
     hardware_compatible: Annotated[
-        bool, typer.Option("--hardware-compatible", help="Plans run on every GPU from Ampere on.")
+        bool, typer.Option("--hardware-compatible", help="Make plans that run on every GPU since Ampere.")
     ] = False,
     timing_cache: Annotated[
-        Path | None, typer.Option(help="File that keeps kernel timings from build to build; not with TensorRT for RTX.")
+        Path | None, typer.Option(help="File that keeps kernel timings for later builds; not with TensorRT for RTX.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compile a bundle's graphs to TensorRT plans, which go into the bundle."""
+    """Compile a bundle's graphs to TensorRT plans, and add them to the bundle."""
     from ..engines.trt.api import installed
 
     installed(trt_flavor)

@@ -28,45 +28,58 @@ MORE = 3
 def check(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Annotated[
-        list[str] | None, typer.Option(help="Engine: ort, native, cpp, trt or eager; repeatable. Without it: ort.")
+        list[str] | None, typer.Option(help="Backend: ort, native, cpp, trt or eager; repeatable. Default: ort.")
     ] = None,
     variant: Annotated[
         list[str] | None,
         typer.Option(
-            help="Variant that ort, native and cpp run (fp32: the standard graphs); repeatable. Without it: all."
+            help="Variant that ort, native and cpp run (fp32: the standard graphs); repeatable. Default: all."
         ),
     ] = None,
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,
-    src: Annotated[Path | None, typer.Option(help="Text, one sentence a line; without it, generated ids.")] = None,
-    tgt: Annotated[Path | None, typer.Option(help="Its translation: adds BLEU and chrF of both sides.")] = None,
-    save_reference: Annotated[Path | None, typer.Option(help="Write eager PyTorch's outputs to this file.")] = None,
-    reference: Annotated[
-        Path | None, typer.Option(help="A file of --save-reference, instead of eager PyTorch and --src.")
+    src: Annotated[
+        Path | None, typer.Option(help="Text to check with, one sentence per line. Default: generated ids.")
     ] = None,
-    beams: Annotated[int | None, typer.Option(help="Width of the beam.")] = None,
-    n_best: Annotated[int | None, typer.Option(help="Outputs of the beam that must agree, in order.")] = None,
+    tgt: Annotated[
+        Path | None, typer.Option(help="Reference translations of --src: adds BLEU and chrF of both sides.")
+    ] = None,
+    save_reference: Annotated[
+        Path | None, typer.Option(help="Write eager PyTorch's outputs to this file, for --reference.")
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="File from --save-reference, in place of eager PyTorch and --src.")
+    ] = None,
+    beams: Annotated[int | None, typer.Option(help="Beam size.")] = None,
+    n_best: Annotated[
+        int | None, typer.Option(help="Number of best outputs of a beam that must agree, in order.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the samples.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest output in tokens.")] = None,
-    invariance: Annotated[int | None, typer.Option(help="Sentences to decode again in other batches.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest output, in tokens.")] = None,
+    invariance: Annotated[
+        int | None, typer.Option(help="Number of sentences to decode again in other batches.")
+    ] = None,
     seconds: Annotated[
-        int | None, typer.Option(help="Time for more generated sentences, other beam widths and late positions.")
+        int | None, typer.Option(help="Time for further generated sentences, beam sizes and late positions.")
     ] = None,
     original: Annotated[
-        bool, typer.Option("--original", help="Compare an imported checkpoint with the original code as well.")
+        bool, typer.Option("--original", help="Also compare an imported checkpoint with the original code.")
     ] = False,
     loosened: Annotated[
-        bool, typer.Option("--loosened", help="Use the recipe's limits where they are wider than its precision's.")
+        bool,
+        typer.Option(
+            "--loosened", help="Accept limits of the recipe that are wider than the defaults of its precision."
+        ),
     ] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the report to this file as a page.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the report to this HTML file.")] = None,
     shortlist: Shortlisted = False,
     threads: Threads = 0,
     json: Json = False,
 ) -> None:
-    """Compare engines with eager PyTorch: encoder, scores of every step, greedy, beam and sampled tokens, and each
-    engine with itself in other batches. Exit code 3 if anything differs; docs/check.md has the rules and explains ties.
+    """Compare backends and variants with eager PyTorch: encoder outputs, scores of every step, greedy, beam and sampled
+    tokens; and each with itself in other batches. Exit code 3 if anything differs. docs/check.md has the exact rules.
 
-    With --save-reference and no --backend only the reference is made.
+    With --save-reference and without --backend, only the reference is written.
     """
     from ..base.files import write_output
     from ..bundle.manifest import open_bundle

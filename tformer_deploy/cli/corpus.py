@@ -54,22 +54,25 @@ EVERY_SECONDS = 10.0
 def corpus(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     inputs: Annotated[
-        list[str], typer.Option("--in", help="Path, URL or quoted pattern: text, JSON lines or Parquet; repeatable.")
+        list[str],
+        typer.Option("--in", help="Path, URL or quoted pattern of text, JSON lines or Parquet files; repeatable."),
     ],
     out: Annotated[str, typer.Option(help="Folder or URL for the shards.")],
-    column: Annotated[str, typer.Option(help="Where the text is in JSON lines and Parquet.")] = "text",
-    into: Annotated[str, typer.Option(help="Column of the translation there.")] = "translation",
+    column: Annotated[str, typer.Option(help="Field or column that has the text, in JSON lines and Parquet.")] = "text",
+    into: Annotated[str, typer.Option(help="Field or column for the translation.")] = "translation",
     details: Annotated[
-        bool, typer.Option("--details", help="Token ids too; text becomes lines of JSON, with scores.")
+        bool, typer.Option("--details", help="Add token ids; text inputs give JSON lines, with scores.")
     ] = False,
-    shard_lines: Annotated[int, typer.Option(min=1, help="Lines of a shard, about.")] = 20_000,
-    merge: Annotated[bool, typer.Option("--merge", help="Make one file of all shards.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there of another job.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at a line that cannot be translated.")] = False,
-    address: Annotated[str | None, typer.Option(help="Ray cluster, or auto; without it this machine alone.")] = None,
-    num_cpus: Annotated[int, typer.Option(min=1, help="Cores of each worker on Ray.")] = 1,
-    num_gpus: Annotated[float, typer.Option(min=0, help="GPUs of each worker on Ray.")] = 0.0,
-    retries: Annotated[int, typer.Option(min=0, help="Workers that a shard may lose on Ray.")] = 5,
+    shard_lines: Annotated[int, typer.Option(min=1, help="Approximate lines per shard.")] = 20_000,
+    merge: Annotated[bool, typer.Option("--merge", help="Also write all shards as one file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite another job's output.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first line that cannot be translated.")] = False,
+    address: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster, or auto. Default: this machine only.")
+    ] = None,
+    num_cpus: Annotated[int, typer.Option(min=1, help="Cores per worker, on Ray.")] = 1,
+    num_gpus: Annotated[float, typer.Option(min=0, help="GPUs per worker, on Ray.")] = 0.0,
+    retries: Annotated[int, typer.Option(min=0, help="How often to retry a shard whose worker was lost, on Ray.")] = 5,
     backend: Backend = "ort",
     variant: Variant = None,
     device: DeviceOption = "cpu",
@@ -89,13 +92,16 @@ def corpus(
     max_line_bytes: MaxLineBytes = LINE_BYTES,
     threads: Threads = 0,
     workers: Annotated[
-        int, typer.Option(min=0, help="Batches at a time, 0: one per core; on Ray workers, 0: as many as fit.")
+        int,
+        typer.Option(
+            min=0, help="Batches decoded in parallel, 0: one per core. On Ray: number of workers, 0: as many as fit."
+        ),
     ] = 0,
     json: Json = False,
 ) -> None:
-    """Translate a corpus of any size in shards, here or on a Ray cluster; the same command goes on after a kill.
+    """Translate a corpus of any size in shards, here or on a Ray cluster; after a kill, the same command continues.
 
-    Lines come out as tformer translate prints them; rows of JSON lines and Parquet get columns. docs/corpus.md.
+    Text gives what tformer translate prints; JSON lines and Parquet get further fields or columns. See docs/corpus.md.
     """
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens}
     values = decode_values(settings, {**flags, "sampling": sample or None, "align": align or None})

@@ -25,29 +25,32 @@ Requests = Iterator[list[str]]
 
 @app.command(epilog="Example: echo 'forty-two' | tformer encode bundles/numbers --pool mean --json")
 def encode(
-    bundle: Annotated[Path, typer.Argument(help="Bundle that was exported with --memory; eager takes any.")],
-    backend: Annotated[str, typer.Option(help="Engine: ort, native or eager.")] = "ort",
+    bundle: Annotated[Path, typer.Argument(help="Bundle exported with --memory; with --backend eager, any.")],
+    backend: Annotated[str, typer.Option(help="Backend: ort, native or eager.")] = "ort",
     variant: Annotated[
         str | None, typer.Option(help="Variant that ort or native runs (fp32: the standard graphs).")
     ] = None,
     checkpoint: CheckpointOption = None,
     pool: Annotated[
-        str, typer.Option(help="One vector a line: mean, first or last of its tokens; none: one a token.")
+        str,
+        typer.Option(
+            help="One vector per line: mean, first or last of its tokens' vectors; none: one vector per token."
+        ),
     ] = "mean",
     out: Annotated[
-        Path | None, typer.Option(help="File for numpy instead of text: .npy, or .npz with --pool none.")
+        Path | None, typer.Option(help="Write a NumPy file instead of text: .npy, or .npz with --pool none.")
     ] = None,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Padded source tokens of a batch.")] = BATCH_TOKENS,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Batch size in padded source tokens.")] = BATCH_TOKENS,
     max_line_bytes: Annotated[
-        int, typer.Option(min=1, max=MOST_LINE_BYTES, help="A longer line of the input is refused.")
+        int, typer.Option(min=1, max=MOST_LINE_BYTES, help="Refuse input lines longer than this.")
     ] = LINE_BYTES,
     threads: Threads = 0,
     json: Json = False,
 ) -> None:
-    """Run the encoder alone: a line of text to a vector, or with --pool none to its memory, a vector a token.
+    """Run the encoder alone: one vector per line of text, or with --pool none one per token.
 
-    Numbers are printed with spaces between them, the vectors of tokens with tabs; --json adds the source's ids. An
-    empty line gives an empty line, in a file zeros. docs/encode.md.
+    Spaces separate numbers, tabs the vectors of tokens; --json adds the source's ids. An empty line gives an empty
+    line, in a file zeros. See docs/encode.md.
     """
     stdout = utf8_output()
     from ..translate.encode import EncoderOptions, TextEncoder

@@ -21,33 +21,37 @@ def complete_recipe(incomplete: str) -> list[tuple[str, str]]:
 
 @app.command(epilog="Example: tformer export runs/numbers --out bundles/numbers --recipe fp32 --recipe int8")
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder, or FILE.py:FUNCTION, a Python file of yours, which is run.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or FILE.py:FUNCTION; that file is run.")],
     out: Annotated[Path, typer.Option(parser=folder, help="Folder for the bundle.")],
     recipe: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"{', '.join(named_recipes())}, or a TOML file; repeatable, the first (but trt) is what runs. "
-            "Without it: fp32.",
+            help=f"{', '.join(named_recipes())}, or a TOML file; repeatable. The first (except trt) runs by default. "
+            "Default: fp32.",
             autocompletion=complete_recipe,
         ),
     ] = None,
-    src: Annotated[Path | None, typer.Option(help="Text to check with; without it, generated ids.")] = None,
-    tgt: Annotated[Path | None, typer.Option(help="Its translation: BLEU decides as well.")] = None,
+    src: Annotated[
+        Path | None, typer.Option(help="Text to check with, one sentence per line. Default: generated ids.")
+    ] = None,
+    tgt: Annotated[Path | None, typer.Option(help="Reference translations of --src: BLEU must pass as well.")] = None,
     calibrate: Annotated[
         Path | None,
-        typer.Option(help="Text to calibrate quantized variants with; without it, a part of --src, not checked."),
+        typer.Option(
+            help="Text to calibrate quantized variants with. Default: a part of --src, which is then not checked."
+        ),
     ] = None,
     memory: Annotated[
         bool,
-        typer.Option("--memory", help="Also graphs of the encoder alone, for tformer encode; not of trt."),
+        typer.Option("--memory", help="Also export the encoder alone, for tformer encode; not for trt."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle in --out.")] = False,
     json: Json = False,
 ) -> None:
-    """Export a checkpoint to a bundle and check it against eager PyTorch. Variants that fail are left out, with exit
-    code 3; where the standard graphs fail, there is no bundle.
+    """Export a checkpoint to a bundle, and check it against eager PyTorch. If a variant fails, the bundle is written
+    without it; if the standard graphs fail, no bundle is written. In both cases the exit code is 3.
 
-    FILE.py:FUNCTION runs that file and exports the module that its function returns, see docs/your-model.md.
+    FILE.py:FUNCTION runs that file and exports the module that the function returns. See docs/your-model.md.
     """
     from ..base.errors import ParityError, require
 

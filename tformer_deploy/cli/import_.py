@@ -17,32 +17,40 @@ from .root import app, emit
 
 @app.command("import", epilog="Example: tformer import hf opus-mt-en-de --out runs/en-de --src lines.en")
 def import_(
-    source: Annotated[list[str], typer.Argument(metavar="[FORMAT] PATH", help="File or folder, behind its format.")],
-    out: Annotated[Path, typer.Option(parser=folder, help="Run folder to make.")],
-    vocab: Annotated[Path | None, typer.Option(help="Vocabulary of both sides.")] = None,
-    src_vocab: Annotated[Path | None, typer.Option(help="Vocabulary of the source.")] = None,
-    tgt_vocab: Annotated[Path | None, typer.Option(help="Vocabulary of the target.")] = None,
-    src_codes: Annotated[Path | None, typer.Option(help="Sentencepiece model or BPE codes of the source.")] = None,
-    tgt_codes: Annotated[Path | None, typer.Option(help="The same of the target; without it, the source's.")] = None,
-    heads: Annotated[int, typer.Option(min=0, help="Attention heads, where the file does not say.")] = 0,
-    src_lang: Annotated[str, typer.Option(help="Language of the source, of a model of many.")] = "",
-    tgt_lang: Annotated[str, typer.Option(help="Language of the target, of a model of many.")] = "",
-    split_regex: Annotated[str, typer.Option(help="Regular expression; each match in a text is a word.")] = "",
-    language: Annotated[str, typer.Option(help="Split words by spaCy's rules for these languages: de-en.")] = "",
-    lower: Annotated[bool, typer.Option("--lower", help="Texts are lower-cased.")] = False,
+    source: Annotated[
+        list[str],
+        typer.Argument(metavar="[FORMAT] PATH", help="Checkpoint file or folder. Give FORMAT if it is not recognized."),
+    ],
+    out: Annotated[Path, typer.Option(parser=folder, help="Run folder to write.")],
+    vocab: Annotated[Path | None, typer.Option(help="Vocabulary file of both sides.")] = None,
+    src_vocab: Annotated[Path | None, typer.Option(help="Vocabulary file of the source.")] = None,
+    tgt_vocab: Annotated[Path | None, typer.Option(help="Vocabulary file of the target.")] = None,
+    src_codes: Annotated[Path | None, typer.Option(help="SentencePiece model or BPE codes of the source.")] = None,
+    tgt_codes: Annotated[
+        Path | None, typer.Option(help="SentencePiece model or BPE codes of the target. Default: the source's.")
+    ] = None,
+    heads: Annotated[int, typer.Option(min=0, help="Number of attention heads, if the file does not state it.")] = 0,
+    src_lang: Annotated[str, typer.Option(help="Source language of a multilingual model.")] = "",
+    tgt_lang: Annotated[str, typer.Option(help="Target language of a multilingual model.")] = "",
+    split_regex: Annotated[str, typer.Option(help="Regular expression; every match in the text is a word.")] = "",
+    language: Annotated[
+        str, typer.Option(help="Split words by spaCy's rules for these languages, such as de-en.")
+    ] = "",
+    lower: Annotated[bool, typer.Option("--lower", help="Lower-case the text.")] = False,
     part: Annotated[
-        list[str] | None, typer.Option(metavar="PART=NAME", help="Name of a module in the file; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="PART=NAME", help="Name of the module in the file that has this part; repeatable."),
     ] = None,
     settings: SettingsOption = None,
-    src: Annotated[Path | None, typer.Option(help="Text to compare with; without it, generated ids.")] = None,
-    compare: Annotated[bool, typer.Option(help="Compare with the original code, where it is installed.")] = True,
+    src: Annotated[Path | None, typer.Option(help="Text to compare with, besides generated ids.")] = None,
+    compare: Annotated[bool, typer.Option(help="Compare with the original code, if it is installed.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace the run in --out.")] = False,
     json: Json = False,
 ) -> None:
-    """Make a run folder of another tool's checkpoint, and compare it with the original code where that is installed.
+    """Convert another tool's checkpoint to a run folder, and compare it with the original code if that is installed.
 
-    Formats, and which of these options each takes, are in docs/import.md; others are refused. Without a format, the
-    path is looked at. Nothing that a file names is executed.
+    docs/import.md lists the formats and the options of each; other options are refused. Without a format, the content
+    of PATH decides. No code in the files is executed.
     """
     if len(source) > 2:
         raise ConfigError(f"{' '.join(source)}: write [FORMAT] PATH")

@@ -16,19 +16,17 @@ from .root import app, emit
 @app.command(epilog="Example: tformer init --preset base --vocab-size 32000 --out runs/base-random")
 def init(
     out: Annotated[Path, typer.Option(parser=folder, help="Folder for the checkpoint.")],
-    preset: Annotated[str, typer.Option(help="tiny, small, base or big.")] = "base",
-    vocab_size: Annotated[
-        int, typer.Option(min=5, max=MOST_OF_MODEL["src_vocab"], help="Entries of the vocabulary.")
-    ] = 32000,
-    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 1,
+    preset: Annotated[str, typer.Option(help="Model size: tiny, small, base or big.")] = "base",
+    vocab_size: Annotated[int, typer.Option(min=5, max=MOST_OF_MODEL["src_vocab"], help="Vocabulary size.")] = 32000,
+    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 1,
     config: Annotated[Path | None, typer.Option(help="TOML file with [model].")] = None,
     settings: SettingsOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is in --out.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the checkpoint in --out.")] = False,
     json: Json = False,
 ) -> None:
     """Write an untrained checkpoint with random weights, for benchmarks and tests.
 
-    Its text is made of the words w4, w5 and so on, one for every entry of the vocabulary.
+    Its vocabulary is the words w4, w5 and so on.
     """
     if training := [each for each in settings or [] if each.startswith("train.")]:
         raise ConfigError(f"--set {training[0]}: nothing is trained here: leave it out")

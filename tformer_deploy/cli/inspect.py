@@ -19,7 +19,7 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="Bundle or run folder.")],
     json: Json = False,
 ) -> None:
-    """Show what a bundle or checkpoint is, after verifying every hash."""
+    """Verify every hash of a bundle or run folder, and describe it."""
     from ..base.headers import read_json, schema_error
     from ..bundle.manifest import MANIFEST, REPORT, open_bundle
     from ..bundle.plans import all_plans

@@ -21,44 +21,58 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 SettingsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Any setting, such as model.d_ff=512 or train.lr=0.002; repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a field of the model or of training, such as model.d_ff=512 or train.lr=0.002; repeatable.",
     ),
 ]
 
 CheckpointOption = Annotated[
     Path | None,
     typer.Option(
-        help="Run folder for eager PyTorch, if it is not where it was at export; or FILE.py:FUNCTION, which is run."
+        help="Run folder for eager PyTorch, if it has moved since the export; or FILE.py:FUNCTION, which is run."
     ),
 ]
-Backend = Annotated[str, typer.Option(help="Engine: ort, native, cpp, trt or eager.")]
+Backend = Annotated[str, typer.Option(help="Backend: ort, native, cpp, trt or eager.")]
 DecodeSettings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Any decoding option, such as length_penalty=0.6; repeatable."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Set a decoding option, such as length_penalty=0.6; repeatable."),
 ]
 Variant = Annotated[
     str | None,
-    typer.Option(help="Variant that ort, native and cpp run (fp32: the standard graphs), or precision of trt's plans."),
+    typer.Option(
+        help="Variant that ort, native or cpp runs (fp32: the standard graphs), or precision of the TensorRT plans."
+    ),
 ]
-DeviceOption = Annotated[str, typer.Option(help="Where ort and eager run: cpu or cuda.")]
+DeviceOption = Annotated[str, typer.Option(help="Device of ort and eager: cpu or cuda.")]
 Shortlisted = Annotated[
-    bool, typer.Option("--shortlist", help="Score only what tformer shortlist found likely; for few lines at a time.")
+    bool,
+    typer.Option(
+        "--shortlist",
+        help="Score only the tokens that are likely for the source (tformer shortlist); faster for small batches.",
+    ),
 ]
-Beams = Annotated[int | None, typer.Option(help="Width of the beam; 1: greedy.")]
-NBest = Annotated[int | None, typer.Option(help="Outputs per line, as NUMBER ||| TEXT ||| SCORE.")]
-Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens; --n-best is the number of samples.")]
+Beams = Annotated[int | None, typer.Option(help="Beam size; 1: greedy search.")]
+NBest = Annotated[int | None, typer.Option(help="Outputs per line, printed as NUMBER ||| TEXT ||| SCORE.")]
+Sample = Annotated[
+    bool, typer.Option("--sample", help="Sample instead of searching; --n-best is the number of samples.")
+]
 Seed = Annotated[int | None, typer.Option(help="Seed of --sample.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Longest output in tokens.")]
-Allowed = Annotated[Path | None, typer.Option(help="The only outputs allowed, one a line.")]
-FirstToken = Annotated[list[str] | None, typer.Option(help="Vocabulary entry that outputs begin with; repeatable.")]
-Suppress = Annotated[list[str] | None, typer.Option(help="Vocabulary entry that is never produced; repeatable.")]
-EndToken = Annotated[list[str] | None, typer.Option(help="Vocabulary entry that ends outputs; repeatable.")]
-Align = Annotated[bool, typer.Option("--align", help="Add the source position of each token: TEXT ||| 0-0.")]
-BatchTokens = Annotated[
-    int, typer.Option(min=0, help="Batch size: padded source tokens times beams; 0: chosen for the engine.")
+MaxTokens = Annotated[int | None, typer.Option(help="Longest output, in tokens.")]
+Allowed = Annotated[Path | None, typer.Option(help="File with the only allowed outputs, one per line.")]
+FirstToken = Annotated[
+    list[str] | None, typer.Option(help="Vocabulary entry that every output begins with; repeatable.")
 ]
-MaxLineBytes = Annotated[int, typer.Option(min=1, max=MOST_LINE_BYTES, help="A longer line of the input is refused.")]
-Threads = Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: the workers share the cores.")]
+Suppress = Annotated[list[str] | None, typer.Option(help="Vocabulary entry that is never produced; repeatable.")]
+EndToken = Annotated[list[str] | None, typer.Option(help="Vocabulary entry that ends an output; repeatable.")]
+Align = Annotated[
+    bool, typer.Option("--align", help="Add the alignment, the source position of each target token: TEXT ||| 0-0.")
+]
+BatchTokens = Annotated[
+    int, typer.Option(min=0, help="Batch size in padded source tokens times beams; 0: chosen for the engine.")
+]
+MaxLineBytes = Annotated[int, typer.Option(min=1, max=MOST_LINE_BYTES, help="Refuse input lines longer than this.")]
+Threads = Annotated[int, typer.Option(min=0, help="Threads per worker; 0: the cores divided by the workers.")]
 
 _SECTIONS = {"model": ModelConfig, "train": TrainConfig}
 

@@ -35,7 +35,7 @@ class Verbs(TyperGroup):
 app = typer.Typer(
     name="tformer",
     cls=Verbs,
-    help="Ship an encoder-decoder Transformer: train, export, translate, and prove every token equal to eager PyTorch.",
+    help="Train, import, export and run encoder-decoder Transformers, and prove every token equal to eager PyTorch.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -56,13 +56,13 @@ def print_versions(asked: bool) -> None:
 @app.callback()
 def common(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the whole trace of an error, and what TensorRT logs in this process.")
+        bool, typer.Option("--debug", help="Show the traceback of an error, and the log of TensorRT.")
     ] = False,
     version: Annotated[
         bool,
         typer.Option(
             "--version",
-            help="Print the versions of tformer and of what it runs on.",
+            help="Print the versions of tformer and of its runtimes.",
             callback=print_versions,
             is_eager=True,
         ),

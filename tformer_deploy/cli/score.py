@@ -20,8 +20,8 @@ WINDOW = 4000
 @app.command(epilog="Example: tformer score bundles/numbers --src lines.en --tgt lines.de --tokens")
 def score(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
-    src: Annotated[Path, typer.Option(help="Sources, one a line.")],
-    tgt: Annotated[Path, typer.Option(help="Their translations, line by line.")],
+    src: Annotated[Path, typer.Option(help="Source text, one sentence per line.")],
+    tgt: Annotated[Path, typer.Option(help="Translations of --src, line by line.")],
     backend: Backend = "ort",
     variant: Variant = None,
     device: DeviceOption = "cpu",

@@ -15,14 +15,16 @@ from .root import app, emit
 @app.command(epilog="Example: tformer shortlist bundles/numbers --src train.en --tgt train.de --best 30")
 def shortlist(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
-    src: Annotated[Path, typer.Option(help="Text, one sentence a line.")],
-    tgt: Annotated[Path, typer.Option(help="Its translation, a line for a line.")],
-    best: Annotated[int, typer.Option(min=1, help="Target tokens for each source token.")] = 50,
-    frequent: Annotated[int, typer.Option(min=1, help="Most frequent tokens that are in every list.")] = 100,
+    src: Annotated[Path, typer.Option(help="Source text, one sentence per line.")],
+    tgt: Annotated[Path, typer.Option(help="Translation of --src, line by line.")],
+    best: Annotated[int, typer.Option(min=1, help="Number of target tokens for each source token.")] = 50,
+    frequent: Annotated[
+        int, typer.Option(min=1, help="Number of most frequent tokens, which are in every list.")
+    ] = 100,
     json: Json = False,
 ) -> None:
-    """Learn from parallel text which target tokens are likely for a source, for `translate --shortlist`; replaces what
-    the bundle has. What it costs in quality is in docs/shortlist.md.
+    """Learn from parallel text which target tokens are likely for a source, for `translate --shortlist`. Replaces the
+    bundle's lists. docs/shortlist.md says what that costs in quality.
     """
     from ..bundle.manifest import changing
     from ..bundle.shortlist import Settings, add_shortlist

@@ -19,27 +19,29 @@ from .root import app, emit
 )
 def train(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(parser=folder, help="Run folder: checkpoint, metrics.jsonl, metrics.png.")],
-    src: Annotated[str, typer.Option(help="Source text, UTF-8, one sentence a line, plain or .gz.")] = "",
-    tgt: Annotated[str, typer.Option(help="Its translation, line by line.")] = "",
+    out: Annotated[
+        Path, typer.Option(parser=folder, help="Run folder to write: checkpoint, metrics.jsonl, metrics.png.")
+    ],
+    src: Annotated[str, typer.Option(help="Source text: UTF-8, one sentence per line, plain or .gz.")] = "",
+    tgt: Annotated[str, typer.Option(help="Translation of --src, line by line.")] = "",
     valid_src: Annotated[str, typer.Option(help="Validation source text.")] = "",
-    valid_tgt: Annotated[str, typer.Option(help="Its translation.")] = "",
-    multi30k: Annotated[str, typer.Option(help="Folder of the Multi30K data set's raw files.")] = "",
-    pair: Annotated[str, typer.Option(help="Languages of --multi30k and of --tokenizer words.")] = "en-de",
-    task: Annotated[str, typer.Option(help="Generated data: copy or numbers.")] = "",
-    preset: Annotated[str, typer.Option(help="tiny, small, base or big.")] = "tiny",
-    tokenizer: Annotated[str, typer.Option(help="bpe (joint sentencepiece) or words (spaCy's rules).")] = "",
-    vocab_size: Annotated[int, typer.Option(help="Entries of the vocabulary.")] = 8000,
-    batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens of a micro-batch.")] = None,
-    updates: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, order and dropout.")] = None,
+    valid_tgt: Annotated[str, typer.Option(help="Translation of --valid-src, line by line.")] = "",
+    multi30k: Annotated[str, typer.Option(help="Folder with the raw files of the Multi30K data set.")] = "",
+    pair: Annotated[str, typer.Option(help="Languages for --multi30k and --tokenizer words.")] = "en-de",
+    task: Annotated[str, typer.Option(help="Train on generated data: copy or numbers.")] = "",
+    preset: Annotated[str, typer.Option(help="Model size: tiny, small, base or big.")] = "tiny",
+    tokenizer: Annotated[str, typer.Option(help="bpe (joint SentencePiece model) or words (spaCy's rules).")] = "",
+    vocab_size: Annotated[int, typer.Option(help="Vocabulary size.")] = 8000,
+    batch_tokens: Annotated[int | None, typer.Option(help="Size of a micro-batch in padded tokens.")] = None,
+    updates: Annotated[int | None, typer.Option(help="Number of optimizer steps.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and dropout.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with [model] and [train].")] = None,
     settings: SettingsOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out with its own settings.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Start over in a folder that holds a run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, with its own settings.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")] = False,
     json: Json = False,
 ) -> None:
-    """Train a model; Ctrl-C saves, --resume continues to the same weights."""
+    """Train a model. Ctrl-C saves it; --resume continues, and ends at the same weights as an uninterrupted run."""
     from ..train.data import DataConfig
     from ..train.runs import only_process, resume_run, start_run
 

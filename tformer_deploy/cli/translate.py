@@ -63,24 +63,29 @@ def translate(
     seed: Seed = None,
     max_tokens: MaxTokens = None,
     settings: DecodeSettings = None,
-    prefix: Annotated[Path | None, typer.Option(help="How each output must begin, a line for a line.")] = None,
+    prefix: Annotated[
+        Path | None,
+        typer.Option(help="File with the beginning of each output, line by line; an empty line forces nothing."),
+    ] = None,
     allowed: Allowed = None,
     first_token: FirstToken = None,
     suppress: Suppress = None,
     end_token: EndToken = None,
     align: Align = False,
-    stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they come, a line at a time.")] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print text as it is generated, one line at a time.")
+    ] = False,
     batch_tokens: BatchTokens = 0,
     max_line_bytes: MaxLineBytes = LINE_BYTES,
     threads: Threads = 0,
     workers: Annotated[
-        int, typer.Option(min=0, help="Batches decoded at a time; 0: one per core if there is text for all.")
+        int, typer.Option(min=0, help="Batches decoded in parallel; 0: one per core, if there is enough text.")
     ] = 0,
     json: Json = False,
 ) -> None:
-    """Translate standard input to standard output, a line for a line; --json writes text, ids and score of each.
+    """Translate standard input to standard output, line by line. --json prints text, ids and score of each output.
 
-    The options of --set and what each means are in docs/decoding.md.
+    docs/decoding.md explains the options of --set.
     """
     if stream and (json or align):
         raise ConfigError("--stream prints plain text: leave out --json and --align")
