@@ -159,7 +159,7 @@ def test_the_import_that_is_timed_loads_the_runtime(backend: str, module: str) -
     code = (
         "import sys; from tformer_deploy.bench import worker; "
         f"assert {module!r} not in sys.modules, 'loaded before'; "
-        f"worker.import_runtime({backend!r}); assert {module!r} in sys.modules, 'not loaded'"
+        f"worker.load_runtime({backend!r}); assert {module!r} in sys.modules, 'not loaded'"
     )
     path = {"PYTHONPATH": str(SIMULATED)} if backend == "trt" else {}
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **path}, capture_output=True, text=True)

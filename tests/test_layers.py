@@ -21,7 +21,6 @@ HEAVY = {
         "train.loop",
         "train.runs",
         "engines.eager",
-        "engines",
         "export.calibrate",
         "export.graphs",
         "export.trace",

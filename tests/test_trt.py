@@ -21,7 +21,7 @@ from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.base.files import sha256
 from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.bundle.plans import Profile, Stamp
-from tformer_deploy.engines import Name, engine_name, expand, parse_name
+from tformer_deploy.engines import EngineName, engine_name, expand
 from tformer_deploy.engines.base import Limits
 from tformer_deploy.engines.trt.api import TensorRt
 from tformer_deploy.export import build as building
@@ -370,7 +370,8 @@ def test_names_of_engines(bundle: Path) -> None:
     opened = open_bundle(bundle)
     assert expand(["trt", "ort", "eager"], [], opened) == ["trt", "ort", "ort:trt", "eager"]
     assert expand(["trt", "ort", "eager"], [], opened, "cuda") == ["trt", "ort:trt@cuda", "eager@cuda"]
-    assert parse_name("ort:trt@cuda") == Name("ort", "trt", "cuda") and parse_name("trt") == Name("trt", "", "cuda")
+    for name, parts in {"ort:trt@cuda": ("ort", "trt", "cuda"), "trt": ("trt", "", "cuda")}.items():
+        assert tuple(vars(EngineName(name)).values()) == parts and EngineName(name) == name
     assert expand(["ort:trt"], [], opened, "cuda") == ["ort:trt@cuda"]
     assert expand(["trt", "ort"], ["trt"], opened, "cuda") == ["trt", "ort:trt@cuda"]
     for command in ("check", "bench"):

@@ -12,7 +12,7 @@ from ..base.settings import check_whole
 from ..bundle.manifest import Bundle
 from ..check import make_corpus
 from ..decoding.options import MOST
-from ..engines import check_checkpoint, limits_of, make_engine, most_parallel, parse_name
+from ..engines import EngineName, check_checkpoint, limits_of, make_engine, most_parallel
 from ..engines.base import Limits
 
 MOST_ROUNDS, MOST_SECONDS, MOST_ROWS = 10**6, 3600, 1 << 20
@@ -86,8 +86,8 @@ class BenchPlan:
     def check(self, bundle: Bundle) -> None:
         """Raises LimitError for a point, DataError for a text that it does not take, ConfigError for missing lists."""
         check_checkpoint(self.checkpoint, self.engines)
-        for engine in self.engines:
-            if parse_name(engine).backend == "cpp":  # whose process is not the one that is measured
+        for engine in map(EngineName, self.engines):
+            if not engine.spec.measured:
                 raise ConfigError(f"--backend {engine}: bench does not measure the C++ runtime: use ort")
             limits = limits_of(engine, bundle)
             if self.shortlist:
@@ -102,7 +102,7 @@ class BenchPlan:
 
 def has_profile(engine: str) -> bool:
     """Whether an engine's time can be measured by kind of node."""
-    return parse_name(engine).backend == "ort"
+    return EngineName(engine).spec.profiled
 
 
 def make_points(given: Mapping[str, Sequence[int]]) -> tuple[Point, ...]:
@@ -113,8 +113,7 @@ def make_points(given: Mapping[str, Sequence[int]]) -> tuple[Point, ...]:
 def usual_points(engines: Sequence[str], bundle: Bundle) -> tuple[Point, ...]:
     """The sizes of the plans, if an engine runs plans."""
     for engine in engines:
-        if parse_name(engine).backend == "trt":
-            profiles = limits_of(engine, bundle).profiles
+        if profiles := limits_of(engine, bundle).profiles:
             return tuple(Point(each.batch, each.beams, each.src_len, each.capacity) for each in profiles)
     return make_points({})
 

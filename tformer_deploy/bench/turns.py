@@ -17,7 +17,7 @@ from ..base.processes import Process, in_turn
 from ..bundle.contract import GRAPHS, PROGRAM
 from ..bundle.manifest import Bundle
 from ..check.gate import machine
-from ..engines import explain, parse_name, programs_of, recipe_of
+from ..engines import EngineName, explain, recipe_of
 from .measure import CorpusSample, Sample
 from .plan import BenchPlan, Point, has_profile
 from .report import BenchReport, CorpusReport, EngineFigures, NodeKind, PointReport
@@ -86,7 +86,7 @@ def start(name: str) -> Process:
 
 
 def _load(plan: BenchPlan, name: str, process: Process) -> EngineFigures:
-    checkpoint = plan.checkpoint if parse_name(name).backend == "eager" else None
+    checkpoint = plan.checkpoint if EngineName(name).spec.reference else None
     found = process.ask(
         "open",
         bundle=str(plan.bundle),
@@ -124,17 +124,16 @@ def _round(
 
 def program_reads(name: str, bundle: Bundle) -> list[ProgramRead]:
     """What the graphs of an engine's program read; nothing where it runs none."""
-    engine = parse_name(name)
-    if engine.backend != "native":
+    if recipe_of(name, bundle).target != "native":
         return []
-    program = read_json(bundle.directory / (engine.variant or programs_of(bundle)[0]), PROGRAM)
+    program = read_json(bundle.directory / EngineName(name).folder(bundle), PROGRAM)
     return [ProgramRead.of(program, graph) for graph in GRAPHS]
 
 
 def _storage(engine: EngineFigures, bundle: Bundle) -> Storage:
     """As an engine's precision says; of a program of bf16 as its sums, as it says itself how weights lie."""
     recipe = recipe_of(engine.engine, bundle)
-    widens = engine.precision == "bf16" and parse_name(engine.engine).backend == "native"
+    widens = engine.precision == "bf16" and recipe.target == "native"
     return Storage("fp32" if widens else engine.precision, recipe.group_size, recipe.cache_precision == "bf16")
 
 
@@ -150,7 +149,7 @@ class MachineLimits:
         # What a variant reads whose layers are partly fp32 stands nowhere, so it gets no limits.
         mixed = {name for name, about in bundle.manifest.get("variants", {}).items() if about.get("fp32")}
         self.weights: dict[str, Sequence[WeightsRead | ProgramRead]] = {
-            name: program_reads(name, bundle) or ([] if parse_name(name).variant in mixed else standard)
+            name: program_reads(name, bundle) or ([] if EngineName(name).folder(bundle) in mixed else standard)
             for name in self.storages
         }
         if not weights:
@@ -168,7 +167,7 @@ class MachineLimits:
     def measure(self) -> None:
         """Keep the best of this round and those before; a note where it cannot be done, nothing for GPUs alone."""
         report = self.report
-        if report.notes or all(parse_name(name).device == "cuda" for name in self.plan.engines):
+        if report.notes or all(EngineName(name).device == "cuda" for name in self.plan.engines):
             return
         try:
             rates = self.process.ask("matrix_rates", threads=self.threads)
@@ -189,7 +188,7 @@ class MachineLimits:
             encoder, step = self.costs(found.engine, found.point)
             if device := devices[found.engine]:
                 found.step_bound = device_bound(step[0], device["read_bytes_per_s"], found.step_ms.min)
-            if parse_name(found.engine).device == "cuda" or not report.ceiling:
+            if EngineName(found.engine).device == "cuda" or not report.ceiling:
                 continue
             precision = self.storages[found.engine].precision
             found.encoder_bound = bound(*encoder, report.ceiling, precision, found.encoder_ms.min)

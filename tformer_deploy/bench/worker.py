@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -15,15 +14,12 @@ from ..base.processes import peak_mib, serve
 from ..bundle.manifest import MANIFEST, Bundle, open_bundle
 from ..bundle.text import tokenizer_files
 from ..decoding import DecodeOptions
-from ..engines import STANDARD, parse_name
+from ..engines import STANDARD, EngineName, load_runtime
 from ..engines.base import Engine
 from ..translate.opening import TranslatorOptions, open_translator
 from .measure import Bench, CorpusSample, Sample
 from .plan import Point
 from .report import MIB
-
-_IMPORTS = {"ort": "ort.library", "trt": "trt.engine"}
-"""Modules of `engines` that import a backend's packages, where it is not the one of its name."""
 
 
 class Worker:
@@ -37,16 +33,17 @@ class Worker:
         self, bundle: str, engine: str, checkpoint: str | None, threads: int, workers: int, shortlist: bool = False
     ) -> dict[str, Any]:
         """Import an engine's runtime, load it; precision, how long each took, and the size of its files."""
-        self.bundle, self.name, self.threads, self.shortlist = open_bundle(Path(bundle)), engine, threads, shortlist
+        self.bundle, self.name = open_bundle(Path(bundle)), EngineName(engine)
+        self.threads, self.shortlist = threads, shortlist
         start = time.perf_counter()
-        import_runtime(parse_name(engine).backend)
+        load_runtime(self.name.backend)
         imported = time.perf_counter()
-        variant = STANDARD if engine == "ort" else None
+        variant = STANDARD if self.name.plain and self.name.spec.standard else None  # not the bundle's default
         options = TranslatorOptions(self.bundle, engine, variant, "cpu", checkpoint, threads, workers, shortlist)
         translator = open_translator(options)
         loaded, made = time.perf_counter(), translator.engine
         self.bench = Bench(translator, workers)
-        files = needed_files(self.bundle, made, engine, checkpoint)
+        files = needed_files(self.bundle, made, self.name, checkpoint)
         if shortlist:
             files.append(self.bundle.directory / self.bundle.manifest["shortlist"]["file"])
         size = sum(path.stat().st_size for path in files) / MIB
@@ -82,7 +79,7 @@ class Worker:
 
     def device(self) -> dict[str, Any] | None:
         """The GPU that the engine runs on, if it does."""
-        if parse_name(self.name).device == "cpu":
+        if self.name.device == "cpu":
             return None
         try:
             from ..engines.trt.cuda import measure_gpu
@@ -106,26 +103,16 @@ class Worker:
         return matrix_rates(threads)
 
 
-def import_runtime(backend: str) -> None:
-    """Import what a backend runs on. Raises ModuleNotFoundError, MissingExtra, EngineError where it does not load."""
-    importlib.import_module(f"..engines.{_IMPORTS.get(backend, backend)}", __package__)
-    if backend == "trt":
-        from ..engines.trt.api import installed, load_tensorrt
-
-        for flavor in installed():
-            load_tensorrt(flavor)
-
-
 def needed_files(bundle: Bundle, engine: Engine, name: str, checkpoint: str | None) -> list[Path]:
     """What an engine reads: headers, tokenizers, and its graphs, plans or the checkpoint's weights."""
-    if parse_name(name).backend == "eager":
+    if EngineName(name).spec.reference:
         from ..model.checkpoint import open_reference
 
         return open_reference(bundle, Path(checkpoint) if checkpoint else None).paths
     common = [bundle.directory / file for file in (MANIFEST, *tokenizer_files(bundle.manifest["tokenizer"]))]
     if plans := getattr(engine, "plans", None):
         return [*common, *plans.directory.iterdir()]
-    return [*common, *(bundle.directory / file for file in bundle.graph_files(parse_name(name).variant))]
+    return [*common, *(bundle.directory / file for file in bundle.graph_files(EngineName(name).folder(bundle)))]
 
 
 if __name__ == "__main__":

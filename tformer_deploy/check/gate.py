@@ -31,7 +31,7 @@ from ..bundle.manifest import Bundle
 from ..bundle.recipe import Axes, Recipe, Tolerance, narrowest, own_limits
 from ..bundle.shortlist import open_shortlist
 from ..bundle.text import Tokenizers
-from ..engines import eager_of, explain, limits_of, make_encoder, make_engine, parse_name, recipe_of
+from ..engines import PACKAGES, EngineName, explain, limits_of, make_encoder, make_engine, recipe_of
 from ..engines.base import Encoder, Engine, Floats, Limits
 from ..model.config import ModelConfig
 from .blame import find_layer
@@ -53,7 +53,6 @@ GENERATED = CheckOptions(max_tokens=32, invariance=12, sentences=300)
 """For generated sources: random ones would run to the model's last position. So many show a fault in 1 of 100."""
 LAYER_NOISE = 3
 """A layer may differ by so many times what calibration measured, as other text may leave the ranges that it saw."""
-_PACKAGES = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "sentencepiece", "numpy")
 
 
 @dataclass
@@ -109,19 +108,18 @@ def translations(src: Path | None, tgt: Path) -> list[str]:
 
 
 def allowed_by(names: Sequence[str], bundle: Bundle) -> Recipe:
-    """The bundle's recipe, with axes that every variant and the plans of every `trt` among the engines allow."""
+    """The bundle's recipe, with axes that every variant and every engine allow."""
     allowed = narrowest([bundle.recipe, *bundle.variants.values()])
     for name in names:
-        if parse_name(name).backend == "trt":
-            limits, axes = limits_of(name, bundle), allowed.axes
-            sizes = {
-                "batch": limits.batch,
-                "beams": limits.beams,
-                "src_len": limits.src_tokens,
-                "past_len": limits.tgt_tokens - 1,
-            }
-            within = {axis: getattr(axes, axis).within(size) for axis, size in sizes.items()}
-            allowed = dataclasses.replace(allowed, axes=Axes(**within))
+        limits, axes = limits_of(name, bundle), allowed.axes
+        sizes = {
+            "batch": limits.batch,
+            "beams": limits.beams,
+            "src_len": limits.src_tokens,
+            "past_len": limits.tgt_tokens - 1,
+        }
+        within = {axis: getattr(axes, axis).within(size) for axis, size in sizes.items()}
+        allowed = dataclasses.replace(allowed, axes=Axes(**within))
     return allowed
 
 
@@ -147,7 +145,9 @@ class Gate:
 
     def use(self, checkpoint: Any) -> None:
         """Have a checkpoint that is open already as the reference, not opened again."""
-        self._eager = cast(Engine, eager_of(checkpoint, self.bundle, self.threads))
+        from ..engines.eager import eager_of
+
+        self._eager = eager_of(checkpoint, self.bundle, self.threads)
 
     def plain_eager(self) -> Engine:
         """Eager PyTorch over the whole vocabulary, not entered."""
@@ -255,7 +255,7 @@ class Gate:
         self, backend: str, reference: Reference, not_blamed: Cases, text: list[str], translations: Sequence[str]
     ) -> EngineReport:
         """One engine; `text`: what the bundle makes of text otherwise than the checkpoint."""
-        engine, recipe = self.engine(backend), recipe_of(backend, self.bundle)
+        engine, recipe, name = self.engine(backend), recipe_of(backend, self.bundle), EngineName(backend)
         self.progress(stage=backend)
         with engine:
             tolerance, own = recipe.limits(engine.precision), own_limits(recipe.target, engine.precision)
@@ -279,7 +279,7 @@ class Gate:
             self.add_constants(found, recipe)
             self.add_unrounded(found, recipe, reference, not_blamed)
             late = self.add_layer_limits(found, engine, reference)
-            if recipe.memory and parse_name(backend).backend in ("ort", "native"):
+            if recipe.memory and not (name.spec.reference or name.spec.no_encoder):
                 self.add_memory(found, reference)
             if translations:
                 add_quality(found, reference.observed.runs, runs, translations, self.bundle.tokenizers(), tolerance)
@@ -328,7 +328,7 @@ class Gate:
         """
         late: dict[str, Floats] = {}
         variants = self.bundle.manifest.get("variants", {})
-        measured = variants.get(parse_name(report.engine).variant, {}).get("limits", {})
+        measured = variants.get(EngineName(report.engine).folder(self.bundle), {}).get("limits", {})
         expected, sources = reference.observed, reference.sources
         if measured and expected.late and report.layers:
             late = late_layers(engine, sources, expected.runs["greedy"], reference.options.positions)
@@ -373,10 +373,10 @@ class Gate:
 
     def add_constants(self, report: EngineReport, recipe: Recipe) -> None:
         """Compare the constants of an engine's graphs with the checkpoint's tensors, where both can be read."""
-        name = parse_name(report.engine)
-        if name.backend == "eager":
+        name = EngineName(report.engine)
+        if name.spec.reference:
             return
-        variant = next((key for key, each in self.bundle.variants.items() if each is recipe), "")
+        variant = name.folder(self.bundle)
         try:
             from .constants import compare_constants, failures
 
@@ -397,7 +397,7 @@ class Gate:
     def add_unrounded(self, report: EngineReport, recipe: Recipe, reference: Reference, not_blamed: Cases) -> None:
         """Compare a variant that rounds once more without, by the limits of fp32, where its constants are right."""
         known = report.constants is not None and not report.constants.skipped and not report.constants.wrong
-        variant = next((key for key, each in self.bundle.variants.items() if each is recipe), "")
+        variant = EngineName(report.engine).folder(self.bundle)
         if not recipe.rounds or not known or self._lists is not None:
             return
         from .unrounded import compare_unrounded
@@ -441,7 +441,7 @@ def machine() -> dict[str, str]:
         "python": platform.python_version(),
         "tformer_deploy": __version__,
     }
-    for package in _PACKAGES:
+    for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -13,20 +13,19 @@ from ..base.errors import ConfigError
 from ..bundle.manifest import Bundle
 from ..bundle.shortlist import Shortlist
 from ..decoding.rules import best_tokens
-from ..engines import LISTING, parse_name
+from ..engines import ENGINES, EngineName
 from ..engines.base import ANYTHING, Engine, Floats, Ints, Outlook, SameStep, Scores, State
 
 
 def with_shortlist(bundle: Bundle, backends: Sequence[str], variants: Sequence[str]) -> list[str]:
     """The variants that are asked for, or all of some backends that have graphs for a shortlist. Raises ConfigError."""
-    listing = set().union(*LISTING.values())
-    if other := [name for name in backends if parse_name(name).backend not in listing]:
+    asked = [EngineName(name) for name in backends or [spec.name for spec in ENGINES if spec.lists]]
+    if other := [name for name in asked if not name.spec.lists]:
         raise ConfigError(f"--shortlist: {other[0]} has no graphs for it: leave out --backend {other[0]}")
-    asked = [parse_name(name) for name in backends or listing]
     found = [*variants] or [
         name
         for name, recipe in bundle.variants.items()
-        if any(each.backend in LISTING.get(recipe.target, ()) and each.variant in ("", name) for each in asked)
+        if any(recipe.target in each.spec.lists and each.variant in ("", name) for each in asked)
     ]
     if not found:
         raise ConfigError(f"--shortlist: {bundle.directory} has no variant for it: export it again, with --recipe int8")

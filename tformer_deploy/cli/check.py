@@ -174,10 +174,10 @@ def _with_original(bundle: Bundle, checkpoint: Path | None, src: Path | None) ->
 def _check_names(backends: list[str], written: Sequence[Path | None], read: Sequence[Path | None]) -> None:
     """Refuse engines that do not exist and files that could not be written, before anything runs."""
     from ..base.files import check_writable
-    from ..engines import BACKENDS, parse_name
+    from ..engines import BACKENDS, EngineName
 
     for name in backends:
-        if parse_name(name).backend not in BACKENDS:
+        if EngineName(name).backend not in BACKENDS:
             raise unknown("backend", name, BACKENDS)
     for i, path in enumerate(written):
         if path:

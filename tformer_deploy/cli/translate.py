@@ -95,7 +95,7 @@ def translate(
     out = utf8_output()
     from ..base.lines import read_lines
     from ..bundle.manifest import open_bundle
-    from ..engines import MOST_BATCH_TOKENS, check_checkpoint, engine_name, parse_name, threads_each
+    from ..engines import MOST_BATCH_TOKENS, check_checkpoint, engine_name, threads_each
     from ..translate.batches import suitable_workers
     from ..translate.opening import TranslatorOptions, open_translator
 
@@ -109,7 +109,7 @@ def translate(
     check_checkpoint(checkpoint, [name])
     threads_each(threads, workers or 1)  # refuses too many of either before it waits for input
     begin = list(islice(requests, 1))
-    on_gpu = parse_name(name).device == "cuda"
+    on_gpu = name.device == "cuda"
     workers = workers or (1 if on_gpu else suitable_workers(sum(len(lines) for _, lines, _ in begin)))
     options = TranslatorOptions(
         bundle=opened,

@@ -37,6 +37,7 @@ from ..base.processes import PATIENCE_SECONDS, describe_end
 from ..bundle.manifest import Bundle
 from ..model.config import BATCH_TOKENS
 from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Outlook, Outputs, Scores
+from .spec import Opening
 
 PROGRAM = "TFORMER_CPP_ENGINE"
 """The environment variable that names the program."""
@@ -76,6 +77,16 @@ def onnxruntime_library() -> str:
     spec = find_spec("onnxruntime")
     found = sorted((Path(spec.origin).parent / "capi").glob("libonnxruntime.so.*")) if spec and spec.origin else []
     return os.environ.get("TFORMER_ONNXRUNTIME") or (str(found[0]) if found else "")
+
+
+def load_runtime() -> None:
+    """Raises MissingExtra where the program is not built."""
+    program()
+
+
+def open_engine(opening: Opening) -> CppEngine:
+    """The engine of the standard graphs or of a variant; it reads the lists itself."""
+    return CppEngine(opening.bundle, opening.threads, opening.variant, opening.shortlist is not None)
 
 
 @dataclass

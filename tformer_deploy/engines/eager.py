@@ -6,23 +6,51 @@ import copy
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..base.errors import ConfigError
+from ..base.errors import ConfigError, EngineError
 from ..bundle.contract import caches, layer_names
+from ..bundle.manifest import Bundle
+from ..model.checkpoint import Checkpoint, open_reference
 from ..model.modules.probe import calling
+from ..model.modules.running import UserCheckpoint, names_function
 from ..model.seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
-
-if TYPE_CHECKING:
-    from ..model.checkpoint import Checkpoint
-    from ..model.modules.running import UserCheckpoint
+from .spec import Opening
 
 NO_ENCODER = "the module gives forward alone, so that it has no encoder's output: give encode and decode of UserModel"
+
+
+def load_runtime() -> None:
+    """PyTorch is imported with this module."""
+
+
+def open_engine(opening: Opening) -> EagerEngine:
+    """The bundle's checkpoint, where it was at export or where it is said to be. Raises EngineError without a GPU."""
+    if opening.device == "cuda" and not torch.cuda.is_available():
+        raise EngineError("eager on cuda: this PyTorch finds no GPU: install the driver and a PyTorch with CUDA")
+    checkpoint = open_reference(opening.bundle, opening.checkpoint)
+    return eager_of(checkpoint, opening.bundle, opening.threads, opening.device)
+
+
+open_encoder = open_engine
+
+
+def eager_of(
+    checkpoint: Checkpoint | UserCheckpoint, bundle: Bundle, threads: int = 0, device: str = "cpu"
+) -> EagerEngine:
+    """Eager PyTorch of a checkpoint that is open, of which a bundle was made."""
+    model = checkpoint.load_model().to(device)
+    if threads:
+        torch.set_num_threads(threads)
+    own = names_function(checkpoint.directory)
+    engine = EagerEngine(model, bundle.recipe.top_k, str(checkpoint.directory) if own else "")
+    engine.checkpoint = checkpoint
+    return engine
 
 
 @dataclass

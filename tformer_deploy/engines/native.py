@@ -17,17 +17,26 @@ from ..bundle.manifest import Bundle
 from ..model.config import BATCH_TOKENS
 from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Outlook, Outputs, Scores
 from .cpp import error_of
+from .spec import Opening
 
 R = TypeVar("R")
 
 
-def check_version() -> None:
-    """Raise MissingExtra where the binding is of another version."""
+def load_runtime() -> None:
+    """Raises MissingExtra where the binding is of another version."""
     if native_version != __version__:
         raise MissingExtra(
             f"tformer-native is of version {native_version}, this is {__version__}: "
             f"pip install tformer-native=={__version__}, or make native in a checkout"
         )
+
+
+def open_engine(opening: Opening) -> NativeEngine:
+    """The engine of a program; it reads the lists itself."""
+    return NativeEngine(opening.bundle, opening.threads, opening.variant, opening.shortlist is not None)
+
+
+open_encoder = open_engine
 
 
 class NativeEngine:
@@ -36,7 +45,7 @@ class NativeEngine:
     searches, encodes = True, True
 
     def __init__(self, bundle: Bundle, threads: int, variant: str, shortlist: bool = False) -> None:
-        check_version()
+        load_runtime()
         self.bundle, self.config, self.variant = bundle, bundle.config, variant
         self.threads, self.shortlist = threads or cores(), shortlist
         self.recipe = bundle.variants[variant]

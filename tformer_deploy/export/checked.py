@@ -23,7 +23,7 @@ from ..bundle.recipe import Recipe, load_recipe, narrowest
 from ..bundle.text import require_fit
 from ..check import Corpus, EngineReport, Gate, Report, make_corpus, translations
 from ..decoding import DecodeOptions
-from ..engines import STANDARD, expand, parse_name, programs_of, require_native
+from ..engines import STANDARD, EngineName, expand, exported_engines, load_exported
 from ..engines.eager import NO_ENCODER
 from ..model.checkpoint import Checkpoint, open_source
 from ..model.config import ModelConfig
@@ -103,8 +103,7 @@ def export_checked(
         gate = Gate(bundle, checkpoint.directory, progress=progress)
         if again:
             gate.use(again)
-        backends = ["ort", *(["native"] if programs_of(bundle) else [])]
-        report = gate.run(expand(backends, [], bundle), gate.reference(corpus), targets)
+        report = gate.run(expand(exported_engines(bundle), [], bundle), gate.reference(corpus), targets)
         report.calibration = calibration.line
         if failures := [f"{each.engine}: {failure}" for each in _of(report, "") for failure in each.failures]:
             own = isinstance(checkpoint, UserCheckpoint)
@@ -125,8 +124,7 @@ def _exportable(checkpoint: Checkpoint | UserCheckpoint, recipes: Sequence[str],
         chosen = {name: dataclasses.replace(each, memory=each.has_memory) for name, each in chosen.items()}
     if isinstance(checkpoint, UserCheckpoint):
         require_exportable(checkpoint, chosen)
-    if any(recipe.target == "native" for recipe in chosen.values()):
-        require_native()  # checks its variants; without it all work would be for nothing
+    load_exported(recipe.target for recipe in chosen.values())  # without them all work would be for nothing
     return chosen
 
 
@@ -162,7 +160,7 @@ def _keep_what_passed(
         for name in report.left_out:
             shutil.rmtree(directory / name)
         describe(kept)
-    engines = [engine for engine in report.engines if parse_name(engine.engine).variant in kept]
+    engines = [engine for engine in report.engines if EngineName(engine.engine).variant in kept]
     add_report(directory, dataclasses.replace(report, engines=engines).to_json())
 
 
@@ -179,7 +177,7 @@ def _measured(model: Seq2Seq, chosen: Mapping[str, Recipe], calibration: Calibra
 
 def _of(report: Report, variant: str) -> list[EngineReport]:
     """The engines that ran a variant, or the standard graphs ("")."""
-    return [engine for engine in report.engines if parse_name(engine.engine).variant == variant]
+    return [engine for engine in report.engines if EngineName(engine.engine).variant == variant]
 
 
 WIDER = "widen the limit that is named in a recipe of your own"

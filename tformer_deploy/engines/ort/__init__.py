@@ -1,1 +1,42 @@
-"""ONNX Runtime: one engine for each kind of step."""
+"""ONNX Runtime. Its library is imported with the first engine that is opened."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...bundle.plans import trt_variant
+
+if TYPE_CHECKING:
+    from ..base import Encoder, Engine
+    from ..spec import Opening
+
+
+def load_runtime() -> None:
+    """Raises ConfigError for a library that is too old, or two that overwrite each other."""
+    from .library import check_library
+
+    check_library()
+
+
+def open_engine(opening: Opening) -> Engine:
+    """The class for the variant's target."""
+    bundle, threads, variant = opening.bundle, opening.threads, opening.variant
+    if not variant:
+        from .standard import OrtEngine
+
+        return OrtEngine(bundle, threads)
+    if bundle.variants[variant].target == "trt":
+        trt_variant(bundle)  # refuses graphs of an older version
+        from .choosing import ChoosingEngine
+
+        return ChoosingEngine(bundle, threads, variant, opening.device)
+    from .in_place import InPlaceEngine
+
+    return InPlaceEngine(bundle, threads, variant, opening.shortlist)
+
+
+def open_encoder(opening: Opening) -> Encoder:
+    """The graph `memory` of a variant or of the standard graphs."""
+    from .memory import OrtMemory
+
+    return OrtMemory(opening.bundle, opening.threads, opening.variant)

@@ -15,7 +15,7 @@ from ...base.files import sha256
 from ...base.machine import cores
 from ...base.settings import check_whole
 from ...bundle.manifest import MANIFEST, Bundle, open_bundle
-from ...engines import engine_name, parse_name
+from ...engines import engine_name
 from ...model.config import BATCH_TOKENS, WINDOW_BYTES
 from ..batches import suitable_workers
 from ..opening import TranslatorOptions, open_translator
@@ -144,7 +144,7 @@ def _work(options: CorpusOptions, inputs: Sequence[Input], there: dict[str, Any]
     same = digest({**described(work), "least_batches": 0}) == digest({**before, "least_batches": 0})
     least = (same and before.get("least_batches")) or (0 if options.address else asked.workers)
     if not least:
-        on_gpu = parse_name(engine_name(asked.backend, asked.variant, bundle, asked.device)).device == "cuda"
+        on_gpu = engine_name(asked.backend, asked.variant, bundle, asked.device).device == "cuda"
         least = 1 if on_gpu else _suitable(work, inputs)
     workers = asked.workers or (1 if least == 1 else cores())
     return replace(work, translator=replace(work.translator, least_batches=least, workers=workers))

@@ -1,0 +1,78 @@
+"""The engines that there are: all that the rest of tformer knows of each."""
+
+from __future__ import annotations
+
+from ..base.errors import ConfigError, unknown
+from ..bundle.manifest import Bundle
+from ..bundle.plans import PRECISIONS, trt_variant
+from .spec import EngineSpec
+
+DEVICES = ("cpu", "cuda")
+ORT = ("onnxruntime", "onnxruntime-gpu")
+NO_PLAN = "plans have no graph for the encoder alone: use --backend ort or eager"
+NO_CPP = "the C++ runtime runs the encoder alone only of programs: use --backend native or ort"
+
+
+def require_programs(bundle: Bundle) -> None:
+    """Raise ConfigError where a bundle has no program for the C++ library's CPU engine."""
+    if not bundle.config.decoder_layers:
+        raise ConfigError(f"{bundle.directory} has an encoder alone, for ort and eager: leave out --backend native")
+    if not any(recipe.target == "native" for recipe in bundle.variants.values()):
+        raise ConfigError(f"{bundle.directory} has no program for native: export it again and add --recipe native-int8")
+
+
+ENGINES = (
+    EngineSpec("eager", "eager PyTorch", "eager", ("torch",), devices=DEVICES),
+    EngineSpec(
+        "ort",
+        "ONNX Runtime",
+        "ort",
+        ORT,
+        ("onnx", "ort-cpu", "trt"),
+        devices=DEVICES,
+        lists=("ort-cpu",),
+        exported=True,
+        profiled=True,
+    ),
+    EngineSpec(
+        "trt",
+        "TensorRT",
+        "trt",
+        ("tensorrt", "tensorrt-rtx-cu13", "tensorrt-rtx-cu12"),
+        ("trt",),
+        PRECISIONS,
+        devices=("cuda",),
+        plans=True,
+        no_encoder=NO_PLAN,
+        require=trt_variant,
+    ),
+    EngineSpec(
+        "cpp", "the C++ runtime", "cpp", ORT, ("onnx", "ort-cpu"), lists=("ort-cpu",), measured=False, no_encoder=NO_CPP
+    ),
+    EngineSpec(
+        "native",
+        "the C++ runtime",
+        "native",
+        (),
+        ("native",),
+        lists=("native",),
+        exported=True,
+        require=require_programs,
+    ),
+)
+"""In the order in which messages and reports list them."""
+PACKAGES = tuple(
+    dict.fromkeys(("torch", "onnx", *(name for spec in ENGINES for name in spec.packages), "sentencepiece", "numpy"))
+)
+"""Distributions whose versions decide what comes out."""
+BACKENDS = tuple(spec.name for spec in ENGINES)
+LISTING = frozenset(target for spec in ENGINES for target in spec.lists)
+"""Targets whose variants can score the tokens of a shortlist alone."""
+
+
+def find(backend: str) -> EngineSpec:
+    """The engine of a backend. Raises ConfigError."""
+    for spec in ENGINES:
+        if spec.name == backend:
+            return spec
+    raise unknown("backend", backend, BACKENDS)
