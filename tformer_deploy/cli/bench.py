@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..base.errors import ConfigError, Interrupted
-from .options import CheckpointOption, DeviceOption, Json, Shortlisted
+from .options import MEASURED, CheckpointOption, DeviceOption, Json, Shortlisted, variants
 from .root import app, emit, progress
 
 
@@ -17,10 +17,10 @@ from .root import app, emit, progress
 )
 def bench(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
-    backend: Annotated[list[str] | None, typer.Option(help="Backend: ort, native, trt or eager; repeatable.")] = None,
+    backend: Annotated[list[str] | None, typer.Option(help=f"Backend: {MEASURED}; repeatable.")] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="Variant that ort and native run (fp32: the standard graphs); repeatable. Default: all."),
+        typer.Option(help=f"{variants(plans=False)}; repeatable. Default: all variants."),
     ] = None,
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,

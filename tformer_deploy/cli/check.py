@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..base.errors import ConfigError, LimitError, require, unknown
+from ..base.errors import ConfigError, LimitError, require
 from ..base.notes import note
-from .options import CheckpointOption, DeviceOption, Json, Shortlisted, Threads
+from .options import BACKENDS, CheckpointOption, DeviceOption, Json, Shortlisted, Threads, variants
 from .root import app, emit, progress
 
 if TYPE_CHECKING:
@@ -27,14 +27,10 @@ MORE = 3
 )
 def check(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
-    backend: Annotated[
-        list[str] | None, typer.Option(help="Backend: ort, native, cpp, trt or eager; repeatable. Default: ort.")
-    ] = None,
+    backend: Annotated[list[str] | None, typer.Option(help=f"Backend: {BACKENDS}; repeatable. Default: ort.")] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Variant that ort, native and cpp run (fp32: the standard graphs); repeatable. Default: all."
-        ),
+        typer.Option(help=f"{variants(plans=False)}; repeatable. Default: all variants."),
     ] = None,
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,
@@ -174,11 +170,10 @@ def _with_original(bundle: Bundle, checkpoint: Path | None, src: Path | None) ->
 def _check_names(backends: list[str], written: Sequence[Path | None], read: Sequence[Path | None]) -> None:
     """Refuse engines that do not exist and files that could not be written, before anything runs."""
     from ..base.files import check_writable
-    from ..engines import BACKENDS, EngineName
+    from ..engines import check_backend
 
     for name in backends:
-        if EngineName(name).backend not in BACKENDS:
-            raise unknown("backend", name, BACKENDS)
+        check_backend(name)
     for i, path in enumerate(written):
         if path:
             check_writable(path, [*read, *written[:i]])

@@ -14,7 +14,7 @@ from ..base.notes import note
 from ..model.config import BATCH_TOKENS, WINDOW_BYTES
 from ..translate.pooling import NO_POOL
 from .lines import utf8_output, windows
-from .options import CheckpointOption, Json, Threads
+from .options import ENCODING, CheckpointOption, Json, Threads
 from .root import app, emit, progress
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Requests = Iterator[list[str]]
 @app.command(epilog="Example: echo 'forty-two' | tformer encode bundles/numbers --pool mean --json")
 def encode(
     bundle: Annotated[Path, typer.Argument(help="Bundle exported with --memory; with --backend eager, any.")],
-    backend: Annotated[str, typer.Option(help="Backend: ort, native or eager.")] = "ort",
+    backend: Annotated[str, typer.Option(help=f"Backend: {ENCODING}.")] = "ort",
     variant: Annotated[
         str | None, typer.Option(help="Variant that ort or native runs (fp32: the standard graphs).")
     ] = None,

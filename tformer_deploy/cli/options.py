@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from ..base.errors import ConfigError, DataError, unknown
 from ..base.headers import read_toml
 from ..base.lines import MOST_LINE_BYTES
 from ..base.settings import parse_settings
+from ..engines import ENGINES
 from ..model.config import ModelConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -33,18 +35,33 @@ CheckpointOption = Annotated[
         help="Run folder for eager PyTorch, if it has moved since the export; or FILE.py:FUNCTION, which is run."
     ),
 ]
-Backend = Annotated[str, typer.Option(help="Backend: ort, native, cpp, trt or eager.")]
+
+
+def among(names: Iterable[str], word: str = "or") -> str:
+    """Names as a sentence lists them."""
+    *first, last = names
+    return f"{', '.join(first)} {word} {last}" if first else last
+
+
+def variants(plans: bool) -> str:
+    """What `--variant` chooses; in commands of many engines, not the precision of `plans`."""
+    run = among(spec.name for spec in ENGINES if spec.targets and not spec.precisions)
+    precise = [spec.name for spec in ENGINES if spec.precisions and (plans or not spec.plans)]
+    text = f"Variant that {run} runs (fp32: the standard graphs)"
+    return f"{text}, or precision of {among(precise)}" if precise else text
+
+
+BACKENDS = among(spec.name for spec in ENGINES)
+MEASURED = among(spec.name for spec in ENGINES if spec.measured)
+ENCODING = among(spec.name for spec in ENGINES if not spec.no_encoder)
+MOVED = among((spec.name for spec in ENGINES if len(spec.devices) > 1), "and")
+Backend = Annotated[str, typer.Option(help=f"Backend: {BACKENDS}.")]
 DecodeSettings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Set a decoding option, such as length_penalty=0.6; repeatable."),
 ]
-Variant = Annotated[
-    str | None,
-    typer.Option(
-        help="Variant that ort, native or cpp runs (fp32: the standard graphs), or precision of the TensorRT plans."
-    ),
-]
-DeviceOption = Annotated[str, typer.Option(help="Device of ort and eager: cpu or cuda.")]
+Variant = Annotated[str | None, typer.Option(help=f"{variants(plans=True)}.")]
+DeviceOption = Annotated[str, typer.Option(help=f"Device of {MOVED}: cpu or cuda.")]
 Shortlisted = Annotated[
     bool,
     typer.Option(

@@ -17,9 +17,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..base.notes import Progress, unseen
-
-RUNS_ON = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu13", "tensorrt-rtx-cu12")
-"""Packages whose versions decide what comes out."""
+from ..engines import PACKAGES
 
 
 class Verbs(TyperGroup):
@@ -43,11 +41,11 @@ app = typer.Typer(
 
 
 def print_versions(asked: bool) -> None:
-    """Print our version and those of what is installed of RUNS_ON, without importing any of it."""
+    """Print our version and those of what is installed of `engines.PACKAGES`, without importing any of it."""
     if not asked:
         return
     print(f"tformer {__version__}\npython {platform.python_version()}")
-    for package in RUNS_ON:
+    for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             print(f"{package} {metadata.version(package)}")
     raise typer.Exit

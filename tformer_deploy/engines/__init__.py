@@ -16,6 +16,7 @@ from .make import (
 )
 from .names import (
     EngineName,
+    check_backend,
     check_checkpoint,
     check_name,
     encoder_names,
@@ -38,6 +39,7 @@ __all__ = [
     "PACKAGES",
     "STANDARD",
     "EngineName",
+    "check_backend",
     "check_checkpoint",
     "check_name",
     "encoder_names",

@@ -71,6 +71,12 @@ def exported_engines(bundle: Bundle) -> list[str]:
     return [spec.name for spec in ENGINES if spec.exported and spec.variants(bundle)]
 
 
+def check_backend(name: str) -> None:
+    """Raise ConfigError for an engine that no bundle can have."""
+    if EngineName(name).backend not in BACKENDS:
+        raise unknown("backend", name, BACKENDS)
+
+
 def check_name(name: str, bundle: Bundle) -> None:
     """Raise ConfigError for an engine that a bundle does not have."""
     if (name := EngineName(name)).backend in BACKENDS:
