@@ -49,7 +49,7 @@ VERBS: dict[str, tuple[list[Any], str, str]] = {
     "export": (["LINES", "--out", "OUT"], TORCH, "'.[export]'"),
     "check": ([BUNDLE], TORCH, "'.[train]' in a checkout of tformer-deploy; or give --reference FILE"),
     "check --html": ([BUNDLE, "--html", "OUT"], PAGES, "'.[report]'"),
-    "bench --html": ([BUNDLE, "--html", "OUT"], PAGES, "'.[report]'"),
+    "bench --html": ([BUNDLE, "--html", "OUT"], "'markupsafe'", "'.[report]'"),
     "translate": ([BUNDLE, "--backend", "eager"], TORCH, "'.[train]'"),
     "score": ([BUNDLE, "--src", "LINES", "--tgt", "LINES", "--backend", "eager"], TORCH, "'.[train]'"),
     "encode": ([BUNDLE, "--backend", "eager"], TORCH, "'.[train]'"),
