@@ -152,7 +152,11 @@ def test_init_is_seeded(tmp_path: Path) -> None:
 BAD_INPUT: list[tuple[list[str], bytes, list[str]]] = [
     (["translate", "BUNDLE"], b"w5 " * 40, ["line 1", "41 tokens", "limit of 24"]),
     (["translate", "BUNDLE"], b"w5\nw\xff\n", ["line 2", "UTF-8"]),
-    (["translate", "BUNDLE", "--backend", "trt8"], b"w5", ["unknown backend", "valid: cpp, eager, eager@cuda, ort"]),
+    (
+        ["translate", "BUNDLE", "--backend", "trt8"],
+        b"w5",
+        ["unknown backend", "valid: cpp, eager, eager@cuda, openvino, openvino:bf16, ort"],
+    ),
     (["translate", "EMPTY"], b"w5", ["is not a bundle"]),
     (["translate", "NOWHERE"], b"w5", ["is not a bundle"]),
     (["translate", "RUN"], b"w5", ["is not a bundle", "it is a run folder: make a bundle of it with tformer export"]),

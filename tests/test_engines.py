@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +35,20 @@ def ort(bundle: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def attentive(attention_bundle: Path) -> Iterator[Engine]:
-    with OrtEngine(open_bundle(attention_bundle), threads=1) as engine:
+@pytest.fixture(scope="module", params=["ort", "openvino"])
+def graphs(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Each engine that runs the standard graphs."""
+    if request.param == "openvino" and not find_spec("openvino"):
+        pytest.skip("OpenVINO is not installed: pip install '.[openvino]'")
+    with make_engine(request.param, open_bundle(bundle), threads=1) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module", params=["ort", "openvino"])
+def attentive(attention_bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    if request.param == "openvino" and not find_spec("openvino"):
+        pytest.skip("OpenVINO is not installed: pip install '.[openvino]'")
+    with make_engine(request.param, open_bundle(attention_bundle), threads=1) as engine:
         yield engine
 
 
@@ -47,17 +59,17 @@ def eager(run: Path) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize(("batch", "width", "steps"), [(1, 1, 24), (1, 24, 3), (2, 5, 6), (5, 9, 4), (33, 3, 2)])
-def test_ort_equals_eager_at_many_shapes(ort: Engine, eager: Engine, batch: int, width: int, steps: int) -> None:
+def test_graphs_equal_eager_at_many_shapes(graphs: Engine, eager: Engine, batch: int, width: int, steps: int) -> None:
     src_ids, lengths = random_sources(batch, width)
-    states = [engine.encode(src_ids, lengths) for engine in (ort, eager)]
+    states = [engine.encode(src_ids, lengths) for engine in (graphs, eager)]
     real = np.arange(width) < lengths[:, None]
-    for ours, theirs in zip(eager.cross_keys_values(states[1]), ort.cross_keys_values(states[0]), strict=True):
+    for ours, theirs in zip(eager.cross_keys_values(states[1]), graphs.cross_keys_values(states[0]), strict=True):
         assert theirs.shape == (batch, 4, width, 8)
         assert np.abs(ours - theirs).transpose(0, 2, 1, 3)[real].max() <= TOLERANCE
     rng = np.random.default_rng(1)
     for _ in range(steps):
         tokens = rng.integers(0, VOCAB, (batch, 1)).astype(np.int32)
-        a, b = (engine.step(tokens, state, full=True) for engine, state in zip((ort, eager), states, strict=True))
+        a, b = (engine.step(tokens, state, full=True) for engine, state in zip((graphs, eager), states, strict=True))
         assert a.log_probs is not None and b.log_probs is not None
         assert np.abs(a.log_probs - b.log_probs).max() <= TOLERANCE
         assert a.ids.shape == a.scores.shape == (batch, 1, 1)
@@ -65,10 +77,10 @@ def test_ort_equals_eager_at_many_shapes(ort: Engine, eager: Engine, batch: int,
         assert (a.log_probs[:, 0].max(-1) == a.scores[:, 0, 0]).all()
 
 
-def test_beams_and_compaction_follow_their_parents(ort: Engine, eager: Engine) -> None:
+def test_beams_and_compaction_follow_their_parents(graphs: Engine, eager: Engine) -> None:
     src_ids, lengths = random_sources(4, 7, seed=3)
     rng = np.random.default_rng(2)
-    states = [engine.encode(src_ids, lengths) for engine in (ort, eager)]
+    states = [engine.encode(src_ids, lengths) for engine in (graphs, eager)]
     sentences, beams = 4, 1
     # Widen to three beams, swap them, go on as they are, drop sentences 1 and 3, go on, narrow to two beams.
     stay = (None, 0)
@@ -86,11 +98,11 @@ def test_beams_and_compaction_follow_their_parents(ort: Engine, eager: Engine) -
         if wanted:
             kept = np.arange(sentences) if keep is None else keep
             parents = (kept[:, None] * beams + rng.integers(0, beams, (len(kept), wanted))).astype(np.int32)
-            for engine, state in zip((ort, eager), states, strict=True):
+            for engine, state in zip((graphs, eager), states, strict=True):
                 engine.reorder(state, parents, keep)
             sentences, beams = parents.shape
         tokens = rng.integers(0, VOCAB, (sentences, beams)).astype(np.int32)
-        a, b = (engine.step(tokens, state, full=True) for engine, state in zip((ort, eager), states, strict=True))
+        a, b = (engine.step(tokens, state, full=True) for engine, state in zip((graphs, eager), states, strict=True))
         assert a.log_probs is not None and b.log_probs is not None
         assert a.log_probs.shape == (sentences, beams, VOCAB)
         assert np.abs(a.log_probs - b.log_probs).max() <= TOLERANCE
@@ -107,8 +119,8 @@ def assert_best(found: Scores) -> None:
     assert (found.scores == np.take_along_axis(found.log_probs, order, -1)).all()
 
 
-def test_number_of_best_tokens_follows_recipe_and_beams(ort: Engine, eager: Engine, run: Path) -> None:
-    assert [ort.best(beams) for beams in (1, 2, 5, 30)] == [1, 3, 9, 59]
+def test_number_of_best_tokens_follows_recipe_and_beams(graphs: Engine, eager: Engine, run: Path) -> None:
+    assert [graphs.best(beams) for beams in (1, 2, 5, 30)] == [1, 3, 9, 59]
     assert [eager.best(beams) for beams in (1, 2, 30, 31, 64)] == [1, 3, 59, 60, 60]
     fixed = EagerEngine(open_checkpoint(run).load_model(), top_k=4)
     assert [fixed.best(beams) for beams in (1, 9)] == [4, 4]
@@ -116,22 +128,22 @@ def test_number_of_best_tokens_follows_recipe_and_beams(ort: Engine, eager: Engi
     assert [old.best(beams) for beams in (1, 9)] == [1, 1]
 
 
-def test_as_many_beams_as_the_vocabulary_allows(ort: Engine, eager: Engine) -> None:
+def test_as_many_beams_as_the_vocabulary_allows(graphs: Engine, eager: Engine) -> None:
     """60 tokens: 30 beams read 59, one more is refused."""
     src_ids, lengths = random_sources(2, 4)
     parents = np.repeat(np.arange(2, dtype=np.int32)[:, None], 31, 1)
     tokens = np.full((2, 31), 5, np.int32)
-    for engine in (ort, eager):
+    for engine in (graphs, eager):
         state = engine.encode(src_ids, lengths)
         engine.reorder(state, parents[:, :30])
         found = engine.step(tokens[:, :30], state, full=True)
         assert found.ids.shape == (2, 30, 59)
         assert_best(found)
-    assert ort.limits.beams == 30 and eager.limits.beams == 1 << 16
-    state = ort.encode(src_ids, lengths)
-    ort.reorder(state, parents)
+    assert graphs.limits.beams == 30 and eager.limits.beams == 1 << 16
+    state = graphs.encode(src_ids, lengths)
+    graphs.reorder(state, parents)
     with pytest.raises(LimitError, match="31 beams exceed the limit of 30"):
-        ort.step(tokens, state)
+        graphs.step(tokens, state)
 
 
 @given(st.lists(st.lists(st.integers(-3, 0), min_size=7, max_size=7), min_size=1, max_size=4), st.integers(1, 7))
@@ -201,26 +213,26 @@ def test_attention_of_beams(attentive: Engine, eager: Engine) -> None:
     assert np.abs(found[0].sum(-1) - 1).max() <= 1e-5
 
 
-def test_attention_that_a_bundle_does_not_have(ort: Engine) -> None:
-    assert not ort.attention
+def test_attention_that_a_bundle_does_not_have(graphs: Engine) -> None:
+    assert not graphs.attention
     src_ids, lengths = random_sources(1, 3)
-    state = ort.encode(src_ids, lengths)
+    state = graphs.encode(src_ids, lengths)
     with pytest.raises(LimitError, match="attention = true, such as fp32-attention"):
-        ort.step(np.full((1, 1), 2, np.int32), state, attention=True)
+        graphs.step(np.full((1, 1), 2, np.int32), state, attention=True)
 
 
 STEP_LAYERS = ["decoder_embedding", "decoder_layer_0", "decoder_layer_1", "hidden", "log_probs"]
 CROSS = ["cross_k_0", "cross_v_0", "cross_k_1", "cross_v_1"]
 
 
-def test_layer_values_equal_eagers(ort: Engine, attentive: Engine, eager: Engine, run: Path) -> None:
+def test_layer_values_equal_eagers(graphs: Engine, attentive: Engine, eager: Engine, run: Path) -> None:
     src_ids, lengths = random_sources(3, 6)
     tgt_ids = np.random.default_rng(1).integers(4, VOCAB, (3, 4)).astype(np.int32)
     expected = eager.layers(src_ids, lengths, tgt_ids)
     assert list(expected) == ["encoder_embedding", "encoder_layer_0", "encoder_layer_1", "memory", *CROSS, *STEP_LAYERS]
     assert expected["memory"].shape == (3, 6, 32) and expected["cross_k_0"].shape == (3, 4, 6, 8)
     assert expected["hidden"].shape == (3, 4, 32) and expected["log_probs"].shape == (3, 4, VOCAB)
-    for engine in (ort, attentive):
+    for engine in (graphs, attentive):
         found = engine.layers(src_ids, lengths, tgt_ids)
         assert list(found) == list(expected)
         for name, value in found.items():
@@ -245,23 +257,23 @@ def test_layer_values_need_onnx(ort: Engine, monkeypatch: pytest.MonkeyPatch) ->
         ort.layers(src_ids, lengths, np.full((1, 1), 2, np.int32))
 
 
-def test_layer_values_keep_the_limits(ort: Engine, eager: Engine) -> None:
+def test_layer_values_keep_the_limits(graphs: Engine, eager: Engine) -> None:
     src_ids, lengths = random_sources(1, 25)
-    for engine in (ort, eager):
+    for engine in (graphs, eager):
         with pytest.raises(LimitError, match="25 tokens exceeds"):
             engine.layers(src_ids, lengths, np.full((1, 1), 2, np.int32))
         with pytest.raises(LimitError, match="step 25 exceeds the limit of 24"):
             engine.layers(src_ids[:, :3], np.array([3], np.int32), np.full((1, 25), 2, np.int32))
 
 
-def test_results_stay_valid_after_further_steps(ort: Engine) -> None:
+def test_results_stay_valid_after_further_steps(graphs: Engine) -> None:
     src_ids, lengths = random_sources(3, 4)
-    state = ort.encode(src_ids, lengths)
-    first = ort.step(np.full((3, 1), 2, np.int32), state, full=True)
+    state = graphs.encode(src_ids, lengths)
+    first = graphs.step(np.full((3, 1), 2, np.int32), state, full=True)
     assert first.log_probs is not None
     copies = first.ids.copy(), first.scores.copy(), first.log_probs.copy()
     for _ in range(5):
-        ort.step(np.full((3, 1), 7, np.int32), state, full=True)
+        graphs.step(np.full((3, 1), 7, np.int32), state, full=True)
     for kept, copy in zip((first.ids, first.scores, first.log_probs), copies, strict=True):
         assert (kept == copy).all()
 

@@ -58,6 +58,7 @@ HEAVY = {
         "engines.ort.ranges",
     },
     "onnxruntime": {"engines.ort.library"},  # which turns its telemetry off first
+    "openvino": {"engines.openvino"},  # which turns its telemetry off first
     "polygraphy": {"engines.trt.api", "export.trt_builder"},
     "cuda": {"engines.trt.cuda"},
     "safetensors": {"model.checkpoint", "train.loop", "importers.weights"},

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -214,12 +215,15 @@ def test_init_and_inspect_report_nothing(quiet: Quiet, exported: Path, tmp_path:
         *(["--variant", name] for name in VARIANTS),
         ["--backend", "ort:trt"],
         ["--backend", "eager"],
+        ["--backend", "openvino"],
         ["--variant", "int8", "--shortlist"],
         ["--variant", "int4", "--workers", "2", "--beams", "3"],
     ],
     ids=" ".join,
 )
 def test_translate_reports_nothing(options: list[str], quiet: Quiet, exported: Path) -> None:
+    if "openvino" in options and not find_spec("openvino"):
+        pytest.skip("OpenVINO is not installed: pip install '.[openvino]'")
     if "--shortlist" in options:
         needs_vnni("int8")
     assert quiet("translate", exported, *options, stdin=b"w5 w6\nw7\n").stdout.count(b"\n") == 2

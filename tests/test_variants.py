@@ -121,7 +121,7 @@ def test_a_bundle_with_variants_describes_itself(variants_bundle: Path) -> None:
     )
     assert all(opened.variants[name] == load_recipe(name).for_model(opened.config) for name in VARIANTS)
     in_ort, in_cpp = ([each, *(f"{each}:{name}" for name in VARIANTS)] for each in ("ort", "cpp"))
-    assert engine_names(opened) == ["eager", "eager@cuda", *in_ort, *in_cpp]
+    assert engine_names(opened) == ["eager", "eager@cuda", *in_ort, *in_cpp, "openvino", "openvino:bf16"]
     sizes = {
         name: sum((variants_bundle / file).stat().st_size for file in opened.graph_files(name)) for name in VARIANTS
     }
@@ -191,7 +191,8 @@ def test_a_recipe_that_is_not_that_of_the_graphs_is_refused(variants_bundle: Pat
 def test_bundles_from_before_variants_have_none() -> None:
     opened = open_bundle(OLD)
     assert "variants" not in opened.manifest and opened.variants == {} and opened.default == ""
-    assert engine_names(opened) == ["eager", "eager@cuda", "ort", "cpp"] and opened.recipe.target == "onnx"
+    names = ["eager", "eager@cuda", "ort", "cpp", "openvino", "openvino:bf16"]
+    assert engine_names(opened) == names and opened.recipe.target == "onnx"
     assert opened.recipe.tolerance.tokens
     with load(OLD, variant="fp32", threads=1) as translator:
         assert translator.translate(["3 1 4"])[0].text == "3 1 4"

@@ -80,6 +80,7 @@ EXTRAS = {
     "trt": ("tensorrt", "polygraphy", "onnx", "cuda"),
     "trt-rtx": ("tensorrt_rtx", "polygraphy", "onnx", "cuda"),
     "gpu": ("onnxruntime", "cuda"),
+    "openvino": ("openvino",),
     "words": ("spacy",),
     "corpus": ("fsspec", "pyarrow", "zstandard"),
     "cluster": ("ray",),

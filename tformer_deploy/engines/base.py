@@ -19,6 +19,10 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 State = Any
 """What a decode carries between steps: caches and lengths. Opaque; belongs to the engine that made it."""
+NO_ATTENTION = (
+    "this bundle's step does not return attention: export with a recipe that has attention = true, "
+    "such as fp32-attention"
+)
 FIRST_CAPACITY = 32
 """Target positions that a new cache of a fixed capacity has room for; it doubles when they are full."""
 

@@ -10,6 +10,7 @@ from .spec import EngineSpec
 DEVICES = ("cpu", "cuda")
 ORT = ("onnxruntime", "onnxruntime-gpu")
 NO_PLAN = "plans have no graph for the encoder alone: use --backend ort or eager"
+NO_OPENVINO = "OpenVINO does not run the encoder alone: use --backend ort or eager"
 NO_CPP = "the C++ runtime runs the encoder alone only of programs: use --backend native or ort"
 
 
@@ -59,6 +60,7 @@ ENGINES = (
         exported=True,
         require=require_programs,
     ),
+    EngineSpec("openvino", "OpenVINO", "openvino", ("openvino",), ("onnx",), ("fp32", "bf16"), no_encoder=NO_OPENVINO),
 )
 """In the order in which messages and reports list them."""
 PACKAGES = tuple(

@@ -14,7 +14,7 @@ from ...base.errors import ArtifactError, EngineError, LimitError, extras
 from ...base.machine import cores
 from ...bundle.contract import Signature, caches, signature
 from ...bundle.manifest import Bundle
-from ..base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
+from ..base import ANYTHING, NO_ATTENTION, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 from .library import (
     CPU,
     SHORT_SPIN_US,
@@ -185,10 +185,7 @@ class OrtEngine(OrtGraphs):
         """See `Engine.step`."""
         check_step(tokens.shape[1], state.position, self.limits)
         if attention and not self.attention:
-            raise LimitError(
-                "this bundle's step does not return attention: export with a recipe that has attention = true, "
-                "such as fp32-attention"
-            )
+            raise LimitError(NO_ATTENTION)
         feed: dict[str, Any] = {
             "tokens": np.ascontiguousarray(tokens, np.int32),
             "parents": state.parents,
