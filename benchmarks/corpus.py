@@ -141,7 +141,7 @@ def memory(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def driver(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What the driver takes for a shard of 20,000 lines, and for a billion lines."""
     found: dict[str, Any] = {}
-    bundle = Path(__file__).parent.parent / "tests/bundles/v5/copy"
+    bundle = Path(__file__).parent.parent / "tests/bundles/v2/copy"
     for suffix in (".txt", ".txt.gz", ".jsonl"):
         text = folder / f"text{suffix}"
         with gzip.open(text, "wb") if suffix.endswith(".gz") else text.open("wb") as file:

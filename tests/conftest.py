@@ -267,6 +267,7 @@ def variant_engine(
         export_graphs(Tracer(model.eval()), chosen, folder / "variant", "0", ranges)
     files = {f"variant/{name}.onnx": "" for name in graphs}
     manifest = {"checkpoint": {"weights_sha256": "0", "path": "nowhere"}, "files": files}
+    manifest["variants"] = {"variant": {"graphs": {}}}
     standard = Recipe().for_model(config)
     bundle = Bundle(folder, config, standard, manifest, {"variant": chosen}, "variant")
     return make_engine("ort:variant", bundle, threads=1)  # type: ignore[return-value]

@@ -1,7 +1,5 @@
 """Makes the small bundles of tests/bundles: `PYTHONPATH=. python tests/make_bundles.py FOLDER`, with the code to keep.
 
-With names of recipes behind FOLDER: `copy` alone, with these beside `fp32`.
-
 Two models learn to repeat numbers (`copy`: one vocabulary) and to name them (`names`: two vocabularies, two decoder
 layers, learned positions, norms behind the sublayers, GELU, a bias at the output). What every kind of graph answers is
 stored beside them, for lines whose answers are no near ties.
@@ -28,7 +26,13 @@ from tformer_deploy.train import runs
 from tformer_deploy.train.data import DataConfig
 from tformer_deploy.translate.encode import EncoderOptions, TextEncoder
 
-RECIPES = {"copy": ["fp32", "fp32-cpu", "int8", "int8-latency", "int4", "trt"], "names": ["fp32-attention"]}
+RECIPES = {
+    "copy": [
+        *("fp32", "fp32-cpu", "int8", "int8-latency", "int4", "trt"),
+        *(f"native-{precision}" for precision in ("fp32", "bf16", "int8", "int8-bf16-cache", "int4")),
+    ],
+    "names": ["fp32-attention"],
+}
 MODEL = {"d_model": 16, "d_ff": 64, "heads": 2, "encoder_layers": 1, "max_positions": 16}
 COPY = {"decoder_layers": 1, "share_embeddings": "decoder"}
 OTHER = {
@@ -41,7 +45,7 @@ OTHER = {
 TRAIN = {
     "lr": 0.004,
     "warmup": 200,
-    "updates": 3000,
+    "updates": 2000,
     "cooldown": 1000,
     "batch_tokens": 2048,
     "average": 2,
@@ -52,17 +56,15 @@ LINES, MARGIN = 8, {"fp32": 0.005, "trt": 0.005, "bf16": 0.05, "int8": 0.05, "in
 """Lines with stored answers; between the values of the best outputs of each."""
 
 
-def make(folder: Path, recipes: dict[str, list[str]]) -> None:
+def make(folder: Path) -> None:
     """Train, export, learn lists and store what every engine answers."""
     work = folder / "runs"
     work.mkdir(parents=True)
     rng = random.Random(7)
-    made = dict.fromkeys(" ".join(str(rng.randint(1, 10)) for _ in range(rng.randint(1, 10))) for _ in range(9000))
+    made = dict.fromkeys(" ".join(str(rng.randint(1, 10)) for _ in range(rng.randint(1, 14))) for _ in range(9000))
     sources = list(made)
     named = [" ".join(NAMES[int(word) - 1] for word in line.split()) for line in sources]
     for kind, targets in (("copy", sources), ("names", named)):
-        if kind not in recipes:
-            continue
         paths = [work / f"{kind}.{part}" for part in ("src", "tgt", "valid_src", "valid_tgt")]
         for path, lines in zip(paths, (sources[200:], targets[200:], sources[:200], targets[:200]), strict=True):
             path.write_text("".join(f"{line}\n" for line in lines))
@@ -74,12 +76,12 @@ def make(folder: Path, recipes: dict[str, list[str]]) -> None:
         more = OTHER if kind == "names" else COPY
         trainer = runs.start_run(work / kind, DataConfig(**names), "tiny", "words", 100, {**values, **more}, TRAIN)
         trainer.run()
-        export_checked(work / kind, folder / kind, recipes[kind], paths[2], memory=True)
-        lists = [name for name in recipes[kind] if load_recipe(name).target in LISTING]
+        export_checked(work / kind, folder / kind, RECIPES[kind], paths[2], memory=True)
+        lists = [name for name in RECIPES[kind] if load_recipe(name).target in LISTING]
         if lists:
             with changing(folder / kind) as opened:
                 add_shortlist(opened, sources, targets, Settings(2, 1))
-        answers = answer(folder / kind, kind, [*recipes[kind], *(f"{name}+shortlist" for name in lists)], sources[:200])
+        answers = answer(folder / kind, kind, [*RECIPES[kind], *(f"{name}+shortlist" for name in lists)], sources[:200])
         (folder / f"{kind}.json").write_text(json.dumps(answers) + "\n")
 
 
@@ -125,4 +127,4 @@ def answer(bundle: Path, kind: str, variants: list[str], lines: list[str]) -> di
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), {"copy": ["fp32", *sys.argv[2:]]} if sys.argv[2:] else RECIPES)
+    make(Path(sys.argv[1]))

@@ -153,11 +153,25 @@ def test_wrong_roundings_are_named(
 
 
 @pytest.mark.parametrize("recipe", ["int8", "native-int8"])
-def test_a_bundle_without_ranges_is_compared_without(recipe: str, exported: dict[str, Any]) -> None:
-    """One of an earlier version: what it does not say is counted as of other origin."""
+def test_a_bundle_without_ranges_is_refused(recipe: str, exported: dict[str, Any]) -> None:
+    """Nothing would say by what its inputs may be rounded."""
     model, bundle = exported[recipe]
-    found = compared(model, dataclasses.replace(bundle, manifest={}))
-    assert not found.wrong and any("rounding of inputs" in name for name in found.unknown)
+    found = compared(model, dataclasses.replace(bundle, manifest={"variants": {recipe: {}}}))
+    assert found.wrong == ["manifest.json has no ranges of calibration: nothing bounds the rounding of inputs"]
+
+
+def test_integers_come_straight_from_their_rounding(exported: dict[str, Any], tmp_path: Path) -> None:
+    """What else is done to them, such as a lower limit of their range, is seen nowhere else."""
+
+    def cap(graph: GraphProto) -> None:
+        place, node = next((i, n) for i, n in enumerate(graph.node) if n.op_type == "MatMulIntegerToFloat")
+        graph.initializer.append(numpy_helper.from_array(np.array(180, np.uint8), "most"))
+        graph.node.insert(place, onnx.helper.make_node("Min", [node.input[0], "most"], ["capped"]))
+        node.input[0] = "capped"
+
+    model, bundle = exported["int8"]
+    lines = failures(compared(model, mutated(bundle, "decoder_step", cap, tmp_path)))
+    assert lines and "constant capped" in lines[0] and "differs from what QuantizeLinear gives" in lines[0]
 
 
 def test_a_damaged_program_is_an_error_of_one_line(exported: dict[str, Any], tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ from .test_in_place import POSITIONS
 from .test_short_step import lists
 
 Request = tuple[Batch, DecodeOptions, Trie | None]
-BUNDLES = Path(__file__).parent / "bundles"
 CLOSE = 1e-4
 """Between batches the order of sums differs."""
 
@@ -334,21 +333,16 @@ def test_a_place_that_nobody_has_is_at_position_0(engine: Any) -> None:
 
 def test_what_cannot_join_is_refused(engine: Engine, variants_bundle: Path) -> None:
     batch, opened = sources(1, [(2, 5)])[0], open_bundle(variants_bundle)
-    older = open_bundle(BUNDLES / "v2/copy")
     others: list[Engine] = [
         EagerEngine(random_model(small_config())),
         make_engine("ort", opened),
-        make_engine("ort:fp32-cpu", older),
-        make_engine("ort:trt", older),
         InPlaceEngine(opened, 1, "fp32-cpu", lists(opened.config.src_vocab, opened.config.tgt_vocab)),
     ]
     for each in others:
         with each as other:
             running = ContinuousBatch(other)
             running.join(Batch(np.array([[4, 3]], np.int32), np.array([2], np.int32)), DecodeOptions())
-            message = (
-                "no sentence can join others here: use a variant of target ort-cpu or trt of a new export, no shortlist"
-            )
+            message = "no sentence can join others here: use a variant of target ort-cpu or trt, no shortlist"
             with pytest.raises(LimitError, match=message):
                 running.join(Batch(np.array([[4, 3]], np.int32), np.array([2], np.int32)), DecodeOptions())
             assert not other.admits

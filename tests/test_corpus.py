@@ -41,7 +41,7 @@ from .command import COMMAND, failed_line, run_here
 from .kills import contents, snapshots
 from .params import long_but
 
-BUNDLE = Path(__file__).parent / "bundles/v5/copy"
+BUNDLE = Path(__file__).parent / "bundles/v2/copy"
 WINDOW = 8
 """Tokens of a batch, so that windows have 128 bytes."""
 

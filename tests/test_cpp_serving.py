@@ -179,7 +179,7 @@ def test_what_cannot_be_served_is_refused_at_once(model: Model, variants_bundle:
         Serving(other)
     assert refused.value.status == LIMIT
     assert str(refused.value) == (
-        "no sentence can join others here: use a variant of target ort-cpu or native of a new export, no shortlist"
+        "no sentence can join others here: use a variant of target ort-cpu or native, no shortlist"
     )
 
 

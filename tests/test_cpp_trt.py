@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 
 from tformer_deploy.base.files import sha256
-from tformer_deploy.bundle.plans import Profile, Stamp
+from tformer_deploy.bundle.plans import Stamp
 
 from .command import failed_line, printed
 from .cpp_library import ROOT, built, onnxruntime
 from .cpp_trt import VERSIONS, as_json, gpu, headers, library, translate
-from .test_trt import BUNDLES, SIMULATED, as_input, lines, make_bundle, run_simulated, simulate_build
+from .test_trt import BUNDLES, SIMULATED, as_input, lines, make_bundle, run_simulated
 
 NEWEST = VERSIONS[-1]
 PLANS = {"SIMULATED_TENSORRT": 110400}
@@ -173,16 +173,6 @@ def test_the_device_works_ahead(bundle: Path, libraries: list[Path], tmp_path: P
     assert sampled == "L" + "LE" * 12
     assert ended.count("L") == ended.count("E") + 2 < 14, "the encoder, and a step that nobody reads"
     assert otherwise.count("E") == 12 < otherwise.count("L") - 1, "steps are done again"
-
-
-def test_plans_of_older_graphs_run(libraries: list[Path], tmp_path: Path) -> None:
-    """Where all sentences are at one position, and caches must be finite."""
-    older, text = Path(shutil.copytree(BUNDLES / "v3/copy", tmp_path / "bundle")), b"3 1 4\n1 5 9 2 6 5\n3\n"
-    simulate_build(older, "fp32", [Profile(2, 3, 16, 16)])
-    words = [*flags({"beams": 3, "max_tokens": 16}), "--json"]
-    found = as_json(translate(libraries, older, "--backend", "trt", *words, stdin=text, **PLANS))
-    expected = as_json(translate([], older, "--variant", "fp32", *words, stdin=text))
-    assert ids_of(found) == ids_of(expected)
 
 
 def test_tensorrt_for_rtx_runs_plans_of_its_own(bundle: Path, libraries: list[Path], tmp_path: Path) -> None:
@@ -376,14 +366,14 @@ def test_damaged_plans_are_refused(bundle: Path, libraries: list[Path], tmp_path
 
 
 def test_a_bundle_without_graphs_for_it_says_so(libraries: list[Path]) -> None:
-    done = translate(libraries, BUNDLES / "v4/copy", "--backend", "trt", stdin=b"1\n", **PLANS)
+    done = translate(libraries, BUNDLES / "v2/copy", "--backend", "trt", stdin=b"1\n", **PLANS)
     assert "it has none at all: run here: tformer build" in failed_line(done)
-    done = translate(libraries, BUNDLES / "v1", "--backend", "trt", stdin=b"1\n", **PLANS)
+    done = translate(libraries, BUNDLES / "v2/names", "--backend", "trt", stdin=b"1\n", **PLANS)
     assert "has no graphs for TensorRT: export it again and add --recipe trt" in failed_line(done)
 
 
 def test_a_library_without_tensorrt_says_so() -> None:
-    done = translate([], BUNDLES / "v4/copy", "--backend", "trt", stdin=b"1\n")
+    done = translate([], BUNDLES / "v2/copy", "--backend", "trt", stdin=b"1\n")
     assert failed_line(done) == (
         "error: backend trt: this libtformer was built without TensorRT: build it with -DTensorRT_ROOT=FOLDER, or use "
         "backend ort"

@@ -107,7 +107,7 @@ def test_inspects_there(machine: Path, bundle: Path) -> None:
 
 @pytest.mark.parametrize("variant", ["fp32", "int8"])
 def test_encodes_the_same_without_torch(machine: Path, variant: str) -> None:
-    command = ("encode", ROOT / "tests/bundles/v5/copy", "--variant", variant, "--threads", 1)
+    command = ("encode", ROOT / "tests/bundles/v2/copy", "--variant", variant, "--threads", 1)
     done = run_there(machine, *command, stdin="3 1 4\n\n6\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout == run_here(*command, stdin="3 1 4\n\n6\n") and len(done.stdout.split()) == 32

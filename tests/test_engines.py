@@ -24,6 +24,7 @@ from tformer_deploy.engines.eager import EagerEngine, best_ids
 from tformer_deploy.engines.ort.standard import OrtEngine
 from tformer_deploy.model.checkpoint import open_checkpoint
 
+from .attention import attention_weights
 from .conftest import VOCAB, random_sources
 
 TOLERANCE = 2e-5
@@ -124,8 +125,6 @@ def test_number_of_best_tokens_follows_recipe_and_beams(graphs: Engine, eager: E
     assert [eager.best(beams) for beams in (1, 2, 30, 31, 64)] == [1, 3, 59, 60, 60]
     fixed = EagerEngine(open_checkpoint(run).load_model(), top_k=4)
     assert [fixed.best(beams) for beams in (1, 9)] == [4, 4]
-    old = OrtEngine(open_bundle(Path(__file__).parent / "bundles/v1"))
-    assert [old.best(beams) for beams in (1, 9)] == [1, 1]
 
 
 def test_as_many_beams_as_the_vocabulary_allows(graphs: Engine, eager: Engine) -> None:
@@ -183,7 +182,7 @@ def test_attention_is_the_last_layers_mean_over_heads(attentive: Engine, eager: 
     src_ids, lengths = random_sources(3, 6)
     tgt_ids = np.random.default_rng(1).integers(4, VOCAB, (3, 4)).astype(np.int32)
     model = open_checkpoint(run).load_model().eval()
-    weights = model.attention_weights(*(torch.from_numpy(each) for each in (src_ids, lengths, tgt_ids)))
+    weights = attention_weights(model, *(torch.from_numpy(each) for each in (src_ids, lengths, tgt_ids)))
     expected = weights["decoder.1.cross"].mean(1).numpy()
     assert attentive.attention and eager.attention
     for engine in (attentive, eager):
@@ -241,12 +240,6 @@ def test_layer_values_equal_eagers(graphs: Engine, attentive: Engine, eager: Eng
     with torch.inference_mode():
         logits = model(*(torch.from_numpy(each) for each in (src_ids, lengths, tgt_ids)))
     assert np.abs(expected["log_probs"] - logits.log_softmax(-1).numpy()).max() <= 1e-5
-
-
-def test_layer_values_of_an_old_bundle_are_what_it_has() -> None:
-    engine = OrtEngine(open_bundle(Path(__file__).parent / "bundles/v1"), threads=1)
-    found = engine.layers(np.array([[5, 6, 3]], np.int32), np.array([3], np.int32), np.array([[2, 5]], np.int32))
-    assert list(found) == [*CROSS, "log_probs"]
 
 
 def test_layer_values_need_onnx(ort: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tformer_deploy.base.errors import EXTRAS
 
 ROOT = Path(__file__).parent.parent
-BUNDLE = ROOT / "tests/bundles/v8/copy"
+BUNDLE = ROOT / "tests/bundles/v2/copy"
 IMPORTED = {
     "pyyaml": "yaml",
     "onnxruntime-gpu": "onnxruntime",

@@ -144,42 +144,15 @@ class Slots(InPlace):
 
 
 class Choosing(Runtime):
-    """`choosing/1`, on ONNX Runtime: two sets of buffers, sums and the choice."""
+    """`choosing/2`, on ONNX Runtime: two sets of buffers, which hold anything, sums and the choice."""
 
     end_id, live_beams = -1, 0
 
     def begin(self, sources: list[list[int]], beams: int) -> None:
-        self.given, self.position = self.encode(sources), 0
-        self.caches = self.zeros(len(sources) * beams, CAPACITY)
-        self.values = np.zeros((len(sources), beams), np.float32)
-
-    def at(self) -> Feed:
-        return {"position": np.array([self.position], np.int32)}
-
-    def go_on(self, found: Feed) -> None:
-        self.position += 1
-        assert found["next_position"].tolist() == [self.position]
-
-    def feed(self, tokens: Any, parents: Any) -> Feed:
-        batch, beams = tokens.shape
-        inputs = {"tokens": tokens, "parents": parents, **self.at()}
-        inputs |= {"values": self.values, "end_id": np.array([self.end_id], np.int32)}
-        inputs["live_beams"] = np.array([self.live_beams or beams], np.int32)
-        names = [value.name for value in self.step.get_outputs()]
-        found = dict(zip(names, self.step.run(None, {**inputs, **self.given, **self.caches}), strict=True))
-        self.caches = {name: found[name.replace("past", "present")] for name in self.past}
-        self.go_on(found)
-        rows = ("top_ids", "top_scores", "log_probs")
-        return {**found, **{name: found[name].reshape(batch, beams, -1) for name in rows}}
-
-
-class OwnPositions(Choosing):
-    """`choosing/2`: the same, each sentence at a position of its own, in buffers that hold anything."""
-
-    def begin(self, sources: list[list[int]], beams: int) -> None:
-        super().begin(sources, beams)
+        self.given = self.encode(sources)
         self.positions = np.zeros((len(sources), beams), np.int32)
-        self.caches = {name: zeros + np.nan for name, zeros in self.caches.items()}
+        self.values = np.zeros((len(sources), beams), np.float32)
+        self.caches = {name: zeros + np.nan for name, zeros in self.zeros(len(sources) * beams, CAPACITY).items()}
 
     def join(self, b: int) -> None:
         """Begin with a sentence where another one left whatever it wrote."""
@@ -187,13 +160,19 @@ class OwnPositions(Choosing):
         for array in self.caches.values():
             array.reshape(len(self.positions), -1)[b] = np.nan
 
-    def at(self) -> Feed:
-        return {"positions": self.positions}
-
-    def go_on(self, found: Feed) -> None:
+    def feed(self, tokens: Any, parents: Any) -> Feed:
+        batch, beams = tokens.shape
+        inputs = {"tokens": tokens, "parents": parents, "positions": self.positions}
+        inputs |= {"values": self.values, "end_id": np.array([self.end_id], np.int32)}
+        inputs["live_beams"] = np.array([self.live_beams or beams], np.int32)
+        names = [value.name for value in self.step.get_outputs()]
+        found = dict(zip(names, self.step.run(None, {**inputs, **self.given, **self.caches}), strict=True))
+        self.caches = {name: found[name.replace("past", "present")] for name in self.past}
         most = self.recipe["axes"]["past_len"]["max"]
         assert np.array_equal(found["next_positions"], np.minimum(self.positions + 1, most))
         self.positions = found["next_positions"]
+        rows = ("top_ids", "top_scores", "log_probs")
+        return {**found, **{name: found[name].reshape(batch, beams, -1) for name in rows}}
 
 
 SOURCES = [[4, 9, 7, 3], [11, 3], [6, 6, 12, 5, 8, 3]]
@@ -231,9 +210,9 @@ def alone(bundle: str, steps: list[tuple[Any, Any, Feed]], b: int, k: int) -> An
 @pytest.mark.parametrize(("variant", "apart"), [("", 2e-5), ("int8", 0.02)])
 def test_memory_without_a_decoder(variant: str, apart: float) -> None:
     """Lines beside each other; what is behind a source's length has no meaning."""
-    answers = json.loads((BUNDLES / "v5/copy.json").read_text())
+    answers = json.loads((BUNDLES / "v2/copy.json").read_text())
     vectors = answers["vectors"][variant or "fp32"]
-    runtime = Runtime("v5/copy", variant)
+    runtime = Runtime("v2/copy", variant)
     runtime.sessions["encoder"] = runtime.open("memory")
     given = runtime.encode([runtime.ids(line) for line in answers["lines"]])
     for row, n, expected in zip(given["memory"], given["src_lengths"], vectors, strict=True):
@@ -244,17 +223,10 @@ def test_memory_without_a_decoder(variant: str, apart: float) -> None:
 @pytest.mark.parametrize(
     ("kind", "bundle", "variant"),
     [
-        (OwnPositions, "v4/copy", "trt"),
-        *(
-            (kind, f"{version}/{bundle}", variant)
-            for version in ("v2", "v3")
-            for kind, bundle, variant in (
-                (Growing, "copy", ""),
-                (InPlace, "copy", "fp32-cpu"),
-                (Choosing, "copy", "trt"),
-                (Growing, "names", ""),
-            )
-        ),
+        (Growing, "v2/copy", ""),
+        (InPlace, "v2/copy", "fp32-cpu"),
+        (Choosing, "v2/copy", "trt"),
+        (Growing, "v2/names", ""),
     ],
 )
 def test_rows_that_change_their_histories(kind: Any, bundle: str, variant: str, beams: int) -> None:
@@ -277,7 +249,7 @@ def test_rows_that_change_their_histories(kind: Any, bundle: str, variant: str, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "bundle", "graph"), [(Slots, "v3/copy", ("fp32-cpu", "slots_step")), (OwnPositions, "v4/copy", ("trt",))]
+    ("kind", "bundle", "graph"), [(Slots, "v2/copy", ("fp32-cpu", "slots_step")), (Choosing, "v2/copy", ("trt",))]
 )
 def test_a_sentence_joins_others_on_their_way(kind: Any, bundle: str, graph: tuple[str, ...]) -> None:
     runtime, beams, first = kind(bundle, *graph), 2, 3
@@ -301,7 +273,7 @@ def test_a_sentence_joins_others_on_their_way(kind: Any, bundle: str, graph: tup
 
 
 def test_a_growing_step_may_gain_rows_and_lose_sentences() -> None:
-    full, fewer = Growing("v3/copy"), Growing("v3/copy")
+    full, fewer = Growing("v2/copy"), Growing("v2/copy")
     first = np.full((3, 1), 2, np.int32)
     for runtime in (full, fewer):
         runtime.begin(SOURCES, 1)
@@ -315,7 +287,7 @@ def test_a_growing_step_may_gain_rows_and_lose_sentences() -> None:
 
 
 def test_buffers_of_inplace_are_copied_to_change_their_beams() -> None:
-    narrow, wide = InPlace("v3/copy", "fp32-cpu"), InPlace("v3/copy", "fp32-cpu")
+    narrow, wide = InPlace("v2/copy", "fp32-cpu"), InPlace("v2/copy", "fp32-cpu")
     narrow.begin(SOURCES, 1)
     narrow.feed(np.full((3, 1), 2, np.int32), np.arange(3, dtype=np.int32)[:, None])
     wide.begin(SOURCES, 2)
@@ -323,7 +295,7 @@ def test_buffers_of_inplace_are_copied_to_change_their_beams() -> None:
     wide.feed(np.full((3, 2), 2, np.int32), same)
     tokens = np.array([[4, 5], [6, 7], [8, 9]], np.int32)
     expected = wide.feed(tokens, same)["log_probs"]
-    moved = InPlace("v3/copy", "fp32-cpu")
+    moved = InPlace("v2/copy", "fp32-cpu")
     moved.begin(SOURCES, 2)
     for name, array in moved.caches.items():
         array[:, :, :1] = np.repeat(narrow.caches[name][:, :, :1], 2, 0)
@@ -334,7 +306,7 @@ def test_buffers_of_inplace_are_copied_to_change_their_beams() -> None:
 @pytest.mark.parametrize("variant", ["fp32-cpu", "int8-latency", "int4"])
 def test_short_steps_score_a_list(variant: str) -> None:
     """The full step's scores of the allowed tokens, normalised over them."""
-    full, short = InPlace("v3/copy", variant), InPlace("v3/copy", variant, "short_step")
+    full, short = InPlace("v2/copy", variant), InPlace("v2/copy", variant, "short_step")
     vocab = full.model["tgt_vocab"]
     allowed = np.ones((3, vocab), np.bool_)
     allowed[0, [5, 8]] = allowed[1, [4, 9, 10]] = allowed[:, 13] = False
@@ -357,10 +329,9 @@ def test_short_steps_score_a_list(variant: str) -> None:
         assert (some["top_ids"] == filled[places]).all()
 
 
-@pytest.mark.parametrize(("kind", "bundle"), [(Choosing, "v3/copy"), (OwnPositions, "v4/copy")])
-def test_the_choice_is_a_beam_search(kind: Any, bundle: str) -> None:
+def test_the_choice_is_a_beam_search() -> None:
     """Fed back, it is the plain search over the same scores, of as many beams as live."""
-    runtime = kind(bundle, "trt")
+    runtime = Choosing("v2/copy", "trt")
     runtime.end_id, runtime.live_beams = 3, 2
     runtime.begin(SOURCES, 3)
     runtime.values[:, 1:] = DEAD  # one row begins
@@ -383,11 +354,10 @@ def test_the_choice_is_a_beam_search(kind: Any, bundle: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "bundle", "variant"),
     [
-        (Growing, "v3/copy", ""),
-        (InPlace, "v3/copy", "int8"),
-        (InPlace, "v3/copy", "int4"),
-        (Choosing, "v3/copy", "trt"),
-        (OwnPositions, "v4/copy", "trt"),
+        (Growing, "v2/copy", ""),
+        (InPlace, "v2/copy", "int8"),
+        (InPlace, "v2/copy", "int4"),
+        (Choosing, "v2/copy", "trt"),
     ],
 )
 def test_greedy_search_gives_the_stored_tokens(kind: Any, bundle: str, variant: str) -> None:

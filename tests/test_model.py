@@ -28,6 +28,8 @@ from tformer_deploy.model.network import (
 )
 from tformer_deploy.model.seq2seq import GrowingCache, StaticCache, log_probs
 
+from .attention import attention_weights
+
 PAD, BOS, EOS, VOCAB = 1, 2, 3, 13
 M = TypeVar("M", bound=nn.Module)
 
@@ -415,7 +417,7 @@ def test_later_target_tokens_do_not_change_earlier_logits(length: int, seed: int
 @pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
 def test_attention_weights_are_distributions_over_what_is_visible(positions: str) -> None:
     model, lengths = make_model(positions=positions), torch.tensor([6, 2])
-    weights = model.attention_weights(words(2, 6), lengths, targets(2, 4))
+    weights = attention_weights(model, words(2, 6), lengths, targets(2, 4))
     sizes = {"encoder.{}.attention": (6, 6), "decoder.{}.attention": (4, 4), "decoder.{}.cross": (4, 6)}
     assert weights.keys() == {name.format(layer) for name in sizes for layer in (0, 1)}
     for pattern, size in sizes.items():
@@ -433,7 +435,7 @@ def test_attention_weights_are_those_that_the_model_uses() -> None:
     """With values that are the identity of the source positions, cross-attention returns its own weights."""
     model = make_model(encoder_layers=1, decoder_layers=1, heads=1)
     src, lengths, tgt = words(1, 6), torch.tensor([4]), targets(1, 3)
-    weights = model.attention_weights(src, lengths, tgt)["decoder.0.cross"]
+    weights = attention_weights(model, src, lengths, tgt)["decoder.0.cross"]
     cross, seen = model.decoder[0].cross, []
     values = torch.eye(6, 16, dtype=torch.float64)[None, None]
     hook = cross.register_forward_pre_hook(
@@ -452,7 +454,7 @@ def test_step_gives_the_attention_of_its_last_layer(norm_position: str) -> None:
     """Mean over heads, of the same rows as a teacher-forced pass; padding has no weight."""
     model = make_model(norm_position=norm_position)
     src, lengths, tgt = words(2, 6), torch.tensor([6, 2]), targets(2, 3, 4)
-    weights = model.attention_weights(src.repeat_interleave(3, 0), lengths.repeat_interleave(3), tgt.flatten(0, 1))
+    weights = attention_weights(model, src.repeat_interleave(3, 0), lengths.repeat_interleave(3), tgt.flatten(0, 1))
     expected = weights["decoder.1.cross"].mean(1).view(2, 3, 4, 6)
     cross = model.cross_keys_values(model.encode(src, lengths))
     past = [(torch.zeros(6, 4, 0, 4, dtype=torch.float64),) * 2] * 2

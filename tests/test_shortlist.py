@@ -34,7 +34,7 @@ from tformer_deploy.engines import make_engine
 from .command import failed_line, printed, run_here
 from .conftest import VOCAB, needs_vnni
 
-OLD, OLDER = (Path(__file__).parent / "bundles" / name for name in ("v1", "v2/copy"))
+COPY, NAMES = (Path(__file__).parent / "bundles/v2" / name for name in ("copy", "names"))
 Pairs = list[tuple[list[int], list[int]]]
 
 
@@ -263,34 +263,6 @@ def test_text_that_the_vocabulary_has_nothing_of_is_refused(bundle: Path) -> Non
         add_shortlist(open_bundle(bundle), ["w5 w6"], ["Wort Worte"], Settings())
 
 
-def test_lists_of_an_older_bundle_are_read_and_replaced(tmp_path: Path) -> None:
-    """They lie in an `.npz` file there; new ones make its manifest one of this version."""
-    older = Path(shutil.copytree(OLDER, tmp_path / "bundle"))
-    path = next(older.glob("shortlist-*.npz"))
-    with np.load(path) as arrays:
-        opened = open_shortlist(open_bundle(older), "int8")
-        for name in ("always", "offsets", "targets"):
-            assert (getattr(opened, name) == arrays[name]).all()
-        np.savez(tmp_path / "foreign.npz", **{**arrays, "tokenizers": np.array(["0" * 64])})
-    lines = ["3 1 4", "1 5 9 2", "6", "5 3 5 8 9 7 9 3"]
-    add_shortlist(open_bundle(older), lines, lines, Settings(2, 1))
-    (new,) = older.glob("shortlist-*")
-    again = open_bundle(older)
-    assert (
-        new.suffix == ".bin" and again.manifest["version"] == 2 and set(hashes(older)) == set(again.manifest["files"])
-    )
-    assert open_shortlist(again, "int8").vocab == opened.vocab
-    foreign = Path(shutil.copytree(OLDER, tmp_path / "foreign"))
-    shutil.copy(tmp_path / "foreign.npz", foreign / path.name)
-    edit(foreign)
-    with pytest.raises(ArtifactError, match=r"is of another bundle's tokenizers: make it again with tformer shortlist"):
-        open_shortlist(open_bundle(foreign), "int8")
-    (foreign / path.name).write_text("no archive")
-    edit(foreign)
-    with pytest.raises(ArtifactError, match=r"is damaged .*: make it again with tformer shortlist"):
-        open_shortlist(open_bundle(foreign), "int8")
-
-
 def test_lists_have_the_targets_own_special_tokens() -> None:
     specials = Specials(pad=40, bos=40, eos=7, unk=9)
     shortlist = learn(toy(50), VOCAB, VOCAB, Settings(1, 1), shared=True, specials=specials)
@@ -305,7 +277,9 @@ def edit(bundle: Path) -> None:
     (bundle / MANIFEST).write_text(json.dumps({**manifest, "files": hashes(bundle)}))
 
 
-def test_engines_without_graphs_for_it_refuse(listed: Path, variants_bundle: Path, bundle: Path) -> None:
+def test_engines_without_graphs_for_it_refuse(
+    listed: Path, variants_bundle: Path, bundle: Path, tmp_path: Path
+) -> None:
     opened = open_bundle(listed)
     for name in ("eager", "ort"):
         message = f"--shortlist: {name} has no graphs for it: use a variant of fp32-cpu, int8, int8-latency, int4"
@@ -314,21 +288,32 @@ def test_engines_without_graphs_for_it_refuse(listed: Path, variants_bundle: Pat
     with pytest.raises(ConfigError, match=r"has no shortlist: tformer shortlist .* --src FILE --tgt FILE"):
         make_engine("ort:int8", open_bundle(variants_bundle), shortlist=True)
     with pytest.raises(ConfigError, match="use a variant of int8"):
-        make_engine("ort", open_bundle(OLD), shortlist=True)
+        make_engine("ort", open_bundle(NAMES), shortlist=True)
     with pytest.raises(ConfigError, match="use --backend native with a variant of native-int8-bf16-cache"):
-        make_engine("ort", open_bundle(OLD.parent / "v8/copy"), shortlist=True)
+        make_engine("ort", alone(COPY, "native-int8-bf16-cache", tmp_path / "alone"), shortlist=True)
     with pytest.raises(ConfigError, match="has no graphs for shortlists: export it again, with --recipe int8"):
-        add_shortlist(open_bundle(OLD), ["a"], ["b"], Settings())
+        add_shortlist(open_bundle(NAMES), ["a"], ["b"], Settings())
     add(bundle)
-    assert older(bundle).variants
+    assert without_lists(bundle).variants
     with pytest.raises(ConfigError, match=r"variant int8 of .* has no graphs for shortlists: leave the shortlist out"):
         make_engine("ort:int8", open_bundle(bundle), shortlist=True)
     with load(bundle, variant="int8") as old, load(variants_bundle, variant="int8") as new:
         assert old.translate(["w5 w6"]) == new.translate(["w5 w6"])
 
 
-def older(bundle: Path) -> Bundle:
-    """Take away what bundles did not have before there were shortlists."""
+def alone(bundle: Path, variant: str, copy: Path) -> Bundle:
+    """A bundle with the standard graphs and one variant."""
+    shutil.copytree(bundle, copy)
+    manifest = json.loads((copy / MANIFEST).read_text())
+    for name in set(manifest["variants"]) - {variant}:
+        shutil.rmtree(copy / name)
+        del manifest["variants"][name]
+    (copy / MANIFEST).write_text(json.dumps({**manifest, "files": hashes(copy)}))
+    return open_bundle(copy)
+
+
+def without_lists(bundle: Path) -> Bundle:
+    """Take away the graphs that shortlists need."""
     for path in bundle.glob("*/short_*.onnx"):
         path.unlink()
     edit(bundle)
@@ -357,7 +342,7 @@ def test_shortlist_command_and_inspect(bundle: Path, tmp_path: Path) -> None:
         line for line in shown if line.startswith("  shortlist  best 2, frequent 100: 100.00% of its text's tokens")
     ]
     assert any(line.endswith(".bin") for line in shown)
-    assert "has no graphs for shortlists" in failed_line(run_here("shortlist", OLD, *arguments[2:]))
+    assert "has no graphs for shortlists" in failed_line(run_here("shortlist", NAMES, *arguments[2:]))
     tgt.write_text("w4\n")
     assert "has 60 lines" in failed_line(run_here(*arguments))
 

@@ -170,15 +170,6 @@ with load({str(bundle)!r}, "trt", variant="fp32", max_tokens=24) as translator:
     assert refused.startswith("no plan takes 7x4x7x24 ") and "--profile 7x4x7x24" in refused
 
 
-def test_plans_of_older_graphs_run(tmp_path: Path) -> None:
-    """Where all sentences are at one position, and caches must be finite."""
-    older, lines = Path(shutil.copytree(BUNDLES / "v3/copy", tmp_path / "bundle")), b"3 1 4\n1 5 9 2 6 5\n3\n"
-    simulate_build(older, "fp32", [Profile(2, 3, 16, 16)])
-    words = ["translate", older, "--beams", 3, "--max-tokens", 16]
-    ours = run_simulated(*words, "--backend", "trt", stdin=lines)
-    assert printed(ours) == printed(run_simulated(*words, "--variant", "fp32", stdin=lines))
-
-
 def test_compiled_kernels_are_kept(bundle: Path, tmp_path: Path) -> None:
     """Of TensorRT for RTX; a file that does not fit, or cannot be written, costs time alone."""
     copy, kept = tmp_path / "bundle", tmp_path / "cache"

@@ -46,7 +46,7 @@ from .mutations import (
 
 VARIANTS = ["fp32-cpu", "int8", "int8-latency", "int4"]
 ORT_CPU = 'target = "ort-cpu"\ncache = "static"\n'
-OLD = Path(__file__).parent / "bundles/v1"
+NAMES = Path(__file__).parent / "bundles/v2/names"
 
 
 def write(path: Path, text: str) -> Path:
@@ -188,16 +188,15 @@ def test_a_recipe_that_is_not_that_of_the_graphs_is_refused(variants_bundle: Pat
         load(copy, variant="int8", threads=1)
 
 
-def test_bundles_from_before_variants_have_none() -> None:
-    opened = open_bundle(OLD)
-    assert "variants" not in opened.manifest and opened.variants == {} and opened.default == ""
+def test_a_bundle_of_one_recipe_has_no_variants() -> None:
+    opened = open_bundle(NAMES)
+    assert opened.manifest["variants"] == {} == opened.variants and opened.default == ""
     names = ["eager", "eager@cuda", "ort", "cpp", "openvino", "openvino:bf16"]
     assert engine_names(opened) == names and opened.recipe.target == "onnx"
-    assert opened.recipe.tolerance.tokens
-    with load(OLD, variant="fp32", threads=1) as translator:
-        assert translator.translate(["3 1 4"])[0].text == "3 1 4"
+    with load(NAMES, variant="fp32", threads=1) as translator:
+        assert translator.translate(["3 1 4"])[0].text == "drei eins vier"
     with pytest.raises(ConfigError, match=r"unknown variant 'int8': valid: fp32$"):
-        load(OLD, variant="int8")
+        load(NAMES, variant="int8")
 
 
 # Which engine runs

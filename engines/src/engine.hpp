@@ -47,10 +47,9 @@ class State {
   virtual ~State() = default;
 };
 
-/// What is said of engines, and of older graphs, whose sentences are all at the same step.
+/// What is said of engines whose sentences are all at the same step.
 inline Error cannot_join() {
-  return Error(Status::limit, "no sentence can join others here: use a variant of target ort-cpu or native of a new export, "
-                              "no shortlist");
+  return Error(Status::limit, "no sentence can join others here: use a variant of target ort-cpu or native, no shortlist");
 }
 
 /// Runs one model for one thread.

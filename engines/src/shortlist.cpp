@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <map>
 #include <stdexcept>
 
 #include "bundle/bundle.hpp"
 #include "bundle/sha256.hpp"
 #include "errors.hpp"
-#include "npz.hpp"
 
 namespace tformer {
 namespace {
@@ -124,36 +122,6 @@ std::string side_hashes(const Bundle& bundle) {
   return hashes;
 }
 
-std::vector<std::int32_t> narrowed(const std::vector<std::int64_t>& values) {
-  std::vector<std::int32_t> narrow;
-  for (const std::int64_t value : values) {
-    if (value < 0 || value > std::numeric_limits<std::int32_t>::max()) {
-      throw std::invalid_argument("a token is outside the vocabulary");
-    }
-    narrow.push_back(static_cast<std::int32_t>(value));
-  }
-  return narrow;
-}
-
-/// The same of a file as it was before, which names the tokenizers in the order of their files' names.
-ShortlistParts unpacked_npz(const std::string& content, const Bundle& bundle) {
-  const std::map<std::string, NpyArray> arrays = read_npz(content);
-  for (const char* name : {"always", "offsets", "targets", "tokenizers", "vocab"}) {
-    if (!arrays.count(name)) throw std::invalid_argument(std::string("it has no array '") + name + "'");
-  }
-  std::vector<std::string> ours;
-  for (const auto& [name, hash] : bundle.tokenizer_hashes()) ours.push_back(hash);
-  const std::vector<std::int64_t> vocab = arrays.at("vocab").whole_numbers();
-  ShortlistParts parts;
-  parts.offsets = arrays.at("offsets").whole_numbers();
-  parts.always = narrowed(arrays.at("always").whole_numbers());
-  parts.targets = narrowed(arrays.at("targets").whole_numbers());
-  parts.sources = parts.offsets.empty() ? 0 : parts.offsets.size() - 1;
-  parts.vocab = vocab.size() == 1 && vocab[0] > 0 ? static_cast<std::size_t>(vocab[0]) : 0;
-  if (arrays.at("tokenizers").texts() == ours) parts.tokenizers = side_hashes(bundle);
-  return parts;
-}
-
 }  // namespace
 
 Shortlist open_shortlist(const Bundle& bundle, const std::string& variant) {
@@ -166,14 +134,13 @@ Shortlist open_shortlist(const Bundle& bundle, const std::string& variant) {
   if (!graphs && bundle.recipe(variant).target != "native") {  // whose programs need none
     throw Error(Status::usage,
                 "variant " + variant + " of " + folder +
-                    " has no graphs for shortlists: leave the shortlist out, or export it again if an older tformer made it");
+                    " has no graphs for shortlists: leave the shortlist out");
   }
   const std::string name = manifest["shortlist"]["file"], path = (bundle.directory() / name).string();
-  const bool older = name.size() > 4 && name.compare(name.size() - 4, 4, ".npz") == 0;
   bundle.verify({name});
   try {
     const std::string content = read_bytes(bundle.directory(), name, most_bytes), ours = side_hashes(bundle);
-    Shortlist found(older ? unpacked_npz(content, bundle) : unpacked(content));
+    Shortlist found(unpacked(content));
     const ShortlistParts& parts = found.parts();
     const Model& model = bundle.model();
     if (parts.tokenizers != ours || parts.sources != static_cast<std::size_t>(model.src_vocab) ||

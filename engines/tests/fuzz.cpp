@@ -23,7 +23,6 @@
 #include "errors.hpp"
 #include "native/executor.hpp"
 #include "native/run.hpp"
-#include "npz.hpp"
 #include "ort/library.hpp"
 #include "settings.hpp"
 #include "shortlist.hpp"
@@ -71,13 +70,6 @@ void read_lists(const std::string& content) {
   lists.allow(source.data(), source.size(), allowed.data());
 }
 
-void read_arrays(const std::string& content) {
-  for (const auto& [name, array] : read_npz(content)) {
-    if (array.type.rfind("<U", 0) == 0) array.texts();
-    else array.whole_numbers();
-  }
-}
-
 void read_options(const std::string& text) {
   Settings settings;
   for (std::size_t at = 0; at < text.size();) {
@@ -88,7 +80,7 @@ void read_options(const std::string& text) {
   over_defaults(Json::object(), settings.decoding);
 }
 
-/// A program of the model of tests/bundles/v6, over weights that are all zeros; what can be read runs a few steps.
+/// A program of the model of tests/bundles/v2, over weights that are all zeros; what can be read runs a few steps.
 void read_program(const std::string& text) {
   const Json program = parse_json(text);
   if (!program.is_object()) return;
@@ -185,7 +177,7 @@ void read_expression(const std::string& text) {
 void read_all(const std::string& content) {
   static const std::map<std::string, std::function<void(const std::string&)>> readers = {
       {"manifest", read_manifest}, {"bundle", read_bundle},   {"tokenizer", read_tokenizer},
-      {"lists", read_lists},       {"arrays", read_arrays},   {"expression", read_expression},
+      {"lists", read_lists},       {"expression", read_expression},
       {"graph", read_graph},       {"options", read_options}, {"program", read_program}};
   static const char* const wanted = std::getenv("TFORMER_READER");
   for (const auto& [name, reader] : readers) {

@@ -164,8 +164,8 @@ KINDS = {
 """What was wanted; header.cpp has it too."""
 
 
-def read_header(directory: Path, name: str, kind: str, version: int) -> dict[str, Any]:
-    """Read the JSON file that makes a directory a `kind` of at most format `version`; check it against its schema.
+def read_header(directory: Path, name: str, kind: str, version: int, oldest: int = 1) -> dict[str, Any]:
+    """Read the JSON file that makes a directory a `kind`, of a format from `oldest` to `version`; check its schema.
 
     Raises ArtifactError.
     """
@@ -182,6 +182,8 @@ def read_header(directory: Path, name: str, kind: str, version: int) -> dict[str
         raise ArtifactError(f"{path} describes a '{found[0]}', not a {kind}")
     if type(found[1]) is not int or found[1] < 1:
         raise ArtifactError(f"{path} has format version {found[1]}, which never was: make the {kind} again")
+    if found[1] < oldest:
+        raise ArtifactError(f"{path} has format version {found[1]}, of before the first release: make the {kind} again")
     if found[1] > version:
         raise ArtifactError(f"{path} has format version {found[1]}, this tformer reads up to {version}: update it")
     if "sha256" in header and header["sha256"] != digest(header):

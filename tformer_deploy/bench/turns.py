@@ -147,13 +147,13 @@ class MachineLimits:
         weights = bundle.manifest.get("weights", {})
         standard = [WeightsRead(**weights[graph]) for graph in GRAPHS if graph in weights]
         # What a variant reads whose layers are partly fp32 stands nowhere, so it gets no limits.
-        mixed = {name for name, about in bundle.manifest.get("variants", {}).items() if about.get("fp32")}
+        mixed = {name for name, about in bundle.manifest["variants"].items() if about.get("fp32")}
         self.weights: dict[str, Sequence[WeightsRead | ProgramRead]] = {
             name: program_reads(name, bundle) or ([] if EngineName(name).folder(bundle) in mixed else standard)
             for name in self.storages
         }
         if not weights:
-            report.notes.append("no limits of the machine: the bundle is of an older version, export it again")
+            report.notes.append("no limits of the machine: the manifest does not say what the graphs read")
         costs = [cost for name in plan.engines for point in plan.points for cost in self.costs(name, point)]
         self.sizes = sorted({LARGE_BUFFER, *(buffer_size(*cost) for cost in costs)})
 

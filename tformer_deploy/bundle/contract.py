@@ -29,15 +29,12 @@ KINDS = {
     "inplace/1": "a step whose caches are buffers of a fixed capacity that it writes into",
     "slots/1": "`inplace/1` where each sentence is at a position of its own, so that others can join it",
     "choosing/2": "a step that reads one set of buffers, writes another and chooses what the next one is fed",
-    "choosing/1": "`choosing/2` of older bundles, with one position for all sentences",
     "rows/1": "the rows of the output's table that belong to a list of tokens",
     "short/1": "`inplace` that scores only the tokens of such a list",
     "memory/1": "source ids to the encoder's output, to be used without a decoder",
     "native/1": "instructions of the C++ runtime's CPU engine, which has its caches to itself",
 }
-"""What this version runs, and what each is; an older version of a kind stays here as long as its graphs run."""
-OLDER = {"choosing/2": "choosing/1"}
-"""Kinds of which graphs of an older version run too."""
+"""What this version runs, and what each is."""
 DEAD = -1e9
 """Sum of a row that nothing comes from, in `choosing`."""
 SIZES = {
@@ -130,11 +127,8 @@ def kind_of(graph: str, recipe: Recipe) -> str:
     return others.get(graph, steps[recipe.target])
 
 
-def signature(graph: str, config: ModelConfig, recipe: Recipe, kind: str = "") -> Signature:
-    """What a graph takes and gives; `kind`: if it is of an older one."""
-    if kind == "choosing/1":
-        now = signature(graph, config, recipe)
-        return Signature(*(tuple(map(_one_position, specs)) for specs in (now.inputs, now.outputs)))
+def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
+    """What a graph takes and gives."""
     cross = caches("cross", config, ("batch", config.decoder.heads, "src_len", config.decoder.head_dim))
     lengths = TensorSpec("src_lengths", "int32", ("batch",))
     if graph in ("encoder", MEMORY_GRAPH):
@@ -216,10 +210,6 @@ def _static_step(config: ModelConfig, recipe: Recipe, own_positions: bool = Fals
     )
 
 
-def _one_position(spec: TensorSpec) -> TensorSpec:
-    return TensorSpec(spec.name[:-1], spec.dtype, (1,)) if spec.name.endswith("positions") else spec
-
-
 def _listed(config: ModelConfig, recipe: Recipe) -> tuple[TensorSpec, ...]:
     """The columns of the output's product that belong to a list."""
     bias = (TensorSpec("listed_bias", "float32", ("listed",)),) if config.output_bias else ()
@@ -240,21 +230,16 @@ def _short_step(config: ModelConfig, recipe: Recipe) -> Signature:
     )
 
 
-def described(graph: str, config: ModelConfig, recipe: Recipe, kind: str = "") -> dict[str, Any]:
-    """A graph as it stands in a manifest: its kind, which may be an older one, `kind`, and its signature."""
-    own = kind_of(graph, recipe)
-    known = kind if kind == OLDER.get(own) else own
-    return {"kind": known, **signature(graph, config, recipe, known).to_json()}
+def described(graph: str, config: ModelConfig, recipe: Recipe) -> dict[str, Any]:
+    """A graph as it stands in a manifest: its kind and its signature."""
+    return {"kind": kind_of(graph, recipe), **signature(graph, config, recipe).to_json()}
 
 
 def number(size: str, sizes: Mapping[str, int]) -> int:
-    """The value of a size: a name, or as in older graphs a product of names and numbers. Raises ArtifactError."""
-    product = 1
-    for factor in size.split("*"):
-        if not factor.isdigit() and factor not in sizes:
-            raise ArtifactError(f"size {size} of the graph has no number: it is not of target trt")
-        product *= int(factor) if factor.isdigit() else sizes[factor]
-    return product
+    """The value of a named size. Raises ArtifactError."""
+    if size not in sizes:
+        raise ArtifactError(f"size {size} of the graph has no number: it is not of target trt")
+    return sizes[size]
 
 
 def caches(kind: str, config: ModelConfig, shape: tuple[int | str, ...]) -> tuple[TensorSpec, ...]:

@@ -22,21 +22,19 @@ from .contract import (
     GRAPHS,
     KINDS,
     MEMORY_GRAPH,
-    OLDER,
     PROGRAM,
     SHORT_GRAPHS,
     SLOTS_GRAPH,
     WEIGHTS,
     described,
     file_of,
-    kind_of,
     made_of,
 )
 from .recipe import Recipe, recipe_from_dict
-from .text import OUR_SPECIALS, Tokenizers, load_tokenizers, require_fit, tokenizer_files
+from .text import Tokenizers, load_tokenizers, require_fit, tokenizer_files
 
 MANIFEST, VERSION, REPORT = "manifest.json", 2, "check.json"
-"""Version 1 names no kinds of graphs and no special ids, and has sizes that are expressions."""
+"""Version 1 was never released."""
 
 
 @dataclass(frozen=True)
@@ -64,35 +62,27 @@ class Bundle:
         return [name for name in self.manifest["files"] if Path(name).parent == Path(variant) and _of_graphs(name)]
 
     def lists(self, graph: str, variant: str) -> bool:
-        """Whether a variant has a graph that older bundles lack."""
+        """Whether a variant has a graph that not every model has."""
         return (Path(variant) / f"{graph}.onnx").as_posix() in self.manifest["files"]
-
-    def kind(self, graph: str, variant: str) -> str:
-        """The kind of a graph, as it says, or as it follows from what it is fed where it is too old to say."""
-        own = kind_of(graph, self.variants[variant] if variant else self.recipe)
-        part = self.manifest.get("variants", {}).get(variant, {}) if variant else self.manifest
-        stated = part.get("graphs", {}).get(graph, {})
-        one = any(spec["name"] == "position" for spec in stated.get("inputs", ()))
-        return str(stated.get("kind", OLDER.get(own, own) if one else own))
 
     def require_kinds(self, variant: str) -> None:
         """Raise ArtifactError where a variant has graphs that this tformer does not know how to feed."""
         recipe = self.variants[variant] if variant else self.recipe
-        part = self.manifest.get("variants", {}).get(variant, {}) if variant else self.manifest
-        stated, where = part.get("graphs", {}), f"{self.directory / variant}"
+        stated = (self.manifest["variants"][variant] if variant else self.manifest)["graphs"]
+        where = f"{self.directory / variant}"
         for name in made_of(recipe, self.config):
             if name not in stated:
-                continue  # older bundles have fewer
-            kind, theirs = self.kind(name, variant), stated[name]
-            ours = described(name, self.config, recipe, kind)
+                continue  # not every model has those for shortlists
+            theirs, ours = stated[name], described(name, self.config, recipe)
+            kind = theirs["kind"]
             if kind not in KINDS:
                 raise ArtifactError(
                     f"{where} has a graph '{name}' of kind {kind}, this tformer runs {', '.join(KINDS)}: "
                     "update it, or export the bundle again with it"
                 )
-            if kind != ours["kind"] or tensors(theirs) != tensors(ours):
+            if any(theirs[key] != ours[key] for key in ours):
                 raise ArtifactError(
-                    f"{where} has graphs of an older version, or {MANIFEST} was edited: export the bundle again"
+                    f"{where} has other graphs than its recipe makes, or {MANIFEST} was edited: export the bundle again"
                 )
 
     def require_decoder(self) -> None:
@@ -115,7 +105,7 @@ class Bundle:
                 and metadata["tformer.weights_sha256"] == self.weights_sha256
                 and from_dict(ModelConfig, parse_json(metadata["tformer.model"]), "model") == self.config
                 and recipe_from_dict(parse_json(metadata["tformer.recipe"])) == recipe
-                # Older graphs do not say which tokenizers belong to them.
+                # Graphs that were exported without tokenizers do not say which belong to them.
                 and (
                     "tformer.tokenizers" not in metadata
                     or parse_json(metadata["tformer.tokenizers"]) == self.tokenizer_hashes
@@ -203,31 +193,6 @@ def write_manifest(
     )
 
 
-def upgraded(bundle: Bundle) -> dict[str, Any]:
-    """The manifest of a bundle as this version writes it. Raises ArtifactError where its graphs are too old."""
-    manifest, config = bundle.manifest, bundle.config
-    if manifest["version"] == VERSION:
-        return manifest
-    parts = {"": manifest, **manifest.get("variants", {})}
-    recipes = {"": bundle.recipe, **bundle.variants}
-    for name, recipe in recipes.items():
-        bundle.require_kinds(name)
-        graphs = {
-            graph: described(graph, config, recipe, bundle.kind(graph, name))
-            for graph in parts[name].get("graphs", GRAPHS)
-        }
-        parts[name] = {**parts[name], "recipe": dataclasses.asdict(recipe), "graphs": graphs}
-    specials = OUR_SPECIALS.to_json()
-    return {
-        **parts.pop(""),
-        "version": VERSION,
-        "model": dataclasses.asdict(config),
-        "tokenizer": {side: {"specials": specials, **each} for side, each in manifest["tokenizer"].items()},
-        "default": bundle.default,
-        "variants": parts,
-    }
-
-
 def tokenizer_hashes(header: Mapping[str, Any]) -> dict[str, str]:
     """SHA-256 of the tokenizers' files of a bundle's or a checkpoint's header, by their names."""
     return {name: header["files"][name] for name in tokenizer_files(header["tokenizer"])}
@@ -245,25 +210,21 @@ def _graphs(config: ModelConfig, recipe: Recipe, folder: Path) -> dict[str, Any]
     return {name: {**described(name, config, recipe), "passes": list(recipe.passes(name))} for name in graphs}
 
 
-def tensors(graph: Mapping[str, Any]) -> list[Any]:
-    """Names, types and shapes of a graph in a manifest; the names of sizes have changed, and count as one."""
-
-    def shape(spec: Mapping[str, Any]) -> list[int]:
-        return [size if isinstance(size, int) else 0 for size in spec["shape"]]
-
-    return [[(spec["name"], spec["dtype"], shape(spec)) for spec in graph[side]] for side in ("inputs", "outputs")]
-
-
 def hashes(directory: Path) -> dict[str, str]:
     """SHA-256 of every file of a bundle but its manifest."""
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     return {name: sha256(directory / name) for name in names if name != MANIFEST and not name.startswith(".")}
 
 
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a bundle. Raises ArtifactError."""
+    return read_header(directory, MANIFEST, "bundle", VERSION, oldest=VERSION)
+
+
 def add_report(directory: Path, report: dict[str, Any]) -> None:
     """Store a parity report in a bundle that is being made."""
     write_json(directory / REPORT, report)
-    manifest = read_header(directory, MANIFEST, "bundle", VERSION)
+    manifest = read_manifest(directory)
     write_json(directory / MANIFEST, {**manifest, "files": hashes(directory)})
 
 
@@ -272,11 +233,11 @@ def open_bundle(directory: Path, graphs: bool = True) -> Bundle:
 
     Raises ArtifactError.
     """
-    manifest = read_header(directory, MANIFEST, "bundle", VERSION)
+    manifest = read_manifest(directory)
     try:
         return _open(directory, manifest, graphs)
     except ArtifactError:
-        later = read_header(directory, MANIFEST, "bundle", VERSION)
+        later = read_manifest(directory)
         if later == manifest:
             raise
         return _open(directory, later, graphs)  # `shortlist` or `export --force` came in between
@@ -285,9 +246,9 @@ def open_bundle(directory: Path, graphs: bool = True) -> Bundle:
 def _open(directory: Path, manifest: dict[str, Any], graphs: bool) -> Bundle:
     """See `open_bundle`."""
     try:
-        variants = {name: recipe_from_dict(variant["recipe"]) for name, variant in manifest.get("variants", {}).items()}
+        variants = {name: recipe_from_dict(variant["recipe"]) for name, variant in manifest["variants"].items()}
         config = from_dict(ModelConfig, manifest["model"], "model")
-        recipe, default = recipe_from_dict(manifest["recipe"]), manifest.get("default", "")
+        recipe, default = recipe_from_dict(manifest["recipe"]), manifest["default"]
     except ConfigError as error:
         raise ArtifactError(f"{directory / MANIFEST} is damaged: {error}") from None
     if default not in ("", *variants):
@@ -303,16 +264,16 @@ def _open(directory: Path, manifest: dict[str, Any], graphs: bool) -> Bundle:
 
 def files_in_use(directory: Path, manifest: Mapping[str, Any]) -> set[str]:
     """Names of the files that a manifest must have hashes of."""
-    variants = ("", *manifest.get("variants", {}))
-    own = {name: variant["recipe"].get("target") for name, variant in manifest.get("variants", {}).items()}
+    variants = ("", *manifest["variants"])
+    own = {name: variant["recipe"].get("target") for name, variant in manifest["variants"].items()}
     needed = {
         (Path(variant) / (PROGRAM if own.get(variant) == "native" else f"{name}.onnx")).as_posix()
         for name in ([MEMORY_GRAPH] if manifest["model"].get("decoder_layers") == 0 else GRAPHS)
         for variant in variants
     }
     added = WEIGHTS, *(f"{name}.onnx" for name in (SLOTS_GRAPH, *SHORT_GRAPHS, MEMORY_GRAPH))
-    newer = {(Path(variant) / name).as_posix() for name in added for variant in variants}
-    needed |= {name for name in newer if (directory / name).exists()}  # older bundles have none
+    some = {(Path(variant) / name).as_posix() for name in added for variant in variants}
+    needed |= {name for name in some if (directory / name).exists()}  # not every model has them
     needed |= {*tokenizer_files(manifest["tokenizer"])}
     return needed | ({manifest["shortlist"]["file"]} if "shortlist" in manifest else set())
 
@@ -320,7 +281,7 @@ def files_in_use(directory: Path, manifest: Mapping[str, Any]) -> set[str]:
 @contextmanager
 def changing(directory: Path) -> Iterator[Bundle]:
     """Open a bundle to change it: nobody else does meanwhile. Raises ArtifactError."""
-    read_header(directory, MANIFEST, "bundle", VERSION)
+    read_manifest(directory)
     with hold(directory):
         remove_leftovers(directory)
         yield open_bundle(directory)

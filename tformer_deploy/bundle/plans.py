@@ -132,7 +132,7 @@ class Plans:
 
 
 def trt_variant(bundle: Bundle) -> str:
-    """The variant with graphs for TensorRT. Raises ConfigError, and ArtifactError for graphs of an older version."""
+    """The variant with graphs for TensorRT. Raises ConfigError, and ArtifactError for graphs that it cannot feed."""
     bundle.require_decoder()
     for name, recipe in bundle.variants.items():
         if recipe.target == "trt":

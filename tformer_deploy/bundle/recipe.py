@@ -256,8 +256,6 @@ def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
     A limit that it does not have is that of the precision.
     """
     flat = dict(values)
-    if "block" in flat and "group_size" not in flat:  # its name in older recipes and bundles
-        flat["group_size"] = flat.pop("block")
     axes, plans = flat.pop("axes", {}), flat.pop("plans", {})
     for name, table in (("axes", axes), ("plans", plans)):
         if not isinstance(table, Mapping):

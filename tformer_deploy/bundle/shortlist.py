@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ..base.errors import ArtifactError, ConfigError, DataError
 from ..base.files import atomic_file, write_json
-from ..base.headers import DAMAGED, read_arrays
+from ..base.headers import DAMAGED
 from .contract import SHORT_GRAPHS
-from .manifest import MANIFEST, Bundle, upgraded
+from .manifest import MANIFEST, Bundle
 from .text import OUR_SPECIALS, Specials
 
 Ids = NDArray[np.int32]
@@ -198,7 +198,7 @@ def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], 
 def store(bundle: Bundle, shortlist: Shortlist, description: dict[str, Any]) -> None:
     """Write lists to a file named after its content: until the manifest is replaced, the old one counts."""
     content = packed(shortlist, side_hashes(bundle))
-    manifest, directory = upgraded(bundle), bundle.directory
+    manifest, directory = bundle.manifest, bundle.directory
     digest = hashlib.sha256(content).hexdigest()
     path = directory / f"shortlist-{digest[:12]}.bin"
     old = manifest.get("shortlist", {}).get("file", "")
@@ -210,10 +210,9 @@ def store(bundle: Bundle, shortlist: Shortlist, description: dict[str, Any]) -> 
         write_json(directory / MANIFEST, {**manifest, "shortlist": {"file": path.name, **description}, "files": files})
         kept = path.name
     finally:  # also what a killed run has left
-        for suffix in ("bin", "npz"):
-            for other in directory.glob(f"shortlist-{'[0-9a-f]' * 12}.{suffix}"):
-                if other.name != kept:
-                    other.unlink()
+        for other in directory.glob(f"shortlist-{'[0-9a-f]' * 12}.bin"):
+            if other.name != kept:
+                other.unlink()
 
 
 def side_hashes(bundle: Bundle) -> tuple[bytes, bytes]:
@@ -248,14 +247,6 @@ def unpacked(path: Path) -> tuple[Shortlist, tuple[bytes, bytes]]:
     return Shortlist(always, offsets, targets, vocab), (tokenizers[0], tokenizers[1])
 
 
-def read_npz(path: Path, bundle: Bundle) -> tuple[Shortlist, tuple[bytes, bytes]]:
-    """The same of a file as it was before, which names the tokenizers in the order of their files' names."""
-    arrays = read_arrays(path, ("always", "offsets", "targets", "tokenizers", "vocab"))
-    always, offsets, targets = (arrays[name] for name in ("always", "offsets", "targets"))
-    own = arrays["tokenizers"].tolist() == list(bundle.tokenizer_hashes.values())
-    return Shortlist(always, offsets, targets, int(arrays["vocab"])), side_hashes(bundle) if own else (b"", b"")
-
-
 def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
     """The lists of a bundle, for one of its variants. Raises ConfigError where there is none, ArtifactError."""
     bundle.require_decoder()
@@ -265,12 +256,11 @@ def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
         )
     if not _has_graphs(bundle, variant):
         raise ConfigError(
-            f"variant {variant} of {bundle.directory} has no graphs for shortlists: leave the shortlist out, or "
-            "export it again if an older tformer made it"
+            f"variant {variant} of {bundle.directory} has no graphs for shortlists: leave the shortlist out"
         )
     path, ours = bundle.directory / bundle.manifest["shortlist"]["file"], side_hashes(bundle)
     try:
-        shortlist, theirs = read_npz(path, bundle) if path.suffix == ".npz" else unpacked(path)
+        shortlist, theirs = unpacked(path)
     except DAMAGED as error:
         raise ArtifactError(f"{path} is damaged ({error}): make it again with tformer shortlist") from None
     sizes = len(shortlist.offsets) - 1, shortlist.vocab

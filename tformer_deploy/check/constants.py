@@ -38,29 +38,25 @@ from .programs import ProgramConstants
 if TYPE_CHECKING:
     from ..model.seq2seq import Seq2Seq
 
-NAMED_SINCE = 2
-"""The version of manifests from which on constants are called by what they are made of."""
 SHOWN = 3
 """Wrong constants of an engine that are named; the others are counted."""
 COMPARED = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT8, TensorProto.UINT8)
 """What weights are; arrays of other types are sizes and places, which no checkpoint has."""
 BIAS = {"Gemm": 2, "MatMulIntegerToFloat": 6, "MatMulNBits": 5, "LayerNormalization": 2}
 SCALES = {"MatMulIntegerToFloat": 3, "MatMulNBits": 2}
+ROUNDINGS = ("QuantizeLinear", "DynamicQuantizeLinear")
 """Inputs of nodes whose second input is a weight."""
 
 
 def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2Seq) -> Constants:
     """Every constant of a variant's graphs; empty: the standard ones. Raises ArtifactError for one that is damaged."""
     found = Constants()
-    if bundle.manifest.get("version", NAMED_SINCE) < NAMED_SINCE:
-        found.skipped = "the bundle is of an older version, whose constants have other names: export it again"
-        return found
     weights = named_tensors(model)
     origins, seen = Origins(weights, model.config), set[str]()
-    bounds = bundle.manifest.get("variants", {}).get(variant, {}).get("ranges", {})
+    bounds = bundle.manifest["variants"].get(variant, {}).get("ranges", {})
     for graph in made_of(recipe, bundle.config):
         path = bundle.directory / variant / PROGRAM if recipe.target == "native" else bundle.graph(graph, variant)
-        if not path.is_file():  # older bundles have no graphs for shortlists
+        if not path.is_file():  # not every model has graphs for shortlists
             continue
         where = f"{variant}/{path.name}" if variant else path.name
         if recipe.target == "native":
@@ -69,7 +65,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
             _add(found, seen, path.stem, where, GraphConstants(path, recipe, origins, bounds))
     seen &= weights.keys()
     if recipe.quantized and not bounds:
-        found.unknown.append("rounding of inputs: an older bundle, which does not say what calibration measured")
+        found.wrong.append("manifest.json has no ranges of calibration: nothing bounds the rounding of inputs")
     needed = [name for name in weights if name not in getattr(model, "unread", ())]
     absent = [name for name in needed if name not in seen and not _repeated(name, seen, weights)]
     found.wrong += [f"the graphs have no constant for the checkpoint's {name}" for name in absent]
@@ -167,7 +163,10 @@ class GraphConstants:
         if node.op_type != "MatMulIntegerToFloat":
             return  # which rounds each row by what is in it
         rounding = self.makers.get(node.input[0])
-        places = [(node, 2, 4), *([(rounding, 1, 2)] if rounding is not None else [])]
+        if rounding is None or rounding.op_type not in ROUNDINGS:
+            yield Compared([node.input[0]], origins, np.array([np.nan]), "what QuantizeLinear gives")
+            return
+        places = (node, 2, 4), (rounding, 1, 2)
         for each, *pair in places:
             names = [self.input(each, place) for place in pair]
             if all(name in self.tensors for name in names):

@@ -327,7 +327,7 @@ class Gate:
         Returns the first token and layer beyond its limit at a late position alone, if there is one.
         """
         late: dict[str, Floats] = {}
-        variants = self.bundle.manifest.get("variants", {})
+        variants = self.bundle.manifest["variants"]
         measured = variants.get(EngineName(report.engine).folder(self.bundle), {}).get("limits", {})
         expected, sources = reference.observed, reference.sources
         if measured and expected.late and report.layers:

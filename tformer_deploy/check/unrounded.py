@@ -45,7 +45,7 @@ def compare_unrounded(
 ) -> None:
     """Add to a variant's report what comes out without its rounding; `run` compares an engine with eager."""
     if bundle.variants[variant].quantized and "ranges" not in bundle.manifest["variants"][variant]:
-        report.unrounded = Unrounded(skipped="the bundle is of an older version: export it again")
+        report.unrounded = Unrounded(skipped="manifest.json does not say what calibration measured")
         return
     try:
         with unrounded(bundle, variant, model) as plain:

@@ -33,6 +33,8 @@ ALWAYS = (2, 3, 4)
 """Widths that are compared however little time there is."""
 FULL_SENTENCES, FULL_STEPS, FULL_WIDTHS = 96, 24, (2, 3, 4, 8)
 """Of batches that are large, wide and go on for as long as most outputs: what is wrong only where all three meet."""
+FULL_ROWS, FULL_SHORT = 512, 8
+"""Rows of a batch of an unusual width; source tokens where as many sentences as a translator takes are in one."""
 WIDTHS_SHARE, FULL_SHARE, LATE_SHARE = 0.1, 0.25, 0.25
 """Of the time that a check may take for what it need not read."""
 SCORED = 1 << 21
@@ -88,7 +90,7 @@ def run_walks(engine: Engine, sources: Sequence[Sequence[int]], options: CheckOp
     return [
         *_widths(engine, few, options, limit),
         *_many_rows(engine, options, limit),
-        *_full_batches(engine, few, options, limit),
+        *_full_batches(engine, [list(source) for source in sources], options, limit),
         *_late_rows(engine, few[-LATE_SENTENCES:], options, limit),
         *(_joined_rows(engine, few, options, limit) if engine.admits else ()),
     ]
@@ -154,19 +156,34 @@ def _many_rows(engine: Engine, options: CheckOptions, limit: float) -> Iterator[
 
 
 def _full_batches(engine: Engine, sources: list[list[int]], options: CheckOptions, limit: float) -> Iterator[Walk]:
-    """Many sentences of the usual widths for many tokens, half of them for half as many; one row each comes first."""
-    steps, longest = min(FULL_STEPS, engine.limits.tgt_tokens), max(map(len, sources))
-    led = lead(engine, sources, steps, options.seed, leave=True)
-    if not _fits(engine, led, 1) or not options.large_tokens:
+    """Many sentences for many tokens, half of them for half as many; one row each comes first.
+
+    First the usual widths, then as many short sentences as a translator puts into a batch, then other widths at random.
+    """
+    if not options.large_tokens:
         return
-    alone = [scores.copy() for scores in scores_alone(engine, led)]
     until = time.perf_counter() + FULL_SHARE * options.seconds
-    most = min(options.walks, engine.limits.beams)
-    for width in dict.fromkeys([1, options.own_beams, *FULL_WIDTHS]):
-        copies = min(FULL_SENTENCES, engine.limits.sentences(width, longest, steps)) // len(sources)
-        full = Led(led.sources, led.targets, copies, leave=True)
-        if copies > 1 and width <= most and _fits(engine, full, width) and time.perf_counter() <= until:
-            yield walk(engine, full, alone, Walk(FULL, width, limit=limit))
+    few = [sources[i] for i in spread(sources, SENTENCES)]
+    short = sorted(sources, key=lambda source: abs(len(source) - FULL_SHORT))[:SENTENCES]
+    usual = list(dict.fromkeys([1, options.own_beams, *FULL_WIDTHS]))
+    others = np.random.default_rng(options.seed).permutation(np.arange(2, options.walks + 1)).tolist()
+    as_many = options.large_tokens // max(map(len, short))
+    for group, wanted in (
+        (few, [(width, FULL_SENTENCES) for width in usual]),
+        (short, [(width, as_many) for width in usual[:3]]),
+        (few, [(width, FULL_ROWS // width) for width in others if width not in usual]),
+    ):
+        led = lead(engine, group, min(FULL_STEPS, engine.limits.tgt_tokens), options.seed, leave=True)
+        if not _fits(engine, led, 1):
+            continue
+        alone = [scores.copy() for scores in scores_alone(engine, led)]
+        longest, steps = max(map(len, group)), led.targets.shape[2]
+        for width, count in wanted:
+            copies = min(count, engine.limits.sentences(width, longest, steps)) // len(group)
+            full = Led(led.sources, led.targets, copies, leave=True)
+            allowed = width <= min(options.walks, engine.limits.beams) and time.perf_counter() <= until
+            if copies > 1 and allowed and _fits(engine, full, width):
+                yield walk(engine, full, alone, Walk(FULL, width, limit=limit))
 
 
 def lead(engine: Engine, sources: list[list[int]], steps: int, seed: int, leave: bool = False) -> Led:
@@ -282,6 +299,7 @@ def _compare(found: Walk, scores: Scores, alone: Floats, rows: Rows, age: int) -
     top = np.take_along_axis(alone, best_tokens(alone, min(best, vocab)), -1)
     known = ids.clip(0, vocab - 1)
     own = np.where(known == ids, alone[sentences[:, :, None], paths[:, :, None], known], np.nan)
+    own = np.where(values == -np.inf, -np.inf, own)  # where fewer tokens are allowed than are returned, any may be
     off = np.maximum(_largest(values, top[sentences, paths]), _largest(values, own))
     if scores.log_probs is not None:
         off = np.maximum(off, _largest(scores.log_probs[here], alone[sentences, paths]))

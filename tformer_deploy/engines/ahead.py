@@ -40,7 +40,7 @@ class Choice:
 
 
 FED = ("tokens", "parents", "values", "positions")
-"""As the inputs are called; a step of kind `choosing/1` has one `position` instead."""
+"""As the inputs are called."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class AheadEngine(SameStep, ABC):
 
     config: ModelConfig
     limits: Limits
-    attention = False
+    attention, admits = False, True
     keeps = 0
     """So many devices that a batch has done with wait for another one of their sizes."""
     not_captured = ""
@@ -208,16 +208,12 @@ class AheadEngine(SameStep, ABC):
         """See `Engine.encode`."""
         check_request(src_ids, src_lengths, self.config, self.limits)
         seats = self._seats(self.choose(self._wanted(len(src_ids), src_ids.shape[1], outlook), 0))
-        if not self.admits:  # a step of kind choosing/1 reads what is masked, and leaves it
-            seats.device.fill([each[:, :, :0] for each in seats.device.caches(0)], 0)
         state = AheadState(seats, outlook, np.empty((0, 1), np.int32))
         self._seat(state, src_ids, src_lengths, outlook)
         return state
 
     def admit(self, state: AheadState, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
         """See `Engine.admit`. What there is no room for moves to a larger device, with all others."""
-        if not self.admits:
-            super().admit(state, src_ids, src_lengths, outlook)
         check_request(src_ids, src_lengths, self.config, self.limits)
         outlook = state.outlook.beside(outlook)
         total = len(state.parents) + len(src_ids)

@@ -276,9 +276,7 @@ class SameStep:
 
     def admit(self, state: State, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
         """See `Engine.admit`."""
-        raise LimitError(
-            "no sentence can join others here: use a variant of target ort-cpu or trt of a new export, no shortlist"
-        )
+        raise LimitError("no sentence can join others here: use a variant of target ort-cpu or trt, no shortlist")
 
 
 def check_request(src_ids: Ints, src_lengths: Ints, config: ModelConfig, limits: Limits) -> None:

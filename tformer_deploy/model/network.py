@@ -327,35 +327,6 @@ class Transformer(nn.Module):
             keep(layers, f"decoder_layer_{i}", x)
         return keep(layers, "hidden", self.decoder_norm(x))
 
-    def attention_weights(self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> dict[str, Tensor]:
-        """The attention weights of a teacher-forced pass, for plotting: name of the module -> (B, H, T, S).
-
-        A debugging path: it computes every softmax a second time.
-        """
-        weights: dict[str, Tensor] = {}
-
-        def record(name: str, module: Attention, args: tuple[Tensor, ...], causal: bool) -> None:
-            x, (keys, _), mask = args[0], args[1], args[2]
-            if causal:
-                mask = torch.ones(x.shape[1], keys.shape[2], dtype=torch.bool, device=x.device).tril()
-            weights[name] = module.weights(x, keys, mask)
-
-        hooks = [
-            module.register_forward_pre_hook(
-                lambda module, args, kwargs, name=name: record(name, module, args, kwargs.get("causal", False)),
-                with_kwargs=True,
-            )
-            for name, module in self.named_modules()
-            if isinstance(module, Attention)
-        ]
-        try:
-            with torch.no_grad():
-                self(src_ids, src_lengths, tgt_ids)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return weights
-
 
 def biased(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """What is added to scores: a bias, and -inf where the mask is false; without a bias the mask as it is."""

@@ -16,10 +16,9 @@ namespace {
 
 constexpr const char* manifest_name = "manifest.json";
 constexpr const char* weights_name = "weights.data";
-constexpr std::int64_t newest_version = 2;
+constexpr std::int64_t oldest_version = 2, newest_version = 2;
 const std::vector<std::string> known_kinds = {"encoder/1",  "growing/1",  "inplace/1", "slots/1",
-                                              "choosing/2", "choosing/1", "rows/1",    "short/1",
-                                              "native/1"};
+                                              "choosing/2", "rows/1",    "short/1",   "native/1"};
 
 std::string in_folder(const std::string& variant, const std::string& file) {
   return variant.empty() ? file : variant + "/" + file;
@@ -50,7 +49,7 @@ Bundle Bundle::open(const fs::path& directory, bool verified) {
   Bundle bundle;
   bundle.directory_ = directory;
   bundle.verified_ = verified;
-  bundle.manifest_ = read_header(directory, manifest_name, "bundle", newest_version, bundle_schema());
+  bundle.manifest_ = read_header(directory, manifest_name, "bundle", {oldest_version, newest_version}, bundle_schema());
   const Json& manifest = bundle.manifest_;
   const fs::path path = bundle.manifest_path();
   const Json& model = manifest["model"];
@@ -58,17 +57,15 @@ Bundle Bundle::open(const fs::path& directory, bool verified) {
     throw Error(Status::usage, directory.string() + " has an encoder and no decoder: use tformer encode");
   }
   try {
-    if (manifest.contains("variants")) {
-      for (const auto& [name, variant] : manifest["variants"].items()) {
-        bundle.recipes_[name] = recipe_of(variant["recipe"]);
-      }
+    for (const auto& [name, variant] : manifest["variants"].items()) {
+      bundle.recipes_[name] = recipe_of(variant["recipe"]);
     }
     bundle.model_ = model_of(manifest["model"]);
     bundle.recipes_[""] = recipe_of(manifest["recipe"]);
   } catch (const std::invalid_argument& error) {
     throw Error(Status::bundle, damaged(path, error.what()));
   }
-  bundle.default_ = manifest.value("default", "");
+  bundle.default_ = manifest["default"];
   if (!bundle.recipes_.count(bundle.default_)) {
     throw Error(Status::bundle, damaged(path, "it has no variant '" + bundle.default_ + "'"));
   }
@@ -91,10 +88,10 @@ std::vector<std::string> Bundle::names_in_use() const {
   std::set<std::string> names;
   for (const auto& [variant, recipe] : recipes_) {
     for (const char* graph : {"encoder", "decoder_step"}) names.insert(in_folder(variant, file_of(graph, recipe)));
-    for (const char* newer : {weights_name, "slots_step.onnx", "short_rows.onnx", "short_step.onnx", "memory.onnx"}) {
-      const std::string name = in_folder(variant, newer);
+    for (const char* some : {weights_name, "slots_step.onnx", "short_rows.onnx", "short_step.onnx", "memory.onnx"}) {
+      const std::string name = in_folder(variant, some);
       std::error_code ignored;
-      if (fs::exists(directory_ / name, ignored)) names.insert(name);  // older bundles have none
+      if (fs::exists(directory_ / name, ignored)) names.insert(name);  // not every model has them
     }
   }
   for (const char* side : {"source", "target"}) {
@@ -163,34 +160,22 @@ std::vector<std::string> Bundle::graph_files(const std::vector<std::string>& gra
   return names;
 }
 
-std::string Bundle::kind(const std::string& graph, const std::string& variant) const {
-  const std::string ours = kind_of(graph, recipe(variant)), older = older_kind(ours);
-  const Json& description = part(variant);
-  if (!description.contains("graphs") || !description["graphs"].contains(graph)) return ours;
-  const Json& stated = description["graphs"][graph];
-  const auto is_position = [](const Json& each) { return each["name"] == "position"; };
-  const bool one = std::any_of(stated["inputs"].begin(), stated["inputs"].end(), is_position);
-  return stated.value("kind", one && !older.empty() ? older : ours);
-}
-
 void Bundle::require_kinds(const std::string& variant) const {
   const Recipe& own = recipe(variant);
-  const Json& description = part(variant);
-  if (!description.contains("graphs")) return;
+  const Json& graphs = part(variant)["graphs"];
   const std::string where = folder(variant).string();
   for (const std::string& name : graphs_of(own)) {
-    if (!description["graphs"].contains(name)) continue;  // older bundles have fewer
-    const Json& theirs = description["graphs"][name];
-    const std::string kind = this->kind(name, variant);
+    if (!graphs.contains(name)) continue;  // not every model has those for shortlists
+    const Json& theirs = graphs[name];
+    const std::string kind = theirs["kind"];
     if (std::find(known_kinds.begin(), known_kinds.end(), kind) == known_kinds.end()) {
       throw Error(Status::bundle, where + " has a graph '" + name + "' of kind " + kind + ", this tformer runs " +
                                       joined(known_kinds) + ": update it, or export the bundle again with it");
     }
-    const Signature wanted = signature(name, model_, own, kind);
-    const std::string ours = kind_of(name, own);
-    if ((kind != ours && kind != older_kind(ours)) || !same(stated(theirs["inputs"]), wanted.inputs) ||
+    const Signature wanted = signature(name, model_, own);
+    if (kind != kind_of(name, own) || !same(stated(theirs["inputs"]), wanted.inputs) ||
         !same(stated(theirs["outputs"]), wanted.outputs)) {
-      throw Error(Status::bundle, where + " has graphs of an older version, or " + manifest_name +
+      throw Error(Status::bundle, where + " has other graphs than its recipe makes, or " + manifest_name +
                                       " was edited: export the bundle again");
     }
   }
@@ -204,7 +189,8 @@ void Bundle::check_metadata(const std::string& name, const std::map<std::string,
            metadata.at("tformer.weights_sha256") == manifest_["checkpoint"]["weights_sha256"] &&
            same_model(parse_json(metadata.at("tformer.model")), manifest_["model"]) &&
            same_recipe(parse_json(metadata.at("tformer.recipe")), part(variant)["recipe"]);
-    const auto tokenizers = metadata.find("tformer.tokenizers");  // older graphs do not say which belong to them
+    // Graphs that were exported without tokenizers do not say which belong to them.
+    const auto tokenizers = metadata.find("tformer.tokenizers");
     if (fits && tokenizers != metadata.end()) fits = parse_json(tokenizers->second) == Json(tokenizer_hashes());
   } catch (const std::out_of_range&) {
   } catch (const std::invalid_argument&) {

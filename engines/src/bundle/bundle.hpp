@@ -32,7 +32,7 @@ class Bundle {
   std::filesystem::path folder(const std::string& variant) const;
   /// The file of a graph.
   std::filesystem::path graph(const std::string& name, const std::string& variant) const;
-  /// Whether a variant has a graph that older bundles lack.
+  /// Whether a variant has a graph that not every model has.
   bool lists(const std::string& graph, const std::string& variant) const;
   /// Compare files with their hashes, unless that is switched off. Throws Error.
   void verify(const std::vector<std::string>& names) const;
@@ -40,8 +40,6 @@ class Bundle {
   std::vector<std::string> graph_files(const std::vector<std::string>& graphs, const std::string& variant) const;
   /// Whether files are compared with their hashes.
   bool verified() const { return verified_; }
-  /// The kind of a graph, as it says, or as it follows from what it is fed where it is too old to say.
-  std::string kind(const std::string& graph, const std::string& variant) const;
   /// Throws Error where a variant has graphs that this version does not know how to feed.
   void require_kinds(const std::string& variant) const;
   /// Compare the manifest, which has no hash, with what stands inside a graph's file. Throws Error.

@@ -57,13 +57,9 @@ Signature in_place(const Model& model, const Recipe& recipe, bool own_positions,
   return step;
 }
 
-Signature choosing(const Model& model, const Recipe& recipe, bool one_position) {
-  const auto place = [one_position](const std::string& before) {
-    return one_position ? TensorSpec{before + "position", "int32", {1}}
-                        : TensorSpec{before + "positions", "int32", {0, 0}};
-  };
+Signature choosing(const Model& model, const Recipe& recipe) {
   Signature step;
-  step.inputs = {{"tokens", "int32", {0, 0}},    place(""),
+  step.inputs = {{"tokens", "int32", {0, 0}},    {"positions", "int32", {0, 0}},
                  {"parents", "int32", {0, 0}},   {"values", "float32", {0, 0}},
                  {"end_id", "int32", {1}},       {"live_beams", "int32", {1}},
                  {"src_lengths", "int32", {0}}};
@@ -71,7 +67,8 @@ Signature choosing(const Model& model, const Recipe& recipe, bool one_position) 
   add(step.inputs, caches("past", model));
   step.outputs = {{"top_ids", "int32", {0, recipe.top_k}}, {"top_scores", "float32", {0, recipe.top_k}},
                   {"log_probs", "float32", {0, model.tgt_vocab}}, {"next_tokens", "int32", {0, 0}},
-                  {"next_parents", "int32", {0, 0}}, {"next_values", "float32", {0, 0}}, place("next_")};
+                  {"next_parents", "int32", {0, 0}}, {"next_values", "float32", {0, 0}},
+                  {"next_positions", "int32", {0, 0}}};
   add(step.outputs, caches("present", model));
   return step;
 }
@@ -105,15 +102,13 @@ std::string kind_of(const std::string& graph, const Recipe& recipe) {
   return recipe.target == "ort-cpu" ? "inplace/1" : "choosing/2";
 }
 
-std::string older_kind(const std::string& kind) { return kind == "choosing/2" ? "choosing/1" : ""; }
-
-Signature signature(const std::string& graph, const Model& model, const Recipe& recipe, const std::string& kind) {
+Signature signature(const std::string& graph, const Model& model, const Recipe& recipe) {
   if (graph == "encoder") {
     return {{{"src_ids", "int32", {0, 0}}, {"src_lengths", "int32", {0}}}, caches("cross", model)};
   }
   if (graph == "short_rows") return {{{"shortlist", "int32", {0}}}, listed(model, recipe)};
   if (recipe.target == "onnx") return growing(model, recipe);
-  if (recipe.target == "trt") return choosing(model, recipe, kind == older_kind("choosing/2"));
+  if (recipe.target == "trt") return choosing(model, recipe);
   const bool own_positions = graph == "slots_step" || recipe.target == "native";
   return in_place(model, recipe, own_positions, graph == "short_step");
 }

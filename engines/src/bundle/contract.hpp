@@ -52,13 +52,10 @@ std::vector<std::string> graphs_of(const Recipe& recipe);
 /// The file of a graph of `graphs_of`.
 std::string file_of(const std::string& graph, const Recipe& recipe);
 
-/// The kind of a graph, as this version feeds it.
+/// The kind of a graph.
 std::string kind_of(const std::string& graph, const Recipe& recipe);
 
-/// The older kind of which graphs run as well, or nothing.
-std::string older_kind(const std::string& kind);
-
-/// What a graph of `graphs_of` takes and gives; `kind`: if it is of an older one.
-Signature signature(const std::string& graph, const Model& model, const Recipe& recipe, const std::string& kind = "");
+/// What a graph of `graphs_of` takes and gives.
+Signature signature(const std::string& graph, const Model& model, const Recipe& recipe);
 
 }  // namespace tformer

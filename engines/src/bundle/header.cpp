@@ -40,7 +40,7 @@ std::string instead(const fs::path& directory, const std::string& name, const st
 
 }  // namespace
 
-Json read_header(const fs::path& directory, const std::string& name, const std::string& kind, std::int64_t version,
+Json read_header(const fs::path& directory, const std::string& name, const std::string& kind, Versions versions,
                  const Json& schema) {
   const fs::path path = directory / name;
   const std::string again = "make the " + kind + " again";
@@ -60,7 +60,10 @@ Json read_header(const fs::path& directory, const std::string& name, const std::
   }
   const std::string shown = path.string() + " has format version " + stated.dump().substr(0, 40);
   if (!stated.is_number_integer() || stated < 1) refuse(shown + ", which never was: " + again);
-  if (stated > version) refuse(shown + ", this tformer reads up to " + std::to_string(version) + ": update it");
+  if (stated < versions.oldest) refuse(shown + ", of before the first release: " + again);
+  if (stated > versions.newest) {
+    refuse(shown + ", this tformer reads up to " + std::to_string(versions.newest) + ": update it");
+  }
   const std::string wrong = schema_error(header, schema);
   if (!wrong.empty()) refuse(damaged(path, wrong + "; " + again));
   return header;

@@ -7,9 +7,14 @@
 
 namespace tformer {
 
-/// Read the header of a `kind` of at most format `version`, and check it against its schema. Throws Error.
+/// Format versions that can be read.
+struct Versions {
+  std::int64_t oldest, newest;
+};
+
+/// Read the header of a `kind` of one of these versions, and check it against its schema. Throws Error.
 Json read_header(const std::filesystem::path& directory, const std::string& name, const std::string& kind,
-                 std::int64_t version, const Json& schema);
+                 Versions versions, const Json& schema);
 
 /// Compare a file with the SHA-256 that the header of a `kind` records. Throws Error.
 void verify_file(const std::filesystem::path& directory, const std::string& name, const std::string& sha256,

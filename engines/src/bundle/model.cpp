@@ -78,12 +78,7 @@ Json filled_model(const Json& values) {
 }
 
 Json filled_recipe(const Json& values) {
-  Json renamed = values;
-  if (renamed.is_object() && renamed.contains("block") && !renamed.contains("group_size")) {
-    renamed["group_size"] = renamed["block"];  // its name in older recipes and bundles
-    renamed.erase("block");
-  }
-  Json all = filled(renamed, recipe_defaults(), "recipe");
+  Json all = filled(values, recipe_defaults(), "recipe");
   Json axes = filled(all["axes"], axes_defaults(), "axes");
   for (auto& [name, axis] : axes.items()) axis = filled(axis, axes_defaults()[name], "axes." + name);
   all["axes"] = axes;

@@ -55,7 +55,7 @@ TrtDevice::TrtDevice(const TrtRuntime& runtime, const Profile& sizes, Plan encod
       cross_names_(cross) {
   note_tensors(*encoder_);
   note_tensors(*step_);
-  fed_ = {"tokens", "parents", "values", tensors_.count("positions") ? "positions" : "position"};
+  fed_ = {"tokens", "parents", "values", "positions"};
   require_tensors();
   best_ = tensors_["top_ids"].shape.back();
   try {
@@ -114,7 +114,7 @@ void TrtDevice::require_tensors() const {
   require("live_beams", 1, DataType::kINT32);
   for (const char* before : {"", "next_"}) {
     for (const std::string& name : fed_) {
-      require(before + name, name == "position" ? 1 : rows, name == "values" ? DataType::kFLOAT : DataType::kINT32);
+      require(before + name, rows, name == "values" ? DataType::kFLOAT : DataType::kINT32);
     }
   }
   const auto ids = tensors_.find("top_ids");
@@ -248,19 +248,13 @@ void TrtDevice::encode(const std::vector<std::int32_t>& src_ids, const std::vect
   run(launches_[encoder]);
 }
 
-void TrtDevice::clear_caches() {
-  const OnGpu on;
-  stream_.clear(*pasts_[0]);
-}
-
 void TrtDevice::feed(const NextInputs& choice, std::int64_t step) {
   const OnGpu on;
   if (step) stream_.wait();  // what was fed before may not have left the host; the encoder feeds nothing
   std::copy(choice.tokens.begin(), choice.tokens.end(), view<std::int32_t>(*choices_, fed_[0]));
   std::copy(choice.parents.begin(), choice.parents.end(), view<std::int32_t>(*choices_, fed_[1]));
   std::copy(choice.values.begin(), choice.values.end(), view<float>(*choices_, fed_[2]));
-  const std::size_t places = tensors_.at(fed_[3]).bytes / sizeof(std::int32_t);  // older graphs have one for all
-  std::copy_n(choice.positions.begin(), places, view<std::int32_t>(*choices_, fed_[3]));
+  std::copy(choice.positions.begin(), choice.positions.end(), view<std::int32_t>(*choices_, fed_[3]));
   stream_.to_device(turns_[step % 2]->address, *choices_, fed_size_);
 }
 

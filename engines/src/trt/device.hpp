@@ -51,8 +51,6 @@ class TrtDevice {
   /// Have these sources, (B, S) and (B) of the profile's sizes.
   void encode(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
               const Outlook& outlook);
-  /// Fill what the first step reads of earlier ones with zeros.
-  void clear_caches();
   /// Feed step `step` this, not what the device chose.
   void feed(const NextInputs& choice, std::int64_t step);
   /// Have the device run a step.

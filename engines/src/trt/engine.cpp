@@ -68,7 +68,6 @@ class AheadEngine final : public Engine {
     state->sentences = batch;
     if (!outlook.drawn) state->steps = tokens;
     try {
-      if (!model_->reads_what_is_written()) state->device->clear_caches();
       state->device->encode(ids, lengths, outlook);
     } catch (...) {
       state->device.reset();

@@ -60,8 +60,6 @@ std::shared_ptr<const Backend> open_plans(std::shared_ptr<const Bundle> bundle, 
 
 TrtModel::TrtModel(std::shared_ptr<const Bundle> bundle, Plans plans, const TensorRt& tensorrt)
     : bundle_(std::move(bundle)), plans_(std::move(plans)), limits_(limits_of(plans_)) {
-  const std::string step = bundle_->kind("decoder_step", bundle_->trt_variant());
-  newest_kind_ = older_kind(step).size() > 0;
   const OnGpu on;
   runtime_ = std::make_unique<const TrtRuntime>(tensorrt);
   for (const char* graph : {"encoder", "decoder_step"}) load(graph, plans_.profiles()[0]);  // a bad one shows now

@@ -26,8 +26,6 @@ class TrtModel final : public Backend, public std::enable_shared_from_this<TrtMo
   const char* warning() const override;
   std::unique_ptr<Engine> make_engine() const override;
 
-  /// Whether caches may hold anything where nothing has been written yet.
-  bool reads_what_is_written() const { return newest_kind_; }
   /// A device that no batch has, of the smallest profile that takes a request; where there is no room, those that wait
   /// are given up for it. Throws Error.
   std::unique_ptr<TrtDevice> take(const Profile& wanted) const;
@@ -41,7 +39,6 @@ class TrtModel final : public Backend, public std::enable_shared_from_this<TrtMo
   const std::shared_ptr<const Bundle> bundle_;
   const Plans plans_;
   Limits limits_;
-  bool newest_kind_;
   std::unique_ptr<const TrtRuntime> runtime_;
   mutable std::mutex lock_;
   mutable std::string warning_;  ///< written once

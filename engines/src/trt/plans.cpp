@@ -90,7 +90,7 @@ Plans::Plans(const Bundle& bundle, const std::string& variant, const Stamp& want
 
 Plans::Plans(const Bundle& bundle, const std::string& variant, const fs::path& directory)
     : bundle_(bundle.directory()), directory_(directory) {
-  const Json header = read_header(directory, header_name, "plans", version, plans_schema());
+  const Json header = read_header(directory, header_name, "plans", {version, version}, plans_schema());
   stamp_ = {header["capability"], header["tensorrt"], header["precision"]};
   if (stamp_.folder() != directory.filename()) {
     throw Error(Status::bundle, directory.string() + " has plans for " + stamp_.shown() + ": call it " + stamp_.folder() +

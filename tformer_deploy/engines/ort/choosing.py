@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import EngineError, NoRoom
-from ...bundle.contract import OLDER, signature
+from ...bundle.contract import signature
 from ...bundle.manifest import Bundle
 from ...bundle.plans import Profile
 from ..ahead import FED, AheadEngine, AheadState, Choice, Record
@@ -43,7 +43,6 @@ class ChoosingEngine(AheadEngine, OrtGraphs):
     def __enter__(self) -> Self:
         OrtGraphs.__enter__(self)
         super().__enter__()
-        self.admits = self.bundle.kind(self.step_graph, self.variant) not in OLDER.values()
         if self.keeps:
             self._thread = ThreadPoolExecutor(1, "gpu")
             self._try()
@@ -128,8 +127,7 @@ class OrtDevice:
         self.engine, self.profile, self.freed = engine, profile, False
         self.best = engine.recipe.top_k or 2 * profile.beams
         self._encoder, self._step = engine.sessions()
-        kind = engine.bundle.kind("decoder_step", engine.variant)
-        step = signature("decoder_step", engine.config, engine.recipe, kind)
+        step = signature("decoder_step", engine.config, engine.recipe)
         self._specs = {spec.name: spec for spec in (*step.inputs, *step.outputs)}
         types = (*self._step.get_inputs(), *self._step.get_outputs())
         self._types = {value.name: ORT_TYPES[value.type] for value in types}
@@ -139,7 +137,6 @@ class OrtDevice:
         self._given = self._buffers(spec.name for spec in step.inputs if spec.name not in self._carried)
         self._states = [self._buffers(self._carried) for _ in range(2)]
         self._found = [self._buffers(found) for _ in range(2)]
-        self._fed = [name if name in self._carried else "position" for name in FED]
         self._past = [name for name in self._carried if name.startswith("past_")]
         self._bindings = [self._binding(turn) for turn in range(2)]
         self._options = [engine.numbered() for _ in self._bindings]
@@ -159,7 +156,7 @@ class OrtDevice:
 
     def feed(self, choice: Choice, step: int) -> None:
         """See `Device.feed`."""
-        for name, array in zip(self._fed, vars(choice).values(), strict=True):
+        for name, array in zip(FED, vars(choice).values(), strict=True):
             value = self._states[step % 2][name]
             value.update_inplace(np.resize(array, value.shape()))
 
@@ -170,7 +167,7 @@ class OrtDevice:
     def read(self, step: int) -> Record:
         """See `Device.read`."""
         found, state = self._found[step % 2], self._states[1 - step % 2]
-        choice = Choice(*(view(state[name]).copy() for name in self._fed))
+        choice = Choice(*(view(state[name]).copy() for name in FED))
         return Record(view(found["top_ids"]).copy(), view(found["top_scores"]).copy(), choice)
 
     def log_probs(self, step: int) -> Floats:

@@ -144,7 +144,7 @@ class OrtGraphs(SameStep):
                 "look at nvidia-smi, then pip install 'onnxruntime-gpu[cuda,cudnn]'"
             )
         self.bundle.check_metadata(graph, metadata, self.recipe)
-        check_tensors(path, found, signature(graph, self.config, self.recipe, self.bundle.kind(graph, self.variant)))
+        check_tensors(path, found, signature(graph, self.config, self.recipe))
         return session
 
     def _changed(self, graph: str, path: Path) -> bytes:

@@ -57,13 +57,12 @@ class TrtDevice:
     def _make(self, encoder: Any, step: Any) -> None:
         """Take memory, and prepare the encoder and both kinds of step."""
         self._shapes = shapes = {**tensors_of(encoder), **tensors_of(step)}
-        fed = self._fed = [name if name in shapes else "position" for name in FED]
-        if missing := {*GIVEN, *fed, *FOUND} - shapes.keys():
+        if missing := {*GIVEN, *FED, *FOUND} - shapes.keys():
             raise EngineError(f"the plans for {self.profile} have no {min(missing)}: export and build again")
         self.best = shapes["top_ids"][0][-1]
         self._stream = self._own(Stream())
         given, given_size = lay_out({name: shapes[name] for name in GIVEN})
-        turn, turn_size = lay_out({name: shapes[name] for name in (*fed, *FOUND)})
+        turn, turn_size = lay_out({name: shapes[name] for name in (*FED, *FOUND)})
         self._fed_size = turn[FOUND[0]].offset
         self._memory = {
             name: self._own(Memory(size_of(shapes[name]))) for name in shapes if name.startswith(("cross_", "log_"))
@@ -78,8 +77,8 @@ class TrtDevice:
         self._fetched: dict[str, Pinned] = {}
         # Made once, as a step has no time for it.
         self._request = {name: place.view(self._requests.bytes) for name, place in given.items()}
-        self._choice = {name: turn[name].view(self._choices.bytes) for name in fed}
-        self._records = [[turn[name].view(slot.bytes) for name in (*FOUND, *fed)] for slot in self._slots]
+        self._choice = {name: turn[name].view(self._choices.bytes) for name in FED}
+        self._records = [[turn[name].view(slot.bytes) for name in (*FOUND, *FED)] for slot in self._slots]
         places = {name: self._given.address + place.offset for name, place in given.items()}
         fixed = {**{name: memory.address for name, memory in self._memory.items()}, **places}
         for memory in (*self._memory.values(), *self._pasts, self._given, *self._turns):
@@ -88,7 +87,7 @@ class TrtDevice:
             addresses = dict(fixed)
             for name, place in turn.items():
                 here, there = (self._turns[each].address + place.offset for each in (now, other))
-                addresses |= {name: here, f"next_{name}": there} if name in fed else {name: there}
+                addresses |= {name: here, f"next_{name}": there} if name in FED else {name: there}
             for name, place in self._past.items():
                 addresses[name] = self._pasts[now].address + place.offset
                 addresses[name.replace("past", "present")] = self._pasts[other].address + place.offset
@@ -109,7 +108,7 @@ class TrtDevice:
         """See `Device.feed`."""
         if step:  # what was fed before may not have left the host; the encoder feeds nothing
             self._stream.wait()
-        for name, array in zip(self._fed, vars(choice).values(), strict=True):
+        for name, array in zip(FED, vars(choice).values(), strict=True):
             self._choice[name][...] = np.resize(array, self._choice[name].shape)
         self._stream.to_device(self._turns[step % 2].address, self._choices, self._fed_size)
 

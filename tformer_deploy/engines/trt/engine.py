@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...base.errors import EngineError, NoRoom, install
-from ...bundle.contract import GRAPHS, OLDER
+from ...bundle.contract import GRAPHS
 from ...bundle.manifest import Bundle
 from ...bundle.plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_variant
 from ..ahead import AheadEngine
@@ -35,7 +35,6 @@ class TrtEngine(AheadEngine):
         """Find the plans and what they take, without the device. Raises ArtifactError, EngineError, MissingExtra."""
         self.plans, self.tensorrt = self._find()
         self.precision = self.plans.stamp.precision
-        self.admits = self.bundle.kind(GRAPHS[1], trt_variant(self.bundle)) not in OLDER.values()
         profiles = self.plans.profiles
         self.limits = Limits(
             max(each.batch for each in profiles),
