@@ -90,7 +90,7 @@ class OpenVinoEngine(SameStep):
             said = f"it is damaged, or tformer did not make it ({reason(error)}): copy or export the bundle again"
             raise ArtifactError(f"openvino {ov.__version__} cannot load {path}: {said}") from None
         self.bundle.check_metadata(graph, metadata, self.recipe)
-        wanted = signature(graph, self.config, self.recipe, self.bundle.kind(graph, ""))
+        wanted = signature(graph, self.config, self.recipe)
         found = {name: each for each in (*model.inputs, *model.outputs) for name in each.names}
         for spec in (*wanted.inputs, *wanted.outputs):
             check_tensor(path, spec, found)
