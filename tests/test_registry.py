@@ -23,7 +23,7 @@ RUNTIME = {"native": "tformer_native", "openvino": "openvino", "eager": "torch",
 def test_every_engine_has_what_its_line_promises(spec: EngineSpec) -> None:
     if (runtime := RUNTIME.get(spec.name)) and not find_spec(runtime):
         pytest.skip(f"{runtime} is not installed")
-    module = import_module(f"tformer_deploy.engines.{spec.module}")
+    module = import_module(f"tformer_deploy.engines.{spec.name}")
     assert module.open_engine and module.load_runtime and hasattr(module, "open_encoder") == (not spec.no_encoder)
 
 

@@ -106,7 +106,7 @@ def load_exported(targets: Iterable[str]) -> None:
 
 
 def _module(spec: EngineSpec) -> Any:
-    return import_module(f".{spec.module}", __package__)
+    return import_module(f".{spec.name}", __package__)
 
 
 def _opening(

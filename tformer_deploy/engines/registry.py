@@ -23,13 +23,12 @@ def require_programs(bundle: Bundle) -> None:
 
 
 ENGINES = (
-    EngineSpec("eager", "eager PyTorch", "eager", ("torch",), devices=DEVICES),
+    EngineSpec("eager", "eager PyTorch", packages=("torch",), devices=DEVICES),
     EngineSpec(
         "ort",
         "ONNX Runtime",
-        "ort",
-        ORT,
-        ("onnx", "ort-cpu", "trt"),
+        packages=ORT,
+        targets=("onnx", "ort-cpu", "trt"),
         devices=DEVICES,
         lists=("ort-cpu",),
         exported=True,
@@ -38,29 +37,34 @@ ENGINES = (
     EngineSpec(
         "trt",
         "TensorRT",
-        "trt",
-        ("tensorrt", "tensorrt-rtx-cu13", "tensorrt-rtx-cu12"),
-        ("trt",),
-        PRECISIONS,
+        packages=("tensorrt", "tensorrt-rtx-cu13", "tensorrt-rtx-cu12"),
+        targets=("trt",),
+        precisions=PRECISIONS,
         devices=("cuda",),
         plans=True,
         no_encoder=NO_PLAN,
         require=trt_variant,
     ),
     EngineSpec(
-        "cpp", "the C++ runtime", "cpp", ORT, ("onnx", "ort-cpu"), lists=("ort-cpu",), measured=False, no_encoder=NO_CPP
+        "cpp",
+        "the C++ runtime",
+        packages=ORT,
+        targets=("onnx", "ort-cpu"),
+        lists=("ort-cpu",),
+        measured=False,
+        no_encoder=NO_CPP,
     ),
     EngineSpec(
-        "native",
-        "the C++ runtime",
-        "native",
-        (),
-        ("native",),
-        lists=("native",),
-        exported=True,
-        require=require_programs,
+        "native", "the C++ runtime", targets=("native",), lists=("native",), exported=True, require=require_programs
     ),
-    EngineSpec("openvino", "OpenVINO", "openvino", ("openvino",), ("onnx",), ("fp32", "bf16"), no_encoder=NO_OPENVINO),
+    EngineSpec(
+        "openvino",
+        "OpenVINO",
+        packages=("openvino",),
+        targets=("onnx",),
+        precisions=("fp32", "bf16"),
+        no_encoder=NO_OPENVINO,
+    ),
 )
 """In the order in which messages and reports list them."""
 PACKAGES = tuple(

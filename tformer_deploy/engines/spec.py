@@ -35,18 +35,17 @@ class Opening:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine: a module of this package, what it runs, and what it can do.
+    """An engine: what it runs, where, and what it can do.
 
-    The module has `open_engine(Opening) -> Engine`, which is not entered yet; `load_runtime()`, which imports its
+    Its module has `open_engine(Opening) -> Engine`, which is not entered yet; `load_runtime()`, which imports its
     packages and raises MissingExtra, ConfigError or EngineError where they cannot be used; and `open_encoder(Opening)
     -> Encoder` unless `no_encoder`.
     """
 
     name: str
-    """The backend, as `--backend` takes it."""
+    """The backend, as `--backend` takes it, and the module of this package."""
     title: str
     """What messages call it."""
-    module: str
     packages: tuple[str, ...] = ()
     """Distributions that decide what it computes: reports state their versions."""
     targets: tuple[str, ...] = ()
