@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 # Some containers set it; then each of the tests' processes compiles anew what it imports, half of its time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint native native-wheel cpp cpp-build cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
+.PHONY: spec demo test test-all lint native native-wheel cpp cpp-build cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
 .DELETE_ON_ERROR:
 
 # Python compiles what it imports; pip would compile all of it.
@@ -53,6 +53,10 @@ lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# What C++ and the docs take from Python's dataclasses.
+spec: $(READY)
+	$(BIN)/python engines/make_spec.py
 
 # The C++ runtime: what it is built from, the library and tformer-cpp in engines/build, and their tests.
 cpp: cpp-build $(READY) .demo/bundle/manifest.json

@@ -129,7 +129,8 @@ def options(values: Mapping[str, Any]) -> c_void_p:
     made = c_void_p(library().tformer_options_new())
     for name, value in values.items():
         if isinstance(value, (list, tuple)):
-            text = ",".join(map(str, value))
+            nested = any(isinstance(each, (list, tuple)) for each in value)
+            text = "/".join(",".join(map(str, each)) for each in value) if nested else ",".join(map(str, value))
         else:
             text = str(value).lower() if isinstance(value, bool) else str(value)
         if status := library().tformer_options_set(made, name.encode(), text.encode()):

@@ -211,6 +211,7 @@ class Sentence:
                 x = float(np.float32(x) * np.float32(options.repetition_penalty))
             forbidden = v in options.suppress or (v in self.ends and step < self.shortest)
             forbidden |= bool(size) and (*output, v)[-size:] in grams
+            forbidden |= any((*output, v)[-len(words) :] == words for words in options.bad_words)
             if self.allowed is not None:
                 continues = any(one[: len(free) + 1] == (*free, v) for one in self.allowed)
                 forbidden |= not (continues or (v in self.ends and free in self.allowed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_size_t, c_uint64, c_void_p
-from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,11 @@ from hypothesis import strategies as st
 
 from tformer_deploy import __version__, load
 from tformer_deploy.base.errors import ConfigError, LimitError, NotNumbers, TformerError
-from tformer_deploy.bundle.recipe import Recipe
 from tformer_deploy.bundle.text import ByteBpe, Specials, Tokenizers
 from tformer_deploy.bundle.text.bpe import BYTES
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.export.checked import export_checked
 from tformer_deploy.model.checkpoint import model_tensors, save_checkpoint, save_tensors
-from tformer_deploy.model.config import ModelConfig
 from tformer_deploy.translate.batches import make_batch
 
 from .command import run_here
@@ -151,6 +148,7 @@ OF_ALL: dict[str, st.SearchStrategy[Any]] = {
     "min_ratio": st.sampled_from([0.0, 0.5, 1.5]),
     "repetition_penalty": st.sampled_from([1.0, 1.3, 0.8]),
     "no_repeat_ngram": st.integers(0, 3),
+    "bad_words": st.lists(st.lists(st.integers(4, 9), min_size=1, max_size=3), min_size=1, max_size=3),
     "suppress": st.lists(st.integers(0, 149), min_size=1, max_size=3),
     "end_ids": st.lists(st.integers(0, 149), min_size=1, max_size=2),
     "first_ids": st.lists(st.integers(4, 149), min_size=1, max_size=2),
@@ -776,14 +774,13 @@ def test_a_damaged_bundle_is_refused_in_the_words_of_the_python_package(damage: 
     assert once.returncode == 1 and once.stderr.decode() == f"error: {message}\n"
 
 
-@pytest.mark.parametrize(("name", "fields"), [("model_defaults", ModelConfig), ("recipe_defaults", Recipe)])
-def test_defaults_are_those_of_the_python_package(name: str, fields: Any) -> None:
-    """Which graphs and manifests leave out."""
-    text = (ROOT / "engines/src/bundle/model.cpp").read_text()
-    found = json.loads(text.split(f"{name}() {{")[1].split('R"(')[1].split(')"')[0])
-    expected = {field.name: None if field.default is MISSING else field.default for field in dataclasses.fields(fields)}
-    expected |= {key: {} for key, value in found.items() if value == {}}
-    assert found == expected
+def test_what_both_languages_know_is_written_from_python() -> None:
+    spec = importlib.util.spec_from_file_location("make_spec", ROOT / "engines/make_spec.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for path, content in module.files().items():
+        assert path.read_text(encoding="utf-8") == content, f"{path} is not current: make spec"
 
 
 def test_an_encoder_that_gives_less_than_it_says_is_refused(tmp_path: Path) -> None:

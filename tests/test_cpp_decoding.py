@@ -267,6 +267,8 @@ BAD: list[dict[str, Any]] = [
     {"max_ratio": 1e301},
     {"coverage_penalty": 1e7},
     {"length_penalty": -11},
+    {"bad_words": [[]]},
+    {"bad_words": [4]},
     {"length_penalty": 10.5},
     {"length_norm": "gmnt"},
     {"stop": "never"},

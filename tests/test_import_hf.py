@@ -586,11 +586,10 @@ def test_what_generate_has_and_we_have_not_is_said() -> None:
     settings = {"num_beam_groups": 2, "bad_words_ids": [[1], [2, 3]], "repetition_penalty": 1.2, "do_sample": True}
     settings |= {"top_p": 0.9, "forced_eos_token_id": 7, "num_return_sequences": 1}
     found, notes = decoding_defaults({**settings, "eos_token_id": [3, 5]}, (), small_config())
-    assert found == {**BEAM, "suppress": [1], "repetition_penalty": 1.2, "end_ids": [3, 5]}
+    assert found == {**BEAM, "suppress": [1], "bad_words": [[2, 3]], "repetition_penalty": 1.2, "end_ids": [3, 5]}
     assert [note.split(" ")[0] for note in notes] == [
         "num_beam_groups=2",
         "forced_eos_token_id=7",
-        "bad_words_ids",
         "repetition_penalty",
         "do_sample=True,",
     ]
@@ -651,12 +650,12 @@ def test_the_original_is_compared_without_what_is_left_out(
     folder = edited(folders["marian"], tmp_path / "folder", "generation_config.json", change)
     found, comparison = import_checkpoint("hf", folder, tmp_path / "run", ImportOptions(tgt_lang="deu"))
     assert comparison.passed and comparison.tokens.keys() == {"greedy", "beams 4", "beams 5"}
-    assert [note.split("=")[0] for note in found.notes[:-2]] == [
+    assert [note.split("=")[0] for note in found.notes[:-1]] == [
         name
         for name in LEFT_OUT
         if beams > 1 or name != "num_return_sequences"  # which transformers refuses
     ]
-    assert [note.split(" ")[0] for note in found.notes[-2:]] == ["bad_words_ids", "repetition_penalty"]
+    assert found.notes[-1].startswith("repetition_penalty ") and found.decoding["bad_words"] == [[5, 6]]
     assert found.decoding["repetition_penalty"] == 1.5
 
 

@@ -209,6 +209,7 @@ def test_the_stop_rules_differ_here() -> None:
 
 
 HALF = list(range(4, VOCAB, 2))
+WORDS = [token for token in range(VOCAB) if token not in (PAD, EOS)]
 RULES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"min_tokens": 7}, {"min_new_tokens": 6}),
     ({"max_tokens": 5}, {"max_new_tokens": 5}),
@@ -217,6 +218,10 @@ RULES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"no_repeat_ngram": 3}, {"no_repeat_ngram_size": 3}),
     ({"suppress": (PAD, *HALF)}, {"suppress_tokens": HALF}),
     ({"suppress": (PAD, *HALF)}, {"bad_words_ids": [[PAD], *([token] for token in HALF)]}),
+    (
+        {"bad_words": (*((token, token) for token in WORDS), (4, 6, 8))},
+        {"bad_words_ids": [[PAD], *([token, token] for token in WORDS), [4, 6, 8]]},
+    ),
     ({"end_ids": (EOS, *HALF)}, {"eos_token_id": [EOS, *HALF]}),
 ]
 

@@ -46,6 +46,8 @@ def _parse(name: str, text: str, kind: Any) -> Any:
         except ValueError:
             raise ConfigError(f"{name}={text:.60}: must be {'a whole number' if kind is int else 'a number'}") from None
     if get_origin(kind) is tuple:
+        if get_origin(get_args(kind)[0]) is tuple:
+            return tuple(_parse(name, part, tuple[int, ...]) for part in text.split("/"))
         return tuple(_parse(name, part, int) for part in text.split(","))
     return text
 
@@ -55,13 +57,11 @@ MOST_FLOAT = 1e300
 
 
 def check_types(config: Any) -> None:
-    """Check each field of a config against its annotation: int, float, bool, str, Literal or a tuple of ints."""
+    """Check each field of a config against its annotation: int, float, bool, str, Literal or tuples of ints."""
     for name, kind in get_type_hints(type(config)).items():
         value = getattr(config, name)
         if get_origin(kind) is tuple:
-            if not isinstance(value, (tuple, list)) or any(type(item) is not int for item in value):
-                raise ConfigError(f"{name}={value!r}: must be a list of whole numbers")
-            object.__setattr__(config, name, tuple(value))
+            object.__setattr__(config, name, _whole_numbers(name, value, kind))
         elif get_origin(kind) is Literal:
             choices = get_args(kind)
             if value not in choices:
@@ -74,6 +74,14 @@ def check_types(config: Any) -> None:
             raise ConfigError(f"{name}={value!r}: must be of type {kind.__name__}")
         if kind is float and not math.isfinite(getattr(config, name)):
             raise ConfigError(f"{name}={value}: must be a finite number")
+
+
+def _whole_numbers(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
+    nested = get_origin(get_args(kind)[0]) is tuple
+    lists = value if nested and isinstance(value, (tuple, list)) else [value]
+    if any(not isinstance(each, (tuple, list)) or any(type(item) is not int for item in each) for each in lists):
+        raise ConfigError(f"{name}={value!r}: must be a list of {'lists of ' if nested else ''}whole numbers")
+    return tuple(map(tuple, lists)) if nested else tuple(value)
 
 
 def check_whole(name: str, value: Any, least: int, most: int) -> None:

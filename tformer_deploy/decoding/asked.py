@@ -36,7 +36,7 @@ def make_search(
 
 def check_options(engine: Engine, options: DecodeOptions) -> None:
     """Raise LimitError for options that the engine or the model cannot follow, whatever the source."""
-    check_tokens(engine, [options.suppress, options.end_ids, options.first_ids])
+    check_tokens(engine, [options.suppress, *options.bad_words, options.end_ids, options.first_ids])
     if set(options.first_ids) & set(options.ends(engine.config.eos_id)):
         raise LimitError(END_IS_FORCED)
     if options.rows > engine.limits.beams:

@@ -89,7 +89,10 @@ class Rules:
         allowed: Trie | None,
     ) -> None:
         self.options, self.end_ids, self.allowed = options, end_ids, allowed
-        self._banned = np.array(options.suppress, np.int32)
+        self._banned = np.array(
+            [*options.suppress, *(words[0] for words in options.bad_words if len(words) == 1)], np.int32
+        )
+        self._bad = [list(words) for words in options.bad_words if len(words) > 1]
         longest = longest_outputs(options, positions, src_lengths)
         shortest = np.minimum(options.min_ratio * src_lengths, longest).astype(np.int64)
         self.longest, self._soonest = longest, int(longest.min())
@@ -104,7 +107,7 @@ class Rules:
     def needs_all(self, step: int) -> bool:
         """Whether step `step`, from 0, reads every token's log-probability, not only the best."""
         options = self.options
-        ngrams = 0 < options.no_repeat_ngram <= step + 1
+        ngrams = 0 < options.no_repeat_ngram <= step + 1 or any(len(words) <= step + 1 for words in self._bad)
         forced = step < self._forced_steps
         drawn_from_all = options.sampling and not options.top_k
         ending = options.forced_end and step + 1 >= self._soonest
@@ -148,7 +151,7 @@ class Rules:
                 forced = 0 if free else log_probs[b, :, prefix[step]].copy()
                 scores[b] = -np.inf
                 scores[b, :, prefix[step]] = forced
-            elif options.no_repeat_ngram or self.allowed:
+            elif options.no_repeat_ngram or self._bad or self.allowed:
                 for row, output in zip(scores[b], outputs[b].tolist(), strict=True):
                     self._restrict(row, output, len(prefix))
             if options.forced_end and len(self.end_ids) and step + 1 == self.longest[sentence]:
@@ -163,6 +166,9 @@ class Rules:
             last = output[len(output) - size + 1 :] if len(output) >= size - 1 else None
             starts = range(len(output) - size + 1)
             row[[output[i + size - 1] for i in starts if output[i : i + size - 1] == last]] = -np.inf
+        for *before, bad in self._bad:
+            if output[-len(before) :] == before:
+                row[bad] = -np.inf
         if self.allowed:
             following, may_end = self.allowed.after(output[prefix_length:])
             kept = np.array([*following, *(self.end_ids if may_end else ())], np.int64)

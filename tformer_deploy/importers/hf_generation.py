@@ -128,7 +128,10 @@ def decoding_defaults(
         found["max_tokens"] = min(int(longest), config.max_positions)
     if shortest:
         found["min_tokens"] = min(int(shortest), found.get("max_tokens", config.max_positions))
-    suppress = [*(settings.get("suppress_tokens") or []), *(words[0] for words in _banned(settings))]
+    banned = _banned(settings)
+    suppress = [*(settings.get("suppress_tokens") or []), *(words[0] for words in banned if len(words) == 1)]
+    if bad_words := [list(map(int, words)) for words in banned if len(words) > 1]:
+        found["bad_words"] = bad_words
     if suppress:
         found["suppress"] = sorted(set(map(int, suppress)))
     if first_ids:
@@ -147,8 +150,6 @@ def left_out(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Of the settings that our search does not have, or that change what `generate` returns: what changes nothing."""
     neutral = {**NEUTRAL, **dict.fromkeys(TECHNICAL), "do_sample": False, "repetition_penalty": 1.0}
     found = {name: value for name, value in neutral.items() if settings.get(name, value) != value}
-    if any(len(words) > 1 for words in settings.get("bad_words_ids", [])):
-        found["bad_words_ids"] = _banned(settings) or None
     if _listed(settings.get("forced_eos_token_id")) not in ([], ends_of(settings)):
         found["forced_eos_token_id"] = None
     return found
@@ -160,9 +161,9 @@ def _listed(ids: Any) -> list[int]:
 
 
 def _banned(settings: Mapping[str, Any]) -> list[list[int]]:
-    """Single tokens that are never produced; `generate` never takes an end token for one."""
+    """Sequences of tokens that are never produced; `generate` never takes an end token for one."""
     ends = [[end] for end in ends_of(settings)]
-    return [words for words in settings.get("bad_words_ids", []) if len(words) == 1 and words not in ends]
+    return [words for words in settings.get("bad_words_ids", []) if words not in ends]
 
 
 def task_note(config: Mapping[str, Any]) -> list[str]:
@@ -181,8 +182,6 @@ def _notes(settings: Mapping[str, Any], neutral: Mapping[str, Any]) -> list[str]
         if name in neutral:
             reason = f": {REASONS[name]}" if name in REASONS else ""
             notes.append(f"{name}={settings[name]} has no counterpart and is left out{reason}")
-    if "bad_words_ids" in neutral:
-        notes.append("bad_words_ids of several tokens have no counterpart and are left out")
     if "repetition_penalty" in neutral:
         notes.append(
             "repetition_penalty acts on log-probabilities here, there on the start token too, and on logits in a "

@@ -1,37 +1,16 @@
 #include "bundle/model.hpp"
 
+#include "bundle/schema_text.hpp"
+
 #include <stdexcept>
 
 namespace tformer {
 namespace {
 
-/// Every key of `model` and its default; null: there is none. As in tformer_deploy/model/config.py.
-const Json& model_defaults() {
-  static const Json defaults = Json::parse(R"({
-    "src_vocab": null, "tgt_vocab": null, "d_model": 512, "d_ff": 2048, "heads": 8, "head_dim": 0, "encoder_layers": 6,
-    "decoder_layers": 6, "encoder_d_model": 0, "encoder_d_ff": 0, "encoder_heads": 0, "encoder_head_dim": 0,
-    "dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1, "norm_position": "pre", "final_norm": true,
-    "final_norm_sides": "both", "norm": "standard", "norm_eps": 1e-05, "embedding_norm": false,
-    "scale_embeddings": true, "pad_embedding_zero": true, "positions": "sinusoidal", "relative_buckets": 32,
-    "relative_distance": 128, "relative_per_layer": false, "position_base": 10000.0, "max_positions": 512,
-    "share_embeddings": "all", "output_bias": false, "activation": "relu", "ff": "plain", "pad_id": 1, "bos_id": 2,
-    "eos_id": 3, "start_id": -1, "module_parameters": 0})");
-  return defaults;
-}
-
-/// The same of `recipe`, as in tformer_deploy/bundle/recipe.py.
-const Json& recipe_defaults() {
-  static const Json defaults = Json::parse(R"({
-    "target": "onnx", "precision": "fp32", "group_size": 0, "cache": "growing", "cache_precision": "fp32", "opset": 23,
-    "top_k": 0, "attention": false, "memory": false, "axes": {}, "tolerance": {}, "plans": {}})");
-  return defaults;
-}
-
-const Json& axes_defaults() {
-  static const Json defaults = Json::parse(R"({
-    "batch": {"min": 1, "opt": 8, "max": 1024}, "beams": {"min": 1, "opt": 1, "max": 64},
-    "src_len": {"min": 1, "opt": 32, "max": 0}, "past_len": {"min": 0, "opt": 32, "max": 0}})");
-  return defaults;
+/// Keys and defaults of `model` and `recipe` (null: there is none), and the largest sizes, from schemas/model.json.
+const Json& specification(const char* part) {
+  static const Json all = Json::parse(model_spec_text);
+  return all[part];
 }
 
 std::vector<std::string> keys_of(const Json& table) {
@@ -61,8 +40,11 @@ Json filled(const Json& values, const Json& defaults, const std::string& where) 
   return all;
 }
 
-std::int64_t within(const Json& values, const char* name, std::int64_t least, std::int64_t most) {
+/// A size of the model. Throws std::invalid_argument.
+std::int64_t within(const Json& values, const char* name, std::int64_t least) {
   const Json& value = values[name];
+  const Json& sizes = specification("most");
+  const std::int64_t most = sizes[sizes.contains(name) ? name : "d_model"];
   const std::string shown = std::string("model.") + name + "=" + value.dump().substr(0, 40);
   if (!value.is_number_integer() || value < least) {
     throw std::invalid_argument(shown + ": must be at least " + std::to_string(least));
@@ -72,15 +54,15 @@ std::int64_t within(const Json& values, const char* name, std::int64_t least, st
 }
 
 Json filled_model(const Json& values) {
-  Json all = filled(values, model_defaults(), "model");
+  Json all = filled(values, specification("model"), "model");
   if (all["start_id"] == -1) all["start_id"] = all["bos_id"];
   return all;
 }
 
 Json filled_recipe(const Json& values) {
-  Json all = filled(values, recipe_defaults(), "recipe");
-  Json axes = filled(all["axes"], axes_defaults(), "axes");
-  for (auto& [name, axis] : axes.items()) axis = filled(axis, axes_defaults()[name], "axes." + name);
+  Json all = filled(values, specification("recipe"), "recipe");
+  Json axes = filled(all["axes"], specification("axes"), "axes");
+  for (auto& [name, axis] : axes.items()) axis = filled(axis, specification("axes")[name], "axes." + name);
   all["axes"] = axes;
   return all;
 }
@@ -98,15 +80,14 @@ bool agree(const Json& one, const Json& other) {
 
 Model model_of(const Json& values) {
   const Json all = filled_model(values);
-  constexpr std::int64_t most_vocab = 1 << 24, most_width = 1 << 16, most_layers = 1 << 11;
   Model model;
-  model.src_vocab = static_cast<std::int32_t>(within(all, "src_vocab", 1, most_vocab));
-  model.tgt_vocab = static_cast<std::int32_t>(within(all, "tgt_vocab", 1, most_vocab));
-  within(all, "max_positions", 1, 1 << 20);
-  model.d_model = within(all, "d_model", 1, most_width);
-  model.heads = within(all, "heads", 1, 1 << 12);
-  model.head_dim = within(all, "head_dim", 0, most_width);
-  model.decoder_layers = within(all, "decoder_layers", 1, most_layers);
+  model.src_vocab = static_cast<std::int32_t>(within(all, "src_vocab", 1));
+  model.tgt_vocab = static_cast<std::int32_t>(within(all, "tgt_vocab", 1));
+  within(all, "max_positions", 1);
+  model.d_model = within(all, "d_model", 1);
+  model.heads = within(all, "heads", 1);
+  model.head_dim = within(all, "head_dim", 0);
+  model.decoder_layers = within(all, "decoder_layers", 1);
   model.output_bias = all["output_bias"];
   if (!model.head_dim && model.d_model % model.heads == 0) model.head_dim = model.d_model / model.heads;
   if (!model.head_dim) {

@@ -5,6 +5,8 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <sstream>
+#include <string_view>
 #include <variant>
 
 #include "bundle/files.hpp"
@@ -14,47 +16,35 @@ namespace tformer {
 namespace {
 
 using nlohmann::json;
+using Ids = std::vector<std::int64_t>;
 using Member = std::variant<std::int64_t DecodeOptions::*, double DecodeOptions::*, bool DecodeOptions::*,
-                            std::string DecodeOptions::*, std::vector<std::int64_t> DecodeOptions::*>;
+                            std::string DecodeOptions::*, Ids DecodeOptions::*, std::vector<Ids> DecodeOptions::*>;
+
+/// A range of numbers, and which of its ends do not belong to it.
+struct Bounds {
+  double low, high;
+  bool above, below;
+
+  bool hold(double value) const {
+    return (above ? value > low : value >= low) && (below ? value < high : value <= high);
+  }
+};
 
 struct Field {
   const char* name;
   Member member;
+  std::string_view of;       ///< the search that alone reads it
+  std::string_view choices;  ///< with a space between
+  Bounds bounds;
+  const char* rule;  ///< what `bounds` are; empty: any number
 };
 
-const std::array<Field, 26> fields{{
-    {"max_tokens", &DecodeOptions::max_tokens},
-    {"min_tokens", &DecodeOptions::min_tokens},
-    {"max_ratio", &DecodeOptions::max_ratio},
-    {"min_ratio", &DecodeOptions::min_ratio},
-    {"n_best", &DecodeOptions::n_best},
-    {"beams", &DecodeOptions::beams},
-    {"length_norm", &DecodeOptions::length_norm},
-    {"length_penalty", &DecodeOptions::length_penalty},
-    {"coverage_penalty", &DecodeOptions::coverage_penalty},
-    {"stop", &DecodeOptions::stop},
-    {"patience", &DecodeOptions::patience},
-    {"sampling", &DecodeOptions::sampling},
-    {"temperature", &DecodeOptions::temperature},
-    {"top_k", &DecodeOptions::top_k},
-    {"top_p", &DecodeOptions::top_p},
-    {"min_p", &DecodeOptions::min_p},
-    {"seed", &DecodeOptions::seed},
-    {"repetition_penalty", &DecodeOptions::repetition_penalty},
-    {"no_repeat_ngram", &DecodeOptions::no_repeat_ngram},
-    {"suppress", &DecodeOptions::suppress},
-    {"end_ids", &DecodeOptions::end_ids},
-    {"endless", &DecodeOptions::endless},
-    {"first_ids", &DecodeOptions::first_ids},
-    {"first_adds_zero", &DecodeOptions::first_adds_zero},
-    {"forced_end", &DecodeOptions::forced_end},
-    {"align", &DecodeOptions::align},
-}};
-
-constexpr std::int64_t count_end = std::int64_t{1} << 31;  // counts are less than this
-constexpr double float_most = 1e300;
-const std::vector<std::string> of_search{"length_norm", "length_penalty", "coverage_penalty", "stop", "patience"};
-const std::vector<std::string> of_sampling{"temperature", "top_k", "top_p", "min_p", "seed"};
+const std::vector<Field> fields{
+#define TFORMER_OPTION(type, name, value, of, choices, bounds, rule) \
+  {#name, &DecodeOptions::name, of, choices, bounds, rule},
+#include "decode/options.inc"
+#undef TFORMER_OPTION
+};
 
 }  // namespace
 
@@ -95,7 +85,7 @@ std::string shown(const DecodeOptions& options, const Field& field) {
 
 const Field* find(const std::string& name) {
   const auto found = std::find_if(fields.begin(), fields.end(), [&](const Field& field) { return field.name == name; });
-  return found == fields.end() ? nullptr : found;
+  return found == fields.end() ? nullptr : &*found;
 }
 
 const Field& field_of(const std::string& name) {
@@ -108,39 +98,32 @@ void require(const DecodeOptions& options, const std::string& name, bool holds, 
   throw Error(Status::usage, name + "=" + shown(options, *find(name)) + ": must be " + rule);
 }
 
-double number(const DecodeOptions& options, const char* name) {
-  const Member& member = find(name)->member;
-  if (const auto* whole = std::get_if<std::int64_t DecodeOptions::*>(&member)) {
-    return static_cast<double>(options.*(*whole));
-  }
-  return options.*std::get<double DecodeOptions::*>(member);
+void check_choice(const DecodeOptions& options, const Field& field) {
+  std::istringstream words{std::string(field.choices)};
+  std::vector<std::string> valid;
+  for (std::string word; words >> word;) valid.push_back(word);
+  const std::string& value = options.*std::get<std::string DecodeOptions::*>(field.member);
+  if (std::find(valid.begin(), valid.end(), value) == valid.end()) throw Error(Status::usage, unknown(field.name, value, valid));
 }
 
-void check_choice(const std::string& name, const std::string& value, const std::vector<std::string>& valid) {
-  if (std::find(valid.begin(), valid.end(), value) != valid.end()) return;
-  throw Error(Status::usage, unknown(name, value, valid));
-}
-
-void check_ranges(const DecodeOptions& options) {
+/// Each option by itself.
+void check_each(const DecodeOptions& options) {
   for (const Field& field : fields) {
-    const auto* member = std::get_if<double DecodeOptions::*>(&field.member);
-    require(options, field.name, !member || std::isfinite(options.*(*member)), "a finite number");
+    if (!field.choices.empty()) check_choice(options, field);
+    if (const auto* member = std::get_if<double DecodeOptions::*>(&field.member)) {
+      require(options, field.name, std::isfinite(options.*(*member)), "a finite number");
+    }
   }
-  const auto each = [&](std::initializer_list<const char*> names, const auto& holds, const std::string& rule) {
-    for (const char* name : names) require(options, name, holds(number(options, name)), rule);
-  };
-  each({"max_tokens", "n_best", "beams"}, [](double x) { return x >= 1; }, "at least 1");
-  each({"max_tokens", "min_tokens", "n_best", "beams", "top_k", "no_repeat_ngram"},
-       [](double x) { return x < static_cast<double>(count_end); }, "less than " + std::to_string(count_end));
-  each({"min_tokens", "max_ratio", "min_ratio", "top_k", "no_repeat_ngram", "coverage_penalty"},
-       [](double x) { return x >= 0; }, "at least 0");
-  each({"max_ratio", "min_ratio"}, [](double x) { return x <= float_most; }, "at most 1e+300");
-  each({"coverage_penalty", "patience"}, [](double x) { return x <= 1e6; }, "at most 1e+06");
-  each({"temperature", "repetition_penalty"}, [](double x) { return 1e-3 <= x && x <= 1e3; }, "between 0.001 and 1000");
-  each({"length_penalty"}, [](double x) { return std::abs(x) <= 10; }, "between -10 and 10");
-  each({"top_p"}, [](double x) { return 0 < x && x <= 1; }, "above 0 and at most 1");
-  each({"min_p"}, [](double x) { return 0 <= x && x < 1; }, "at least 0 and less than 1");
-  require(options, "seed", options.seed >= 0, "at least 0 and less than 9223372036854775808");
+  for (const Field& field : fields) {
+    double value = 0;
+    if (const auto* real = std::get_if<double DecodeOptions::*>(&field.member)) value = options.*(*real);
+    else if (const auto* whole = std::get_if<std::int64_t DecodeOptions::*>(&field.member)) {
+      value = static_cast<double>(options.*(*whole));
+    } else {
+      continue;
+    }
+    require(options, field.name, field.bounds.hold(value), field.rule);
+  }
 }
 
 /// Set a field by its value. Throws Error for another type.
@@ -164,14 +147,18 @@ void set(DecodeOptions& options, const Field& field, const json& value) {
           if (!value.is_number_integer()) wrong("of type int");
           if (value.is_number_unsigned() &&
               value.get<std::uint64_t>() > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
-            const bool is_seed = field.name == std::string_view("seed");
-            wrong(is_seed ? "at least 0 and less than 9223372036854775808" : "less than " + std::to_string(count_end));
+            wrong(field.rule);
           }
           options.*member = value.get<std::int64_t>();
         } else {
           const auto is_whole = [](const json& each) { return each.is_number_integer(); };
-          if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_whole)) wrong("a list of whole numbers");
-          options.*member = value.get<std::vector<std::int64_t>>();
+          const auto is_list = [&](const json& each) {
+            return each.is_array() && std::all_of(each.begin(), each.end(), is_whole);
+          };
+          constexpr bool nested = std::is_same_v<Type, std::vector<Ids>>;
+          const bool fits = nested ? value.is_array() && std::all_of(value.begin(), value.end(), is_list) : is_list(value);
+          if (!fits) wrong(nested ? "a list of lists of whole numbers" : "a list of whole numbers");
+          options.*member = value.get<Type>();
         }
       },
       field.member);
@@ -180,9 +167,9 @@ void set(DecodeOptions& options, const Field& field, const json& value) {
 }  // namespace
 
 void DecodeOptions::check() const {
-  check_choice("length_norm", length_norm, {"power", "gnmt"});
-  check_choice("stop", stop, {"count", "estimate", "exact"});
-  check_ranges(*this);
+  check_each(*this);
+  const bool none_empty = std::none_of(bad_words.begin(), bad_words.end(), [](const Ids& ids) { return ids.empty(); });
+  require(*this, "bad_words", none_empty, "sequences of one token id at least");
   const double half = 0.5 / static_cast<double>(beams);
   require(*this, "patience", patience * static_cast<double>(beams) >= 0.5, "at least " + shown(half));
   require(*this, "min_tokens", min_tokens <= max_tokens, "at most max_tokens=" + std::to_string(max_tokens));
@@ -195,10 +182,11 @@ void DecodeOptions::check() const {
     require(*this, "n_best", n_best <= beams, "at most beams=" + std::to_string(beams) + ", or used with sampling");
   }
   const DecodeOptions usual;
-  for (const std::string& name : sampling ? of_search : of_sampling) {
-    const std::string value = shown(usual, *find(name));
+  for (const Field& field : fields) {
+    if (field.of != (sampling ? "search" : "sampling")) continue;
+    const std::string value = shown(usual, field);
     const std::string rule = value + (sampling ? " with sampling" : " without sampling");
-    require(*this, name, shown(*this, *find(name)) == value, rule);
+    require(*this, field.name, shown(*this, field) == value, rule);
   }
   if (stop != "count") require(*this, "patience", patience == 1, "1 unless stop is 'count'");
 }
@@ -258,13 +246,17 @@ json option_value(const std::string& name, const std::string& text) {
     if (low == "true" || low == "false") return low == "true";
     throw Error(Status::usage, where + "=" + text.substr(0, 60) + ": must be true or false");
   }
-  json ids = json::array();
-  for (std::size_t start = 0; start <= text.size();) {
-    const std::size_t end = std::min(text.find(',', start), text.size());
-    ids.push_back(whole(text.substr(start, end - start)));
-    start = end + 1;
-  }
-  return ids;
+  const auto parts = [](const std::string& joined, char between, const auto& read) {
+    json found = json::array();
+    for (std::size_t start = 0; start <= joined.size();) {
+      const std::size_t end = std::min(joined.find(between, start), joined.size());
+      found.push_back(read(joined.substr(start, end - start)));
+      start = end + 1;
+    }
+    return found;
+  };
+  const auto ids = [&](const std::string& part) { return parts(part, ',', whole); };
+  return std::holds_alternative<Ids DecodeOptions::*>(field.member) ? ids(text) : parts(text, '/', ids);
 }
 
 DecodeOptions over_defaults(const json& defaults, const json& asked) {
@@ -273,8 +265,8 @@ DecodeOptions over_defaults(const json& defaults, const json& asked) {
   const bool ranked = !draws && beams.contains("beams") && beams.at("beams") != 1;
   json kept = asked;
   for (const auto& [name, value] : defaults.items()) {
-    const bool of_beam = std::find(of_search.begin(), of_search.end(), name) != of_search.end() || name == "beams" ||
-                         name == "n_best";
+    const Field* field = find(name);
+    const bool of_beam = name == "beams" || name == "n_best" || (field && field->of == "search");
     if (!kept.contains(name) && (ranked || !of_beam)) kept[name] = value;
   }
   return options_of(kept);

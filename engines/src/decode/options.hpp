@@ -8,38 +8,11 @@
 
 namespace tformer {
 
-/// Greedy search unless `beams` is above 1 or `sampling` is set. Same names and defaults as Python's DecodeOptions.
+/// Greedy search unless `beams` is above 1 or `sampling` is set. What each option is: options.inc, docs/decoding.md.
 struct DecodeOptions {
-  std::int64_t max_tokens = 256;  ///< longest output, end token included
-  std::int64_t min_tokens = 0;    ///< shortest output, end token included
-  double max_ratio = 0.0;         ///< longest output per source token; 0: no such limit
-  double min_ratio = 0.0;         ///< shortest output per source token
-  std::int64_t n_best = 1;        ///< outputs per source: the best of a beam, or independent samples
-
-  std::int64_t beams = 1;             ///< hypotheses that are kept per sentence
-  std::string length_norm = "power";  ///< or "gnmt"
-  double length_penalty = 1.0;
-  double coverage_penalty = 0.0;  ///< needs a graph that returns attention
-  std::string stop = "count";     ///< or "estimate", "exact"
-  double patience = 1.0;
-
-  bool sampling = false;  ///< draw tokens instead of searching
-  double temperature = 1.0;
-  std::int64_t top_k = 0;  ///< draw from the k best tokens; 0: from all
-  double top_p = 1.0;
-  double min_p = 0.0;
-  std::int64_t seed = 0;
-
-  double repetition_penalty = 1.0;
-  std::int64_t no_repeat_ngram = 0;  ///< no n-gram of this size twice; 0: no such rule
-  // Token ids as given: a search refuses those that are outside the vocabulary.
-  std::vector<std::int64_t> suppress;   ///< are never produced
-  std::vector<std::int64_t> end_ids;    ///< end an output; none: the model's eos
-  bool endless = false;                 ///< no token ends an output
-  std::vector<std::int64_t> first_ids;  ///< what every output begins with
-  bool first_adds_zero = false;
-  bool forced_end = false;
-  bool align = false;  ///< report the source position of every token; needs attention
+#define TFORMER_OPTION(type, name, value, of, choices, bounds, rule) type name = value;
+#include "decode/options.inc"
+#undef TFORMER_OPTION
 
   /// Throws Error for values that make no sense, alone or together.
   void check() const;

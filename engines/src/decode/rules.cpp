@@ -71,8 +71,13 @@ Rules::Rules(const DecodeOptions& options, std::vector<std::int32_t> end_ids, st
              const Trie* allowed)
     : options_(options),
       end_ids_(ordered(std::move(end_ids))),
-      allowed_(allowed),
-      banned_(ordered(token_ids(options.suppress))) {
+      allowed_(allowed) {
+  std::vector<std::int32_t> banned = token_ids(options.suppress);
+  for (const auto& words : options.bad_words) {
+    if (words.size() == 1) banned.push_back(token_ids(words)[0]);
+    else bad_.push_back(token_ids(words));
+  }
+  banned_ = ordered(std::move(banned));
   const auto whole = [](double x) { return static_cast<std::int64_t>(std::floor(x)); };
   const auto least = [](double a, std::int64_t b) { return std::min(a, static_cast<double>(b)); };
   for (std::size_t i = 0; i < src_lengths.size(); ++i) {
@@ -106,7 +111,9 @@ bool Rules::is_end(std::int32_t token) const {
 
 bool Rules::needs_all(std::size_t step) const {
   const auto ngram = static_cast<std::size_t>(options_.no_repeat_ngram);
+  const auto may_end = [step](const std::vector<std::int32_t>& words) { return words.size() <= step + 1; };
   return options_.repetition_penalty != 1 || (0 < ngram && ngram <= step + 1) || step < forced_steps_ ||
+         std::any_of(bad_.begin(), bad_.end(), may_end) ||
          (options_.sampling && !options_.top_k) || (options_.forced_end && step + 1 >= soonest_) || allowed_;
 }
 
@@ -120,7 +127,7 @@ bool Rules::forbids(std::int32_t token, std::size_t sentence, std::size_t step) 
 }
 
 bool Rules::reads_outputs() const {
-  return options_.repetition_penalty != 1 || options_.no_repeat_ngram || allowed_;
+  return options_.repetition_penalty != 1 || options_.no_repeat_ngram || !bad_.empty() || allowed_;
 }
 
 Ruled Rules::apply(const float* log_probs, std::size_t vocab, const std::vector<std::int32_t>& output,
@@ -142,7 +149,7 @@ Ruled Rules::apply(const float* log_probs, std::size_t vocab, const std::vector<
   }
   const bool early = step + 1 < shortest_[sentence];
   const bool repeats = options_.repetition_penalty != 1 && step > 0;
-  if (!repeats && banned_.empty() && !early && !options_.no_repeat_ngram && !allowed_) {
+  if (!repeats && banned_.empty() && !early && !options_.no_repeat_ngram && bad_.empty() && !allowed_) {
     return {log_probs, vocab, nullptr};
   }
 
@@ -156,6 +163,7 @@ Ruled Rules::apply(const float* log_probs, std::size_t vocab, const std::vector<
     for (const std::int32_t end : end_ids_) row_[at(end)] = forbidden;
   }
   if (options_.no_repeat_ngram) forbid_ngrams(output);
+  forbid_bad_words(output);
   if (!allowed_) return {row_.data(), vocab, nullptr};
 
   if (const Trie::Node* node = allowed_->after(output, prefixes_[sentence].size())) {
@@ -178,6 +186,16 @@ void Rules::forbid_ngrams(const std::vector<std::int32_t>& output) {
   for (auto gram = output.begin(); output.end() - gram >= static_cast<std::ptrdiff_t>(size); ++gram) {
     const auto next = gram + static_cast<std::ptrdiff_t>(size - 1);
     if (std::equal(gram, next, last)) row_[static_cast<std::size_t>(*next)] = forbidden;
+  }
+}
+
+void Rules::forbid_bad_words(const std::vector<std::int32_t>& output) {
+  for (const std::vector<std::int32_t>& words : bad_) {
+    const auto before = static_cast<std::ptrdiff_t>(words.size() - 1);
+    if (static_cast<std::ptrdiff_t>(output.size()) < before) continue;
+    if (std::equal(words.begin(), words.end() - 1, output.end() - before)) {
+      row_[static_cast<std::size_t>(words.back())] = forbidden;
+    }
   }
 }
 

@@ -74,11 +74,13 @@ class Rules {
  private:
   bool is_forced(std::size_t sentence, std::size_t step) const { return step < prefixes_[sentence].size(); }
   void forbid_ngrams(const std::vector<std::int32_t>& output);
+  void forbid_bad_words(const std::vector<std::int32_t>& output);
 
   const DecodeOptions& options_;
   const std::vector<std::int32_t> end_ids_;  ///< in order
   const Trie* const allowed_;
   std::vector<std::int32_t> banned_;                 ///< in order
+  std::vector<std::vector<std::int32_t>> bad_;       ///< sequences of two tokens at least
   std::vector<std::vector<std::int32_t>> prefixes_;  ///< forced tokens of each sentence
   std::vector<std::size_t> longest_, shortest_;
   std::size_t soonest_, forced_steps_, early_steps_;

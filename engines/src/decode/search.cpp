@@ -178,6 +178,7 @@ std::unique_ptr<Search> make_search(const Engine& engine, const Batch& batch, co
 void check_options(const Engine& engine, const DecodeOptions& options) {
   const std::int32_t vocab = engine.model().tgt_vocab;
   check_tokens(options.suppress, vocab);
+  for (const auto& words : options.bad_words) check_tokens(words, vocab);
   check_tokens(options.end_ids, vocab);
   check_tokens(options.first_ids, vocab);
   const std::vector<std::int32_t> first = token_ids(options.first_ids), ends = options.ends(engine.model().eos_id);
