@@ -15,7 +15,7 @@ enum class Status : int {
   limit = 3,        ///< LimitError: a request beyond what the model or the recipe allows
   text = 4,         ///< DataError: text that cannot be used
   engine = 5,       ///< EngineError: a runtime that stopped with an error of its own
-  not_numbers = 6,  ///< NotNumbers: log-probabilities that are no numbers
+  not_numbers = 6,  ///< NotNumbers: NaN or infinite log-probabilities
   missing = 7,      ///< a library, driver or GPU is missing or too old, or text is split by rules that C++ lacks
   cancelled = 8,    ///< the caller's callback asked to stop
   no_memory = 9,    ///< there is no memory left
@@ -28,7 +28,7 @@ struct Error : std::runtime_error {
   Status status;
 };
 
-/// Log-probabilities that are no numbers, of one `request`, counted from 0.
+/// NaN or infinite log-probabilities, of one `request`, counted from 0.
 struct NotNumbers : Error {
   explicit NotNumbers(const std::string& why, std::uint64_t number = 0)
       : Error(Status::not_numbers, "request " + std::to_string(number + 1) + ": " + why), reason(why), request(number) {}

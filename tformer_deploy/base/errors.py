@@ -42,7 +42,7 @@ class EngineError(TformerError):
 
 
 class NotNumbers(EngineError):
-    """Log-probabilities that are no numbers, of one `request`, counted from 0."""
+    """NaN or infinite log-probabilities, of one `request`, counted from 0."""
 
     def __init__(self, message: str, request: int = 0) -> None:
         super().__init__(message)

@@ -280,7 +280,7 @@ def files_in_use(directory: Path, manifest: Mapping[str, Any]) -> set[str]:
 
 @contextmanager
 def changing(directory: Path) -> Iterator[Bundle]:
-    """Open a bundle to change it: nobody else does meanwhile. Raises ArtifactError."""
+    """Open a bundle to change it, holding an exclusive lock. Raises ArtifactError."""
     read_manifest(directory)
     with hold(directory):
         remove_leftovers(directory)

@@ -191,7 +191,11 @@ class Gate:
             if not self.bundle.config.decoder_layers:
                 observed = Observation(memory=read_memory(encoder, corpus.sources, 1, len(corpus.sources)))
                 return Reference(corpus.sources, options, observed=observed, **about)
-            options = dataclasses.replace(options, positions=reachable(cast(Any, encoder), options))
+            positions = reachable(cast(Any, encoder), options)
+            if positions < options.positions and not corpus.lines:  # a long source costs as much as a long target
+                short = [source for source in corpus.sources if len(source) <= positions]
+                corpus = dataclasses.replace(corpus, sources=short)
+            options = dataclasses.replace(options, positions=positions)
             longest = min(allowed.axes.src_len.max, eager.limits.src_tokens)
             more = [] if corpus.lines else affordable(eager, corpus.sources, options, longest)
             if more:

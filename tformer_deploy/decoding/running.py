@@ -27,7 +27,7 @@ def decode(
     """The outputs of each source, best first, or its samples. `docs/decoding.md` has the rules.
 
     Raises LimitError where the options ask for what the engine or its graphs cannot do, NotNumbers for
-    log-probabilities that are no numbers (without `strict` those are never chosen), and EngineError for tokens that do
+    NaN or infinite log-probabilities (without `strict` those are never chosen), and EngineError for tokens that do
     not exist.
 
     A runtime's own search, which finds the same, takes the place of ours where it is faster. Only ours shows its steps.
@@ -86,7 +86,7 @@ class ContinuousBatch:
     def step(self) -> None:
         """The next token of every sentence.
 
-        A search that fails, as by log-probabilities that are no numbers or by its `on_step`, ends alone: its `outputs`
+        A search that fails, as by NaN or infinite log-probabilities or by its `on_step`, ends alone: its `outputs`
         raise the error. Raises what the engine does; then none can go on, and others may begin.
         """
         if self._stepping:

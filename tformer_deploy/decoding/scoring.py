@@ -42,7 +42,7 @@ def forced_steps(
 def score(engine: Engine, batch: Batch, targets: Sequence[Sequence[int]]) -> list[Doubles]:
     """Of each target, end token included, the log-probability of every token behind those before it.
 
-    Raises NotNumbers for log-probabilities that are no numbers.
+    Raises NotNumbers for NaN or infinite log-probabilities.
     """
     found = [np.empty(len(target)) for target in targets]
     for step, live, scores in forced_steps(engine, batch, targets):

@@ -23,7 +23,7 @@ from ..model.config import ModelConfig
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 
 MISSES = 4
-"""After so many other decisions of the search the device no longer works ahead for a batch."""
+"""Wrong guesses of the next step after which a batch is no longer run ahead: each costs a step."""
 
 
 @dataclass(frozen=True)

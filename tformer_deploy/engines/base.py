@@ -257,7 +257,7 @@ class Searches(Protocol):
     ) -> list[list[Hypothesis]]:
         """The outputs of each source, by the fields of `DecodeOptions`. `calls` gets those of the engine.
 
-        `strict`: stop at log-probabilities that are no numbers; else those are never chosen.
+        `strict`: stop at NaN or infinite log-probabilities; else those are never chosen.
 
         Raises what `decoding.decode` does.
         """

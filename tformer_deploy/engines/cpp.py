@@ -1,4 +1,4 @@
-"""The C++ runtime, in a process of its own: what goes wrong there is one line here and takes nobody along.
+"""The C++ runtime, in a process of its own: its crashes become one-line errors.
 
 `engines/examples/tformer_engine.cpp` answers. It links the objects of `libtformer`, as the library exports translation
 alone and a check needs every step.

@@ -78,7 +78,7 @@ class Weights:
         self._taken.update(names)
 
     def left(self) -> list[str]:
-        """Names of the tensors that nobody took."""
+        """Unused tensor names."""
         return [name for name in self.shapes if name not in self._taken]
 
     def layers(self, pattern: str) -> int:

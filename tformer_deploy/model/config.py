@@ -89,7 +89,7 @@ class ModelConfig:
     decoder_layers: int = 6
     """0: a module of the user's own that has an encoder alone."""
     encoder_d_model: int = 0
-    """This and the next three: the encoder's sizes where they are not the decoder's; 0: the same."""
+    """Encoder overrides, this and the next three; 0: the decoder's value."""
     encoder_d_ff: int = 0
     encoder_heads: int = 0
     encoder_head_dim: int = 0

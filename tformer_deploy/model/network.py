@@ -90,7 +90,7 @@ class Attention(nn.Module):
 
 
 class RelativeBias(nn.Module):
-    """What a side's scores gain by how far their key is behind their query, where positions are relative.
+    """Relative position bias added to attention scores.
 
     A learned number for each head and bucket of distances, of each layer or of all. Source: Raffel et al. 2020 (T5).
     """

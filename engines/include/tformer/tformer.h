@@ -47,7 +47,7 @@ typedef enum tformer_status {
   TFORMER_LIMIT = 3,       /* a request beyond what the model or the bundle's recipe allows */
   TFORMER_TEXT = 4,        /* text that cannot be used */
   TFORMER_ENGINE = 5,      /* ONNX Runtime, TensorRT or CUDA stopped with an error of its own */
-  TFORMER_NOT_NUMBERS = 6, /* log-probabilities that are no numbers: values overflow, or weights are damaged */
+  TFORMER_NOT_NUMBERS = 6, /* NaN or infinite log-probabilities: values overflow, or weights are damaged */
   TFORMER_MISSING = 7,     /* a library, driver or GPU is missing or too old, or C++ cannot split the text (spaCy) */
   TFORMER_CANCELLED = 8,   /* a callback or tformer_cancel stopped the work */
   TFORMER_NO_MEMORY = 9,   /* there is no memory left */

@@ -47,13 +47,13 @@ struct Hooks {
   const Trie* allowed = nullptr;  ///< the only outputs that may come
   std::function<void(const std::vector<Candidate>&)> on_step;  ///< gets what each step found, sentence by sentence
   const std::atomic<bool>* cancel = nullptr;  ///< stops before the next step once it is true: Status::cancelled
-  bool strict = true;  ///< stop at log-probabilities that are no numbers; else those are never chosen
+  bool strict = true;  ///< stop at NaN or infinite log-probabilities; else those are never chosen
 };
 
 /// The outputs of each source, best first, or its samples.
 ///
 /// Throws Error: Status::limit where the options ask for what the engine cannot do, NotNumbers for log-probabilities
-/// that are no numbers, Status::engine for tokens that do not exist.
+/// that are NaN or infinite, Status::engine for tokens that do not exist.
 std::vector<std::vector<Hypothesis>> decode(Engine& engine, const Batch& batch, const DecodeOptions& options,
                                             const Hooks& hooks = {});
 
