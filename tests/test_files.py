@@ -128,7 +128,7 @@ def test_atomic_directory_leaves_nothing_behind_on_failure(before: bool, tmp_pat
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from tformer_deploy import files
+from tformer_deploy.base import files
 
 moment, move = sys.argv[2], files.rename
 
@@ -517,8 +517,8 @@ def test_harmed_files_are_noticed(file: str, harm: str, saved: Path) -> None:
 
 
 def test_not_a_checkpoint(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ArtifactError, match=rf"is not a checkpoint: it has no {HEADER}"):
+    for folder, why in ((tmp_path, f"it has no {HEADER}"), (tmp_path / "nowhere", "there is no such folder")):
+        with pytest.raises(ArtifactError, match=f"is not a checkpoint: {why}; a checkpoint is a run folder"):
             open_checkpoint(folder)
 
 

@@ -179,7 +179,7 @@ def test_translations_decide_in_an_export(small: Path, lines: Path, tmp_path: Pa
     report = export_checked(small, tmp_path / "bundle", ["fp32", "int8"], Texts(lines, tgt))
     assert report.sentences == 6 and all(set(each.quality) == {"greedy", "beam", "sampling"} for each in report.engines)
     recipe = tmp_path / "strict.toml"
-    int4 = 'target = "ort-cpu"\nprecision = "int4"\nblock = 256\ncache = "static"\n'
+    int4 = 'target = "ort-cpu"\nprecision = "int4"\ngroup_size = 256\ncache = "static"\n'
     recipe.write_text(f"{int4}[tolerance]\nbleu = 0.0\n")
     made = tmp_path / "made.txt"
     done = run_here("translate", tmp_path / "bundle", "--variant", "fp32", stdin=lines.read_bytes())
