@@ -32,7 +32,7 @@ from tformer_deploy.bundle.contract import GRAPHS, MEMORY_GRAPH
 from tformer_deploy.bundle.manifest import Bundle
 from tformer_deploy.bundle.recipe import Recipe, load_recipe
 from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
-from tformer_deploy.check import gate
+from tformer_deploy.check import corpus
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.ort.library import has_vnni
 from tformer_deploy.engines.ort.standard import OrtEngine
@@ -114,8 +114,8 @@ def quick_checks() -> Iterator[None]:
     Nor does it read more sentences than the usual ones, or lead rows: test_check.py does.
     """
     with pytest.MonkeyPatch.context() as patch:
-        quick = dataclasses.replace(gate.GENERATED, invariance=4, sentences=0, walks=0)
-        patch.setattr(gate, "GENERATED", quick)
+        quick = dataclasses.replace(corpus.GENERATED, invariance=4, sentences=0, walks=0)
+        patch.setattr(corpus, "GENERATED", quick)
         patch.setattr("tformer_deploy.check.GENERATED", dataclasses.replace(quick, invariance=12))
         yield
 

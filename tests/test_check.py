@@ -38,8 +38,9 @@ from tformer_deploy.check import (
 )
 from tformer_deploy.check.compare import Judge, relative
 from tformer_deploy.check.found import LATE, MANY, WIDTHS, Divergence, Outputs
+from tformer_deploy.check.generated import generated_sources
 from tformer_deploy.check.observe import Observation
-from tformer_deploy.check.parity import check, eager_invariance, eager_rounding, generated_sources
+from tformer_deploy.check.parity import check, eager_invariance, eager_rounding
 from tformer_deploy.check.recording import Run, Trace
 from tformer_deploy.check.reference import make_reference
 from tformer_deploy.check.report import describe_divergence

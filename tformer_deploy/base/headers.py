@@ -14,7 +14,7 @@ import tomllib
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +130,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def read_arrays(path: Path, names: Collection[str] = ()) -> dict[str, Any]:
-    """The arrays of an .npz file, or those of some names; together they must not claim to be larger than it lets them.
+def read_arrays(path: Path) -> dict[str, Any]:
+    """The arrays of an .npz file; together they must not claim to be larger than it lets them.
 
     An array whose values are all the same may: it is compressed to a thousandth. Raises ArtifactError for what is no
     regular file, else one of `DAMAGED`.
@@ -145,7 +145,7 @@ def read_arrays(path: Path, names: Collection[str] = ()) -> dict[str, Any]:
         if damaged := archive.testzip():
             raise ValueError(f"{damaged} does not match its checksum")
     with warnings.catch_warnings(action="ignore"), np.load(path, allow_pickle=False) as file:
-        found = {name: file[name] for name in names or file.files}
+        found = {name: file[name] for name in file.files}
     if strange := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
         raise ValueError(f"{strange[0]} is no array")
     return found

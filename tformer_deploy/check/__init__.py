@@ -4,7 +4,8 @@ In: a bundle, and the checkpoint it came from or a stored reference. Out: a repo
 `cli`, `export.checked` and `bench` use it.
 """
 
-from .gate import GENERATED, Corpus, Gate, allowed_by, make_corpus, translations
+from .corpus import GENERATED, Corpus, allowed_by, make_corpus, translations
+from .gate import Gate
 from .observe import CheckOptions
 from .reference import Reference, load_reference
 from .report import EngineReport, Report

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +15,6 @@ from .. import __version__
 from ..base.errors import (
     ArtifactError,
     ConfigError,
-    DataError,
     EngineError,
     LimitError,
     MissingExtra,
@@ -24,24 +22,22 @@ from ..base.errors import (
     ParityError,
     missing_extra,
 )
-from ..base.lines import read_lines
 from ..base.machine import cores
 from ..base.notes import Progress, unseen
 from ..bundle.manifest import Bundle
-from ..bundle.recipe import Axes, Recipe, Tolerance, narrowest, own_limits
+from ..bundle.recipe import Recipe, Tolerance, narrowest, own_limits
 from ..bundle.shortlist import open_shortlist
-from ..bundle.text import Tokenizers
-from ..engines import PACKAGES, EngineName, explain, limits_of, make_encoder, make_engine, recipe_of
+from ..engines import PACKAGES, EngineName, explain, make_encoder, make_engine, recipe_of
 from ..engines.base import Encoder, Engine, Floats, Limits
-from ..model.config import ModelConfig
 from .blame import find_layer
 from .compare import by_layer, differences
+from .corpus import Corpus
 from .defaults import lines_of, make_defaults, other_text
 from .found import Constants
 from .generated import affordable, not_scored, reachable
 from .memory import compare_memory, memory_rounding, read_memory
-from .observe import CheckOptions, Observation, late_layers, tokens_of
-from .parity import Cases, beyond, check, eager_invariance, eager_rounding, generated_sources
+from .observe import Observation, late_layers, tokens_of
+from .parity import Cases, beyond, check, eager_invariance, eager_rounding
 from .quality import add_quality
 from .recording import Run
 from .reference import Reference, make_reference
@@ -49,78 +45,8 @@ from .report import EngineReport, Report
 from .restricted import RestrictedEngine, with_shortlist
 from .rounding import Rounding
 
-GENERATED = CheckOptions(max_tokens=32, invariance=12, sentences=300)
-"""For generated sources: random ones would run to the model's last position. So many show a fault in 1 of 100."""
 LAYER_NOISE = 3
 """A layer may differ by so many times what calibration measured, as other text may leave the ranges that it saw."""
-
-
-@dataclass
-class Corpus:
-    """What a check decodes."""
-
-    name: str
-    sources: list[list[int]]
-    """Ids as the encoder sees them."""
-    options: CheckOptions
-    lines: list[str] = field(default_factory=list)
-    """Their text; none: they are generated."""
-
-
-def make_corpus(
-    config: ModelConfig,
-    recipe: Recipe,
-    tokenizers: Tokenizers,
-    src: Path | None,
-    options: CheckOptions | None = None,
-    seed: int = 0,
-) -> Corpus:
-    """The lines of a file that are not empty, or generated sources, others with another `seed`.
-
-    Raises DataError where a file has no text or a line is too long.
-    """
-    longest = recipe.axes.src_len.max
-    if src is None:
-        sources = generated_sources(config.src_vocab, config.eos_id, longest, seed)
-        return Corpus("generated sources", sources, options or GENERATED)
-    found, lines = [], []
-    for number, line in enumerate(read_lines(src), 1):
-        ids = tokenizers.source_ids(line)
-        if len(ids) > longest:
-            raise DataError(f"{src}:{number}: a source of {len(ids)} tokens exceeds the limit of {longest}: shorten it")
-        if line:
-            found.append(ids)
-            lines.append(line)
-    if not found:
-        raise DataError(f"{src}: no line with text: give a file with a sentence a line")
-    return Corpus(src.name, found, options or CheckOptions(), lines)
-
-
-def translations(src: Path | None, tgt: Path) -> list[str]:
-    """Reference translations, without those of empty source lines. Needs what will measure them."""
-    from ..train.metrics import corpus_bleu  # noqa: F401
-
-    lines = read_lines(tgt)
-    sources = read_lines(src) if src else lines
-    if len(sources) != len(lines):
-        raise ConfigError(f"{src} has {len(sources)} lines, {tgt} {len(lines)}: they must be parallel")
-    return [line for source, line in zip(sources, lines, strict=True) if source]
-
-
-def allowed_by(names: Sequence[str], bundle: Bundle) -> Recipe:
-    """The bundle's recipe, with axes that every variant and every engine allow."""
-    allowed = narrowest([bundle.recipe, *bundle.variants.values()])
-    for name in names:
-        limits, axes = limits_of(name, bundle), allowed.axes
-        sizes = {
-            "batch": limits.batch,
-            "beams": limits.beams,
-            "src_len": limits.src_tokens,
-            "past_len": limits.tgt_tokens - 1,
-        }
-        within = {axis: getattr(axes, axis).within(size) for axis, size in sizes.items()}
-        allowed = dataclasses.replace(allowed, axes=Axes(**within))
-    return allowed
 
 
 class Gate:

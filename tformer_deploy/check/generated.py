@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,6 +64,20 @@ def not_scored(options: CheckOptions, bundle: Bundle) -> list[str]:
         f"scores were compared up to position {options.positions:,} of {positions:,}, as there was no time for more: "
         "tformer check --seconds gives it time, a smaller max_positions needs less"
     ]
+
+
+def generated_sources(src_vocab: int, eos_id: int, longest: int, seed: int = 0) -> list[list[int]]:
+    """Random sources of lengths 1 to `longest`, each once up to 16 and then ever farther apart; the same each time.
+
+    Their tokens are one random order of the vocabulary after another, so that a small one is in them entirely.
+    """
+    lengths = [n for n in range(1, longest + 1) if n <= 16 or n % 16 == 0 or n == longest]
+    while len(lengths) > 48:
+        lengths = lengths[:16] + lengths[16:-1:2] + lengths[-1:]
+    rng, words = np.random.default_rng(seed), np.arange(min(4, src_vocab - 1), src_vocab)
+    rounds = -(-sum(lengths) // len(words))
+    tokens = iter(np.concatenate([rng.permutation(words) for _ in range(rounds)]).tolist())
+    return [[*islice(tokens, n - 1), eos_id] for n in lengths]
 
 
 def more_sources(src_vocab: int, eos_id: int, longest: int, count: int) -> list[list[int]]:

@@ -26,7 +26,7 @@ def open_engine(opening: Opening) -> Engine:
 
         return OrtEngine(bundle, threads)
     if bundle.variants[variant].target == "trt":
-        trt_variant(bundle)  # refuses graphs of an older version
+        trt_variant(bundle)  # refuses graphs that it cannot feed
         from .choosing import ChoosingEngine
 
         return ChoosingEngine(bundle, threads, variant, opening.device)
