@@ -27,6 +27,8 @@ class Handler(BaseHTTPRequestHandler):
         """Translate the body, a sentence a line."""
         size = int(self.headers.get("Content-Length") or 0)
         if size > MOST_BYTES:
+            for start in range(0, size, MOST_BYTES):  # clients read the answer once all of the request is sent
+                self.rfile.read(min(MOST_BYTES, size - start))
             return self.answer(413, {"error": f"{size} bytes: send at most {MOST_BYTES}"})
         try:
             lines = self.rfile.read(size).decode("utf-8").splitlines()
