@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 # Some containers set it; then each of the tests' processes compiles anew what it imports, half of its time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: spec demo test test-all lint native native-wheel cpp cpp-build cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
+.PHONY: spec demo test test-long test-all lint native native-wheel cpp cpp-build cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
 .DELETE_ON_ERROR:
 
 # Python compiles what it imports; pip would compile all of it.
@@ -29,12 +29,13 @@ demo: $(READY)
 	@engines/install-native $(BIN)/python || [ $$? = 3 ]
 	@echo 'run folder: .demo/run (metrics.png shows the training); bundle to ship: .demo/bundle; its check: .demo/check.html; as a Hugging Face folder: .demo/numbers-en-de'
 
-# The README's commands run on the demo's bundle.
-# All but the tests marked `long`, which test-all runs as well.
-test-all: .demo/annalog .demo/tg2fa
-test test-all: $(READY) .demo/bundle/manifest.json
+# The README's commands run on the demo's bundle. Some tests are marked `long`: test-long runs them alone, test-all as well.
+LONG_test-long := --long -m long
+LONG_test-all := --long
+test-long test-all: .demo/annalog .demo/tg2fa
+test test-long test-all: $(READY) .demo/bundle/manifest.json
 	@engines/install-native $(BIN)/python || [ $$? = 3 ]
-	$(BIN)/pytest -rs $(if $(filter test-all,$@),--long)
+	$(BIN)/pytest -rs $(LONG_$@)
 
 # Somebody else's trained model, for long tests and the README's commands on imports.
 .demo/annalog: | $(READY)

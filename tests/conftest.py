@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -32,7 +33,7 @@ from tformer_deploy.bundle.contract import GRAPHS, MEMORY_GRAPH
 from tformer_deploy.bundle.manifest import Bundle
 from tformer_deploy.bundle.recipe import Recipe, load_recipe
 from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
-from tformer_deploy.check import corpus
+from tformer_deploy.check import corpus, walks
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.ort.library import has_vnni
 from tformer_deploy.engines.ort.standard import OrtEngine
@@ -52,6 +53,8 @@ hypothesis.settings.register_profile("tests", deadline=None, suppress_health_che
 hypothesis.settings.load_profile("tests")
 
 VOCAB = 60
+QUICK_WALKS = {"FULL_SENTENCES": 24, "FULL_STEPS": 9, "FULL_ROWS": 64}
+FULL_WALKS = {name: getattr(walks, name) for name in QUICK_WALKS}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,6 +66,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="long: make test-all"))
+
+
+BUDGET = 10
+"""Seconds that a file may take in `make test`: four minutes in two processes, for 96 files of which most take less."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the seconds of each file, setup included, longest first."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    over = [f"{name} {spent:.0f}" for name, spent in seconds.most_common() if spent > BUDGET]
+    terminalreporter.write_line(
+        f"{sum(seconds.values()):.0f} s in {len(seconds)} files; more than {BUDGET} s: {', '.join(over) or 'none'}"
+    )
 
 
 def needs_vnni(variant: str) -> None:
@@ -111,13 +131,22 @@ def made_once(out: Path) -> Iterator[bool]:
 def quick_checks() -> Iterator[None]:
     """Without a text an export decodes 12 sentences again in other batches, an eighth of the tests' time; here four.
 
-    Nor does it read more sentences than the usual ones, or lead rows: test_check.py does.
+    Nor does it read more sentences than the usual ones, or lead rows: test_check.py does, in smaller batches.
     """
     with pytest.MonkeyPatch.context() as patch:
         quick = dataclasses.replace(corpus.GENERATED, invariance=4, sentences=0, walks=0)
         patch.setattr(corpus, "GENERATED", quick)
         patch.setattr("tformer_deploy.check.GENERATED", dataclasses.replace(quick, invariance=12))
+        for name, value in QUICK_WALKS.items():
+            patch.setattr(walks, name, value)
         yield
+
+
+@pytest.fixture
+def full_walks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches as large as users' checks have them."""
+    for name, value in FULL_WALKS.items():
+        monkeypatch.setattr(walks, name, value)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 
 
-def long_but(values: Mapping[str, Any] | Iterable[Any], *kept: str) -> list[Any]:
-    """Every value, by its name; those whose names are not kept are marked `long`."""
+def long_but(values: Mapping[str, Any] | Iterable[Any], *quick: str) -> list[Any]:
+    """Every value, by its name; all but those named are marked `long`. The values of a mapping may be tuples of several."""
     named = values if isinstance(values, Mapping) else {str(value): value for value in values}
-    assert set(kept) <= set(named), f"{set(kept) - set(named)} is none of {set(named)}"
+    assert set(quick) <= set(named), f"{set(quick) - set(named)} is none of {set(named)}"
     return [
-        pytest.param(value, id=name, marks=() if name in kept else (pytest.mark.long,)) for name, value in named.items()
+        pytest.param(
+            *(value if isinstance(value, tuple) and isinstance(values, Mapping) else (value,)),
+            id=name,
+            marks=() if name in quick else (pytest.mark.long,),
+        )
+        for name, value in named.items()
     ]

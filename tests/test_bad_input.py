@@ -357,6 +357,7 @@ def test_full_disk_leaves_no_checkpoint(tmp_path: Path) -> None:
     assert [path for path in out.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.long
 def test_disk_that_fills_up_in_training_keeps_the_last_save(tmp_path: Path) -> None:
     """The weights (130 kB) fit under the limit, the training state, which is three times as large, does not."""
     done = process(f"{TRAIN} --set model.d_model=48 --out {tmp_path}/out", file_bytes=250_000)

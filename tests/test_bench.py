@@ -211,6 +211,7 @@ def weights(model: Transformer, folder: Path) -> list[roofline.WeightsRead]:
     return [roofline.WeightsRead(**found) for found in weights_read(folder).values()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     long_but(
@@ -382,6 +383,7 @@ def test_bad_input_is_one_clear_line(variants: Path, run: Path, tmp_path: Path) 
     assert {path.name for path in tmp_path.iterdir()} == {"long.txt", "pipe"}
 
 
+@pytest.mark.long
 def test_empty_lines_are_no_tokens(bundle: Path, tmp_path: Path) -> None:
     found = []
     for name, text in ("dense", "w5\n"), ("sparse", "\n\nw5\n\n"):

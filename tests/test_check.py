@@ -177,6 +177,7 @@ def test_wrong_entries_are_found_without_the_checkpoint(
     assert any(re.match(line, failure) for failure in found.failures), found.failures
 
 
+@pytest.mark.long
 def test_a_wrong_entry_of_a_text_that_lacks_it_is_found(bundle: Path, run: Path, tmp_path: Path) -> None:
     """And the layer at fault is looked for where it is."""
     lines = tmp_path / "lines.txt"
@@ -221,6 +222,7 @@ def test_faults_of_other_widths_batches_and_positions_are_found(
     assert line and re.search("rows|batches", found.blame), (found.failures, found.blame)
 
 
+@pytest.mark.long
 def test_rows_of_every_width_number_and_position_are_led(bundle: Path, run: Path, reference: Reference) -> None:
     reference = dataclasses.replace(reference, options=dataclasses.replace(reference.options, walks=64))
     (found,) = gate_of(bundle, run).run(["ort"], reference).engines
@@ -1019,6 +1021,7 @@ def test_text_is_decoded_by_the_defaults_of_the_checkpoint(bundle: Path, run: Pa
 # As many sentences as there is time for
 
 
+@pytest.mark.long
 def test_generated_sentences_are_as_many_as_time_allows(bundle: Path, run: Path, tmp_path: Path) -> None:
     """The report says what so many would show; beam search and sampling read the usual ones."""
     gate, usual = gate_of(bundle, run), len(generated_sources(60, 3, 24))
@@ -1181,6 +1184,7 @@ def greedy_texts(bundle: Path, reference: Reference) -> list[str]:
     return [tokenizers.target_text(outputs[i][0].ids) for i in range(len(reference.sources))]
 
 
+@pytest.mark.long
 def test_translations_add_quality(bundle: Path, run: Path, reference: Reference, tmp_path: Path) -> None:
     made = greedy_texts(bundle, reference)
     good = gate_of(bundle, run).run(["ort"], reference, made)
@@ -1199,6 +1203,7 @@ def test_translations_add_quality(bundle: Path, run: Path, reference: Reference,
         gate_of(bundle, run).run(["ort"], reference, made[:3])
 
 
+@pytest.mark.long
 def test_a_bundle_does_not_choose_its_own_limits(bundle: Path, run: Path, tmp_path: Path) -> None:
     """Graphs that are wrong, and a recipe, in them too, that accepts everything."""
     broken = break_graph(bundle, tmp_path / "broken", "encoder", scale("decoder.1.cross.value", 1.5))
@@ -1216,6 +1221,7 @@ def test_a_bundle_does_not_choose_its_own_limits(bundle: Path, run: Path, tmp_pa
     assert b"LOOSENED" in done.stdout
 
 
+@pytest.mark.long
 def test_fp32_is_not_held_to_more_than_eager_can_say(
     bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
@@ -1380,6 +1386,7 @@ def test_the_command_passes_and_fails(tformer: Any, bundle: Path, broken: Path, 
     assert page.read_text().startswith("<!DOCTYPE html>") and "decoder_layer_0" in page.read_text()
 
 
+@pytest.mark.long
 def test_the_command_keeps_references(tformer: Any, bundle: Path, broken: Path, tmp_path: Path) -> None:
     lines, path = tmp_path / "lines.txt", tmp_path / "eager.npz"
     lines.write_text("w5 w6 w7\n\nw8\n")

@@ -460,6 +460,7 @@ def peak_kib(process: subprocess.Popen[bytes]) -> int:
     return int(found[1])
 
 
+@pytest.mark.long
 def test_lines_are_answered_one_by_one_and_forgotten(bundle: Path) -> None:
     """One process: single lines are answered while the input stays open, and 200,000 more need no more memory."""
     command = [*COMMAND, "translate", str(bundle), "--max-tokens", "1", "--threads", "1"]

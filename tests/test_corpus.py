@@ -415,6 +415,7 @@ def comparable(folder: Path) -> list[tuple[str, bytes]]:
     return found
 
 
+@pytest.mark.long
 def test_a_kill_at_any_moment_leaves_what_the_next_run_completes(tmp_path: Path) -> None:
     text = write(tmp_path / "a.txt", LINES)
     here = tmp_path / "here"
@@ -623,6 +624,7 @@ def bucket() -> Iterator[str]:
     running.stop()
 
 
+@pytest.mark.long
 def test_from_bucket_to_bucket(bucket: str, tmp_path: Path) -> None:
     import s3fs
 
@@ -651,6 +653,7 @@ def test_from_bucket_to_bucket(bucket: str, tmp_path: Path) -> None:
     assert line == "error: s3://nowhere/out: The specified bucket does not exist: check the path"
 
 
+@pytest.mark.long
 def test_runs_into_one_bucket_do_not_harm_each_other(bucket: str, tmp_path: Path) -> None:
     """There are no locks: each writes the same bytes."""
     text = write(tmp_path / "a.txt", LINES)

@@ -199,6 +199,7 @@ def kill(machines: Machines, what: str, driver: subprocess.Popen[bytes], rng: ra
     return True
 
 
+@pytest.mark.long
 def test_a_bad_line_of_a_worker_is_one_clear_line(machines: Machines, tmp_path: Path) -> None:
     text = write(tmp_path / "a.txt", [*LINES[:50], "1 " * 40])
     words = ("--in", text, "--out", tmp_path / "out", "--address", machines.address)

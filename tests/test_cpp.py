@@ -616,6 +616,7 @@ def test_prefixes_and_allowed_outputs_come_from_files(tmp_path: Path) -> None:
     assert b"outputs.gz: is compressed: gunzip it" in run(DEMO, "--allowed", tmp_path / "outputs.gz").stderr
 
 
+@pytest.mark.long
 def test_a_line_feed_inside_an_output_is_a_space(tmp_path: Path) -> None:
     """A line for a line, whatever a model writes; JSON has what it wrote."""
     entries = ["<unk>", "<pad>", "<s>", "</s>", *BYTES.values()]

@@ -140,6 +140,7 @@ def test_searches_that_join_each_other(table: Talk, seed: int) -> None:
     assert found[0] == expected[0] or (found[0] is None and retire)
 
 
+@pytest.mark.long
 @settings(max_examples=20)
 @given(seeds)
 def test_a_larger_vocabulary_long_outputs_and_wide_beams(table: Talk, seed: int) -> None:

@@ -162,6 +162,7 @@ def test_bundle_is_never_overwritten_by_accident(run: Path, bundle: Path, tmp_pa
     assert (tmp_path / "precious/thesis.txt").read_text() == "all of it"
 
 
+@pytest.mark.long
 def test_kill_during_export_leaves_the_old_bundle(run: Path, bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     shutil.copytree(bundle, out)

@@ -194,6 +194,7 @@ def test_manifests(place: Path) -> None:
     path.write_bytes(right)
 
 
+@pytest.mark.long
 def test_checkpoint_headers(place: Path) -> None:
     path = place / "run/checkpoint.json"
     right = json.loads(path.read_bytes())
@@ -225,6 +226,7 @@ def test_recipes(place: Path) -> None:
     look(either(recipe, toml_file), 0.15, run)
 
 
+@pytest.mark.long
 def test_config_files(place: Path) -> None:
     config = {
         "model": {"d_model": 16, "heads": 2, "d_ff": 16, "norm": "standard", "dropout": 0.1, "final_norm": True},
@@ -239,6 +241,7 @@ def test_config_files(place: Path) -> None:
     look(either(config, toml_file), 0.15, run)
 
 
+@pytest.mark.long
 def test_references(place: Path) -> None:
     path, bundle = place / "reference.npz", place / "bundle"
     options = ["--src", place / "lines", "--max-tokens", 4, "--invariance", 1, "--checkpoint", place / "run"]

@@ -172,6 +172,7 @@ def test_nothing_is_taken_out_where_nothing_is_calibrated(small: Path, lines: Pa
     assert report.sentences == 12 and not report.calibration
 
 
+@pytest.mark.long
 def test_translations_decide_in_an_export(small: Path, lines: Path, tmp_path: Path) -> None:
     """They are those of the lines that are left to check."""
     tgt = tmp_path / "lines.tgt"
@@ -219,6 +220,7 @@ def test_texts_that_do_not_belong_together_are_refused(small: Path, lines: Path,
         assert not (tmp_path / "bundle").exists()
 
 
+@pytest.mark.long
 def test_the_command_takes_the_texts(small: Path, lines: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("".join(f"w{50 - n} w{7 + n}\n" for n in range(9)))

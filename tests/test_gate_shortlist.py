@@ -46,6 +46,7 @@ def corpus_of(gate: Gate) -> Corpus:
     return make_corpus(gate.bundle.config, gate.bundle.recipe, gate.bundle.tokenizers(), None, SMALL)
 
 
+@pytest.mark.long
 def test_every_variant_holds_its_limits_with_a_shortlist(listed: Path, run: Path) -> None:
     gate = gate_of(listed, run)
     names = [f"ort:{name}" for name in with_shortlist(gate.bundle, ["ort"], [])]

@@ -220,6 +220,7 @@ def test_a_space_before_a_text(
     assert (encode("Two men") == encode(" Two men")) == wanted
 
 
+@pytest.mark.long
 def test_tokenizers_are_compared_without_a_text_too(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,6 +503,7 @@ def test_languages_without_ids_are_one_line(name: str, tmp_path: Path) -> None:
         import_checkpoint("hf", folder, tmp_path / "run", ImportOptions(src_lang=codes[0], tgt_lang=codes[1]))
 
 
+@pytest.mark.long
 def test_languages(folders: dict[str, Path], tmp_path: Path) -> None:
     for name, wrong in (
         ("m2m_100", {"tgt_lang": "xx"}),
@@ -538,6 +540,7 @@ def test_check_compares_with_the_original_again(
         compare_again(checkpoint)
 
 
+@pytest.mark.long
 def test_an_original_that_gives_no_numbers_is_no_match(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

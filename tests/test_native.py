@@ -74,6 +74,7 @@ def listed(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     long_but({"everything": EVERYTHING, "t5": T5, "others": OTHERS, "annotated": ANNOTATED}, "annotated"),

@@ -425,6 +425,7 @@ def test_a_signal_of_another_thread_ends_a_search(engine: Engine) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.long
 def test_forks_of_an_open_engine_go_on(bundle: Bundle) -> None:
     """Whatever the helper threads hold, which are not there in the child: it decodes alone, and ends."""
     with make_engine("native:native-int8", bundle, threads=8) as engine:
@@ -526,6 +527,7 @@ def test_the_rate_of_products() -> None:
         native.product_rate("int5", 1)
 
 
+@pytest.mark.long
 def test_the_benchmark_has_limits_for_programs(tmp_path: Path) -> None:
     sizes = (
         "--batch",

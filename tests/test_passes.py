@@ -195,6 +195,7 @@ def test_attention_is_fused_as_a_whole() -> None:
     assert not {"GatherElements", "Where", "Range", "Less", "LessOrEqual", "Expand"} & set(kinds(model))
 
 
+@pytest.mark.long
 def test_keys_of_the_source_that_a_step_changes_are_fused() -> None:
     """The operator takes keys and values in heads, as the graph is given them, or neither."""
 

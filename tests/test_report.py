@@ -53,6 +53,7 @@ def pages() -> dict[str, str]:
     return {"check": check.check_page(report(broken, engine())), "bench": bench.bench_page(benchmark("ort", "eager"))}
 
 
+@pytest.mark.long
 @needs_browser
 @pytest.mark.parametrize("name", ["check", "bench"])
 def test_no_column_is_cut_off(name: str, tmp_path: Path) -> None:

@@ -342,6 +342,7 @@ OUTPUTS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_shortlists_are_only_of_outputs_that_are_products(name: str, tmp_path: Path) -> None:
     """Their graphs read weight and bias, and would leave out what else `output` does."""

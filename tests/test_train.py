@@ -154,6 +154,7 @@ def test_learns_to_copy(tmp_path: Path) -> None:
     assert checkpoint.load_model().config.d_model == 64
 
 
+@pytest.mark.long
 def test_a_killed_and_resumed_run_gives_the_weights_of_an_uninterrupted_one(data: DataConfig, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     settings = {"updates": 150, "valid_every": 10, "average": 3}
@@ -397,6 +398,7 @@ def test_two_micro_batches_equal_one_batch_of_both(data: DataConfig, tmp_path: P
     assert_close_weights(dict(two.model.named_parameters()), dict(one.model.named_parameters()), atol=1e-4)
 
 
+@pytest.mark.long
 def test_two_processes_equal_one_that_accumulates(data: DataConfig, tmp_path: Path) -> None:
     settings = {"updates": 50, "valid_every": 25, "average": 2, "lr": 0.003}
     process = launch(*arguments(tmp_path / "two", data, model=NO_DROPOUT, **settings), module=TORCHRUN)

@@ -265,6 +265,7 @@ def test_best_tokens_equal_a_stable_sort(vocab: int, beams: int, top_k: int, in_
             assert (ids == order).all() and (scores == np.take_along_axis(log_probs, order, -1)).all()
 
 
+@pytest.mark.long
 def test_equal_output_rows_give_the_lower_id(tmp_path: Path) -> None:
     """With every token there four times, in other blocks too."""
     model = random_model(small_config(share_embeddings="none", tgt_vocab=2048, encoder_layers=1, decoder_layers=1))

@@ -283,10 +283,11 @@ def _go_on(rng: np.random.Generator, rows: Rows, width: int, steps: int) -> tupl
     """
     parted = np.array(_parted(steps))
     twins = np.where(np.arange(steps + 1)[:, None] <= parted, 0, np.arange(PATHS))
-    now, then, after = twins[rows.ages], twins[rows.ages + 1], np.empty((len(rows.which), width), np.int64)
-    for n, held in enumerate(rows.paths):
-        there = np.flatnonzero((then[n] == np.arange(PATHS)) & np.isin(now[n], held))
-        after[n] = rng.permutation(np.resize(rng.permutation(there), width))
+    now, then = twins[rows.ages], twins[rows.ages + 1]  # (B, PATHS)
+    there = (then == np.arange(PATHS)) & (now[:, :, None] == rows.paths[:, None, :]).any(2)
+    order = np.where(there, rng.random(there.shape), 1.0).argsort(1)  # those that are there come first
+    after = np.take_along_axis(order, np.arange(width) % there.sum(1, keepdims=True), 1)
+    after = rng.permuted(after, axis=1)  # (B, K)
     same = np.take_along_axis(now, after, 1)[:, :, None] == rows.paths[:, None, :]
     parents = np.where(same, rng.random(same.shape), -1.0).argmax(2)
     return Rows(rows.which, rows.ages + 1, after), parents
