@@ -9,7 +9,7 @@ import pytest
 
 
 def long_but(values: Mapping[str, Any] | Iterable[Any], *quick: str) -> list[Any]:
-    """Every value, by its name; all but those named are marked `long`. The values of a mapping may be tuples of several."""
+    """Every value, by its name; all but those named are marked `long`. Values of a mapping may be tuples of several."""
     named = values if isinstance(values, Mapping) else {str(value): value for value in values}
     assert set(quick) <= set(named), f"{set(quick) - set(named)} is none of {set(named)}"
     return [
