@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import json
 import os
@@ -392,6 +393,42 @@ def test_a_run_that_is_killed_keeps_what_it_had(used: Path, tmp_path: Path, monk
     assert "steps-tensorrt-base-fp32: ok" in done.stdout
 
 
+def test_ctrl_c_ends_the_run(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(shutil.copytree(used, tmp_path / "kit"))
+    monkeypatch.setenv("KIT_PRECISIONS", "fp32")
+    with start_kit(folder, "steps", python=sleepy(folder, "bench")) as running:
+        while not (folder / "begun").exists():
+            assert running.poll() is None
+            time.sleep(0.05)
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == -signal.SIGINT and not errors
+    assert not (folder / "work/out/steps-tensorrt-base-fp32.done").exists(), "it is to run again"
+    child = Path("/proc", (folder / "begun").read_text().strip(), "status")
+    assert not child.exists() or "State:\tZ" in child.read_text(), "what a step started ends with it"
+
+
+def test_a_host_without_python_starts_with_the_kit_s(tmp_path: Path) -> None:
+    """That of a kit for TensorRT 8.6, which is not compressed; so is no other host's."""
+    kit, tools, python = tmp_path / "kit", tmp_path / "tools", tmp_path / "python/usr/bin/python3.11"
+    source = Path(kit_maker.__file__).parent
+    kit.mkdir()
+    shutil.copy(source / "run.sh", kit / "run.sh")
+    shutil.copytree(source / "runner", kit / "runner")
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    tools.mkdir()
+    for name in ("sh", "dirname", "grep", "sha256sum", "rm", "mkdir", "cat", "tar", "mv"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    command = [kit / "run.sh", "--help"]
+    done = subprocess.run(command, env={"PATH": str(tools)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "there is no Python 3.8 or later with lzma: name one in KIT_PYTHON" in done.stderr
+    write_sums(kit, pack(tmp_path / "python", kit, 100))
+    done = subprocess.run(command, env={"PATH": str(tools)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "STAGE...   of: unpack host" in done.stdout and not done.stderr
+
+
 def test_two_runs_at_a_time_are_refused(used: Path) -> None:
     with (used / "work/.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -541,3 +578,5 @@ def test_the_yardstick_decodes_as_the_engine_does(beams: int) -> None:
 def test_the_script_is_clean() -> None:
     script, checker = Path(kit_maker.__file__).with_name("run.sh"), Path(sys.executable).with_name("shellcheck")
     subprocess.run([checker, "-x", "-P", script.parent, script], check=True)
+    for path in script.with_name("runner").glob("*.py"):  # the host's Python may be as old as that
+        ast.parse(path.read_text(), feature_version=(3, 8))

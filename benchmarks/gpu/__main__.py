@@ -24,7 +24,7 @@ from .wheels import CORE, ORT_GPU, ROOT, RTX, RTX_BINDINGS, RTX_PACKAGE, build_o
 
 HERE = Path(__file__).parent
 STAGES = ("rtx", "ort-gpu", "trt86")
-HOST_FILES = ("eager.py", "host.py", "in_cpp.py", "seeded.py", "stages.sh")
+HOST_FILES = ("eager.py", "host.py", "in_cpp.py", "seeded.py")
 MIB = 1 << 20
 UNCOMPRESSED = ("python", "ort-gpu")
 """What unpacks the others on some hosts, and kernels for GPUs, which are compressed already."""
@@ -77,6 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
                 print(f"{stage.name}: {size / MIB:.1f} MiB in {len(made)} pieces", flush=True)
                 pieces += made
     shutil.copy(HERE / "run.sh", out / "run.sh")
+    shutil.copytree(HERE / "runner", out / "runner", ignore=shutil.ignore_patterns("__pycache__"))
     write_sums(out, pieces)
     print(f"{out}: copy it to the host and run ./run.sh there")
 
