@@ -55,7 +55,7 @@ def read_names(path: Path, options: ImportOptions, names: Names) -> Imported:
     """A relative whose tensors have other names."""
     weights = read_weights(path, *WRAPPERS)
     src, tgt = (f"{name}.weight" for name in names.embeddings)
-    tokenizers = word_tokenizers(options, (weights.shape(src)[0], weights.shape(tgt)[0]), begins=True)
+    tokenizers = word_tokenizers(options, (weights.shape(src)[0], weights.shape(tgt)[0]))
     specials = tokenizers.target.specials
     norm = "annotated" if "encoder.norm.a_2" in weights else "standard"
     known, table = positions(weights, names.positions[0])

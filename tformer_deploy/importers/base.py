@@ -48,6 +48,11 @@ class ImportOptions:
     model: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ModelConfig that are known better."""
 
+    @property
+    def vocabularies(self) -> tuple[Path | None, Path | None]:
+        """The source's file and the target's."""
+        return self.src_vocab or self.vocab, self.tgt_vocab or self.vocab
+
     def to_json(self, name_of: Callable[[Path], str]) -> dict[str, Any]:
         """What was said, for a header; `name_of` says how files are called there."""
         said = {each.name: value for each in fields(self) if (value := getattr(self, each.name))}

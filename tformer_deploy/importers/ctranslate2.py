@@ -30,16 +30,13 @@ from .toolkit import (
     NEVER,
     Settings,
     both_sides,
-    coded_tokenizers,
-    ids_of,
     known_activation,
-    notes_of,
     rows,
     sharing,
     sines,
     with_start,
 )
-from .vocabularies import read_entries
+from .vocabularies import Vocabulary, coded_tokenizers, id_of, ids_of, notes_of, read_entries, require_rows
 from .weights import Weights, file_in, read_json_file
 
 ACTIVATIONS = ("relu", "gelu_tanh", "silu", "gelu", "gelu_sigmoid", "tanh", "sigmoid")
@@ -71,13 +68,13 @@ def read(path: Path, options: ImportOptions) -> Imported:
             raise ArtifactError(f"{path / 'model.bin'}: {name}={value} is not supported")
     if strange := next((name for name in found.weights if "relative_" in name or "embeddings_1/" in name), ""):
         raise ArtifactError(f"{path / 'model.bin'}: {strange} is not supported")
-    tokenizers, start = _tokenizers(path, described, options)
+    tokenizers, start = _tokenizers(path, found.weights, described, options)
     config = _config(found, described, tokenizers, start, options)
     made = Parameters(found.weights, config)
     _fill(made, found.numbers)
     lang = tokenizers.target.id_of(options.tgt_lang) if options.tgt_lang not in ("", start) else None
     first: dict[str, Any] = {} if lang is None else {"first_ids": [lang], "first_adds_zero": True}
-    notes = notes_of(options)
+    notes = notes_of(tokenizers)
     if tokenizers.suffix == ():
         notes.append("sources get no end token, as config.json says: if your program added one, set its add_source_eos")
     if (path / "vmap.txt").is_file():
@@ -99,26 +96,27 @@ def _described(path: Path, numbers: Mapping[str, Any]) -> dict[str, Any]:
     return {**tokens, **around, "decoder_start_token": start}
 
 
-def _tokenizers(path: Path, described: Settings, options: ImportOptions) -> tuple[Tokenizers, str]:
+def _tokenizers(path: Path, weights: Weights, described: Settings, options: ImportOptions) -> tuple[Tokenizers, str]:
     """Tokenizers, and the token that the decoder starts with."""
     entries = _vocabulary(path, "source"), _vocabulary(path, "target")
     unk, bos, eos = (described.get(*each) for each in zip(TEXTS, ("<unk>", "<s>", "</s>"), strict=True))
     start = described.get("decoder_start_token", options.tgt_lang)
     if not start:
         raise ConfigError(f"{described.where}: decoder_start_token is null: name the first token with --tgt-lang")
-    specials = []
-    for words, lang, first in zip(entries, (options.src_lang, options.tgt_lang), ("", start), strict=True):
+    sides = []
+    langs = options.src_lang, options.tgt_lang
+    for words, table, lang, first in zip(entries, (SOURCE, TARGET), langs, ("", start), strict=True):
+        require_rows(words, path, weights.shape(table, 2)[0])
         if missing := [token for token in (unk, eos, lang, first) if token and token not in words]:
             raise ConfigError(f"{path}: the vocabulary has no '{missing[0]}': see config.json, --src-lang, --tgt-lang")
-        ids = [words.index(token) if token in words else -1 for token in (bos, eos, unk)]
-        pad = next((words.index(token) for token in ("<blank>", "<pad>") if token in words), -1)
-        others = {words.index(token) for token in (start, options.src_lang, options.tgt_lang) if token in words}
-        specials.append(Specials(pad, ids[0], ids[1], ids[2], tuple(sorted(others - {pad, *ids}))))
+        ids = id_of(words, "<blank>", "<pad>"), id_of(words, bos), id_of(words, eos), id_of(words, unk)
+        others = {id_of(words, token) for token in (start, options.src_lang, options.tgt_lang)}
+        sides.append(Vocabulary(words, Specials(*ids, tuple(sorted(others - {-1, *ids})))))
     begins = [bos] if described.get("add_source_bos", False) else []
     prefix = tuple(entries[0].index(token) for token in (*begins, options.src_lang) if token)
     # Models of many languages are from Hugging Face: their sources end, and nothing says so.
     ends = described.get("add_source_eos", False) or bool(options.src_lang)
-    return coded_tokenizers(options, entries, (specials[0], specials[1]), prefix, None if ends else ()), start
+    return coded_tokenizers(options, sides, prefix, None if ends else ()), start
 
 
 def _vocabulary(path: Path, side: str) -> list[str]:
@@ -133,9 +131,6 @@ def _config(
 ) -> ModelConfig:
     weights, numbers = found.weights, Settings(str(found.weights.where), found.numbers)
     (src_vocab, source), (tgt_vocab, target) = weights.shape(SOURCE, 2), weights.shape(TARGET, 2)
-    for size, tokenizer in ((src_vocab, tokenizers.source), (tgt_vocab, tokenizers.target)):
-        if size != tokenizer.size:
-            raise ArtifactError(f"{weights.where} embeds {size} entries, the vocabulary has {tokenizer.size}")
     activation = numbers.same("encoder/activation", "decoder/activation", 0)
     if not 0 <= activation < len(ACTIVATIONS):
         raise numbers.refused("activation", activation)

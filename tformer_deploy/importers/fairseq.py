@@ -23,17 +23,14 @@ from .toolkit import (
     LayerNames,
     Settings,
     both_sides,
-    coded_tokenizers,
     equal,
-    ids_of,
-    named_specials,
-    notes_of,
     options_of,
     put_layer,
     read_text,
     sharing,
     sines,
 )
+from .vocabularies import Vocabulary, coded_tokenizers, ids_of, notes_of, require_rows
 from .weights import Weights, load_parts, state_dict
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh"}
@@ -78,21 +75,22 @@ def read(path: Path, options: ImportOptions) -> Imported:
     for name, supported in ONLY.items():
         settings.only(name, *supported)
     weights = Weights.of(path, _unpacked(state_dict(path, parts["model"])))
-    entries = _dictionary(path, settings, options, "source"), _dictionary(path, settings, options, "target")
-    for side, words in zip(SIDES, entries, strict=True):
-        if (rows := weights.shape(f"{side}.embed_tokens.weight")[0]) != len(words):
-            raise ArtifactError(f"{path}: the {side} embeds {rows} entries, its dictionary has {len(words)}")
-    specials = named_specials(entries[0], path, SPECIALS), named_specials(entries[1], path, SPECIALS)
-    config = from_dict(ModelConfig, {**_values(weights, settings), **ids_of(specials[1]), **options.model}, "model")
+    files = zip(("source", "target"), options.vocabularies, strict=True)
+    source, target = (_dictionary(path, settings, named, side) for side, named in files)
+    for side, vocabulary in zip(SIDES, (source, target), strict=True):
+        require_rows(vocabulary.entries, path, weights.shape(f"{side}.embed_tokens.weight")[0])
+    ids = ids_of(target.specials)
+    config = from_dict(ModelConfig, {**_values(weights, settings), **ids, **options.model}, "model")
     made = Parameters(weights, config)
     _fill(made)
+    tokenizers = coded_tokenizers(options, (source, target))
     return Imported(
         config,
         made,
-        coded_tokenizers(options, entries, specials),
-        {"suppress": [specials[1].pad], "min_tokens": 2},  # as its generator: no padding, and no empty output
+        tokenizers,
+        {"suppress": [target.specials.pad], "min_tokens": 2},  # as its generator: no padding, and no empty output
         not_compared="fairseq is not run here: compare some outputs with fairseq-interactive's",
-        notes=notes_of(options),
+        notes=notes_of(tokenizers),
     )
 
 
@@ -108,21 +106,20 @@ def _unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _dictionary(path: Path, settings: Settings, options: ImportOptions, side: str) -> list[str]:
-    """The words of dict.LANG.txt behind the four that all dictionaries begin with."""
+def _dictionary(path: Path, settings: Settings, named: Path | None, side: str) -> Vocabulary:
+    """The words of dict.LANG.txt, or of the named file, behind the four that all dictionaries begin with."""
     lang = settings.get(f"{side}_lang", "")
-    given = (options.src_vocab if side == "source" else options.tgt_vocab) or options.vocab
     own = f"dict.{lang}.txt"
     if Path(own).name != own:
         raise ArtifactError(f"{path}: {side}_lang={lang!r:.40} is no language: copy it again")
-    if not (found := given or path.parent / own).is_file():
+    if not (found := named or path.parent / own).is_file():
         flag = "--src-vocab" if side == "source" else "--tgt-vocab"
         raise ConfigError(f"{found} is not there: name the {side} dictionary with {flag}")
     lines = read_text(found).removesuffix("\n").split("\n")
     words = [line.removesuffix(" #fairseq:overwrite").rpartition(" ")[0] for line in lines]
     if "" in words:
         raise ArtifactError(f"{found}: line {words.index('') + 1} is no word with a number: is it a dictionary?")
-    return [SPECIALS[1], SPECIALS[0], *SPECIALS[2:], *words]
+    return Vocabulary.named([SPECIALS[1], SPECIALS[0], *SPECIALS[2:], *words], found, SPECIALS)
 
 
 def _values(weights: Weights, settings: Settings) -> dict[str, Any]:

@@ -274,14 +274,13 @@ def _t5(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[Mod
     # mT5 never scales what the output reads, UMT5 always; T5 where its output was tied.
     old = values.get("tie_word_embeddings") is not False
     scaled = {"mt5": False, "umt5": True}.get(kind, bool(values.get("scale_decoder_outputs", old)))
-    width, head_dim = stated.number("d_model"), stated.number("d_kv")
-    layers = stated.number("num_layers")
+    width, layers = stated.number("d_model"), stated.number("num_layers")
     fields = {
         **tables.values(weights),
         "d_model": width,
         "d_ff": stated.number("d_ff"),
         "heads": stated.number("num_heads"),
-        "head_dim": head_dim,
+        "head_dim": stated.number("d_kv"),
         "encoder_layers": layers,
         "decoder_layers": stated.number("num_decoder_layers") if values.get("num_decoder_layers") else layers,
         "norm": "rms",
@@ -301,28 +300,32 @@ def _t5(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[Mod
     made = Parameters(weights, config)
     tables.put(made)
     for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        last = {"encoder": 1, "decoder": 2}[side]
         for i in range(count):
-            ours, theirs = f"{side}.{i}", f"{side}.block.{i}.layer"
-            # Scores are not divided by the root of the head's size.
-            scale = math.sqrt(head_dim)
-            made.attention(f"{ours}.attention", f"{theirs}.0.SelfAttention", T5_ATTENTION, scale)
-            made.norm(f"{ours}.attention_residual.norm", f"{theirs}.0.layer_norm")
-            if side == "decoder":
-                made.attention(f"{ours}.cross", f"{theirs}.1.EncDecAttention", T5_ATTENTION, scale)
-                made.norm(f"{ours}.cross_residual.norm", f"{theirs}.1.layer_norm")
-                weights.ignore(f"{theirs}.1.EncDecAttention.relative_attention_bias.weight")
-            dense = f"{theirs}.{last}.DenseReluDense"
-            if gate:
-                made.linear(f"{ours}.ff.gate", f"{dense}.wi_0")
-            made.linear(f"{ours}.ff.up", f"{dense}.wi_1" if gate else f"{dense}.wi")
-            made.linear(f"{ours}.ff.down", f"{dense}.wo")
-            made.norm(f"{ours}.ff_residual.norm", f"{theirs}.{last}.layer_norm")
-            if i == 0 or config.relative_per_layer:
-                bias = f"{theirs}.0.SelfAttention.relative_attention_bias.weight"
-                made.put(f"{side}_relative.tables.{i}", bias)
+            _put_t5_layer(made, side, i)
         made.norm(f"{side}_norm", f"{side}.final_layer_norm")
     if scaled:
         scaling: Callable[[Tensor], Tensor] = lambda w: w * width**-0.5  # noqa: E731
         made.put("decoder_norm.weight", "decoder.final_layer_norm.weight", scaling)
     return config, made
+
+
+def _put_t5_layer(made: Parameters, side: str, i: int) -> None:
+    """All parameters of a layer, and its table of relative positions if it has one."""
+    ours, theirs = f"{side}.{i}", f"{side}.block.{i}.layer"
+    scale = math.sqrt(made.config.head_dim)  # T5 does not divide scores by it
+    made.attention(f"{ours}.attention", f"{theirs}.0.SelfAttention", T5_ATTENTION, scale)
+    made.norm(f"{ours}.attention_residual.norm", f"{theirs}.0.layer_norm")
+    last = 1
+    if side == "decoder":
+        last = 2
+        made.attention(f"{ours}.cross", f"{theirs}.1.EncDecAttention", T5_ATTENTION, scale)
+        made.norm(f"{ours}.cross_residual.norm", f"{theirs}.1.layer_norm")
+        made.weights.ignore(f"{theirs}.1.EncDecAttention.relative_attention_bias.weight")
+    dense, gated = f"{theirs}.{last}.DenseReluDense", made.config.ff == "gated"
+    if gated:
+        made.linear(f"{ours}.ff.gate", f"{dense}.wi_0")
+    made.linear(f"{ours}.ff.up", f"{dense}.wi_1" if gated else f"{dense}.wi")
+    made.linear(f"{ours}.ff.down", f"{dense}.wo")
+    made.norm(f"{ours}.ff_residual.norm", f"{theirs}.{last}.layer_norm")
+    if i == 0 or made.config.relative_per_layer:
+        made.put(f"{side}_relative.tables.{i}", f"{theirs}.0.SelfAttention.relative_attention_bias.weight")

@@ -16,6 +16,7 @@ from ..bundle.text.wrapped import normalizer
 from ..model.config import MOST_OF_MODEL
 from .base import ImportOptions
 from .hf_rebuilt import entries_of, sentencepiece_model, steps
+from .vocabularies import put_entries
 from .weights import file_in, read_json_file
 
 PYTHON = ("MarianTokenizer", "M2M100Tokenizer", "PLBartTokenizer", "FSMTTokenizer")
@@ -221,7 +222,7 @@ class Folder:
 
     def add(self, entries: list[str], added: Mapping[str, int], model: bytes) -> None:
         """Put added tokens behind a vocabulary, as outputs of transformers have them: normalized ones are changed."""
-        with_added(entries, added)
+        put_entries(entries, added)
         listed, normal = self.listed(), self._normal(model)
         for token, i in added.items():
             if listed.get(token, {}).get("normalized") and not listed[token]["special"]:
@@ -289,10 +290,3 @@ class Folder:
                 )
             found[side] = name, ids[name]
         return found
-
-
-def with_added(entries: list[str], added: Mapping[str, int]) -> None:
-    """Put added tokens where their ids are; what is between is empty."""
-    entries += [""] * (max(added.values(), default=len(entries) - 1) + 1 - len(entries))
-    for token, i in added.items():
-        entries[i] = token

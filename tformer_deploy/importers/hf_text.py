@@ -10,9 +10,9 @@ from typing import Any
 from ..base.errors import ArtifactError, ConfigError
 from ..bundle.text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe
 from .base import ImportOptions
-from .hf_folder import BACKENDS, BYTES, DEFAULTS, Folder, with_added
+from .hf_folder import BACKENDS, BYTES, DEFAULTS, Folder
 from .hf_rebuilt import around_text, byte_level_space, entries_of, merges_of, steps
-from .vocabularies import read_entries
+from .vocabularies import put_entries, read_entries
 
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 """What stands before a sentencepiece model's pieces in models of fairseq, which lose their first three."""
@@ -125,7 +125,7 @@ def _add(folder: Folder, entries: list[list[str]]) -> None:
     if entries[0] != entries[1]:
         raise ConfigError(f"{folder.path}: added tokens beside two vocabularies cannot be imported: leave them out")
     for each in entries:
-        with_added(each, {token: i for token, i in folder.added().items() if i >= len(each)})
+        put_entries(each, {token: i for token, i in folder.added().items() if i >= len(each)})
 
 
 def _special(folder: Folder, entries: list[str]) -> list[int]:
@@ -184,7 +184,7 @@ def _bytes(folder: Folder) -> Text:
     if folder.tokenizer_class not in BACKENDS:
         space = bool(folder.tokenizer_config.get("add_prefix_space", space))
     own = len(entries)
-    with_added(entries, {token: i for token, i in folder.added().items() if i >= own})
+    put_entries(entries, {token: i for token, i in folder.added().items() if i >= own})
     first, end = (folder.token(name, default) for name, default in (("cls_token", "<s>"), ("sep_token", "</s>")))
     if missing := [token for token in (first, end) if token not in entries]:
         raise ArtifactError(f"{folder.path}: its vocabulary has no {missing[0]}: copy it again")

@@ -20,17 +20,13 @@ from .toolkit import (
     LayerNames,
     Settings,
     both_sides,
-    coded_tokenizers,
     equal,
-    ids_of,
-    named_specials,
-    notes_of,
     parse_yaml,
     put_layer,
     read_text,
     sharing,
 )
-from .vocabularies import read_entries
+from .vocabularies import Vocabulary, coded_tokenizers, ids_of, notes_of, read_entries, require_rows
 from .weights import Weights, load_parts, state_dict
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
@@ -64,28 +60,24 @@ def read(path: Path, options: ImportOptions) -> Imported:
         raise ConfigError(f"{where}: lowercase=True is not supported with --src-codes: {advice}")
     symbols = Settings(str(where), data.values.get("special_symbols") or {})
     names = [symbols.get(name, usual) for name, usual in SPECIALS.items()]
-    paths = (
-        options.src_vocab or options.vocab or path.parent / "src_vocab.txt",
-        options.tgt_vocab or options.vocab or path.parent / "trg_vocab.txt",
-    )
-    entries = []
-    for vocabulary, table in zip(paths, (SOURCE, TARGET), strict=True):
-        entries.append(read_entries(vocabulary))
-        if len(entries[-1]) != weights.shape(table)[0]:
-            rows = weights.shape(table)[0]
-            raise ArtifactError(f"{vocabulary} has {len(entries[-1])} entries, {table} {rows}: is it another one?")
-    specials = named_specials(entries[0], paths[0], names), named_specials(entries[1], paths[1], names)
-    config = from_dict(ModelConfig, {**values, **ids_of(specials[1]), **options.model}, "model")
+    sides: list[Vocabulary] = []
+    for side, named, table in zip(("src", "trg"), options.vocabularies, (SOURCE, TARGET), strict=True):
+        file = named or path.parent / f"{side}_vocab.txt"
+        entries = read_entries(file)
+        require_rows(entries, file, weights.shape(table)[0])
+        sides.append(Vocabulary.named(entries, file, names))
+    config = from_dict(ModelConfig, {**values, **ids_of(sides[1].specials), **options.model}, "model")
     made = Parameters(weights, config)
     _fill(made)
     if lower == {True}:
         options = replace(options, lower=True)
+    tokenizers = coded_tokenizers(options, sides)
     return Imported(
         config,
         made,
-        coded_tokenizers(options, (entries[0], entries[1]), specials),
+        tokenizers,
         not_compared="JoeyNMT is not run here: compare some outputs with joeynmt translate's",
-        notes=notes_of(options),
+        notes=notes_of(tokenizers),
     )
 
 

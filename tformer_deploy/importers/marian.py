@@ -18,7 +18,6 @@ import torch
 from ..base.errors import ArtifactError, ConfigError
 from ..base.headers import DAMAGED, read_arrays
 from ..base.settings import from_dict
-from ..bundle.text import Specials, Tokenizer, Tokenizers
 from ..bundle.text.pieces import processor
 from ..model.config import ModelConfig
 from .base import Imported, ImportOptions, Parameters
@@ -28,10 +27,6 @@ from .toolkit import (
     NEVER,
     Settings,
     both_sides,
-    coded,
-    ids_of,
-    named_specials,
-    notes_of,
     parse_yaml,
     read_text,
     rows,
@@ -39,6 +34,7 @@ from .toolkit import (
     sines,
     with_start,
 )
+from .vocabularies import Vocabulary, coded_tokenizers, ids_of, in_order, notes_of, require_rows, vocabulary_files
 from .weights import Weights, kind_of
 
 SETTINGS = "special:model.yml"
@@ -96,19 +92,21 @@ def read(path: Path, options: ImportOptions) -> Imported:
         raise settings.refused("input-types", inputs)
     weights = Weights.of(path, {name: torch.from_numpy(array) for name, array in arrays.items()})
     tables = [weights.shape(name)[0] for name in _tables(weights)[:2]]
-    tokenizers = _tokenizers(options, tables[0], tables[1])
-    values = {**_values(weights, settings), **ids_of(tokenizers.target.specials), **with_start(tables[0], tables[1])}
+    files = vocabulary_files(options, "its .yml or .spm")
+    source = _vocabulary(files[0], tables[0])
+    target = source if (files[0], tables[0]) == (files[1], tables[1]) else _vocabulary(files[1], tables[1])
+    tokenizers = coded_tokenizers(options, (source, target))
+    values = {**_values(weights, settings), **ids_of(target.specials), **with_start(tables[0], tables[1])}
     config = from_dict(ModelConfig, {**values, **options.model}, "model")
     made = Parameters(weights, config)
     _fill(made, settings)
     settings.require_read(*UNUSED)
-    spm = (options.src_vocab or options.vocab or path).suffix == ".spm"
     return Imported(
         config,
         made,
         tokenizers,
         not_compared="Marian is not run here: compare some outputs with marian-decoder's",
-        notes=[] if spm else notes_of(options),
+        notes=notes_of(tokenizers),
     )
 
 
@@ -127,35 +125,22 @@ def _tables(weights: Weights) -> tuple[str, str, str]:
     return source, target, next((name for name in outputs if name in weights), target)
 
 
-def _tokenizers(options: ImportOptions, src_size: int, tgt_size: int) -> Tokenizers:
-    paths = options.src_vocab or options.vocab, options.tgt_vocab or options.vocab
-    if paths[0] is None or paths[1] is None:
-        raise ConfigError("the file has no words: name its .yml or .spm with --vocab, or --src-vocab and --tgt-vocab")
-    codes = options.src_codes, options.tgt_codes or options.src_codes
-    source = _tokenizer(paths[0], codes[0], src_size, options.lower)
-    if (paths[0], codes[0], src_size) == (paths[1], codes[1], tgt_size):
-        return Tokenizers(source, source)
-    return Tokenizers(source, _tokenizer(paths[1], codes[1], tgt_size, options.lower))
-
-
-def _tokenizer(path: Path, codes: Path | None, size: int, lower: bool) -> Tokenizer:
-    """A vocabulary that is a sentencepiece model, or a list of words that codes split."""
+def _vocabulary(path: Path, rows: int) -> Vocabulary:
+    """A sentencepiece model, which splits text too, or words with their ids."""
     if path.suffix == ".spm":
         model = processor(path.read_bytes()) if path.is_file() else None
         if model is None:
             raise ConfigError(f"{path} is not there")
         entries = [model.id_to_piece(i) for i in range(model.get_piece_size())]
-        codes = codes or path
     else:
-        found = parse_yaml(read_text(path), str(path), texts=True)
-        if not isinstance(found, dict) or not all(isinstance(i, str) and i.isdecimal() for i in found.values()):
+        loaded = parse_yaml(read_text(path), str(path), texts=True)
+        if not isinstance(loaded, dict) or not all(isinstance(i, str) and i.isdecimal() for i in loaded.values()):
             raise ArtifactError(f"{path} is no vocabulary of Marian: it has no word with a number on each line")
-        ids = {int(i): word for word, i in found.items()}
-        entries = [ids.get(i, "") for i in range(size)]
-    if len(entries) != size or "" in entries:
-        raise ArtifactError(f"{path} does not have the {size} entries of the model: is it another vocabulary?")
-    specials: Specials = named_specials(entries, path, SPECIALS)
-    return coded(entries, specials, codes, lower)
+        entries = in_order({word: int(i) for word, i in loaded.items()}, path)[:rows]  # `dim-vocabs` may be smaller
+    require_rows(entries, path, rows)
+    if "" in entries:
+        raise ArtifactError(f"{path} has no entry {entries.index('')}: is it another vocabulary?")
+    return Vocabulary.named(entries, path, SPECIALS, codes=path if path.suffix == ".spm" else None)
 
 
 def _values(weights: Weights, settings: Settings) -> dict[str, Any]:

@@ -21,15 +21,12 @@ from .toolkit import (
     LayerNames,
     Settings,
     both_sides,
-    coded_tokenizers,
     equal,
-    ids_of,
-    named_specials,
-    notes_of,
     options_of,
     put_layer,
     sharing,
 )
+from .vocabularies import Vocabulary, coded_tokenizers, ids_of, notes_of, require_rows
 from .weights import Weights, load_parts, state_dict
 
 PARTS = ("opt", "vocab", "model", "generator")
@@ -87,11 +84,13 @@ def read(path: Path, options: ImportOptions) -> Imported:
     words = options_of(parts["vocab"], f"{path}: vocab")
     if not all(_is_words(words.get(side)) for side in ("src", "tgt")):
         raise ArtifactError(f"{path} has no lists of words: is it of OpenNMT-py 3?")
-    specials = named_specials(words["src"], path, SPECIALS), named_specials(words["tgt"], path, SPECIALS)
-    tokenizers = coded_tokenizers(options, (words["src"], words["tgt"]), specials, suffix=())
+    for short, side in (("src", "encoder"), ("tgt", "decoder")):
+        require_rows(words[short], path, weights.shape(f"{side}.{TABLE}", 2)[0], padded=True)
+    source, target = (Vocabulary.named(words[side], path, SPECIALS) for side in ("src", "tgt"))
+    tokenizers = coded_tokenizers(options, (source, target), suffix=())
     if (start := words.get("decoder_start_token", "<s>")) not in words["tgt"]:
         raise ArtifactError(f"{path}: decoder_start_token={start!r} is not in the vocabulary")
-    values = {**_values(weights, settings), "start_id": words["tgt"].index(start), **ids_of(specials[1])}
+    values = {**_values(weights, settings), "start_id": words["tgt"].index(start), **ids_of(target.specials)}
     config = from_dict(ModelConfig, {**values, **options.model}, "model")
     made = Parameters(weights, config)
     _fill(made)
@@ -100,7 +99,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
         made,
         tokenizers,
         not_compared="OpenNMT-py is not run here: compare some outputs with onmt_translate's",
-        notes=notes_of(options),
+        notes=notes_of(tokenizers),
     )
 
 

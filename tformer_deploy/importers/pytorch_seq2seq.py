@@ -25,7 +25,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
     src_vocab, width = weights.shape("encoder.tok_embedding.weight", 2)
     tgt_vocab, decoder_width = weights.shape("decoder.tok_embedding.weight", 2)
     positions = [weights.shape(f"{side}.pos_embedding.weight")[0] for side in ("encoder", "decoder")]
-    tokenizers = word_tokenizers(options, (src_vocab, tgt_vocab), begins=True)
+    tokenizers = word_tokenizers(options, (src_vocab, tgt_vocab))
     specials = tokenizers.target.specials
     sizes = {
         "encoder_d_model": width if width != decoder_width else 0,

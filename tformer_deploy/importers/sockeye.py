@@ -21,16 +21,12 @@ from .toolkit import (
     MOST_POSITIONS,
     Settings,
     both_sides,
-    coded_tokenizers,
     equal,
-    ids_of,
-    named_specials,
-    notes_of,
     parse_yaml,
     read_text,
     sharing,
 )
-from .vocabularies import read_entries
+from .vocabularies import Vocabulary, coded_tokenizers, ids_of, notes_of, read_entries, require_rows
 from .weights import Weights, read_weights
 
 ACTIVATIONS = {"relu": "relu", "swish1": "silu", "gelu": "gelu"}
@@ -60,23 +56,22 @@ def read(path: Path, options: ImportOptions) -> Imported:
     file = folder / "params.best" if path.is_dir() else path
     weights = read_weights(file)
     weights.ignore(*(name for name in weights if name.startswith(("nvs.", "length_ratio."))))
-    paths = folder / "vocab.src.0.json", folder / "vocab.trg.0.json"
-    entries = []
-    for vocabulary, table in zip(paths, (SOURCE, TARGET), strict=True):
-        entries.append(read_entries(vocabulary))
-        if len(entries[-1]) > weights.shape(table)[0]:  # they pad a vocabulary's size to a multiple
-            raise ArtifactError(f"{vocabulary} has {len(entries[-1])} entries, {table} {weights.shape(table)[0]}")
-    specials = named_specials(entries[0], paths[0], SPECIALS), named_specials(entries[1], paths[1], SPECIALS)
-    values = {**_values(weights, settings), **ids_of(specials[1])}
+    sides: list[Vocabulary] = []
+    for file, table in ((folder / "vocab.src.0.json", SOURCE), (folder / "vocab.trg.0.json", TARGET)):
+        entries = read_entries(file)
+        require_rows(entries, file, weights.shape(table)[0], padded=True)  # to a multiple of some number
+        sides.append(Vocabulary.named(entries, file, SPECIALS))
+    values = {**_values(weights, settings), **ids_of(sides[1].specials)}
     config = from_dict(ModelConfig, {**values, **options.model}, "model")
     made = Parameters(weights, config)
     _fill(made)
+    tokenizers = coded_tokenizers(options, sides)
     return Imported(
         config,
         made,
-        coded_tokenizers(options, (entries[0], entries[1]), specials),
+        tokenizers,
         not_compared="Sockeye is not run here: compare some outputs with sockeye-translate's",
-        notes=notes_of(options),
+        notes=notes_of(tokenizers),
     )
 
 

@@ -1,4 +1,4 @@
-"""What the toolkits' formats share: settings that are read or refused by their names, YAML, vocabularies with codes."""
+"""What the toolkits' formats share: settings that are read or refused by their names, YAML, parameters of layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import math
 import reprlib
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..base.errors import ArtifactError, ConfigError, missing_extra
-from ..base.headers import TOKENIZER_BYTES, content
-from ..bundle.text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe, Words
+from ..base.errors import ArtifactError, missing_extra
+from ..base.headers import content
 from ..model.config import Activation
-from .base import Change, ImportOptions, Parameters
+from .base import Change, Parameters
 from .weights import Weights
 
 T = TypeVar("T")
@@ -30,7 +29,6 @@ MOST_POSITIONS = 1024
 """As many as are taken of a table of sines, unless model.max_positions says otherwise."""
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
-SPLIT = "the source names no codes: lines are split at spaces, so give text as the model was trained on, or --src-codes"
 
 
 class Settings:
@@ -113,23 +111,6 @@ def known_activation(ours: str, where: str) -> str:
     if ours not in get_args(Activation):
         raise ArtifactError(f"{where}={ours} is not supported, only {', '.join(get_args(Activation))}")
     return ours
-
-
-def named_specials(entries: Sequence[str], where: Path, names: Sequence[str]) -> Specials:
-    """Ids of padding, begin, end and unknown by a toolkit's names of them; there must be an end and an unknown."""
-    ids = [entries.index(name) if name in entries else -1 for name in names]
-    if missing := next((name for name, i in zip(names[2:], ids[2:], strict=True) if i < 0), ""):
-        raise ArtifactError(f"{where}: the vocabulary has no '{missing}': is it of another format?")
-    return Specials(ids[0], ids[1], ids[2], ids[3])
-
-
-def ids_of(specials: Specials) -> dict[str, int]:
-    """Fields of the model's config; one that the vocabulary lacks is never used, and becomes one that it has."""
-    return {
-        "pad_id": specials.pad if specials.pad >= 0 else specials.unk,
-        "bos_id": specials.bos if specials.bos >= 0 else specials.eos,
-        "eos_id": specials.eos,
-    }
 
 
 def sharing(output: bool, source: bool) -> str:
@@ -260,45 +241,3 @@ def read_text(path: Path) -> str:
         return io.TextIOWrapper(io.BytesIO(found), "utf-8").read()  # every kind of line's end is one
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{path} is not UTF-8: {error}: save it as UTF-8") from None
-
-
-def coded(entries: Sequence[str], specials: Specials, codes: Path | None, lower: bool = False) -> Tokenizer:
-    """A tokenizer of a toolkit's vocabulary: codes are a sentencepiece model or BPE rules; without them, words.
-
-    Raises ArtifactError, and ConfigError for codes of lower-cased text: their tokenizers do not change it.
-    """
-    if codes is None:
-        return Words(entries, None, specials, lower=lower)
-    if lower:
-        raise ConfigError(f"--lower: {codes} splits text as it is: leave it out, and lower-case text before")
-    if codes.suffix in (".model", ".spm"):
-        return PieceList(content(codes, TOKENIZER_BYTES), entries, specials)
-    lines = [line for line in read_text(codes).split("\n") if line.strip()]
-    # subword-nmt's version 0.1 had the word's end as a symbol of its own; some tools write how often a pair was seen.
-    if not lines or not lines[0].startswith("#version: 0.2"):
-        raise ArtifactError(f"{codes} is neither a .model of sentencepiece nor BPE codes with #version: 0.2")
-    merges = [" ".join(line.split(" ")[:2]) for line in lines[1:]]
-    bytewise = sum(entry.startswith("\u0120") for entry in entries) > len(entries) // 10
-    return ByteBpe(entries, merges, specials) if bytewise else WordBpe(entries, merges, specials)
-
-
-def coded_tokenizers(
-    options: ImportOptions,
-    entries: tuple[Sequence[str], Sequence[str]],
-    specials: tuple[Specials, Specials],
-    prefix: tuple[int, ...] = (),
-    suffix: tuple[int, ...] | None = None,
-) -> Tokenizers:
-    """Both sides' tokenizers; one for both where they are the same."""
-    if options.src_codes is None and options.tgt_codes is not None:
-        raise ConfigError("--tgt-codes: name --src-codes too")
-    tgt_codes = options.tgt_codes or options.src_codes
-    source = coded(entries[0], specials[0], options.src_codes, options.lower)
-    if (list(entries[0]), specials[0], options.src_codes) == (list(entries[1]), specials[1], tgt_codes):
-        return Tokenizers(source, source, prefix, suffix)
-    return Tokenizers(source, coded(entries[1], specials[1], tgt_codes, options.lower), prefix, suffix)
-
-
-def notes_of(options: ImportOptions) -> list[str]:
-    """What the user should know about text."""
-    return [] if options.src_codes else [SPLIT]

@@ -48,7 +48,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
     weights = read_weights(path, *WRAPPERS)
     parts = Parts.find(weights, options)
     width = weights.shape(parts.tgt, 2)[1]
-    tokenizers = word_tokenizers(options, (weights.shape(parts.src)[0], weights.shape(parts.tgt)[0]), begins=True)
+    tokenizers = word_tokenizers(options, (weights.shape(parts.src)[0], weights.shape(parts.tgt)[0]))
     specials, core = tokenizers.target.specials, parts.core
     finals = [side for side in ("encoder", "decoder") if f"{core}{side}.norm.weight" in weights]
     known, table = positions(weights, parts.positions)
