@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def measure(command: list[object], lines: str) -> dict[str, float]:
-    """What one process says, as figures of a step."""
+    """One process' output, as figures per step."""
     environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime_library()}
     words = [*map(str, command)]
     said = json.loads(

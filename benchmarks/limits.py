@@ -146,7 +146,7 @@ def measured(engine: Engine, name: str, reference: Reference, bundle: Bundle, ta
 
 
 def counts(rows: list[Outputs]) -> dict[str, list[int]]:
-    """Sentences, ties, and what differs without an excuse."""
+    """Sentences, ties, and differences that are no ties."""
     return {f"{row.variant} {row.mode}".strip(): [row.sentences, row.ties, row.failed] for row in rows}
 
 

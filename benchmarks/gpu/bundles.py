@@ -157,7 +157,7 @@ def export_random(model: Model, preset_name: str, vocabulary: int, seed: int) ->
 
 
 def digest(preset_name: str, vocabulary: int, seed: int) -> str:
-    """What stands for the hash of random weights."""
+    """The hash that stands for random weights: of what they are made from."""
     return hashlib.sha256(f"{preset_name} {vocabulary} {seed}".encode()).hexdigest()
 
 

@@ -26,7 +26,7 @@ def why_not() -> str:
 
 
 class Decoder:
-    """Greedy decoding, or the device's part of a beam search: no answer is waited for between steps."""
+    """Greedy decoding, or the device's part of a beam search, without waiting for the host between steps."""
 
     def __init__(self, model: Any, batch: int, beams: int, sizes: tuple[int, int]) -> None:
         import torch
@@ -65,7 +65,7 @@ class Decoder:
 
 
 def measure(decoder: Decoder) -> list[float]:
-    """Milliseconds from the first to the last work of a batch, by the device's clock."""
+    """Milliseconds of a batch, by CUDA events, one for each round."""
     import torch
 
     found = []

@@ -1,4 +1,4 @@
-"""What the host is, and what it found, as JSON. Needs the standard library alone."""
+"""Describe the host, and collect the results of all steps, as JSON. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUERY = (
     "name,driver_version,memory.total,memory.used,compute_cap,clocks.max.sm,clocks.max.mem,power.limit,mig.mode.current"
 )
 LIMIT = 16 << 20
-"""Bytes of results."""
+"""Bytes of results: small enough for a job's output."""
 TORCH = "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"
 
 
@@ -50,7 +50,7 @@ def gpus() -> list[dict[str, str]]:
 
 
 def run(command: list[str], seconds: int) -> str:
-    """What a command prints; nothing where it fails or takes longer: all else is worth more."""
+    """A command's output; empty if it fails or takes longer, since a description is not worth failing for."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -16,11 +16,11 @@ FILTERS: list[dict[str, int]] = [
     {"id": lzma.FILTER_X86},
     {"id": lzma.FILTER_LZMA2, "preset": 6 | lzma.PRESET_EXTREME, "dict_size": 256 << 20, "lc": 4},
 ]
-"""Most of what is large is code for x86."""
+"""The x86 filter first: most of a kit is x86 code. The dictionary, 256 MiB, spans a whole library."""
 
 
 class Pieces:
-    """A file that goes on in the next piece where one is full: `core.tar.00`, `core.tar.01` and so on."""
+    """A file that is written in pieces of limited size: `core.tar.00`, `core.tar.01` and so on."""
 
     def __init__(self, stem: Path, limit: int) -> None:
         self.stem, self.limit, self.written = stem, limit, 0
@@ -74,7 +74,7 @@ def pack(folder: Path, out: Path, limit: int, compress: bool = False) -> list[Pa
 
 
 class Squeezed:
-    """What is written here arrives compressed."""
+    """Compresses what is written to it."""
 
     def __init__(self, target: Pieces, compressor: lzma.LZMACompressor) -> None:
         self.target, self.compressor = target, compressor

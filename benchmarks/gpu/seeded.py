@@ -1,4 +1,7 @@
-"""Random weights that are not carried: the same bytes wherever they are made. Needs numpy alone."""
+"""Random weights that the host makes from a seed, the same bytes everywhere, so that the kit need not carry them.
+
+Needs only numpy.
+"""
 
 from __future__ import annotations
 

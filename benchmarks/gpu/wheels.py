@@ -34,7 +34,7 @@ def download(names: Sequence[str], python: str, out: Path, dependencies: bool = 
 
 
 def unsqueeze(folder: Path) -> None:
-    """Keep the files of wheels as they are: pieces are compressed as a whole, and far better."""
+    """Repack wheels without compression: a piece is compressed as a whole, which is far smaller."""
     for wheel in sorted(folder.glob("*.whl")):
         part = wheel.with_suffix(".part")
         with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as new:

@@ -118,7 +118,7 @@ def instructions() -> list[str]:
 
 
 def make_sides(options: argparse.Namespace, results: dict[str, Any]) -> list[Side]:
-    """Everybody; with --quick one setting each."""
+    """All sides; with --quick one setting each."""
     cores = int(results["machine"]["cores"])
     programs = [name.removeprefix("native:") for name in options.engines if name.startswith("native:")]
     sides = [

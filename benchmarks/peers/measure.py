@@ -18,18 +18,18 @@ from .points import Point
 from .sides import OURS, Setting, Side, batchings
 
 HOPELESS = 1.5
-"""A setting whose first try takes so many times the best one's time is not tried again."""
+"""A setting that is this many times slower than the best in its first try is dropped."""
 LIMIT_SECONDS = 900
-"""How long an answer may take; a model that compiles itself takes minutes."""
+"""Seconds to wait for an answer; torch.compile takes minutes."""
 TURN_SECONDS = 0.5
-"""At least so long a side repeats a batch in its turn."""
+"""Seconds for which a side repeats a batch in its turn, at least."""
 REFERENCES = ("CTranslate2", "CTranslate2 float32", "eager PyTorch")
 """Ours are compared with the fastest side whose name begins so."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """One model in everybody's form, and what is decoded with it."""
+    """One model in the format of every side, and what is decoded with it."""
 
     name: str
     bundle: Path

@@ -130,7 +130,7 @@ def _cold(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _failures(model: Mapping[str, Any]) -> list[str]:
-    """What did not work, each message once."""
+    """Failed settings, each message once."""
     found: dict[str, None] = {}
     for trial in model["trials"]:
         if trial["error"]:

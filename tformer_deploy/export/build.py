@@ -30,27 +30,27 @@ from .trt_builder import BuildOptions, Plan, PlanPrecision, compile_plan
 LargestValues = dict[str, dict[str, float]]
 """Graph -> tensor -> largest absolute value."""
 CALIBRATED, BATCH_TOKENS = 256, 1024
-"""At most so many sentences of the text are decoded, in batches of so many padded tokens."""
+"""Calibration limits: sentences of the text, and padded tokens of a batch."""
 HUGE = 1e8
-"""Values beyond are the masks' of the graphs."""
+"""Larger values are attention masks."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """One plan of a report."""
+    """A plan, as the report describes it."""
 
     graph: str
     profile: str
     megabytes: float
     seconds: float
     layers: dict[str, dict[str, int]]
-    """Kind -> type -> how many."""
+    """Layer kind -> type -> count."""
     weights: dict[str, int]
-    """Type -> how many, of those that the finished plan names."""
+    """Type -> count of the weights that the finished plan names."""
     tensors: dict[str, int]
-    """Type -> how many, of what the finished plan's layers read and write, where TensorRT tells."""
+    """Type -> count of the tensors that its layers read and write, where TensorRT reports them."""
     scratch_megabytes: float | None
-    """What it computes in on the device, where TensorRT tells."""
+    """Scratch memory on the device, where TensorRT reports it."""
 
 
 @dataclass
@@ -61,19 +61,19 @@ class BuildReport:
     """Of the plans."""
     stamp: Stamp
     calibration: str = ""
-    """The text, and how many of its sentences."""
+    """The calibration text, and the number of its sentences that were decoded."""
     largest: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Of each graph: the tensor that got largest, and how large."""
+    """Graph -> the tensor with the largest absolute value, and that value."""
     islands: list[Island] = field(default_factory=list)
     coverage: dict[str, float] = field(default_factory=dict)
-    """Profile -> share of the text's sources that it takes."""
+    """Profile -> share of the text's sources that fit into it."""
     buffers: dict[str, float] = field(default_factory=dict)
-    """Profile -> megabytes on the device of a batch's inputs, outputs and both sets of caches."""
+    """Profile -> MB on the device for a batch: inputs, outputs and both sets of caches."""
     plans: list[Built] = field(default_factory=list)
     fast: bool = False
-    """Built with the least search for kernels."""
+    """Built with the shortest search for kernels."""
     replaced: list[str] = field(default_factory=list)
-    """Profiles whose plans were there before and are not any more."""
+    """Profiles whose earlier plans were removed."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -184,7 +184,7 @@ def build_plans(
 
 
 def check_options(options: BuildOptions, tensorrt: TensorRt) -> None:
-    """Raise ConfigError for what a TensorRT does not have."""
+    """Raise ConfigError for options that this TensorRT does not support."""
     if options.precision == "bf16" and tensorrt.major < 10:
         raise ConfigError(f"--precision bf16: {tensorrt.title} does not have it: take fp16 or fp32")
     if tensorrt.flavor == "rtx":
@@ -227,7 +227,7 @@ def usual_profiles(axes: Axes, found: Sequence[int]) -> set[Profile]:
 
 def largest_values(ranges: LargestValues) -> dict[str, tuple[str, float]]:
     """Of each graph: the tensor that got largest, and how large."""
-    # Without the scores of what must not be looked at, which are meant to be huge and stay fp32.
+    # Masked scores are left out: they are huge on purpose and stay fp32.
     shown = {graph: {name: x for name, x in found.items() if x < HUGE} for graph, found in ranges.items()}
     return {graph: max(found.items(), key=lambda item: item[1]) for graph, found in shown.items()}
 
@@ -253,7 +253,7 @@ def measure(
     steps: int,
     progress: Progress,
 ) -> LargestValues:
-    """Decode the first sentences greedily in fp32 for so many steps, and see how large every value gets."""
+    """Decode the first sentences greedily in fp32 and record the largest absolute value of every tensor."""
     from ..engines.ort.ranges import RangeEngine
 
     lengths = [len(source) for source in sources[:CALIBRATED]]
@@ -297,7 +297,7 @@ def buffer_sizes(graph: Path) -> dict[str, int]:
 
 
 def reported(graph: str, profile: Profile, plan: Plan) -> Built:
-    """A plan as it stands in a report."""
+    """Describe a plan for the report."""
     scratch = None if plan.scratch is None else plan.scratch / 1e6
     size = len(plan.data) / 1e6
     return Built(graph, str(profile), size, plan.seconds, plan.layers, plan.weights, plan.tensors, scratch)

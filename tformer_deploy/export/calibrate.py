@@ -20,18 +20,18 @@ from .quantizing import TABLES, Range, Ranges, channels, group_size, groups, ste
 Noise = dict[str, float]
 """Name of a layer's output, see `contract.layer_names` -> the root mean square of its differences."""
 SENTENCES, BATCH, TOKENS = 256, 32, 64
-"""At most so many sentences, in batches of so many, each decoded for at most so many steps."""
+"""Limits of calibration: sentences, batch size, decoding steps."""
 NOISE_SENTENCES, NOISE_TOKENS = 64, 32
-"""The same where both the model and its rounded copy decode."""
+"""The same where the rounded copies of the model decode too."""
 ENTRIES = 512
-"""Entries of the vocabularies that are fed at once."""
+"""Vocabulary entries per batch."""
 CALLS, ROWS, SHARES, FEW, PAYS = 64, 8, [0.5**n for n in range(7)], 0.5, 0.25
-"""Of a layer's input: the first calls, of which rows are kept, and how many; what large channels may be shrunk to, as
-a share of the largest, and the share of channels that may be; the part of the squared error that may be left for that
-to pay, as it costs a multiplication."""
+"""Ranges of inputs: calls, and rows of each, that are kept; factors tried for shrinking large channels; largest share
+of channels that may be shrunk; and the share of the squared error that must not be exceeded for shrinking to be worth
+its multiplication."""
 SHARE, ROOM = 0.15, 0.75
-"""Of the tolerance: what the rounding of one layer alone may cost in scores, where that of all goes beyond; and what
-that of the layers that are left may cost together, as other text may cost more."""
+"""Shares of the tolerance. If rounding all layers costs too much, one alone may cost `SHARE` in scores, and all that
+are rounded `ROOM`, since other text may cost more."""
 
 
 @torch.inference_mode()
@@ -102,7 +102,7 @@ class Measured(NamedTuple):
 
     ranges: Ranges
     fp32: list[str]
-    """Layers that stay fp32."""
+    """Linear layers that stay fp32."""
     limits: Noise
 
     def described(self) -> dict[str, object]:
@@ -130,7 +130,7 @@ def fp32_layers(model: Seq2Seq, recipe: Recipe, ranges: Ranges, sources: Sequenc
     own, tables = cast(nn.Module, model), [n for n, m in mixed.named_modules() if isinstance(m, nn.Embedding)]
 
     def apart(fp32: Sequence[str]) -> tuple[float, float]:
-        """How far scores and all are off where all but these are rounded, as parts of the tolerance."""
+        """Errors with all layers but these rounded, as multiples of the tolerance: of scores, and of everything."""
         for name in [*tables, *ranges]:
             parent, _, child = name.rpartition(".")
             kept = (TABLES if name in tables else name) in fp32
@@ -151,7 +151,7 @@ def fp32_layers(model: Seq2Seq, recipe: Recipe, ranges: Ranges, sources: Sequenc
 
 
 def parts_off(models: Sequence[Seq2Seq], recipe: Recipe, sources: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """The largest difference of a score, and of a cross-attention key or value, as parts of the tolerance."""
+    """Largest error of a score, and of a cross-attention key or value, as multiples of the tolerance."""
     scores = encoder = 0.0
     for side, _, real, layers in all_steps(models, sources[:BATCH], NOISE_TOKENS, ENTRIES):
         if side == "decoder":
@@ -166,7 +166,7 @@ def parts_off(models: Sequence[Seq2Seq], recipe: Recipe, sources: Sequence[Seque
 
 
 def _largest(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference; infinite for what is no number on one side."""
+    """The largest absolute difference; infinite where only one side is NaN or infinite."""
     off = torch.where(ours == theirs, 0, ours - theirs).abs()  # of infinities too
     return float(off.nan_to_num(math.inf, math.inf).max())
 

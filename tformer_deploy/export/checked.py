@@ -1,4 +1,4 @@
-"""Checkpoint to bundle: export, check, leave out what failed, and only then give it its name."""
+"""Checkpoint to bundle: export, check, drop the variants that failed, then move the folder into place."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Texts:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Sources that calibrate, none of which is checked."""
+    """Sources for calibration; none of them is checked."""
 
     sources: list[list[int]]
     places: list[int]
     """Of the corpus that is left to check."""
     line: str
-    """What was done, for the report."""
+    """How the text was divided, for the report."""
 
 
 def export_checked(
@@ -124,7 +124,7 @@ def _exportable(checkpoint: Checkpoint | UserCheckpoint, recipes: Sequence[str],
         chosen = {name: dataclasses.replace(each, memory=each.has_memory) for name, each in chosen.items()}
     if isinstance(checkpoint, UserCheckpoint):
         require_exportable(checkpoint, chosen)
-    load_exported(recipe.target for recipe in chosen.values())  # without them all work would be for nothing
+    load_exported(recipe.target for recipe in chosen.values())  # fail before the long work if they are not installed
     return chosen
 
 
@@ -182,11 +182,11 @@ def _of(report: Report, variant: str) -> list[EngineReport]:
 
 WIDER = "widen the limit that is named in a recipe of your own"
 SHOWN = 3
-"""Failures of a variant, in its line."""
+"""Failures shown in a variant's line."""
 
 
 def left_out(report: Report, chosen: Mapping[str, Recipe]) -> dict[str, str]:
-    """The variants of which an engine failed: what is beyond which limit, and what to do, in a line each."""
+    """One line for each variant that failed: which limit it exceeds, and what to do."""
     found: dict[str, str] = {}
     for name, recipe in chosen.items():
         failures = [failure for engine in _of(report, name) for failure in engine.failures]

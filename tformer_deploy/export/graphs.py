@@ -1,4 +1,4 @@
-"""The functions that become graphs, in PyTorch: inputs and outputs as in `contract.py`, then its named layer values.
+"""The PyTorch modules that are traced to graphs: inputs and outputs as in `contract.py`, then named layer values.
 
 Each takes its inputs in the order of its signature. B batch, K beams, R = B*K rows, S source length, T target length so
 far, M capacity, H heads, D head size, V vocabulary, k best tokens.
@@ -35,7 +35,7 @@ class GraphModule(nn.Module):
         return dict(zip((spec.name for spec in self.signature.inputs), inputs, strict=True))
 
     def result(self, found: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """Outputs in the signature's order, then the layer values. Raises ConfigError for one that nobody noted."""
+        """Outputs in the signature's order, then the layer values. Raises ConfigError for one that is missing."""
         names = (*(spec.name for spec in self.signature.outputs), *self.layer_names)
         if missing := [name for name in names if name not in found]:
             raise ConfigError(f"the {self.name} of the module gives no {missing[0]}: note it in layers")
@@ -84,7 +84,7 @@ class StepGraph(GraphModule):
 
 
 class InPlaceStep(StepGraph):
-    """A step over caches that are written in place, where beams are followed and not reordered."""
+    """A step over caches that are written in place; beams are tracked by index, not reordered."""
 
     def cache(self, given: dict[str, Tensor]) -> Cache:
         """See `StepGraph.cache`."""
@@ -102,7 +102,7 @@ class InPlaceStep(StepGraph):
 
 
 class SlotsStep(InPlaceStep):
-    """The same for sentences at different positions, which all write the same place of their buffers."""
+    """The same for sentences at different positions, which all write the same slot of their buffers."""
 
     def cache(self, given: dict[str, Tensor]) -> Cache:
         """See `StepGraph.cache`."""
@@ -111,7 +111,7 @@ class SlotsStep(InPlaceStep):
 
 
 class ShortStep(InPlaceStep):
-    """The same, which scores the tokens of a shortlist alone."""
+    """The same, scoring only the tokens of a shortlist."""
 
     def best(self, hidden: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """See `StepGraph.best`; (R, n) and (R, k) for a list of n tokens."""
@@ -143,21 +143,21 @@ def scores_by_product(model: Seq2Seq) -> bool:
     if not isinstance(weight, Tensor) or weight.shape != (model.config.tgt_vocab, model.config.d_model):
         return False
     x = torch.randn(2, model.config.d_model, generator=torch.Generator().manual_seed(1))
-    x[1] *= 1000  # which a limit on logits would change
+    x[1] *= 1000  # so that soft-capped logits, for instance, show
     with torch.no_grad():
         found, expected = model.output(x), F.linear(x, weight, bias)
     return found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-3, atol=1e-4)  # a bias may be -inf
 
 
 class ChoosingStep(InPlaceStep):
-    """A step for TensorRT, over caches that are copied from one buffer to another, which chooses what comes next."""
+    """A step for TensorRT: caches are copied between two buffers, and the graph chooses the next tokens itself."""
 
     def cache(self, given: dict[str, Tensor]) -> Cache:
         """See `StepGraph.cache`."""
         return StaticCache(list(reordered(given)), given["positions"].flatten())
 
     def top(self, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """See `InPlaceStep.top`. What it makes of NaN is nowhere written, and an id outside of a table ends all."""
+        """See `InPlaceStep.top`. TensorRT's TopK of NaN is undocumented, and an id out of range would crash a step."""
         top_scores, ids = scores.topk(count, dim=-1)
         first, last = (torch.tensor(n, dtype=torch.int32) for n in (0, scores.shape[1] - 1))
         return top_scores, torch.minimum(torch.maximum(ids.int(), first), last)

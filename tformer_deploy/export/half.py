@@ -25,9 +25,9 @@ HALF_TYPES: dict[str, tuple[int, Any]] = {
     "bf16": (TensorProto.BFLOAT16, ml_dtypes.bfloat16),
 }
 LARGEST = {"fp16": 65504 / 2, "bf16": 1.6e38}
-"""What a tensor may reach on the calibration text and still be half: half of what the type holds."""
+"""Largest absolute value on the calibration text of a tensor in half precision: half of what fp16 can hold."""
 EXACT = {"LayerNormalization", "Softmax", "LogSoftmax", "TopK"}
-"""Sums over many elements and what decides: always fp32."""
+"""Reductions over many elements, and what chooses tokens: always fp32."""
 PARENTS, NEXT_PARENTS = "parents", "next_parents"
 """The row that each row of a step continues, and for the next step."""
 
@@ -41,7 +41,7 @@ class Island:
     """Its name: the layer's, if it is one's product."""
     kind: str
     tensor: str
-    """The first that is too large."""
+    """The first tensor of it that is too large."""
     largest: float
 
 
@@ -77,7 +77,7 @@ def fix_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
 
 
 def _keep_rows(graph: onnx.GraphProto) -> None:
-    """Read the caches as they are, where a step would gather the rows of the parents."""
+    """Read the caches directly instead of gathering the parents' rows."""
     same: dict[str, str] = {}
     left = []
     for node in graph.node:
@@ -149,7 +149,7 @@ class _Half:
                 islands.append(island)
             self.add(node, self.wants_half(node) and not island)
         _replace(self.graph, self.nodes, self.constants.values())
-        del self.graph.value_info[:]  # of the types that were
+        del self.graph.value_info[:]  # they have the old types
         return islands
 
     def too_large(self, name: str) -> bool:

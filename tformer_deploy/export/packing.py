@@ -10,7 +10,7 @@ import numpy as np
 from .quantizing import Array
 
 LANES = 16
-"""Outputs of a panel."""
+"""Outputs in a panel: one AVX-512 register of fp32."""
 INT8_INPUTS = 64
 """Inputs of int8 weights are padded to a multiple of it."""
 
@@ -63,6 +63,6 @@ def _panels(weight: Array, together: int) -> Array:
 
 
 def _padded(array: Array, axis: int, to: int) -> Array:
-    """Zeros behind an axis, up to a multiple of a number."""
+    """Pad an axis with zeros to a multiple of a number."""
     missing = -array.shape[axis] % to
     return np.pad(array, [(0, missing if i == axis else 0) for i in range(array.ndim)])

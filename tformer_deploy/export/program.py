@@ -19,7 +19,7 @@ from .save import PAGE
 FORMAT, VERSION = "tformer-program", 1
 FLOATS = {"fp32": pack_fp32, "bf16": pack_bf16}
 LINE = 64
-"""Bytes. Where arrays begin that are smaller than a page."""
+"""Bytes: alignment of arrays that are smaller than a page, a cache line."""
 
 
 def save_program(programs: Mapping[str, Program], metadata: Mapping[str, str], directory: Path) -> None:
@@ -48,7 +48,7 @@ class _Weights:
         self._seen: dict[tuple[str, tuple[int, ...], bytes], int] = {}
 
     def add(self, name: str, array: Array) -> int:
-        """The number of an array, which is written unless an equal one has been."""
+        """The index of an array; equal arrays are written once."""
         raw = np.ascontiguousarray(array)
         data = raw.tobytes()
         key = raw.dtype.name, raw.shape, hashlib.sha256(data).digest()

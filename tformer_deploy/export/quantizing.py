@@ -11,11 +11,11 @@ Array = NDArray[Any]
 
 
 class Range(NamedTuple):
-    """What a linear layer's input is rounded over."""
+    """Range of a linear layer's input for 8-bit quantization."""
 
     least: float
     largest: float
-    """0 lies between them."""
+    """The range; it contains 0."""
     shrink: Array | None = None
     """(in): what each channel is multiplied by first, and its weights divided by, so that a few large channels do not
     set the step of all. Source: Xiao et al. 2023, "SmoothQuant"."""
@@ -37,13 +37,13 @@ def channels(weight: Array) -> tuple[Array, Array]:
 
 
 def step_and_zero(least: float, largest: float) -> tuple[np.float32, np.uint8]:
-    """Of 8 bits over a range: the step between two integers, and the integer that stands for 0."""
+    """Scale and zero point of 8 bits over a range."""
     step = np.float32(max(largest - least, 1e-6) / 255)
     return step, np.uint8(np.clip(np.rint(-least / step), 0, 255))
 
 
 def group_size(largest: int, inputs: int) -> int:
-    """A group that is no longer than needed."""
+    """The group size, reduced for layers with fewer inputs."""
     return min(largest, max(16, 1 << (inputs.bit_length() - 1)))
 
 

@@ -20,14 +20,14 @@ from ..bundle.contract import GRAPHS, WEIGHTS
 PAGE = 4096
 """Bytes. Smaller arrays stay in the graph; the others begin at one, so that a runtime can map them into memory."""
 MESSAGE = 300
-"""Characters that are shown of what onnx says."""
+"""Characters of an onnx message that our errors quote."""
 INDICES = (TensorProto.INT32, TensorProto.INT64)
 """Sizes and places, which stay in the graph in any case: it can then be understood without its weights."""
 
 
 @contextmanager
 def reading(graph: Path) -> Iterator[None]:
-    """Say on one line what onnx has against a graph's file, or the weights beside it. Raises ArtifactError."""
+    """Turn onnx's errors about a graph's file, or the weights beside it, into one line. Raises ArtifactError."""
     try:
         yield
     except (ValueError, DecodeError, onnx.checker.ValidationError) as error:

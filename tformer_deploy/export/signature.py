@@ -18,7 +18,7 @@ _EXPRESSIONS = {
 
 
 def read_signature(model: onnx.ModelProto) -> Signature:
-    """Inputs and outputs of a graph as they stand in the file."""
+    """Inputs and outputs that the graph's file declares."""
     return Signature(tuple(map(_spec, model.graph.input)), tuple(map(_spec, model.graph.output)))
 
 

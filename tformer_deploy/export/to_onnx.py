@@ -54,7 +54,7 @@ def export_graphs(
     models = {}
     for name in made_of(recipe, tracer.model.config):
         if name in SHORT_GRAPHS and not scores_by_product(tracer.model):
-            continue  # they would leave out what else the output does
+            continue  # a short step would skip what else the output layer does
         exported = build_graph(name, tracer, recipe, ranges or {})
         label(exported, {"tformer.graph": name, **about})
         name_sizes(exported)
@@ -64,7 +64,7 @@ def export_graphs(
 
 
 def build_graph(name: str, tracer: Tracer, recipe: Recipe, ranges: Ranges) -> onnx.ModelProto:
-    """One graph of a recipe: traced, then rewritten by the recipe's passes."""
+    """Trace one graph of a recipe and run the recipe's passes over it."""
     model = tracer.graph(name, recipe)
     run_passes(model, recipe.passes(name), recipe, ranges)
     own_outputs(model.graph, signature(name, tracer.model.config, recipe))
@@ -109,7 +109,7 @@ def hide(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
 
 
 def label(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
-    """Pin the IR version and store what the graph is inside it; drop the exporter's notes on each node."""
+    """Pin the IR version and store the graph's metadata in it; drop the exporter's per-node metadata."""
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "tformer-deploy", __version__
     for node in model.graph.node:

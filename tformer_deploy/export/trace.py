@@ -34,7 +34,7 @@ _KINDS = {"int32": ir.DataType.INT32, "float32": ir.DataType.FLOAT}
 
 
 class Tracer:
-    """Traces each graph of a model once, and gives copies of it to every recipe that starts from it."""
+    """Traces each graph of a model once; every recipe that needs it gets a copy."""
 
     def __init__(self, model: Seq2Seq) -> None:
         self.model = model
@@ -43,7 +43,7 @@ class Tracer:
     def graph(self, name: str, recipe: Recipe) -> ir.Model:
         """A graph of `contract.graphs_of` in standard operators, as its fp32 recipe has it."""
         plain = dataclasses.replace(recipe, precision="fp32", group_size=0)
-        # What a trace depends on; the other fields are for passes, or limits.
+        # Only these fields of a recipe change the trace; the others are for passes, or limits.
         of_step = plain.target, plain.top_k, plain.attention, plain.axes
         key = name, plain.opset, *(() if name in ("encoder", MEMORY_GRAPH) else of_step)
         if key not in self._traced:
@@ -102,7 +102,7 @@ def example_sizes(module: GraphModule) -> dict[str, int]:
 
 
 def drop_assertions(graph: torch.fx.Graph) -> None:
-    """No assertions on sizes, nor what is computed for them: ONNX has none, and the exporter would trace them again."""
+    """Remove assertions on sizes, and what only they need: ONNX has none, and the exporter would re-trace them."""
     for node in list(graph.nodes):
         if str(node.target).startswith("aten._assert_"):
             graph.erase_node(node)
@@ -113,7 +113,7 @@ DRAWS = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "Random
 
 
 def require_no_draws(graph: ir.Graph) -> None:
-    """Raise ConfigError for what draws random numbers that anything depends on, by the line that does."""
+    """Raise ConfigError if an output depends on random numbers, with the line that draws them."""
     for node in graph.all_nodes():
         if node.op_type in DRAWS:
             lines = re.findall(r'File "(.+?)", line (\d+)', node.metadata_props.get("pkg.torch.onnx.stack_trace", ""))
@@ -122,7 +122,7 @@ def require_no_draws(graph: ir.Graph) -> None:
 
 
 def rename_weights(graph: ir.Graph) -> None:
-    """Give weights the names that the checkpoint has for them."""
+    """Rename weights to their names in the checkpoint."""
     for name in list(graph.initializers):
         value = graph.initializers[name]
         value.name, value.meta[WEIGHT] = name.removeprefix("model."), name.startswith("model.")
@@ -144,7 +144,7 @@ def keep_contract(model: ir.Model, name: str, expected: Signature) -> None:
 
 @contextmanager
 def masks_as_given() -> Iterator[None]:
-    """Have PyTorch's own layers apply the masks that they are called with, and not look whether one is causal.
+    """Make PyTorch's own layers apply the masks that they get, without testing whether a mask is causal.
 
     They would only choose another kernel by it, and no graph has a choice by values.
     """

@@ -1,4 +1,4 @@
-"""One typed graph of fixed sizes to one plan, through Polygraphy, and what the finished plan is made of."""
+"""Build one typed graph of fixed sizes into one plan with Polygraphy, and report the plan's precisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..base.errors import EngineError
 from ..engines.trt.api import TensorRt, make_logger, make_runtime
 
 PLAN_TYPES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}
-"""What a plan calls the types of its weights."""
+"""Weight types as a plan names them."""
 
 
 PlanPrecision = Literal["fp16", "bf16", "fp32"]
@@ -27,12 +27,12 @@ PlanPrecision = Literal["fp16", "bf16", "fp32"]
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What is built."""
+    """Options of a build."""
 
     precision: PlanPrecision = "fp16"
     """Of matmuls and caches."""
     fast: bool = False
-    """Spend the least time on the search for kernels."""
+    """Shortest search for kernels."""
     version_compatible: bool = False
     """The plan also loads in later releases of the same major version."""
     hardware_compatible: bool = False
@@ -49,13 +49,13 @@ class Plan:
     data: bytes
     seconds: float
     layers: dict[str, dict[str, int]]
-    """Of the network that was built: kind of layer -> type -> how many."""
+    """Layers of the network: kind -> type -> count."""
     weights: dict[str, int]
-    """Matrices in the plan itself: type -> how many."""
+    """Matrices in the plan: type -> count."""
     tensors: dict[str, int] = field(default_factory=dict)
-    """What the finished plan's layers read and write: type -> how many; needs the GPU, so not of TensorRT for RTX."""
+    """Tensors that its layers read and write: type -> count. Needs a GPU; not known for TensorRT for RTX."""
     scratch: int | None = None
-    """Bytes that it computes in on the device; needs the GPU as well."""
+    """Bytes of scratch memory on the device; needs a GPU too."""
 
 
 def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: int = 0) -> Plan:
@@ -141,7 +141,7 @@ def follow_graph(network: Any, trt: Any) -> None:
 
 
 def count_layers(network: Any) -> dict[str, dict[str, int]]:
-    """Layers by kind and by the type of what they make."""
+    """Count layers by kind and by output type."""
     counts: dict[str, Counter[str]] = {}
     for layer in network:
         kind, made = layer.type.name.lower(), layer.get_output(0).dtype.name.lower()
@@ -150,7 +150,7 @@ def count_layers(network: Any) -> dict[str, dict[str, int]]:
 
 
 def inspect_plan(tensorrt: TensorRt, data: bytes) -> tuple[str, int]:
-    """What TensorRT tells of a plan's layers, as JSON, and its scratch memory; needs the GPU. Raises EngineError."""
+    """The engine inspector's JSON on a plan's layers, and its scratch memory; needs a GPU. Raises EngineError."""
     trt = tensorrt.module
     _runtime, messages = make_runtime(trt)
     plan = _runtime.deserialize_cuda_engine(data)
@@ -225,7 +225,7 @@ def defer_interrupt() -> Iterator[None]:
 
 
 class Errors:
-    """Collects what TensorRT reports as errors while it builds, and keeps it and Polygraphy from printing."""
+    """Collects TensorRT's error messages during a build, and silences it and Polygraphy."""
 
     def __init__(self, trt: Any) -> None:
         self._collector, self.messages = make_logger(trt)
@@ -245,6 +245,6 @@ class Errors:
         util.TRT_LOGGER, G_LOGGER.module_severity = self._before
 
     def reason(self) -> str:
-        """The message that says why; others say where."""
+        """The message with the cause; the others say where it happened."""
         telling = [message for message in self.messages if "ERROR:" in message or "Assertion" in message]
         return next(iter(telling or self.messages), "")

@@ -1,4 +1,4 @@
-"""What an importer makes of a source, and what it is told on the command line."""
+"""The result of an importer, and the options that it gets from the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = ("vocab", "src_vocab", "tgt_vocab", "src_codes", "tgt_codes")
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What a source does not say itself; every format uses a few."""
+    """What the source does not say itself. Each format reads some of these."""
 
     vocab: Path | None = None
     """Vocabulary of both sides."""
@@ -42,11 +42,11 @@ class ImportOptions:
     language: str = ""
     """SRC-TGT, such as de-en: spaCy's rules for them split lines into words."""
     lower: bool = False
-    """Texts are lower-cased."""
+    """Lower-case the text."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Names of a wrapper's modules."""
     model: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of ModelConfig that are known better."""
+    """Fields of ModelConfig that override the source's."""
 
     @property
     def vocabularies(self) -> tuple[Path | None, Path | None]:
@@ -54,13 +54,13 @@ class ImportOptions:
         return self.src_vocab or self.vocab, self.tgt_vocab or self.vocab
 
     def to_json(self, name_of: Callable[[Path], str]) -> dict[str, Any]:
-        """What was said, for a header; `name_of` says how files are called there."""
+        """The options that are set, for a header; `name_of` gives the name of a file there."""
         said = {each.name: value for each in fields(self) if (value := getattr(self, each.name))}
         return {name: name_of(value) if isinstance(value, Path) else value for name, value in said.items()}
 
     @classmethod
     def of(cls, said: Mapping[str, Any], folder: Path) -> Self:
-        """The reverse, of files by their names from a folder."""
+        """The reverse; file names are relative to a folder."""
         return cls(**{name: folder / value if name in FILES else value for name, value in said.items()})
 
 
@@ -71,7 +71,7 @@ class Original(Protocol):
     """What it is, with its version."""
 
     def in_double(self) -> Original | None:
-        """The same in fp64, which tells how exact its numbers are; None where it has no such numbers."""
+        """The same in fp64, to measure its rounding error; None if it cannot run in fp64."""
         ...
 
     def memory(self, src_ids: Tensor, src_lengths: Tensor) -> Tensor | None:
@@ -100,13 +100,13 @@ class Original(Protocol):
 
 @dataclass
 class Imported:
-    """A source, understood."""
+    """An imported source."""
 
     config: ModelConfig
     tensors: Parameters
     tokenizers: Tokenizers
     decoding: dict[str, Any] = field(default_factory=dict)
-    """Fields of DecodeOptions that the source has defaults for."""
+    """The source's defaults of DecodeOptions."""
     original: Callable[[], Original] | None = None
     """Loads the original code, where it is installed."""
     not_compared: str = ""
@@ -118,7 +118,7 @@ class Imported:
 
 
 class Parameters:
-    """What each parameter of our model is made of; nothing is read before it is written."""
+    """How each parameter of our model is made; tensors are read only when they are written."""
 
     def __init__(self, weights: Weights, config: ModelConfig) -> None:
         self.weights, self.config = weights, config
@@ -129,7 +129,7 @@ class Parameters:
         self._made: dict[str, Callable[[], Tensor]] = {}
 
     def put(self, ours: str, theirs: str, change: Change | None = None) -> None:
-        """A parameter is a tensor, changed. Where our model has no such parameter, the tensor is not used for it."""
+        """Make a parameter from a tensor, changed by a function. Does nothing if our model has no such parameter."""
         self.weights.shape(theirs)
         if ours in self.shapes:
             self.make(ours, lambda: change(self.weights.take(theirs)) if change else self.weights.take(theirs))
@@ -137,12 +137,12 @@ class Parameters:
             self.weights.ignore(theirs)
 
     def make(self, ours: str, how: Callable[[], Tensor]) -> None:
-        """A parameter is computed."""
+        """Compute a parameter."""
         assert ours in self.shapes, ours
         self._made[ours] = how
 
     def fill(self, ours: str, value: float = 0.0) -> None:
-        """A parameter, if our model has it, is one value throughout."""
+        """Fill a parameter, if our model has it, with one value."""
         if ours in self.shapes:
             self.make(ours, lambda: torch.full(self.shapes[ours], value))
 
@@ -184,7 +184,7 @@ class Parameters:
         self.linear(f"{ours}.out", f"{theirs}.out_proj")
 
     def require_all(self) -> None:
-        """Raise ArtifactError where a parameter is made of nothing, or a tensor of the source is used for nothing."""
+        """Raise ArtifactError if no source is known for a parameter."""
         if lacking := [name for name in self.shapes if name not in self._made]:
             raise ArtifactError(f"{self.weights.where} has nothing for {listed(lacking)}: is it of another format?")
 

@@ -27,14 +27,14 @@ LIMIT = 1e-4
 """Largest difference of an encoder state or a log-probability; between sums of a beam that are equally good. More is
 allowed where the original itself is further from fp64, and both agree there."""
 ROUNDING = 10
-"""In fp32 they may be apart by so many times the original's own largest difference from fp64: where values cancel, the
-largest of two sums in other orders varies by as much."""
+"""Allowed difference in fp32, as a multiple of the original's own largest difference from fp64: where values cancel,
+sums in another order differ by as much."""
 SENTENCES, BATCH, MOST_TOKENS, MOST_STEPS = 200, 64, 64, 64
 NUMBERS = 1 << 26
-"""Most log-probabilities of a batch: fewer sentences of a large vocabulary."""
+"""Log-probabilities per batch (256 MiB in fp32): large vocabularies get smaller batches."""
 BEAMS = (1, 4, 5)
 TIES = 0.05
-"""Share of outputs that may differ because a decision was as good as another one."""
+"""Largest share of ties among the outputs; more would hide a difference."""
 LINES = (
     "A man in a blue shirt is standing on a ladder .",
     "Is it 3.5 or 42 % ?",
@@ -43,15 +43,15 @@ LINES = (
     "Ça va très bien , señor !",
     "a",
 )
-"""Whose ids are compared where the user gives no text. Moses' tokenizer leaves them as they are."""
+"""Lines whose ids are compared if the user gives no text. Moses' tokenizer leaves them unchanged."""
 UNLIKE = ("repetition_penalty",)
-"""Decoding defaults that act on other numbers in an original: outputs are compared without them."""
+"""Decoding defaults that the original applies to logits, not log-probabilities: outputs are compared without them."""
 Floats64 = NDArray[np.float64]
 
 
 @contextmanager
 def errors_of(name: str) -> Iterator[None]:
-    """What another one's code raises is no fault of ours. Raises ArtifactError."""
+    """Report exceptions of the original's code as its own. Raises ArtifactError."""
     try:
         yield
     except (TformerError, ModuleNotFoundError):
@@ -84,27 +84,27 @@ class Comparison:
     """What was compared, and what differed."""
 
     original: str
-    """What it was compared with; empty: with nothing."""
+    """What it was compared with; empty: not compared."""
     reason: str = ""
-    """Why with nothing."""
+    """Why it was not compared."""
     sentences: int = 0
     memory: float | None = None
     """Largest difference of an encoder state; None where the original does not show them."""
     log_probs: float = 0.0
     """Largest difference of a log-probability."""
     rounding: float = 0.0
-    """Largest difference of an original's log-probability from its own in fp64; 0 where nobody had to know."""
+    """Largest difference between the original's log-probabilities in fp32 and fp64; 0 if not measured."""
     tokens: dict[str, str] = field(default_factory=dict)
-    """Of each search, how many outputs are equal."""
+    """Search -> number of equal outputs."""
     ties: int = 0
-    """Outputs that differ where a decision on the way was within the limit of another one."""
+    """Outputs that differ, but where two candidates were within the limit of each other."""
     lines: int = 0
     """Lines whose ids were compared, and the text of their outputs."""
     failures: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """Whether nothing differed that must not."""
+        """Whether there are no failures."""
         return not self.failures
 
     def to_json(self) -> dict[str, Any]:
@@ -214,10 +214,10 @@ def _compare_numbers(
 
 
 class KeepDouble(TorchFunctionMode):
-    """Numbers of fp64 stay so where code asks for fp32, meaning more than 16 bits: norms of T5, softmax of others."""
+    """Keep fp64 where code casts to fp32 for more precision than fp16: T5's norms, softmax in other models."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of PyTorch."""
+        """Run a PyTorch function without casts from fp64 to fp32."""
         kwargs = kwargs or {}
         if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
             if function is torch.Tensor.float:
@@ -256,7 +256,7 @@ def _larger(a: float, b: float) -> float:
 
 
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest difference, of values that are not both nearly impossible; NaN where one is no number."""
+    """Largest difference, leaving out pairs that are both masked (below -1e6); NaN if a value is NaN."""
     difference = (a - b).abs()
     return float(torch.where((a < -1e6) & (b < -1e6), 0, difference).max()) if len(a) else 0.0
 
@@ -303,7 +303,7 @@ def _compare_tokens(
 
 
 def _note_gaps(gaps: Floats64, beams: int, step: Step) -> None:
-    """Note how near a sentence came to another decision: the least difference of two of its best candidates."""
+    """Record each sentence's smallest gap between neighbouring candidates: how near it came to another decision."""
     values = step.values[:, : beams + 1]
     if values.shape[1] > 1:
         with np.errstate(invalid="ignore"):

@@ -42,13 +42,13 @@ from .weights import Weights, file_in, read_json_file
 ACTIVATIONS = ("relu", "gelu_tanh", "silu", "gelu", "gelu_sigmoid", "tanh", "sigmoid")
 """In the order of their numbers in a file."""
 OFF = ("alibi", "multi_query_attention", "multi_query", "final_logit_softcapping")
-"""Numbers that must be 0."""
+"""Settings that must be off."""
 READ = (
     *("num_heads", "pre_norm", "activation", "scale_embeddings", "start_from_zero_embedding", "head_dim"),
     *("queries_scale", "weight_scale", "with_source_bos", "with_source_eos", "with_target_bos", *TEXTS),
 )
 IGNORED = ("alignment_layer", "alignment_heads", "alibi_use_positive_positions", "scale_alibi", "embeddings_merge")
-"""Numbers that change nothing without what is refused."""
+"""Settings without effect where the refused ones are off."""
 SOURCE, TARGET = "encoder/embeddings_0/weight", "decoder/embeddings/weight"
 OUTPUT, BIAS = "decoder/projection/weight", "decoder/projection/bias"
 

@@ -35,10 +35,10 @@ ACTIVATIONS = {
 ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
 T5_ATTENTION = ("q", "k", "v", "o")
 NAMES = "model.", ("model.", "lm_head.", "final_logits_bias")
-"""What names of tensors may begin with beside a model's own, and what its own begin with."""
+"""An optional prefix of tensor names, and the prefixes of the model's own names."""
 T5_NAMES = "transformer.", ("shared.", "encoder.", "decoder.", "lm_head.")
 UNUSED = [f"model.{side}.{name}" for side in ("encoder", "decoder") for name in ("version", "embed_positions.weights")]
-"""What old folders of BART and M2M100 have, and transformers does not read."""
+"""Tensors in old folders of BART and M2M100 that transformers ignores."""
 UNBIASED = ("m2m_100", "fsmt")
 """Models without `final_logits_bias`, whatever a file has."""
 T5_FAMILY = {"t5": "relu", "mt5": "gated-gelu", "umt5": "gated-gelu"}
@@ -53,12 +53,12 @@ IDS = {
 FREE = ("max_positions", "dropout", "attention_dropout", "activation_dropout")
 """Fields of ModelConfig that may be set: config.json decides all others, or its folder's weights and tokenizer do."""
 T5_POSITIONS = 512
-"""The longest source and target where positions have no end and no option says more."""
+"""Longest source and target by default: relative positions have no limit. T5 was trained with 512."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """What the code of a model type does that its config does not say."""
+    """What a model type's code fixes and its config does not say."""
 
     norm_position: str
     table: str
@@ -71,7 +71,7 @@ class Family:
 
     @property
     def final_norm(self) -> bool:
-        """Pre-norm models have a norm after the last layer."""
+        """Whether there is a norm after the last layer: in pre-norm models."""
         return self.norm_position == "pre"
 
 
@@ -184,7 +184,7 @@ class Stated:
 
 
 def _bart(stated: Stated, weights: Weights, given: Mapping[str, Any]) -> tuple[ModelConfig, Parameters]:
-    """What BART's relatives share, and their differences."""
+    """Config and parameters of BART and its relatives."""
     family = FAMILIES[str(stated.values["model_type"])]
     tables = Tables.of(weights, "model.", stated.values)
     side = {"encoder": "encoder_", "decoder": ""}

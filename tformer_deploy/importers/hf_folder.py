@@ -24,9 +24,9 @@ PYTHON = ("MarianTokenizer", "M2M100Tokenizer", "PLBartTokenizer", "FSMTTokenize
 BYTES = ("BartTokenizer", "RobertaTokenizer", "BlenderbotTokenizer")
 """Classes of byte-level BPE."""
 EDGES = ("PegasusTokenizer", "NllbTokenizer", "MBart50Tokenizer")
-"""Classes that make a piece of a space before an added token."""
+"""Classes that keep a space before an added token as a piece."""
 BACKENDS = ("TokenizersBackend", "PythonBackend", "PreTrainedTokenizer")
-"""Classes that do what tokenizer.json says."""
+"""Generic classes, which follow tokenizer.json."""
 DEFAULTS = {
     "marian": "MarianTokenizer",
     "m2m_100": "NllbTokenizer",
@@ -50,7 +50,7 @@ IDS: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "pad_token": (("NllbTokenizer",), ("<pad>",)),
     "unk_token": ((*EDGES, "MBartTokenizer", "T5Tokenizer"), ("<unk>", None)),
 }
-"""Keys of tokenizer_config.json that change ids in some classes, and the values that are known there."""
+"""Keys of tokenizer_config.json that change ids in some classes, and the values that are supported."""
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -63,7 +63,7 @@ class Folder:
     """The model's type."""
     options: ImportOptions
     settings: Mapping[str, Any]
-    """generation_config.json, or what stands for it."""
+    """generation_config.json, or config.json in its place."""
     config: Mapping[str, Any]
 
     def id_of(self, name: str, default: int = -1) -> int:
@@ -129,7 +129,7 @@ class Folder:
 
     @property
     def tokenizer_class(self) -> str:
-        """What transformers reads the folder with."""
+        """The tokenizer class that transformers uses for the folder."""
         if self.kind == "umt5":
             return BACKENDS[0]
         stated = self.tokenizer_config.get("tokenizer_class") or self.config.get("tokenizer_class")
@@ -138,7 +138,7 @@ class Folder:
         return str(stated or default).removesuffix("Fast")
 
     def require_known_keys(self) -> None:
-        """Raise ConfigError for a key of tokenizer_config.json that changes ids as no reader does."""
+        """Raise ConfigError for a key of tokenizer_config.json that changes ids in an unsupported way."""
         for key, (classes, known) in IDS.items():
             value = self.tokenizer_config.get(key, known[0])
             value = value.get("content") if isinstance(value, Mapping) and "content" in value else value
@@ -155,7 +155,7 @@ class Folder:
         return read_json_file(path) if path.is_file() else {}
 
     def token(self, name: str, default: str) -> str:
-        """A special token by what it is for."""
+        """A special token by its role, such as `eos_token`."""
         for file in ("special_tokens_map.json", "tokenizer_config.json"):
             found = (read_json_file(self.path / file) if (self.path / file).is_file() else {}).get(name)
             default = str(found["content"] if isinstance(found, Mapping) and "content" in found else found or default)

@@ -42,7 +42,7 @@ NEUTRAL = {
     "stop_strings": None,
     "max_time": None,
 }
-"""What has no counterpart, and the value that changes nothing."""
+"""Settings without a counterpart here, and their neutral values."""
 REASONS = {
     "num_return_sequences": "ask for --n-best",
     "renormalize_logits": "a beam's scores are not normalised again after suppressed tokens, so near ties may differ",
@@ -65,7 +65,7 @@ TECHNICAL = (
     "assistant_early_exit",
     "use_mtp",
 )
-"""How transformers computes and reports: no output depends on it."""
+"""Settings that change no output: how transformers computes and reports."""
 
 
 def settings_of(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def decoding_defaults(
 
 
 def left_out(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the settings that our search does not have, or that change what `generate` returns: what changes nothing."""
+    """Neutral values of the settings that our search lacks, or that change what `generate` returns."""
     neutral = {**NEUTRAL, **dict.fromkeys(TECHNICAL), "do_sample": False, "repetition_penalty": 1.0}
     found = {name: value for name, value in neutral.items() if settings.get(name, value) != value}
     if _listed(settings.get("forced_eos_token_id")) not in ([], ends_of(settings)):
@@ -156,7 +156,7 @@ def left_out(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(ids: Any) -> list[int]:
-    """Ids, of which there may be one or none."""
+    """A list of ids from a list, one id or null."""
     return [] if ids is None else [*ids] if isinstance(ids, list) else [ids]
 
 
@@ -167,7 +167,7 @@ def _banned(settings: Mapping[str, Any]) -> list[list[int]]:
 
 
 def task_note(config: Mapping[str, Any]) -> list[str]:
-    """On `task_specific_params` of a config.json, where there are any."""
+    """A note if config.json has `task_specific_params`."""
     tasks = config.get("task_specific_params")
     if not isinstance(tasks, Mapping) or not tasks:
         return []
@@ -176,7 +176,7 @@ def task_note(config: Mapping[str, Any]) -> list[str]:
 
 
 def _notes(settings: Mapping[str, Any], neutral: Mapping[str, Any]) -> list[str]:
-    """On what is left out, and on what is another thing here."""
+    """Notes on settings that are left out or mean something else here."""
     notes = []
     for name in (*NEUTRAL, "forced_eos_token_id"):
         if name in neutral:

@@ -1,4 +1,4 @@
-"""What a tokenizer.json alone has: entries, merge rules, and the sentencepiece model that it was made of.
+"""What can be read from tokenizer.json alone: entries, merge rules, and the sentencepiece model that it was made from.
 
 transformers 5 writes nothing else. The model that is made anew splits text as the old one did.
 """
@@ -19,7 +19,7 @@ SPACES = (" {2,}", "\\n")
 """What a normalizer may replace: sentencepiece makes one space of several, and a line has no end of line."""
 
 NONE = {"type": "none"}
-"""Stands for a step where there is none."""
+"""The step where a tokenizer.json has none."""
 
 
 def entries_of(tokenizer: Mapping[str, Any], where: Path) -> list[str]:

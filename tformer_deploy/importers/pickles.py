@@ -1,4 +1,4 @@
-"""Pickles of strangers: what is in one is looked at before it is loaded, and nothing that it names is executed."""
+"""Untrusted pickles: a pickle is inspected before it is loaded, and nothing that it names is executed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def require_flat(file: IO[bytes]) -> None:
 
 
 def _taken(stack: list[int | None], code: pickletools.OpcodeInfo) -> list[int]:
-    """Take from the stack what an instruction takes."""
+    """Pop an instruction's operands from the stack."""
     count, taken = len(code.stack_before), []
     if pickletools.markobject in code.stack_before:
         count = code.stack_before.index(pickletools.markobject)

@@ -56,7 +56,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 """Fields of ImportOptions that each format reads; others are refused."""
 STRANGE = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
-"""What a file raises that holds other things than it should, where nobody has looked for just these."""
+"""Errors that a malformed file can raise where no importer checks for the very fault."""
 
 
 def module_of(name: str) -> ModuleType:
@@ -81,7 +81,7 @@ def _flag(field: str) -> str:
 
 
 def recognised(path: Path) -> str:
-    """The one format that a path looks like. Raises ConfigError where there is none, or more."""
+    """The format of a path. Raises ConfigError if none, or several, recognise it."""
     require_regular(path)
     seen = Seen.of(path)
     found, unreadable = [], [seen.error] if seen.error else []
@@ -154,7 +154,7 @@ def import_checkpoint(
 
 @contextmanager
 def _understood(path: Path, name: str) -> Iterator[None]:
-    """Around what reads a source. Raises ArtifactError where something in it is of another kind than ever seen."""
+    """Turns errors of a reader on a malformed source into one line. Raises ArtifactError."""
     try:
         yield
     except STRANGE as error:
@@ -191,7 +191,7 @@ def compare_again(checkpoint: Checkpoint, lines: Sequence[str] = ()) -> Comparis
 
 
 def _from(folder: Path, path: Path) -> str:
-    """A path as it is seen from a folder."""
+    """A path relative to a folder."""
     return os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
 
 

@@ -1,4 +1,4 @@
-"""What a path holds, looked at once for all formats. Names and endings of files decide nothing."""
+"""What a path holds, read once for all formats. The format is decided by content, not by file names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..base.errors import ArtifactError
 from .weights import WRAPPERS, kind_of, load_parts, read_weights, state_dict, without
 
 ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz")
-"""A file that is called so and holds something else is damaged."""
+"""Suffixes of checkpoints: a file with one of them and other content is reported as damaged."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Seen:
     parts: frozenset[str] = frozenset()
     """What torch.save was given: its keys."""
     names: frozenset[str] = frozenset()
-    """Tensors and arrays, without what a wrapper puts before their names."""
+    """Names of tensors and arrays, without a wrapper's prefix."""
     error: ArtifactError | None = None
     """Why a file cannot be read."""
 

@@ -23,23 +23,23 @@ from .weights import Weights
 
 T = TypeVar("T")
 YAML_BYTES = 16 << 20
-"""A longer file is no settings and no vocabulary."""
+"""Limit of YAML: the largest vocabularies have a few MB."""
 YAML_DEPTH = 100
 MOST_POSITIONS = 1024
-"""As many as are taken of a table of sines, unless model.max_positions says otherwise."""
+"""Rows of a sinusoidal table that are imported, unless model.max_positions says otherwise."""
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
 
 
 class Settings:
-    """What a toolkit wrote down about a model. Reading one that is not as supported raises ArtifactError."""
+    """A toolkit's settings of a model. Reading an unsupported value raises ArtifactError."""
 
     def __init__(self, where: str, values: Mapping[str, Any]) -> None:
         self.where, self.values = where, values
         self._read: set[str] = set()
 
     def get(self, name: str, default: T) -> T:
-        """A setting of the default's type; the default too where it is null."""
+        """A setting of the default's type; the default if it is missing or null."""
         value = self._value(name)
         if value is None:
             return default
@@ -50,14 +50,14 @@ class Settings:
         return value  # type: ignore[no-any-return]
 
     def count(self, name: str, default: int = 0) -> int:
-        """A whole number above 0. Without a default it must be there."""
+        """A positive integer; required if there is no default."""
         value = self.get(name, default)
         if value < 1:
             raise ArtifactError(f"{self.where} has no {name}: is it of another model or version?")
         return value
 
     def only(self, name: str, *supported: Any) -> Any:
-        """A setting that must be one of some values, the first of which holds where it is not there."""
+        """A setting with only some supported values, the first of which is the default."""
         value = self._value(name)
         if value is None:
             return supported[0]
@@ -66,7 +66,7 @@ class Settings:
         return value
 
     def same(self, first: str, second: str, default: T) -> T:
-        """A setting that encoder and decoder have for themselves, and must have alike."""
+        """A setting of encoder and decoder, which must have the same value."""
         value, other = self.get(first, default), self.get(second, default)
         if value != other:
             raise ArtifactError(
@@ -87,13 +87,13 @@ class Settings:
         return known_activation(theirs.get(value, value), f"{self.where}: {name}")
 
     def require_read(self, *unused: str) -> None:
-        """Raise ArtifactError for a setting that is on, was not read, and is none of those that change nothing."""
+        """Raise ArtifactError for a setting that is on, was not read, and is not among `unused`."""
         for name, value in self.values.items():
             if value and name not in self._read and name not in unused:
                 raise self.refused(name, value)
 
     def refused(self, name: str, value: Any) -> ArtifactError:
-        """A setting that our model has no counterpart of."""
+        """The error for an unsupported setting."""
         return ArtifactError(f"{self.where}: {name}={shown(value)} is not supported")
 
     def _value(self, name: str) -> Any:
@@ -102,7 +102,7 @@ class Settings:
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value, which may hold itself again and again."""
+    """The beginning of a value's repr; the value may be deeply nested."""
     return _SHORT.repr(value)[:60]
 
 
@@ -126,7 +126,7 @@ def both_sides(decoder: Mapping[str, Any], encoder: Mapping[str, Any]) -> dict[s
 
 
 def equal(weights: Weights, *names: str) -> bool:
-    """Whether tensors are there and all the same."""
+    """Whether all these tensors exist and are equal."""
     if not all(name in weights and weights.shape(name) == weights.shape(names[0]) for name in names):
         return False
     first = weights.take(names[0])
@@ -142,7 +142,7 @@ def sines(first: int, count: int, width: int) -> Tensor:
 
 
 NEVER = -1e9
-"""Output bias of what is never produced."""
+"""Output bias of entries that must never be produced."""
 
 
 def with_start(src_vocab: int, tgt_vocab: int) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def with_start(src_vocab: int, tgt_vocab: int) -> dict[str, Any]:
 
 
 def rows(count: int, value: float = 0.0) -> Change:
-    """Make a table's, or a vector's, rows as many as `count` by more of one value."""
+    """Pad a table or vector to `count` rows with one value."""
 
     def filled(tensor: Tensor) -> Tensor:
         return F.pad(tensor, (0,) * (2 * tensor.dim() - 1) + (max(0, count - len(tensor)),), value=value)
@@ -166,7 +166,7 @@ def rows(count: int, value: float = 0.0) -> Change:
 
 @dataclass(frozen=True)
 class LayerNames:
-    """What the parts of a layer are called."""
+    """A toolkit's names of the parts of a layer."""
 
     projections: tuple[str, str, str, str]
     """Query, key, value, output."""

@@ -33,7 +33,7 @@ PARTS = {
     "output": ("generator", "output", "fc_out", "fc", "out", "linear", "head", "proj"),
     "positions": ("pos_embedding", "pe", "wpe", "pos", "position", "posemb", "posenc"),
 }
-"""What can be named by --part, and by what it is guessed."""
+"""Parts that --part can name, and the words in tensor names that they are guessed by."""
 WHOLE = ("pe", "wpe", "pos")
 """Words that only count as a whole part of a name: `peptide` and `composer` hold them too."""
 

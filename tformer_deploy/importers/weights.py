@@ -30,7 +30,7 @@ PICKLES = 5
 
 
 class Weights:
-    """The tensors of a checkpoint by their names, and which of them have been taken."""
+    """The tensors of a checkpoint by name; remembers which ones were used."""
 
     def __init__(self, where: Path, tensors: Mapping[str, Read], shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.where, self.shapes = where, dict(shapes)
@@ -39,7 +39,7 @@ class Weights:
 
     @classmethod
     def of(cls, where: Path, tensors: Mapping[str, Tensor]) -> Weights:
-        """Tensors that are in memory, or mapped into it."""
+        """Wrap tensors that are in memory or memory-mapped."""
         return cls(
             where,
             {name: lambda tensor=tensor: tensor for name, tensor in tensors.items()},  # type: ignore[misc]
@@ -61,7 +61,7 @@ class Weights:
         return self.shapes[name]
 
     def take(self, name: str) -> Tensor:
-        """A tensor in float32. Raises ArtifactError for one that is missing or holds what is no number."""
+        """A tensor in float32. Raises ArtifactError if it is missing, or has NaN or infinite values."""
         self.shape(name)
         self._taken.add(name)
         tensor = self._tensors[name]().detach()
@@ -74,7 +74,7 @@ class Weights:
         return tensor
 
     def ignore(self, *names: str) -> None:
-        """Say that tensors are not needed, where they are there."""
+        """Mark tensors, if present, as not needed."""
         self._taken.update(names)
 
     def left(self) -> list[str]:
@@ -90,7 +90,7 @@ class Weights:
 
 
 def read_weights(path: Path, *prefixes: str) -> Weights:
-    """The tensors of a file of safetensors or torch.save; of names that all begin so, the rest of them.
+    """The tensors of a file of safetensors or torch.save; a prefix that all names share is removed.
 
     Raises ArtifactError, also for what would have to be executed.
     """
@@ -103,7 +103,7 @@ def read_weights(path: Path, *prefixes: str) -> Weights:
 
 
 def without(names: Iterable[str], *prefixes: str) -> list[str]:
-    """Names without what all of them begin with, of some prefixes."""
+    """Remove those of some prefixes that all names share."""
     found = list(names)
     for prefix in prefixes:
         if all(name.startswith(prefix) for name in found):
@@ -112,7 +112,7 @@ def without(names: Iterable[str], *prefixes: str) -> list[str]:
 
 
 def kind_of(path: Path) -> str:
-    """What a file is by its first bytes: `safetensors`, `npz`, `torch`, or nothing of these. Raises ArtifactError."""
+    """The format by a file's first bytes: `safetensors`, `npz`, `torch`, or empty. Raises ArtifactError."""
     with readable(path).open("rb") as file:
         head = file.read(64)
         if _of_marian(head, file):
@@ -153,7 +153,7 @@ def read_folder(directory: Path) -> Weights:
 
 
 def file_in(directory: Path, name: str) -> Path:
-    """A file of a source's folder, which may be a link, as in the cache of Hugging Face. Raises ArtifactError."""
+    """A file of a source's folder; it may be a link, as in Hugging Face's cache. Raises ArtifactError."""
     if Path(name).name != name:
         raise ArtifactError(f"{directory} names a file outside it, {name!r:.80}: copy it again")
     if not (directory / name).exists():
@@ -241,7 +241,7 @@ def load_torch(path: Path) -> Any:
 
 
 def _refused(message: str) -> str:
-    """What a file would have had executed, from what torch says of it."""
+    """Say what a pickle wanted to execute, from torch's message."""
     for begin, end in (("GLOBAL ", " was not"), ("class ", " ")):
         if begin in message:
             name = message.split(begin, 1)[1].split(end, 1)[0]
@@ -251,7 +251,7 @@ def _refused(message: str) -> str:
 
 
 def _without_advice(said: str) -> str:
-    """What torch says, but for how to load a file so that it may execute anything."""
+    """torch's message without its advice to load the file unsafely."""
     return "it holds what is not plain" if "weights_only" in said else f"{said:.200}"
 
 
