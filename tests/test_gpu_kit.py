@@ -106,7 +106,7 @@ def start_kit(folder: Path, *stages: str, python: object = sys.executable) -> su
         "KIT_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(SIMULATED), str(SIMULATED.parents[1])]),
     }
-    command = [str(folder / "run.sh"), *stages]
+    command = ["env", "--default-signal=INT", str(folder / "run.sh"), *stages]  # a background job ignores it
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True)
 

@@ -12,6 +12,7 @@ start() {  # start PYTHON ARGUMENT...
 
 start "${KIT_PYTHON:-python3}" "$@"
 start python3 "$@"
+if [ -n "${KIT_INSTALLED:-}" ]; then start "$KIT_INSTALLED" "$@"; fi
 if [ ! -e "$work/python" ] && (cd "$here" && grep ' python\.tar' SHA256SUMS | sha256sum --check --status) 2> /dev/null; then
   rm -rf "$work/.part"
   mkdir -p "$work/.part" && cat "$here"/python.tar.* | tar -x -C "$work/.part" && mv "$work/.part/python" "$work/python"

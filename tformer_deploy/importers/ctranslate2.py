@@ -106,9 +106,9 @@ def _tokenizers(path: Path, weights: Weights, described: Settings, options: Impo
     sides = []
     langs = options.src_lang, options.tgt_lang
     for words, table, lang, first in zip(entries, (SOURCE, TARGET), langs, ("", start), strict=True):
-        require_rows(words, path, weights.shape(table, 2)[0])
         if missing := [token for token in (unk, eos, lang, first) if token and token not in words]:
             raise ConfigError(f"{path}: the vocabulary has no '{missing[0]}': see config.json, --src-lang, --tgt-lang")
+        require_rows(words, path, weights.shape(table, 2)[0])
         ids = id_of(words, "<blank>", "<pad>"), id_of(words, bos), id_of(words, eos), id_of(words, unk)
         others = {id_of(words, token) for token in (start, options.src_lang, options.tgt_lang)}
         sides.append(Vocabulary(words, Specials(*ids, tuple(sorted(others - {-1, *ids})))))
