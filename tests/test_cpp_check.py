@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -241,8 +241,7 @@ class Searching(TableEngine):
         super().__init__(7, vocab=9)
         self.change, self.where = change, where
 
-    def search(self, batch: Batch, asked: Mapping[str, Any], *_: Any, **__: Any) -> list[list[Hypothesis]]:
-        options = DecodeOptions(**asked)
+    def search(self, batch: Batch, options: Any, *_: Any, **__: Any) -> list[list[Hypothesis]]:
         found = decode(self, batch, options, strict=False)
         if self.where(len(batch.src_ids), options):
             found = [[self.change(output) for output in outputs] for outputs in found]

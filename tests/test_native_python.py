@@ -407,7 +407,7 @@ def test_a_signal_of_another_thread_ends_a_search(engine: Engine) -> None:
 
     calls: Calls = []
     batch = batch_of(engine, 1024)
-    search = functools.partial(cast(Searches, engine).search, batch, dataclasses.asdict(LONG))
+    search = functools.partial(cast(Searches, engine).search, batch, LONG)
     before = signal.signal(signal.SIGALRM, handler)
     try:
         for delay in np.linspace(0.01, 0.1, 40):

@@ -37,8 +37,8 @@ from .options import (
     Threads,
     Variant,
     allowed_outputs,
-    checked_values,
     decode_values,
+    decoding_options,
 )
 from .root import app, emit
 
@@ -124,7 +124,7 @@ def corpus(
         batch_tokens=batch_tokens,
         allowed=allowed_outputs(allowed),
         max_line_bytes=max_line_bytes,
-        decoding=checked_values(opened, values, pieces),
+        decoding=decoding_options(opened, values, pieces),
     )
     options = CorpusOptions(
         inputs=inputs,

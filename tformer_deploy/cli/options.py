@@ -18,6 +18,7 @@ from ..model.config import ModelConfig, TrainConfig
 if TYPE_CHECKING:
     from ..bundle.manifest import Bundle
     from ..bundle.text import Tokenizer
+    from ..decoding import Decoding
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 SettingsOption = Annotated[
@@ -150,15 +151,13 @@ def piece_ids(tokenizer: Tokenizer, pieces: list[str]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def checked_values(bundle: Bundle, values: dict[str, Any], pieces: dict[str, list[str] | None]) -> dict[str, Any]:
-    """Decoding options with the ids of vocabulary entries. Raises ConfigError for what cannot be."""
-    from ..decoding import over_defaults
-    from ..translate.opening import defaults_of
+def decoding_options(bundle: Bundle, values: dict[str, Any], pieces: dict[str, list[str] | None]) -> Decoding:
+    """Decoding options over the bundle's defaults, with the ids of vocabulary entries. Raises ConfigError."""
+    from ..translate.opening import decoding_of
 
     tokenizers = bundle.tokenizers()
     ids = {name: piece_ids(tokenizers.target, given) for name, given in pieces.items() if given}
-    over_defaults(defaults_of(bundle), {**values, **ids})
-    return {**values, **ids}
+    return decoding_of(bundle, {**values, **ids})
 
 
 def allowed_outputs(path: Path | None) -> list[str]:

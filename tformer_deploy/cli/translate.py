@@ -37,8 +37,8 @@ from .options import (
     Threads,
     Variant,
     allowed_outputs,
-    checked_values,
     decode_values,
+    decoding_options,
 )
 from .root import app, progress
 
@@ -100,7 +100,7 @@ def translate(
     from ..translate.opening import TranslatorOptions, open_translator
 
     opened = open_bundle(bundle, graphs=False)
-    values = checked_values(opened, values, pieces)  # before it waits for input
+    decoding = decoding_options(opened, values, pieces)  # before it waits for input
     outputs = allowed_outputs(allowed)
     check_whole("batch_tokens", batch_tokens, 0, MOST_BATCH_TOKENS)  # as much is read at a time
     groups = windows(1 if stream else (batch_tokens or BATCH_TOKENS) * WINDOW_BYTES, max_line_bytes)
@@ -123,7 +123,7 @@ def translate(
         batch_tokens=batch_tokens,
         allowed=outputs,
         max_line_bytes=max_line_bytes,
-        decoding=values,
+        decoding=decoding,
     )
     try:
         translator = open_translator(options)

@@ -5,8 +5,8 @@ The reference for the search in C++; `translate`, `check` and `bench` use it.
 """
 
 from ..engines.base import Batch, Hypothesis
-from .asked import check_options
-from .options import DecodeOptions, over_defaults
+from .checks import check_options
+from .options import DecodeOptions, Decoding, over_defaults
 from .rules import END_IS_FORCED, Trie, check_forced, longest_outputs
 from .running import ContinuousBatch, decode
 from .scoring import forced_steps, score
@@ -17,6 +17,7 @@ __all__ = [
     "Batch",
     "ContinuousBatch",
     "DecodeOptions",
+    "Decoding",
     "Hypothesis",
     "Search",
     "Step",

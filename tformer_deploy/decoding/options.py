@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Self
 
 from ..base.errors import ConfigError
 from ..base.settings import check_types, from_dict
@@ -19,12 +19,12 @@ Stop = Literal["count", "estimate", "exact"]
 Reader = Literal["", "search", "sampling"]
 
 MOST = 1 << 31
-"""Counts are less than this."""
+"""Counts are less than this: C++ has them in 32 bits."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """A range of numbers; `above` and `below` do not belong to it, `least` and `most` do."""
+    """A range of numbers: `least` and `most` are inclusive, `above` and `below` exclusive."""
 
     least: float | None = None
     most: float | None = None
@@ -32,7 +32,7 @@ class Bounds:
     below: float | None = None
 
     def hold(self, value: float) -> bool:
-        """Whether a number is within."""
+        """Whether a number is within the range."""
         return (
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
@@ -54,7 +54,7 @@ def _shown(bound: float) -> str:
 
 
 def option(default: Any, text: str, of: Reader = "", **bounds: float) -> Any:
-    """A field: its default, what it is, which search alone reads it, and its bounds."""
+    """A field: its default, its help text, the only search that reads it ("": all do), and its bounds."""
     return field(default=default, metadata={"text": text, "of": of, "bounds": Bounds(**bounds)})
 
 
@@ -153,17 +153,17 @@ class DecodeOptions:
             raise ConfigError(f"{name}={shown}: must be {rule}")
 
     def ends(self, eos_id: int) -> tuple[int, ...]:
-        """The tokens that end an output of a model with that end token."""
+        """The tokens that end an output; `eos_id` is the model's own."""
         return () if self.endless else self.end_ids or (eos_id,)
 
     @property
     def plain(self) -> bool:
-        """Whether no rule changes the log-probability of a token that it allows."""
+        """Whether allowed tokens keep their log-probabilities, so that sums before and after the rules are equal."""
         return self.repetition_penalty == 1 and not self.forced_end and not (self.first_adds_zero and self.first_ids)
 
     @property
     def rows(self) -> int:
-        """Rows that a sentence takes on the device."""
+        """Rows of a sentence in a batch: its beams or samples."""
         return self.n_best if self.sampling else self.beams
 
     @property
@@ -173,16 +173,40 @@ class DecodeOptions:
 
     @property
     def greedy(self) -> bool:
-        """Whether one best token a step is all that the search reads."""
+        """Whether the search reads only the best token of each step."""
         return self.beams == 1 and not self.sampling and self.stop == "count" and self.patience < 1.5
+
+    def to_json(self) -> str:
+        """For the C++ library."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The options of a translator, checked once, and the values that they were made from."""
+
+    options: DecodeOptions
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The model's own, by field of `DecodeOptions`."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """What the user set over them."""
+
+    @classmethod
+    def over(cls, defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Self:
+        """See `over_defaults`."""
+        return cls(over_defaults(defaults, asked), defaults, asked)
+
+    def changed(self, asked: Mapping[str, Any]) -> Self:
+        """With other values for some options. Raises ConfigError."""
+        return self.over(self.defaults, {**self.asked, **asked})
 
 
 def over_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> DecodeOptions:
-    """The options that are asked for, and a model's defaults for the others.
+    """The options that a user asks for, and a model's defaults for the others.
 
-    Defaults of a beam do not hold for sampling, nor where nobody asks for a beam above 1. Raises ConfigError.
+    Defaults of beam search do not apply to sampling and greedy search. Raises ConfigError.
     """
-    ranked = not asked.get("sampling") and asked.get("beams", defaults.get("beams", 1)) != 1
+    beam_search = not asked.get("sampling") and asked.get("beams", defaults.get("beams", 1)) != 1
     of_beams = {"beams", "n_best", *(each.name for each in fields(DecodeOptions) if each.metadata["of"] == "search")}
-    kept = {name: value for name, value in defaults.items() if ranked or name not in of_beams}
-    return from_dict(DecodeOptions, {**kept, **asked}, "decoding")
+    applied = {name: value for name, value in defaults.items() if beam_search or name not in of_beams}
+    return from_dict(DecodeOptions, {**applied, **asked}, "decoding")

@@ -1,19 +1,18 @@
-"""The one loop: encode, then step, choose and reorder until every sentence has ended."""
+"""The decoding loop: encode, then step, search and reorder until every sentence has ended."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import accumulate
 
 import numpy as np
 
 from ..base.errors import ConfigError
 from ..engines.base import Batch, Engine, Hypothesis, Ints, Scores, State, own_search
-from .asked import make_search
+from .checks import check_batch, check_options, check_tokens
 from .options import DecodeOptions
 from .rules import Trie
-from .search import Search, Step
+from .search import Beam, Greedy, Reorder, Sampling, Search, Step
 
 
 def decode(
@@ -26,15 +25,14 @@ def decode(
 ) -> list[list[Hypothesis]]:
     """The outputs of each source, best first, or its samples. `docs/decoding.md` has the rules.
 
-    Raises LimitError where the options ask for what the engine or its graphs cannot do, NotNumbers for
-    NaN or infinite log-probabilities (without `strict` those are never chosen), and EngineError for tokens that do
-    not exist.
+    Uses the engine's own search where it has one, which gives the same, unless `on_step` is given.
 
-    A runtime's own search, which finds the same, takes the place of ours where it is faster. Only ours shows its steps.
+    Raises LimitError for options that the engine or its graphs cannot follow, NotNumbers for NaN or infinite
+    log-probabilities (without `strict` those are never chosen), and EngineError for tokens that do not exist.
     """
     own = None if on_step else own_search(engine)
     if own:
-        return own.search(batch, asdict(options), allowed, strict)
+        return own.search(batch, options, allowed, strict)
     running = ContinuousBatch(engine, strict)
     search = running.join(batch, options, allowed, on_step)
     while running.searches:
@@ -42,14 +40,29 @@ def decode(
     return search.outputs()
 
 
+def make_search(
+    engine: Engine,
+    batch: Batch,
+    options: DecodeOptions,
+    allowed: Trie | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> Search:
+    """The search that the options name. Raises LimitError for what the engine or the model cannot do, and DataError."""
+    check_batch(batch)
+    check_options(engine, options)
+    check_tokens(engine, [*batch.prefixes, allowed.tokens if allowed else ()])
+    kind = Sampling if options.sampling else Greedy if options.greedy else Beam
+    return kind(engine, batch, options, allowed, on_step)
+
+
 class ContinuousBatch:
-    """Searches that share an engine's steps, each at a token of its own: others join while some are on their way."""
+    """Continuous batching: searches that share an engine's steps, and join while others are running."""
 
     def __init__(self, engine: Engine, strict: bool = True) -> None:
         """`strict`: as in `decode`."""
         self.engine, self.strict = engine, strict
         self.searches: list[Search] = []
-        """Those that go on, in the order in which they joined; the others have their outputs."""
+        """The running ones, in the order in which they joined."""
         self._state: State = None
         self._width = 1
         """Rows of a sentence in the next step."""
@@ -57,7 +70,7 @@ class ContinuousBatch:
 
     @property
     def sentences(self) -> int:
-        """How many go on."""
+        """How many are running."""
         return sum(len(search.sentences) for search in self.searches)
 
     def join(
@@ -67,10 +80,10 @@ class ContinuousBatch:
         allowed: Trie | None = None,
         on_step: Callable[[Step], None] | None = None,
     ) -> Search:
-        """Begin a batch with the next step.
+        """Add a batch, which begins with the next step.
 
-        Raises TformerError for what this batch cannot have, also where an engine's running states take no others; those
-        before it go on.
+        Raises TformerError for what this batch cannot have, and where the engine cannot admit it beside others; those
+        go on.
         """
         if self._stepping:
             raise ConfigError("a batch joins between steps: not in on_step")
@@ -84,10 +97,10 @@ class ContinuousBatch:
         return search
 
     def step(self) -> None:
-        """The next token of every sentence.
+        """Decode the next token of every sentence.
 
-        A search that fails, as by NaN or infinite log-probabilities or by its `on_step`, ends alone: its `outputs`
-        raise the error. Raises what the engine does; then none can go on, and others may begin.
+        A search that fails, by NaN or infinite log-probabilities or in its `on_step`, ends alone: its `outputs` raises
+        the error. Raises the engine's errors, which end all running searches; new ones may join.
         """
         if self._stepping:
             raise ConfigError("a step is on its way: not in on_step")
@@ -106,41 +119,44 @@ class ContinuousBatch:
         finally:
             self._stepping = False
 
-    def _take(self, search: Search, scores: Scores) -> None:
+    def _take(self, search: Search, scores: Scores) -> Reorder:
         try:
-            search.take(scores, self.strict)
+            return search.take(scores, self.strict)
         except Exception as error:
-            search.fail(error)
+            return search.fail(error)
 
     def _step_alone(self, search: Search) -> None:
         full = search.needs_all(self._state)
-        self._take(search, self.engine.step(search.tokens, self._state, full, search.options.attention))
+        scores = self.engine.step(search.tokens, self._state, full, search.options.attention)
+        reorder = self._take(search, scores)
         self._width = search.tokens.shape[1]
         if not len(search.sentences):
             self.searches = []
-        elif search.rows_moved:
-            self.engine.reorder(self._state, search.parents, search.kept if search.sentences_left else None)
+        elif reorder.moved:
+            self.engine.reorder(self._state, reorder.parents, reorder.sentences if reorder.ended else None)
 
     def _step_together(self) -> None:
         searches, width = self.searches, self._width
         shapes = [search.tokens.shape for search in searches]
         begins = [0, *accumulate(count for count, _ in shapes)]
-        asks = [search.needs_all(self._state) for search in searches]
+        fulls = [search.needs_all(self._state) for search in searches]
         tokens = [_widened(search.tokens, width) for search in searches]
         attention = any(search.options.attention for search in searches)
-        scores = self.engine.step(np.concatenate(tokens), self._state, any(asks), attention)
-        for search, begin, (count, rows), full in zip(searches, begins, shapes, asks, strict=False):
+        scores = self.engine.step(np.concatenate(tokens), self._state, any(fulls), attention)
+        reorders = [
             self._take(search, _part(scores, slice(begin, begin + count), rows, full))
+            for search, begin, (count, rows), full in zip(searches, begins, shapes, fulls, strict=False)
+        ]
         self.searches = [search for search in searches if len(search.sentences)]
         self._width = max((search.tokens.shape[1] for search in self.searches), default=1)
-        left = any(search.sentences_left for search in searches)
-        if self.searches and (left or self._width != width or any(search.rows_moved for search in searches)):
-            parents, kept = [], []
-            for search, begin, (_, rows) in zip(searches, begins, shapes, strict=False):
-                parents.append(_widened((begin + search.parents // rows) * width + search.parents % rows, self._width))
-                kept.append(begin + search.kept)
+        ended = any(reorder.ended for reorder in reorders)
+        if self.searches and (ended or self._width != width or any(reorder.moved for reorder in reorders)):
+            parents, sentences = [], []
+            for own, begin, (_, rows) in zip(reorders, begins, shapes, strict=False):
+                parents.append(_widened((begin + own.parents // rows) * width + own.parents % rows, self._width))
+                sentences.append(begin + own.sentences)
             every = np.concatenate(parents).astype(np.int32)
-            self.engine.reorder(self._state, every, np.concatenate(kept).astype(np.int32) if left else None)
+            self.engine.reorder(self._state, every, np.concatenate(sentences).astype(np.int32) if ended else None)
 
 
 def _widened(rows: Ints, width: int) -> Ints:
@@ -150,8 +166,8 @@ def _widened(rows: Ints, width: int) -> Ints:
 
 def _part(scores: Scores, sentences: slice, rows: int, full: bool) -> Scores:
     """The scores of some sentences' first rows."""
-    every, looked = (
+    log_probs, attention = (
         None if array is None else array[sentences, :rows]
         for array in (scores.log_probs if full else None, scores.attention)
     )
-    return Scores(scores.ids[sentences, :rows], scores.scores[sentences, :rows], every, looked)
+    return Scores(scores.ids[sentences, :rows], scores.scores[sentences, :rows], log_probs, attention)

@@ -1,4 +1,4 @@
-"""What a search chooses by what a step found: beams, greedy search, samples."""
+"""Greedy search, beam search and sampling: from the scores of a step to the rows of the next one."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Number = TypeVar("Number", bound=np.generic)
 
 @dataclass(frozen=True)
 class Step:
-    """What one step decided. Greedy search and sampling: one token a row; a beam: its candidates, best first."""
+    """The decision of one step. Greedy search and sampling: one token a row; a beam: its candidates, best first."""
 
     sentences: Ints
-    """(B) Index in the batch of those that had not ended before the step."""
+    """(B) Index in the batch of each sentence that had not ended before the step."""
     parents: Ints
-    """(B, N) Row of its sentence that each continues."""
+    """(B, N) The row of its sentence that each token continues."""
     tokens: Ints
     """(B, N); -1: the row has ended."""
     values: Doubles
-    """(B, N) Sum that the search compares; -inf: forbidden."""
+    """(B, N) Sum of log-probabilities after the rules, by which the search ranks; -inf: forbidden."""
     scores: Doubles
     """(B, N) Sum of plain log-probabilities."""
     margins: Doubles | None = None
@@ -42,8 +42,22 @@ class Step:
     """(B, N) Sampling: the number of each row's sample; -1: it has ended."""
 
 
+@dataclass(frozen=True)
+class Reorder:
+    """How the rows of the next step follow from those of the last one, for `Engine.reorder`."""
+
+    parents: Ints
+    """(B', K') The row that each row continues, counted over all B*K rows of the last step."""
+    sentences: Ints
+    """(B') The sentences of the last step that go on."""
+    ended: bool
+    """Whether a sentence has ended."""
+    moved: bool
+    """Whether any row continues a row other than its own; False: the engine has nothing to do."""
+
+
 class Search(ABC):
-    """Live rows of the sentences that have not ended; arrays are (B, K) with the rows of a sentence together."""
+    """The live rows of all sentences that have not ended. Arrays are (B, K): a sentence has K rows side by side."""
 
     def __init__(
         self,
@@ -59,8 +73,10 @@ class Search(ABC):
         count = len(batch.src_lengths)
         self.sentences = np.arange(count, dtype=np.int32)
         """(B) Index in the batch."""
-        self.found: list[list[Hypothesis]] = [[] for _ in range(count)]
+        self.hypotheses: list[list[Hypothesis]] = [[] for _ in range(count)]
+        """Outputs that have ended, of every sentence of the batch."""
         self.tokens = np.full((count, 1), engine.config.start_id, np.int32)
+        """(B, K) What the next step is fed."""
         self.values = np.zeros((count, 1))
         """(B, K) Sum after rules."""
         self.scores = self.values
@@ -70,47 +86,46 @@ class Search(ABC):
         self.written = np.empty((count, 1, 0), np.int32)
         """(B, K, t) Outputs so far."""
         self.attention = np.empty((count, 1, 0, batch.src_ids.shape[1] if options.attention else 0), np.float32)
-        """(B, K, t, S) Where each token of an output looked."""
+        """(B, K, t, S) Attention of each token of an output."""
         self.src_lengths = batch.src_lengths
-        self.parents, self.kept = self.tokens, self.sentences
-        self.rows_moved = self.sentences_left = False
         self.error: BaseException | None = None
-        """Why no sentence can go on."""
+        """Why the search has stopped early."""
 
     @abstractmethod
-    def advance(self, scores: Scores) -> Step:
-        """Choose the next rows by what a step found."""
+    def advance(self, scores: Scores) -> tuple[Step, Reorder]:
+        """Choose the next rows by the scores of a step."""
 
     @abstractmethod
     def results(self) -> list[list[Hypothesis]]:
-        """What was found for each sentence, best first, or its samples."""
+        """The outputs of each sentence, best first, or its samples."""
 
     def outputs(self) -> list[list[Hypothesis]]:
-        """The same. Raises what has ended the search early, and EngineError for a token that does not exist."""
+        """The same. Raises the error that stopped the search, and EngineError for a token that does not exist."""
         if self.error:
             raise self.error
-        found, vocab = self.results(), self.engine.config.tgt_vocab
-        for hypothesis in chain.from_iterable(found):
+        outputs, vocab = self.results(), self.engine.config.tgt_vocab
+        for hypothesis in chain.from_iterable(outputs):
             if hypothesis.ids and not 0 <= min(hypothesis.ids) <= max(hypothesis.ids) < vocab:
                 raise EngineError(f"the engine gave a token outside the vocabulary of {vocab}: export the bundle again")
-        return found
+        return outputs
 
-    def take(self, scores: Scores, strict: bool) -> None:
-        """Advance by what a step found. Raises NotNumbers, if `strict`."""
+    def take(self, scores: Scores, strict: bool) -> Reorder:
+        """Advance by the scores of a step. Raises NotNumbers, if `strict`."""
         if strict and not scores.scores[:, :, 0].min() > LEAST:
             require_numbers(scores, self.numbers, self.sentences, self.alive(), self.written.shape[2])
-        step = self.advance(scores)
+        step, reorder = self.advance(scores)
         if self.on_step:
             self.on_step(step)
+        return reorder
 
-    def fail(self, error: BaseException) -> None:
-        """Let no sentence go on."""
-        self.error, self.rows_moved, self.sentences_left = error, True, True
-        self.sentences = self.kept = self.sentences[:0]
-        self.tokens = self.parents = np.empty((0, 1), np.int32)
+    def fail(self, error: BaseException) -> Reorder:
+        """Stop: no sentence goes on."""
+        self.error, self.sentences = error, self.sentences[:0]
+        self.tokens = np.empty((0, 1), np.int32)
+        return Reorder(self.tokens, self.sentences, ended=True, moved=True)
 
     def outlook(self) -> Outlook:
-        """What the engine may expect."""
+        """What the engine should prepare for."""
         end_id = int(self.end_ids[0]) if len(self.end_ids) else -1
         tokens, named = int(self.rules.longest.max()), self.rules.named()
         return Outlook(self.options.rows, tokens, end_id, named, drawn=self.options.sampling)
@@ -119,40 +134,40 @@ class Search(ABC):
         """Whether the next step must return every log-probability."""
         step = self.written.shape[2]
         options = self.options
-        # Behind the last one that may be drawn, one more: a draw's margin is measured to it.
+        # For sampling one more than may be drawn: a draw's margin is measured to it.
         wanted = options.top_k + 1 if options.sampling else 1 if options.greedy else options.beams + len(self.end_ids)
         wanted = min(wanted + self.rules.spare(step), self.engine.config.tgt_vocab)
         return self.rules.needs_all(step) or wanted > self.engine.best(self.tokens.shape[1], state)
 
     def alive(self) -> NDArray[np.bool_]:
-        """Which rows (B, K) of the next step anybody reads; the others fill up beside them."""
+        """Which rows (B, K) of the next step have a hypothesis; the others are padding."""
         return self.values > -np.inf
 
     def are_ends(self, tokens: Ints) -> NDArray[np.bool_]:
         """Which tokens end an output."""
         return are_among(tokens, self.end_ids)
 
-    def keep(self, chosen: Step, going: NDArray[np.bool_], feed: Ints) -> None:
+    def keep(self, chosen: Step, going: NDArray[np.bool_], feed: Ints) -> Reorder:
         """Make `chosen` (B, K) the live rows of the sentences that go on, and feed (B, K) their tokens."""
-        self.kept = np.flatnonzero(going).astype(np.int32)
-        self.sentences_left = len(self.kept) < len(going)
-        rows, width = chosen.parents[self.kept], self.tokens.shape[1]
-        self.rows_moved = self.sentences_left or rows.shape[1] != width or bool((rows != np.arange(width)).any())
-        where = self.kept[:, None], rows
-        self.written = np.concatenate((self.written[where], chosen.tokens[self.kept][:, :, None]), 2)
+        sentences = np.flatnonzero(going).astype(np.int32)
+        rows, width = chosen.parents[sentences], self.tokens.shape[1]
+        where = sentences[:, None], rows
+        self.written = np.concatenate((self.written[where], chosen.tokens[sentences][:, :, None]), 2)
         if self.options.attention:
             self.attention = self.attention[where]
-        self.sentences = self.sentences[self.kept]
-        self.values, self.scores = chosen.values[self.kept], chosen.scores[self.kept]
-        self.parents = (self.kept[:, None] * width + rows).astype(np.int32)
-        self.tokens = np.ascontiguousarray(feed[self.kept])
+        self.sentences = self.sentences[sentences]
+        self.values, self.scores = chosen.values[sentences], chosen.scores[sentences]
+        self.tokens = np.ascontiguousarray(feed[sentences])
+        ended = len(sentences) < len(going)
+        moved = ended or rows.shape[1] != width or bool((rows != np.arange(width)).any())
+        return Reorder((sentences[:, None] * width + rows).astype(np.int32), sentences, ended, moved)
 
     def look(self, scores: Scores) -> None:
-        """Remember where the rows looked at this step."""
+        """Append this step's attention."""
         if self.options.attention:
             assert scores.attention is not None
-            looked = scores.attention[:, :, None, : self.attention.shape[3]]
-            self.attention = np.concatenate((self.attention, looked), 2)
+            latest = scores.attention[:, :, None, : self.attention.shape[3]]
+            self.attention = np.concatenate((self.attention, latest), 2)
 
     def ended_by(self, b: int, chosen: Step, n: int, ends: bool) -> Hypothesis:
         """The output of sentence b whose last token is candidate n, an end token or cut off by a limit."""
@@ -167,18 +182,18 @@ class Search(ABC):
         return self.describe(output, b, row, float(self.values[b, row]))
 
     def describe(self, output: Hypothesis, b: int, row: int, value: float) -> Hypothesis:
-        """Fill in what an output is ranked by, and where its tokens looked."""
+        """Fill in the value by which an output is ranked, and its alignment."""
         options, length = self.options, len(output.ids) + output.finished
         output.value = value if options.sampling else value / length_norm(max(1, length), options)
         if options.attention:
-            looked = self.attention[b, row, :length, : self.src_lengths[self.sentences[b]]]
+            attention = self.attention[b, row, :length, : self.src_lengths[self.sentences[b]]]
             if options.coverage_penalty and not options.sampling:
-                # A position that nothing looked at would give -inf, for every output alike.
-                covered = np.clip(looked.sum(0, dtype=np.float64), 1e-10, 1)
+                # A position without attention would give every output -inf.
+                covered = np.clip(attention.sum(0, dtype=np.float64), 1e-10, 1)
                 logs = np.cumsum([math.log(c) for c in covered.tolist()])  # unlike a sum, in order
                 output.value += options.coverage_penalty * float(logs[-1])
             if options.align:
-                output.alignment = looked[: len(output.ids)].argmax(1).tolist()
+                output.alignment = attention[: len(output.ids)].argmax(1).tolist()
         return output
 
 
@@ -188,15 +203,15 @@ class Beam(Search):
     def __init__(self, engine: Engine, batch: Batch, options: DecodeOptions, *others: Any) -> None:
         super().__init__(engine, batch, options, *others)
         self.ended = np.zeros(len(self.sentences), np.int64)
-        """Outputs that have ended, of every sentence of the batch."""
+        """How many outputs have ended, of every sentence of the batch; `hypotheses` has the best of them."""
         self.enough = int(options.patience * options.beams + 0.5)
         self.soonest = int(self.rules.longest.min())
-        """The first length at which a sentence is cut off."""
+        """The shortest length at which a sentence is cut off."""
         self.may_stop = False
-        """Whether a sentence has had an output for every beam, so that a step at which none ends may end it."""
+        """Whether a sentence has an output for every beam, so that the stop rule may end it at any step."""
         self.ranks = options.beams * (1 if options.greedy else 1 + len(self.end_ids))
 
-    def advance(self, scores: Scores) -> Step:
+    def advance(self, scores: Scores) -> tuple[Step, Reorder]:
         """Rank the candidates, collect the outputs that end, keep the best others."""
         self.look(scores)
         candidates = self.candidates(scores)
@@ -206,8 +221,7 @@ class Beam(Search):
             if values.min() > -np.inf and not self.are_ends(tokens).any():
                 parents, sums = candidates.parents[:, :beams], candidates.scores[:, :beams]
                 live = Step(self.sentences, parents, tokens, values, sums)
-                self.keep(live, np.ones(len(live.tokens), np.bool_), tokens)
-                return candidates
+                return candidates, self.keep(live, np.ones(len(live.tokens), np.bool_), tokens)
         possible, ends = candidates.values > -np.inf, self.are_ends(candidates.tokens)
         last = self.rules.longest[self.sentences] <= length
         top = np.arange(ends.shape[1]) < beams
@@ -216,21 +230,20 @@ class Beam(Search):
         goes_on = possible & ~ends
         stuck = ~goes_on.any(1)
         for b in np.flatnonzero(stuck).tolist():
-            if not self.found[self.sentences[b]]:
+            if not self.hypotheses[self.sentences[b]]:
                 for row in np.flatnonzero(self.values[b] > -np.inf).tolist():
                     self.collect(b, self.stuck(b, row))
         going = ~(last | stuck | self.done(np.where(goes_on, candidates.values, -np.inf), length))
         order = _live_first(goes_on & going[:, None], beams)
-        # A row without a hypothesis, beside sentences that have more, keeps its place with -inf and is fed some token.
+        # A sentence with fewer hypotheses than another has rows of value -inf, which are fed any token.
         alive, tokens = _pick(goes_on, order), _pick(candidates.tokens, order)
         values = np.where(alive, _pick(candidates.values, order), -np.inf)
         sums = values if self.plain else _pick(candidates.scores, order)
         live = Step(self.sentences, _pick(candidates.parents, order), tokens, values, sums)
-        self.keep(live, going, np.where(alive, tokens, np.int32(self.engine.config.pad_id)))
-        return candidates
+        return candidates, self.keep(live, going, np.where(alive, tokens, np.int32(self.engine.config.pad_id)))
 
     def candidates(self, scores: Scores) -> Step:
-        """The best continuations of each sentence; equal values by the lower row, then as the row has them."""
+        """The best continuations of each sentence; of equal values the lower row's, then in the order of the row."""
         if scores.log_probs is None:
             ids, plain = scores.ids, scores.scores
             ruled = self.rules.mask(ids, plain, self.sentences, self.written.shape[2])
@@ -250,11 +263,11 @@ class Beam(Search):
         """Count an output, and keep it if it is among the best; of equal ones the earlier."""
         sentence = self.sentences[b]
         self.ended[sentence] += 1
-        kept = self.found[sentence]
-        kept.append(output)
-        kept.sort(key=lambda hypothesis: -hypothesis.value)
-        del kept[self.options.beams :]
-        self.may_stop |= len(kept) == self.options.beams
+        best = self.hypotheses[sentence]
+        best.append(output)
+        best.sort(key=lambda hypothesis: -hypothesis.value)
+        del best[self.options.beams :]
+        self.may_stop |= len(best) == self.options.beams
 
     def done(self, live: Doubles, length: int) -> NDArray[np.bool_]:
         """Which sentences the stop rule ends, after a step that left live values (B, N) and outputs of `length`."""
@@ -263,23 +276,23 @@ class Beam(Search):
             return self.ended[self.sentences] >= self.enough
         lengths = np.full(len(live), length)
         if options.stop == "exact":
-            # Sums only fall, so the best that a hypothesis can become is what it is, at the kindest length.
+            # Sums only fall, so a hypothesis can become at most its present sum at the length with the best norm.
             lengths = self.rules.longest[self.sentences] if options.length_penalty > 0 else lengths + 1
-        kept = [self.found[sentence] for sentence in self.sentences]
-        worst = np.array([found[-1].value if len(found) == options.beams else -np.inf for found in kept])
+        ended = [self.hypotheses[sentence] for sentence in self.sentences]
+        worst = np.array([best[-1].value if len(best) == options.beams else -np.inf for best in ended])
         norms = np.array([length_norm(n, options) for n in lengths.tolist()])
         beaten: NDArray[np.bool_] = live.max(1) / norms <= worst
         return beaten & (worst > -np.inf)
 
     def results(self) -> list[list[Hypothesis]]:
         """The n best of each sentence, best first."""
-        return [kept[: self.options.n_best] for kept in self.found]
+        return [best[: self.options.n_best] for best in self.hypotheses]
 
 
 class Greedy(Beam):
     """A beam of one; a step at which nothing ends needs no ranking."""
 
-    def advance(self, scores: Scores) -> Step:
+    def advance(self, scores: Scores) -> tuple[Step, Reorder]:
         """Take every row's best token."""
         length, width = self.written.shape[2] + 1, scores.ids.shape[2]
         if scores.log_probs is not None or length >= self.soonest or self.options.attention:
@@ -295,10 +308,10 @@ class Greedy(Beam):
         self.values = self.values + added
         self.scores = self.values if self.plain else self.scores + added
         self.written = np.concatenate((self.written, tokens[:, :, None]), 2)
-        self.tokens, self.rows_moved, self.sentences_left = np.ascontiguousarray(tokens), False, False
-        self.kept = np.arange(len(tokens), dtype=np.int32)
-        self.parents = self.kept[:, None]
-        return Step(self.sentences, np.zeros_like(tokens), tokens, self.values, self.scores)
+        self.tokens = np.ascontiguousarray(tokens)
+        same = np.arange(len(tokens), dtype=np.int32)
+        step = Step(self.sentences, np.zeros_like(tokens), tokens, self.values, self.scores)
+        return step, Reorder(same[:, None], same, ended=False, moved=False)
 
 
 class Sampling(Search):
@@ -307,15 +320,15 @@ class Sampling(Search):
     def __init__(self, engine: Engine, batch: Batch, options: DecodeOptions, *others: Any) -> None:
         super().__init__(engine, batch, options, *others)
         self.seeds = np.array(batch.numbers if len(batch.numbers) else self.sentences, np.int64)
-        self.found = [[Hypothesis() for _ in range(options.n_best)] for _ in self.sentences]
+        self.hypotheses = [[Hypothesis() for _ in range(options.n_best)] for _ in self.sentences]
         self.samples = np.tile(np.arange(options.n_best, dtype=np.int32), (len(self.sentences), 1))
-        """(B, K) Number of each row's sample; -1: the row has ended and fills up beside sentences that have more."""
+        """(B, K) Number of each row's sample; -1: the row is padding."""
 
     def alive(self) -> NDArray[np.bool_]:
         """See `Search.alive`."""
         return self.samples[:, : self.tokens.shape[1]] >= 0
 
-    def advance(self, scores: Scores) -> Step:
+    def advance(self, scores: Scores) -> tuple[Step, Reorder]:
         """Draw a token for every row."""
         self.look(scores)
         samples, step = self.samples, self.written.shape[2]
@@ -333,7 +346,7 @@ class Sampling(Search):
         uniform = uniforms(self.options.seed, self.seeds[self.sentences], samples, step)
         tokens, margins = draw(ruled, uniform, self.options, self.on_step is not None, ids)
         for b, n in np.argwhere((tokens < 0) & (samples >= 0)).tolist():
-            self.found[self.sentences[b]][samples[b, n]] = self.stuck(b, int(parents[b, n]))
+            self.hypotheses[self.sentences[b]][samples[b, n]] = self.stuck(b, int(parents[b, n]))
         tokens = np.where(samples < 0, np.int32(-1), tokens)
         places = np.maximum(tokens, 0) if ids is None else (ids == tokens[:, :, None]).argmax(2)
         drawn = plain[np.arange(len(tokens))[:, None], parents, places]
@@ -342,23 +355,22 @@ class Sampling(Search):
         chosen = Step(self.sentences, parents, tokens, summed, summed, margins, samples)
         ends, last = self.are_ends(tokens), (self.rules.longest[self.sentences] <= step + 1)[:, None]
         for b, n in np.argwhere((ends | last) & (tokens >= 0)).tolist():
-            self.found[self.sentences[b]][samples[b, n]] = self.ended_by(b, chosen, n, bool(ends[b, n]))
+            self.hypotheses[self.sentences[b]][samples[b, n]] = self.ended_by(b, chosen, n, bool(ends[b, n]))
         goes_on = (tokens >= 0) & ~ends & ~last
         going = np.asarray(goes_on.any(1))
         order = _live_first(goes_on, samples.shape[1])
         alive, tokens, summed = _pick(goes_on, order), _pick(tokens, order), _pick(summed, order)
         self.samples = np.where(alive, _pick(samples, order), np.int32(-1))[going]
         live = Step(self.sentences, _pick(parents, order), tokens, summed, summed)
-        self.keep(live, going, np.where(alive, tokens, np.int32(self.engine.config.pad_id)))
-        return chosen
+        return chosen, self.keep(live, going, np.where(alive, tokens, np.int32(self.engine.config.pad_id)))
 
     def results(self) -> list[list[Hypothesis]]:
         """The samples of each sentence, in their order."""
-        return self.found
+        return self.hypotheses
 
 
 def length_norm(length: int, options: DecodeOptions) -> float:
-    """What a sum of `length` tokens is divided by. Not in numpy: its powers differ between processors."""
+    """The divisor of the sum of `length` tokens. Not numpy's power, which differs between processors."""
     base = float(length) if options.length_norm == "power" else (5 + length) / 6
     return float(base**options.length_penalty)
 

@@ -226,8 +226,16 @@ class Hypothesis:
         return self.end_id is not None
 
 
+class Options(Protocol):
+    """`decoding.DecodeOptions`, which this room does not import."""
+
+    def to_json(self) -> str:
+        """All fields, for a runtime in another language."""
+        ...
+
+
 class Outputs(Protocol):
-    """The only outputs that may come."""
+    """The only outputs that are allowed."""
 
     def outputs(self) -> Iterable[Sequence[int]]:
         """Their ids, without end tokens."""
@@ -250,12 +258,12 @@ class Searches(Protocol):
     def search(
         self,
         batch: Batch,
-        options: Mapping[str, Any],
+        options: Options,
         allowed: Outputs | None = None,
         strict: bool = False,
         calls: Calls | None = None,
     ) -> list[list[Hypothesis]]:
-        """The outputs of each source, by the fields of `DecodeOptions`. `calls` gets those of the engine.
+        """The outputs of each source. The engine's calls are appended to `calls`.
 
         `strict`: stop at NaN or infinite log-probabilities; else those are never chosen.
 

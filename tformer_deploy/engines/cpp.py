@@ -6,11 +6,10 @@ alone and a check needs every step.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -36,7 +35,7 @@ from ..base.machine import cores
 from ..base.processes import PATIENCE_SECONDS, describe_end
 from ..bundle.manifest import Bundle
 from ..model.config import BATCH_TOKENS
-from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Outlook, Outputs, Scores
+from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Options, Outlook, Outputs, Scores
 from .spec import Opening
 
 PROGRAM = "TFORMER_CPP_ENGINE"
@@ -208,14 +207,14 @@ class CppEngine:
     def search(
         self,
         batch: Batch,
-        options: Mapping[str, Any],
+        options: Options,
         allowed: Outputs | None = None,
         strict: bool = False,
         calls: Calls | None = None,
     ) -> list[list[Hypothesis]]:
         """See `Searches.search`. The program takes neither prefixes nor a set of outputs, which no check asks for."""
         assert not (batch.prefixes or allowed or strict)
-        text = json.dumps(options).encode()
+        text = options.to_json().encode()
         words = np.frombuffer(text.ljust(-(-len(text) // 4) * 4), np.int32)
         with self._asked(SEARCH, None, batch.src_ids, batch.src_lengths, list(batch.numbers), words):
             counts, outputs = self._ints().tolist(), self._ints()

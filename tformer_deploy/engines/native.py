@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 from tformer_native import Error, Model, State
@@ -15,7 +14,7 @@ from ..base.errors import EngineError, MissingExtra, NotNumbers
 from ..base.machine import cores
 from ..bundle.manifest import Bundle
 from ..model.config import BATCH_TOKENS
-from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Outlook, Outputs, Scores
+from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Options, Outlook, Outputs, Scores
 from .cpp import error_of
 from .spec import Opening
 
@@ -108,7 +107,7 @@ class NativeEngine:
     def search(
         self,
         batch: Batch,
-        options: Mapping[str, Any],
+        options: Options,
         allowed: Outputs | None = None,
         strict: bool = False,
         calls: Calls | None = None,
@@ -116,7 +115,7 @@ class NativeEngine:
         """See `Searches.search`."""
         compiled = self._compiled(allowed) if allowed else None
         sources = batch.src_ids, batch.src_lengths, list(batch.numbers), batch.prefixes
-        found = _call(self._model.search, *sources, json.dumps(options), compiled, strict, calls)
+        found = _call(self._model.search, *sources, options.to_json(), compiled, strict, calls)
         return [[Hypothesis(*output) for output in outputs] for outputs in found]
 
     def _compiled(self, allowed: Outputs) -> Any:

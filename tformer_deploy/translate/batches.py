@@ -1,4 +1,4 @@
-"""Requests to batches of similar length, side by side."""
+"""Requests to batches of similar length, and batches to threads."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..base.machine import cores
 from ..decoding import Batch
 
 LINES_EACH = 8
-"""Lines per core from which a core does best alone with its own."""
+"""From so many lines per core on, one single-threaded worker per core is faster than one worker with all cores."""
 Ids = NDArray[np.int32]
 Item = TypeVar("Item")
 Out = TypeVar("Out")
 
 
 def side_by_side(call: Callable[[Item], Out], items: Iterable[Item], workers: int) -> Iterator[Out]:
-    """The results of `call` for each item, in the order in which they are ready, `workers` of them at a time."""
+    """Call for each item in a pool of `workers` threads; results come in the order in which they are ready."""
     if workers == 1:
         yield from map(call, items)
         return
@@ -33,9 +33,8 @@ def side_by_side(call: Callable[[Item], Out], items: Iterable[Item], workers: in
 
 
 def suitable_workers(lines: int) -> int:
-    """One worker per core where each gets several batches' worth of lines, else one with all cores."""
-    most = cores()
-    return most if lines >= LINES_EACH * most else 1
+    """One worker per core for many lines, else one worker with all cores."""
+    return cores() if lines >= LINES_EACH * cores() else 1
 
 
 def pad(rows: list[Ids], pad_id: int) -> Ids:
@@ -52,15 +51,15 @@ def make_batch(
     numbers: Sequence[int] = (),
     prefixes: Sequence[Sequence[int]] = (),
 ) -> Batch:
-    """Sources to decode together, padded on the right."""
+    """A batch of sources, padded on the right."""
     lengths = np.array([len(source) for source in sources], np.int32)
     return Batch(pad([np.array(source, np.int32) for source in sources], pad_id), lengths, numbers, prefixes)
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int, max_batch: Callable[[int], int]) -> Iterator[list[int]]:
-    """Indices of requests of similar length, longest first; empty requests are left out.
+    """Batches of indices of requests, longest first; empty requests are left out.
 
-    `max_batch`: most requests of a batch whose longest has so many tokens.
+    `max_batch`: most requests in a batch, by the tokens of its longest request.
     """
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
     start = 0

@@ -1,4 +1,4 @@
-"""Text to the encoder's output: the vectors of a source's tokens, or one vector for all of them."""
+"""Text to encoder outputs: a vector for each source token, or one pooled vector."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from ..engines.base import Encoder, Floats
 from ..model.config import BATCH_TOKENS
 from .batches import length_batches, make_batch
 from .pooling import NO_POOL, check_pool, pooled
-from .translator import as_list
+from .requests import as_list
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What became of one line."""
+    """The encoder's output for one line."""
 
     ids: list[int]
-    """Source tokens as the encoder sees them; none of an empty line."""
+    """Source tokens as the encoder reads them; empty for an empty line."""
     vectors: Floats
-    """(d); with pool `none` (S, d), a row a token. Of an empty line zeros, or no row."""
+    """(d); with pool `none` (S, d), a row a token. For an empty line zeros, or no row."""
 
 
 @dataclass(frozen=True)
 class EncoderOptions:
-    """What is encoded with, and how."""
+    """Which model encodes, and how."""
 
     bundle: str | Path | Bundle
     backend: str = "ort"
     """`ort`, `native` or `eager`."""
     variant: str | None = None
-    """Of `ort` or `native`, other than its default."""
+    """A variant other than the backend's default."""
     checkpoint: str | Path | None = None
-    """The run folder for `eager`, if it is not where it was at export."""
+    """For `eager`: the run folder, if it has moved since the export."""
     threads: int = 0
-    """0: one a core."""
+    """0: one per core."""
     pool: str = "mean"
-    """`mean`, `first` or `last` of the vectors of a source's tokens; `none`: all of them."""
+    """`mean`, `first` or `last` of a source's vectors; `none`: all of them."""
     batch_tokens: int = BATCH_TOKENS
     """Padded source tokens of a batch."""
     max_line_bytes: int = LINE_BYTES
@@ -54,21 +54,21 @@ class EncoderOptions:
 
 
 class TextEncoder:
-    """An encoder that is ready. Use it in a `with` statement, which frees its device at the end."""
+    """An open encoder. Use it in a `with` statement, which frees its device at the end."""
 
     def __init__(self, options: EncoderOptions) -> None:
         """Raises TformerError, also where the bundle has no graph for it."""
         check_pool(options.pool)
         check_whole("batch_tokens", options.batch_tokens, 1, MOST_BATCH_TOKENS)
         check_whole("max_line_bytes", options.max_line_bytes, 1, MOST_LINE_BYTES)
-        given, run = options.bundle, options.checkpoint
-        bundle = given if isinstance(given, Bundle) else open_bundle(Path(given), graphs=False)
+        bundle, run = options.bundle, options.checkpoint
+        bundle = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle), graphs=False)
         name = engine_name(options.backend, options.variant, bundle)
         check_checkpoint(run, [name])
         self.options, self.tokenizers = options, bundle.tokenizers()
         self.engine: Encoder = make_encoder(name, bundle, Path(run) if run else None, options.threads)
         self.width = bundle.config.encoder.width
-        """Numbers of a vector."""
+        """Size of a vector."""
 
     def __enter__(self) -> Self:
         self.engine.__enter__()
@@ -82,30 +82,30 @@ class TextEncoder:
     def encode(self, lines: Iterable[str]) -> list[Encoded]:
         """Encode each line.
 
-        Raises what names the line: LimitError for a source that is too long, DataError for what is no text, NotNumbers
-        where the encoder gives none.
+        Raises errors that name the line: LimitError for a source that is too long, DataError for a line that is not
+        text, NotNumbers for NaN or infinite vectors.
         """
         return list(self.results(lines))
 
     def results(self, lines: Iterable[str], first: int = 0) -> Iterator[Encoded]:
-        """Like `encode`; what is wrong with a line is raised after all before it. Lines count from `first`."""
+        """Like `encode`, but yields the results before a bad line and then raises. Lines are numbered from `first`."""
         sources: list[list[int]] = []
-        wrong: TformerError | None = None
+        failure: TformerError | None = None
         try:
             for number, text in enumerate(as_list("lines", lines), first + 1):
                 sources.append(self._source(text, number))
         except TformerError as error:
-            wrong = error
+            failure = error
         yield from self._encode(sources, first)
-        if wrong:
-            raise wrong
+        if failure:
+            raise failure
 
     def _encode(self, sources: list[list[int]], first: int) -> Iterator[Encoded]:
-        """Ids to vectors, in batches of similar length; up to the first without numbers, for which it raises."""
+        """Ids to vectors, in batches of similar length, up to the first NaN or infinity. Raises NotNumbers for that."""
         pool, limits = self.options.pool, self.engine.limits
-        nothing = np.zeros((0, self.width) if pool == NO_POOL else self.width, np.float32)
-        found = [Encoded(ids, nothing) for ids in sources]
-        good = len(sources)
+        empty = np.zeros((0, self.width) if pool == NO_POOL else self.width, np.float32)
+        encoded = [Encoded(ids, empty) for ids in sources]
+        finite = len(sources)
         most = lambda longest: limits.sentences(1, longest, 1)  # noqa: E731
         for indices in length_batches([len(ids) for ids in sources], self.options.batch_tokens, most):
             batch = make_batch([sources[i] for i in indices], self.engine.config.pad_id)
@@ -113,14 +113,14 @@ class TextEncoder:
             for row, i in enumerate(indices):
                 vectors = pooled(memory[row, : len(sources[i])], pool)
                 if not np.isfinite(vectors).all():
-                    good = min(good, i)
-                found[i] = Encoded(sources[i], vectors.copy())
-        yield from found[:good]
-        if good < len(sources):
-            raise NotNumbers(f"line {first + good + 1}: the encoder gives no numbers: check the weights", good)
+                    finite = min(finite, i)
+                encoded[i] = Encoded(sources[i], vectors.copy())
+        yield from encoded[:finite]
+        if finite < len(sources):
+            raise NotNumbers(f"line {first + finite + 1}: the encoder gives no numbers: check the weights", finite)
 
     def _source(self, text: str, number: int) -> list[int]:
-        """Ids of a line, none of an empty one."""
+        """Token ids of a line; none for an empty one."""
         check_line(text, f"line {number}", self.options.max_line_bytes, "max_line_bytes")
         ids = self.tokenizers.source_ids(text.strip()) if text.strip() else []
         limits, vocab = self.engine.limits, self.engine.config.src_vocab

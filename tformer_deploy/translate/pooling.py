@@ -1,4 +1,4 @@
-"""One vector of the vectors of a source's tokens."""
+"""Pooling: one vector for all tokens of a source."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ POOLS: dict[str, Callable[[Floats], Any]] = {
 
 
 def check_pool(name: str) -> None:
-    """Raise ConfigError for a name that is not among POOLS and not NO_POOL."""
+    """Raise ConfigError for an unknown name."""
     if name not in (*POOLS, NO_POOL):
         raise unknown("pool", name, [*POOLS, NO_POOL])
 
 
 def pooled(memory: Floats, name: str) -> Floats:
-    """(S, d), S > 0 and no padding in it -> (d); with NO_POOL as it is."""
+    """(S, d) without padding, S > 0 -> (d); with NO_POOL unchanged."""
     return memory if name == NO_POOL else POOLS[name](memory)  # type: ignore[no-any-return]

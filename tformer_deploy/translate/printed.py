@@ -1,4 +1,4 @@
-"""A result as a line of text or JSON."""
+"""A result as text or JSON."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _SPACES = str.maketrans("\n\r", "  ")
 
 
 def one_line(text: str) -> str:
-    """A text in one line: a line feed or carriage return, which some models can write, becomes a space."""
+    """A text with line feeds and carriage returns, which some models produce, replaced by spaces."""
     return text.translate(_SPACES)
 
 
 def printed(number: int, result: Result, options: DecodeOptions, as_json: bool = False) -> str:
-    """A result for machines, or as Marian writes it; `number` of the source, from 0."""
+    """A line of JSON, or lines in Marian's format for n-best lists; `number`: of the source, from 0."""
     if as_json:
         return json.dumps(asdict(result), ensure_ascii=False)
     lines = []

@@ -18,7 +18,7 @@ from ...bundle.manifest import MANIFEST, Bundle, open_bundle
 from ...engines import engine_name
 from ...model.config import BATCH_TOKENS, WINDOW_BYTES
 from ..batches import suitable_workers
-from ..opening import TranslatorOptions, open_translator
+from ..opening import TranslatorOptions, decoding_of, open_translator
 from .output import ERRORS, JOB, VERSION, Output, Summary, stored
 from .places import canonical, find_inputs, is_url, open_store
 from .progress import Execute, Progress
@@ -136,9 +136,8 @@ def _work(options: CorpusOptions, inputs: Sequence[Input], there: dict[str, Any]
     bundle.require_decoder()
     columns = Columns(options.column, options.into, options.details, asked.max_line_bytes)
     names, budget = tuple(each.last for each in inputs), (asked.batch_tokens or BATCH_TOKENS) * WINDOW_BYTES
-    work = Work(
-        replace(asked, bundle=str(bundle.directory)), names, columns, budget, options.shard_lines, options.strict
-    )
+    resolved = replace(asked, bundle=str(bundle.directory), decoding=decoding_of(bundle, asked.decoding))
+    work = Work(resolved, names, columns, budget, options.shard_lines, options.strict)
     # The batches are those of `translate` on this machine, whoever decodes them, and stay those of the first run.
     before = there.get("work", {}).get("options", {})
     same = digest({**described(work), "least_batches": 0}) == digest({**before, "least_batches": 0})

@@ -32,7 +32,7 @@ class Work:
     """What is done with every shard."""
 
     translator: TranslatorOptions
-    """`bundle` is its path."""
+    """With the path of the bundle, and its defaults in `decoding`."""
     names: tuple[str, ...]
     """Of one input at least: their ends tell the format."""
     columns: Columns
@@ -145,7 +145,7 @@ def described(work: Work) -> dict[str, Any]:
     kept = ("backend", "variant", "device", "shortlist", "batch_tokens", "least_batches", "max_line_bytes")
     return {
         **{name: getattr(work.translator, name) for name in kept},
-        "decoding": dict(work.translator.decoding),
+        "decoding": dict(work.translator.asked),
         "allowed": digest(list(work.translator.allowed)),
         **asdict(work.columns),
         "shard_lines": work.shard_lines,

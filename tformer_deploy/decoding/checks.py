@@ -1,8 +1,8 @@
-"""What a search is asked for: all that may be wrong with it is found here, before it shares steps with others."""
+"""Checks of a batch and its options, before a search shares steps with others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import index
 from typing import Any
 
@@ -12,30 +12,11 @@ from ..base.errors import DataError, LimitError
 from ..engines.base import Batch, Engine
 from ..model.config import MAX_SEED
 from .options import DecodeOptions
-from .rules import END_IS_FORCED, Trie
-from .search import Beam, Greedy, Sampling, Search, Step
-
-
-def make_search(
-    engine: Engine,
-    batch: Batch,
-    options: DecodeOptions,
-    allowed: Trie | None = None,
-    on_step: Callable[[Step], None] | None = None,
-) -> Search:
-    """The search that the options name.
-
-    Raises LimitError for what the engine or the model cannot do, and DataError for a batch that is none.
-    """
-    check_batch(batch)
-    check_options(engine, options)
-    check_tokens(engine, [*batch.prefixes, allowed.tokens if allowed else ()])
-    kind = Sampling if options.sampling else Greedy if options.greedy else Beam
-    return kind(engine, batch, options, allowed, on_step)
+from .rules import END_IS_FORCED
 
 
 def check_options(engine: Engine, options: DecodeOptions) -> None:
-    """Raise LimitError for options that the engine or the model cannot follow, whatever the source."""
+    """Raise LimitError for options that the engine or the model cannot follow with any source."""
     check_tokens(engine, [options.suppress, *options.bad_words, options.end_ids, options.first_ids])
     if set(options.first_ids) & set(options.ends(engine.config.eos_id)):
         raise LimitError(END_IS_FORCED)
@@ -51,15 +32,15 @@ def check_options(engine: Engine, options: DecodeOptions) -> None:
         )
 
 
-def check_tokens(engine: Engine, named: Iterable[Iterable[int]]) -> None:
+def check_tokens(engine: Engine, sequences: Iterable[Iterable[int]]) -> None:
     """Raise LimitError for tokens that the model does not have."""
     vocab = engine.config.tgt_vocab
-    if bad := [token for ids in named for token in ids if not 0 <= token < vocab]:
+    if bad := [token for ids in sequences for token in ids if not 0 <= token < vocab]:
         raise LimitError(f"token id {bad[0]} is outside the target vocabulary of {vocab}")
 
 
 def check_batch(batch: Batch) -> None:
-    """Raise DataError where sources, lengths, numbers and prefixes do not fit each other, or are of other types."""
+    """Raise DataError where sources, lengths, numbers or prefixes differ in count, or are of a wrong type."""
     for name, array, axes in (("src_ids", batch.src_ids, 2), ("src_lengths", batch.src_lengths, 1)):
         if not (isinstance(array, np.ndarray) and array.ndim == axes and np.issubdtype(array.dtype, np.integer)):
             raise DataError(f"{name}: must be an array of {axes} axes and whole numbers: see decoding.Batch")
@@ -67,9 +48,9 @@ def check_batch(batch: Batch) -> None:
     if not count:
         raise DataError("src_ids has no sentence: give one at least")
     for name in ("src_lengths", "numbers", "prefixes"):
-        found = len(getattr(batch, name))
-        if found != count and (found or name == "src_lengths"):
-            raise DataError(f"{found} {name} for {count} sentences: give one for each")
+        given = len(getattr(batch, name))
+        if given != count and (given or name == "src_lengths"):
+            raise DataError(f"{given} {name} for {count} sentences: give one for each")
     _check_whole("numbers", batch.numbers)
     if len(batch.numbers) and not 0 <= min(batch.numbers) <= max(batch.numbers) < MAX_SEED:
         raise DataError(f"numbers: must be at least 0 and less than {MAX_SEED}")
