@@ -59,8 +59,8 @@ lint: $(READY)
 spec: $(READY)
 	$(BIN)/python engines/make_spec.py
 
-# The C++ runtime: what it is built from, the library and tformer-cpp in engines/build, and their tests.
-cpp: cpp-build $(READY) .demo/bundle/manifest.json
+# The C++ runtime: what it is built from, the library and tformer-cpp in engines/build, tformer-native, and their tests.
+cpp: native .demo/bundle/manifest.json
 	ctest --test-dir engines/build --output-on-failure
 	$(BIN)/pytest -rs tests/test_cpp*.py
 

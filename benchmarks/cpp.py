@@ -9,7 +9,7 @@ import statistics
 import subprocess
 from pathlib import Path
 
-from tformer_deploy.engines.cpp import onnxruntime_library
+from tformer_deploy.engines.ort import shared_library
 
 from .peers.points import random_sources
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 def measure(command: list[object], lines: str) -> dict[str, float]:
     """One process' output, as figures per step."""
-    environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime_library()}
+    environment = {**os.environ, "TFORMER_ONNXRUNTIME": shared_library()}
     words = [*map(str, command)]
     said = json.loads(
         subprocess.run(words, input=lines, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout

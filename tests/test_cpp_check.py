@@ -1,12 +1,10 @@
-"""The C++ runtime as an engine of the check: passes as `ort` does, fails where it fails, and dies in one line."""
+"""The C++ runtime as an engine of the check: it passes and fails as `ort` does."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,29 +24,21 @@ from tformer_deploy.check.reference import make_reference
 from tformer_deploy.decoding import Batch, DecodeOptions, Hypothesis, decode
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Floats, Ints
-from tformer_deploy.engines.cpp import PROGRAM, CppEngine
 from tformer_deploy.translate.opening import TranslatorOptions, open_translator
 
-from .command import failed_line, printed, run_here
+from .command import failed_line, printed, run_here, run_process
 from .conftest import random_sources
-from .cpp_library import ROOT, built
+from .cpp_library import ROOT
 from .mutations import BEYOND, MUTATIONS, break_graph, changed, plus, scale_one_weight
 from .params import long_but
 from .plain_decoding import EOS, TableEngine, TableState
 
+pytest.importorskip("tformer_native", reason="tformer-native is not installed: make native")
+from tformer_deploy.engines.cpp import CppEngine
+
 SMALL = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4, walks=4)
 OWN = "the runtime's own search differs from ours [0-9]+ times, the first: "
 FLAGS = ("--max-tokens", 6, "--beams", 2, "--invariance", 2, "--threads", 1)
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The program that runs the C++ runtime."""
-    path = built() / "examples" / "tformer-engine"
-    if not path.is_file():
-        pytest.skip(f"{path} was not built: make cpp")
-    monkeypatch.setenv(PROGRAM, str(path))
-    return path
 
 
 def gate_of(bundle: Path, run: Path, shortlist: bool = False) -> Gate:
@@ -80,7 +70,7 @@ def figures(report: Any) -> dict[str, Any]:
 # What is right
 
 
-def test_the_demo_passes(engine: Path) -> None:
+def test_the_demo_passes() -> None:
     demo = ROOT / ".demo" / "bundle"
     if not demo.is_dir():
         pytest.skip("no .demo/bundle: make demo")
@@ -91,8 +81,8 @@ def test_the_demo_passes(engine: Path) -> None:
         assert {row["mode"] for row in each["outputs"]} == {"greedy", "beam", "sampling"}
 
 
-def test_workers_take_turns(engine: Path, variants_bundle: Path) -> None:
-    """One process answers all threads; it once read what they asked at a time as one request."""
+def test_workers_share_a_model(variants_bundle: Path) -> None:
+    """Each has an engine of its own, over the same sessions."""
     lines = [" ".join(f"w{4 + (7 * i + j) % 50}" for j in range(1 + i % 9)) for i in range(40)]
     found = []
     for workers in (1, 3):
@@ -103,9 +93,7 @@ def test_workers_take_turns(engine: Path, variants_bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["", "fp32-cpu", "int8", "int8-latency", "int4"])
-def test_every_figure_is_that_of_python(
-    variant: str, engine: Path, variants_bundle: Path, run: Path, reference: Reference
-) -> None:
+def test_every_figure_is_that_of_python(variant: str, variants_bundle: Path, run: Path, reference: Reference) -> None:
     """To the last bit, as both run one ONNX Runtime with one thread."""
     if not variant:
         python, cpp = both(variants_bundle, run, reference)
@@ -116,13 +104,13 @@ def test_every_figure_is_that_of_python(
     assert figures(cpp) == figures(python) and "joined" in {row.variant for row in cpp.invariance}
 
 
-def test_attention_is_compared(engine: Path, attention_bundle: Path, run: Path) -> None:
+def test_attention_is_compared(attention_bundle: Path, run: Path) -> None:
     gate = gate_of(attention_bundle, run)
     python, cpp = both(attention_bundle, run, reference_of(gate))
     assert cpp.passed and cpp.attention_max == python.attention_max > 0
 
 
-def test_shortlists_are_checked(engine: Path, variants_bundle: Path, run: Path, tmp_path: Path) -> None:
+def test_shortlists_are_checked(variants_bundle: Path, run: Path, tmp_path: Path) -> None:
     listed = tmp_path / "bundle"
     shutil.copytree(variants_bundle, listed)
     rng = np.random.default_rng(3)
@@ -134,7 +122,7 @@ def test_shortlists_are_checked(engine: Path, variants_bundle: Path, run: Path, 
     assert printed(run_here("check", listed, *FLAGS, *arguments))[-1] == "passed"
 
 
-def test_translations_are_those_of_ort(engine: Path, variants_bundle: Path) -> None:
+def test_translations_are_those_of_ort(variants_bundle: Path) -> None:
     for variant in ("fp32", "int8"):
         flags = ("--variant", variant, "--beams", 3, "--n-best", 2, "--threads", 1)
         found = [
@@ -144,7 +132,7 @@ def test_translations_are_those_of_ort(engine: Path, variants_bundle: Path) -> N
         assert found[0] == found[1] and len(found[0]) == 5
 
 
-def test_states_live_side_by_side(engine: Path, bundle: Path) -> None:
+def test_states_live_side_by_side(bundle: Path) -> None:
     """Two at a time, with steps in turns, give what each gives alone; those that nobody uses are freed."""
     sources = [random_sources(3, 6, seed) for seed in (1, 2)]
     tokens = np.full((3, 1), 5, np.int32)
@@ -179,7 +167,7 @@ MORE_BROKEN = (
 
 @pytest.mark.parametrize("case", long_but([*BROKEN, *MORE_BROKEN], *BROKEN))
 def test_broken_graphs_fail_as_in_python(
-    case: str, engine: Path, bundle: Path, run: Path, reference: Reference, tmp_path: Path
+    case: str, bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
     graph, mutate, _ = MUTATIONS[case]
     python, cpp = both(break_graph(bundle, tmp_path / "bundle", graph, mutate), run, reference)
@@ -195,7 +183,7 @@ def test_broken_graphs_fail_as_in_python(
 @pytest.mark.parametrize("variant", long_but(["", "fp32-cpu"], ""))
 @pytest.mark.parametrize("case", BEYOND)
 def test_faults_of_large_sizes_alone_are_found(
-    case: str, variant: str, engine: Path, variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path
+    case: str, variant: str, variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
     graph, mutate, line = BEYOND[case]
     broken = break_graph(variants_bundle, tmp_path / "bundle", f"{variant}/{graph}".lstrip("/"), mutate)
@@ -205,7 +193,7 @@ def test_faults_of_large_sizes_alone_are_found(
 
 
 def test_a_slight_fault_of_a_lossy_variant_is_found(
-    engine: Path, variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path
+    variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
     norm = changed("decoder_norm.bias", plus(0.1))
     python, cpp = both(
@@ -215,7 +203,7 @@ def test_a_slight_fault_of_a_lossy_variant_is_found(
     assert cpp.blame.startswith("constant decoder_norm.bias")
 
 
-def test_the_command_fails(engine: Path, bundle: Path, run: Path, tmp_path: Path) -> None:
+def test_the_command_fails(bundle: Path, run: Path, tmp_path: Path) -> None:
     broken = break_graph(bundle, tmp_path / "bundle", "decoder_step", scale_one_weight)
     done = run_here("check", broken, "--checkpoint", run, "--backend", "cpp", *FLAGS)
     assert done.returncode == 3 and b"FAILED: scores differ by" in done.stdout
@@ -296,7 +284,7 @@ def test_another_search_fails_wherever_it_is(where: Where, line: str) -> None:
 
 
 def test_rows_that_are_mixed_up_are_found(
-    engine: Path, bundle: Path, run: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    bundle: Path, run: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reorder = CppEngine.reorder
 
@@ -309,41 +297,18 @@ def test_rows_that_are_mixed_up_are_found(
     assert any(line.startswith("beam: ") for line in found.failures)
 
 
-@pytest.mark.parametrize("call", ["encode", "step", "search", "cross_keys_values"])
-def test_a_program_that_dies_is_one_line(
-    call: str, engine: Path, bundle: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = getattr(CppEngine, call)
-
-    def killed(self: CppEngine, *arguments: Any, **options: Any) -> Any:
-        os.kill(self._process.pid, signal.SIGKILL)
-        return own(self, *arguments, **options)
-
-    monkeypatch.setattr(CppEngine, call, killed)
-    done = run_here("check", bundle, "--checkpoint", run, "--backend", "cpp", *FLAGS)
-    (line,) = [line for line in done.stdout.decode().splitlines() if "FAILED" in line]
-    assert done.returncode == 3 and line.endswith("FAILED: the C++ engine's process was ended by SIGKILL")
+def test_an_onnxruntime_that_is_not_there_is_one_line(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFORMER_ONNXRUNTIME", "/nowhere/libonnxruntime.so")
+    line = failed_line(run_process("check", bundle, "--backend", "cpp", *FLAGS))
+    assert "ONNX Runtime cannot be loaded (/nowhere/libonnxruntime.so: " in line and "pip install onnxruntime" in line
 
 
-def test_a_program_that_is_not_there_is_one_line(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = {
-        tmp_path / "nothing": "run make cpp in a checkout, or name it in TFORMER_CPP_ENGINE",
-        Path("/bin/echo"): "does not answer as tformer-engine does: run make cpp",
-        Path("/bin/false"): "the C++ engine's process ended with exit code 1",
-        Path(__file__): "cannot be run (Permission denied): run make cpp",
-    }
-    for path, words in cases.items():
-        monkeypatch.setenv(PROGRAM, str(path))
-        assert words in failed_line(run_here("check", bundle, "--backend", "cpp", *FLAGS))
-
-
-def test_other_versions_and_benchmarks_are_refused(engine: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_and_benchmarks_are_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run_here("bench", bundle, "--backend", "cpp", "--seconds", 0, "--rounds", 1)
     assert "bench does not measure the C++ runtime: use ort" in failed_line(done)
     assert "--device cuda: the C++ runtime runs on processors" in failed_line(
         run_here("check", bundle, "--backend", "cpp", "--device", "cuda")
     )
-    monkeypatch.setattr("tformer_deploy.engines.cpp.__version__", "9.9.9")
-    assert re.search(
-        r"is of version \d.*, this is 9\.9\.9: run make cpp", failed_line(run_here("check", bundle, "--backend", "cpp"))
-    )
+    monkeypatch.setattr("tformer_deploy.engines.native.native_version", "9.9.9")
+    line = failed_line(run_here("check", bundle, "--backend", "cpp"))
+    assert re.search(r"tformer-native is of version 9\.9\.9, this is \d.*: pip install", line)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tformer_deploy.base.errors import EngineError
 from tformer_deploy.base.processes import in_turn, run_whole
-from tformer_deploy.engines.cpp import onnxruntime_library
+from tformer_deploy.engines.ort import shared_library
 
 from . import ROOT
 from .measure import Model, speed_ratios
@@ -56,7 +56,7 @@ def cold_commands(
             found.append(Command(f"{engine}, command", [*words, "--json", "--max-tokens", limit], text + "\n"))
         if variant and cpp:
             words = [str(cpp), "translate", str(model.bundle), "--variant", variant, "--threads", "1"]
-            words += ["--onnxruntime", onnxruntime_library()]
+            words += ["--onnxruntime", shared_library()]
             words += ["--json", "--max-tokens", limit]
             found.append(Command(f"{engine}, tformer-cpp", words, text + "\n"))
     return found

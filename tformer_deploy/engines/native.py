@@ -1,4 +1,4 @@
-"""The C++ library's CPU engine, in this process: arrays are shared, and other threads run meanwhile."""
+"""libtformer in this process, by the binding `tformer_native`: its CPU engine, and what `cpp.py` shares with that."""
 
 from __future__ import annotations
 
@@ -10,15 +10,35 @@ from tformer_native import Outputs as Compiled
 from tformer_native import __version__ as native_version
 
 from .. import __version__
-from ..base.errors import EngineError, MissingExtra, NotNumbers
+from ..base.errors import (
+    ArtifactError,
+    ConfigError,
+    DataError,
+    EngineError,
+    LimitError,
+    MissingExtra,
+    NoRoom,
+    NotNumbers,
+    TformerError,
+)
 from ..base.machine import cores
 from ..bundle.manifest import Bundle
 from ..model.config import BATCH_TOKENS
 from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Options, Outlook, Outputs, Scores
-from .cpp import error_of
-from .spec import Opening
+from .spec import STANDARD, Opening
 
 R = TypeVar("R")
+KINDS: dict[int, type[TformerError]] = {
+    1: ConfigError,
+    2: ArtifactError,
+    3: LimitError,
+    4: DataError,
+    5: EngineError,
+    6: NotNumbers,
+    7: MissingExtra,
+    9: NoRoom,
+}
+"""By the `Status` of `engines/src/errors.hpp`; others are faults of the library: EngineError."""
 
 
 def load_runtime() -> None:
@@ -31,7 +51,7 @@ def load_runtime() -> None:
 
 
 def open_engine(opening: Opening) -> NativeEngine:
-    """The engine of a program; it reads the lists itself."""
+    """The engine of a program. It reads the bundle's shortlist itself."""
     return NativeEngine(opening.bundle, opening.threads, opening.variant, opening.shortlist is not None)
 
 
@@ -47,7 +67,7 @@ class NativeEngine:
         load_runtime()
         self.bundle, self.config, self.variant = bundle, bundle.config, variant
         self.threads, self.shortlist = threads or cores(), shortlist
-        self.recipe = bundle.variants[variant]
+        self.recipe = bundle.variants[variant] if variant else bundle.recipe
         self.limits = Limits.of(self.recipe.axes)
         self.attention, self.admits, self.precision = False, True, str(self.recipe.precision)
         self.batch_tokens = BATCH_TOKENS
@@ -56,7 +76,8 @@ class NativeEngine:
 
     def __enter__(self) -> Self:
         folder = str(self.bundle.directory)
-        self._model = _call(Model, folder, self.variant, self.threads, self.shortlist)
+        variant, library = self.variant or STANDARD, self.onnxruntime()
+        self._model = _call(Model, folder, variant, self.threads, self.shortlist, onnxruntime=library)
         own = self.limits.batch, self.limits.src_tokens, self.limits.tgt_tokens, self.limits.beams
         if (limits := self._model.limits) != own:
             raise EngineError(f"tformer-native reads other limits from the bundle: {limits}, not {own}")
@@ -66,6 +87,10 @@ class NativeEngine:
 
     def __exit__(self, *why: object) -> None:
         self._model = self._allowed = None
+
+    def onnxruntime(self) -> str | None:
+        """The file of the library that runs the bundle's graphs; None: the CPU engine runs a program."""
+        return None
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> State:
         """See `Engine.encode`."""
@@ -91,8 +116,8 @@ class NativeEngine:
 
     def memory(self, src_ids: Ints, src_lengths: Ints) -> Floats:
         """See `Encoder.memory`."""
-        found: Floats = _call(self._model.memory, src_ids, src_lengths)
-        return found.reshape(*src_ids.shape, self.config.encoder.width)
+        memory: Floats = _call(self._model.memory, src_ids, src_lengths)
+        return memory.reshape(*src_ids.shape, self.config.encoder.width)
 
     def cross_keys_values(self, state: State) -> list[Floats]:
         """See `Engine.cross_keys_values`."""
@@ -101,7 +126,7 @@ class NativeEngine:
         return [each.reshape(shape) for each in _call(state.cross_keys_values)]
 
     def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
-        """See `Engine.layers`: a program shows none. Raises EngineError."""
+        """See `Engine.layers`: libtformer shows none. Raises EngineError."""
         raise EngineError("the C++ engine shows no layers: --backend ort finds them")
 
     def search(
@@ -115,21 +140,22 @@ class NativeEngine:
         """See `Searches.search`."""
         compiled = self._compiled(allowed) if allowed else None
         sources = batch.src_ids, batch.src_lengths, list(batch.numbers), batch.prefixes
-        found = _call(self._model.search, *sources, options.to_json(), compiled, strict, calls)
-        return [[Hypothesis(*output) for output in outputs] for outputs in found]
+        results = _call(self._model.search, *sources, options.to_json(), compiled, strict, calls)
+        return [[Hypothesis(*output) for output in outputs] for outputs in results]
 
     def _compiled(self, allowed: Outputs) -> Any:
-        """The outputs as C++ has them; those of the last call again."""
+        """The allowed outputs as a trie in C++; cached for the next call."""
         if not self._allowed or self._allowed[0] is not allowed:
             self._allowed = allowed, Compiled(list(allowed.outputs()))
         return self._allowed[1]
 
 
-def _call(function: Callable[..., R], *arguments: Any) -> R:
-    """Call the binding. Raises its error as one of ours."""
+def _call(function: Callable[..., R], *arguments: Any, **options: Any) -> R:
+    """Call the binding. Raises its error as a TformerError of one line."""
     try:
-        return function(*arguments)
+        return function(*arguments, **options)
     except Error as error:
         message, status, request = error.args
-        found = error_of(status, message)
-        raise NotNumbers(str(found), request) if isinstance(found, NotNumbers) else found from None
+        line = "".join(letter if letter.isprintable() else " " for letter in message)
+        kind = KINDS.get(status, EngineError)
+        raise NotNumbers(line, request) if kind is NotNumbers else kind(line) from None

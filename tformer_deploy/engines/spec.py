@@ -61,7 +61,7 @@ class EngineSpec:
     plans: bool = False
     """Whether it runs plans, which say themselves what requests they take."""
     measured: bool = True
-    """Whether it computes in this process, so that bench can measure it."""
+    """Whether bench measures it; libtformer with ONNX Runtime is measured by its own programs."""
     profiled: bool = False
     """Whether its time can be measured by kind of node."""
     no_encoder: str = ""

@@ -1,5 +1,5 @@
-// tformer_native: the CPU engine inside a Python process. What it computes is shared with numpy, not copied,
-// and other threads of Python run while it computes.
+// tformer_native: libtformer inside a Python process, with the CPU engine or ONNX Runtime. Its outputs are shared with
+// numpy, not copied, and other threads of Python run while it computes.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -10,17 +10,18 @@
 #include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <system_error>
 
 #include "arrays.hpp"
+#include "backend.hpp"
 #include "bundle/bundle.hpp"
 #include "bundle/files.hpp"
 #include "decode/decode.hpp"
 #include "engines.hpp"
 #include "errors.hpp"
 #include "kernels/kernels.hpp"
-#include "native/engines.hpp"
 #include "ort/graphs.hpp"
 #include "settings.hpp"
 #include "speed.hpp"
@@ -201,15 +202,19 @@ nb::list cross_keys_values(const Decode& decode) {
 
 class Model {
  public:
-  Model(const std::string& folder, const std::string& variant, int threads, bool shortlist, const std::string& kernels) {
+  /// `onnxruntime`: the file of the library that is to run the bundle's graphs; none: the CPU engine runs a program.
+  Model(const std::string& folder, const std::string& variant, int threads, bool shortlist, const std::string& kernels,
+        const std::optional<std::string>& onnxruntime) {
     const nb::gil_scoped_release others;
     Settings settings;
+    settings.set("backend", onnxruntime ? "ort" : "native");
+    if (onnxruntime) settings.set("onnxruntime", *onnxruntime);
     settings.set("variant", variant);
     settings.set("threads", std::to_string(threads));
     settings.set("shortlist", shortlist ? "true" : "false");
     settings.set("kernels", kernels);
     auto bundle = std::make_shared<const Bundle>(Bundle::open(folder, true));
-    engines_ = std::make_shared<Engines>(open_program(std::move(bundle), settings.open));
+    engines_ = std::make_shared<Engines>(open_backend(std::move(bundle), settings.open));
     const auto engine = engines_->lend();
     attention_ = engine->attention();
     admits_ = engine->admits();
@@ -330,8 +335,8 @@ NB_MODULE(_native, module) {
       .def("reorder", reorder, "parents"_a.none(), "sentences"_a.none())
       .def("cross_keys_values", cross_keys_values);
   nb::class_<Model>(module, "Model")
-      .def(nb::init<const std::string&, const std::string&, int, bool, const std::string&>(), "folder"_a, "variant"_a,
-           "threads"_a, "shortlist"_a = false, "kernels"_a = "")
+      .def(nb::init<const std::string&, const std::string&, int, bool, const std::string&, const std::optional<std::string>&>(),
+           "folder"_a, "variant"_a, "threads"_a, "shortlist"_a = false, "kernels"_a = "", "onnxruntime"_a = nb::none())
       .def_prop_ro("limits", &Model::limits)
       .def_prop_ro("attention", &Model::attention)
       .def_prop_ro("admits", &Model::admits)

@@ -30,9 +30,18 @@ class State:
     def cross_keys_values(self) -> list[Floats]: ...
 
 class Model:
-    """A program of a bundle, for any number of threads. Raises Error, as everything here does."""
+    """An open variant of a bundle, for any number of threads. Raises Error, as everything here does."""
 
-    def __init__(self, folder: str, variant: str, threads: int, shortlist: bool = False, kernels: str = "") -> None: ...
+    def __init__(
+        self,
+        folder: str,
+        variant: str,
+        threads: int,
+        shortlist: bool = False,
+        kernels: str = "",
+        onnxruntime: str | None = None,
+    ) -> None:
+        """`onnxruntime`: the file of the library that runs the bundle's graphs; None: the CPU engine runs a program."""
     @property
     def limits(self) -> tuple[int, int, int, int]:
         """Sentences, source tokens, target tokens, beams."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...bundle.plans import trt_variant
@@ -16,6 +19,13 @@ def load_runtime() -> None:
     from .library import check_library
 
     check_library()
+
+
+def shared_library() -> str:
+    """The library's file in the Python package, or the one that is named; empty: neither is there."""
+    spec = find_spec("onnxruntime")
+    files = sorted((Path(spec.origin).parent / "capi").glob("libonnxruntime.so.*")) if spec and spec.origin else []
+    return os.environ.get("TFORMER_ONNXRUNTIME") or (str(files[0]) if files else "")
 
 
 def open_engine(opening: Opening) -> Engine:
