@@ -18,11 +18,11 @@ from tformer_deploy.bundle.contract import GRAPHS, SLOTS_GRAPH
 from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Trie, decode
 from tformer_deploy.engines import make_engine
-from tformer_deploy.engines.ahead import AheadState
 from tformer_deploy.engines.base import Engine
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.engines.ort.choosing import ChoosingEngine
 from tformer_deploy.engines.ort.in_place import InPlaceEngine
+from tformer_deploy.engines.speculative import SpeculativeState
 
 from .conftest import ending_model, random_model, random_sources, small_config, variant_engine
 from .params import long_but
@@ -293,7 +293,7 @@ def test_searches_of_every_kind_share_steps(engine: Engine) -> None:
 
 def buffers(state: Any) -> list[Any]:
     """All that is written of sentences."""
-    if isinstance(state, AheadState):
+    if isinstance(state, SpeculativeState):
         device = state.seats.device
         return [*device.caches(0), *device.caches(1), *device.cross()]
     return [value.numpy() for value in (*state.past, *state.cross)]

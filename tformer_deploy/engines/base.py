@@ -69,7 +69,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a search will ask of a state, for engines that choose sizes by it or work ahead."""
+    """What a search will ask of a state, for engines that choose sizes by it or execute steps speculatively."""
 
     beams: int = 0
     """Most rows of a sentence; 0: as many as the engine takes."""

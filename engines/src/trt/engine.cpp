@@ -1,4 +1,4 @@
-// The loop that runs ahead of the search. Mirrors tformer_deploy/engines/ahead.py.
+// Speculative execution of the next step. Mirrors tformer_deploy/engines/speculative.py.
 //
 // Each step chooses what the next one is fed, so that the device need not wait for the search. The search stays the one
 // judge: it is shown every step, late, and where it decides otherwise than the device did, that step is done again.

@@ -1,4 +1,4 @@
-"""ONNX Runtime with the graphs that TensorRT compiles, fp32 or half: what a plan must compute, seen without a GPU."""
+"""ONNX Runtime with the graphs that TensorRT compiles, in fp32 or half precision: a plan's results without a GPU."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ...base.errors import EngineError, NoRoom
 from ...bundle.contract import signature
 from ...bundle.manifest import Bundle
 from ...bundle.plans import Profile
-from ..ahead import FED, AheadEngine, AheadState, Choice, Record
 from ..base import ANYTHING, FIRST_CAPACITY, Floats, Ints, Limits, Outlook, Scores
+from ..speculative import FED, Choice, Record, SpeculativeEngine, SpeculativeState
 from .library import OrtValue, RunOptions, reason
 from .standard import OrtGraphs, view
 
 KEPT = 16
-"""Devices that wait for a batch of their sizes on a GPU; of those given up, ONNX Runtime keeps what it captured."""
+"""Unused devices that are kept on a GPU. ONNX Runtime does not free what it has captured for one that is given up."""
 Out = TypeVar("Out")
 ORT_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int32)": np.int32}
 
 
-class ChoosingEngine(AheadEngine, OrtGraphs):
-    """Runs a variant of target `trt`, on a processor or on a GPU, where steps are replayed as CUDA graphs.
+class ChoosingEngine(SpeculativeEngine, OrtGraphs):
+    """Runs a variant of target `trt`, on a processor, or on a GPU, where steps are replayed as CUDA graphs.
 
-    ONNX Runtime captures a graph in the first run under a number, which it repeats three times for that: a step can be
-    repeated, as it does not write what it reads. Later runs under the number must have the same sizes and addresses,
-    and come from the same thread; while a graph is captured, no other may touch the GPU. So one thread does all.
+    ONNX Runtime captures a graph in the first run with a given `gpu_graph_id`, which it repeats three times; a step can
+    be repeated, as it does not write its inputs. Later runs with that id must have the same sizes and addresses, and
+    come from the same thread; during a capture no other thread may use the GPU. So one thread makes all calls.
     """
 
     def __init__(self, bundle: Bundle, threads: int = 0, variant: str = "", device: str = "cpu") -> None:
@@ -54,28 +54,28 @@ class ChoosingEngine(AheadEngine, OrtGraphs):
         super().__exit__(*why)
         OrtGraphs.__exit__(self, *why)
 
-    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> AheadState:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> SpeculativeState:
         """See `Engine.encode`."""
         return self._alone(super().encode, src_ids, src_lengths, outlook)
 
-    def admit(self, state: AheadState, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
+    def admit(self, state: SpeculativeState, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
         """See `Engine.admit`."""
         self._alone(super().admit, state, src_ids, src_lengths, outlook)
 
-    def step(self, tokens: Ints, state: AheadState, full: bool = False, attention: bool = False) -> Scores:
+    def step(self, tokens: Ints, state: SpeculativeState, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`."""
         return self._alone(super().step, tokens, state, full, attention)
 
-    def cross_keys_values(self, state: AheadState) -> list[Floats]:
+    def cross_keys_values(self, state: SpeculativeState) -> list[Floats]:
         """See `Engine.cross_keys_values`."""
         return self._alone(super().cross_keys_values, state)
 
     def _alone(self, call: Callable[..., Out], *arguments: Any) -> Out:
-        """Call in the one thread that has the GPU."""
+        """Call in the one thread that uses the GPU."""
         return self._thread.submit(call, *arguments).result() if self._thread else call(*arguments)
 
     def _try(self) -> None:
-        """Take a step, as what cannot be captured shows no sooner; then steps are not captured."""
+        """Run a step, which shows whether it can be captured; if not, open the session again without capture."""
         try:
             self._alone(self._take_step)
         except EngineError as error:
@@ -91,17 +91,17 @@ class ChoosingEngine(AheadEngine, OrtGraphs):
         device.issue(0)
 
     def choose(self, wanted: Profile, filled: int) -> Profile:
-        """See `AheadEngine.choose`: what is needed by now, or sizes that many requests share where devices are kept."""
+        """See `SpeculativeEngine.choose`: the sizes needed now; where devices are kept, rounded, so that many fit."""
         if self.keeps:
             return rounded(wanted, self.limits)
         return replace(wanted, capacity=min(wanted.capacity, FIRST_CAPACITY << (filled // FIRST_CAPACITY).bit_length()))
 
     def make(self, profile: Profile) -> OrtDevice:
-        """See `AheadEngine.make`."""
+        """See `SpeculativeEngine.make`."""
         return OrtDevice(self, profile)
 
     def numbered(self) -> RunOptions | None:
-        """Options for all runs of one kind of step with the same buffers, where they are kept."""
+        """Run options with a `gpu_graph_id` of their own, for all runs with the same buffers; None on a processor."""
         if not self.keeps:
             return None
         options = RunOptions()
@@ -115,13 +115,13 @@ class ChoosingEngine(AheadEngine, OrtGraphs):
         try:
             return super()._session(graph, spin_us, enable_cuda_graph="1", **cuda)
         except EngineError as error:
-            session = super()._session(graph, spin_us, **cuda)  # fails as well if it is not for that option
+            session = super()._session(graph, spin_us, **cuda)  # raises too if the option is not the reason
             self.note_not_captured(str(error))
             return session
 
 
 class OrtDevice:
-    """See `ahead.Device`."""
+    """See `speculative.Device`."""
 
     def __init__(self, engine: ChoosingEngine, profile: Profile) -> None:
         self.engine, self.profile, self.freed = engine, profile, False
@@ -133,23 +133,23 @@ class OrtDevice:
         self._types = {value.name: ORT_TYPES[value.type] for value in types}
         self._carried = {spec.name: carried for spec in step.inputs if (carried := next_name(spec.name)) in self._specs}
         """Input of a step -> the output of the step before it."""
-        found = [spec.name for spec in step.outputs if spec.name not in self._carried.values()]
-        self._given = self._buffers(spec.name for spec in step.inputs if spec.name not in self._carried)
+        outputs = [spec.name for spec in step.outputs if spec.name not in self._carried.values()]
+        self._inputs = self._buffers(spec.name for spec in step.inputs if spec.name not in self._carried)
         self._states = [self._buffers(self._carried) for _ in range(2)]
-        self._found = [self._buffers(found) for _ in range(2)]
+        self._outputs = [self._buffers(outputs) for _ in range(2)]
         self._past = [name for name in self._carried if name.startswith("past_")]
         self._bindings = [self._binding(turn) for turn in range(2)]
         self._options = [engine.numbered() for _ in self._bindings]
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
         """See `Device.encode`."""
-        self._given["src_lengths"].update_inplace(src_lengths)
-        self._given["end_id"].update_inplace(np.array([outlook.end_id], np.int32))
-        self._given["live_beams"].update_inplace(np.array([outlook.beams or self.profile.beams], np.int32))
+        self._inputs["src_lengths"].update_inplace(src_lengths)
+        self._inputs["end_id"].update_inplace(np.array([outlook.end_id], np.int32))
+        self._inputs["live_beams"].update_inplace(np.array([outlook.beams or self.profile.beams], np.int32))
         binding = self._encoder.io_binding()
         binding.bind_cpu_input("src_ids", src_ids)
-        binding.bind_ortvalue_input("src_lengths", self._given["src_lengths"])
-        for name, value in self._given.items():
+        binding.bind_ortvalue_input("src_lengths", self._inputs["src_lengths"])
+        for name, value in self._inputs.items():
             if name.startswith("cross_"):
                 binding.bind_ortvalue_output(name, value)
         self.engine.run(self._encoder, binding)
@@ -166,17 +166,17 @@ class OrtDevice:
 
     def read(self, step: int) -> Record:
         """See `Device.read`."""
-        found, state = self._found[step % 2], self._states[1 - step % 2]
+        outputs, state = self._outputs[step % 2], self._states[1 - step % 2]
         choice = Choice(*(view(state[name]).copy() for name in FED))
-        return Record(view(found["top_ids"]).copy(), view(found["top_scores"]).copy(), choice)
+        return Record(view(outputs["top_ids"]).copy(), view(outputs["top_scores"]).copy(), choice)
 
     def log_probs(self, step: int) -> Floats:
         """See `Device.log_probs`."""
-        return view(self._found[step % 2]["log_probs"])  # type: ignore[no-any-return]
+        return view(self._outputs[step % 2]["log_probs"])  # type: ignore[no-any-return]
 
     def cross(self) -> list[Floats]:
         """See `Device.cross`."""
-        return [view(value) for name, value in self._given.items() if name.startswith("cross_")]
+        return [view(value) for name, value in self._inputs.items() if name.startswith("cross_")]
 
     def caches(self, step: int) -> list[NDArray[Any]]:
         """See `Device.caches`."""
@@ -193,7 +193,7 @@ class OrtDevice:
         """See `Device.free`."""
         self.freed = True
         self._bindings.clear()
-        for part in (self._given, *self._states, *self._found):
+        for part in (self._inputs, *self._states, *self._outputs):
             part.clear()
 
     def _buffers(self, names: Iterable[str]) -> dict[str, OrtValue]:
@@ -208,9 +208,9 @@ class OrtDevice:
     def _binding(self, turn: int) -> Any:
         """`turn` 0: even steps, 1: odd ones."""
         binding = self._step.io_binding()
-        for name, value in {**self._given, **self._states[turn]}.items():
+        for name, value in {**self._inputs, **self._states[turn]}.items():
             binding.bind_ortvalue_input(name, value)
-        for name, value in self._found[turn].items():
+        for name, value in self._outputs[turn].items():
             binding.bind_ortvalue_output(name, value)
         for name, output in self._carried.items():
             binding.bind_ortvalue_output(output, self._states[1 - turn][name])
@@ -218,7 +218,7 @@ class OrtDevice:
 
 
 def rounded(profile: Profile, limits: Limits) -> Profile:
-    """The next powers of 2, of lengths from 32 on, within the limits."""
+    """The next powers of 2 within the limits; lengths are at least 32."""
     batch, source, target = (
         1 << (size - 1).bit_length() for size in (profile.batch, max(profile.src_len, 32), max(profile.capacity, 32))
     )
@@ -228,5 +228,5 @@ def rounded(profile: Profile, limits: Limits) -> Profile:
 
 
 def next_name(name: str) -> str:
-    """The output of a step that the next one has as the input `name`."""
+    """The output of a step that becomes the input `name` of the next one."""
     return name.replace("past", "present") if name.startswith("past_") else f"next_{name}"

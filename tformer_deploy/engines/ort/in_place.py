@@ -1,4 +1,4 @@
-"""ONNX Runtime with steps in place: buffers bound once and written in place; a step binds and allocates nothing."""
+"""ONNX Runtime with caches that are updated in place: buffers are bound once, so a step binds and allocates nothing."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from .library import SHORT_SPIN_US, OrtValue, has_vnni
 from .standard import OrtEngine, view
 
 SPARSE = 0.75
-"""Sentences that have ended are carried along until fewer than this share is left: a copy costs more than they do."""
+"""Buffers are compacted when less than this share of their sentences is left: until then, copying the caches costs more
+than computing sentences that have ended."""
 
 LIST_UNIT = 64
-"""Lists are filled up to a multiple of this."""
+"""Shortlists are padded to a multiple of this."""
 
 
 @dataclass
 class Listed:
-    """What the sentences of a batch may use, and what the step needs to score that."""
+    """The shortlist of a batch, and the inputs by which the step scores only its tokens."""
 
     ids: Ints
-    """(n) In order."""
+    """(n) Ascending."""
     inputs: dict[str, OrtValue]
-    """Bound: the ids, filled up, and what `short_rows` gives for them."""
+    """Bound: the padded ids, and their rows of the output weights, from graph `short_rows`."""
     mask: Floats
-    """(B, 1, n filled up), bound: 0 where a sentence may use a token, else -inf."""
+    """(B, 1, n padded), bound: 0 where a sentence may use a token, else -inf."""
 
 
 @dataclass
 class InPlaceState:
-    """Buffers of B sentences with K beams, of which `slots` are still asked for."""
+    """Buffers for B sentences with K beams; only the sentences at `slots` are still decoded."""
 
     src_lengths: Ints
     """(B)"""
@@ -46,19 +47,19 @@ class InPlaceState:
     past: list[OrtValue]
     """2L of (B*K, H, M, D)"""
     slots: Ints
-    """(B') Where the sentences of the next step lie in the buffers."""
+    """(B') The sentences of the next step, as indices into the buffers."""
     tokens: Ints
     """(B, K), bound."""
     written_by: Ints
-    """(B, K, M), bound: the beam that wrote each position of a beam's target."""
+    """(B, K, M), bound: the beam that wrote each position of a beam's keys and values."""
     place: Ints = field(default_factory=lambda: np.zeros(1, np.int32))
     """(1), bound: `position`."""
     position: int = 0
-    """The place in the buffers that the next step writes, of every sentence."""
+    """The position in the buffers that the next step writes, the same for every sentence."""
     longest: int = 0
-    """The position of the longest target in it."""
+    """The length of the longest target so far."""
     positions: Ints | None = None
-    """(B, K), bound: that of each target, once a sentence has joined others; 0 in a slot that is free."""
+    """(B, K), bound, once a sentence has joined others: the length of each target; 0 in a free slot."""
     bound: dict[bool, tuple[Any, list[Any]]] = field(default_factory=dict)
     """Without and with all log-probabilities: the binding and its output arrays."""
     listed: Listed | None = None
@@ -78,7 +79,7 @@ class InPlaceEngine(OrtEngine):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        # Older bundles have no graph for it, and a shortlist's step has one position.
+        # A bundle may lack the graph for it, and a shortlist's step has one position for all sentences.
         self.admits = not self.shortlist and self.bundle.lists(SLOTS_GRAPH, self.variant)
         self._slots: Any = None
         self._lock = threading.Lock()
@@ -110,7 +111,7 @@ class InPlaceEngine(OrtEngine):
         """See `Engine.admit`."""
         if not self.admits:
             super().admit(state, src_ids, src_lengths, outlook)
-        with self._lock:  # opened by the first that asks, as most never do
+        with self._lock:  # opened at the first admit, as most callers never do
             self._slots = self._slots or self._session(SLOTS_GRAPH, 0)
         count, live, lengths = len(src_ids), len(state.slots), np.array(src_lengths, np.int32)
         if live + count > self.limits.batch:
@@ -123,7 +124,7 @@ class InPlaceEngine(OrtEngine):
             free = np.arange(live, live + count, dtype=np.int32)
         new, beams = free[:count], state.tokens.shape[1]
         rows = (new[:, None] * beams + np.arange(beams)).ravel()
-        for value in state.past:  # masked, but read: what another sentence left there may be no number
+        for value in state.past:  # masked, but still read: NaN left there by another sentence would spread
             view(value)[rows, :, : state.position] = 0
         for value, own in zip(state.cross, cross, strict=True):
             view(value)[new] = 0
@@ -165,7 +166,7 @@ class InPlaceEngine(OrtEngine):
         return Scores(ids, scores, log_probs)
 
     def _gather(self, allowed: NDArray[np.bool_]) -> Listed:
-        """The tokens that any sentence may use, in order, and their part of the output's table."""
+        """The tokens that any sentence may use, and their rows of the output weights."""
         ids = np.flatnonzero(allowed.any(0)).astype(np.int32)
         size = -(-max(len(ids), self.best(self.limits.beams)) // LIST_UNIT) * LIST_UNIT
         filled = np.zeros(size, np.int32)
@@ -196,7 +197,7 @@ class InPlaceEngine(OrtEngine):
             state.slots = slots
 
     def _make_room(self, state: InPlaceState) -> None:
-        """Give up the places before all targets; where fewer than half are such, take twice as many."""
+        """Drop the positions before all targets; if these are less than half, double the buffers."""
         capacity = state.written_by.shape[2]
         room = capacity if 2 * state.longest <= capacity else 2 * capacity
         self._move(state, state.slots, room, first=state.position - state.longest)
@@ -211,10 +212,10 @@ class InPlaceEngine(OrtEngine):
         spare: int = 0,
         src_len: int = 0,
     ) -> None:
-        """Move the sentences at `slots` to new buffers, what is before the place `first` not.
+        """Copy the sentences at `slots`, from position `first` on, to new buffers.
 
-        `written_by` (B, K, T): their beams change in number, so each gets the history that it names. `spare`: sentences
-        to have room for besides, with sources up to `src_len`.
+        `written_by` (B, K, T): given where the number of beams changes; each new beam gets the history that it names.
+        `spare`: room for further sentences, with sources up to `src_len`.
         """
         filled, live, width = state.position - first, len(slots), state.tokens.shape[1]
         batch, beams = live + spare, width if written_by is None else written_by.shape[1]
@@ -250,7 +251,7 @@ class InPlaceEngine(OrtEngine):
         state.bound = {}
 
     def _bind(self, state: InPlaceState, full: bool) -> tuple[Any, list[Any]]:
-        """Bind every input and output of the step, all log-probabilities only where they are asked for."""
+        """Bind all inputs and outputs of the step; with `full` also all log-probabilities."""
         session = self._step if state.positions is None else self._slots
         binding, rows = session.io_binding(), state.tokens.size
         inputs: dict[str, Any] = {

@@ -13,8 +13,8 @@ from ...base.errors import EngineError, NoRoom
 from ...bundle.contract import caches
 from ...bundle.plans import Profile
 from ...model.config import ModelConfig
-from ..ahead import FED, Choice, Record
 from ..base import Floats, Ints, Outlook
+from ..speculative import FED, Choice, Record
 from .api import Kernels, TensorRt, is_full
 from .cuda import Event, Memory, Pinned, Stream, lay_out
 
@@ -40,7 +40,7 @@ class Owner(Protocol):
 
 
 class TrtDevice:
-    """See `ahead.Device`."""
+    """See `speculative.Device`."""
 
     def __init__(self, engine: Owner, profile: Profile, encoder: Any, step: Any) -> None:
         self.engine, self.profile, self.freed, self.not_captured = engine, profile, False, ""

@@ -1,7 +1,7 @@
 """TensorRT: plans that the device runs by itself, one CUDA graph a step; the host reads what it chose, late.
 
 Nothing of a state leaves the device. Each step's best tokens, and what the device feeds the next one, are copied to the
-host behind the step; `ahead.py` says how the search follows.
+host behind the step; `speculative.py` says how the search follows.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ...base.errors import EngineError, NoRoom, install
 from ...bundle.contract import GRAPHS
 from ...bundle.manifest import Bundle
 from ...bundle.plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_variant
-from ..ahead import AheadEngine
 from ..base import Floats, Ints, Limits
+from ..speculative import SpeculativeEngine
 from .api import Kernels, TensorRt, installed, is_full, load_tensorrt, make_runtime, require_gpu
 from .cuda import Event
 from .device import TrtDevice, free_all
 
 
-class TrtEngine(AheadEngine):
+class TrtEngine(SpeculativeEngine):
     """Runs the plans of a bundle that fit this host."""
 
     keeps = sys.maxsize
@@ -83,11 +83,11 @@ class TrtEngine(AheadEngine):
         raise EngineError("a plan does not show its layers: check ort:trt, which runs the graphs that it was made of")
 
     def choose(self, wanted: Profile, filled: int) -> Profile:
-        """See `AheadEngine.choose`: the smallest that takes the request."""
+        """See `SpeculativeEngine.choose`: the smallest that takes the request."""
         return self.plans.fitting(wanted)
 
     def make(self, profile: Profile) -> TrtDevice:
-        """See `AheadEngine.make`."""
+        """See `SpeculativeEngine.make`."""
         encoder, step = (self._load(self.plans.plan(graph, profile)) for graph in GRAPHS)
         device = TrtDevice(self, profile, encoder, step)
         self._devices = [device, *(each for each in self._devices if not each.freed)]

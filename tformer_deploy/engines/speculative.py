@@ -1,7 +1,8 @@
-"""Engines of fixed sizes whose steps choose what the next one is fed, so that a device need not wait for the search.
+"""Speculative execution of decoding steps, for engines of fixed sizes whose step itself picks the next beams.
 
-The search on the host stays the one judge: it is shown every step, late, and where it decides otherwise than the device
-did, that step is done again. What it gets never depends on whether the device was ahead.
+The device starts the next step with its own pick before the search on the host has read the last one, so that it never
+waits for the host. The search decides: where it picks otherwise, the step is done again with its rows. Results do not
+depend on speculation. There is no draft model, so this is not speculative decoding.
 """
 
 from __future__ import annotations
@@ -23,35 +24,36 @@ from ..model.config import ModelConfig
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 
 MISSES = 4
-"""Wrong guesses of the next step after which a batch is no longer run ahead: each costs a step."""
+"""Wrong picks after which a batch is no longer speculated on. Each costs a step, and a search with rules that the
+device does not know, such as a penalty, picks otherwise often."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a step is fed: (B, K) each, of the device's sentences and rows."""
+    """The inputs of a step, (B, K) each, by the device's sentences and rows."""
 
     tokens: Ints
     parents: Ints
     """Rows, counted over B*K."""
     values: Floats
-    """Sums so far."""
+    """Sums of log-probabilities so far."""
     positions: Ints
-    """In the target of each sentence."""
+    """Position in the target of each sentence."""
 
 
 FED = ("tokens", "parents", "values", "positions")
-"""As the inputs are called."""
+"""The names of these inputs."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a step found."""
+    """The outputs of a step."""
 
     ids: Ints
     """(B*K, k), best first."""
     scores: Floats
     next: Choice
-    """What the device feeds the step after it."""
+    """The device's own inputs for the next step."""
 
 
 class Device(Protocol):
@@ -66,23 +68,23 @@ class Device(Protocol):
     freed: bool
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
-        """Have these sources, (B, S) and (B) of the profile's sizes, at any step."""
+        """Encode sources, (B, S) and (B) of the profile's sizes; allowed before any step."""
         ...
 
     def feed(self, choice: Choice, step: int) -> None:
-        """Feed the next step this, not what the device chose; it is step `step`."""
+        """Give step `step`, which is the next, other inputs than the device's own."""
         ...
 
     def issue(self, step: int) -> None:
-        """Run a step, or have it run."""
+        """Start a step; does not wait for its end."""
         ...
 
     def read(self, step: int) -> Record:
-        """What one of the last two steps found; waits for it."""
+        """Wait for one of the last two steps, and return its outputs."""
         ...
 
     def log_probs(self, step: int) -> Floats:
-        """All log-probabilities (B*K, V) of the step that was issued last, which is `step`."""
+        """All log-probabilities (B*K, V) of `step`, which must be the last that was started."""
         ...
 
     def cross(self) -> list[Floats]:
@@ -90,71 +92,72 @@ class Device(Protocol):
         ...
 
     def caches(self, step: int) -> list[NDArray[Any]]:
-        """What step `step` reads of earlier ones: 2L of (B*K, H, M, D), in the step's own type."""
+        """The keys and values that step `step` reads: 2L of (B*K, H, M, D), in the step's own type."""
         ...
 
     def fill(self, caches: list[NDArray[Any]], step: int) -> None:
-        """Have step `step` read this, of up to M positions."""
+        """Write the keys and values that step `step` reads, of up to M positions."""
         ...
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         ...
 
 
 @dataclass
 class Seats:
-    """A device and its sentences."""
+    """A device, and the sentence in each of its slots."""
 
     device: Device
     src_ids: Ints
     """(B, S)"""
     src_lengths: Ints
     begins: Ints
-    """(B) The step that was the first of each."""
+    """(B) The step at which each sentence began."""
 
 
 @dataclass
-class AheadState:
-    """Sentences on a device; `parents` are its rows, for each row (B, K) of the search."""
+class SpeculativeState:
+    """Sentences on a device."""
 
     seats: Seats
     outlook: Outlook
     parents: Ints
-    """What the next step's rows continue."""
+    """(B, K) The device's row that each row of the search continues."""
     steps: int = 0
-    """How far the device may work ahead."""
+    """The device may speculate on steps before this one."""
     position: int = 0
-    """Steps until now."""
-    ahead: bool = False
-    """Whether the device has done the next one too, by its own choice."""
+    """Number of the next step."""
+    speculated: bool = False
+    """Whether the next step has been started with the device's own pick."""
     record: Record | None = None
-    """Of the last step."""
+    """Outputs of the last step."""
     sums: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
-    """(B*K) `values` that it was fed."""
+    """(B*K) `values` among the last step's inputs."""
     misses: int = 0
+    """How often the search picked otherwise."""
 
     @property
     def sentences(self) -> Ints:
-        """Where those of the search are on the device."""
+        """The device's slots of the search's sentences."""
         return self.parents[:, 0] // self.seats.device.profile.beams  # type: ignore[no-any-return]
 
     @property
     def longest(self) -> int:
-        """Positions of the longest target."""
+        """Positions of the longest target so far."""
         return int((self.position - self.seats.begins[self.sentences]).max(initial=0))
 
 
-class AheadEngine(SameStep, ABC):
-    """What the engines of target `trt` share; a subclass brings the devices."""
+class SpeculativeEngine(SameStep, ABC):
+    """The common part of the engines of target `trt`; a subclass makes the devices."""
 
     config: ModelConfig
     limits: Limits
     attention, admits = False, True
     keeps = 0
-    """So many devices that a batch has done with wait for another one of their sizes."""
+    """How many unused devices are kept for later batches of their sizes."""
     not_captured = ""
-    """Why steps are not replayed as CUDA graphs, if they should be and are not."""
+    """Why steps are not replayed as CUDA graphs, where that was tried."""
 
     def __enter__(self) -> Self:
         self._idle: list[Device] = []
@@ -167,14 +170,14 @@ class AheadEngine(SameStep, ABC):
 
     @abstractmethod
     def choose(self, wanted: Profile, filled: int) -> Profile:
-        """The sizes for a request whose targets have up to `filled` positions by now. Raises LimitError."""
+        """The sizes of a device for a request whose targets have `filled` positions already. Raises LimitError."""
 
     @abstractmethod
     def make(self, profile: Profile) -> Device:
-        """A device for one batch at a time."""
+        """A new device, for one batch at a time."""
 
     def take(self, profile: Profile) -> Device:
-        """One that no batch has; where there is no room, those that wait are given up for it."""
+        """An unused device of these sizes, or a new one; frees unused ones where memory is short."""
         with self._lock:
             for device in self._idle:
                 if device.profile == profile:
@@ -194,26 +197,26 @@ class AheadEngine(SameStep, ABC):
             self._idle.pop(0).free()
 
     def give_back(self, device: Device) -> None:
-        """A batch has ended; without the lock, as any thread may come by here at any time, collecting garbage."""
+        """Keep the device of a batch that has ended. Takes no lock, as garbage collection calls this in any thread."""
         if self.keeps and self._open and not device.freed:
             self._idle.append(device)
 
     def note_not_captured(self, reason: str) -> None:
-        """Say, once, that steps are not replayed as CUDA graphs."""
+        """Warn, once, that steps are not replayed as CUDA graphs."""
         if not self.not_captured:
             warnings.warn(f"steps are not replayed as CUDA graphs: {reason}", stacklevel=2)
         self.not_captured = self.not_captured or reason
 
-    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> AheadState:
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> SpeculativeState:
         """See `Engine.encode`."""
         check_request(src_ids, src_lengths, self.config, self.limits)
         seats = self._seats(self.choose(self._wanted(len(src_ids), src_ids.shape[1], outlook), 0))
-        state = AheadState(seats, outlook, np.empty((0, 1), np.int32))
+        state = SpeculativeState(seats, outlook, np.empty((0, 1), np.int32))
         self._seat(state, src_ids, src_lengths, outlook)
         return state
 
-    def admit(self, state: AheadState, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
-        """See `Engine.admit`. What there is no room for moves to a larger device, with all others."""
+    def admit(self, state: SpeculativeState, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
+        """See `Engine.admit`. Where the device is too small, all sentences move to a larger one."""
         check_request(src_ids, src_lengths, self.config, self.limits)
         outlook = state.outlook.beside(outlook)
         total = len(state.parents) + len(src_ids)
@@ -227,12 +230,12 @@ class AheadEngine(SameStep, ABC):
             self._move(state, chosen)
         self._seat(state, src_ids, src_lengths, outlook)
 
-    def best(self, beams: int, state: AheadState) -> int:
+    def best(self, beams: int, state: SpeculativeState) -> int:
         """See `Engine.best`."""
         return state.seats.device.best
 
-    def step(self, tokens: Ints, state: AheadState, full: bool = False, attention: bool = False) -> Scores:
-        """See `Engine.step`. Of tokens with equal scores any may come first."""
+    def step(self, tokens: Ints, state: SpeculativeState, full: bool = False, attention: bool = False) -> Scores:
+        """See `Engine.step`. Tokens with equal scores come in any order."""
         profile, width, longest = state.seats.device.profile, tokens.shape[1], state.longest
         if width > profile.beams:
             raise LimitError(f"{width} beams exceed the {profile.beams} that were announced: {profile}")
@@ -246,23 +249,23 @@ class AheadEngine(SameStep, ABC):
                 raise LimitError(f"decoding step {longest + 1} is beyond what was announced: {profile}")
             self._move(state, chosen)
         device = state.seats.device
-        places = self._chosen(tokens, state) if state.ahead else None
+        places = self._speculated_rows(tokens, state) if state.speculated else None
         if places is None:
             places = self._feed(tokens, state)
         following, room = state.position + 1, longest + 1 < device.profile.capacity
-        state.ahead = not full and state.misses < MISSES and following < state.steps and room
-        if state.ahead:
+        state.speculated = not full and state.misses < MISSES and following < state.steps and room
+        if state.speculated:
             device.issue(following)
         state.record = record = device.read(state.position)
         every = device.log_probs(state.position)[places] if full else None
         state.parents, state.position = places, following
         return Scores(record.ids[places], record.scores[places], every)
 
-    def reorder(self, state: AheadState, parents: Ints, sentences: Ints | None = None) -> None:
+    def reorder(self, state: SpeculativeState, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
         state.parents = state.parents.ravel()[parents]
 
-    def cross_keys_values(self, state: AheadState) -> list[Floats]:
+    def cross_keys_values(self, state: SpeculativeState) -> list[Floats]:
         """See `Engine.cross_keys_values`."""
         longest = state.seats.src_lengths[state.sentences].max()
         return [value[state.sentences][:, :, :longest] for value in state.seats.device.cross()]
@@ -273,15 +276,15 @@ class AheadEngine(SameStep, ABC):
         return Profile(batch, outlook.beams or limits.beams, src_tokens, tokens)
 
     def _seats(self, profile: Profile) -> Seats:
-        """A device; sentences that nobody has asked for have one token."""
+        """A device whose slots have no sentence yet: sources of one token."""
         sources = np.full((profile.batch, profile.src_len), self.config.pad_id, np.int32)
         device = self.take(profile)
         seats = Seats(device, sources, *(np.full(profile.batch, n, np.int32) for n in (1, 0)))
         weakref.finalize(seats, self.give_back, device)
         return seats
 
-    def _seat(self, state: AheadState, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
-        """Put sentences where none of the search are; a device encodes all that it has, as it has one size."""
+    def _seat(self, state: SpeculativeState, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
+        """Put sentences into free slots. The device has fixed sizes, so it encodes all of its slots again."""
         seats, profile = state.seats, state.seats.device.profile
         free = np.setdiff1d(np.arange(profile.batch), state.sentences)[: len(src_ids)]
         seats.src_ids[free] = self.config.pad_id
@@ -290,7 +293,7 @@ class AheadEngine(SameStep, ABC):
         self._encode(seats, outlook)
         rows = np.repeat(free[:, None] * profile.beams, state.parents.shape[1], 1).astype(np.int32)
         state.parents = np.concatenate((state.parents, rows))
-        state.outlook, state.ahead = outlook, False
+        state.outlook, state.speculated = outlook, False
         state.steps = 0 if outlook.drawn else state.position + (outlook.tokens or self.limits.tgt_tokens)
 
     def _encode(self, seats: Seats, outlook: Outlook) -> None:
@@ -300,15 +303,15 @@ class AheadEngine(SameStep, ABC):
             seats.device.free()
             raise
 
-    def _move(self, state: AheadState, profile: Profile) -> None:
-        """Go on on another device, with what is known of the search's rows."""
+    def _move(self, state: SpeculativeState, profile: Profile) -> None:
+        """Move the search's rows, with their keys and values, to another device."""
         seats, own, filled = self._seats(profile), state.sentences, state.longest
         rows = np.arange(len(own))[:, None] * profile.beams + np.arange(state.parents.shape[1])
 
         def moved(values: NDArray[Any]) -> NDArray[Any]:
-            found = np.zeros((profile.batch * profile.beams, *values.shape[1:]), values.dtype)
-            found[rows] = values[state.parents]
-            return found
+            target = np.zeros((profile.batch * profile.beams, *values.shape[1:]), values.dtype)
+            target[rows] = values[state.parents]
+            return target
 
         here, width = slice(len(own)), slice(min(profile.src_len, state.seats.src_ids.shape[1]))
         seats.src_ids[here, width] = state.seats.src_ids[own, width]
@@ -319,10 +322,10 @@ class AheadEngine(SameStep, ABC):
             seats.device.fill([moved(each[:, :, :filled]) for each in caches], state.position)
             ids, scores = moved(state.record.ids), moved(state.record.scores)
             state.record, state.sums = replace(state.record, ids=ids, scores=scores), moved(state.sums)
-        state.seats, state.parents, state.ahead = seats, rows.astype(np.int32), False
+        state.seats, state.parents, state.speculated = seats, rows.astype(np.int32), False
 
-    def _chosen(self, tokens: Ints, state: AheadState) -> Ints | None:
-        """Where the device's own next step has the rows that the search wants, in whatever order; or nothing."""
+    def _speculated_rows(self, tokens: Ints, state: SpeculativeState) -> Ints | None:
+        """The rows (B, K) of the speculated step that have the search's tokens and parents; None: it lacks some."""
         assert state.record
         own, sentences = state.record.next, state.sentences
         same: NDArray[np.bool_] = own.tokens[sentences][:, None] == tokens[:, :, None]
@@ -334,12 +337,12 @@ class AheadEngine(SameStep, ABC):
         places: Ints = (sentences[:, None] * own.tokens.shape[1] + same.argmax(2)).astype(np.int32)
         return places
 
-    def _feed(self, tokens: Ints, state: AheadState) -> Ints:
-        """Do a step of what the search wants, again if the device has done one of its own choice."""
+    def _feed(self, tokens: Ints, state: SpeculativeState) -> Ints:
+        """Start the step with the search's tokens and parents, again if it was speculated on; returns its rows."""
         seats, sentences = state.seats, state.sentences
         profile = seats.device.profile
         shape = profile.batch, profile.beams
-        columns = np.minimum(np.arange(shape[1]), tokens.shape[1] - 1)  # what the search has not, repeats its last
+        columns = np.minimum(np.arange(shape[1]), tokens.shape[1] - 1)  # further rows repeat the search's last
         every = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape)
         positions = np.clip(state.position - seats.begins, 0, profile.capacity - 1)
         choice = Choice(
@@ -355,8 +358,8 @@ class AheadEngine(SameStep, ABC):
         state.sums = choice.values.ravel()
         return (sentences[:, None] * shape[1] + np.arange(tokens.shape[1])).astype(np.int32)
 
-    def _sums(self, tokens: Ints, state: AheadState) -> Floats:
-        """What the search's rows (B, K) add up to, where their tokens are among the best that the device knows."""
+    def _sums(self, tokens: Ints, state: SpeculativeState) -> Floats:
+        """Sums (B, K) of the search's rows; DEAD where a token is not among the best of the last step."""
         parents, record = state.parents, state.record
         sums = np.zeros(tokens.shape, np.float32)
         if record:
@@ -364,7 +367,7 @@ class AheadEngine(SameStep, ABC):
             added = np.where(same, record.scores[parents], 0).sum(2)
             old = state.seats.begins[state.sentences] < state.position
             sums[old] = np.where(same.any(2), state.sums[parents] + added, DEAD)[old]
-        # A search that is narrower than others repeats a row, from which candidates are to come once.
+        # A search with fewer rows than others repeats its last; only the first copy may give candidates.
         again = (tokens[:, 1:] == tokens[:, :-1]) & (parents[:, 1:] == parents[:, :-1])
         sums[:, 1:][again] = DEAD
         return sums

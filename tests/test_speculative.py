@@ -18,7 +18,7 @@ from tformer_deploy.base.errors import EngineError, LimitError, NoRoom
 from tformer_deploy.bundle.plans import Profile
 from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.decoding import ContinuousBatch, DecodeOptions, decode
-from tformer_deploy.engines import ahead as static
+from tformer_deploy.engines import speculative as static
 from tformer_deploy.engines.base import FIRST_CAPACITY, Limits, Outlook
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.engines.ort.choosing import ChoosingEngine, OrtDevice, rounded
@@ -67,7 +67,7 @@ def test_decodes_as_eager_does(engine: Any, eager: EagerEngine, options: dict[st
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_a_plain_search_never_makes_the_device_do_a_step_again(engine: Any, steps: list[int], beams: int) -> None:
-    """And what it did too much at the end are at most the steps that it is ahead."""
+    """And what it did too much at the end are at most the steps that it has speculated on."""
     outputs = decode(engine, batch_of(6, 3), DecodeOptions(max_tokens=POSITIONS, beams=beams))
     longest = max(len(output.ids) + output.finished for found in outputs for output in found)
     assert steps == list(range(len(steps))) and longest <= len(steps) <= longest + 1
@@ -76,7 +76,7 @@ def test_a_plain_search_never_makes_the_device_do_a_step_again(engine: Any, step
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-def test_sentences_that_join_keep_the_device_ahead(engine: Any, steps: list[int], beams: int) -> None:
+def test_sentences_that_join_keep_the_device_speculating(engine: Any, steps: list[int], beams: int) -> None:
     """The step that it did without them is done again, and no other."""
     options = DecodeOptions(max_tokens=30, beams=beams, n_best=beams)
     batches = [batch_of(6, 3), batch_of(2, 5), batch_of(1, 7)]
@@ -130,7 +130,7 @@ def test_a_wider_profile_makes_no_difference(
 def test_draws_from_the_best_need_the_best_alone(
     model: Transformer, eager: EagerEngine, steps: list[int], tmp_path: Path, recipe: str, samples: int
 ) -> None:
-    """And what is drawn no device can do ahead."""
+    """And what is drawn no device can speculate on."""
     asked: list[bool] = []
     wide = dataclasses.replace(load_recipe(recipe), top_k=8)
     options = DecodeOptions(max_tokens=20, sampling=True, n_best=samples, top_k=5, top_p=0.9, suppress=(7, 9), seed=3)
@@ -271,7 +271,7 @@ def test_devices_that_wait_make_room(keeping: Any, monkeypatch: pytest.MonkeyPat
     waiting = list(keeping._idle)
 
     def full(self: Any, profile: Profile) -> Any:
-        if any(device._given for device in waiting):
+        if any(device._inputs for device in waiting):
             raise NoRoom("no room")
         return make(self, profile)
 
@@ -311,7 +311,7 @@ def test_a_device_that_cannot_begin_is_freed(keeping: Any, monkeypatch: pytest.M
     monkeypatch.setattr(OrtDevice, "encode", fail)
     with pytest.raises(EngineError, match="out of memory"):
         decode(keeping, batch_of(6, 3), DecodeOptions(POSITIONS))
-    assert device not in keeping._idle and not device._given
+    assert device not in keeping._idle and not device._inputs
 
 
 def test_sizes_that_requests_share() -> None:
