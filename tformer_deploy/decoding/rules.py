@@ -15,9 +15,9 @@ from .options import DecodeOptions
 _END = -1
 END_IS_FORCED = "a forced token is an end token: leave it out, an output ends by itself"
 _SORTED = 256
-"""Up to this many scores a row are sorted, all rows at once, which is faster than to look for the best ones."""
+"""Rows of up to this many scores are fully sorted, all at once; longer ones are partitioned, one by one."""
 LEAST = -1e4
-"""No row's best log-probability is below: it is at least minus the logarithm of the vocabulary's size."""
+"""A lower best log-probability is an error: the best is at least minus the logarithm of the vocabulary's size."""
 
 
 class Trie:
@@ -39,7 +39,7 @@ class Trie:
         return [token for token in node if token != _END], _END in node
 
     def outputs(self) -> Iterator[tuple[int, ...]]:
-        """All of them."""
+        """All allowed outputs."""
         nodes: list[tuple[tuple[int, ...], dict[int, Any]]] = [((), self._root)]
         while nodes:
             ids, node = nodes.pop()
@@ -59,7 +59,7 @@ class Trie:
 
 
 def longest_outputs(options: DecodeOptions, positions: int, src_lengths: Ints) -> Ints:
-    """Most tokens of each output, the end token among them."""
+    """The maximum length of each output, end token included."""
     longest = np.full(len(src_lengths), min(options.max_tokens, positions))
     if options.max_ratio:
         longest = np.maximum(1, np.minimum(options.max_ratio * src_lengths, longest).astype(np.int64))
@@ -67,7 +67,7 @@ def longest_outputs(options: DecodeOptions, positions: int, src_lengths: Ints) -
 
 
 def check_forced(forced: int, longest: int, options: DecodeOptions, where: str = "") -> None:
-    """Raise LimitError where an output has no room for so many forced tokens, and for a forced end behind them."""
+    """Raise LimitError where an output is too short for its forced tokens and a forced end after them."""
     ends = options.forced_end and not options.endless
     if forced + ends > longest:
         raise LimitError(
@@ -77,7 +77,7 @@ def check_forced(forced: int, longest: int, options: DecodeOptions, where: str =
 
 
 class Rules:
-    """The options of a batch that concern single tokens. Sentences are named by their index in the batch."""
+    """The options of a batch that change scores of tokens. `sentences` are indices in the batch."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Rules:
             check_forced(len(prefix), most, options)
 
     def needs_all(self, step: int) -> bool:
-        """Whether step `step`, from 0, reads every token's log-probability, not only the best."""
+        """Whether step `step`, from 0, reads the log-probabilities of all tokens, not only of the best."""
         options = self.options
         ngrams = 0 < options.no_repeat_ngram <= step + 1 or any(len(words) <= step + 1 for words in self._bad)
         forced = step < self._forced_steps
@@ -116,16 +116,16 @@ class Rules:
         )
 
     def named(self) -> list[list[int]]:
-        """The tokens that the options name for each sentence: ends, forced tokens, those of the allowed outputs."""
+        """The tokens that each sentence may need: end tokens, forced tokens, tokens of allowed outputs."""
         common = [*self.end_ids.tolist(), *(sorted(self.allowed.tokens) if self.allowed else ())]
         return [[*common, *prefix] for prefix in self.prefixes]
 
     def spare(self, step: int) -> int:
-        """How many of a row's best tokens may turn out to be forbidden at a step that does not read all."""
+        """How many of a row's best tokens may be forbidden at a step that reads only the best."""
         return len(self._banned) + len(self.end_ids) * (step < self._early_steps)
 
     def mask(self, ids: Ints, scores: Floats, sentences: Ints, step: int) -> Floats:
-        """Scores (B, K, k) of some tokens, those that are suppressed or end too early set to -inf."""
+        """Scores (B, K, k) of the best tokens, with -inf for suppressed ones and for early ends."""
         if not self.spare(step):
             return scores
         early = (self.shortest[sentences] > step + 1)[:, None, None]
@@ -135,12 +135,12 @@ class Rules:
         return np.where(forbidden, np.float32(-np.inf), scores)
 
     def apply(self, log_probs: Floats, outputs: Ints, sentences: Ints) -> Floats:
-        """What every rule leaves of log_probs (B, K, V), given the outputs (B, K, t) so far; -inf is forbidden."""
+        """log_probs (B, K, V) after all rules, given the outputs (B, K, t) so far; -inf: forbidden."""
         step, options = outputs.shape[2], self.options
         scores = log_probs.copy()
         if options.repetition_penalty != 1 and step:
-            had = np.take_along_axis(log_probs, outputs, 2)
-            np.put_along_axis(scores, outputs, had * np.float32(options.repetition_penalty), 2)
+            repeated = np.take_along_axis(log_probs, outputs, 2)
+            np.put_along_axis(scores, outputs, repeated * np.float32(options.repetition_penalty), 2)
         scores[..., self._banned] = -np.inf
         early = np.flatnonzero(self.shortest[sentences] > step + 1)
         scores[early[:, None], :, self.end_ids] = -np.inf
@@ -171,16 +171,16 @@ class Rules:
                 row[bad] = -np.inf
         if self.allowed:
             following, may_end = self.allowed.after(output[prefix_length:])
-            kept = np.array([*following, *(self.end_ids if may_end else ())], np.int64)
-            values = row[kept]
+            allowed = np.array([*following, *(self.end_ids if may_end else ())], np.int64)
+            values = row[allowed]
             row[:] = -np.inf
-            row[kept] = values
+            row[allowed] = values
 
 
 def require_numbers(
     scores: Scores, numbers: Sequence[int], sentences: Ints, alive: NDArray[np.bool_], step: int
 ) -> None:
-    """Raise NotNumbers where the best log-probability of a row that is alive is no number.
+    """Raise NotNumbers where the best log-probability of a live row is NaN or infinite.
 
     `numbers`: of all requests of the batch; none: their indices.
     """
@@ -196,7 +196,7 @@ def require_numbers(
 
 
 def are_among(ids: Ints, few: Ints) -> NDArray[np.bool_]:
-    """Which ids are one of a few; comparing is much quicker than numpy's search."""
+    """Which ids are among a few; one comparison is much faster than numpy's isin."""
     return ids == few[0] if len(few) == 1 else np.isin(ids, few)
 
 
@@ -206,9 +206,9 @@ def best_tokens(scores: Floats, count: int) -> Ints:
     rows = np.where(np.isnan(rows), -np.inf, rows)
     if rows.shape[1] <= _SORTED:
         return np.argsort(-rows, kind="stable")[:, :count].astype(np.int32).reshape(*scores.shape[:-1], count)
-    found = np.empty((len(rows), count), np.int32)
-    for value, out in zip(rows, found, strict=True):
+    best = np.empty((len(rows), count), np.int32)
+    for value, out in zip(rows, best, strict=True):
         least = np.partition(value, -count)[-count]
         ids = np.flatnonzero(value >= least)
         out[:] = ids[np.argsort(-value[ids], kind="stable")[:count]]
-    return found.reshape(*scores.shape[:-1], count)
+    return best.reshape(*scores.shape[:-1], count)

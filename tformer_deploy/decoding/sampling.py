@@ -15,16 +15,16 @@ from .rules import best_tokens
 Doubles = NDArray[np.float64]
 
 _SLICE = 64
-"""Rows that are drawn at once; bounds the memory of float64 copies."""
+"""Rows that are drawn at a time, which bounds the memory of float64 copies."""
 _BEST = 1024
-"""Tokens that are ranked first for `top_p`; all of them only where these are too few."""
+"""Tokens that are ranked for `top_p`; all tokens only where these do not reach it."""
 _MOVES = 16 * 0.8 ** np.arange(100)
-"""Sizes of changes that a nucleus is tried with."""
+"""Sizes of changes of log-probabilities for which a nucleus is tested: 16 down to 4e-9, by factors of 0.8."""
 _GROWTH = np.exp(_MOVES)
 
 
 def uniforms(seed: int, numbers: NDArray[np.int64], samples: Ints, step: int) -> Doubles:
-    """Numbers in [0, 1) for requests (B) and their samples (B, K).
+    """Random numbers in [0, 1) for requests (B) and their samples (B, K).
 
     A function of its arguments alone, so that neither batching nor the order of requests changes a draw.
     """
@@ -47,8 +47,8 @@ def draw(
 ) -> tuple[Ints, Doubles]:
     """Tokens (B, K) drawn from scores (B, K, V) with uniform (B, K); -1 where no token is allowed.
 
-    With `ids` (B, K, N) the scores (B, K, N) are of these tokens, of which more than `top_k` are allowed, or all that
-    are: the others do not matter then.
+    With `ids` (B, K, N), scores (B, K, N) are those of these tokens alone. They must contain more than `top_k` allowed
+    tokens, or all allowed ones; no other token can be drawn then.
 
     Also the margin (B, K) of each draw: it stays the same as long as no two scores of its row change by amounts that
     differ by the margin or more. Without `with_margins` they are NaN, which saves time.
@@ -74,9 +74,9 @@ def _draw(
     if 0 < options.top_k < scores.shape[1]:
         best = best_tokens(scores, options.top_k + 1)
         margins = _gap(*np.take_along_axis(scores, best[:, -2:], 1).T)
-        kept = np.sort(best[:, :-1], 1)
-        scores = np.take_along_axis(scores, kept, 1)
-        ids = kept if ids is None else np.take_along_axis(ids, kept, 1)
+        top = np.sort(best[:, :-1], 1)
+        scores = np.take_along_axis(scores, top, 1)
+        ids = top if ids is None else np.take_along_axis(ids, top, 1)
     x = scores.astype(np.float64) / options.temperature
     highest = x.max(1, keepdims=True)
     usable = np.isfinite(highest[:, 0])
@@ -87,9 +87,9 @@ def _draw(
         ranked = best_tokens(scores, min(_BEST, scores.shape[1]))
         for one, x_one, weights_one, best in zip(scores, x, weights, ranked, strict=True):
             nucleus, inside = _nucleus(one, x_one, weights_one, best, options.top_p)
-            kept = np.zeros_like(weights_one)
-            kept[inside] = weights_one[inside]
-            weights_one[:] = kept
+            truncated = np.zeros_like(weights_one)
+            truncated[inside] = weights_one[inside]
+            weights_one[:] = truncated
             nuclei.append(nucleus)
     if options.min_p:
         least = math.log(options.min_p)
@@ -123,21 +123,21 @@ def _draw(
 
 @dataclass(frozen=True)
 class _Nucleus:
-    """What `top_p` leaves of a row: its best tokens, and some or all of the rest."""
+    """The ranked tokens of a row for `top_p`, of which the first `size` are drawn from."""
 
     top_p: float
     x: Doubles
     """Best first."""
     reached: Doubles
-    """Sums of the weights before and behind each token."""
+    """Cumulative weights, from 0: before the first token to after the last one."""
     total: float
     """Weight of the whole row."""
     size: int
     whole: bool
-    """Whether `x` has the whole row."""
+    """Whether `x` has all tokens of the row."""
 
     def stays(self, kept: float, off: float, free: float) -> float:
-        """By how much values of x may change, one against another, without altering a draw.
+        """By how much values of x may change, relative to each other, without altering a draw.
 
         The draw is from tokens of the weight `kept`, and by `off` of it away from the next token; by `free` where none
         can enter or leave the nucleus. Where the drawn token itself can leave, that moves more than `off`.
@@ -147,12 +147,12 @@ class _Nucleus:
         """
         odds, count = (1 - self.top_p) / self.top_p, len(self.x)
         falling = -self.x
-        # The tokens at which a sum surely below, and surely not below `top_p`, ends.
+        # The last tokens of a sum that is certainly below `top_p`, and of one that certainly reaches it.
         earliest, latest = (
             np.minimum(np.searchsorted(self.reached[1:], self.total / (1 + odds * change)), count - 1)
             for change in (_GROWTH, 1 / _GROWTH)
         )
-        # Tokens before `first` are inside in any case, those from `end` on are not.
+        # Tokens before `first` are always inside, those from `end` on never.
         first = np.searchsorted(falling, falling[earliest] - _MOVES)
         apart = np.searchsorted(falling, falling[earliest] + _MOVES, "right") == earliest + 1
         first = np.where(apart & (self.whole | (earliest < count - 1)), earliest + 1, first)

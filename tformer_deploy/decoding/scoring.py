@@ -1,4 +1,4 @@
-"""Log-probabilities of given outputs, by the same steps that decoding takes."""
+"""Log-probabilities of given outputs, by teacher forcing over the same steps as decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sampling import Doubles
 def forced_steps(
     engine: Engine, batch: Batch, targets: Sequence[Sequence[int]], attention: bool = False
 ) -> Iterator[tuple[int, Ints, Scores]]:
-    """Feed each source's own target; yields the step, the indices (n) of targets that reach it, their full scores.
+    """Feed each source its target; yields the step, the indices (n) of targets that reach it, and their full scores.
 
     Raises LimitError for a target that is empty, too long or has an unknown id.
     """
@@ -40,14 +40,14 @@ def forced_steps(
 
 
 def score(engine: Engine, batch: Batch, targets: Sequence[Sequence[int]]) -> list[Doubles]:
-    """Of each target, end token included, the log-probability of every token behind those before it.
+    """The log-probability of every token of each target, end token included, given the tokens before it.
 
     Raises NotNumbers for NaN or infinite log-probabilities.
     """
-    found = [np.empty(len(target)) for target in targets]
+    log_probs = [np.empty(len(target)) for target in targets]
     for step, live, scores in forced_steps(engine, batch, targets):
         require_numbers(scores, batch.numbers, live, np.ones((len(live), 1), np.bool_), step)
         assert scores.log_probs is not None
         for row, i in enumerate(live.tolist()):
-            found[i][step] = scores.log_probs[row, 0, targets[i][step]]
-    return found
+            log_probs[i][step] = scores.log_probs[row, 0, targets[i][step]]
+    return log_probs

@@ -1,4 +1,4 @@
-"""What every engine does: encode once, step as often as tokens are needed, reorder rows. numpy at the boundary."""
+"""The interface of engines: encode once, step once a token, reorder rows; arguments and results are numpy arrays."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..model.config import ModelConfig
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 State = Any
-"""What a decode carries between steps: caches and lengths. Opaque; belongs to the engine that made it."""
+"""Caches and lengths between steps. Opaque; belongs to the engine that made it."""
 NO_ATTENTION = (
     "this bundle's step does not return attention: export with a recipe that has attention = true, "
     "such as fp32-attention"
 )
 FIRST_CAPACITY = 32
-"""Target positions that a new cache of a fixed capacity has room for; it doubles when they are full."""
+"""Target positions of a new cache of fixed capacity, enough for a usual sentence; a full one is doubled."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Limits:
     beams: int
     """Rows per sentence."""
     profiles: tuple[Profile, ...] = ()
-    """The only combinations of sizes, where not every one within these limits is possible."""
+    """The only combinations of sizes that are possible, where these are limited."""
     hint: str = ""
-    """How to get a larger limit, where that is not by another export."""
+    """How to get a larger limit, where another export is not the way."""
 
     @classmethod
     def of(cls, axes: Axes) -> Self:
@@ -51,17 +51,17 @@ class Limits:
 
     @classmethod
     def eager(cls, config: ModelConfig) -> Self:
-        """What PyTorch takes: as many positions as the model has, and whatever fits into memory."""
+        """PyTorch's: the model's positions; else whatever fits into memory."""
         return cls(1 << 16, config.max_positions, config.max_positions, 1 << 16)
 
     def check_asked(self, asked: Mapping[str, Any]) -> None:
-        """Refuse what somebody asked for and no plan has room for, not what is usual. Raises LimitError."""
+        """Raise LimitError for options that the user set and no plan has room for."""
         for name, most in {"max_tokens": self.tgt_tokens, "beams": self.beams}.items():
             if self.profiles and (asked.get(name) or 0) > most:
                 raise LimitError(f"{name} {asked[name]} exceeds the plans' largest, {most}: use less, or {self.hint}")
 
     def sentences(self, beams: int, src_tokens: int, tgt_tokens: int) -> int:
-        """Most sentences of a batch with that many rows each, that long; 1 where there are no such sizes at all."""
+        """The largest batch of sentences with these sizes; 1 where no plan has them."""
         wanted = beams, src_tokens, tgt_tokens
         fits = [p.batch for p in self.profiles if all(map(ge, (p.beams, p.src_len, p.capacity), wanted))]
         return max(fits, default=1) if self.profiles else self.batch
@@ -78,12 +78,12 @@ class Outlook:
     end_id: int = -1
     """The token that ends an output; -1: none does."""
     required: Sequence[Sequence[int]] = ()
-    """Of each source, tokens that must be scored by an engine that scores likely ones only; none: no others."""
+    """For each source, tokens that an engine with a shortlist must score besides; none: no others."""
     drawn: bool = False
-    """What steps are fed is drawn, so that nobody can tell it before."""
+    """Tokens are sampled, so that the next step's cannot be predicted."""
 
     def beside(self, other: Outlook) -> Outlook:
-        """What two searches ask for together."""
+        """The outlook of two searches that share steps."""
         pairs = (self.beams, other.beams), (self.tokens, other.tokens)
         beams, tokens = (max(pair) if all(pair) else 0 for pair in pairs)
         end_id = self.end_id if self.end_id == other.end_id else -1
@@ -95,7 +95,7 @@ ANYTHING = Outlook()
 
 @dataclass(frozen=True)
 class Scores:
-    """What a step says of the next token of every row; k > 0 best, best first, equal scores by the lower id."""
+    """Scores of the next token of every row; the k > 0 best, best first, equal scores by the lower id."""
 
     ids: Ints
     """(B, K, k)"""
@@ -128,14 +128,14 @@ class Engine(Protocol):
         ...
 
     def admit(self, state: State, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
-        """Add sentences behind those of the state, at their first step, with as many rows as the others have.
+        """Append sentences to those of the state, at their first step, with as many rows as the others have.
 
-        Raises LimitError beyond `limits`, and where the engine or its graphs do not admit any.
+        Raises LimitError beyond `limits`, and where the engine or its graphs cannot admit sentences.
         """
         ...
 
     def best(self, beams: int, state: State) -> int:
-        """How many best tokens the next step returns per row with that many beams."""
+        """How many best tokens the next step returns per row, with that many beams."""
         ...
 
     def step(self, tokens: Ints, state: State, full: bool = False, attention: bool = False) -> Scores:
@@ -158,7 +158,7 @@ class Engine(Protocol):
         ...
 
     def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
-        """Every value on the way through one batch, in order of computation, to find the first that differs.
+        """Intermediate values of one batch, in order of computation, to find the first that differs.
 
         Teacher-forced: src_ids (B, S), src_lengths (B), tgt_ids (B, T) beginning with bos. Returns the encoder's values
         of `contract.layer_names` (B, S, d), `cross_k_0` and so on (B, H, S, D), the step's values (B, T, d) and
@@ -200,9 +200,9 @@ class Batch:
     src_lengths: Ints
     """(B)"""
     numbers: Sequence[int] = ()
-    """What seeds each source's samples: its number among all requests; none: its index in the batch."""
+    """Each source's number among all requests, which seeds its samples; none: its index in the batch."""
     prefixes: Sequence[Sequence[int]] = ()
-    """Tokens that each output begins with, behind `first_ids`; none: nothing."""
+    """Tokens that each output begins with, after `first_ids`."""
 
 
 @dataclass
@@ -212,13 +212,13 @@ class Hypothesis:
     ids: list[int] = field(default_factory=list)
     """Tokens, without bos and end token."""
     end_id: int | None = None
-    """The end token; none where a limit ended the output."""
+    """The end token; None where a limit ended the output."""
     score: float = 0.0
     """Sum of the log-probabilities of ids and of the end token."""
     value: float = 0.0
-    """What a beam is ranked by: the score after penalties."""
+    """The score after penalties, by which a beam is ranked."""
     alignment: list[int] = field(default_factory=list)
-    """The source position, from 0, that each of ids looks at most; only with `align`."""
+    """The source position, from 0, with the most attention of each of ids; only with `align`."""
 
     @property
     def finished(self) -> bool:
@@ -248,12 +248,12 @@ Calls = list[tuple[str, float, float]]
 
 @runtime_checkable
 class Searches(Protocol):
-    """An engine of a runtime that has a search of its own, which must find what ours finds over its steps."""
+    """An engine with a search of its own, whose results must equal those of ours over the engine's steps."""
 
     searches: bool
-    """Whether `decoding.decode` uses it, as it is faster than ours; `tformer check` compares both in any case."""
+    """Whether `decoding.decode` uses it; `tformer check` compares both in any case."""
     batch_tokens: int
-    """Padded source tokens of a batch that suit the model, per beam."""
+    """The best batch size for the model, in padded source tokens per beam."""
 
     def search(
         self,
@@ -278,7 +278,7 @@ def own_search(engine: object) -> Searches | None:
 
 
 class SameStep:
-    """What engines share whose sentences are all at the same step."""
+    """For engines whose sentences are all at the same step: they admit none."""
 
     admits = False
 
@@ -288,7 +288,7 @@ class SameStep:
 
 
 def check_request(src_ids: Ints, src_lengths: Ints, config: ModelConfig, limits: Limits) -> None:
-    """Refuse what the model cannot take, before it reaches a device. Raises LimitError."""
+    """Raise LimitError for sources that the model cannot take, before they reach a device."""
     batch, src_tokens = src_ids.shape
     if batch > limits.batch:
         raise LimitError(f"a batch of {batch} sentences exceeds the limit of {limits.batch}: send fewer at once")
@@ -305,7 +305,7 @@ def check_request(src_ids: Ints, src_lengths: Ints, config: ModelConfig, limits:
 
 
 def check_step(beams: int, position: int, limits: Limits) -> None:
-    """Refuse a step of too many beams or beyond the last position. Raises LimitError."""
+    """Raise LimitError for too many beams, and for a step beyond the last position."""
     if beams > limits.beams:
         raise LimitError(
             f"{beams} beams exceed the limit of {limits.beams}: use fewer, or "

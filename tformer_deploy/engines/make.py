@@ -1,4 +1,4 @@
-"""An engine of a name, not entered yet; what it takes, and how many threads."""
+"""Makes engines by name, not entered yet; their limits and threads."""
 
 from __future__ import annotations
 
@@ -20,28 +20,25 @@ if TYPE_CHECKING:
     from .base import Encoder, Engine, Limits
 
 MOST_ANYWHERE, MOST_PER_CORE = 64, 4
-"""Threads or workers that are not refused on any machine, and for each core of a large one."""
+"""The most threads or workers: 64 on any machine, or 4 per core. More only cost memory and switches of threads."""
 MOST_BATCH_TOKENS = 1 << 24
-"""Tokens of a batch; so many are more than any memory holds."""
+"""Tokens of a batch; no memory holds the caches of so many."""
 
 
 def most_parallel() -> int:
-    """The most threads or workers: several for each core of this process, so that waiting ones cost nothing."""
+    """The most threads or workers on this machine."""
     return max(MOST_ANYWHERE, MOST_PER_CORE * cores())
 
 
 def threads_each(threads: int, workers: int) -> int:
-    """Threads of an engine's call where `workers` call it at the same time; 0: they share the cores evenly.
-
-    Raises ConfigError for more of either than helps.
-    """
+    """Threads per worker; 0: the cores divided by the workers. Raises ConfigError for more than `most_parallel`."""
     check_whole("workers", workers, 1, most_parallel())
     check_whole("threads", threads, 0, most_parallel())
     return threads or max(1, cores() // workers)
 
 
 def limits_of(name: str, bundle: Bundle) -> Limits:
-    """What an engine takes, without entering it. Raises what entering it would where that needs a look at plans."""
+    """An engine's limits, without entering it. Where it has to look at plans, raises what entering it would."""
     from .base import Limits
 
     spec = EngineName(name).spec
@@ -57,8 +54,8 @@ def make_engine(
 ) -> Engine:
     """An engine of `engine_names` that is not entered yet.
 
-    `checkpoint` is for `eager` alone; without it the place is used where the checkpoint was at export. `threads` 0:
-    as many as this process has cores. `shortlist`: score only the tokens that the bundle's lists have for a source.
+    `checkpoint`: for `eager`, the run folder, if it has moved since the export. `threads` 0: as many as this process
+    has cores. `shortlist`: score only the tokens that the bundle's shortlist has for a source.
     Raises MissingExtra where the backend's packages are not installed, ConfigError where there are no lists or no
     graphs for them.
     """
@@ -98,10 +95,10 @@ def load_runtime(backend: str) -> None:
 
 
 def load_exported(targets: Iterable[str]) -> None:
-    """The same for the engines that check an export of recipes of some targets."""
-    asked = set(targets)
+    """Import what checks an export of recipes of some targets runs on. Raises what `load_runtime` does."""
+    exported = set(targets)
     for spec in ENGINES:
-        if spec.exported and asked.intersection(spec.targets):
+        if spec.exported and exported.intersection(spec.targets):
             load_runtime(spec.name)
 
 

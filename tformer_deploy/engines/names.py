@@ -1,4 +1,4 @@
-"""Engines by name, and which of them a command's options ask for."""
+"""Names of engines, and which of them a command's options select."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .spec import STANDARD, EngineSpec
 
 
 class EngineName(str):
-    """An engine's name, `BACKEND[:VARIANT][@DEVICE]`, taken apart once; a str, as people write and read it."""
+    """An engine's name, `BACKEND[:VARIANT][@DEVICE]`: a str with its parsed parts."""
 
     backend: str
     variant: str
@@ -49,7 +49,7 @@ class EngineName(str):
 
 
 def engine_names(bundle: Bundle) -> list[str]:
-    """All that can run a bundle: `eager`, `ort` for its standard graphs, `ort:NAME` for each variant, `cpp` as `ort`.
+    """All engines that can run a bundle: `eager`; `ort` for its standard graphs, `ort:NAME` for a variant; `cpp` alike.
 
     With graphs for TensorRT also `trt`, `trt:PRECISION` for plans of one precision, and ONNX Runtime on a GPU. With
     programs `native`, which is the first, and `native:NAME`.
@@ -58,7 +58,7 @@ def engine_names(bundle: Bundle) -> list[str]:
 
 
 def encoder_names(bundle: Bundle) -> list[str]:
-    """The engines that have the graph for the encoder alone, by their names."""
+    """All engines that can run a bundle's encoder alone."""
     return [
         spec.name if variant == STANDARD else f"{spec.name}:{variant}"
         for spec in ENGINES
@@ -150,22 +150,22 @@ def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, dev
     for variant in variants:
         if variant not in valid:
             raise unknown("variant", variant, valid)
-    found: list[EngineName] = []
+    engines: list[EngineName] = []
     for name in asked:
         chosen: Sequence[str | None] = [None]
         if runs[name] and variants:
             chosen = [variant for variant in variants if variant in runs[name]]
         elif runs[name] and device == "cpu":
             chosen = name.spec.usual(bundle) or [None]
-        found += [engine_name(name, variant, bundle, device) for variant in chosen]
-    return list(dict.fromkeys(found))
+        engines += [engine_name(name, variant, bundle, device) for variant in chosen]
+    return list(dict.fromkeys(engines))
 
 
 def require_each(backends: Sequence[str], engines: Sequence[str]) -> None:
     """Raise ConfigError for a backend of which `expand` found no engine, as it runs none of the variants."""
-    there = {EngineName(engine).backend for engine in engines}
+    backends_used = {EngineName(engine).backend for engine in engines}
     for backend in backends:
-        if EngineName(backend).backend not in there:
+        if EngineName(backend).backend not in backends_used:
             raise ConfigError(f"--backend {backend} runs none of the variants asked for by --variant: leave it out")
 
 

@@ -1,4 +1,4 @@
-"""An engine that several threads use: entered once, left when it is closed and no thread decodes on it."""
+"""An engine that several threads share: entered once, left when it is closed and no thread uses it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Opened:
             self.open = self._entered = True
 
     def close(self, *why: Any) -> None:
-        """Free the engine's device, at once or as soon as no other thread uses it; nobody begins then."""
+        """Free the engine's device once no other thread uses it; no further use may begin."""
         with self._lock:
             self.open = False
             self._leave(*why)
 
     def limits(self) -> Limits:
-        """What the engine takes. Raises TformerError where it is closed."""
+        """The engine's limits. Raises TformerError where it is closed."""
         if not self.open:
             raise TformerError("the translator was closed: open it again with open(), or another one with load()")
         return self.engine.limits
@@ -51,7 +51,7 @@ class Opened:
                 self._leave()
 
     def _leave(self, *why: Any) -> None:
-        """Free the device if the engine is closed and nobody uses it; the lock is held."""
+        """Free the device if the engine is closed and unused; the caller holds the lock."""
         if self._entered and not self.open and not self._users:
             self._entered = False
             self.engine.__exit__(*(why or (None, None, None)))

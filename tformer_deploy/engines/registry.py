@@ -1,4 +1,4 @@
-"""The engines that there are: all that the rest of tformer knows of each."""
+"""The registry of engines: all that the rest of tformer knows of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tformer knows of an engine without importing its packages."""
+"""Description of an engine, readable without importing its packages."""
 
 from __future__ import annotations
 
