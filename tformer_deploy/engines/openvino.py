@@ -27,12 +27,12 @@ from openvino import opset13 as opset  # noqa: E402
 from openvino.frontend import FrontEndManager  # noqa: E402
 
 TYPES = {"int32": ov.Type.i32, "float32": ov.Type.f32}
-"""What the contract's types are called."""
+"""OpenVINO's types of the contract's."""
 PRECISIONS = {"fp32": ov.Type.f32, "bf16": ov.Type.bf16}
 LONGEST_REASON = 300
 """Characters of a message."""
 _PLACES = re.compile(r"Exception from \S+:\d+:|Check '.*' failed at \S+:\d+:|\[ ?[A-Z_]+ ?\]")
-"""What stands before its words: files of its source, and conditions that did not hold."""
+"""Parts of its messages that are left out: source files, and conditions that failed."""
 
 
 def load_runtime() -> None:
@@ -46,7 +46,7 @@ def open_engine(opening: Opening) -> OpenVinoEngine:
 
 @dataclass
 class OpenVinoState:
-    """Tensors, and the two requests that take turns: one's caches lie where the step before wrote them."""
+    """Tensors, and two requests that alternate, as a step reads the caches in the other request's outputs."""
 
     src_lengths: Ints
     cross: list[ov.Tensor]
@@ -199,9 +199,9 @@ class OpenVinoEngine(SameStep):
 
     def _run(self, request: ov.InferRequest, feed: Mapping[str, Any]) -> None:
         """Run a graph; its outputs are the request's until that runs again. Raises EngineError."""
-        kept = {name: shared(each, np.int32) for name, each in feed.items()}
+        tensors = {name: shared(each, np.int32) for name, each in feed.items()}  # which must live until the call ends
         try:
-            for name, tensor in kept.items():
+            for name, tensor in tensors.items():
                 request.set_tensor(name, tensor)
             request.start_async()
             request.wait()
@@ -243,6 +243,6 @@ def check_tensor(path: Path, spec: TensorSpec, found: Mapping[str, Any]) -> None
 
 
 def reason(error: Exception) -> str:
-    """What an exception of the library says, on one line of at most `LONGEST_REASON` characters that can be printed."""
+    """The message of an exception, on one line of at most `LONGEST_REASON` printable characters."""
     said = " ".join(_PLACES.sub(" ", shortened(str(error), 10 * LONGEST_REASON)).split())
     return shortened("".join(letter if letter.isprintable() else "?" for letter in said).rstrip("."), LONGEST_REASON)

@@ -81,10 +81,10 @@ class EngineSpec:
 
     def variants(self, bundle: Bundle) -> list[str]:
         """What `--variant` may be, the standard graphs first."""
-        found = [name for name, recipe in bundle.variants.items() if recipe.target in self.targets]
+        own = [name for name, recipe in bundle.variants.items() if recipe.target in self.targets]
         if self.precisions:
-            return list(self.precisions) if self.standard or found else []
-        return [STANDARD, *found] if self.standard else sorted(found)
+            return list(self.precisions) if self.standard or own else []
+        return [STANDARD, *own] if self.standard else sorted(own)
 
     def default(self, bundle: Bundle) -> str:
         """The variant that a translation runs where none is named; empty: what the backend's name alone stands for."""

@@ -1,4 +1,4 @@
-"""The values inside a bundle's graphs, read by making them outputs of a copy in memory. Needs onnx."""
+"""Intermediate values of a bundle's graphs: they become outputs of a copy in memory. Needs onnx."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .library import SHORT_SPIN_US, InferenceSession, OrtValue, SessionOptions, 
 
 
 class Graphs(Protocol):
-    """What is read of an engine."""
+    """The engine whose layers are read."""
 
     bundle: Bundle
     variant: str

@@ -22,20 +22,20 @@ __all__ = ["InferenceSession", "OrtValue", "RunOptions", "SessionOptions", "ort"
 OLDEST = (1, 31, 0)
 """Versions before write past the caches of steps in place. Before 1.24.1 they let a graph read any file as well."""
 FATAL = 4
-"""The only messages of its log that are shown: what else goes wrong stands in its exceptions."""
+"""The only level of its log that is shown: other errors are exceptions."""
 Providers = list[tuple[str, dict[str, str]]]
 CPU: Providers = [("CPUExecutionProvider", {})]
 SHORT_SPIN_US = 100
-"""Long enough to the next operator of the encoder, short enough not to take a core from the step that follows."""
+"""How long threads spin after an operator: until the encoder's next one, but not into the step that follows."""
 LONGEST_REASON = 300
 """Characters of a message."""
 _PLACES = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .+? failed:"
     r"|/\S+\.(?:cc|h|cu):\d+ [^()]*\([^()]*\)(?: const)? |\w+\.(?:cc|h|cu):\d+ \w+ "
 )
-"""What stands before its words: codes, the file, and the function of its source with or without parameters."""
+"""Parts of its messages that are left out: codes, file names, and functions of its source."""
 NEWER = "IR version|onnx opset versions|No Op registered|not a registered function"
-"""What it says of a graph that a later version may know."""
+"""Parts of messages about graphs that a later version may run."""
 
 
 def check_library() -> None:
@@ -66,7 +66,7 @@ def session_options(threads: int) -> SessionOptions:
 def open_session(
     graph: Path, options: SessionOptions, providers: Providers = CPU, copy: bytes = b""
 ) -> InferenceSession:
-    """A session of a graph's file, or of a changed `copy` in memory, whose weights lie beside the file as well."""
+    """A session of a graph's file, or of a changed `copy` in memory, with the weights beside the file."""
     if copy:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(graph.parent))
     return InferenceSession(copy or graph, options, providers=providers, enable_fallback=0)
@@ -74,10 +74,7 @@ def open_session(
 
 @contextmanager
 def loading(graph: Path, on_gpu: bool = False) -> Iterator[None]:
-    """Say on one line what the library, whose exceptions share no base class, has against a graph's file.
-
-    Raises ArtifactError, with `on_gpu` EngineError.
-    """
+    """Turn the library's exceptions, which share no base class, into ArtifactError, with `on_gpu` EngineError."""
     try:
         yield
     except TformerError:
@@ -96,20 +93,20 @@ def loading(graph: Path, on_gpu: bool = False) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What an exception of the library says, on one line of at most `LONGEST_REASON` characters that can be printed."""
+    """The message of an exception, on one line of at most `LONGEST_REASON` printable characters."""
     said = _PLACES.sub(" ", shortened(str(error), 10 * LONGEST_REASON))
     said = "".join(letter if letter.isprintable() else "?" for letter in " ".join(said.split()))
     return shortened(said.rstrip("."), LONGEST_REASON)
 
 
 def has_vnni() -> bool:
-    """Whether the processor sums products of bytes in 32 bits."""
+    """Whether the processor has VNNI: dot products of bytes, accumulated in 32 bits."""
     info = Path("/proc/cpuinfo")
     return info.is_file() and "_vnni" in info.read_text()
 
 
 def prepare_cuda() -> None:
-    """Load the libraries that the provider needs, where pip has installed them. Raises MissingExtra."""
+    """Load the CUDA libraries that pip has installed. Raises MissingExtra."""
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         raise MissingExtra(
             f"onnxruntime {ort.__version__} here is without CUDA: pip uninstall onnxruntime, then {install('gpu')}"

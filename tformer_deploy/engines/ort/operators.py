@@ -1,4 +1,4 @@
-"""The operators of a graph's file, read without a library: a deployment machine has no onnx.
+"""Reads the operators of a graph's file without onnx, which a deployment machine does not have.
 
 Source: the encoding of Protocol Buffers, and `onnx.proto`.
 """
@@ -13,7 +13,7 @@ from ...base.errors import ArtifactError
 
 FUNCTIONS = "functions of its own"
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap", FUNCTIONS})
-"""What no export makes; a loop need not end, and a session that runs one cannot be interrupted."""
+"""Operators that no export writes. A loop may never end, and a running session cannot be interrupted."""
 _GRAPH, _FUNCTIONS, _NODE, _OPERATOR = 7, 25, 1, 4
 """Fields of ModelProto, GraphProto and NodeProto."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

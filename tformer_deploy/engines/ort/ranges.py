@@ -1,4 +1,4 @@
-"""How large every value inside the graphs of target `trt` gets on real text. Needs onnx."""
+"""Calibration: the largest absolute value of every tensor in graphs of target `trt`, on real text. Needs onnx."""
 
 from __future__ import annotations
 

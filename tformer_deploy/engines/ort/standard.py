@@ -1,4 +1,4 @@
-"""ONNX Runtime: IO binding, caches stay OrtValues from step to step."""
+"""ONNX Runtime with the standard graphs: caches stay OrtValues between steps, by IO binding."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from .library import (
 from .operators import require_no_control_flow
 
 PROVIDERS: dict[str, Providers] = {"cpu": CPU, "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"}), *CPU]}
-"""Where nodes run; shapes are computed on the processor in any case."""
+"""Execution providers; shapes are always computed on the processor."""
 ONNX_TYPES = {"int32": ("tensor(int32)",), "int8": ("tensor(int8)",), "float32": ("tensor(float)", "tensor(float16)")}
-"""What the contract's types are called; half precision is for graphs of plans."""
+"""ONNX Runtime's types of the contract's; half precision is for graphs that TensorRT compiles."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class OrtGraphs(SameStep):
         self.attention, self.precision = self.recipe.attention, str(self.recipe.precision)
         self.step_graph = "decoder_step"
         self.profile = ""
-        """Where the sessions write their traces, if anywhere: the beginning of a file name."""
+        """Prefix of the files for profiles of the sessions; empty: none are written."""
 
     def __enter__(self) -> Self:
         check_library()
@@ -109,7 +109,7 @@ class OrtGraphs(SameStep):
         return layer_values(self, src_ids, src_lengths, tgt_ids)
 
     def options(self, spin_us: int) -> SessionOptions:
-        """The settings of a session; its threads stay awake so long after an operator, with 0 as long as is usual."""
+        """The settings of a session; `spin_us`: how long threads spin after an operator, 0: the library's default."""
         options = session_options(self.threads)
         if spin_us:
             options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin_us))
@@ -122,7 +122,7 @@ class OrtGraphs(SameStep):
         return options
 
     def sessions(self) -> list[InferenceSession]:
-        """Of the encoder and of the step."""
+        """The encoder's and the step's."""
         return [self._encoder, self._step]
 
     def _session(self, graph: str, spin_us: int, **cuda: str) -> InferenceSession:

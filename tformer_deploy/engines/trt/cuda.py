@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ...base.errors import EngineError, NoRoom
 
 COPIED, COPIES = 512 << 20, 10
-"""Bytes, and how often, to see how fast memory is; a copy reads and writes."""
+"""Bytes and number of copies that measure the memory's bandwidth; a copy reads and writes."""
 ALIGNMENT = 256
-"""Of tensors that share a block of memory."""
+"""Bytes, for tensors that share a block of memory."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _dotted(version: int) -> str:
 
 
 class Memory:
-    """A block on the device, of whatever was there."""
+    """A block of device memory, uninitialized."""
 
     def __init__(self, size: int) -> None:
         self.size, self.address = size, int(call(runtime.cudaMalloc, size))
@@ -79,7 +79,7 @@ class Memory:
 
 
 class Pinned:
-    """A block on the host that the device copies to and from at its own time."""
+    """A block of pinned host memory, for asynchronous copies."""
 
     def __init__(self, size: int) -> None:
         self.address = int(call(runtime.cudaHostAlloc, size, runtime.cudaHostAllocDefault))
@@ -87,18 +87,18 @@ class Pinned:
         self.bytes[:] = 0
 
     def free(self) -> None:
-        """Give it back; arrays that look into it must be gone."""
+        """Free it; no view of it may be used afterwards."""
         call(runtime.cudaFreeHost, self.address)
 
 
 class Stream:
-    """Work that the device does in order."""
+    """A CUDA stream."""
 
     def __init__(self) -> None:
         self.handle = call(runtime.cudaStreamCreateWithFlags, runtime.cudaStreamNonBlocking)
 
     def wait(self) -> None:
-        """Until all is done."""
+        """Until all its work is done."""
         call(runtime.cudaStreamSynchronize, self.handle)
 
     def to_device(self, address: int, source: Pinned, size: int) -> None:
@@ -116,7 +116,7 @@ class Stream:
         call(runtime.cudaMemcpyAsync, target.address, address, size, kind, self.handle)
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """What `work` gives to this stream, to be given to it again in one call; it does not run now."""
+        """Capture what `work` launches on this stream as a CUDA graph; nothing runs now."""
         call(
             runtime.cudaStreamBeginCapture, self.handle, runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         )
@@ -141,13 +141,13 @@ class Stream:
 
 
 class Graph:
-    """Captured work."""
+    """A CUDA graph."""
 
     def __init__(self, stream: Stream, executable: Any) -> None:
         self._stream, self._executable = stream, executable
 
     def launch(self) -> None:
-        """Put it on its stream."""
+        """Launch it on its stream."""
         call(runtime.cudaGraphLaunch, self._executable, self._stream.handle)
 
     def free(self) -> None:
@@ -156,17 +156,17 @@ class Graph:
 
 
 class Event:
-    """A place in a stream."""
+    """A CUDA event."""
 
     def __init__(self) -> None:
         self.handle = call(runtime.cudaEventCreate)
 
     def record(self, stream: Stream) -> None:
-        """Put it behind what the stream has to do now."""
+        """Record it after the stream's current work."""
         call(runtime.cudaEventRecord, self.handle, stream.handle)
 
     def wait(self) -> None:
-        """Until the stream has come to it."""
+        """Until the stream has reached it."""
         call(runtime.cudaEventSynchronize, self.handle)
 
     def since(self, earlier: Event) -> float:

@@ -27,7 +27,7 @@ Part = TypeVar("Part", bound=Any)
 
 
 class Owner(Protocol):
-    """What a device's engine gives it."""
+    """The engine of a device."""
 
     config: ModelConfig
     tensorrt: TensorRt
@@ -35,7 +35,7 @@ class Owner(Protocol):
     timings: list[tuple[Event, Event]] | None
 
     def reasons(self) -> str:
-        """What TensorRT has complained of since this was asked last."""
+        """TensorRT's errors since the last call."""
         ...
 
 
@@ -55,7 +55,7 @@ class TrtDevice:
             raise
 
     def _make(self, encoder: Any, step: Any) -> None:
-        """Take memory, and prepare the encoder and both kinds of step."""
+        """Allocate memory, and prepare the encoder and the even and odd steps."""
         self._shapes = shapes = {**tensors_of(encoder), **tensors_of(step)}
         if missing := {*GIVEN, *FED, *FOUND} - shapes.keys():
             raise EngineError(f"the plans for {self.profile} have no {min(missing)}: export and build again")
@@ -75,7 +75,7 @@ class TrtDevice:
         self._slots = [self._own(Pinned(turn_size)) for _ in range(2)]
         self._ends = [self._own(Event()) for _ in self._slots]
         self._fetched: dict[str, Pinned] = {}
-        # Made once, as a step has no time for it.
+        # Views are made once: they would slow down each step.
         self._request = {name: place.view(self._requests.bytes) for name, place in given.items()}
         self._choice = {name: turn[name].view(self._choices.bytes) for name in FED}
         self._records = [[turn[name].view(slot.bytes) for name in (*FOUND, *FED)] for slot in self._slots]
@@ -106,7 +106,7 @@ class TrtDevice:
 
     def feed(self, choice: Choice, step: int) -> None:
         """See `Device.feed`."""
-        if step:  # what was fed before may not have left the host; the encoder feeds nothing
+        if step:  # the last copy from the pinned buffer may not be done; before step 0 there is none
             self._stream.wait()
         for name, array in zip(FED, vars(choice).values(), strict=True):
             self._choice[name][...] = np.resize(array, self._choice[name].shape)
@@ -155,19 +155,19 @@ class TrtDevice:
         block.free()
 
     def free(self) -> None:
-        """Give everything back to the device."""
+        """Free all memory, graphs and contexts."""
         self.freed, parts = True, self._parts[::-1]
         self._parts.clear()
         waits = [part.wait for part in parts[-1:]]  # the stream, which is the first of all
         free_all([*waits, self._launches.clear, self._contexts.clear, *(part.free for part in parts)])
 
     def _own(self, part: Part) -> Part:
-        """Remember what is to be freed."""
+        """Register a part for `free`."""
         self._parts.append(part)
         return part
 
     def _timed(self, launch: Callable[[], None]) -> None:
-        """Launch, and note when the device began and ended if somebody asks."""
+        """Launch; record when the device began and ended, if `timings` is on."""
         if self.engine.timings is None:
             launch()
             return
@@ -178,7 +178,7 @@ class TrtDevice:
         self.engine.timings.append((begin, end))
 
     def _fetch(self, name: str) -> Floats:
-        """A tensor of the device's, in fp32."""
+        """A tensor copied from the device, in fp32."""
         memory, (shape, dtype) = self._memory[name], self._shapes[name]
         if name not in self._fetched:
             self._fetched[name] = self._own(Pinned(memory.size))
@@ -187,14 +187,14 @@ class TrtDevice:
         return as_floats(self._fetched[name].bytes, dtype).reshape(shape)
 
     def _prepare(self, plan: Any, addresses: dict[str, int]) -> Callable[[], None]:
-        """What launches a plan's work, after a run that loads what it needs: a CUDA graph, or calls where it cannot."""
+        """A function that launches a plan, as a CUDA graph if that can be captured. Runs it once, to load it."""
         title, reasons = self.engine.tensorrt.title, self.engine.reasons
         context = self.engine.kernels.make_context(plan, lambda size: self._own(Memory(size)).address)
         if context is None:
             if is_full(said := reasons()):
                 raise NoRoom(f"{title} has no room for {self.profile}: {said}: build a smaller profile")
             raise EngineError(f"{title} cannot run the plans for {self.profile} on this GPU: {said}")
-        self._contexts.append(context)  # a graph uses its memory
+        self._contexts.append(context)  # which the graph needs for its memory
         for i in range(plan.num_io_tensors):
             name = plan.get_tensor_name(i)
             if not context.set_tensor_address(name, addresses[name]):
@@ -208,7 +208,7 @@ class TrtDevice:
         self._stream.wait()
         try:
             graph = self._own(self._stream.capture(run))
-            graph.launch()  # which takes it to the device
+            graph.launch()  # the first launch uploads it
             self._stream.wait()
             return graph.launch
         except EngineError as error:
@@ -217,7 +217,7 @@ class TrtDevice:
 
 
 def free_all(frees: Iterable[Callable[[], None]], quiet: bool = False) -> None:
-    """Do all, whatever fails; raise the first EngineError, unless there has been another one before."""
+    """Call all, even if some fail; then raise the first EngineError, unless `quiet`."""
     failures = []
     for free in frees:
         try:
@@ -236,7 +236,7 @@ def tensors_of(plan: Any) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
 
 
 def size_of(tensor: tuple[tuple[int, ...], np.dtype[Any]]) -> int:
-    """Bytes."""
+    """Bytes of a tensor."""
     return math.prod(tensor[0]) * tensor[1].itemsize
 
 

@@ -1,4 +1,4 @@
-"""TensorRT: plans that the device runs by itself, one CUDA graph a step; the host reads what it chose, late.
+"""TensorRT plans: each step is a CUDA graph, which the device picks inputs for; the host reads its results later.
 
 Nothing of a state leaves the device. Each step's best tokens, and what the device feeds the next one, are copied to the
 host behind the step; `speculative.py` says how the search follows.
@@ -29,7 +29,7 @@ class TrtEngine(SpeculativeEngine):
     def __init__(self, bundle: Bundle, precision: str = "") -> None:
         self.bundle, self.config, self.precision = bundle, bundle.config, precision
         self.timings: list[tuple[Event, Event]] | None = None
-        """Where the device's work began and ended, if that is noted."""
+        """Begin and end of the device's work, if they are recorded."""
 
     def look(self) -> Self:
         """Find the plans and what they take, without the device. Raises ArtifactError, EngineError, MissingExtra."""
@@ -64,16 +64,16 @@ class TrtEngine(SpeculativeEngine):
 
     def _find(self) -> tuple[Plans, TensorRt]:
         """The plans for this host, and what runs them."""
-        found = [load_tensorrt(flavor) for flavor in installed()]
-        self.gpu = require_gpu(found[0].title)
+        loaded = [load_tensorrt(flavor) for flavor in installed()]
+        self.gpu = require_gpu(loaded[0].title)
         precisions = [self.precision] if self.precision else list(PRECISIONS)
         owners = {
-            stamp: each for name in precisions for each in found for stamp in each.stamps(self.gpu.capability, name)
+            stamp: each for name in precisions for each in loaded for stamp in each.stamps(self.gpu.capability, name)
         }
         if not owners:
             raise EngineError(
-                f"{found[0].title} needs a GPU of compute capability 8.0 or later, this one has {self.gpu.capability}: "
-                f"{install('trt')}, and build again"
+                f"{loaded[0].title} needs a GPU of compute capability 8.0 or later, this one has "
+                f"{self.gpu.capability}: {install('trt')}, and build again"
             )
         plans = find_plans(self.bundle, trt_variant(self.bundle), list(owners))
         return plans, owners[plans.stamp]

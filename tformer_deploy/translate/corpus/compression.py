@@ -1,4 +1,4 @@
-"""Compressed files as they come, in pieces; one file of pieces that each unpack by themselves."""
+"""Reads compressed files in pieces, and writes files of independently compressed pieces."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ...base.errors import DataError
 
 SUFFIXES = (".gz", ".zst")
 OTHERS = (".bz2", ".xz", ".lz4", ".lzma", ".br", ".zip", ".7z")
-"""What cannot be read, and must not be taken for text."""
+"""Compressions that are refused; such a file must not be read as text."""
 _CHUNK, _PIECE = 1 << 20, 1 << 14
-"""Bytes that are unpacked, and read, at once."""
+"""Bytes that are decompressed, and read, at a time."""
 
 
 class Counted:
-    """A file that is read in small pieces and counts them, so that it tells how far it is."""
+    """A file that counts the bytes read so far."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.read_bytes = file, 0
 
     def read(self, size: int = -1) -> bytes:
-        """Less than was asked for, but where the file ends."""
-        found = self._file.read(min(size, _PIECE) if size >= 0 else _PIECE)
-        self.read_bytes += len(found)
-        return found
+        """At most a small piece at a time."""
+        content = self._file.read(min(size, _PIECE) if size >= 0 else _PIECE)
+        self.read_bytes += len(content)
+        return content
 
 
 def unpacked(file: BinaryIO, suffix: str, name: str) -> Iterator[tuple[bytes, int]]:

@@ -1,4 +1,4 @@
-"""Where a corpus is cut: windows, whose lines are sorted into batches together, and shards of whole windows."""
+"""Cuts a corpus into shards of whole windows; the lines of a window are sorted into batches together."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 
 
 class Windows:
-    """Where windows end. The rule is that of `tformer translate` for a file, so that its batches are the same."""
+    """Decides where windows end, by the rule of `tformer translate`, so that batches are the same."""
 
     def __init__(self, budget: int) -> None:
         self.budget, self.held = budget, 0
 
     def ends(self, size: int) -> bool:
-        """Whether a window ends behind the next line, of `size` bytes."""
+        """Whether a window ends after the next line, of `size` bytes."""
         self.held += size + 1
         if self.held < self.budget:
             return False
@@ -21,13 +21,13 @@ class Windows:
 
 
 class Cutter:
-    """Where shards end: with the first window that ends after `lines` lines. Begin anew with each file."""
+    """Decides where shards end: with the first window that reaches `lines` lines. One for each file."""
 
     def __init__(self, lines: int, budget: int) -> None:
         self.lines, self.windows, self.held = lines, Windows(budget), 0
 
     def ends(self, size: int) -> bool:
-        """Whether a shard ends behind the next line, of `size` bytes."""
+        """Whether a shard ends after the next line, of `size` bytes."""
         self.held += 1
         if not self.windows.ends(size) or self.held < self.lines:
             return False

@@ -14,7 +14,7 @@ PARQUET = ".parquet"
 
 
 def format_of(names: Sequence[str], columns: Columns) -> Format:
-    """The one format of some files, by their names. Raises DataError where there are several, or one is not known."""
+    """The common format of files, by their names. Raises DataError for several formats, or an unknown one."""
     for name in names:
         if name.lower().endswith(OTHERS):
             raise DataError(f"--in: {name}: cannot be unpacked: pack it anew with gzip or zstd, or unpack it")
@@ -36,7 +36,7 @@ def format_of(names: Sequence[str], columns: Columns) -> Format:
 
 
 def _suffixes(name: str) -> tuple[str, str]:
-    """What a file holds and how it is packed, by the end of its name, as in `.txt` and `.gz`."""
+    """The suffixes of content and of compression in a file's name, such as `.txt` and `.gz`."""
     last = name.rsplit("/", 1)[-1]
     packing = next((suffix for suffix in SUFFIXES if last.endswith(suffix)), "")
     last = last.removesuffix(packing)

@@ -1,4 +1,4 @@
-"""A job: what is missing in the output folder is translated, then listed, then merged."""
+"""Runs a job: translates the shards that the output folder lacks, lists all, and merges them."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from .storage import Input
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """What is translated, into what, and by whom."""
+    """A job: inputs, output, and who translates."""
 
     inputs: Sequence[str]
     """Paths, URLs and patterns."""
     out: str
     """A folder or URL."""
     translator: TranslatorOptions
-    """Its `workers`: batches at a time, 0: one per core; on Ray, workers, 0: as many as there is room for."""
+    """Its `workers`: batches in parallel, 0: one per core; on Ray: workers, 0: as many as fit."""
     column: str = "text"
     into: str = "translation"
     details: bool = False
-    """Token ids too; text becomes lines of JSON."""
+    """Also write token ids; text inputs give lines of JSON."""
     shard_lines: int = 20_000
     """A shard ends with the first window (16 bytes for each of `batch_tokens`) that reaches so many lines."""
     merge: bool = False
     force: bool = False
-    """Give up what lies there of another bundle, other options or other input."""
+    """Overwrite the output of another bundle, other options or other input."""
     strict: bool = False
     """Stop at the first line that cannot be translated."""
     address: str | None = None
-    """Of a Ray cluster; none: this machine, without Ray."""
+    """Address of a Ray cluster; None: this machine, without Ray."""
     num_cpus: int = 1
-    """Of each worker on Ray."""
+    """Per worker on Ray."""
     num_gpus: float = 0.0
     retries: int = 5
-    """How many workers a shard may lose on Ray."""
+    """How often a shard is retried whose worker was lost, on Ray."""
 
     def __post_init__(self) -> None:
         if not self.out:
@@ -70,7 +70,7 @@ class CorpusOptions:
 def translate_corpus(
     options: CorpusOptions, progress: Progress | None = None, execute: Execute | None = None
 ) -> Summary:
-    """Translate what is missing, and list what is there. Run it again after a kill: it goes on.
+    """Translate the missing shards, and list all. After a kill, the same call continues.
 
     Raises TformerError; then what is done stays done.
     """
@@ -93,7 +93,7 @@ def translate_corpus(
         job = _described(work, inputs)
         output.begin(job)
         shards = output.missing(cut(work, digest(job["work"]), inputs), progress.skip)
-        if first := next(shards, None):  # nobody is asked to work where nothing is missing
+        if first := next(shards, None):  # workers start only if a shard is missing
             for done in (execute or _executor(options))(work, chain([first], shards), progress):
                 output.write(done)
                 progress.shards += 1
@@ -130,7 +130,7 @@ def _executor(options: CorpusOptions) -> Execute:
 
 
 def _work(options: CorpusOptions, inputs: Sequence[Input], there: dict[str, Any]) -> Work:
-    """What is done with every shard; `there`: the job that the folder holds."""
+    """What is done with every shard; `there`: the job in the output folder."""
     asked = options.translator
     bundle = asked.bundle if isinstance(asked.bundle, Bundle) else open_bundle(Path(asked.bundle), graphs=False)
     bundle.require_decoder()
@@ -138,7 +138,7 @@ def _work(options: CorpusOptions, inputs: Sequence[Input], there: dict[str, Any]
     names, budget = tuple(each.last for each in inputs), (asked.batch_tokens or BATCH_TOKENS) * WINDOW_BYTES
     resolved = replace(asked, bundle=str(bundle.directory), decoding=decoding_of(bundle, asked.decoding))
     work = Work(resolved, names, columns, budget, options.shard_lines, options.strict)
-    # The batches are those of `translate` on this machine, whoever decodes them, and stay those of the first run.
+    # Batches are those of `translate` on this machine, even on Ray, and the same when a job is continued.
     before = there.get("work", {}).get("options", {})
     same = digest({**described(work), "least_batches": 0}) == digest({**before, "least_batches": 0})
     least = (same and before.get("least_batches")) or (0 if options.address else asked.workers)
@@ -150,14 +150,14 @@ def _work(options: CorpusOptions, inputs: Sequence[Input], there: dict[str, Any]
 
 
 def _suitable(work: Work, inputs: Sequence[Input]) -> int:
-    """The workers that `tformer translate` would take for the largest input, by the lines of its first window."""
+    """The workers that `tformer translate` would use for the largest input, by the lines of its first window."""
     largest = max(inputs, key=lambda each: each.size)
     window = next(cut(replace(work, shard_lines=1), "", [largest]), None)
     return suitable_workers(window.lines if window else 0)
 
 
 def _described(work: Work, inputs: Sequence[Input]) -> dict[str, Any]:
-    """What job this is: what decides what comes out, and what goes in."""
+    """What identifies a job: all that determines its output, and its inputs."""
     bundle = Path(str(work.translator.bundle))
     return {
         "format": "tformer-corpus",

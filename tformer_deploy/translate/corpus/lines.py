@@ -41,7 +41,7 @@ class Text:
 
 
 class JsonLines:
-    """An object a line; what is added stands behind its own members, which stay as they are."""
+    """A JSON object a line; new members are appended, its own stay as they are."""
 
     def __init__(self, suffix: str, packing: str, columns: Columns) -> None:
         self.packing, self.columns = packing, columns
@@ -75,7 +75,7 @@ class JsonLines:
         return Source(text, len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")))
 
     def written(self, part: bytes, results: Sequence[Result], first: int, options: DecodeOptions) -> bytes:
-        """See `Format`. A line that was no object becomes one of what is added."""
+        """See `Format`. A line that is not an object becomes one with the new members alone."""
         lines = zip(part.split(b"\n")[:-1], results, strict=True)
         return packed(b"".join(self._row(*each, options) + b"\n" for each in lines), self.packing)
 
@@ -95,7 +95,7 @@ def _is_object(line: bytes) -> bool:
 
 
 def line_parts(lines: Iterator[tuple[bytes, int]], size: Callable[[bytes], int], cutter: Cutter) -> Iterator[Part]:
-    """Lines in parts, each line ended; with each line come the bytes of the file up to there."""
+    """Groups lines into parts; with each line come the bytes of the file read so far."""
     held: list[bytes] = []
     read = 0
     for line, read in lines:

@@ -33,23 +33,23 @@ from .progress import Progress
 from .shards import Done, Shard, Work, translate_shard
 
 CONNECT_SECONDS = 10
-"""How long a cluster may take to answer."""
+"""Time for a cluster to answer."""
 HEAD_SECONDS = 40
-"""How long its head may be away; after 60 seconds Ray ends this process."""
+"""How long the head may be unreachable; less than the 60 seconds after which Ray ends this process."""
 LOOK_SECONDS = 5
-"""Between two looks at it."""
+"""Between two checks that the head is there."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """What workers take of a cluster."""
+    """Resources of the workers."""
 
     workers: int
-    """0: as many as there is room for at the start."""
+    """0: as many as fit at the start."""
     num_cpus: int
     num_gpus: float
     retries: int
-    """How many workers a shard may lose."""
+    """How often a shard may be retried."""
 
 
 class Cluster:
@@ -80,13 +80,13 @@ class Cluster:
 
 
 class _Head:
-    """The process that a cluster cannot be without."""
+    """The cluster's head, without which it cannot go on."""
 
     def __init__(self) -> None:
         self.address = ray.get_runtime_context().gcs_address
         self.looked = self.seen = time.monotonic()
         self.watched = self.answers()
-        """Not over a proxy, which alone reaches it."""
+        """False behind a proxy, where this process cannot connect to it."""
 
     def answers(self) -> bool:
         """Whether it takes a connection."""
@@ -98,7 +98,7 @@ class _Head:
         return True
 
     def look(self, wait: bool = False) -> None:
-        """From time to time see whether it is there; `wait` until it is. Raises EngineError where it stays away."""
+        """Check now and then that the head is there; `wait` until it is. Raises EngineError if it stays away."""
         while self.watched and (wait or time.monotonic() - self.looked >= LOOK_SECONDS):
             self.looked = time.monotonic()
             if self.answers():
@@ -114,7 +114,7 @@ class _Head:
 
 
 class _Team:
-    """The workers, and what each does now."""
+    """The workers and their shards."""
 
     def __init__(self, work: Work, room: Room, progress: Progress) -> None:
         bundle = Path(str(work.translator.bundle))
@@ -131,12 +131,12 @@ class _Team:
         self.busy: dict[Any, tuple[Any, Shard]] = {}
         self.idle: list[Any] = []
         self.again: deque[Shard] = deque()
-        """Shards whose workers are gone."""
+        """Shards to do again, as their workers were lost."""
         self.lost: Counter[str] = Counter()
         """Workers that each shard has lost, and ("") those that were lost before they had opened the bundle."""
 
     def run(self, shards: Iterator[Shard]) -> Iterator[Done]:
-        """Give each idle worker the next shard. A worker that is gone is replaced, and its shard done again."""
+        """Give each idle worker the next shard. A lost worker is replaced, and its shard done again."""
         for _ in range(self.size):
             self.hire()
         while True:
@@ -168,7 +168,7 @@ class _Team:
         self.opening[worker.open.remote()] = worker
 
     def result(self, ready: Any, shard: Shard | None) -> Done | str | None:
-        """What a future gave; None where its worker is gone.
+        """The result of a future; None where its worker was lost.
 
         Raises the worker's TformerError, and EngineError where workers are lost again and again.
         """
@@ -203,7 +203,7 @@ class Worker:
         self.translator: Translator | None = None
 
     def open(self) -> str | TformerError:
-        """Open the bundle. Returns where this is, or what is wrong."""
+        """Open the bundle. Returns the host's name, or the error."""
         try:
             if self.version != __version__:
                 raise ConfigError(
@@ -225,7 +225,7 @@ class Worker:
 
 
 def files_of(bundle: Path) -> Iterator[str]:
-    """What workers may read: the manifest, and what it and the headers of plans list. Raises ArtifactError."""
+    """The files that workers read: the manifest, and what it and plans' headers list. Raises ArtifactError."""
     yield from (MANIFEST, *read_json(bundle, MANIFEST)["files"])
     for header in sorted(bundle.glob(f"*/{plans.FOLDER}/[!.]*/{plans.HEADER}")):
         listed = read_header(header.parent, plans.HEADER, "plans", plans.VERSION)["files"]
@@ -258,7 +258,7 @@ def bundle_here(shared: Path, wanted: str, files: dict[str, Any]) -> Path:
 
 
 def _room(room: Room) -> int:
-    """How many workers there is room for now, at least one: Ray may add machines."""
+    """How many workers fit now; at least one, as Ray may add machines."""
     found = 0
     for node in ray.nodes():
         if node["Alive"]:

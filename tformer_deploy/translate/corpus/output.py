@@ -1,4 +1,4 @@
-"""The folder of a job: which shards are there, what became of each, and what is made of all."""
+"""The output folder of a job: its shards, a record of each, the manifest, and the merged file."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ _SHARD = re.compile(r"(?P<first>\d{12})-[0-9a-f]{16}(\.[^/]+)?")
 
 @dataclass
 class Summary:
-    """What a job has made."""
+    """The result of a job."""
 
     out: str = ""
     lines: int = 0
     shards: int = 0
     found: int = 0
-    """Shards that an earlier run had made."""
+    """Shards that were there from an earlier run."""
     damaged: list[str] = field(default_factory=list)
-    """Those of an earlier run that were not as it had written them, and were made again."""
+    """Shards of an earlier run that had changed since, and were made again."""
     errors: int = 0
     """Lines that could not be translated; their outputs are empty."""
     cut: int = 0
-    """Outputs that a limit has cut off."""
+    """Outputs that were cut off at a limit."""
     tokens: int = 0
     seconds: float = 0.0
-    """Of this run."""
+    """Duration of this run."""
     merged: str = ""
 
 
 class Output:
-    """What a job writes. Every file appears whole; a shard's record is there before the shard is."""
+    """Writes a job's files. Each appears whole; a shard's record is written before the shard."""
 
     def __init__(self, store: Store, suffix: str, force: bool) -> None:
         self.store, self.suffix, self.force = store, suffix, force
         self.job: dict[str, Any] = {}
-        """What bundle, options and inputs the shards are of."""
+        """Bundle, options and inputs of the shards."""
         self.names: list[str] = []
         """The files of all shards so far, in order."""
         self.damaged: list[str] = []
-        """Those that were there, but not as they had been written."""
+        """Shards that were there, but had changed since they were written."""
 
     def begin(self, job: dict[str, Any]) -> None:
         """Say what job this is. Raises ArtifactError where the folder has another one, unless it may be replaced, or
@@ -116,7 +116,7 @@ class Output:
             return [shard for shard, whole in zip(shards, pool.map(is_whole, shards), strict=True) if not whole]
 
     def write(self, done: Done) -> None:
-        """Put a shard into the folder."""
+        """Write a shard."""
         self.store.write(_record(done.name), _line(done.record))
         self.store.write(done.name + self.suffix, done.content)
 
@@ -146,7 +146,7 @@ class Output:
         return summary
 
     def first_error(self) -> str:
-        """The first line that could not be translated, and why."""
+        """The place and error of the first line that could not be translated."""
         error = json.loads(self.store.read(ERRORS).partition(b"\n")[0])
         return f"{error['input']}:{error['line']}: {error['error']}"
 
@@ -169,7 +169,7 @@ class Output:
             yield content
 
     def _records(self) -> Iterator[dict[str, Any]]:
-        """What became of each shard; several are read at a time, as stores are slow to answer."""
+        """The records of all shards; several are read in parallel, as stores are slow to answer."""
         with ThreadPoolExecutor(READERS) as pool:
             for start in range(0, len(self.names), 16 * READERS):
                 yield from pool.map(self._record_of, self.names[start : start + 16 * READERS])
@@ -191,7 +191,7 @@ class Output:
 
 
 def stored(store: Store) -> dict[str, Any]:
-    """The job that a folder holds, or nothing. Raises ArtifactError where something else is there."""
+    """The job in a folder, or an empty dict. Raises ArtifactError where something else is there."""
     if JOB not in store.names():
         if shards := _shards(store):
             raise ArtifactError(f"{min(shards)}: shards without {JOB}: remove them, or choose another folder")
@@ -210,7 +210,7 @@ def _shards(store: Store) -> set[str]:
 
 
 def _record(shard: str) -> str:
-    """Where it stands what became of a shard; `shard`: its name, or that of its file."""
+    """Path of a shard's record; `shard`: its name, or that of its file."""
     return f"{RECORDS}/{shard.split('.')[0]}.json"
 
 
@@ -219,7 +219,7 @@ def _line(value: Any) -> bytes:
 
 
 def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The first thing in which two jobs differ."""
+    """The first difference between two jobs."""
     for name in ("tformer", "bundle"):
         if old["work"].get(name) != new["work"][name]:
             return f"{name} was {old['work'].get(name)!s:.12}, is {new['work'][name]!s:.12}"

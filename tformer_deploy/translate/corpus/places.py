@@ -1,4 +1,4 @@
-"""Where a corpus lies: folders of this machine, or an object store by its URL. Files appear whole."""
+"""Local folders, and object stores by URL. Files appear whole."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ...base.files import atomic_file, hold, remove_leftovers
 from .storage import RECORDS, Input, Store
 
 LOCKLESS = (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""What file systems answer that have no locks, or, as NFS, none of folders."""
+"""Errors of file systems without locks, or, as NFS, without locks of folders."""
 _LOCAL = re.compile(r"^(file|local)://", re.IGNORECASE)
 
 
 class Folder:
-    """A `Store` on a disk of this machine, or one that it has mounted."""
+    """A `Store` in a local or mounted folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,12 +65,12 @@ class Folder:
 
 
 def is_url(place: str) -> bool:
-    """Whether it names an object store or another machine; `file://` and `local://` are paths."""
+    """Whether a place is remote; `file://` and `local://` are local paths."""
     return "://" in place and not _LOCAL.match(place)
 
 
 def as_path(place: str) -> Path:
-    """The path that a name or a URL of this machine means."""
+    """The path of a local name or URL."""
     return Path(_LOCAL.sub("", place))
 
 
@@ -84,7 +84,7 @@ def shown_place(place: str) -> str:
 
 
 def canonical(place: str) -> str:
-    """The one spelling of a path or URL. Raises TformerError."""
+    """The canonical spelling of a path or URL. Raises TformerError."""
     if is_url(place):
         from .remote import canonical_url
 

@@ -1,4 +1,4 @@
-"""How far a job is, and who works on it."""
+"""Progress of a job."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NEARLY = 0.9999
 
 @dataclass
 class Progress:
-    """How far a job is."""
+    """Counts what is done, and estimates what is left."""
 
     total_bytes: int = 0
-    """Of all inputs; 0: a server does not say how many."""
+    """Bytes of all inputs; 0: a server does not say how many."""
     bytes: float = 0.0
     lines: int = 0
     tokens: int = 0
@@ -43,7 +43,7 @@ class Progress:
         """Count a shard that is there."""
         self.found, self.bytes = self.found + 1, self.bytes + shard.bytes
         if not self.new_bytes:
-            self.started = time.perf_counter()  # to look for what is there takes no translation's time
+            self.started = time.perf_counter()  # the search for existing shards does not count
         self.changed()
 
     def finish(self) -> None:
@@ -58,7 +58,7 @@ class Progress:
 
     @property
     def eta_seconds(self) -> float | None:
-        """What is left, by bytes of the input; None as long as nothing is done, or where its size is not known."""
+        """Remaining seconds, by bytes of the input; None if nothing is done yet, or its size is not known."""
         if self.finished:
             return 0.0
         if not self.new_bytes or not self.total_bytes:
@@ -96,7 +96,7 @@ class Progress:
 
 
 class Execute(Protocol):
-    """Who translates shards: here, or on Ray."""
+    """Translates shards: here, or on Ray."""
 
     def __call__(self, work: Work, shards: Iterator[Shard], progress: Progress) -> Iterator[Done]:
         """Translate shards, in any order; takes the next one when somebody is free for it."""

@@ -15,7 +15,7 @@ from ...base.errors import ConfigError, DataError, TformerError
 from .storage import Input
 
 WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
-"""Where an object appears when all of it has been sent."""
+"""Protocols of stores where an object appears once it is complete."""
 _PASSWORD = re.compile(r"(?<=://)[^/?#\s]*:[^/?#\s]*@")
 _SIGNATURE = re.compile(r"(https?://[^\s?#'\"]*)[?#][^\s'\"]*")
 _HOW = "check the address, the network and your keys"
@@ -144,7 +144,7 @@ def find(pattern: str) -> list[Input]:
 
 
 def _info(fs: Any, name: str, url: str) -> dict[str, Any]:
-    """What a store says of a name, which need not exist. Raises TformerError."""
+    """A store's metadata of a name, which need not exist. Raises TformerError."""
     try:
         return dict(fs.info(name))
     except FileNotFoundError as error:

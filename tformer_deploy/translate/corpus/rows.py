@@ -1,4 +1,4 @@
-"""What a format of files is, and the columns that it adds."""
+"""The interface of file formats, and the columns that they add."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..translator import Result
 from .cutting import Cutter
 
 ADDED = ("", "_score", "_ids", "_alignment", "_alternatives")
-"""Ends of the names of columns that may be added."""
+"""Suffixes of the names of added columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Source:
 
     text: str
     size: int
-    """Bytes that it counts in a window."""
+    """Its bytes, by which windows are cut."""
     problem: str = ""
     """Why it cannot be translated, if it cannot."""
 
@@ -37,13 +37,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Columns:
-    """Where text stands in rows, and what is added to them."""
+    """The column of the text, and the columns that are added."""
 
     column: str = "text"
     into: str = "translation"
     """Column of the translation; names of others begin with it."""
     details: bool = False
-    """Token ids too; text becomes lines of JSON."""
+    """Also add token ids; text inputs give lines of JSON."""
     most: int = 1 << 20
     """Bytes of the longest line."""
 
@@ -53,24 +53,24 @@ class Columns:
         return frozenset(f"{self.into}{end}" for end in ADDED)
 
     def check_free(self, names: Iterable[str]) -> None:
-        """Raise ConfigError where rows have a column that may be added."""
+        """Raise ConfigError where rows already have a column that would be added."""
         if not self.own.isdisjoint(names):
             name = min(self.own.intersection(names))
             raise ConfigError(f"the input has a column '{name}' already: name another one with --into")
 
     def added(self, result: Result, options: DecodeOptions) -> dict[str, Any]:
         """The columns that a result adds to its row."""
-        found: dict[str, Any] = {self.into: result.text, f"{self.into}_score": float(result.score)}
+        added: dict[str, Any] = {self.into: result.text, f"{self.into}_score": float(result.score)}
         if self.details:
-            found[f"{self.into}_ids"] = result.ids
+            added[f"{self.into}_ids"] = result.ids
         if options.align:
-            found[f"{self.into}_alignment"] = result.alignment
+            added[f"{self.into}_alignment"] = result.alignment
         if options.n_best > 1:
-            found[f"{self.into}_alternatives"] = [
+            added[f"{self.into}_alternatives"] = [
                 {"text": each.text, "score": float(each.score), **({"ids": each.ids} if self.details else {})}
                 for each in result.alternatives
             ]
-        return found
+        return added
 
 
 Part = tuple[bytes, int, int]
@@ -78,7 +78,7 @@ Part = tuple[bytes, int, int]
 
 
 class Format(Protocol):
-    """How to cut a file into parts, what their rows are, and how they are written."""
+    """Cuts a file into parts, reads their rows, and writes them with translations."""
 
     suffix: str
     """Of the files that are written."""

@@ -1,4 +1,4 @@
-"""What a corpus is cut into, and the function that translates a shard, here or on another machine."""
+"""Shards, and the function that translates one, here or on another machine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .rows import Columns, Format
 from .storage import Input
 
 _PLACE = re.compile(r"^(line|request|source) \d+: ")
-"""How a translator names a line, which has another number in its own file."""
+"""How a translator's errors name a line; in its own file it has another number."""
 Advance = Callable[[int, int, float], None]
-"""Is told of lines that are done, their tokens, and the bytes of the input that they take."""
+"""Called with the numbers of translated lines, of their tokens, and of their bytes of input."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class Work:
     translator: TranslatorOptions
     """With the path of the bundle, and its defaults in `decoding`."""
     names: tuple[str, ...]
-    """Of one input at least: their ends tell the format."""
+    """Names of inputs, whose suffixes give the format."""
     columns: Columns
     window_bytes: int
-    """Text that is sorted into batches together."""
+    """Bytes of text that are sorted into batches together."""
     shard_lines: int
     strict: bool = False
     """Stop at the first line that cannot be translated."""
 
     @property
     def format(self) -> Format:
-        """How the inputs are read, and shards written."""
+        """The format of inputs and shards."""
         return format_of(self.names, self.columns)
 
 
@@ -56,14 +56,14 @@ class Shard:
     """Number of its first line, and its key; the first part of its file's name."""
     input: str
     line: int
-    """Of its first line in the input, from 1."""
+    """Number of its first line in the input, from 1."""
     first: int
-    """The same in the whole corpus, from 0."""
+    """Number of its first line in the whole corpus, from 0."""
     lines: int
     part: bytes
     """What `Format.sources` reads."""
     bytes: int
-    """Of the input, packed as it is."""
+    """Bytes of the input, compressed as it is."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ def translate_shard(translator: Translator, work: Work, shard: Shard, advance: A
     every = sum(source.size + 1 for source in sources)
     for window in windows((source.size for source in sources), work.window_bytes):
         texts = [source.text for source in sources[window]]
-        found = list(translator.results(texts, first=shard.first + window.start, refused=refused))
-        results += found
+        translated = list(translator.results(texts, first=shard.first + window.start, refused=refused))
+        results += translated
         if work.strict and problems and (i := min(problems)) < window.stop:
             raise DataError(f"{shard.input}:{shard.line + i}: {problems[i]}")
         if advance:
-            tokens = sum(len(result.ids) for result in found)
+            tokens = sum(len(result.ids) for result in translated)
             share = sum(source.size + 1 for source in sources[window]) / every
-            advance(len(found), tokens, shard.bytes * share)
+            advance(len(translated), tokens, shard.bytes * share)
     content = layout.written(shard.part, results, shard.first, translator.options)
     record = {
         "file": f"{shard.name}{layout.suffix}",
@@ -136,12 +136,12 @@ def translate_shard(translator: Translator, work: Work, shard: Shard, advance: A
 
 
 def digest(value: Any) -> str:
-    """Hex SHA-256 of what JSON can hold."""
+    """Hex SHA-256 of a value as JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def described(work: Work) -> dict[str, Any]:
-    """What of the work decides what comes out: a change of any of it makes other shards."""
+    """All of the work that determines its output; a change of it makes other shards."""
     kept = ("backend", "variant", "device", "shortlist", "batch_tokens", "least_batches", "max_line_bytes")
     return {
         **{name: getattr(work.translator, name) for name in kept},

@@ -1,4 +1,4 @@
-"""What a job needs of the place where a corpus lies, whatever place it is."""
+"""The interface of places that hold a corpus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 RECORDS = "records"
-"""The folder inside an output folder with what became of each shard."""
+"""The folder of shards' records inside an output folder."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Input:
     name: str
     """Path or URL, as records and messages show it."""
     size: int
-    """Bytes; 0 where a server does not say it."""
+    """Bytes; 0: a server does not say how many."""
     url: str = ""
-    """What is opened, where that has a password or a signature, which `name` has not."""
+    """The place to open, where it has a password or signature that `name` leaves out."""
 
     @property
     def place(self) -> str:
@@ -36,13 +36,13 @@ class Store(Protocol):
     """A folder to write into."""
 
     def names(self) -> set[str]:
-        """Files that lie in it."""
+        """Names of its files."""
 
     def read(self, name: str) -> bytes:
-        """What a file holds."""
+        """The content of a file."""
 
     def write(self, name: str, content: bytes) -> None:
-        """Put a file there, whole or not at all."""
+        """Write a file, whole or not at all."""
 
     def writing(self, name: str) -> AbstractContextManager[BinaryIO]:
         """A file that appears when the block succeeds."""
@@ -51,4 +51,4 @@ class Store(Protocol):
         """Remove a file, if it is there."""
 
     def held(self) -> AbstractContextManager[None]:
-        """Be the only process of this machine that writes there, where the place knows locks."""
+        """Hold an exclusive lock among processes of this machine, where the place has locks."""

@@ -17,7 +17,7 @@ from .cutting import Cutter
 from .rows import ADDED, Columns, Part, Source
 
 ROWS = 4096
-"""Rows that are read at once."""
+"""Rows that are read at a time."""
 
 
 class Parquet:
@@ -64,7 +64,7 @@ class Parquet:
         return list(pc.fill_null(pc.binary_length(batch.column(self.columns.column)), 0).to_pylist())
 
     def sources(self, part: bytes) -> list[Source]:
-        """See `Format`. Nothing counts as an empty line."""
+        """See `Format`. A null is an empty line."""
         column = _table(part).column(self.columns.column).cast(pa.large_binary())
         return [Source.of(value or b"") for value in column.to_pylist()]
 

@@ -8,11 +8,11 @@ from typing import BinaryIO
 import zstandard
 
 _PIECE = 1 << 9
-"""Bytes that are unpacked at once, which may become 30,000 times as many."""
+"""Compressed bytes that are read at a time; they may decompress to 30,000 times as many."""
 
 
 def unpacked(file: BinaryIO) -> Iterator[bytes]:
-    """What a file holds, in pieces. Raises OSError or EOFError where it is damaged."""
+    """The content of a file, in pieces. Raises OSError or EOFError where it is damaged."""
     frame, begun = zstandard.ZstdDecompressor().decompressobj(), False
     while piece := file.read(_PIECE):
         while piece:
