@@ -26,7 +26,7 @@ from tformer_deploy.check.parity import check
 from tformer_deploy.check.recording import Run
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine
-from tformer_deploy.engines.ort.choosing import ChoosingEngine
+from tformer_deploy.engines.ort.device_search import DeviceSearchEngine
 from tformer_deploy.export.build import HUGE, LargestValues, measure
 from tformer_deploy.export.half import HALF_TYPES, LARGEST, Half, to_half
 from tformer_deploy.export.save import load_graph
@@ -36,7 +36,7 @@ EVERYTHING = Tolerance(1e9, 1e9, 1e9, ties=1.0, top1=0.0)
 """Passes; what is a tie is decided by the error that was measured."""
 
 
-class RoundedEngine(ChoosingEngine):
+class RoundedEngine(DeviceSearchEngine):
     """The graphs of target `trt` in half precision, computed in fp32 and rounded."""
 
     def __init__(self, bundle: Bundle, variant: str, half: Half, ranges: LargestValues) -> None:

@@ -99,7 +99,7 @@ def edited(bundle: Path, tmp_path: Path, change: Change) -> Path:
 
 
 def newer(manifest: dict[str, Any]) -> None:
-    manifest["variants"]["trt"]["graphs"]["decoder_step"]["kind"] = "choosing/9"
+    manifest["variants"]["trt"]["graphs"]["decoder_step"]["kind"] = "device_search/9"
     manifest["variants"]["int8"]["graphs"]["encoder"]["kind"] = "encoder/7"
 
 
@@ -112,7 +112,7 @@ def test_a_kind_that_is_not_known_is_refused_where_it_would_run(tmp_path: Path) 
         load(copy, variant="int8", threads=1)
     assert "\n" not in str(caught.value)
     for look in (trt_variant, lambda bundle: make_engine("ort:trt", bundle)):
-        with pytest.raises(ArtifactError, match="has a graph 'decoder_step' of kind choosing/9"):
+        with pytest.raises(ArtifactError, match="has a graph 'decoder_step' of kind device_search/9"):
             look(open_bundle(copy))
 
 

@@ -20,7 +20,7 @@ from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypot
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.engines.ort.choosing import ChoosingEngine
+from tformer_deploy.engines.ort.device_search import DeviceSearchEngine
 from tformer_deploy.engines.ort.in_place import InPlaceEngine
 from tformer_deploy.engines.speculative import SpeculativeState
 
@@ -255,7 +255,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     graphs = GRAPHS if recipe == "trt" else (*GRAPHS, SLOTS_GRAPH)
     model = ending_model(POSITIONS, positions="relative" if how == "relative" else "sinusoidal")
     with variant_engine(model, tmp_path_factory.mktemp("slots"), recipe, graphs) as found:
-        if isinstance(found, ChoosingEngine):
+        if isinstance(found, DeviceSearchEngine):
             found.keeps = 16 if how == "kept" else 0
         yield found
 

@@ -143,8 +143,8 @@ class Slots(InPlace):
         return found
 
 
-class Choosing(Runtime):
-    """`choosing/2`, on ONNX Runtime: two sets of buffers, which hold anything, sums and the choice."""
+class DeviceSearch(Runtime):
+    """`device_search/1`, on ONNX Runtime: two sets of buffers, which hold anything, sums and the choice."""
 
     end_id, live_beams = -1, 0
 
@@ -225,7 +225,7 @@ def test_memory_without_a_decoder(variant: str, apart: float) -> None:
     [
         (Growing, "v2/copy", ""),
         (InPlace, "v2/copy", "fp32-cpu"),
-        (Choosing, "v2/copy", "trt"),
+        (DeviceSearch, "v2/copy", "trt"),
         (Growing, "v2/names", ""),
     ],
 )
@@ -249,7 +249,7 @@ def test_rows_that_change_their_histories(kind: Any, bundle: str, variant: str, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "bundle", "graph"), [(Slots, "v2/copy", ("fp32-cpu", "slots_step")), (Choosing, "v2/copy", ("trt",))]
+    ("kind", "bundle", "graph"), [(Slots, "v2/copy", ("fp32-cpu", "slots_step")), (DeviceSearch, "v2/copy", ("trt",))]
 )
 def test_a_sentence_joins_others_on_their_way(kind: Any, bundle: str, graph: tuple[str, ...]) -> None:
     runtime, beams, first = kind(bundle, *graph), 2, 3
@@ -331,7 +331,7 @@ def test_short_steps_score_a_list(variant: str) -> None:
 
 def test_the_choice_is_a_beam_search() -> None:
     """Fed back, it is the plain search over the same scores, of as many beams as live."""
-    runtime = Choosing("v2/copy", "trt")
+    runtime = DeviceSearch("v2/copy", "trt")
     runtime.end_id, runtime.live_beams = 3, 2
     runtime.begin(SOURCES, 3)
     runtime.values[:, 1:] = DEAD  # one row begins
@@ -357,7 +357,7 @@ def test_the_choice_is_a_beam_search() -> None:
         (Growing, "v2/copy", ""),
         (InPlace, "v2/copy", "int8"),
         (InPlace, "v2/copy", "int4"),
-        (Choosing, "v2/copy", "trt"),
+        (DeviceSearch, "v2/copy", "trt"),
     ],
 )
 def test_greedy_search_gives_the_stored_tokens(kind: Any, bundle: str, variant: str) -> None:

@@ -21,7 +21,7 @@ from tformer_deploy.decoding import ContinuousBatch, DecodeOptions, decode
 from tformer_deploy.engines import speculative as static
 from tformer_deploy.engines.base import FIRST_CAPACITY, Limits, Outlook
 from tformer_deploy.engines.eager import EagerEngine
-from tformer_deploy.engines.ort.choosing import ChoosingEngine, OrtDevice, rounded
+from tformer_deploy.engines.ort.device_search import DeviceSearchEngine, OrtDevice, rounded
 from tformer_deploy.engines.ort.standard import OrtGraphs
 from tformer_deploy.model.network import Transformer
 
@@ -39,7 +39,7 @@ def model() -> Transformer:
 @pytest.fixture(scope="module")
 def engine(model: Transformer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with variant_engine(model, tmp_path_factory.mktemp("static"), "trt") as engine:
-        assert isinstance(engine, ChoosingEngine)
+        assert isinstance(engine, DeviceSearchEngine)
         yield engine
 
 
@@ -294,7 +294,7 @@ def test_on_a_gpu_the_step_alone_is_captured(engine: Any, monkeypatch: pytest.Mo
         return graph
 
     monkeypatch.setattr(OrtGraphs, "_session", session)
-    gpu = ChoosingEngine(engine.bundle, 1, "variant", "cuda")
+    gpu = DeviceSearchEngine(engine.bundle, 1, "variant", "cuda")
     assert [gpu._session(graph, 0) for graph in ("encoder", "decoder_step")] == ["encoder", "decoder_step"]
     assert asked == [("encoder", {}), ("decoder_step", {"enable_cuda_graph": "1"})] and not gpu.not_captured
     with pytest.warns(UserWarning, match="not replayed as CUDA graphs: no capture"):

@@ -28,7 +28,7 @@ KINDS = {
     "growing/1": "a step whose self-attention caches grow by a position",
     "inplace/1": "a step whose caches are buffers of a fixed capacity that it writes into",
     "slots/1": "`inplace/1` where each sentence is at a position of its own, so that others can join it",
-    "choosing/2": "a step that reads one set of buffers, writes another and chooses what the next one is fed",
+    "device_search/1": "a step that reads one set of buffers, writes another and chooses what the next one is fed",
     "rows/1": "the rows of the output's table that belong to a list of tokens",
     "short/1": "`inplace` that scores only the tokens of such a list",
     "memory/1": "source ids to the encoder's output, to be used without a decoder",
@@ -36,7 +36,7 @@ KINDS = {
 }
 """What this version runs, and what each is."""
 DEAD = -1e9
-"""Sum of a row that nothing comes from, in `choosing`."""
+"""Sum of a row that nothing comes from, in `device_search`."""
 SIZES = {
     "batch": "sentences",
     "beams": "rows of a sentence",
@@ -121,7 +121,7 @@ def kind_of(graph: str, recipe: Recipe) -> str:
     """The kind of a graph of `graphs_of`, of `KINDS`."""
     if recipe.target == "native":
         return "native/1"
-    steps = {"onnx": "growing/1", "ort-cpu": "inplace/1", "trt": "choosing/2"}
+    steps = {"onnx": "growing/1", "ort-cpu": "inplace/1", "trt": "device_search/1"}
     others = {"encoder": "encoder/1", SLOTS_GRAPH: "slots/1", "short_rows": "rows/1", "short_step": "short/1"}
     others[MEMORY_GRAPH] = "memory/1"
     return others.get(graph, steps[recipe.target])

@@ -39,7 +39,7 @@ class Profile:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By the names of `contract.SIZES`, of a step of kind `choosing`."""
+        """By the names of `contract.SIZES`, of a step of kind `device_search`."""
         rows = self.batch * self.beams
         return {**asdict(self), "rows": rows, "past_rows": rows, "best": 2 * self.beams}
 

@@ -149,7 +149,7 @@ def scores_by_product(model: Seq2Seq) -> bool:
     return found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-3, atol=1e-4)  # a bias may be -inf
 
 
-class ChoosingStep(InPlaceStep):
+class DeviceSearchStep(InPlaceStep):
     """A step for TensorRT: caches are copied between two buffers, and the graph chooses the next tokens itself."""
 
     def cache(self, given: dict[str, Tensor]) -> Cache:
@@ -194,7 +194,7 @@ def make_graph(name: str, model: Seq2Seq, recipe: Recipe) -> GraphModule:
         "short_rows": ShortRows,
         "short_step": ShortStep,
     }
-    steps = {"onnx": StepGraph, "ort-cpu": InPlaceStep, "trt": ChoosingStep}
+    steps = {"onnx": StepGraph, "ort-cpu": InPlaceStep, "trt": DeviceSearchStep}
     return kinds.get(name, steps[recipe.target])(name, model, recipe).eval()
 
 

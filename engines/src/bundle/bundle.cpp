@@ -17,8 +17,8 @@ namespace {
 constexpr const char* manifest_name = "manifest.json";
 constexpr const char* weights_name = "weights.data";
 constexpr std::int64_t oldest_version = 2, newest_version = 2;
-const std::vector<std::string> known_kinds = {"encoder/1",  "growing/1",  "inplace/1", "slots/1",
-                                              "choosing/2", "rows/1",    "short/1",   "native/1"};
+const std::vector<std::string> known_kinds = {"encoder/1",       "growing/1", "inplace/1", "slots/1",
+                                              "device_search/1", "rows/1",    "short/1",   "native/1"};
 
 std::string in_folder(const std::string& variant, const std::string& file) {
   return variant.empty() ? file : variant + "/" + file;

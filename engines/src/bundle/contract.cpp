@@ -57,7 +57,7 @@ Signature in_place(const Model& model, const Recipe& recipe, bool own_positions,
   return step;
 }
 
-Signature choosing(const Model& model, const Recipe& recipe) {
+Signature device_search(const Model& model, const Recipe& recipe) {
   Signature step;
   step.inputs = {{"tokens", "int32", {0, 0}},    {"positions", "int32", {0, 0}},
                  {"parents", "int32", {0, 0}},   {"values", "float32", {0, 0}},
@@ -99,7 +99,7 @@ std::string kind_of(const std::string& graph, const Recipe& recipe) {
   if (graph == "short_rows") return "rows/1";
   if (graph == "short_step") return "short/1";
   if (recipe.target == "onnx") return "growing/1";
-  return recipe.target == "ort-cpu" ? "inplace/1" : "choosing/2";
+  return recipe.target == "ort-cpu" ? "inplace/1" : "device_search/1";
 }
 
 Signature signature(const std::string& graph, const Model& model, const Recipe& recipe) {
@@ -108,7 +108,7 @@ Signature signature(const std::string& graph, const Model& model, const Recipe& 
   }
   if (graph == "short_rows") return {{{"shortlist", "int32", {0}}}, listed(model, recipe)};
   if (recipe.target == "onnx") return growing(model, recipe);
-  if (recipe.target == "trt") return choosing(model, recipe);
+  if (recipe.target == "trt") return device_search(model, recipe);
   const bool own_positions = graph == "slots_step" || recipe.target == "native";
   return in_place(model, recipe, own_positions, graph == "short_step");
 }

@@ -37,9 +37,9 @@ def open_engine(opening: Opening) -> Engine:
         return OrtEngine(bundle, threads)
     if bundle.variants[variant].target == "trt":
         trt_variant(bundle)  # refuses graphs that it cannot feed
-        from .choosing import ChoosingEngine
+        from .device_search import DeviceSearchEngine
 
-        return ChoosingEngine(bundle, threads, variant, opening.device)
+        return DeviceSearchEngine(bundle, threads, variant, opening.device)
     from .in_place import InPlaceEngine
 
     return InPlaceEngine(bundle, threads, variant, opening.shortlist)

@@ -10,14 +10,14 @@ import onnx
 from onnx import TensorProto, helper
 
 from ...bundle.contract import GRAPHS
-from .choosing import ChoosingEngine
+from .device_search import DeviceSearchEngine
 from .library import InferenceSession, RunOptions
 
 SUFFIX = ".largest"
 
 
-class RangeEngine(ChoosingEngine):
-    """Decodes as `ChoosingEngine` does and remembers the largest absolute value of every float tensor."""
+class RangeEngine(DeviceSearchEngine):
+    """Decodes as `DeviceSearchEngine` does and remembers the largest absolute value of every float tensor."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

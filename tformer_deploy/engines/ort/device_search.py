@@ -26,7 +26,7 @@ Out = TypeVar("Out")
 ORT_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int32)": np.int32}
 
 
-class ChoosingEngine(SpeculativeEngine, OrtGraphs):
+class DeviceSearchEngine(SpeculativeEngine, OrtGraphs):
     """Runs a variant of target `trt`, on a processor, or on a GPU, where steps are replayed as CUDA graphs.
 
     ONNX Runtime captures a graph in the first run with a given `gpu_graph_id`, which it repeats three times; a step can
@@ -123,7 +123,7 @@ class ChoosingEngine(SpeculativeEngine, OrtGraphs):
 class OrtDevice:
     """See `speculative.Device`."""
 
-    def __init__(self, engine: ChoosingEngine, profile: Profile) -> None:
+    def __init__(self, engine: DeviceSearchEngine, profile: Profile) -> None:
         self.engine, self.profile, self.freed = engine, profile, False
         self.best = engine.recipe.top_k or 2 * profile.beams
         self._encoder, self._step = engine.sessions()
