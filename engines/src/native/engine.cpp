@@ -5,8 +5,8 @@
 #include "errors.hpp"
 #include "native/engines.hpp"
 #include "native/executor.hpp"
-#include "native/run.hpp"
 #include "native/state.hpp"
+#include "native/step_run.hpp"
 #include "ort/graphs.hpp"
 #include "shortlist.hpp"
 

@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "errors.hpp"
-#include "native/run.hpp"
+#include "native/encoder_run.hpp"
+#include "native/step_run.hpp"
 
 namespace tformer::native {
 

@@ -1,7 +1,6 @@
 // The instructions of a variant of target native: program.json, checked to the last index, and its weights, mapped.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -10,25 +9,9 @@
 
 #include "bundle/bundle.hpp"
 #include "kernels/kernels.hpp"
+#include "native/mapped.hpp"
 
 namespace tformer::native {
-
-/// A file in memory that every process shares which reads it.
-class Mapped {
- public:
-  Mapped() = default;
-  /// Throws Error.
-  explicit Mapped(const std::filesystem::path& path);
-  Mapped(Mapped&& other) noexcept { *this = std::move(other); }
-  Mapped& operator=(Mapped&& other) noexcept;
-  ~Mapped();
-  const std::byte* data() const { return data_; }
-  std::size_t size() const { return size_; }
-
- private:
-  const std::byte* data_ = nullptr;
-  std::size_t size_ = 0;
-};
 
 enum class Op { embed, norm, round, matmul, activate, add, multiply, self, cross, keep, output, give };
 
@@ -58,7 +41,7 @@ struct Instruction {
   kernels::Norm norm = kernels::Norm::layer;
   float eps = 0;
   kernels::Activation activation = kernels::Activation::none;
-  std::int64_t heads = 0, size = 0, layer = -1;
+  std::int64_t heads = 1, size = 0, layer = -1;  // heads: a norm has one of its own for each
   float scale = 1;               // of scores
   std::int64_t bias_stride = 0;  // of an attention's bias, from a head to the next; `bias` is that of distance 0
 };

@@ -26,6 +26,10 @@ class Run : public Job {
   std::size_t part(std::size_t stage) const { return static_cast<std::size_t>(stages_[stage].part); }
 
  protected:
+  /// What one thread does in a nanosecond: at most half of what tests/kernel_speed measures on one core with AVX-512 (27
+  /// bytes, 235 products of 8 bits, 53 of fp32). Only how work is cut depends on it.
+  static constexpr double floats_moved = 3, bytes_read = 12, integers_multiplied = 120, floats_multiplied = 20;
+
   /// An instruction, or a part of one.
   struct Stage {
     const Instruction* it;
@@ -54,7 +58,8 @@ class Run : public Job {
   virtual std::int64_t scratch_floats(std::int64_t positions) const = 0;
   float* scratch(int worker) const { return scratch_[static_cast<std::size_t>(worker)].data(); }
   kernels::Input input(const Instruction& it) const;
-  kernels::Target target(const Instruction& it) const;
+  /// Where an instruction writes, from a row and a column on.
+  kernels::Target target(const Instruction& it, std::size_t row = 0, std::int64_t column = 0) const;
   /// `work(sentence, head, heads)` for the part `piece` of all heads of all sentences.
   template <typename Work>
   void heads_of(const Stage& stage, std::uint32_t piece, std::int64_t sentences, const Work& work) const {
@@ -77,65 +82,6 @@ class Run : public Job {
   void normalise(const Instruction& it, std::int64_t row, std::int64_t rows);
   void embed(const Instruction& it, std::int64_t row, std::int64_t rows);
   void product(const Stage& stage, std::uint32_t piece);
-};
-
-/// Sources to what the cross-attentions read of them.
-class EncoderRun final : public Run {
- public:
-  EncoderRun(const Code& code, const kernels::Kernels& kernels, int threads);
-  /// `added` new sentences, the last ones, with sources (added, width).
-  void prepare(const std::int32_t* src_ids, std::size_t width, Sentence* added, std::size_t count,
-               const CacheSizes& sizes, Memory& memory);
-  /// After a run that ends in `give`: what it gives, (added, width, E), zeros behind a source's end.
-  std::vector<float> given(std::size_t width) const;
-
- private:
-  const Instruction& last_;
-  Sentence* sentences_ = nullptr;
-  std::size_t count_ = 0;
-  std::vector<std::int64_t> first_;  // row of each
-  CacheSizes sizes_;
-  std::int64_t longest_ = 0;
-
-  std::uint32_t pieces_of(const Stage& stage) const override;
-  void attend(const Stage& stage, std::uint32_t piece, int worker) override;
-  std::int64_t scratch_floats(std::int64_t positions) const override;
-};
-
-/// What a step returns beside the best tokens.
-struct Asked {
-  bool all = false;        // log-probabilities of all tokens
-  bool attention = false;  // where the last layer looks
-};
-
-/// The next token of every row.
-class StepRun final : public Run {
- public:
-  StepRun(const Code& code, const kernels::Kernels& kernels, int threads);
-  void prepare(const std::vector<std::int32_t>& tokens, NativeState& state, std::size_t best, Asked asked,
-               const CacheSizes& sizes, Memory& memory, Scores& scores);
-
- private:
-  NativeState* state_ = nullptr;
-  Scores* scores_ = nullptr;
-  CacheSizes sizes_;
-  std::int64_t positions_ = 0, sources_ = 0;  // that all rows have together
-  kernels::Matrix matrix_;                    // of the output
-  kernels::Output output_;
-  kernels::Best best_;
-  std::vector<float> largest_, sums_, best_logits_;
-  std::vector<std::int32_t> best_ids_;
-  std::vector<float> listed_, own_;           // logits of a list: of all its tokens, of those of a row's sentence
-  std::vector<float> looks_;                  // (rows, heads, looks_ld_) weights of the last cross-attention, if asked for
-  std::int64_t looks_ld_ = 0;
-
-  std::uint32_t pieces_of(const Stage& stage) const override;
-  void attend(const Stage& stage, std::uint32_t piece, int worker) override;
-  void output(const Stage& stage, std::uint32_t piece, int worker) override;
-  std::int64_t scratch_floats(std::int64_t positions) const override;
-  void finish(std::int64_t row, std::int64_t last);
-  void finish_listed(std::size_t sentence);
-  void look(std::int64_t row, std::int64_t last);
 };
 
 }  // namespace tformer::native
