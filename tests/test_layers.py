@@ -20,6 +20,7 @@ HEAVY = {
         "model.checkpoint",
         "train.loop",
         "train.runs",
+        "train.tensors",
         "engines.eager",
         "export.calibrate",
         "export.graphs",
@@ -61,7 +62,7 @@ HEAVY = {
     "openvino": {"engines.openvino"},  # which turns its telemetry off first
     "polygraphy": {"engines.trt.api", "export.trt_builder"},
     "cuda": {"engines.trt.cuda"},
-    "safetensors": {"model.checkpoint", "train.loop", "importers.weights"},
+    "safetensors": {"model.checkpoint", "importers.weights"},
     "spacy": {"bundle.text.words"},
     "ctranslate2": {"importers.ctranslate2"},
     "yaml": {"importers.toolkit"},

@@ -547,7 +547,7 @@ def test_speed_is_tokens_per_second(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / METRICS)
     for update, tokens in ((1, 300), (2, 100)):
         figures = {"update": update, "epoch": 0, "loss": 2.0, "lr": 0.1, "grad_norm": 1.0}
-        metrics.train({**figures, "tokens": tokens, "seconds": 0.5}, every=2, updates=9, ahead={})
+        metrics.train({**figures, "tokens": tokens, "seconds": 0.5}, every=2, updates=9, validations={})
     assert [row["tokens_per_s"] for row in read_metrics(tmp_path / METRICS)] == [400]
 
 
@@ -580,7 +580,7 @@ def test_updates_that_are_slow_are_said_each(
     metrics.begin(0, "begun")
     for update in range(1, 11):
         figures = {"update": update, "epoch": 0, "loss": 2.0, "lr": 0.1, "grad_norm": 1.0, "tokens": 9, "seconds": 0.5}
-        metrics.train(figures, every=50, updates=1000, ahead={})
+        metrics.train(figures, every=50, updates=1000, validations={})
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "begun" and [line.split("/")[0] for line in said[1:]] == [
         "update 1",

@@ -1,4 +1,4 @@
-"""Parallel text to bucketed batches: files, the Multi30K layout, and two tasks that need no files."""
+"""Parallel text to bucketed batches: from files, the Multi30K layout, or two generated tasks."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def load_data(config: DataConfig) -> tuple[Parallel, Parallel]:
 
 
 def make_task(name: str) -> tuple[Parallel, Parallel]:
-    """Generated text, the same on every machine; no validation line occurs in training."""
+    """Generated text, the same on every machine; training and validation share no line."""
     tasks: dict[str, Callable[[random.Random], Parallel]] = {"copy": _copy, "numbers": _numbers}
     if name not in tasks:
         raise unknown("task", name, tasks)
@@ -111,7 +111,7 @@ def _copy(rng: random.Random) -> Parallel:
 
 
 def _numbers(rng: random.Random) -> Parallel:
-    """English number words and their German translation, up to 999,999; all sizes equally often."""
+    """English number words and their German translation, up to 999,999; each number of digits equally often."""
     try:
         from num2words import num2words
     except ModuleNotFoundError as error:
@@ -138,7 +138,7 @@ def _plain_or_gz(path: Path) -> Path:
 
 
 class EncodedPairs:
-    """Encoded pairs that can be cut into batches by padded tokens, differently but repeatably for every epoch."""
+    """Encoded pairs, cut into batches by padded tokens; each epoch has its own, reproducible order."""
 
     def __init__(self, text: Parallel, tokenizers: Tokenizers, max_tokens: int) -> None:
         self.text, self.src, self.tgt, self.left_out = Parallel([], []), [], [], 0
@@ -182,13 +182,13 @@ class EncodedPairs:
         )
 
     def target_tokens(self, indices: NDArray[np.int64]) -> int:
-        """Tokens that a batch has to predict."""
+        """Target tokens of a batch."""
         return int(self._tgt_sizes[indices].sum())
 
 
 @dataclass
 class BatchStream:
-    """Batches without end; `epoch` and `index` say where to go on after a restart."""
+    """Endless batches; `epoch` and `index` are the position to resume from."""
 
     corpus: EncodedPairs
     batch_tokens: int

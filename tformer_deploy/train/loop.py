@@ -28,7 +28,7 @@ from ..base.notes import note
 from ..base.stopping import StopFlag, stop_signals
 from ..bundle.text import Tokenizers
 from ..engines.eager import EagerEngine
-from ..model.checkpoint import load_tensors, load_weights, model_tensors, require_like, save_checkpoint, save_tensors
+from ..model.checkpoint import model_tensors, save_checkpoint, save_tensors
 from ..model.config import ModelConfig, TrainConfig
 from ..model.network import Transformer
 from ..translate.translator import Translator
@@ -36,15 +36,17 @@ from .data import BatchStream, DataConfig, EncodedPairs, Parallel, TrainingBatch
 from .metrics import Metrics, text_figures
 from .run_files import AVERAGE, METRICS, STATE, STATE_VERSION, read_state, remove_superseded
 from .schedule import learning_rate, never_at_full_rate
+from .tensors import load_mean, load_training, training_tensors
 
 LOG_EVERY = 50
+"""Updates that a row of metrics.jsonl is the mean of: single updates are too noisy to plot."""
 PORTION = 100
-"""Lines of a validation that are translated before it says how far it is, and looks whether it is to stop."""
+"""Lines that a validation translates between two looks at Ctrl-C: a few batches."""
 
 
 @dataclass
 class Progress:
-    """How far a run is; stored with the optimizer."""
+    """Where a run stands; stored with the optimizer."""
 
     update: int = 0
     epoch: int = 0
@@ -55,7 +57,7 @@ class Progress:
 
 
 class Trainer:
-    """One training run in a folder; every process of a `torchrun` makes one."""
+    """One training run in a folder; each process of `torchrun` has one."""
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class Trainer:
         self.stop = StopFlag()
         self.data_sha256 = fingerprint(text)
         self.hashes: dict[str, str] = {}
-        """Of the saved steps that will be averaged, by their names, oldest first."""
+        """SHA-256 of the saved steps to average, by file name, oldest first."""
         if left_out := self.train_set.left_out + self.valid_set.left_out:
             self.metrics.say(f"{left_out} pairs longer than {longest} tokens are left out")
 
@@ -96,12 +98,13 @@ class Trainer:
         )
         batches = iter(stream)
         with stop_signals() as self.stop:
-            # What an interrupt has saved out of the average may be the last update now, or was to be validated.
+            # An interrupt may have saved an update that was due for validation before it could be validated.
             if self.progress.update and self.agree(not self.rank and self.due and self.step not in self.hashes):
                 self.validate_and_save()
             while not self.ended:
                 self.progress.update += 1
-                self.metrics.train(self.train_update(batches), LOG_EVERY, self.settings.updates, self.ahead())
+                figures = self.train_update(batches)
+                self.metrics.train(figures, LOG_EVERY, self.settings.updates, self.validations_left())
                 self.progress.epoch, self.progress.index = stream.epoch, stream.index
                 if self.due:
                     self.validate_and_save()
@@ -110,7 +113,7 @@ class Trainer:
 
     @property
     def due(self) -> bool:
-        """Whether this update is one to validate and save after."""
+        """Whether this update is followed by a validation."""
         update = self.progress.update
         return update == self.settings.updates or update % self.settings.valid_every == 0
 
@@ -119,15 +122,15 @@ class Trainer:
         """Whether no update is left to make."""
         return self.progress.update >= self.settings.updates or self.out_of_patience
 
-    def ahead(self) -> dict[str, int]:
-        """What is left of validations: pairs whose loss is computed, and lines to translate."""
+    def validations_left(self) -> dict[str, int]:
+        """Work of the remaining validations: pairs to compute the loss of, and lines to translate."""
         every, updates, lines = self.settings.valid_every, self.settings.updates, len(self.valid_text.src)
         left = updates // every - (self.progress.update - 1) // every + (updates % every != 0)
         translated = left * min(lines, self.settings.bleu_sentences) + lines  # all of them after the last update
         return {"pairs": (left + 1) * len(self.valid_set.src), "lines": translated}
 
     def save_if_stopped(self) -> None:
-        """Save and raise Interrupted where a signal came, but not where nothing but the average is left to make."""
+        """After a signal save, and raise Interrupted, unless only the average is left to make."""
         if not self.agree(self.stop.is_set):
             return
         validated = self.agree(not self.rank and self.step in self.hashes)
@@ -140,11 +143,11 @@ class Trainer:
 
     @property
     def again(self) -> str:
-        """The command that goes on with this run."""
+        """The command that resumes this run."""
         return f"tformer train --out {self.folder} --resume"
 
     def announce(self) -> None:
-        """Say what begins, and what of the settings cannot be meant."""
+        """Print device, sizes and updates, and a warning if the schedule never reaches the full learning rate."""
         settings, done = self.settings, self.progress.update
         on = torch.cuda.get_device_name() if self.device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
         if self.world > 1:
@@ -160,12 +163,12 @@ class Trainer:
 
     @property
     def step(self) -> str:
-        """Name of the weights that a validation saves now."""
+        """File of the weights that a validation of this update saves."""
         return f"weights/step-{self.progress.update:07d}.safetensors"
 
     @property
     def out_of_patience(self) -> bool:
-        """Early stopping: too many validations without a better loss."""
+        """Early stopping: `patience` validations without a better loss."""
         return 0 < self.settings.patience <= self.progress.worse
 
     def train_update(self, batches: Iterator[Any]) -> dict[str, float]:
@@ -228,14 +231,14 @@ class Trainer:
         )
 
     def validate_and_save(self) -> None:
-        """Validate this update and keep its weights; a signal meanwhile leaves both out."""
+        """Validate this update and save its weights; a signal meanwhile cancels both."""
         if self.agree(bool(self.validate(self.settings.bleu_sentences))):
             self.save()
 
     def validate(self, sentences: int, **notes: int) -> dict[str, Any]:
-        """Loss per token (without smoothing), BLEU and exact matches of really decoded text.
+        """Loss per token (without smoothing), and BLEU, chrF and exact matches of decoded text.
 
-        Of process 0 only; empty where a signal came before the end.
+        Runs in process 0 only. Returns {} in the others, and if a signal arrives.
         """
         if self.rank:
             return {}
@@ -275,7 +278,7 @@ class Trainer:
         return figures
 
     def translated(self, lines: list[str]) -> list[str]:
-        """What the model makes of some text; of its beginning where a signal comes."""
+        """Translations of lines; only the first ones if a signal arrives."""
         made: list[str] = []
         start = time.perf_counter()
         with Translator(EagerEngine(self.model), self.tokenizers) as translator:
@@ -288,7 +291,7 @@ class Trainer:
         return made
 
     def save(self) -> None:
-        """Keep this step's weights for averaging, point the checkpoint at them, and save the state to resume from."""
+        """Save this step's weights for averaging, make them the checkpoint's, and save the state to resume from."""
         if self.world > 1:
             shared = torch.tensor([self.progress.best_loss, self.progress.worse], dtype=torch.float64)
             shared = shared.to(self.device)
@@ -303,7 +306,7 @@ class Trainer:
         self.save_state()
 
     def save_interrupted(self) -> None:
-        """Save between two validations: the weights stay out of the final average, as in an uninterrupted run."""
+        """Save between two validations. These weights are not averaged: the result is that of an uninterrupted run."""
         if self.rank == 0 and self.step not in self.hashes:
             name = f"weights/interrupted-{self.progress.update:07d}.safetensors"
             save_tensors(self.folder / name, model_tensors(self.model))
@@ -311,14 +314,9 @@ class Trainer:
             self.save_state()
 
     def save_state(self) -> None:
-        """Everything that a resumed run needs: a file of tensors, then the header that makes it count."""
-        tensors = {f"model.{name}": tensor for name, tensor in model_tensors(self.model).items()}
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        for parameter, slots in self.optimizer.state.items():
-            for slot, value in slots.items():
-                tensors[f"{slot}.{names[id(parameter)]}"] = value
+        """Save what a resumed run needs: a file of tensors, then the header that makes it valid."""
         state = f"train/state-{self.progress.update:07d}.safetensors"
-        save_tensors(self.folder / state, tensors)
+        save_tensors(self.folder / state, training_tensors(self.model, self.optimizer))
         header = {
             "format": "tformer-training",
             "version": STATE_VERSION,
@@ -341,23 +339,10 @@ class Trainer:
                 f"the text that {self.folder} was trained on has changed: bring it back, or start over with --force"
             )
         before = header.get("processes", self.world)
-        if self.rank == 0 and before != self.world:  # each has batches of its own in an update
+        if self.rank == 0 and before != self.world:  # an update has `accumulate` batches of each process
             note(f"processes: {before} so far, now {self.world}: an update has {self.world}/{before} of the sentences")
         verify(self.folder, header["files"], "run")
-        state = self.folder / header["state"]
-        tensors = load_tensors(state)
-        weights = {name[len("model.") :]: t for name, t in tensors.items() if name.startswith("model.")}
-        load_weights(self.model, weights, state)
-        count = torch.zeros(())
-        for name, parameter in self.model.named_parameters():
-            slots = {"step": count, "exp_avg": parameter, "exp_avg_sq": parameter}
-            for slot, like in slots.items():
-                key = f"{slot}.{name}"
-                if key not in tensors:
-                    raise ArtifactError(f"{state} is incomplete: '{key}' is missing; start over with --force")
-                require_like(tensors[key], like, key, state)  # what runs over them does not look
-                slots[slot] = tensors[key].to(parameter.device)
-            self.optimizer.state[parameter] = slots
+        load_training(self.model, self.optimizer, self.folder / header["state"])
         self.progress = Progress(**header["progress"])
         self.hashes = {name: sha for name, sha in header["files"].items() if name != header["state"]}
         self.metrics.cut(self.progress.update)
@@ -370,7 +355,7 @@ class Trainer:
     def finish(self) -> dict[str, Any]:
         """Average the last saved steps, make the result the checkpoint's weights, and validate it.
 
-        Raises Interrupted where a signal stops this validation.
+        Raises Interrupted if a signal stops this validation.
         """
         if not self.rank:
             self.average()
@@ -385,29 +370,22 @@ class Trainer:
     def average(self) -> None:
         """Make the mean of the last saved steps the checkpoint's weights."""
         verify(self.folder, self.hashes, "run")
-        mean: dict[str, Tensor] = {}
-        for step in self.hashes:
-            tensors = load_tensors(self.folder / step)
-            load_weights(self.model, tensors, self.folder / step)
-            for name, tensor in tensors.items():
-                share = tensor / len(self.hashes)
-                mean[name] = mean[name] + share if name in mean else share
-        load_weights(self.model, mean, self.folder)
-        save_tensors(self.folder / AVERAGE, mean)
+        load_mean(self.model, [self.folder / step for step in self.hashes])
+        save_tensors(self.folder / AVERAGE, model_tensors(self.model))
         self.save_header(AVERAGE)
         remove_superseded(self.folder)
 
     def save_header(self, weights: str) -> None:
-        """Make some weights the checkpoint's."""
+        """Write checkpoint.json for a file of weights."""
         training = {"update": self.progress.update, **self.description()}
         save_checkpoint(self.folder, self.model.config, self.tokenizers, self.folder / weights, training)
 
     def description(self) -> dict[str, Any]:
-        """The settings of this run, as they are stored."""
+        """The settings of this run, as stored in headers."""
         return {"settings": dataclasses.asdict(self.settings), "data": dataclasses.asdict(self.data)}
 
     def agree(self, own: bool) -> bool:
-        """Whether any process says so; each must ask."""
+        """Whether `own` is true in any process. A collective operation: every process must call it."""
         if self.world == 1:
             return own
         flag = torch.tensor(int(own), device=self.device)

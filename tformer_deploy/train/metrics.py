@@ -1,4 +1,4 @@
-"""What training tells: metrics as JSON lines, a line on stderr, a plot."""
+"""Metrics of training: rows of metrics.jsonl, progress on stderr, and the plot metrics.png."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def corpus_bleu(made: Sequence[str], reference: Sequence[str], lowercase: bool =
 
 
 def corpus_chrf(made: Sequence[str], reference: Sequence[str]) -> float:
-    """chrF of sacrebleu (characters, so it tells something of one-word lines too), 0 to 100."""
+    """chrF of sacrebleu, 0 to 100: n-grams of characters, so that one-word lines count too."""
     return float(sacrebleu.corpus_chrf(list(made), [list(reference)]).score)
 
 
 def text_figures(made: Sequence[str], reference: Sequence[str]) -> dict[str, float]:
-    """BLEU and chrF, 0 to 100, and the share of lines that match exactly; without BLEU where it could only be 0."""
+    """BLEU and chrF, 0 to 100, and the share of exact matches. No BLEU if no reference has four words."""
     four_words = sacrebleu.corpus_bleu(list(reference), [list(reference)]).totals[3] > 0
     return {
         **({"bleu": corpus_bleu(made, reference)} if four_words else {}),
@@ -41,47 +41,47 @@ def text_figures(made: Sequence[str], reference: Sequence[str]) -> dict[str, flo
 
 
 EVERY_SECONDS = 10
-"""Where updates are slow, a line comes so often."""
+"""Seconds between two progress lines, if updates are slow."""
 
 
 class Metrics:
-    """Appends to metrics.jsonl, keeps metrics.png up to date, prints. With path None: silent (other processes)."""
+    """Appends to metrics.jsonl, redraws metrics.png, prints. Silent if path is None, as in processes other than 0."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.sums: dict[str, float] = {}
-        """Of the updates since the last row."""
+        """Sums over the updates since the last row."""
         self._bar = sys.stderr.isatty()
         self._first, self._started = 0, time.perf_counter()
         self._pace: dict[str, float] = {}
-        """Seconds that one of each kind of a validation's work took last."""
+        """Seconds per item of each kind of validation work, when last measured."""
         self._validated = 0.0
         """Seconds of validations since `begin`."""
         self._said = -math.inf
 
     def begin(self, update: int, line: str) -> None:
-        """Say what goes on behind an update; the time that is left is reckoned from here."""
+        """Print a line, and start the clock that the time left is estimated from."""
         self._first, self._started, self._said = update, time.perf_counter(), -math.inf
         self._validated = 0.0
         self.say(line)
 
     def took(self, kind: str, count: int, seconds: float) -> None:
-        """Note how long so much of a validation's work took."""
+        """Record how long `count` items of one kind of validation work took."""
         self._pace[kind] = seconds / max(1, count)
         self._validated += seconds
 
-    def left(self, update: int, updates: int, ahead: Mapping[str, int]) -> str:
-        """The time that is left, validations included as soon as one has been made."""
+    def left(self, update: int, updates: int, validations: Mapping[str, int]) -> str:
+        """The time left; includes validations once one has been measured."""
         training = time.perf_counter() - self._started - self._validated
         seconds = training / max(1, update - self._first) * (updates - update)
-        seconds += sum(count * self._pace.get(kind, 0.0) for kind, count in ahead.items())
-        unknown = "" if ahead.keys() <= self._pace.keys() else " and validation"
+        seconds += sum(count * self._pace.get(kind, 0.0) for kind, count in validations.items())
+        unknown = "" if validations.keys() <= self._pace.keys() else " and validation"
         return f"{timedelta(seconds=round(seconds))}{unknown} left"
 
-    def train(self, figures: dict[str, float], every: int, updates: int, ahead: Mapping[str, int]) -> None:
-        """Note one update; write the mean of each `every` updates. Say that, the first update, and what is slow.
+    def train(self, figures: dict[str, float], every: int, updates: int, validations: Mapping[str, int]) -> None:
+        """Record one update. The mean of each `every` updates becomes a row, and is printed.
 
-        `ahead`: how much of each kind of a validation's work is left.
+        `validations`: items left of each kind of validation work.
         """
         for name in ("loss", "tokens", "seconds", "count"):
             self.sums[name] = self.sums.get(name, 0.0) + figures.get(name, 1.0)
@@ -100,12 +100,12 @@ class Metrics:
             self._append(row)
         self.tell(
             f"update {update}/{updates}  epoch {row['epoch']}  loss {row['loss']:.3f}  lr {row['lr']:.2e}  "
-            f"{row['tokens_per_s']:,.0f} target tokens/s  {self.left(update, updates, ahead)}",
+            f"{row['tokens_per_s']:,.0f} target tokens/s  {self.left(update, updates, validations)}",
             always=full,
         )
 
     def tell(self, text: str, always: bool = False) -> None:
-        """Say how far the work is, if nothing has been said for a while."""
+        """Print progress, at most every `EVERY_SECONDS`."""
         if always or time.perf_counter() - self._said >= EVERY_SECONDS:
             self._said = time.perf_counter()
             self.say(text, transient=True)
@@ -124,7 +124,7 @@ class Metrics:
                 self.say(f"metrics.png not drawn: {error}")
 
     def cut(self, update: int) -> None:
-        """Forget the final validation and what was written after `update`, before a resumed run repeats them."""
+        """Remove the rows that a resumed run writes again: those after `update`, and the final validation."""
         if self.path and self.path.is_file():
             kept = [row for row in read_metrics(self.path) if row["update"] <= update and "averaged" not in row]
             with atomic_file(self.path) as temporary:
@@ -147,7 +147,7 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of a metrics.jsonl; what is none, such as a line cut short by a kill, is left out."""
+    """Rows of a metrics.jsonl; invalid lines, such as one cut short by a kill, are skipped."""
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with suppress(ValueError):
@@ -161,7 +161,7 @@ LABELS = {"bleu": "BLEU", "chrf": "chrF"}
 
 
 def plot(metrics: Path, image: Path) -> None:
-    """Draw the losses, the quality of validation outputs and the learning rate over the updates."""
+    """Plot losses, quality of validation outputs, and learning rate by update."""
     with no_fonts_at_home():
         from matplotlib.figure import Figure
 

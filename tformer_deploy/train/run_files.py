@@ -1,4 +1,4 @@
-"""The files that a training run writes, and which of them count."""
+"""The files that a training run writes, and which of them its headers still name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def remove_superseded(folder: Path) -> None:
-    """Remove the weights and states that neither header of a run names any more."""
+    """Remove weights and states that neither header of a run names."""
     kept = {*read_state(folder)["files"]} if (folder / STATE).exists() else set()
     kept.add(read_header(folder, HEADER, "checkpoint", VERSION)["weights"])
     for path in [path for pattern in OWN_FILES for path in folder.glob(pattern)]:

@@ -46,9 +46,9 @@ def start_run(
     train_values: Mapping[str, Any],
     force: bool = False,
 ) -> Trainer:
-    """A new run. Raises ArtifactError where the folder holds one already and `force` is off."""
+    """A new run. Raises ArtifactError if the folder holds one already and `force` is off."""
     settings = from_dict(TrainConfig, train_values, "train")
-    # Both report what cannot be before the long work.
+    # Both report impossible settings before the long work starts.
     early = {name: value for name, value in model_values.items() if name != "start_id"}  # which may be any entry
     require_room(preset(preset_name, len(SPECIALS), len(SPECIALS), {"share_embeddings": "decoder", **early}))
     taken = [name for name in (HEADER, STATE, METRICS) if (folder / name).exists()]
@@ -87,9 +87,9 @@ def remove_run(folder: Path) -> None:
 
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
-    """Be the only one who writes a run folder, and remove what killed runs have left there. Raises ArtifactError."""
+    """Hold an exclusive lock on a run folder, and remove temporary files of killed runs. Raises ArtifactError."""
     with group_of_processes():
-        if rank():  # process 0 of the group holds it for all
+        if rank():  # process 0 holds the lock for the group
             yield
         else:
             with _only_holder(folder):
@@ -109,11 +109,11 @@ def _only_holder(folder: Path) -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):
-                folder.rmdir()  # where nothing came of it
+                folder.rmdir()  # if it is empty
 
 
 def resume_run(folder: Path, updates: int | None = None) -> Trainer:
-    """The run in a folder, where it was saved last, with its own settings; only `updates` may be raised."""
+    """The run in a folder, from its last save and with its own settings; only `updates` may be raised."""
     stored = read_state(folder)
     done = stored["progress"]["update"]
     settings = from_dict(TrainConfig, stored["settings"], "train")
@@ -128,7 +128,7 @@ def resume_run(folder: Path, updates: int | None = None) -> Trainer:
     trainer = Trainer(folder, checkpoint.config, settings, data, checkpoint.tokenizers, load_data(data))
     trainer.resume()
     if updates is not None and updates > done and trainer.out_of_patience:
-        trainer.progress.worse = 0  # who asks for more has patience again
+        trainer.progress.worse = 0  # more updates were asked for: early stopping counts anew
     return trainer
 
 
@@ -142,7 +142,7 @@ def verify_state(folder: Path) -> dict[str, str]:
 
 
 def require_room(config: ModelConfig) -> None:
-    """Raise ConfigError where a model cannot be trained in the memory that there is; a GPU has its own."""
+    """Raise ConfigError if training needs more than the free memory; with a GPU, only the weights are counted."""
     require_memory(config, "training", 1 if torch.cuda.is_available() else TRAINING_COPIES)
 
 
@@ -171,20 +171,20 @@ def init_checkpoint(
 
 @contextmanager
 def group_of_processes() -> Iterator[None]:
-    """Be in the group of processes that `torchrun` started, if it did."""
+    """Join the process group, if `torchrun` started this process."""
     torchrun = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
     if not torchrun or dist.is_initialized():
         yield
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    # The others wait while process 0 validates, which takes as long as there is text. If it fails, torchrun ends them.
+    # The others wait while process 0 validates, however long that takes; if it fails, torchrun ends them.
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(days=1))
     try:
         yield
         dist.barrier()  # process 0 keeps the group's store: it leaves last
     finally:
-        # Left to the interpreter's end, gloo's threads are still running when they are freed: SIGABRT, now and then.
+        # At the interpreter's exit, gloo's threads would still run while they are freed: an occasional SIGABRT.
         dist.destroy_process_group()
 
 

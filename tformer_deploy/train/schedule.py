@@ -15,7 +15,7 @@ def learning_rate(update: int, settings: TrainConfig) -> float:
 
 
 def never_at_full_rate(settings: TrainConfig) -> str:
-    """What to say of settings whose learning rate does not reach `lr` before the end; empty: it does."""
+    """A warning if the learning rate does not reach `lr` before the end; else empty."""
     updates, warmup, cooldown = settings.updates, settings.warmup, settings.cooldown
     if warmup > 1 and warmup >= updates:
         what, mend = f"train.warmup={warmup} of {updates} updates", f"train.warmup={max(1, updates // 4)}"
