@@ -191,11 +191,11 @@ def remembered_traces(shared: Path) -> Iterator[None]:
 
 
 def random_model(config: ModelConfig, seed: int = 1) -> Transformer:
-    """Random weights, and biases, of positions too, so that they count."""
+    """Random weights, and biases, of positions and gains of heads too, so that they count."""
     model = Transformer(config).init_weights(seed)
     rng = np.random.default_rng(seed)
     for name, parameter in model.named_parameters():
-        if name.endswith("bias") or "relative" in name:
+        if name.endswith(("bias", "query_norm.weight", "key_norm.weight")) or "relative" in name:
             parameter.data += parameter.new_tensor(rng.normal(0, 0.4 if "relative" in name else 0.1, parameter.shape))
     return model
 

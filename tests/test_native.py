@@ -336,6 +336,7 @@ EDITS: dict[str, tuple[Callable[[Any], object], str]] = {
     "end": (lambda p: step_of(p)["code"].pop(), "the step lacks layers or its end"),
     "layer": (lambda p: step_of(p)["code"][3].update(layer=7), "layer is 7"),
     "heads": (lambda p: step_of(p)["code"][3].update(heads=2, size=16), "it has other heads than the model"),
+    "heads of a norm": (lambda p: step_of(p)["code"][1].update(heads=3), "heads do not divide its width"),
     "numbers": (lambda p: step_of(p)["code"][1].update(eps="0"), "eps is no number"),
     "model": (
         lambda p: p["metadata"].update({"tformer.weights_sha256": "0"}),

@@ -17,6 +17,7 @@ from .test_seq2seq import RECIPES
 
 EVERYTHING: dict[str, object] = {
     "norm": "rms",
+    "qk_norm": True,
     "ff": "gated",
     "activation": "gelu",
     "embedding_norm": True,

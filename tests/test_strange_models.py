@@ -169,6 +169,7 @@ EQUAL: dict[str, tuple[Callable[[], Transformer], list[str]]] = {
     "queries that gate": (gated, ["trt"]),
     "shared keys": (shared_keys, ["int8", "trt", "native-fp32"]),
     "a gate by chunk": (chunked, ["native-fp32"]),
+    "a norm of each head": (lambda: attending(Normed, ours()), ["int8", "trt", "native-fp32", "native-int8"]),
     "keys changed in the step": (lambda: Warm(small_config()).init_weights(1).eval(), ["fp32-cpu"]),
 }
 
@@ -204,15 +205,15 @@ def grouped() -> Transformer:
 
 
 class Normed(Attention):
-    """A norm of each head."""
+    """A norm of each head, or of all that have two axes."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, axes: int = 1) -> None:
         side = model.config.encoder
         super().__init__(model.config, side, side.width)
-        self.norm = nn.LayerNorm(side.head_dim)
+        self.norm = nn.LayerNorm([side.heads, side.head_dim][-axes:])
 
     def forward(self, x: Tensor, kv: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
-        mixed = self.attend(self.split(self.query(x)), kv, mask, causal)
+        mixed = self.attend(self.queries(x), kv, mask, causal)
         return self.out(self.norm(mixed.transpose(1, 2)).flatten(2))  # type: ignore[no-any-return]
 
 
@@ -260,10 +261,10 @@ REFUSED: dict[str, tuple[Callable[[], Transformer], str, str]] = {
         "native-fp32",
         "whose values are not of the keys' layer: use a recipe of ort-cpu",
     ),
-    "a norm of each head": (
-        lambda: attending(Normed, ours()),
+    "a norm of all heads at once": (
+        lambda: attending(Normed, ours(), 2),
         "native-fp32",
-        "native does not know LayerNormalization .*, which is of each head: use",
+        "native does not know LayerNormalization .*, which is over more than the last axis: use",
     ),
     "a product of each head": (
         lambda: attending(Small, ours()),

@@ -112,6 +112,25 @@ def test_the_rules_find_what_they_are_for() -> None:
     assert "BF16" in " ".join(problems(half, "8.6")) and not list(problems(half, "10.0"))
 
 
+@pytest.mark.parametrize("norm", long_but(["rms", "standard"], "rms"))
+def test_norms_of_queries_and_keys_stay_fp32_in_half_graphs(norm: str) -> None:
+    """The square of an RMS norm, too: it overflows where its input does not."""
+    model = graphs(random_model(small_config(encoder_layers=1, decoder_layers=1, qk_norm=True, norm=norm)))["encoder"]
+    fix_sizes(model, SIZES)
+    assert to_half(model, "fp16", {}) == []
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    kinds = {
+        value.name: TYPES[value.type.tensor_type.elem_type]
+        for value in inferred.value_info
+        if value.type.tensor_type.elem_type in TYPES
+    }
+    makers = {output: node for node in model.graph.node for output in node.output}
+    norms = [node for node in model.graph.node if node.op_type in ("LayerNormalization", "ReduceMean")]
+    squares = [makers[node.input[0]] for node in norms if node.op_type == "ReduceMean"]
+    assert len(norms) == 2 + 2 + 1 + 1, "of the layer, its queries and keys, the memory, the keys of the decoder"
+    assert {kinds[node.input[0]] for node in (*norms, *squares)} == {"FP32"}
+
+
 @pytest.mark.parametrize("changes", long_but(CONFIGS, "pre-norm", "every option"))
 def test_what_is_computed_from_shapes_stays_on_the_processor(changes: dict[str, object]) -> None:
     """ONNX Runtime's CUDA provider reads these inputs there; any other would be a copy, and no step a CUDA graph."""

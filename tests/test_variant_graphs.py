@@ -109,6 +109,7 @@ CONFIGS: dict[str, dict[str, object]] = {
         "start_id": 3,
     },
     "norm of embeddings": {**ONE_LAYER, "embedding_norm": True, "norm_position": "post", "final_norm": False},
+    "norms of queries and keys": {**ONE_LAYER, "qk_norm": True, "norm_position": "post", "final_norm": False},
     "every option": EVERYTHING,
     "T5": T5,
     "relative positions of each layer": OTHERS,

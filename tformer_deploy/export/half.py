@@ -26,7 +26,7 @@ HALF_TYPES: dict[str, tuple[int, Any]] = {
 }
 LARGEST = {"fp16": 65504 / 2, "bf16": 1.6e38}
 """Largest absolute value on the calibration text of a tensor in half precision: half of what fp16 can hold."""
-EXACT = {"LayerNormalization", "Softmax", "LogSoftmax", "TopK"}
+EXACT = {"LayerNormalization", "ReduceMean", "Softmax", "LogSoftmax", "TopK"}
 """Reductions over many elements, and what chooses tokens: always fp32."""
 PARENTS, NEXT_PARENTS = "parents", "next_parents"
 """The row that each row of a step continues, and for the next step."""
@@ -124,6 +124,7 @@ class _Half:
         inferred = onnx.shape_inference.infer_shapes(without_weights(model)).graph
         values = (*inferred.value_info, *inferred.input, *inferred.output)
         self.floats = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
+        self.averaged = {node.input[0] for node in self.graph.node if node.op_type == "ReduceMean"}
         self.halves: set[str] = set()
         self.casts: dict[tuple[str, int], str] = {}
         self.nodes: list[NodeProto] = []
@@ -156,7 +157,8 @@ class _Half:
         return self.largest.get(name, 0) > self.limit
 
     def wants_half(self, node: NodeProto) -> bool:
-        if node.op_type in EXACT:
+        squared = node.op_type == "Mul" and node.output[0] in self.averaged  # the square overflows before x does
+        if node.op_type in EXACT or squared:
             return False
         made = [name for name in node.input if name in self.floats and name not in self.constants]
         return node.op_type == "MatMul" or (bool(made) and all(name in self.halves for name in made))

@@ -1,4 +1,4 @@
-"""A checkpoint directory: checkpoint.json (the header), a tokenizer, weights as safetensors. Nothing unpickles."""
+"""A checkpoint directory: checkpoint.json (the header), a tokenizer, weights as safetensors. No pickle."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRAINING_COPIES = 4
 
 
 def require_memory(config: ModelConfig, what: str, copies: int = 1) -> None:
-    """Raise ConfigError where not even so many copies of a model's weights fit; where nobody knows, do nothing."""
+    """Raise ConfigError if `copies` of a model's weights exceed the free memory; do nothing if that is unknown."""
     table = config.max_positions * sum({config.encoder.width, config.decoder.width})
     needed, free = FP32_BYTES * (copies * config.parameters + table), machine.available_bytes()
     if free is not None and needed > free:
@@ -59,12 +59,12 @@ class Checkpoint:
 
     @property
     def weights_sha256(self) -> str:
-        """What identifies the trained model."""
+        """SHA-256 of the weights file, which identifies the model."""
         return str(self.header["files"][self.header["weights"]])
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """Decoding options that hold unless others are asked for."""
+        """Default decoding options."""
         return dict(self.header.get("decoding", {}))
 
     @property
@@ -74,7 +74,7 @@ class Checkpoint:
 
     @property
     def paths(self) -> list[Path]:
-        """The files that it is made of."""
+        """All files of the checkpoint."""
         return [self.directory / name for name in (HEADER, *self.header["files"])]
 
     def load_model(self) -> Transformer:
@@ -109,7 +109,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def model_tensors(model: Transformer) -> dict[str, Tensor]:
-    """The model's parameters by name, each shared one once."""
+    """The model's parameters by name; shared ones appear once."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -124,7 +124,7 @@ def load_weights(model: Transformer, tensors: Mapping[str, Tensor], where: Path)
 
 
 def require_like(tensor: Tensor, parameter: Tensor, name: str, where: Path) -> None:
-    """Raise ArtifactError where a stored tensor has another shape or type than what it is for."""
+    """Raise ArtifactError if a stored tensor's shape or type differs from the parameter's."""
     if tensor.shape != parameter.shape or tensor.dtype != parameter.dtype:
         found, wanted = (f"{tuple(each.shape)} {str(each.dtype)[6:]}" for each in (tensor, parameter))
         raise ArtifactError(f"{where} does not fit its config: '{name}' is {found}, expected {wanted}")
@@ -140,7 +140,7 @@ def save_checkpoint(
 ) -> None:
     """Make the weights file inside `directory` the checkpoint's. The header is written last, atomically.
 
-    `training`: where the weights come from; `decoding`: see `Checkpoint.decoding`.
+    `training`: the origin of the weights; `decoding`: see `Checkpoint.decoding`.
     """
     description = tokenizers.save(directory)
     name = weights.relative_to(directory).as_posix()
@@ -159,10 +159,10 @@ def save_checkpoint(
 
 
 def open_reference(bundle: Bundle, directory: Path | None = None) -> Checkpoint | UserCheckpoint:
-    """The checkpoint that a bundle was exported from: at `directory`, else where it was at export.
+    """The checkpoint that a bundle was exported from: at `directory`, or at the path recorded at export.
 
-    A file of Python is only run where `directory` names it, as the bundle may be a stranger's. Raises ArtifactError
-    where there is none or its weights are others.
+    A Python file runs only if `directory` names it, because the bundle may come from somebody else. Raises
+    ArtifactError if there is no checkpoint, or its weights differ.
     """
     where = directory or bundle.checkpoint
     if directory is None and names_function(where):
@@ -183,12 +183,12 @@ def open_reference(bundle: Bundle, directory: Path | None = None) -> Checkpoint 
 
 
 def open_source(path: Path) -> Checkpoint | UserCheckpoint:
-    """A checkpoint's folder, or what a function of a Python file makes: this runs the file. Raises TformerError."""
+    """Open a checkpoint folder, or run a Python file and call its function. Raises TformerError."""
     return open_user_model(path) if names_function(path) else open_checkpoint(path)
 
 
 def open_checkpoint(directory: Path, weights: bool = True) -> Checkpoint:
-    """Open a checkpoint and verify its hashes, of the weights only where they are wanted. Raises ArtifactError."""
+    """Open a checkpoint and verify its hashes, that of the weights only with `weights`. Raises ArtifactError."""
     header = read_header(directory, HEADER, "checkpoint", VERSION)
     if header["version"] > 1 and "sha256" not in header:
         raise ArtifactError(f"{directory / HEADER} is damaged: it has no sha256; make the checkpoint again")

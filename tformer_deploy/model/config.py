@@ -11,17 +11,17 @@ from ..base.errors import ConfigError, unknown
 from ..base.settings import at_least, at_most, check_types, from_dict
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 1, 2, 3, 0
-"""Where our own tokenizers, and all that do not say otherwise, have their special tokens."""
+"""Ids of the special tokens in our own tokenizers, and the defaults for others."""
 
 MAX_SEED = 2**63
-"""Seeds are less than this."""
-
+"""Seeds are less than this: torch takes signed 64-bit integers."""
 
 BATCH_TOKENS = 4096
-"""Padded source tokens of a batch, where neither the caller nor the engine says how many."""
+"""Padded source tokens of a batch, unless the caller or the engine sets it."""
 
 WINDOW_BYTES = 16
-"""For each token of a batch that many bytes are read ahead, so that lines of similar length meet in a batch."""
+"""Bytes of input read ahead for each token of a batch, so that lines of similar length share a batch: some 4 batches,
+at 4 bytes a token."""
 
 MOST_OF_MODEL = {
     "src_vocab": 1 << 24,
@@ -35,7 +35,7 @@ MOST_OF_MODEL = {
     "relative_buckets": 1 << 16,
     "relative_distance": 1 << 30,
 }
-"""No model is larger; what is gets a clear answer, not the end of the machine's memory."""
+"""Upper bounds far above published models, so that a wrong number gives an error message before memory runs out."""
 MOST_OF_TRAINING = {
     **dict.fromkeys(("updates", "warmup", "cooldown", "valid_every", "average", "patience", "bleu_sentences"), 10**9),
     "batch_tokens": 1 << 24,
@@ -89,7 +89,7 @@ class ModelConfig:
     decoder_layers: int = 6
     """0: a module of the user's own that has an encoder alone."""
     encoder_d_model: int = 0
-    """Encoder overrides, this and the next three; 0: the decoder's value."""
+    """Encoder overrides, this and the next three; 0 = the decoder's value."""
     encoder_d_ff: int = 0
     encoder_heads: int = 0
     encoder_head_dim: int = 0
@@ -104,26 +104,28 @@ class ModelConfig:
     final_norm: bool = True
     """A norm after the last layer."""
     final_norm_sides: Sides = "both"
-    """Where: after the encoder's and the decoder's, or after one of them."""
+    """Which of encoder and decoder has that norm."""
     norm: NormKind = "standard"
     """`standard`: biased variance, eps inside the root; `annotated`: unbiased deviation, eps added outside it; `rms`:
     root mean square, nothing subtracted, no bias."""
     norm_eps: float = 1e-5
+    qk_norm: bool = False
+    """A norm of each head's queries and keys, with a learned gain for all heads. See `network.Attention`."""
     embedding_norm: bool = False
-    """A norm of the sum of embeddings and positions."""
+    """A norm after the sum of embeddings and positions."""
     scale_embeddings: bool = True
     """Multiply embeddings by the square root of d_model."""
     pad_embedding_zero: bool = True
     """Keep the padding embedding at zero in training."""
     positions: PositionKind = "sinusoidal"
-    """`relative`: none are added, but a score of self-attention gains a learned number by how far apart its two tokens
-    are, as in T5."""
+    """Added to embeddings. `relative`: nothing is; scores of self-attention get a learned bias by the distance of query
+    and key, as in T5."""
     relative_buckets: int = 32
-    """Groups of distances with a number of their own each, a head."""
+    """Buckets of distances; each has a bias per head."""
     relative_distance: int = 128
-    """From here on all distances are in the last group."""
+    """Distances from here on share the last bucket."""
     relative_per_layer: bool = False
-    """Each layer has its own numbers, as in UMT5; else the layers of a side share them."""
+    """Each layer has its own biases, as in UMT5; otherwise the layers of a side share them."""
     position_base: float = 10000.0
     """Base of the sinusoids' wavelengths."""
     max_positions: int = 512
@@ -142,8 +144,8 @@ class ModelConfig:
     start_id: int = -1
     """First decoder input; -1 becomes `bos_id`."""
     module_parameters: int = 0
-    """Numbers of a module of the user's own, of which this says vocabularies, ids, positions and caches alone. 0: the
-    network is what all of this describes."""
+    """Parameters of a module of the user's own, whose config states only vocabularies, ids, positions and cache sizes.
+    0: `network.Transformer`, as described here."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -198,7 +200,7 @@ class ModelConfig:
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained, each shared one once."""
+        """Number of trained parameters; shared ones count once."""
         if self.module_parameters:
             return self.module_parameters
         encoder, decoder = self.encoder, self.decoder
@@ -216,13 +218,12 @@ class ModelConfig:
         return layers + tables + ends + self.tgt_vocab * self.output_bias
 
     def relative_tables(self, side: Side) -> int:
-        """How many tables of relative positions a side has."""
+        """Tables of relative position biases in the encoder or the decoder."""
         return (side.layers if self.relative_per_layer else 1) * (self.positions == "relative")
 
-    @staticmethod
-    def _attention(side: Side, source: Side) -> int:
-        inner = side.heads * side.head_dim
-        return 2 * side.width * inner + 2 * source.width * inner + 3 * inner + side.width
+    def _attention(self, side: Side, source: Side) -> int:
+        inner, gains = side.heads * side.head_dim, 2 * side.head_dim * self.qk_norm
+        return 2 * side.width * inner + 2 * source.width * inner + 3 * inner + side.width + gains
 
     def _ff(self, side: Side) -> int:
         into = 2 if self.ff == "gated" else 1
@@ -245,7 +246,7 @@ class ModelConfig:
 
 
 def _side(width: int, ff_width: int, heads: int, head_dim: int, layers: int, final_norm: bool) -> Side:
-    """`head_dim` 0 where it is not given and cannot be computed."""
+    """`head_dim` is 0 if it is neither set nor a whole share of the width."""
     return Side(width, ff_width, heads, head_dim or (0 if width % heads else width // heads), layers, final_norm)
 
 

@@ -49,6 +49,18 @@ def make_norm(config: ModelConfig, width: int) -> nn.Module:
     return kinds[config.norm](width, eps=config.norm_eps)
 
 
+def make_head_norm(config: ModelConfig, size: int) -> nn.Module:
+    """A norm of queries or keys (..., D), without a bias, if the config has one.
+
+    RMSNorm as in Gemma 3 where the model's norms are, else LayerNorm as in ViT-22B (Dehghani et al. 2023; flax's
+    `normalize_qk`). Both normalize each head, before positions are applied, with one gain for all heads.
+    """
+    if not config.qk_norm:
+        return nn.Identity()
+    eps = config.norm_eps
+    return nn.RMSNorm(size, eps) if config.norm == "rms" else nn.LayerNorm(size, eps, bias=False)
+
+
 class Attention(nn.Module):
     """Multi-head attention whose keys and values are made apart from its queries, so that they can be cached."""
 
@@ -59,14 +71,19 @@ class Attention(nn.Module):
         self.query = nn.Linear(side.width, inner)
         self.key, self.value = nn.Linear(source_width, inner), nn.Linear(source_width, inner)
         self.out = nn.Linear(inner, side.width)
+        self.query_norm, self.key_norm = (make_head_norm(config, side.head_dim) for _ in range(2))
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, T, H*D) -> (B, H, T, D)."""
-        return x.view(x.shape[0], x.shape[1], self.heads, self.head_dim).transpose(1, 2)
+        """(B, T, H*D) -> (B, T, H, D)."""
+        return x.view(x.shape[0], x.shape[1], self.heads, self.head_dim)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Queries of x: (B, H, T, D)."""
+        return self.query_norm(self.split(self.query(x))).transpose(1, 2)  # type: ignore[no-any-return]
 
     def keys_values(self, x: Tensor) -> KeysValues:
         """Keys and values of x: two of (B, H, T, D)."""
-        return self.split(self.key(x)), self.split(self.value(x))
+        return self.key_norm(self.split(self.key(x))).transpose(1, 2), self.split(self.value(x)).transpose(1, 2)
 
     def attend(self, q: Tensor, keys_values: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
         """Queries (B, H, T, D) over keys and values (B, H, S, D) -> (B, H, T, D).
@@ -78,14 +95,14 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout)
 
     def weights(self, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """How x (B, T, d) attends to keys (B, H, S, D): (B, H, T, S), to look at; `attend` has its own."""
-        scores = self.split(self.query(x)) @ keys.transpose(2, 3) / math.sqrt(self.head_dim)
+        """Attention weights of x (B, T, d) over keys (B, H, S, D), returned to the user; `attend` computes its own."""
+        scores = self.queries(x) @ keys.transpose(2, 3) / math.sqrt(self.head_dim)
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         return scores.softmax(-1)
 
     def forward(self, x: Tensor, keys_values: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
         """Attend from x (B, T, d) to keys and values; returns (B, T, d)."""
-        mixed = self.attend(self.split(self.query(x)), keys_values, mask, causal)
+        mixed = self.attend(self.queries(x), keys_values, mask, causal)
         return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
@@ -131,14 +148,14 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """Where norm, dropout and the residual sum go around a sublayer."""
+    """Norm, dropout and residual sum around a sublayer."""
 
     def __init__(self, config: ModelConfig, width: int) -> None:
         super().__init__()
         self.norm, self.pre, self.dropout = make_norm(config, width), config.norm_position == "pre", config.dropout
 
     def before(self, x: Tensor) -> Tensor:
-        """What the sublayer sees."""
+        """The sublayer's input."""
         return self.norm(x) if self.pre else x  # type: ignore[no-any-return]
 
     def after(self, x: Tensor, y: Tensor) -> Tensor:
@@ -277,7 +294,7 @@ class Transformer(nn.Module):
         return F.dropout(norm(x), self.config.dropout, self.training)
 
     def encode(self, src_ids: Tensor, src_lengths: Tensor, layers: Layers | None = None) -> Tensor:
-        """src_ids (B, S), src_lengths (B) -> memory (B, S, d); `layers` receives the value of every layer."""
+        """src_ids (B, S), src_lengths (B) -> memory (B, S, d); `layers` receives every layer's output."""
         count = src_ids.shape[1]
         mask = length_mask(src_lengths, count, count)
         x = self.embed(src_ids, self.src_embedding, first(self.src_positions, count), self.src_embedding_norm)
@@ -288,7 +305,7 @@ class Transformer(nn.Module):
         return keep(layers, "memory", self.encoder_norm(x))
 
     def cross_keys_values(self, memory: Tensor) -> list[KeysValues]:
-        """What each decoder layer needs of the source, projected once: L times two of (B, H, S, D)."""
+        """Cross-attention keys and values of every decoder layer, projected once: L times two of (B, H, S, D)."""
         return [layer.cross.keys_values(memory) for layer in self.decoder]  # type: ignore[union-attr,operator]
 
     def decode(self, memory: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> Tensor:
@@ -316,7 +333,7 @@ class Transformer(nn.Module):
         cache: Cache,
         layers: Layers | None = None,
     ) -> Tensor:
-        """One decoding step: what `output` makes logits of, (B, K, d). See `Seq2Seq.step`."""
+        """One decoding step: hidden states (B, K, d) for `output`. See `Seq2Seq.step`."""
         mask = length_mask(src_lengths, cross[0][0].shape[2], tokens.shape[1])
         positions = None if self.tgt_positions is None else F.embedding(position, self.tgt_positions)
         x = self.embed(tokens, self.tgt_embedding, positions, self.tgt_embedding_norm)
@@ -329,28 +346,29 @@ class Transformer(nn.Module):
 
 
 def biased(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """What is added to scores: a bias, and -inf where the mask is false; without a bias the mask as it is."""
+    """The bias, with -inf where the mask is false; without a bias the mask itself."""
     if mask is None or bias is None:
         return mask if bias is None else bias
     return torch.where(mask, bias, -math.inf)
 
 
 def all_distances(ids: Tensor) -> Tensor:
-    """Of ids (B, T): (1, T, T), how far each is behind each."""
+    """Distances (1, T, T) between the positions of ids (B, T): query minus key."""
     places = torch.arange(ids.shape[1], device=ids.device)
     return (places[:, None] - places)[None]
 
 
 def first(positions: Tensor | None, count: int) -> Tensor | None:
-    """The first rows of a table, if there is one."""
+    """The first `count` rows of a table, or None."""
     return None if positions is None else positions[:count]
 
 
 def distance_buckets(distances: Tensor, count: int, furthest: int, causal: bool) -> Tensor:
-    """The bucket, less than `count`, of how far keys are behind their queries; `causal`: of those ahead, that of 0.
+    """Buckets 0 to `count` - 1 of distances, query position minus key position.
 
-    Half as many have one distance each, the others grow with its logarithm; not causal, half of all are for keys ahead.
-    Source: transformers, `T5Attention._relative_position_bucket`.
+    The first half of the buckets hold one distance each, the others ranges that grow with the logarithm. Keys after
+    their query have half of all buckets for themselves; `causal`: they are in bucket 0. Source: transformers,
+    `T5Attention._relative_position_bucket`.
     """
     start = 0 if causal else (distances < 0) * (count // 2)
     count, size = (count, distances.clamp(min=0)) if causal else (count // 2, distances.abs())
@@ -360,7 +378,7 @@ def distance_buckets(distances: Tensor, count: int, furthest: int, causal: bool)
 
 
 def sinusoids(count: int, width: int, base: float) -> Tensor:
-    """Position table (count, width): sine at even, cosine at odd columns. Source: Vaswani et al. 2017, 3.5."""
+    """Position table (count, width): sine in even, cosine in odd columns. Source: Vaswani et al. 2017, 3.5."""
     position = torch.arange(count, dtype=torch.float32)[:, None]
     frequency = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * -(math.log(base) / width))
     table = torch.zeros(count, width)

@@ -1,7 +1,7 @@
-"""What a model must be to be exported: a protocol, and the caches that its step is written over.
+"""The protocol of a model that can be exported, and the caches that its step uses.
 
-`model.Transformer` is one implementation; engines, export and check know a model by this protocol alone. Sizes: B
-batch, S source length, K beams, R = B*K rows, H heads, D head size, T target length so far, M capacity, d width.
+`network.Transformer` is one implementation; engines, export and check use this protocol only. Sizes: B batch, S source
+length, K beams, R = B*K rows, H heads, D head size, T target length so far, M capacity, d width.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from .config import ModelConfig
 
 KeysValues = tuple[Tensor, Tensor]
 Layers = dict[str, Tensor]
-"""Values on the way, by the names of `contract.layer_names`, in order of computation."""
+"""Layer outputs by the names of `contract.layer_names`, in order of computation."""
 
 
 class Cache(Protocol):
     """Self-attention keys and values of a decode."""
 
     present: list[KeysValues]
-    """What the next step continues, of each layer that has been extended."""
+    """The `past` of the next step, for each layer extended so far."""
 
     @property
     def distances(self) -> Tensor:
-        """How many positions each key is behind the query: (1 or R, T or M); any number where the mask is false."""
+        """Query position minus key position, (1 or R, T or M); undefined where the mask is false."""
         ...
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[KeysValues, Tensor | None]:
         """Add this position's keys and values, (R, H, 1, D) each.
 
-        Returns all keys and values to attend to, (R, H, T or M, D) each, and a mask (R or 1, 1, 1, M), true where a
-        position is, or nothing where all are. Call it once a layer, in order.
+        Returns all keys and values to attend to, (R, H, T or M, D) each, and a mask (R or 1, 1, 1, M), true at written
+        positions; no mask if all are written. Call it once per layer, in order.
         """
         ...
 
@@ -43,11 +43,11 @@ class Cache(Protocol):
 class Seq2Seq(Protocol):
     """An encoder-decoder model that decodes step by step; also a `torch.nn.Module`.
 
-    Export knows its matrix products by their `nn.Linear` and its tables by their `nn.Embedding`.
+    Export recognizes matrix products by their `nn.Linear`, and tables by their `nn.Embedding`.
     """
 
     config: ModelConfig
-    """Vocabularies, special ids, positions and the caches' sizes (`config.decoder`) must be the model's own."""
+    """Vocabularies, special ids, positions and cache sizes (`config.decoder`) must be the model's."""
     output: nn.Linear
     """Hidden states to logits: (..., d) -> (..., V)."""
 
@@ -59,7 +59,7 @@ class Seq2Seq(Protocol):
         ...
 
     def cross_keys_values(self, memory: Tensor) -> list[KeysValues]:
-        """What each decoder layer needs of the source, projected once: two of (B, H, S, D) a layer."""
+        """Cross-attention keys and values, projected once: two of (B, H, S, D) per decoder layer."""
         ...
 
     def step(
@@ -71,10 +71,10 @@ class Seq2Seq(Protocol):
         cache: Cache,
         layers: Layers | None = None,
     ) -> Tensor:
-        """One decoding step: hidden states (B, K, d), which `output` makes logits of.
+        """One decoding step: hidden states (B, K, d), the input of `output`.
 
-        tokens (B, K): the last token of each row; position (1), or (B, K) where sentences are at different ones: its
-        index in the target; cross: two of (B, H, S, D) a layer. `layers` receives `decoder_embedding`,
+        tokens (B, K): the last token of each row; position: its index in the target, (1), or (B, K) if sentences are at
+        different positions; cross: two of (B, H, S, D) per layer. `layers` receives `decoder_embedding`,
         `decoder_layer_0` and so on, with `config.final_norm` `hidden`, and, for recipes with attention, `attention`
         (B, K, S): the last layer's cross-attention, mean over heads.
         """
@@ -100,7 +100,7 @@ class Seq2Seq(Protocol):
 
 
 class GrowingCache:
-    """Keys and values that grow by a position a step: two of (R, H, T, D) a layer."""
+    """Keys and values that grow by one position per step: two of (R, H, T, D) per layer."""
 
     def __init__(self, past: list[KeysValues]) -> None:
         self.past, self.present = past, list[KeysValues]()
@@ -119,13 +119,13 @@ class GrowingCache:
 
 
 class StaticCache:
-    """Buffers with room for M positions, two of (R, H, M, D) a layer, of which `position` is written.
+    """Buffers with room for M positions, two of (R, H, M, D) per layer; a step writes at `position`.
 
-    What is behind it is masked, and written as well, so that it is finite whatever was there.
+    Later positions are masked. They are overwritten as well, so that no NaN or infinity is left there.
 
-    position: (1), or (R) where rows write different ones; first: (R, 1) where each row's target begins, if that is not
-    0. Where `written_by` (B, K, M) is given, rows are not reordered: it names the beam of the same sentence that wrote
-    each position of a beam's target.
+    position: (1), or (R) if rows write at different positions; first (R, 1): where each row's target begins, if not at
+    0. With `written_by` (B, K, M), rows are not reordered: it holds, for each position of a beam's target, the beam of
+    the same sentence that wrote it.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class StaticCache:
         return (self.of_beams(present[0]), self.of_beams(present[1])), self.mask
 
     def of_beams(self, buffer: Tensor) -> Tensor:
-        """(R, H, M, D) by the rows that wrote it -> the same by the rows that read it."""
+        """(R, H, M, D) as written -> the same gathered for the rows that read it, by `written_by`."""
         if self.written_by is None:
             return buffer
         batch, beams, capacity = self.written_by.shape
@@ -172,13 +172,13 @@ def log_probs(model: Seq2Seq, hidden: Tensor) -> Tensor:
 
 
 def keep(layers: Layers | None, name: str, x: Tensor) -> Tensor:
-    """x, noted under its name where somebody asked."""
+    """Store x in `layers`, if given; returns x."""
     if layers is not None:
         layers[name] = x
     return x
 
 
 def length_mask(lengths: Tensor, size: int, queries: int) -> Tensor:
-    """(B) -> (B, 1, queries, size), true where a token is; ONNX Runtime does not broadcast the third axis."""
+    """(B) -> (B, 1, queries, size), true at tokens; ONNX Runtime does not broadcast the third axis."""
     mask = torch.arange(size, device=lengths.device) < lengths[:, None]
     return mask[:, None, None, :].expand(-1, 1, queries, -1)

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from .instructions import Instruction, Program, View
 
-VIEWED = ("self", "cross")
+VIEWED = ("self", "cross", "norm")
 """Instructions that read some columns of a value as well as all, and for which layers stay merged."""
+MOVED = ("keep", "norm")
+"""Instructions that follow the product that they read at once, so that the next layer's product takes its memory."""
 
 
 def fuse(program: Program) -> None:
@@ -45,10 +47,7 @@ def _drop_unread(program: Program) -> None:
 
 
 def _split_products(program: Program) -> None:
-    """Of layers that were merged, but whose parts do not go to attention, one product each.
-
-    What the encoder keeps is kept at once, so that the next layer's takes its memory.
-    """
+    """Of layers that were merged, but whose parts do not go to attention, one product each."""
     for made in [each for each in program.code if each.op == "matmul" and each.out is not None]:
         width, readers = program.widths[made.out or 0], _readers(program, made.out or 0)
         views = {view for each in readers for view in each.reads.values() if view.value == made.out}
@@ -71,7 +70,7 @@ def _split_products(program: Program) -> None:
             place += 1
         for each in readers:
             each.reads = {role: parts.get(view, view) for role, view in each.reads.items()}
-            if each.op == "keep":
+            if each.op in MOVED:
                 program.code.remove(each)
                 last = max(program.code.index(_writer(program, view.value)) for view in each.reads.values())
                 program.code.insert(last + 1, each)

@@ -218,14 +218,18 @@ class Lowering:
 
     # Norms.
 
-    def _norm(self, node: ir.Node) -> View:
-        x = self.view(node.inputs[0], node)
-        known = self.known[node.inputs[0]]  # type: ignore[index]
-        if isinstance(known, Heads) and known.heads > 1:
-            raise self.unknown(node, "which is of each head")
+    def _norm(self, node: ir.Node) -> View | Heads:
+        """Of rows, or of each head in them."""
+        known = self.known.get(node.inputs[0])  # type: ignore[arg-type]
+        heads = known.heads if isinstance(known, Heads) else 1
+        x = known.view if isinstance(known, Heads) else self.view(node.inputs[0], node)
         arrays = {"gain": self.array(node.inputs[1], node), **self.bias((*node.inputs, None)[2], node)}
+        if arrays["gain"][1].shape != (x.width // heads,):
+            raise self.unknown(node, "which is over more than the last axis")
         how = {"kind": NORMS[node.op_type], "eps": float(np.float32(node.attributes["epsilon"].as_float()))}
-        return self.emit("norm", x.width, {"x": x}, arrays=arrays, how=how)
+        how |= {"heads": heads} if heads > 1 else {}
+        made = self.emit("norm", x.width, {"x": x}, arrays=arrays, how=how)
+        return replace(known, view=made) if isinstance(known, Heads) else made
 
     _layernormalization = _rmsnormalization = _annotatednormalization = _norm
 
