@@ -1,4 +1,4 @@
-"""Tries a user's module on a few ids, and makes it a `seq2seq.Seq2Seq`; what does not fit is said in one line."""
+"""Runs a user's module on a few ids and wraps it as a `seq2seq.Seq2Seq`; mismatches become one-line errors."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .recompute import EncoderAlone, Hooked, Hooks, Recomputed, entering, plain_
 from .user_model import UserModel
 
 BATCH, SOURCE, TARGET, BEAMS = 3, 5, 4, 2
-"""Sizes of what is tried, all of them different."""
+"""Sizes of the probe, all different so that swapped axes are found."""
 MOST_POSITIONS, MOST_LOGITS = 2048, 1 << 26
-"""A longer source and target are not tried: attention grows by the square, and a prefix has logits at each position."""
+"""Limits of the longest probe: attention grows with the square of the positions, and a prefix has logits at each."""
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 LIMIT = 5e-4
-"""Largest difference of a log-probability, of what must be the same; a mask that is wrong makes more."""
+"""Largest difference of log-probabilities that must agree; fp32 rounding stays below it, a wrong mask does not."""
 REPEATED = 1e-5
-"""Largest difference of a score from itself; a trace finds what draws less."""
+"""Largest difference of a score between two equal calls; smaller random differences are found by the trace."""
 SUM = 1e-3
 """Largest difference of a sum of probabilities from 1, in any precision that a softmax may have had."""
 
 
 def wrapped(user: UserModel, where: str) -> Seq2Seq:
-    """A user's module as something that can be exported. Raises ConfigError."""
+    """A user's module as an exportable `Seq2Seq`. Raises ConfigError."""
     module = user.module.eval()
     if isinstance(module, torch.jit.ScriptModule):
         raise ConfigError(f"{where}: the module is of torch.jit, which torch.export does not take: leave torch.jit out")
@@ -78,7 +78,7 @@ def _encoder_alone(user: UserModel, where: str) -> EncoderAlone:
     src_ids, lengths, _ = _ids(user)
 
     def values(rows: slice = slice(None), size: int | None = None) -> Tensor:
-        """Of real tokens alone."""
+        """Memory, with zeros at padding."""
         memory = made.encode(src_ids[rows, :size], lengths[rows])
         return memory * (torch.arange(memory.shape[1]) < lengths[rows, None])[..., None]
 
@@ -96,9 +96,9 @@ def _encoder_alone(user: UserModel, where: str) -> EncoderAlone:
 
 @contextmanager
 def calling(where: str, what: str) -> Iterator[None]:
-    """Say in one line what a user's code raised, and in which line of their file. Raises ConfigError.
+    """Make a one-line ConfigError of what a user's code raises, with the line of their file.
 
-    That it ended Python too, which would look as if all had been done.
+    Of SystemExit too: the command would end as if it had done its work.
     """
     try:
         yield
@@ -111,7 +111,7 @@ def calling(where: str, what: str) -> Iterator[None]:
         place = f"{file}, line {lines[-1]}" if lines else where
         cause: BaseException = error
         while type(cause).__module__.startswith("torch.") and cause.__cause__ is not None:
-            cause = cause.__cause__  # the exporter's own errors are pages of advice to its developers
+            cause = cause.__cause__  # the exporter's own errors are pages of advice to its developers, not to users
         said = " ".join(ANSI.sub("", str(cause)).split())[:300]
         if "data-dependent" in said:
             said = "a choice by values, such as `if mask.any():`, which no graph has"

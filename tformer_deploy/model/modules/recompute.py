@@ -1,9 +1,9 @@
-"""A decoding step of modules that have none: the whole prefix again, or only what a cache of inputs cannot spare.
+"""Decoding steps for modules without one: decode the whole prefix again, or the last token over cached inputs.
 
-Both follow `seq2seq.Seq2Seq`, with caches of one head that hold no keys and values. Cache 0 holds the tokens so far as
-numbers; a token is below 2^24, which float32 has exactly. `cross_k_0` and `cross_v_0` are the halves of the encoder's
-memory, or of the source's ids where the module has no encoder of its own. `Hooked` has a cache more for every layer,
-whose k and v are the halves of what enters its self-attention.
+Both follow `seq2seq.Seq2Seq`, but their caches have one head and hold no keys and values. Cache 0 holds the tokens so
+far as floats, which are exact below 2^24. `cross_k_0` and `cross_v_0` are the halves of the encoder's memory, or of the
+source's ids if the module has no encoder of its own. `Hooked` has one more cache per layer, whose k and v are the
+halves of the inputs of its self-attention.
 
 Sizes: B batch, S source length, K beams, R = B*K rows, T target length so far, d width, D half of it, V vocabulary.
 """
@@ -31,15 +31,15 @@ class Recomputed(nn.Module):
     """Every step decodes the whole prefix."""
 
     def __init__(self, user: UserModel, memory_width: int) -> None:
-        """memory_width: what `encode` returns a token; 1 without it."""
+        """memory_width: numbers per token that `encode` returns; 1 without it."""
         super().__init__()
         self.module = user.module
         self.user, self.memory_width, self.output = user, memory_width, nn.Identity()
         self.config: ModelConfig = user.config(1, half(memory_width), memory_width)
         self.unread: frozenset[str] = frozenset()
-        """Names of tensors that no step depends on."""
+        """Names of tensors that outputs do not depend on."""
         self.encodes = user.encode is not None
-        """Whether memory is what an encoder makes, not the source's ids."""
+        """Whether memory is an encoder's output, not the source's ids."""
 
     def encode(self, src_ids: Tensor, src_lengths: Tensor, layers: Layers | None = None) -> Tensor:
         """src_ids (B, S), src_lengths (B) -> memory (B, S, d)."""
@@ -83,7 +83,7 @@ class Recomputed(nn.Module):
 
 
 class EncoderAlone(Recomputed):
-    """No decoder: no caches, and nothing to step."""
+    """An encoder without a decoder: no caches, no steps."""
 
     def __init__(self, user: UserModel, memory_width: int) -> None:
         super().__init__(user, memory_width)
@@ -91,7 +91,7 @@ class EncoderAlone(Recomputed):
 
 
 class Hooked(Recomputed):
-    """The embedding sees the whole prefix, the layers see its last position, self-attention what entered it so far."""
+    """Embeds the whole prefix, runs the layers on its last position, and self-attention over its cached inputs."""
 
     def __init__(self, user: UserModel, memory_width: int, layers: Hooks) -> None:
         super().__init__(user, memory_width)
@@ -121,7 +121,7 @@ class Hooks:
         self.axis, self.width, self.count = axis, width, count
 
     def first_layer(self, module: nn.Module) -> nn.Module:
-        """What the embedding is given to."""
+        """The first decoder layer, which the embeddings enter."""
         return next(module.get_submodule(self.layers).children())
 
     def attentions(self, module: nn.Module) -> list[nn.Module]:
@@ -130,7 +130,7 @@ class Hooks:
         return list(dict.fromkeys(found))
 
     def others(self, module: nn.Module) -> list[nn.Module]:
-        """What stands beside the self-attention in every layer."""
+        """All modules of the layers but the self-attentions."""
         found: dict[nn.Module, None] = {}
         for layer in module.get_submodule(self.layers).children():
             for part in self.self_attention.split("."):
@@ -140,7 +140,7 @@ class Hooks:
 
     @contextmanager
     def around(self, module: nn.Module, extend: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Have the decoder run for the last position; `extend` makes (R, 1, d) what entered so far, (R, T, d)."""
+        """Run the decoder for the last position; `extend` caches an input (R, 1, d), and returns all (R, T, d)."""
 
         size: Any = 0
 
@@ -190,7 +190,7 @@ def entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 
 def replaced(args: tuple[Any, ...], kwargs: dict[str, Any], old: Tensor, new: Tensor) -> Arguments:
-    """Arguments with another tensor, wherever it stands: as query, key and value."""
+    """Arguments with `old` replaced by `new` everywhere, as query, key and value."""
     return (
         tuple(new if each is old else each for each in args),
         {name: new if each is old else each for name, each in kwargs.items()},
@@ -198,7 +198,7 @@ def replaced(args: tuple[Any, ...], kwargs: dict[str, Any], old: Tensor, new: Te
 
 
 _ONE_AT_A_TIME = RLock()
-"""The fast path is the process's, and hooks are on a module that several threads may call."""
+"""The fast path is a setting of the process, and hooks are on a module that several threads may call."""
 
 
 @contextmanager
@@ -217,27 +217,27 @@ def plain_attention() -> Iterator[None]:
 
 
 def half(width: int) -> int:
-    """The width of a half, rounded up."""
+    """Half a width, rounded up."""
     return (width + 1) // 2
 
 
 def halves(x: Tensor, size: int) -> KeysValues:
-    """(B, T, d) -> two of (B, 1, T, size), filled up with zeros."""
+    """(B, T, d) -> two of (B, 1, T, size), padded with zeros."""
     missing = 2 * size - x.shape[2]
     filled = F.pad(x, (0, missing)) if missing else x
     return filled[:, None, :, :size], filled[:, None, :, size:]
 
 
 def whole(first: Tensor, second: Tensor, width: int) -> Tensor:
-    """The reverse."""
+    """The reverse of `halves`."""
     return torch.cat((first[:, 0], second[:, 0]), 2)[..., :width]
 
 
 def real(lengths: Tensor, size: int) -> Tensor:
-    """(B) -> (B, size), true where a token is."""
+    """(B) -> (B, size), true at tokens."""
     return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
 def rows_of(x: Tensor, beams: int) -> Tensor:
-    """(B, ...) -> (B*K, ...), each as often as it has beams. `repeat_interleave` is exported wrongly."""
+    """(B, ...) -> (B*K, ...), each repeated for its beams. `repeat_interleave` is exported wrongly."""
     return x[:, None].expand(-1, beams, *[-1] * (x.dim() - 1)).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Runs a user's Python file and identifies what its function made. Nothing here runs a file that was not asked for."""
+"""Runs a user's Python file, and identifies the model that its function returns. Only files that the user names run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def names_function(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class UserCheckpoint:
-    """What a function made; as a `checkpoint.Checkpoint` it has a config, tokenizers and weights."""
+    """What a function returned, with the fields of `checkpoint.Checkpoint`: config, tokenizers and weights."""
 
     directory: Path
     """`FILE.py:FUNCTION`."""
@@ -55,7 +55,7 @@ class UserCheckpoint:
 
     @property
     def paths(self) -> list[Path]:
-        """What is read."""
+        """The Python file."""
         return [file_of(self.directory)[0]]
 
     @property
@@ -65,7 +65,7 @@ class UserCheckpoint:
 
     @property
     def advice(self) -> str:
-        """How steps could be faster; empty: they are as fast as they get."""
+        """Arguments of `UserModel` that would make steps faster; empty if there are none."""
         if not isinstance(self.model, Recomputed) or not self.config.decoder_layers:
             return ""
         missing = "" if self.model.config.decoder_layers > 1 else "layers=, self_attention="
@@ -74,13 +74,13 @@ class UserCheckpoint:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the score of a token changes with a later one; steps with caches have no later one."""
+        """Whether a token's score depends on later tokens. Steps with caches see none."""
         model: Any = self.model
         return type(model) is Recomputed and looks_ahead(model)
 
 
 def open_user_model(path: Path) -> UserCheckpoint:
-    """Run a file, call its function and try what it made. Raises TformerError."""
+    """Run a file, call its function and probe the module that it returns. Raises TformerError."""
     file, name = file_of(path)
     user = run_function(file, name, str(path))
     with calling(str(path), "its module"):
@@ -94,7 +94,7 @@ def open_user_model(path: Path) -> UserCheckpoint:
 
 
 def made_again(first: UserCheckpoint) -> UserCheckpoint:
-    """What the function makes when the file runs once more. Raises ConfigError where it has other weights or text."""
+    """Run the file once more. Raises ConfigError if weights or vocabularies differ from those of the first time."""
     again, where = open_user_model(first.directory), first.directory
     if again.weights_sha256 != first.weights_sha256:
         ours, theirs = (tensors_of(cast(nn.Module, each.model)) for each in (first, again))
@@ -121,7 +121,7 @@ def file_of(path: Path) -> tuple[Path, str]:
 
 
 def run_function(file: Path, name: str, where: str) -> UserModel:
-    """Run a file, and what it calls `name`. Raises ConfigError for what is no `UserModel` or protocol."""
+    """Run a file and call its function `name`. Raises ConfigError if that returns neither `UserModel` nor `Seq2Seq`."""
     note(f"running {file}")
     with imports_from(file.parent):
         specification = importlib.util.spec_from_file_location(f"tformer_user_{file.stem}", file)
@@ -153,7 +153,7 @@ def _is_own(value: Any, namespace: Any) -> bool:
 
 @contextmanager
 def imports_from(folder: Path) -> Iterator[None]:
-    """Find the modules of a folder first, as Python does for the file that it runs."""
+    """Import from a folder first, as Python does for the script that it runs."""
     place = str(folder.resolve())
     sys.path.insert(0, place)
     try:

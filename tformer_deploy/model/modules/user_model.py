@@ -23,10 +23,9 @@ Vocabulary = Tokenizer | Sequence[str] | str | Path | None
 class UserModel:
     """A module of your own and how to call it. Sizes: B sentences, S source length, T target length, V vocabulary.
 
-    Functions get the module as their first argument, so that a copy of it can be called as well. `src_mask` is made of
-    the sources' lengths: it is true where a token is. Give `forward`, or `encode` and `decode`, or for `tformer encode`
-    `encode` alone, without what belongs to a target; nothing of these where the module follows `seq2seq.Seq2Seq`, whose
-    config then has what is left out here.
+    Functions get the module as their first argument, so that they can be called with a copy. `src_mask` is true at
+    tokens, false at padding. Give `forward`; or `encode` and `decode`; or, for `tformer encode`, `encode` alone without
+    the fields of a target. A module that follows `seq2seq.Seq2Seq` needs none of them: its config has the rest.
     """
 
     module: nn.Module
@@ -37,23 +36,22 @@ class UserModel:
     max_positions: int = 0
     """Longest source and target in tokens, special tokens included."""
     pad_id: int = -1
-    """What shorter sources of a batch are filled up with."""
+    """Padding of shorter sources in a batch."""
     start_id: int = -1
     """First token of the decoder's input."""
     eos_id: int = -1
-    """Ends every target, and every source unless `source_suffix` says otherwise: with `encode` alone it may be left out
-    beside that."""
+    """Ends every target, and every source unless `source_suffix` is set; not needed with `encode` alone and a suffix."""
     unk_id: int = -1
-    """What unknown words become; -1: `pad_id`."""
+    """Id of unknown words; -1: `pad_id`."""
     forward: Callable[[Any, Tensor, Tensor, Tensor], Tensor] | None = None
-    """(module, src_ids (B, S), src_mask (B, S), tgt_ids (B, T)) -> logits (B, T, V) of what follows each token."""
+    """(module, src_ids (B, S), src_mask (B, S), tgt_ids (B, T)) -> logits (B, T, V) of the token after each."""
     encode: Callable[[Any, Tensor, Tensor], Tensor] | None = None
     """(module, src_ids (B, S), src_mask (B, S)) -> memory (B, S, d)."""
     decode: Callable[[Any, Tensor, Tensor, Tensor], Tensor] | None = None
     """(module, memory (B, S, d), src_mask (B, S), tgt_ids (B, T)) -> logits (B, T, V)."""
     layers: str = ""
-    """Name of the decoder's list of layers in the module, such as `decoder.layers`: steps then keep what enters each
-    self-attention, and run the layers for the last token alone."""
+    """Name of the decoder's list of layers in the module, such as `decoder.layers`: steps then cache the inputs of each
+    self-attention, and run the layers on the last token only."""
     self_attention: str = ""
     """Name of the self-attention in such a layer, such as `self_attn`."""
     source: Vocabulary = None
@@ -63,7 +61,7 @@ class UserModel:
     source_suffix: tuple[int, ...] | None = None
     """Ids that every source ends with; None: `eos_id`."""
     decoding: Mapping[str, Any] = field(default_factory=dict)
-    """Decoding options that hold unless others are asked for, such as `{"beams": 4}`."""
+    """Default decoding options, such as `{"beams": 4}`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -97,7 +95,7 @@ class UserModel:
 
     @property
     def alone(self) -> bool:
-        """Whether it is an encoder, without a decoder."""
+        """Whether it is an encoder without a decoder."""
         return self.encode is not None and self.decode is None and self.forward is None
 
     @property
@@ -106,17 +104,17 @@ class UserModel:
         return ("pad_id", *ends) if self.alone else ("pad_id", "start_id", "eos_id")
 
     def _require_no_target(self) -> None:
-        """Raise ConfigError for what an encoder alone does not have."""
+        """Raise ConfigError for a field that an encoder alone does not have."""
         values = {"tgt_vocab": 0, "start_id": -1, "layers": "", "self_attention": "", "target": None, "decoding": {}}
         if wrong := [name for name, usual in values.items() if getattr(self, name) != usual]:
             raise ConfigError(f"UserModel({wrong[0]}=...): leave it out beside encode alone, or give decode as well")
 
     def follows_protocol(self, given: Sequence[str]) -> bool:
-        """Whether the module itself is what is exported."""
+        """Whether the module itself is exported, as a `Seq2Seq`."""
         return not given and not lacking(self.module)
 
     def config(self, caches: int, width: int, memory_width: int) -> ModelConfig:
-        """What the graphs need to know: vocabularies, ids, positions, caches of one head of a width, memory's width."""
+        """What graphs depend on: vocabularies, ids, positions, memory's width, and caches of one head of a width."""
         last = self.eos_id if self.eos_id >= 0 else (self.source_suffix or (self.pad_id,))[-1]
         return ModelConfig(
             src_vocab=self.src_vocab,
@@ -153,7 +151,7 @@ PROTOCOL = ("config", "output", "encode", "cross_keys_values", "step")
 
 
 def lacking(module: object) -> list[str]:
-    """What an object lacks to be a `seq2seq.Seq2Seq`."""
+    """Members of `seq2seq.Seq2Seq` that an object lacks."""
     return [name for name in PROTOCOL if not hasattr(module, name)]
 
 
