@@ -318,6 +318,12 @@ def step_of(program: Any) -> Any:
     return program["graphs"]["decoder_step"]
 
 
+def apart(step: Any) -> None:
+    """Have the first self-attention read its queries from another value than its keys."""
+    first = next(each for each in step["code"] if each["op"] == "self")
+    first["q"] = [0, 0, first["q"][2]]
+
+
 EDITS: dict[str, tuple[Callable[[Any], object], str]] = {
     "version": (lambda p: p.update(version=2), "is a program of version 2, this tformer runs 1"),
     "format": (lambda p: p.update(format="other"), "it is no program"),
@@ -337,6 +343,7 @@ EDITS: dict[str, tuple[Callable[[Any], object], str]] = {
     "layer": (lambda p: step_of(p)["code"][3].update(layer=7), "layer is 7"),
     "heads": (lambda p: step_of(p)["code"][3].update(heads=2, size=16), "it has other heads than the model"),
     "heads of a norm": (lambda p: step_of(p)["code"][1].update(heads=3), "heads do not divide its width"),
+    "strides": (lambda p: apart(step_of(p)), "q, k and v are of values of different widths"),
     "numbers": (lambda p: step_of(p)["code"][1].update(eps="0"), "eps is no number"),
     "model": (
         lambda p: p["metadata"].update({"tformer.weights_sha256": "0"}),

@@ -69,6 +69,8 @@ class Reader {
   View view_if(const Json& from, const char* key, std::int64_t width) const {
     return from.contains(key) ? of_width(view(from, key), width, key) : View();
   }
+  /// Of the whole value that a view is of.
+  std::int64_t width_of(const View& view) const { return code_.widths[static_cast<std::size_t>(view.value)]; }
   static View of_width(const View& found, std::int64_t width, const char* key) {
     if (found.width != width) throw std::invalid_argument(std::string(key) + " is of another width");
     return found;
@@ -238,6 +240,11 @@ class Reader {
       made.v = of_width(view(from, "v"), width, "v");
     }
     if (!encoder_) {
+      for (const View& each : {made.k, made.v}) {  // the step's kernel knows one distance between rows
+        if (each && width_of(each) != width_of(made.q)) {
+          throw std::invalid_argument("q, k and v are of values of different widths");
+        }
+      }
       made.layer = layer(from, made);
       if (!(made.op == Op::self ? self_ : cross_).insert(made.layer).second) {
         throw std::invalid_argument("its layer has come before");

@@ -33,7 +33,7 @@ Run::Run(const Code& code, const kernels::Kernels& kernels, int threads)
 
 std::uint32_t Run::share(double nanoseconds, std::int64_t most) const {
   if (threads_ == 1) return 1;
-  const auto wanted = static_cast<std::int64_t>(std::min(nanoseconds / worth, 1e6)) + 1;
+  const auto wanted = static_cast<std::int64_t>(std::min(nanoseconds / worth, 1e6)) + 1;  // 1e6: more than threads
   const std::int64_t found = std::max<std::int64_t>(1, std::min({wanted, most, threads_ * pieces_each}));
   return static_cast<std::uint32_t>(found > threads_ ? found - found % threads_ : found);  // as many for each thread
 }
@@ -54,7 +54,7 @@ void Run::plan(std::int64_t rows, std::int64_t positions, Memory& memory) {
   const std::int64_t floats = scratch_floats(positions);
   if (floats > scratch_size_) {
     scratch_size_ = 0;  // as in Values::resize
-    const std::int64_t more = padded(floats * 5 / 4);
+    const std::int64_t more = padded(floats * 5 / 4);  // a quarter more: not anew for each longer target
     for (Block& each : scratch_) {
       each = Block();
       each = memory.take(size(more));

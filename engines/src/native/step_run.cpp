@@ -6,7 +6,16 @@
 
 namespace tformer::native {
 
+namespace {
+
 using kernels::padded;
+
+/// Nanoseconds to merge what threads and blocks found of a row.
+constexpr double row_finished = 1000;
+/// Rows from which on an output layer takes longer with each, roughly; fewer wait for its weights.
+constexpr double rows_free = 8;
+
+}  // namespace
 
 StepRun::StepRun(const Code& code, const kernels::Kernels& kernels, int threads)
     : Run(code, kernels, threads), matrix_(code.instructions.back().matrix) {}
@@ -39,8 +48,8 @@ void StepRun::prepare(const std::vector<std::int32_t>& tokens, NativeState& stat
   const auto threads = static_cast<std::size_t>(threads_);
   scores.log_probs.resize(asked.all ? rows * vocab : 0);
   scores.attention.resize(asked.attention ? rows * state.src_width : 0);
-  looks_ld_ = padded(static_cast<std::int64_t>(state.src_width));
-  looks_.resize(asked.attention ? rows * sizes.heads * size(looks_ld_) : 0);
+  seen_ld_ = padded(static_cast<std::int64_t>(state.src_width));
+  seen_.resize(asked.attention ? rows * sizes.heads * size(seen_ld_) : 0);
   listed_.resize(state.listed ? rows * size(padded(state.listed->matrix.outputs)) : 0);
   own_.resize(state.listed ? rows * most_listed : 0);
   largest_.resize(rows * blocks);
@@ -66,11 +75,11 @@ std::uint32_t StepRun::pieces_of(const Stage& stage) const {
   const Instruction& it = *stage.it;
   if (it.op == Op::output) {
     const auto sentences = static_cast<std::int64_t>(state_->sentences.size());
-    if (stage.part == Stage::finish) return share(static_cast<double>(rows_) * 1000, state_->listed ? sentences : rows_);
+    if (stage.part == Stage::finish) return share(static_cast<double>(rows_) * row_finished, state_->listed ? sentences : rows_);
     const kernels::Matrix& matrix = state_->listed ? state_->listed->matrix : it.matrix;
     const double weights = static_cast<double>(matrix.outputs * matrix.inputs);
     const std::int64_t most = state_->listed ? kernels::panels_of(matrix) : kernels::blocks_of(matrix);
-    return share(weights * std::max(1.0, static_cast<double>(rows_) / 8) / bytes_read, most);
+    return share(weights * std::max(1.0, static_cast<double>(rows_) / rows_free) / bytes_read, most);
   }
   const double read = static_cast<double>(it.op == Op::self ? positions_ : sources_);
   const auto width = static_cast<double>(it.heads * it.size);
@@ -102,9 +111,9 @@ void StepRun::attend(const Stage& stage, std::uint32_t piece, int worker) {
       if (next && padded(next->length) == padded(sentence.length)) {
         attention.ahead = sizes_.between(sentence.cross, next->cross);
       }
-      if (!looks_.empty() && size(it.layer) + 1 == sizes_.layers) {
-        attention.weights = &looks_[row * sizes_.heads * size(looks_ld_)];
-        attention.weights_ld = looks_ld_;
+      if (!seen_.empty() && size(it.layer) + 1 == sizes_.layers) {
+        attention.weights = &seen_[row * sizes_.heads * size(seen_ld_)];
+        attention.weights_ld = seen_ld_;
       }
       attention.to = target(it, row);
       kernels_.attend_shared(attention, part, scratch(worker));
@@ -165,10 +174,10 @@ void StepRun::finish(std::int64_t row, std::int64_t last) {
   best.row = row;
   best.rows = last - row;
   kernels_.finish_output(output_, best);
-  look(row, last);
+  mean_attention(row, last);
 }
 
-/// The rows of one sentence, over what it may use: sums depend on no other sentence's list.
+/// The rows of one sentence, over its own list: sums do not depend on the lists of others.
 void StepRun::finish_listed(std::size_t number) {
   const Sentence& sentence = state_->sentences[number];
   const std::size_t beams = state_->beams, row = number * beams, count = sentence.listed.size();
@@ -205,19 +214,19 @@ void StepRun::finish_listed(std::size_t number) {
       for (std::size_t i = 0; i < count; ++i) all[token(i)] = work.logits[r * own_ld + i];
     }
   }
-  look(static_cast<std::int64_t>(row), static_cast<std::int64_t>(row + beams));
+  mean_attention(static_cast<std::int64_t>(row), static_cast<std::int64_t>(row + beams));
 }
 
-/// Means over heads of what the last layer's cross-attention gave, of rows [row, last); zeros behind a source.
-void StepRun::look(std::int64_t row, std::int64_t last) {
-  if (looks_.empty()) return;
-  const std::size_t heads = sizes_.heads, width = state_->src_width, ld = size(looks_ld_);
+/// Attention of rows [row, last): the mean over heads of the last layer's cross-attention, zeros behind a source.
+void StepRun::mean_attention(std::int64_t row, std::int64_t last) {
+  if (seen_.empty()) return;
+  const std::size_t heads = sizes_.heads, width = state_->src_width, ld = size(seen_ld_);
   for (std::size_t r = size(row); r < size(last); ++r) {
     const auto length = size(state_->sentences[r / state_->beams].length);
     float* const to = &scores_->attention[r * width];
     std::fill_n(to, width, 0.0F);
     for (std::size_t head = 0; head < heads; ++head) {
-      const float* const from = &looks_[(r * heads + head) * ld];
+      const float* const from = &seen_[(r * heads + head) * ld];
       for (std::size_t t = 0; t < length; ++t) to[t] += from[t];
     }
     for (std::size_t t = 0; t < length; ++t) to[t] /= static_cast<float>(heads);

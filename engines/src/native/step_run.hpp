@@ -11,7 +11,7 @@ namespace tformer::native {
 /// What a step returns beside the best tokens.
 struct Asked {
   bool all = false;        // log-probabilities of all tokens
-  bool attention = false;  // where the last layer looks
+  bool attention = false;  // cross-attention weights of the last layer
 };
 
 /// The next token of every row.
@@ -25,15 +25,15 @@ class StepRun final : public Run {
   NativeState* state_ = nullptr;
   Scores* scores_ = nullptr;
   CacheSizes sizes_;
-  std::int64_t positions_ = 0, sources_ = 0;  // that all rows have together
+  std::int64_t positions_ = 0, sources_ = 0;  // target and source positions of all rows together
   kernels::Matrix matrix_;                    // of the output
   kernels::Output output_;
   kernels::Best best_;
   std::vector<float> largest_, sums_, best_logits_;
   std::vector<std::int32_t> best_ids_;
   std::vector<float> listed_, own_;           // logits of a list: of all its tokens, of those of a row's sentence
-  std::vector<float> looks_;                  // (rows, heads, looks_ld_) weights of the last cross-attention, if asked for
-  std::int64_t looks_ld_ = 0;
+  std::vector<float> seen_;                   // (rows, heads, seen_ld_) weights of the last cross-attention, if asked for
+  std::int64_t seen_ld_ = 0;
 
   std::uint32_t pieces_of(const Stage& stage) const override;
   void attend(const Stage& stage, std::uint32_t piece, int worker) override;
@@ -41,7 +41,7 @@ class StepRun final : public Run {
   std::int64_t scratch_floats(std::int64_t positions) const override;
   void finish(std::int64_t row, std::int64_t last);
   void finish_listed(std::size_t sentence);
-  void look(std::int64_t row, std::int64_t last);
+  void mean_attention(std::int64_t row, std::int64_t last);
 };
 
 }  // namespace tformer::native

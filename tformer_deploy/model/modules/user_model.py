@@ -40,7 +40,7 @@ class UserModel:
     start_id: int = -1
     """First token of the decoder's input."""
     eos_id: int = -1
-    """Ends every target, and every source unless `source_suffix` is set; not needed with `encode` alone and a suffix."""
+    """Ends every target, and every source unless `source_suffix` is set; not needed with `encode` alone and that."""
     unk_id: int = -1
     """Id of unknown words; -1: `pad_id`."""
     forward: Callable[[Any, Tensor, Tensor, Tensor], Tensor] | None = None

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from .instructions import Instruction, Program, View
 
-VIEWED = ("self", "cross", "norm")
-"""Instructions that read some columns of a value as well as all, and for which layers stay merged."""
+VIEWED = ("self", "cross")
+"""Instructions that read some columns of a value as well as all, and for which layers stay merged. No norm: what it
+writes would be narrower than the rest, and a step's attention reads q, k and v from values of one width."""
 MOVED = ("keep", "norm")
 """Instructions that follow the product that they read at once, so that the next layer's product takes its memory."""
 
