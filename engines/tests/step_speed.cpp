@@ -8,8 +8,8 @@
 
 #include "errors.hpp"
 #include "machine.hpp"
-#include "native/executor.hpp"
 #include "native/encoder_run.hpp"
+#include "native/executor.hpp"
 #include "native/step_run.hpp"
 
 namespace {

@@ -122,20 +122,6 @@ void Run::piece(std::size_t number, std::uint32_t piece, int worker) {
   }
 }
 
-kernels::Target Run::target(const Instruction& it, std::size_t row, std::int64_t column) const {
-  kernels::Target to;
-  to.floats = values_.floats(it.out, row);
-  to.ld = static_cast<std::int64_t>(values_.stride(it.out));
-  to.bytes = values_.bytes(it.rounded, row);
-  to.bytes_ld = static_cast<std::int64_t>(values_.stride(it.rounded));
-  to.rounding = it.rounding;
-  if (!column) return to;
-  if (to.floats) to.floats += column;
-  if (to.bytes) to.bytes += column;
-  if (to.rounding.shrink) to.rounding.shrink += column;
-  return to;
-}
-
 kernels::Input Run::input(const Instruction& it) const {
   kernels::Input x;
   x.ld = static_cast<std::int64_t>(values_.stride(it.x.value));

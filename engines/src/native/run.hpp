@@ -59,7 +59,19 @@ class Run : public Job {
   float* scratch(int worker) const { return scratch_[static_cast<std::size_t>(worker)].data(); }
   kernels::Input input(const Instruction& it) const;
   /// Where an instruction writes, from a row and a column on.
-  kernels::Target target(const Instruction& it, std::size_t row = 0, std::int64_t column = 0) const;
+  kernels::Target target(const Instruction& it, std::size_t row = 0, std::int64_t column = 0) const {
+    kernels::Target to;
+    to.floats = values_.floats(it.out, row);
+    to.ld = static_cast<std::int64_t>(values_.stride(it.out));
+    to.bytes = values_.bytes(it.rounded, row);
+    to.bytes_ld = static_cast<std::int64_t>(values_.stride(it.rounded));
+    to.rounding = it.rounding;
+    if (!column) return to;
+    if (to.floats) to.floats += column;
+    if (to.bytes) to.bytes += column;
+    if (to.rounding.shrink) to.rounding.shrink += column;
+    return to;
+  }
   /// `work(sentence, head, heads)` for the part `piece` of all heads of all sentences.
   template <typename Work>
   void heads_of(const Stage& stage, std::uint32_t piece, std::int64_t sentences, const Work& work) const {
