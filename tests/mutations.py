@@ -402,7 +402,7 @@ CONSTANTS: dict[str, tuple[str, str, Mutation, str]] = {
         changed(_OUT, row(RARE, times(1.0001))),
         _OUT,
     ),
-    "int8, source row": ("int8", "encoder", changed(f"{_OUT}*.scales.column", row(RARE, times(1.1))), "output"),
+    "int8, source row": ("int8", "encoder", changed(f"{_OUT}.scaled.scales", row(RARE, times(1.1))), "output"),
     "int8, target row": (
         "int8",
         "decoder_step",
@@ -418,11 +418,11 @@ CONSTANTS: dict[str, tuple[str, str, Mutation, str]] = {
         changed(f"{_OUT}.scales", row(RARE, times(1.01))),
         _OUT,
     ),
-    "int8, output": ("int8", "decoder_step", changed(f"{_OUT}.int8^T", row(3, lambda r: r // 2)), _OUT),
+    "int8, output": ("int8", "decoder_step", changed(f"{_OUT}.int8.transposed", row(3, lambda r: r // 2)), _OUT),
     "int8, weight": (
         "int8",
         "encoder",
-        changed("decoder.1.cross.value.weight.int8^T", row(3, lambda r: r // 2)),
+        changed("decoder.1.cross.value.weight.int8.transposed", row(3, lambda r: r // 2)),
         "cross.value.weight",
     ),
     "int8-latency, gain": (

@@ -262,10 +262,10 @@ def scaled_queries(weight: np.ndarray) -> np.ndarray:
 
 
 FAULTS = [
-    ("fp32-cpu", "encoder", "encoder.1.ff.up.weight^T", scaled(1.01), "encoder_layer_1"),
+    ("fp32-cpu", "encoder", "encoder.1.ff.up.weight.transposed", scaled(1.01), "encoder_layer_1"),
     ("fp32-cpu", "encoder", "decoder.0.cross.key.bias", scaled(1.5), "cross_k_0"),
     ("fp32-cpu", "decoder_step", "tgt_positions", lambda table: np.roll(table, -1, 0), "token 1, decoder_embedding"),
-    ("fp32-cpu", "decoder_step", "decoder.0.cross.query.weight^T", scaled(1.01), "decoder_layer_0"),
+    ("fp32-cpu", "decoder_step", "decoder.0.cross.query.weight.transposed", scaled(1.01), "decoder_layer_0"),
     ("fp32-cpu", "decoder_step", "decoder.1.attention.key.weight,*", scaled_queries, "token 2, decoder_layer_1"),
     ("fp32-cpu", "decoder_step", "output", scaled(1.01), "token 1, log_probs"),
     ("int8", "encoder", "encoder.1.ff.up.weight.scales", scaled(5), "encoder_layer_1"),

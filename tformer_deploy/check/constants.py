@@ -15,18 +15,17 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from ..bundle.contract import PROGRAM, made_of
 from ..bundle.manifest import Bundle
+from ..bundle.origin import Origin
 from ..bundle.recipe import Recipe
-from ..export.save import load_graph, reading
+from ..export.save import load_graph, origins_of, reading
 from .found import Constants
 from .origins import (
-    CLOSE,
-    NAME,
-    ORIGIN,
     Array,
     Bounds,
+    Checkpoint,
     Compared,
-    Found,
-    Origins,
+    Comparisons,
+    Made,
     describe,
     elements_off,
     integers_off,
@@ -44,6 +43,8 @@ COMPARED = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, Tensor
 """What weights are; arrays of other types are sizes and places, which no checkpoint has."""
 BIAS = {"Gemm": 2, "MatMulIntegerToFloat": 6, "MatMulNBits": 5, "LayerNormalization": 2}
 SCALES = {"MatMulIntegerToFloat": 3, "MatMulNBits": 2}
+OUTPUT = Origin(("output.weight",))
+"""Of the input `listed_rows`, which `short_rows` gathers."""
 ROUNDINGS = ("QuantizeLinear", "DynamicQuantizeLinear")
 """Inputs of nodes whose second input is a weight."""
 
@@ -52,7 +53,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
     """Every constant of a variant's graphs; empty: the standard ones. Raises ArtifactError for one that is damaged."""
     found = Constants()
     weights = named_tensors(model)
-    origins, seen = Origins(weights, model.config), set[str]()
+    checkpoint, seen = Checkpoint(weights, model.config), set[str]()
     bounds = bundle.manifest["variants"].get(variant, {}).get("ranges", {})
     for graph in made_of(recipe, bundle.config):
         path = bundle.directory / variant / PROGRAM if recipe.target == "native" else bundle.graph(graph, variant)
@@ -60,9 +61,9 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
             continue
         where = f"{variant}/{path.name}" if variant else path.name
         if recipe.target == "native":
-            _add(found, seen, graph, f"{where} ({graph})", ProgramConstants(path, graph, origins, bounds, model))
+            _add(found, seen, graph, f"{where} ({graph})", ProgramConstants(path, graph, checkpoint, bounds, model))
         else:
-            _add(found, seen, path.stem, where, GraphConstants(path, recipe, origins, bounds))
+            _add(found, seen, path.stem, where, GraphConstants(path, recipe, checkpoint, bounds))
     seen &= weights.keys()
     if recipe.quantized and not bounds:
         found.wrong.append("manifest.json has no ranges of calibration: nothing bounds the rounding of inputs")
@@ -103,9 +104,10 @@ def _repeated(name: str, seen: set[str], weights: Mapping[str, Array]) -> bool:
 class GraphConstants:
     """Compares the constants of one graph."""
 
-    def __init__(self, path: Path, recipe: Recipe, origins: Origins, bounds: Bounds) -> None:
-        self.path, self.recipe, self.origins, self.bounds = path, recipe, origins, bounds
-        self.model = load_graph(path, weights=False).graph
+    def __init__(self, path: Path, recipe: Recipe, checkpoint: Checkpoint, bounds: Bounds) -> None:
+        self.path, self.recipe, self.checkpoint, self.bounds = path, recipe, checkpoint, bounds
+        model = load_graph(path, weights=False)
+        self.model, self.origins = model.graph, origins_of(model, path)
         self.tensors = {tensor.name: tensor for tensor in self.model.initializer}
         self.makers = {value: node for node in self.model.node for value in node.output}
         self.names = {name for name, tensor in self.tensors.items() if tensor.data_type in COMPARED}
@@ -117,27 +119,29 @@ class GraphConstants:
             array: Array = numpy_helper.to_array(self.tensors[name], str(self.path.parent))
         return array
 
-    def compared(self) -> Found:
-        """Every constant whose name says what it is made of, and those that belong together."""
+    def made(self, name: str) -> Made | None:
+        """What a constant is made from; None for one that is made of no tensor of the checkpoint."""
+        return self.checkpoint.made(self.origins.get(name))
+
+    def compared(self) -> Comparisons:
+        """Every constant that has an origin, and those that belong together."""
         yield from self.layers()
         for name, tensor in self.tensors.items():
-            parsed = NAME.fullmatch(name)
-            made = self.origins.made(name) if tensor.data_type in COMPARED else None
-            if parsed is None or made is None or parsed["form"] in (".scales", ".zeros"):
+            made = self.made(name) if tensor.data_type in COMPARED else None
+            if made is None or self.origins[name].form == "scales":
                 continue
-            if parsed["form"]:
-                yield self.rounded(name, parsed["origins"], made.names, made.array)
+            if self.origins[name].form:
+                yield self.rounded(name, made)
             else:
-                off = elements_off(self.array(name), made.array.T if parsed["turned"] else made.array)
+                off = elements_off(self.array(name), made.array.T if self.origins[name].transposed else made.array)
                 yield Compared([name], made.names, off)
 
-    def layers(self) -> Found:
+    def layers(self) -> Comparisons:
         """What goes with the weight of each product and norm: its bias, scales, and how its input is rounded."""
         readers = {value: node for node in self.model.node for value in node.input}
         for node in self.model.node:
             weight = self.input(node, 1)
-            # What `short_rows` took of the output's.
-            made = self.origins.made("output.weight" if weight == "listed_rows" else weight)
+            made = self.checkpoint.made(OUTPUT) if weight == "listed_rows" else self.made(weight)
             if weight not in self.names and weight != "listed_rows":
                 continue
             if made is None or node.op_type not in (*BIAS, "MatMul"):
@@ -148,18 +152,19 @@ class GraphConstants:
                 bias = next((name for name in added.input if name in self.tensors), "")
             if bias:
                 scaled = node.op_type != "LayerNormalization"
-                if (found := self.origins.bias(bias, made, self.array(bias), scaled)) is not None:
-                    yield found
+                if (compared := self.checkpoint.bias(bias, made, self.array(bias), scaled)) is not None:
+                    yield compared
             yield from self.scaled(node, weight, made.names)
 
-    def scaled(self, node: NodeProto, weight: str, origins: list[str]) -> Found:
+    def scaled(self, node: NodeProto, weight: str, origins: list[str]) -> Comparisons:
         """The scales of a product of integers, and how its input becomes integers."""
-        parsed = NAME.fullmatch(weight)
-        if node.op_type not in SCALES or parsed is None:
+        if node.op_type not in SCALES:
             return
-        scales, own = self.input(node, SCALES[node.op_type]), f"{parsed['origins']}.scales{parsed['layout'] or ''}"
-        if scales != own and scales in self.tensors and own in self.tensors:
-            yield Compared([scales], origins, elements_off(self.array(scales), self.array(own)))
+        scales = self.input(node, SCALES[node.op_type])
+        factors = self.origins[weight].factors if weight in self.origins else ()
+        own = [name for name in self.scales(weight) if self.origins[name].factors == factors]
+        if own and scales in self.tensors and scales not in own:
+            yield Compared([scales], origins, elements_off(self.array(scales), self.array(own[0])))
         if node.op_type != "MatMulIntegerToFloat":
             return  # which rounds each row by what is in it
         rounding = self.makers.get(node.input[0])
@@ -175,44 +180,50 @@ class GraphConstants:
                 if off is not None:
                     yield Compared(names, origins, off, "what calibration measured")
 
+    def form(self, name: str) -> str:
+        """The form of a constant; empty for floats, and for one without an origin."""
+        return self.origins[name].form if name in self.origins else ""
+
     @staticmethod
     def input(node: NodeProto, place: int) -> str:
         """The name of an input; empty: it has none."""
         return node.input[place] if place < len(node.input) else ""
 
-    def rounded(self, name: str, told: str, origins: list[str], expected: Array) -> Compared:
-        """Quantized weights, and their scales and zeros: how far they are from `expected` (out, in), where that is
-        more than rounding may do."""
-        rows = len(expected)
-        group, scales = [name, *self.shrink(name)], []
+    def scales(self, weight: str) -> list[str]:
+        """The constants that are the scales of quantized weights, or of their rows times a number."""
+        own = self.origins.get(weight)
+        return [
+            name
+            for name, origin in self.origins.items()
+            if own is not None
+            and origin.form == "scales"
+            and (origin.tensors, origin.groups) == (own.tensors, own.groups)
+            and (origin.factors == own.factors or not own.factors)
+            and name in self.tensors
+        ]
+
+    def rounded(self, name: str, made: Made) -> Compared:
+        """Quantized weights and their scales: how far they are from the checkpoint's, where that is more than rounding
+        may do."""
+        expected, rows, group = made.array, len(made.array), [name, *self.shrink(name)]
         for shrink in group[1:]:
             expected = expected / self.array(shrink)
-        layout = NAME.fullmatch(name)["layout"]  # type: ignore[index]
-        for other in self.tensors:
-            parsed = NAME.fullmatch(other)
-            if parsed is None or parsed["form"] != ".scales" or parsed["layout"] != layout:
-                continue
-            each = ORIGIN.fullmatch(parsed["origins"])
-            if parsed["origins"] == told or (each is not None and each["name"] == told):
-                factor = each["factor"] if each is not None and parsed["origins"] != told else None
-                scales.append(self.array(other).reshape(rows, -1) / self.origins.factor(factor))
-                group.append(other)
+        group += (scales := self.scales(name))
         if not scales:
-            return Compared(group, origins, np.full(expected.shape, np.nan))
-        integers, least = self.integers(name, rows, scales[0].shape[1])
-        off = np.maximum.reduce([integers_off(integers, each, expected, least) for each in scales])
-        zeros = f"{told}.zeros"
-        if zeros in self.tensors:
-            group.append(zeros)
-            off = np.where((self.array(zeros) != 0).reshape(rows, 1, 1), np.maximum(off, CLOSE), off)
-        return Compared(group, origins, off)
+            return Compared(group, made.names, np.full(expected.shape, np.nan))
+        own = self.origins[name].factors
+        factors = [1 if self.origins[each].factors == own else self.made(each).factors[0] for each in scales]  # type: ignore[union-attr]
+        arrays = [self.array(each).reshape(rows, -1) / factor for each, factor in zip(scales, factors, strict=True)]
+        integers, least = self.integers(name, rows, arrays[0].shape[1])
+        off = np.maximum.reduce([integers_off(integers, each, expected, least) for each in arrays])
+        return Compared(group, made.names, off)
 
     def integers(self, name: str, rows: int, groups: int) -> tuple[Array, int]:
         """Weights as integers around 0 (out, groups, size), and the least that there may be."""
-        stored = self.array(name).T if name.endswith("^T") else self.array(name)
+        stored = self.array(name).T if self.origins[name].transposed else self.array(name)
         if stored.dtype == np.int8:
             return stored[:, None], -127
-        middle = 128 if self.recipe.precision == "int8" else 8
+        middle = 128 if self.origins[name].form == "int8" else 8
         if middle == 8:  # two in a byte
             stored = np.stack((stored & 15, stored >> 4), -1)
         return stored.reshape(rows, groups, -1).astype(np.int16) - middle, -middle
@@ -222,4 +233,4 @@ class GraphConstants:
         read = next((self.makers.get(node.input[0]) for node in self.model.node if weight in node.input), None)
         product = self.makers.get(read.input[0]) if read is not None and read.op_type == "QuantizeLinear" else None
         names = product.input if product is not None and product.op_type == "Mul" else ()
-        return [name for name in names if name.endswith(".shrink") and name in self.tensors]
+        return [name for name in names if name in self.tensors and self.form(name) == "shrink"]

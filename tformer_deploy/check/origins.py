@@ -1,4 +1,4 @@
-"""What a constant's name says that it is made of, and how far numbers are from that.
+"""What constants should be, computed from the checkpoint by their origins, and how far they are from that.
 
 The functions are written anew here, so that a mistake of the export does not excuse itself.
 """
@@ -6,13 +6,13 @@ The functions are written anew here, so that a mistake of the export does not ex
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..bundle.origin import Origin
 from ..model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -25,12 +25,6 @@ HALF_STEP = 0.5 * 1.001
 """Of a quantized weight's own scale; the share above a half is what fp32 rounds."""
 LEAST, LEAST_SPAN = 1e-9, 1e-6
 """Smaller rows and groups do not make their scale, smaller ranges not their step: quotients might be infinite."""
-ORIGIN = re.compile(r"(?P<name>[^,*^]+)(\*(?P<factor>[0-9.e+-]*[0-9]))?")
-NAME = re.compile(
-    r"(?P<origins>.+?)(?P<form>\.int8|\.int4|\.scales|\.zeros)?(?P<layout>\.groups)?(\.rows|\.column)?(?P<turned>\^T)?"
-    r"(\[(?P<first>[0-9]+):(?P<end>[0-9]+)\])?"
-)
-"""How the passes of export name a constant: tensors side by side, each with a factor, then what was done to them."""
 Bounds = Mapping[str, Sequence[float]]
 """What calibration saw of the input of every linear layer: the least and the largest number."""
 
@@ -46,52 +40,49 @@ class Compared(NamedTuple):
     beside: str = "the checkpoint's"
 
 
-Found = Iterator[Compared]
+Comparisons = Iterator[Compared]
 
 
 class Made(NamedTuple):
-    """What a name says."""
+    """What an origin makes of the checkpoint."""
 
     names: list[str]
-    """Tensors of the checkpoint, side by side."""
+    """Tensors of the checkpoint, concatenated."""
     factors: list[np.float32]
     sizes: list[int]
     """Rows of each."""
     array: Array
-    """What becomes of them; some of its rows where the name says so."""
+    """Their concatenation, scaled; those of its rows that the constant has."""
     rows: slice
 
 
-class Origins:
+class Checkpoint:
     """The tensors of a checkpoint, and what may become of them."""
 
     def __init__(self, weights: Mapping[str, Array], config: ModelConfig) -> None:
         self.weights, self.config = weights, config
 
-    def made(self, name: str) -> Made | None:
-        """What a name tells; nothing for other names."""
-        parsed = NAME.fullmatch(name)
-        parts = [ORIGIN.fullmatch(part) for part in parsed["origins"].split(",")] if parsed else []
-        names = [part["name"] for part in parts if part is not None]
-        if parsed is None or len(names) < len(parts) or not all(each in self.weights for each in names):
+    def made(self, origin: Origin | None) -> Made | None:
+        """What a constant of this origin is made from; None if the checkpoint does not have it."""
+        if origin is None or origin.form == "shrink" or not all(name in self.weights for name in origin.tensors):
             return None
-        factors = [self.factor(part["factor"]) for part in parts if part is not None]
-        arrays = [f * self.weights[each] for f, each in zip(factors, names, strict=True)]
+        factors = [self.factor(each) for each in origin.factors or (1.0,) * len(origin.tensors)]
+        arrays = [f * self.weights[each] for f, each in zip(factors, origin.tensors, strict=True)]
         array = np.concatenate(arrays) if len(arrays) > 1 else np.asarray(arrays[0])
         sizes = [len(each) if each.ndim else 1 for each in arrays]
-        rows = slice(int(parsed["first"]), int(parsed["end"])) if parsed["first"] else slice(None)
-        return Made(names, factors, sizes, array[rows] if parsed["first"] else array, rows)
+        rows = slice(*origin.rows) if origin.rows else slice(None)
+        return Made(list(origin.tensors), factors, sizes, array[rows] if origin.rows else array, rows)
 
-    def factor(self, told: str | None) -> np.float32:
+    def factor(self, stated: float) -> np.float32:
         """What a tensor may be multiplied by before it becomes a constant; NaN for any other number."""
-        if told is None:
+        if stated == 1:
             return np.float32(1)
         sides = self.config.encoder, self.config.decoder
         possible = [math.sqrt(side.width) for side in sides] if self.config.scale_embeddings else []
         possible += [1 / math.sqrt(side.head_dim) for side in sides]
         # The annotated norm, whose deviation is over d - 1.
         possible += [math.sqrt((side.width - 1) / side.width) for side in sides]
-        near = [value for value in possible if abs(float(told) - value) <= CLOSE * value]
+        near = [value for value in possible if abs(stated - value) <= CLOSE * value]
         return np.float32(near[0] if near else np.nan)
 
     def bias(self, name: str, made: Made, bias: Array | None, scaled: bool = True) -> Compared | None:
@@ -186,14 +177,14 @@ def rounding_off(step: float, zero: int, weights: Sequence[str], bounds: Bounds)
     return np.where(found <= CLOSE, 0, found)
 
 
-def describe(found: Compared, where: str) -> str:
+def describe(compared: Compared, where: str) -> str:
     """One line for constants whose elements are off; `where`: the file that has them."""
-    worst = int(np.where(np.isnan(found.off), np.inf, found.off).argmax())
-    place = [int(n) for n in np.unravel_index(worst, found.off.shape)]
-    short = found.names[0].removeprefix("model.")
-    behind = "" if short in found.origins else f" ({', '.join(found.origins)})"
+    worst = int(np.where(np.isnan(compared.off), np.inf, compared.off).argmax())
+    place = [int(n) for n in np.unravel_index(worst, compared.off.shape)]
+    short = compared.names[0].removeprefix("model.")
+    behind = "" if short in compared.origins else f" ({', '.join(compared.origins)})"
     return (
-        f"constant {short}{behind} of {where} differs from {found.beside} by {float(found.off.flat[worst]):.2g}"
+        f"constant {short}{behind} of {where} differs from {compared.beside} by {float(compared.off.flat[worst]):.2g}"
         f"{f' at {place}' if place else ''}"
     )
 

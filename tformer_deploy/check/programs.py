@@ -11,13 +11,14 @@ import numpy as np
 from ..base.errors import ArtifactError
 from ..base.headers import DAMAGED, HEADER_BYTES, read_json
 from ..bundle.contract import WEIGHTS
+from ..bundle.origin import read_origin
 from .origins import (
     Array,
     Bounds,
+    Checkpoint,
     Compared,
-    Found,
+    Comparisons,
     Made,
-    Origins,
     elements_off,
     half_of_bf16,
     integers_off,
@@ -37,8 +38,8 @@ ARRAYS = ("table", "scales", "positions", "gain", "bias", "shrink", "data", "sum
 class ProgramConstants:
     """Compares the constants of one graph of a program."""
 
-    def __init__(self, path: Path, graph: str, origins: Origins, bounds: Bounds, model: Seq2Seq) -> None:
-        self.path, self.side, self.origins, self.bounds = path, SIDES.get(graph, "encoder"), origins, bounds
+    def __init__(self, path: Path, graph: str, checkpoint: Checkpoint, bounds: Bounds, model: Seq2Seq) -> None:
+        self.path, self.side, self.checkpoint, self.bounds = path, SIDES.get(graph, "encoder"), checkpoint, bounds
         self.model: Any = model
         program = read_json(path.parent, path.name, HEADER_BYTES)
         try:
@@ -68,7 +69,12 @@ class ProgramConstants:
         found: Array = self.weights[start:end].view(dtype).reshape(shape)
         return found
 
-    def compared(self) -> Found:
+    def made(self, number: int) -> Made | None:
+        """What an array is made from; None for one that is made of no tensor of the checkpoint."""
+        about = self.about[number]
+        return self.checkpoint.made(read_origin(about["origin"])) if "origin" in about else None
+
+    def compared(self) -> Comparisons:
         """Every constant, instruction by instruction. Raises ArtifactError."""
         rounds: dict[int, Any] = {}
         layer = 0
@@ -88,13 +94,13 @@ class ProgramConstants:
         except DAMAGED as error:
             raise self.damaged(error) from None
 
-    def plain(self, number: int) -> Found:
-        """An array that is as its name says."""
-        made = self.origins.made(self.about[number]["name"])
+    def plain(self, number: int) -> Comparisons:
+        """An array of floats."""
+        made = self.made(number)
         if made is not None:
             yield Compared([self.name(number)], made.names, elements_off(self.array(number), made.array))
 
-    def embedded(self, each: Mapping[str, Any]) -> Found:
+    def embedded(self, each: Mapping[str, Any]) -> Comparisons:
         """A table of embeddings, in 8 bits with a scale for each row or in 32, and positions."""
         if "positions" in each:
             yield from self.plain(each["positions"])
@@ -102,35 +108,35 @@ class ProgramConstants:
             yield from self.plain(each["table"])
             return
         numbers = each["table"], each["scales"]
-        made, told = (self.origins.made(self.about[number]["name"]) for number in numbers)
+        made, scaled = map(self.made, numbers)
         if made is not None:
-            factor = told.factors[0] if told is not None else np.float32(1)
+            factor = scaled.factors[0] if scaled is not None else np.float32(1)
             scales = self.array(numbers[1]) / factor
             off = integers_off(self.array(numbers[0])[:, None], scales, made.array, -127)
             yield Compared([self.name(number) for number in numbers], made.names, off)
 
-    def norm(self, each: Mapping[str, Any]) -> Found:
+    def norm(self, each: Mapping[str, Any]) -> Comparisons:
         """A gain, and the bias that goes with it."""
         yield from self.plain(each["gain"])
-        made = self.origins.made(self.about[each["gain"]]["name"])
+        made = self.made(each["gain"])
         if made is not None:
             bias = self.array(each["bias"]) if "bias" in each else None
             yield from self.biased(each, made, bias, scaled=False)
 
-    def biased(self, each: Mapping[str, Any], made: Made, bias: Array | None, scaled: bool = True) -> Found:
+    def biased(self, each: Mapping[str, Any], made: Made, bias: Array | None, scaled: bool = True) -> Comparisons:
         """What is added behind a product or a norm."""
         name = self.name(each["bias"]) if "bias" in each else f"{made.names[0].removesuffix('weight')}bias"
-        found = self.origins.bias(name, made, bias, scaled)
-        own = self.origins.made(self.about[each["bias"]]["name"]) if "bias" in each else None
+        found = self.checkpoint.bias(name, made, bias, scaled)
+        own = self.made(each["bias"]) if "bias" in each else None
         if found is None and own is not None and bias is not None:  # the checkpoint has other names
             found = Compared([name], own.names, elements_off(bias, own.array))
         if found is not None:
             yield found
 
-    def product(self, each: Mapping[str, Any], read: Mapping[str, Any]) -> Found:
+    def product(self, each: Mapping[str, Any], read: Mapping[str, Any]) -> Comparisons:
         """A matrix, its bias, and how its input becomes integers."""
         about = each["matrix"]
-        made = self.origins.made(self.about[about["data"]]["name"])
+        made = self.made(about["data"])
         if made is None:
             return
         outputs, expected = about["outputs"], made.array
@@ -175,14 +181,14 @@ class ProgramConstants:
         wrong = sums != whole[:outputs].sum(1, dtype=np.int64)
         return np.where(wrong[:, None, None], np.maximum(off, 1), off)
 
-    def relative(self, each: Mapping[str, Any], layer: int) -> Found:
+    def relative(self, each: Mapping[str, Any], layer: int) -> Comparisons:
         """What scores gain by how far a key is behind its query, of our own model."""
-        tables = [name for name in self.origins.weights if name.startswith(f"{self.side}_relative.tables.")]
+        tables = [name for name in self.checkpoint.weights if name.startswith(f"{self.side}_relative.tables.")]
         if "bias" not in each or not tables:
             return
         name, found = tables[layer % len(tables)], self.array(each["bias"])
         relative = getattr(self.model, f"{self.side}_relative")
         count = found.shape[1] - LANES
         places = np.clip(each["zero"] - np.arange(count), -relative.most, relative.most) + relative.most
-        expected = self.origins.weights[name][relative.buckets.cpu().numpy()[places]].T
+        expected = self.checkpoint.weights[name][relative.buckets.cpu().numpy()[places]].T
         yield Compared([self.name(each["bias"])], [name], elements_off(found[:, :count], expected))

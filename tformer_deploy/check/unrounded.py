@@ -23,9 +23,10 @@ from ..base.files import sha256, write_json
 from ..base.headers import HEADER_BYTES, read_json
 from ..bundle.contract import GRAPHS, PROGRAM, SLOTS_GRAPH, WEIGHTS, file_of
 from ..bundle.manifest import MANIFEST, REPORT, Bundle
+from ..bundle.origin import Origin, read_origin
 from ..bundle.recipe import Recipe
-from ..export.save import load_graph, save_graphs
-from .origins import NAME, Array, Bounds, Made, Origins, named_tensors
+from ..export.save import load_graph, origins_of, save_graphs
+from .origins import Array, Bounds, Checkpoint, Made, named_tensors
 from .report import EngineReport
 from .rounding import Unrounded
 
@@ -36,6 +37,8 @@ LANES, LINE = 16, 64
 """Outputs of a panel; where arrays of programs begin."""
 READ = ("x", "y", "q", "k", "v", "gate", "residual")
 """Operands of instructions."""
+UNROUNDED = "unrounded "
+"""Before the names of constants that are floats again."""
 PRODUCTS = {"MatMulIntegerToFloat": 6, "MatMulNBits": 5}
 """Products of integers, and the input that is their bias."""
 
@@ -68,7 +71,7 @@ def unrounded(bundle: Bundle, variant: str, model: Seq2Seq) -> Iterator[Bundle]:
     kept = {name: files[name] for name in files if "/" not in name and name not in (WEIGHTS, REPORT)}
     manifest = {**bundle.manifest, "variants": {variant: own}, "default": "", "files": kept}
     manifest.pop("shortlist", None)
-    undo = Undo(Origins(named_tensors(model), model.config), own.get("ranges", {}))
+    undo = Undo(Checkpoint(named_tensors(model), model.config), own.get("ranges", {}))
     with tempfile.TemporaryDirectory(prefix="tformer-check-") as folder:
         made = Path(folder)
         (made / variant).mkdir()
@@ -80,8 +83,8 @@ def unrounded(bundle: Bundle, variant: str, model: Seq2Seq) -> Iterator[Bundle]:
         else:
             graphs = [name for name in (*GRAPHS, SLOTS_GRAPH) if bundle.graph(name, variant).is_file()]
             models = {name: load_graph(bundle.graph(name, variant)) for name in graphs}
-            for each in models.values():
-                undo.graph(each.graph)
+            for name, graph in models.items():
+                FloatGraph(undo, graph.graph, origins_of(graph, bundle.graph(name, variant)))
             save_graphs(models, made / variant)
             names = [file_of(name, recipe) for name in graphs]
         new = {f"{variant}/{name}": sha256(made / variant / name) for name in (*names, WEIGHTS)}
@@ -93,61 +96,20 @@ def unrounded(bundle: Bundle, variant: str, model: Seq2Seq) -> Iterator[Bundle]:
 class Undo:
     """Takes the rounding out of graphs and programs."""
 
-    def __init__(self, origins: Origins, bounds: Bounds) -> None:
-        self.origins, self.bounds = origins, bounds
+    def __init__(self, checkpoint: Checkpoint, bounds: Bounds) -> None:
+        self.checkpoint, self.bounds = checkpoint, bounds
 
-    def made(self, name: str) -> Made:
-        """The checkpoint's tensors behind a constant."""
-        found = self.origins.made(name)
-        if found is None:
+    def made(self, name: str, origin: Origin | None) -> Made:
+        """What a constant is made from."""
+        made = self.checkpoint.made(origin)
+        if made is None:
             raise ArtifactError(f"{name} is of no tensor of the checkpoint")
-        return found
+        return made
 
-    def positive(self, weight: str) -> bool:
+    def positive(self, weight: Made) -> bool:
         """Whether no number below 0 is read by a layer: rounding then does what its relu did."""
-        name = self.made(weight).names[0].removesuffix(".weight")
+        name = weight.names[0].removesuffix(".weight")
         return name in self.bounds and self.bounds[name][0] == 0
-
-    # Graphs.
-
-    def graph(self, graph: GraphProto) -> None:
-        """In place: products of floats, and nothing rounded."""
-        del graph.value_info[:]  # types of what was rounded
-        tensors = {tensor.name: tensor for tensor in graph.initializer}
-        for place, node in reversed([*enumerate(graph.node)]):
-            if node.op_type in PRODUCTS:
-                graph.node.remove(node)
-                for new in reversed(self._product(graph, tensors, node)):
-                    graph.node.insert(place, new)
-            elif node.op_type == "Gather" and (parsed := NAME.fullmatch(node.input[0])) and parsed["form"] == ".int8":
-                # What its scales are multiplied with.
-                array = self.made(node.input[0]).array
-                array = array / np.maximum(np.abs(array).max(1, keepdims=True) / np.float32(127), np.float32(1e-30))
-                tensors[node.input[0]].CopyFrom(numpy_helper.from_array(array, node.input[0]))
-        for node in graph.node:
-            if node.op_type == "QuantizeLinear":
-                reader = next(each for each in graph.node if node.output[0] in each.input)
-                node.op_type = "Relu" if self.positive(reader.input[1].removeprefix("unrounded ")) else "Identity"
-                del node.input[1:]
-                del node.attribute[:]
-
-    def _product(self, graph: GraphProto, tensors: Mapping[str, Any], node: NodeProto) -> list[NodeProto]:
-        """A product of floats in the place of one of integers."""
-        name, bias = node.input[1], node.input[PRODUCTS[node.op_type] :][:1]
-        weight = self.made(name).array
-        reads = next((each for each in graph.node if node.input[0] in each.output), None)
-        source = next((each for each in graph.node if reads is not None and reads.input[0] in each.output), None)
-        for shrink in source.input if source is not None and source.op_type == "Mul" else ():
-            if shrink.endswith(".shrink"):
-                weight = weight / numpy_helper.to_array(tensors[shrink])
-        if f"unrounded {name}" not in {tensor.name for tensor in graph.initializer}:
-            graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(weight.T), f"unrounded {name}"))
-        out = node.output[0]
-        product = helper.make_node("MatMul", [node.input[0], f"unrounded {name}"], [f"{out} product"])
-        added = [f"{out} product", *bias] if bias and bias[0] else [f"{out} product"]
-        return [product, helper.make_node("Add" if len(added) == 2 else "Identity", added, [out])]
-
-    # Programs.
 
     def program(self, source: Path, out: Path, recipe: Recipe) -> None:
         """Write a program of floats to `out`."""
@@ -159,6 +121,55 @@ class Undo:
             for graph in about["graphs"].values():
                 graph["code"] = FloatCode(self, about["arrays"], graph, file).code
         (out / PROGRAM).write_text(json.dumps(about))
+
+
+class FloatGraph:
+    """One graph over floats, in place: nothing is rounded."""
+
+    def __init__(self, undo: Undo, graph: GraphProto, origins: Mapping[str, Origin]) -> None:
+        self.undo, self.graph, self.origins = undo, graph, origins
+        self.tensors = {tensor.name: tensor for tensor in graph.initializer}
+        del graph.value_info[:]  # types of what was rounded
+        for place, node in reversed([*enumerate(graph.node)]):
+            if node.op_type in PRODUCTS:
+                graph.node.remove(node)
+                for new in reversed(self._product(node)):
+                    graph.node.insert(place, new)
+            elif node.op_type == "Gather" and self._form(node.input[0]) == "int8":
+                # What its scales are multiplied with.
+                array = self._made(node.input[0]).array
+                array = array / np.maximum(np.abs(array).max(1, keepdims=True) / np.float32(127), np.float32(1e-30))
+                self.tensors[node.input[0]].CopyFrom(numpy_helper.from_array(array, node.input[0]))
+        for node in graph.node:
+            if node.op_type == "QuantizeLinear":
+                reader = next(each for each in graph.node if node.output[0] in each.input)
+                weight = self._made(reader.input[1].removeprefix(UNROUNDED))
+                node.op_type = "Relu" if undo.positive(weight) else "Identity"
+                del node.input[1:]
+                del node.attribute[:]
+
+    def _made(self, name: str) -> Made:
+        return self.undo.made(name, self.origins.get(name))
+
+    def _form(self, name: str) -> str:
+        return self.origins[name].form if name in self.origins else ""
+
+    def _product(self, node: NodeProto) -> list[NodeProto]:
+        """A product of floats in the place of one of integers."""
+        name, bias = node.input[1], node.input[PRODUCTS[node.op_type] :][:1]
+        weight = self._made(name).array
+        reads = next((each for each in self.graph.node if node.input[0] in each.output), None)
+        source = next((each for each in self.graph.node if reads is not None and reads.input[0] in each.output), None)
+        for shrink in source.input if source is not None and source.op_type == "Mul" else ():
+            if self._form(shrink) == "shrink":
+                weight = weight / numpy_helper.to_array(self.tensors[shrink])
+        name = f"{UNROUNDED}{name}"
+        if name not in {tensor.name for tensor in self.graph.initializer}:
+            self.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(weight.T), name))
+        out = node.output[0]
+        product = helper.make_node("MatMul", [node.input[0], name], [f"{out} product"])
+        added = [f"{out} product", *bias] if bias and bias[0] else [f"{out} product"]
+        return [product, helper.make_node("Add" if len(added) == 2 else "Identity", added, [out])]
 
 
 class FloatCode:
@@ -179,9 +190,9 @@ class FloatCode:
                 value, first = self.same[each[role][0]]
                 each[role] = [value, first + each[role][1], each[role][2]]
         if each["op"] == "embed" and "scales" in each:
-            told = self.undo.made(self.arrays[each.pop("scales")]["name"])
+            told = self._made(each.pop("scales"))
             each["factor"] *= float(told.factors[0])
-            each["table"] = self._array(self.undo.made(self.arrays[each["table"]]["name"]).array)
+            each["table"] = self._array(self._made(each["table"]).array)
         if "matrix" in each and each["matrix"]["kind"] != "fp32":
             each["matrix"] = self._matrix(each["matrix"])
             each.pop("step", None)
@@ -191,7 +202,7 @@ class FloatCode:
         if rounded is None:
             self.code.append(each)
             return
-        relu = self.undo.positive(self.arrays[readers[rounded]["data"]]["name"])
+        relu = self.undo.positive(self._made(readers[rounded]["data"]))
         width = self.widths[rounded]
         if each["op"] != "round":
             if "out" not in each:
@@ -204,9 +215,13 @@ class FloatCode:
         else:
             self.same[rounded] = view[0], view[1]
 
+    def _made(self, number: int) -> Made:
+        about = self.arrays[number]
+        return self.undo.made(about["name"], read_origin(about["origin"]) if "origin" in about else None)
+
     def _matrix(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """The checkpoint's numbers in panels of 16 outputs."""
-        weight = self.undo.made(self.arrays[about["data"]]["name"]).array
+        weight = self._made(about["data"]).array
         padded = np.pad(weight, ((0, -len(weight) % LANES), (0, 0))).reshape(-1, LANES, weight.shape[1])
         data = self._array(padded.transpose(0, 2, 1))
         return {"kind": "fp32", "outputs": about["outputs"], "inputs": about["inputs"], "data": data}

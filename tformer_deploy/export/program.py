@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,8 +13,7 @@ import numpy as np
 
 from ..bundle.contract import PROGRAM, WEIGHTS
 from .packing import LANES, column_sums, pack_bf16, pack_fp32, pack_int4, pack_int8, pack_vector
-from .passes.native import Instruction, Matrix, Program, Rounding, View
-from .quantizing import Array
+from .passes.native import Constant, Instruction, Matrix, Program, Rounding, View
 from .save import PAGE
 
 FORMAT, VERSION = "tformer-program", 1
@@ -47,16 +47,21 @@ class _Weights:
         self.file, self.arrays = file, list[dict[str, Any]]()
         self._seen: dict[tuple[str, tuple[int, ...], bytes], int] = {}
 
-    def add(self, name: str, array: Array) -> int:
+    def add(self, constant: Constant) -> int:
         """The index of an array; equal arrays are written once."""
-        raw = np.ascontiguousarray(array)
+        raw = np.ascontiguousarray(constant.array)
         data = raw.tobytes()
         key = raw.dtype.name, raw.shape, hashlib.sha256(data).digest()
         if key not in self._seen:
             self.file.write(bytes(-self.file.tell() % (PAGE if len(data) >= PAGE else LINE)))
             self._seen[key] = len(self.arrays)
-            about = {"name": name, "dtype": raw.dtype.name, "shape": list(raw.shape), "offset": self.file.tell()}
-            self.arrays.append(about)
+            about = {
+                "name": constant.name,
+                "dtype": raw.dtype.name,
+                "shape": list(raw.shape),
+                "offset": self.file.tell(),
+            }
+            self.arrays.append({**about, "origin": constant.origin.described()} if constant.origin else about)
             self.file.write(data)
         return self._seen[key]
 
@@ -65,12 +70,13 @@ def _instruction(each: Instruction, weights: _Weights) -> dict[str, Any]:
     made: dict[str, Any] = {"op": each.op, **{role: _view(view) for role, view in each.reads.items()}}
     made |= {key: value for key, value in (("out", each.out), ("rounded", each.rounded)) if value is not None}
     made |= each.how
-    for role, (name, array) in each.arrays.items():
+    for role, constant in each.arrays.items():
+        array = constant.array
         if each.op == "self":  # what scores gain, of which kernels read a line more than they use
             array = np.pad(array, ((0, 0), (0, LANES)))
         elif each.matrix is not None:
             array = pack_vector(array)
-        made[role] = weights.add(name, array)
+        made[role] = weights.add(constant._replace(array=array))
     if each.rounding is not None:
         made["rounding"] = _rounding(each.rounding, weights)
     if each.matrix is not None:
@@ -84,19 +90,21 @@ def _view(view: View) -> list[int]:
 
 def _rounding(rounding: Rounding, weights: _Weights) -> dict[str, Any]:
     made: dict[str, Any] = {"step": rounding.step, "zero": rounding.zero}
-    return made if rounding.shrink is None else {**made, "shrink": weights.add(*rounding.shrink)}
+    return made if rounding.shrink is None else {**made, "shrink": weights.add(rounding.shrink)}
 
 
 def _matrix(matrix: Matrix, weights: _Weights) -> dict[str, Any]:
     """A matrix as the kernels read it, see `packing`."""
     about = {"kind": matrix.kind, "outputs": len(matrix.weight), "inputs": matrix.inputs}
     if matrix.kind in FLOATS:
-        return {**about, "data": weights.add(matrix.name, FLOATS[matrix.kind](matrix.weight))}
+        return {**about, "data": weights.add(Constant(matrix.name, FLOATS[matrix.kind](matrix.weight), matrix.origin))}
     assert matrix.scales is not None
     if matrix.kind == "int4":
         packed, scales = pack_int4(matrix.weight), pack_fp32(matrix.scales)
         about["group"] = matrix.group
     else:
         packed, scales = pack_int8(matrix.weight), pack_vector(matrix.scales)
-        about["sums"] = weights.add(f"{matrix.name}.sums", column_sums(matrix.weight))
-    return {**about, "data": weights.add(matrix.name, packed), "scales": weights.add(f"{matrix.name}.scales", scales)}
+        about["sums"] = weights.add(Constant(f"{matrix.name}.sums", column_sums(matrix.weight)))
+    own = replace(matrix.origin, form="scales")
+    data, factors = Constant(matrix.name, packed, matrix.origin), Constant(own.name, scales, own)
+    return {**about, "data": weights.add(data), "scales": weights.add(factors)}

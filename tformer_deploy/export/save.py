@@ -16,6 +16,7 @@ from onnx.external_data_helper import set_external_data
 
 from ..base.errors import ArtifactError
 from ..bundle.contract import GRAPHS, WEIGHTS
+from ..bundle.origin import ORIGINS, Origin, read_origins
 
 PAGE = 4096
 """Bytes. Smaller arrays stay in the graph; the others begin at one, so that a runtime can map them into memory."""
@@ -61,6 +62,15 @@ def weights_read(directory: Path) -> dict[str, Any]:
         matmuls = [shapes[each] for each in products]
         found[name] = {"matmuls": matmuls, "others": sum(math.prod(shapes[each]) for each in others)}
     return found
+
+
+def origins_of(model: onnx.ModelProto, path: Path) -> dict[str, Origin]:
+    """What the constants of a graph from a file are made of, by name. Raises ArtifactError."""
+    with reading(path):
+        metadata = {each.key: each.value for each in model.metadata_props}
+        if ORIGINS not in metadata:
+            raise ValueError(f"no {ORIGINS}")
+        return read_origins(metadata[ORIGINS])
 
 
 def save_graphs(models: Mapping[str, onnx.ModelProto], directory: Path) -> None:

@@ -12,10 +12,12 @@ import onnx_ir as ir
 
 from .. import __version__
 from ..bundle.contract import GRAPHS, SHORT_GRAPHS, SLOTS_GRAPH, Signature, graphs_of, layer_names, made_of, signature
+from ..bundle.origin import ORIGINS, write_origins
 from ..bundle.recipe import Recipe
 from .graphs import scores_by_product
 from .passes import run_passes
 from .passes.native import Program, native_program
+from .passes.rewriting import ORIGIN
 from .program import save_program
 from .quantizing import Ranges
 from .save import save_graphs
@@ -69,6 +71,8 @@ def build_graph(name: str, tracer: Tracer, recipe: Recipe, ranges: Ranges) -> on
     run_passes(model, recipe.passes(name), recipe, ranges)
     own_outputs(model.graph, signature(name, tracer.model.config, recipe))
     proto = ir.to_proto(model)
+    origins = {each: value.meta[ORIGIN] for each, value in model.graph.initializers.items() if ORIGIN in value.meta}
+    onnx.helper.set_model_props(proto, {ORIGINS: write_origins(origins)})
     if name in GRAPHS:
         hide(proto, layer_names(name, tracer.model.config))
     return proto
@@ -109,7 +113,7 @@ def hide(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
 
 
 def label(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
-    """Pin the IR version and store the graph's metadata in it; drop the exporter's per-node metadata."""
+    """Pin the IR version and add the graph's metadata; drop the exporter's per-node metadata."""
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "tformer-deploy", __version__
     for node in model.graph.node:
@@ -118,4 +122,5 @@ def label(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
         for value in part:
             del value.metadata_props[:]
     del model.graph.metadata_props[:]
-    onnx.helper.set_model_props(model, metadata)
+    for key, value in metadata.items():
+        model.metadata_props.add(key=key, value=value)

@@ -19,12 +19,13 @@ from torch.nn.modules import transformer as torch_layers
 
 from ..base.errors import ArtifactError, ConfigError
 from ..bundle.contract import MEMORY_GRAPH, Signature
+from ..bundle.origin import Origin
 from ..bundle.recipe import Recipe
 from ..model.modules.recompute import plain_attention
 from ..model.seq2seq import Seq2Seq
 from .graphs import GraphModule, make_graph
 from .passes.expand_masks import expand_masks
-from .passes.rewriting import WEIGHT
+from .passes.rewriting import ORIGIN
 from .passes.simplify import simplify
 
 _DTYPES = {"int32": torch.int32, "float32": torch.float32}
@@ -122,10 +123,12 @@ def require_no_draws(graph: ir.Graph) -> None:
 
 
 def rename_weights(graph: ir.Graph) -> None:
-    """Rename weights to their names in the checkpoint."""
+    """Give weights their names in the checkpoint, and their origins."""
     for name in list(graph.initializers):
-        value = graph.initializers[name]
-        value.name, value.meta[WEIGHT] = name.removeprefix("model."), name.startswith("model.")
+        if name.startswith("model."):
+            value = graph.initializers[name]
+            value.name = name.removeprefix("model.")
+            value.meta[ORIGIN] = Origin((value.name,))
 
 
 def keep_contract(model: ir.Model, name: str, expected: Signature) -> None:

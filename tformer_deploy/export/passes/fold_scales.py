@@ -10,7 +10,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from .rewriting import Builder, linears, made_by
+from .rewriting import Builder, linears, made_by, origin_of
 
 
 def fold_scales(graph: ir.Graph) -> None:
@@ -29,12 +29,12 @@ def fold_scales(graph: ir.Graph) -> None:
             continue
         factor = np.float32(1 / math.sqrt(int(q.shape[3])))  # type: ignore[arg-type]
         build, (weight, bias) = Builder(graph, linear.product), linear.arrays()
-        scaled = build.constant(f"{linear.weight.name}*{factor!s}", weight * factor)
+        scaled = build.derived(origin_of(linear.weight).scaled(float(factor)), weight * factor)
         gemm = linear.product.op_type == "Gemm"
         linear.product.replace_input_with(1, scaled if gemm else build.node("Transpose", [scaled], perm=[1, 0]))
         if linear.bias is not None and bias is not None:
             add = linear.out.producer()
             assert add is not None
             place = list(add.inputs).index(linear.bias)
-            add.replace_input_with(place, build.constant(f"{linear.bias.name}*{factor!s}", bias * factor))
+            add.replace_input_with(place, build.derived(origin_of(linear.bias).scaled(float(factor)), bias * factor))
         node.attributes["scale"] = ir.AttrFloat32("scale", 1.0)

@@ -7,9 +7,11 @@ what it gives get the layer's name, by which ranges, profiles and plans call it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
 
-from .rewriting import Builder, linears
+from .rewriting import Builder, linears, origin_of
 
 
 def fold_weights(graph: ir.Graph, gemm: bool) -> None:
@@ -23,7 +25,8 @@ def fold_weights(graph: ir.Graph, gemm: bool) -> None:
             out = whole = build.node("Gemm", [linear.x, linear.weight, *bias], transB=1)
         else:
             weight, _ = linear.arrays()
-            out = build.node("MatMul", [linear.x, build.constant(f"{linear.weight.name}^T", weight.T)])
+            origin = replace(origin_of(linear.weight), transposed=True)
+            out = build.node("MatMul", [linear.x, build.derived(origin, weight.T)])
             whole = build.node("Add", [out, *bias]) if bias else out
         build.replace(linear.out, whole)
         _name(out, linear.name, taken)

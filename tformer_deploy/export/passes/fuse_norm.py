@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..quantizing import Array
-from .rewriting import OURS, Builder, constant_of, made_by
+from .rewriting import OURS, Builder, constant_of, made_by, origin_of
 
 LARGEST_EPS, GUARD = 1e-6, 1e-12
 """The largest eps that is left out, and what stands in its place so that constant rows give no NaN."""
@@ -57,7 +57,7 @@ def _fuse(graph: ir.Graph, node: ir.Node, annotated: bool) -> None:
         return
     factor = np.float32(math.sqrt((width - 1) / width))
     array: Array = constant_of(gain)  # type: ignore[assignment]
-    scaled_gain = build.constant(f"{gain.name}*{factor!s}", array * factor)
+    scaled_gain = build.derived(origin_of(gain).scaled(float(factor)), array * factor)
     normed = build.node("LayerNormalization", [x, scaled_gain, bias[0]], epsilon=GUARD, axis=-1)
     build.replace(node.outputs[0], normed)
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .rewriting import Builder, Linear, linears
+from ...bundle.origin import concatenated
+from .rewriting import Builder, Linear, linears, origin_of
 
 
 def merge_matmuls(graph: ir.Graph) -> None:
@@ -28,12 +29,12 @@ def merge_matmuls(graph: ir.Graph) -> None:
 def _merge(graph: ir.Graph, group: Sequence[Linear]) -> None:
     build = Builder(graph, group[0].product)
     arrays = [linear.arrays() for linear in group]
-    name = ",".join(str(linear.weight.name) for linear in group)
-    weight = build.constant(name, np.concatenate([weight for weight, _ in arrays]))
+    origin = concatenated([origin_of(linear.weight) for linear in group])
+    weight = build.derived(origin, np.concatenate([weight for weight, _ in arrays]))
     out = build.node("MatMul", [group[0].x, build.node("Transpose", [weight], perm=[1, 0])])
     if group[0].bias is not None:
-        name = ",".join(str(linear.bias.name) for linear in group if linear.bias is not None)
-        out = build.node("Add", [out, build.constant(name, np.concatenate([bias for _, bias in arrays]))])  # type: ignore[arg-type]
+        origin = concatenated([origin_of(linear.bias) for linear in group if linear.bias is not None])
+        out = build.node("Add", [out, build.derived(origin, np.concatenate([bias for _, bias in arrays]))])  # type: ignore[arg-type]
     sizes = build.ints([len(weight) for weight, _ in arrays])
     for linear, part in zip(group, build.nodes("Split", [out, sizes], len(group), axis=-1), strict=True):
         build.replace(linear.out, part)

@@ -6,13 +6,15 @@ What an output may be off is the recipe's tolerance; every stored integer is wit
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from ...base.errors import ArtifactError
+from ...bundle.origin import Origin
 from ..quantizing import TABLES, Array, Range, Ranges, channels, group_size, packed_groups, step_and_zero
-from .rewriting import MICROSOFT, Builder, Linear, constant_of, linears, made_by
+from .rewriting import MICROSOFT, Builder, Linear, constant_of, linears, made_by, origin_of
 
 IDS = ("src_ids", "tokens", "shortlist")
 """Inputs that name rows of a table."""
@@ -31,12 +33,14 @@ def quantize_channels(graph: ir.Graph, ranges: Ranges) -> None:
             x = relu.inputs[0]  # type: ignore[assignment]  # rounding does it where no negative number is in range
         weight, _ = linear.arrays()
         if shrink is not None:
-            x, weight = build.node("Mul", [x, build.constant(f"{shared}.shrink", shrink)]), weight / shrink
+            factors = build.derived(Origin((f"{shared}.weight",), form="shrink"), shrink)
+            x, weight = build.node("Mul", [x, factors]), weight / shrink
         x8, step, zero = round_input(build, x, least, largest)
         integers, scales = channels(weight)
-        name = str(linear.weight.name)
+        origin = origin_of(linear.weight)
         # (in, out), as ONNX Runtime packs it: of (out, in) a session keeps a turned copy for good.
-        matrix, scale = build.constant(f"{name}.int8^T", integers.T), build.constant(f"{name}.scales", scales)
+        matrix = build.derived(replace(origin, form="int8", transposed=True), integers.T)
+        scale = build.derived(replace(origin, form="scales"), scales)
         out = build.node("MatMulIntegerToFloat", [x8, matrix, step, scale, zero, None, linear.bias], MICROSOFT)
         build.replace(linear.out, out)
 
@@ -67,9 +71,9 @@ def quantize_groups(graph: ir.Graph, bits: int, largest_group: int, ranges: Rang
         build, (weight, _) = Builder(graph, linear.product), linear.arrays()
         size = group_size(largest_group, weight.shape[1])
         integers, scales = packed_groups(weight, bits, size)
-        name = str(linear.weight.name)
-        matrix = build.constant(f"{name}.int{bits}.groups", integers)
-        inputs: list[ir.Value | None] = [linear.x, matrix, build.constant(f"{name}.scales.groups", scales)]
+        origin = replace(origin_of(linear.weight), groups=True)
+        matrix = build.derived(replace(origin, form=f"int{bits}"), integers)
+        inputs: list[ir.Value | None] = [linear.x, matrix, build.derived(replace(origin, form="scales"), scales)]
         inputs += [] if linear.bias is None else [None, None, linear.bias]
         how = {"K": weight.shape[1], "N": weight.shape[0], "bits": bits, "block_size": size, "accuracy_level": 4}
         build.replace(linear.out, build.node("MatMulNBits", inputs, MICROSOFT, **how))
@@ -88,9 +92,10 @@ def quantize_tables(graph: ir.Graph, ranges: Ranges) -> None:
         out, factor = _multiplied(node.outputs[0])
         build = Builder(graph, out.producer() or node)
         integers, scales = channels(array)
-        rows = build.node("Gather", [build.constant(f"{table.name}.int8", integers), ids])
-        name = str(table.name) if factor == 1 else f"{table.name}*{factor!s}"
-        scale = build.node("Gather", [build.constant(f"{name}.scales.column", scales[:, None] * factor), ids])
+        origin = origin_of(table)
+        rows = build.node("Gather", [build.derived(replace(origin, form="int8"), integers), ids])
+        column = build.derived(replace(origin.scaled(float(factor)), form="scales"), scales[:, None] * factor)
+        scale = build.node("Gather", [column, ids])
         wide = build.node("Cast", [rows], to=ir.DataType.FLOAT.value)
         build.replace(out, build.node("Mul", [wide, scale]))
 

@@ -10,11 +10,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
+from ...bundle.origin import Origin
 from ..quantizing import Array
 
 MICROSOFT, OURS = "com.microsoft", "tformer"
-WEIGHT = "weight"
-"""In a value's `meta`: whether it is a tensor of the module's."""
+ORIGIN = "origin"
+"""Key of a constant's `meta`: its `Origin`, if it is made of tensors of the checkpoint."""
 
 
 class Builder:
@@ -44,6 +45,18 @@ class Builder:
             self.graph.register_initializer(value)
         assert np.array_equal(constant_of(self.graph.initializers[name]), array), f"two constants called {name}"  # type: ignore[arg-type]
         return self.graph.initializers[name]
+
+    def derived(self, origin: Origin, array: ArrayLike) -> ir.Value:
+        """A constant that is made of tensors of the checkpoint, stored once; its name is made from its origin."""
+        name, number = origin.name, 1
+        while (known := self.graph.initializers.get(name)) is not None:
+            if known.meta.get(ORIGIN) == origin and np.array_equal(constant_of(known), array):  # type: ignore[arg-type]
+                return known
+            number += 1
+            name = f"{origin.name}.{number}"
+        made = self.constant(name, array)
+        made.meta[ORIGIN] = origin
+        return made
 
     def ints(self, values: Sequence[int]) -> ir.Value:
         """A constant of int64."""
@@ -77,7 +90,7 @@ class Linear:
     @property
     def name(self) -> str:
         """The layer's, scaled or not; of several side by side, all of them."""
-        return ",".join(name.partition("*")[0].removesuffix(".weight") for name in str(self.weight.name).split(","))
+        return ",".join(name.removesuffix(".weight") for name in origin_of(self.weight).tensors)
 
     def arrays(self) -> tuple[Array, Array | None]:
         """Weight and bias."""
@@ -127,6 +140,11 @@ def constant_of(value: ir.Value | None) -> Array | None:
     if value is None or value.const_value is None:
         return None
     return value.const_value.numpy()
+
+
+def origin_of(constant: ir.Value) -> Origin:
+    """What a constant is made of: tensors of the checkpoint, or itself."""
+    return constant.meta.get(ORIGIN) or Origin((str(constant.name),))
 
 
 def made_by(value: ir.Value | None, *kinds: str) -> ir.Node | None:

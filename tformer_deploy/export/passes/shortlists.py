@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import onnx_ir as ir
 
 from ..quantizing import Ranges, channels, group_size, packed_groups
 from .quantize import round_input
-from .rewriting import MICROSOFT, Builder, constant_of
+from .rewriting import MICROSOFT, Builder, constant_of, origin_of
 
 ROWS, SCALES = "listed_rows", "listed_scales"
 
@@ -37,10 +38,11 @@ def _gather_channels(graph: ir.Graph) -> None:
     gather, weight = _gather(graph)
     build = Builder(graph, gather)
     integers, scales = channels(constant_of(weight))  # type: ignore[arg-type]
-    rows = build.node("Gather", [build.constant(f"{weight.name}.int8", integers), gather.inputs[1]])
+    origin = origin_of(weight)
+    rows = build.node("Gather", [build.derived(replace(origin, form="int8"), integers), gather.inputs[1]])
     rows.type = ir.TensorType(ir.DataType.INT8)
     build.replace(gather.outputs[0], rows)
-    found = build.node("Gather", [build.constant(f"{weight.name}.scales", scales), gather.inputs[1]])
+    found = build.node("Gather", [build.derived(replace(origin, form="scales"), scales), gather.inputs[1]])
     found.name, found.shape, found.type = SCALES, ir.Shape(["listed"]), ir.TensorType(ir.DataType.FLOAT)
     (listed,) = (value for value in graph.outputs if value.name == ROWS)
     listed.type = ir.TensorType(ir.DataType.INT8)
@@ -54,10 +56,11 @@ def gather_quantized(graph: ir.Graph, bits: int, largest_group: int) -> None:
     assert array is not None
     size = group_size(largest_group, array.shape[1])
     packed, scales = packed_groups(array, bits, size)
+    origin = replace(origin_of(weight), groups=True)
     inputs = [
-        build.constant(f"{weight.name}.int{bits}.groups.rows", packed.reshape(len(packed), -1)),
+        build.derived(replace(origin, form=f"int{bits}"), packed.reshape(len(packed), -1)),
         gather.inputs[1],
-        build.constant(f"{weight.name}.scales.groups", scales),
+        build.derived(replace(origin, form="scales"), scales),
     ]
     how: dict[str, Any] = {"bits": bits, "block_size": size, "gather_axis": 0, "quantize_axis": 1}
     rows = build.node("GatherBlockQuantized", inputs, MICROSOFT, **how)

@@ -13,7 +13,7 @@ from onnxscript.optimizer import fold_constants
 from onnxscript.rewriter import RewriteRuleSet, rewrite
 from onnxscript.rewriter.rules import common as known
 
-from .rewriting import WEIGHT, Builder, behind, constant_of, made_by
+from .rewriting import ORIGIN, Builder, behind, constant_of, made_by
 
 MAX_FOLDED, MAX_NUMBERS = 1024, 8
 """Elements of an array that is folded: shapes and scalars, no weights; and of one that is called by its numbers."""
@@ -80,7 +80,7 @@ def _share_numbers(graph: ir.Graph) -> None:
     for name, value in list(graph.initializers.items()):
         array = constant_of(value)
         kind = PREFIXES.get(array.dtype.name) if array is not None and array.size <= MAX_NUMBERS else None
-        if array is None or kind is None or "." in name or value.meta.get(WEIGHT) or value.is_graph_output():
+        if array is None or kind is None or "." in name or ORIGIN in value.meta or value.is_graph_output():
             continue
         shape = array.ndim if array.ndim < 2 else "x".join(map(str, array.shape))
         new = "_".join([f"{kind}{shape or ''}", *map(str, array.ravel().tolist())])

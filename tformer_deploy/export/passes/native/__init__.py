@@ -9,10 +9,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .fusions import fuse
-from .instructions import Instruction, Matrix, Program, Rounding, View
+from .instructions import Constant, Instruction, Matrix, Program, Rounding, View
 from .lowering import Lowering
 
-__all__ = ["Instruction", "Matrix", "Program", "Rounding", "View", "native_program"]
+__all__ = ["Constant", "Instruction", "Matrix", "Program", "Rounding", "View", "native_program"]
 
 
 def native_program(graph: ir.Graph, positions: int, floats: str = "fp32") -> Program:

@@ -61,11 +61,7 @@ def _split_products(program: Program) -> None:
             program.widths.append(view.width)
             out = len(program.widths) - 1
             parts[view] = View(out, 0, view.width)
-            rows = slice(view.first, view.first + view.width)
-            arrays = {
-                role: (f"{name}[{view.first}:{view.first + view.width}]", array[rows])
-                for role, (name, array) in made.arrays.items()
-            }
+            arrays = {role: each.part(view.first, view.width) for role, each in made.arrays.items()}
             matrix = made.matrix.part(view.first, view.width)
             program.code.insert(place, replace(made, out=out, matrix=matrix, arrays=arrays, reads=dict(made.reads)))
             place += 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from ....bundle.origin import Origin
 from ...quantizing import Array
 
 
@@ -17,11 +18,25 @@ class View:
     width: int
 
 
+class Constant(NamedTuple):
+    """An array of the weights."""
+
+    name: str
+    array: Array
+    origin: Origin | None = None
+
+    def part(self, first: int, count: int) -> Constant:
+        """Some of its rows."""
+        origin = self.origin and self.origin.part(first, first + count)
+        name = origin.name if origin else f"{self.name}.{first}-{first + count}"
+        return Constant(name, self.array[first : first + count], origin)
+
+
 @dataclass(frozen=True)
 class Matrix:
     """Weights (outputs, inputs), a row for each output."""
 
-    name: str
+    origin: Origin
     kind: str
     """`fp32`, `bf16`, which is rounded when it is packed, `int8` or `int4`."""
     weight: Array
@@ -31,12 +46,16 @@ class Matrix:
     inputs: int = 0
     group: int = 0
 
+    @property
+    def name(self) -> str:
+        """Of its weights."""
+        return self.origin.name
+
     def part(self, first: int, count: int) -> Matrix:
         """Some of its outputs."""
         rows = slice(first, first + count)
-        name = f"{self.name}[{first}:{first + count}]"
         scales = None if self.scales is None else self.scales[rows]
-        return replace(self, name=name, weight=self.weight[rows], scales=scales)
+        return replace(self, origin=self.origin.part(first, rows.stop), weight=self.weight[rows], scales=scales)
 
 
 @dataclass(frozen=True)
@@ -45,8 +64,8 @@ class Rounding:
 
     step: float
     zero: int
-    shrink: tuple[str, Array] | None = None
-    """What each channel is multiplied by first, and its name."""
+    shrink: Constant | None = None
+    """What each channel is multiplied by first."""
 
 
 @dataclass
@@ -61,8 +80,8 @@ class Instruction:
     """The value that it writes in 8 bits."""
     rounding: Rounding | None = None
     matrix: Matrix | None = None
-    arrays: dict[str, tuple[str, Array]] = field(default_factory=dict)
-    """What else it reads of the weights, by role: name and numbers."""
+    arrays: dict[str, Constant] = field(default_factory=dict)
+    """What else it reads of the weights, by role."""
     how: dict[str, Any] = field(default_factory=dict)
 
 

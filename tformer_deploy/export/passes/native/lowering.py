@@ -14,11 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ....base.errors import ArtifactError
-from ...quantizing import Array
 from ..fuse_norm import ANNOTATED
-from ..rewriting import Linear, constant_of, linears, made_by
+from ..rewriting import ORIGIN, Linear, constant_of, linears, made_by, origin_of
 from .bias import bias_by_distance
-from .instructions import Instruction, Matrix, Program, Rounding, View
+from .instructions import Constant, Instruction, Matrix, Program, Rounding, View
 from .values import Activated, Heads, Positions, Rounded, Rows
 
 SIGMOID_GELU = 1.702
@@ -120,14 +119,14 @@ class Lowering:
         self.code.append(Instruction(op, reads or {}, out, **rest))
         return View(out, 0, width)
 
-    def array(self, value: ir.Value | None, node: ir.Node) -> tuple[str, Array]:
-        """A constant and its name."""
+    def array(self, value: ir.Value | None, node: ir.Node) -> Constant:
+        """A constant."""
         found = constant_of(value)
         if found is None:
             raise self.unknown(node, f"whose {value.name if value is not None else 'input'} is no constant")
-        return str(value.name), found  # type: ignore[union-attr]
+        return Constant(str(value.name), found, value.meta.get(ORIGIN))  # type: ignore[union-attr]
 
-    def bias(self, value: ir.Value | None, node: ir.Node) -> dict[str, tuple[str, Array]]:
+    def bias(self, value: ir.Value | None, node: ir.Node) -> dict[str, Constant]:
         """The array of a bias, where there is one."""
         return {} if value is None else {"bias": self.array(value, node)}
 
@@ -140,7 +139,7 @@ class Lowering:
 
     def _gather(self, node: ir.Node) -> Any:
         table, ids = self.array(node.inputs[0], node), node.inputs[1]
-        if table[1].ndim != 2 or ids is None or not ids.is_graph_input():
+        if table.array.ndim != 2 or ids is None or not ids.is_graph_input():
             raise self.unknown(node)
         by_place = ids.name in ("position", "positions")
         return Positions(table) if by_place else Rows(str(ids.name), table)
@@ -149,7 +148,7 @@ class Lowering:
         """The first rows of a table of positions."""
         table, start = self.array(node.inputs[0], node), self.scalar(node.inputs[1])
         axes, steps = (self.scalar(value) for value in (*node.inputs, None, None)[3:5])
-        if table[1].ndim != 2 or start != 0 or axes not in (0, None) or steps not in (1, None):
+        if table.array.ndim != 2 or start != 0 or axes not in (0, None) or steps not in (1, None):
             raise self.unknown(node)
         return Positions(table)
 
@@ -162,7 +161,7 @@ class Lowering:
         arrays = {"table": rows.table}
         arrays |= {"scales": rows.scales} if rows.scales is not None else {}
         arrays |= {"positions": positions.table} if positions is not None else {}
-        width = rows.table[1].shape[1]
+        width = rows.table.array.shape[1]
         return self.emit("embed", width, arrays=arrays, how={"ids": rows.ids, "factor": rows.factor})
 
     # Sums, products and activations.
@@ -199,7 +198,7 @@ class Lowering:
                 return self._activate(known.view, kind)
             shrink = constant_of(other)
             if isinstance(known, View) and shrink is not None and shrink.shape == (known.width,):
-                return known, (str(other.name), shrink)  # type: ignore[union-attr]
+                return known, self.array(other, node)
         return self._pair("multiply", node)
 
     def _activate(self, x: View, kind: str) -> View:
@@ -236,7 +235,7 @@ class Lowering:
     # Matrix products.
 
     def _quantizelinear(self, node: ir.Node) -> Rounded:
-        source, (_, step), (_, zero) = node.inputs[0], *(self.array(value, node) for value in node.inputs[1:3])
+        source, step, zero = node.inputs[0], *(self.array(value, node).array for value in node.inputs[1:3])
         known = self.known.get(source)  # type: ignore[arg-type]
         x, shrink = known if isinstance(known, tuple) else (self.view(source, node), None)
         rounding = Rounding(float(step.reshape(())), int(zero.reshape(())), shrink)
@@ -247,12 +246,12 @@ class Lowering:
     def _linear(self, linear: Linear) -> None:
         weight, _ = linear.arrays()
         x = self.view(linear.x, linear.product)
-        matrix = Matrix(str(linear.weight.name), self.floats, weight, inputs=weight.shape[1])
+        matrix = Matrix(origin_of(linear.weight), self.floats, weight, inputs=weight.shape[1])
         self.known[linear.out] = self._product(x, matrix, self.bias(linear.bias, linear.product))
         if linear.out is not linear.product.outputs[0]:
             self.skipped.add(linear.out.producer())  # type: ignore[arg-type]
 
-    def _product(self, x: View, matrix: Matrix, arrays: dict[str, tuple[str, Array]], **how: Any) -> View:
+    def _product(self, x: View, matrix: Matrix, arrays: dict[str, Constant], **how: Any) -> View:
         if x.width != matrix.inputs:
             raise ArtifactError(f"native: {matrix.name} reads {x.width} numbers of {matrix.inputs}{OTHERWISE}")
         if x.width > MOST_INPUTS:
@@ -260,25 +259,24 @@ class Lowering:
         return self.emit("matmul", len(matrix.weight), {"x": x}, matrix=matrix, arrays=arrays, how=how)
 
     def _matmulintegertofloat(self, node: ir.Node) -> View:
-        name, integers = self.array(node.inputs[1], node)
-        _, scales = self.array(node.inputs[3], node)
-        return self._integers(node, name.removesuffix("^T"), integers.T, scales, (*node.inputs, None, None)[6])
-
-    def _integers(self, node: ir.Node, name: str, weight: Array, scales: Array, bias: ir.Value | None) -> View:
         x = self.known.get(node.inputs[0])  # type: ignore[arg-type]
         if not isinstance(x, Rounded):
             raise self.unknown(node)
-        matrix = Matrix(name, "int8", weight, scales, inputs=weight.shape[1])
-        return self._product(x.view, matrix, self.bias(bias, node), step=x.step, zero=x.zero)
+        weight, scales = (self.array(node.inputs[place], node).array for place in (1, 3))
+        origin = replace(origin_of(node.inputs[1]), transposed=False)  # type: ignore[arg-type]
+        matrix = Matrix(origin, "int8", weight.T, scales, inputs=len(weight))
+        bias = self.bias((*node.inputs, None, None)[6], node)
+        return self._product(x.view, matrix, bias, step=x.step, zero=x.zero)
 
     def _matmulnbits(self, node: ir.Node) -> View:
-        (name, packed), (_, scales) = (self.array(value, node) for value in node.inputs[1:3])
+        packed, scales = (self.array(value, node).array for value in node.inputs[1:3])
         bits, size, inputs, outputs = (node.attributes[key].as_int() for key in ("bits", "block_size", "K", "N"))
         if bits != 4:
             raise self.unknown(node, "whose groups have 8 bits")
         x = self.view(node.inputs[0], node)
         halves = np.stack((packed & 15, packed >> 4), -1)  # two integers in a byte
-        matrix = Matrix(name, "int4", halves.reshape(outputs, -1, size), scales.reshape(outputs, -1), inputs, size)
+        origin = origin_of(node.inputs[1])  # type: ignore[arg-type]
+        matrix = Matrix(origin, "int4", halves.reshape(outputs, -1, size), scales.reshape(outputs, -1), inputs, size)
         return self._product(x, matrix, self.bias((*node.inputs, None, None, None)[5], node))
 
     # Shapes.
@@ -286,7 +284,7 @@ class Lowering:
     def _split(self, node: ir.Node) -> View:
         x, first, given = self.view(node.inputs[0], node), 0, (*node.inputs, None)[1]
         if given is not None:
-            sizes = self.array(given, node)[1].tolist()
+            sizes = self.array(given, node).array.tolist()
         else:  # equal parts
             last = [out.shape[-1] if out.shape is not None else None for out in node.outputs]
             sizes = [size if isinstance(size, int) else 0 for size in last]
@@ -305,7 +303,7 @@ class Lowering:
             known = known.view
         view = known if isinstance(known, Rows | Positions) else self.view(node.inputs[0], node)
         rank = len(shape) if shape is not None else 0 if sizes is None else len(sizes)
-        width = view.width if isinstance(view, View) else view.table[1].shape[1]
+        width = view.width if isinstance(view, View) else view.table.array.shape[1]
         heads = last[0] if rank == 4 else None
         if isinstance(view, View) and isinstance(heads, int) and heads * last[1] == width:  # one head too
             return Heads(view, heads)
@@ -350,7 +348,8 @@ class Lowering:
             if op == "cross":
                 raise self.unknown(node)
             refused = partial(self.unknown, node)
-            arrays["bias"] = str(bias.name), bias_by_distance(self.graph, bias, heads, self.positions, refused)
+            table = bias_by_distance(self.graph, bias, heads, self.positions, refused)
+            arrays["bias"] = Constant(str(bias.name), table)
             how["zero"] = self.positions - 1  # the column of distance 0
         self.known.update(dict.fromkeys(node.outputs[1:]))
         return self.emit(op, heads * size, reads, arrays=arrays, how=how)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...quantizing import Array
-from .instructions import View
+from .instructions import Constant, View
 
 
 @dataclass(frozen=True)
@@ -15,20 +14,20 @@ class Rows:
     """Rows of a table, not yet looked up, times a number."""
 
     ids: str
-    table: tuple[str, Array]
-    scales: tuple[str, Array] | None = None
+    table: Constant
+    scales: Constant | None = None
     factor: float = 1.0
 
     def scales_of(self, other: Rows) -> bool:
         """Whether these are a number for each row of another table, of integers."""
-        return self.ids == other.ids and other.table[1].dtype == np.int8 and self.table[1].shape[1] == 1
+        return self.ids == other.ids and other.table.array.dtype == np.int8 and self.table.array.shape[1] == 1
 
 
 @dataclass(frozen=True)
 class Positions:
     """Rows of a table by the position of each token."""
 
-    table: tuple[str, Array]
+    table: Constant
 
 
 @dataclass(frozen=True)
