@@ -4,8 +4,8 @@ In: a bundle and the engines to measure, each in a process of its own, in turns.
 `cli` uses it.
 """
 
-from .plan import BenchPlan, Point, has_profile, make_points, usual_points
+from .plan import BenchPlan, Point, make_points, usual_points
 from .report import BenchReport
 from .turns import run_benchmark
 
-__all__ = ["BenchPlan", "BenchReport", "Point", "has_profile", "make_points", "run_benchmark", "usual_points"]
+__all__ = ["BenchPlan", "BenchReport", "Point", "make_points", "run_benchmark", "usual_points"]

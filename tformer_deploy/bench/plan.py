@@ -71,6 +71,8 @@ class BenchPlan:
         check_whole("max_tokens", self.max_tokens, 1, MOST - 1)
         if not 0 <= self.seconds <= MOST_SECONDS:
             raise ConfigError(f"seconds={self.seconds}: must be a number from 0 to {MOST_SECONDS}")
+        if self.profile and not any(map(has_profile, self.engines)):
+            raise ConfigError("--profile measures ONNX Runtime alone: add --backend ort, or leave it out")
 
     @property
     def beams(self) -> list[int]:

@@ -9,19 +9,22 @@ from .gate import Gate
 from .observe import CheckOptions
 from .reference import Reference, load_reference
 from .report import EngineReport, Report
-from .restricted import with_shortlist
+from .request import CheckRequest, run_check
+from .restricted import asked_engines
 
 __all__ = [
     "GENERATED",
     "CheckOptions",
+    "CheckRequest",
     "Corpus",
     "EngineReport",
     "Gate",
     "Reference",
     "Report",
     "allowed_by",
+    "asked_engines",
     "load_reference",
     "make_corpus",
+    "run_check",
     "translations",
-    "with_shortlist",
 ]

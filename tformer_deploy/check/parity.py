@@ -55,23 +55,7 @@ def check(
     start = time.perf_counter()
     report, expected = EngineReport(name, tolerance=tolerance), reference.observed
     found = observe(engine, reference.sources, reference.options, expected, progress)
-    for i, arrays in expected.encoder.items():
-        report.encoder_max = worse(report.encoder_max, float(differences(arrays, found.encoder[i]).max()))
-    report.encoder_sentences = len(expected.encoder)
-    for i, looked in found.attention.items():
-        largest = float(differences([expected.attention[i]], [looked]).max())
-        report.attention_max = worse(report.attention_max or 0.0, largest)
-    # The last is as long as the engine has positions, which may be fewer than eager's.
-    probes = [ours[: len(theirs)] for ours, theirs in zip(expected.probes, found.probes, strict=True)]
-    scores = differences(probes, found.probes)
-    report.scores_count = len(scores)
-    if len(scores):
-        report.scores_max, report.scores_mean = float(scores.max()), float(scores.mean())
-        report.scores_p999 = float(np.quantile(scores, 0.999))
-    report.steps = by_step(probes, found.probes)
-    report.layers = by_layer(expected.layers, found.layers)
-    report.top1, report.best_off = agreement(expected, found), found.best_off
-    report.worst_sentence = _worst_sentence(found, expected)
+    _compare_fed(expected, found, report)
     judge = Judge(expected, report.scores_max, tolerance.scores, reference.options.beams, end_ids(engine))
     for mode, run in expected.runs.items():
         totals = Outputs(mode)
@@ -103,6 +87,27 @@ def check(
     )
     report.seconds = time.perf_counter() - start
     return report, found.runs
+
+
+def _compare_fed(expected: Observation, found: Observation, report: EngineReport) -> None:
+    """Compare encoder outputs, attention, scores and layers under teacher forcing."""
+    for i, arrays in expected.encoder.items():
+        report.encoder_max = worse(report.encoder_max, float(differences(arrays, found.encoder[i]).max()))
+    report.encoder_sentences = len(expected.encoder)
+    for i, weights in found.attention.items():
+        largest = float(differences([expected.attention[i]], [weights]).max())
+        report.attention_max = worse(report.attention_max or 0.0, largest)
+    # The last is as long as the engine has positions, which may be fewer than eager's.
+    probes = [ours[: len(theirs)] for ours, theirs in zip(expected.probes, found.probes, strict=True)]
+    scores = differences(probes, found.probes)
+    report.scores_count = len(scores)
+    if len(scores):
+        report.scores_max, report.scores_mean = float(scores.max()), float(scores.mean())
+        report.scores_p999 = float(np.quantile(scores, 0.999))
+    report.steps = by_step(probes, found.probes)
+    report.layers = by_layer(expected.layers, found.layers)
+    report.top1, report.best_off = agreement(expected, found), found.best_off
+    report.worst_sentence = _worst_sentence(found, expected)
 
 
 def agreement(expected: Observation, found: Observation) -> Top1:

@@ -147,70 +147,93 @@ def load_reference(path: Path) -> Reference:
     try:
         arrays = read_arrays(path)
         header = parse_json(bytes(arrays["header"]).decode())
-        if header["format"] != "tformer-reference":
-            raise ArtifactError(f"{path} is not a reference of tformer check: make one with --save-reference")
-        if header["version"] < VERSION:
-            raise ArtifactError(
-                f"{path} has version {header['version']}, older than {VERSION}: make it again with --save-reference"
-            )
-        if header["version"] > VERSION:
-            raise ArtifactError(f"{path} has version {header['version']}, newer than {VERSION}: update tformer-deploy")
-        sentences = arrays["encoder.sentences"].tolist()
-        encoder = _unpack(arrays, "encoder")
-        each = len(encoder) // max(1, len(sentences))
+        _check_version(path, header)
         reference = Reference(
             [source.tolist() for source in _unpack(arrays, "sources")],
             from_dict(CheckOptions, header["options"], "options"),
             header["corpus"],
             header["weights_sha256"],
             header["machine"],
-            Observation(
-                probe_ids=_unpack(arrays, "probe_ids"),
-                probes=_unpack(arrays, "probes"),
-                encoder={i: encoder[n * each : (n + 1) * each] for n, i in enumerate(sentences)},
-                attention=dict(zip(arrays["attention.sentences"].tolist(), _unpack(arrays, "attention"), strict=True)),
-                memory=dict(zip(arrays["memory.sentences"].tolist(), _unpack(arrays, "memory"), strict=True)),
-                layers=dict(zip(header["layers"], _unpack(arrays, "layers"), strict=True)),
-                late=dict(zip(header["late"], _unpack(arrays, "late"), strict=True)),
-            ),
+            _read_observation(arrays, header),
             header["shortlist"],
             rounding=from_dict(Rounding, header["rounding"], "rounding") if header["rounding"] else None,
         )
-        observed, count = reference.observed, len(reference.sources)
-        if [probes.shape for probes in observed.probes] != [ids.shape for ids in observed.probe_ids] or not (
-            len(observed.probes) == count + bool(count)
-            and sorted(observed.encoder)
-            == sorted(observed.attention)
-            == sorted(spread(reference.sources, ENCODER_SENTENCES))
-            and sorted(observed.memory) in ([], sorted(observed.encoder))
-        ):
-            raise ValueError("its parts do not fit each other")
-        picked = rebatched(reference.sources, reference.options)
-        for mode in reference.options.modes():
-            reference.observed.runs[mode] = _unpack_run(arrays, mode, reference.options.of_mode(mode, count))
-            for variant in REBATCHED if picked else ():
-                runs = reference.variants.setdefault(variant, {})
-                runs[mode] = _unpack_run(arrays, f"{variant}.{mode}", picked)
-        if wide_beam(reference.options) and reference.sources:
-            observed.wide = _unpack_run(arrays, WIDE, wide_sentences(reference.sources))
-        if "defaults" in header:
-            sources = [source.tolist() for source in _unpack(arrays, f"{DEFAULTS}.sources")]
-            text = Defaults(
-                sources=sources, run=_unpack_run(arrays, DEFAULTS, range(len(sources))), **header["defaults"]
-            )
-            if not len(sources) == len(text.lines) == len(text.texts):
-                raise ValueError("its lines of text do not fit each other")
-            reference.defaults = text
-        if reference.options.vocabulary and reference.sources:
-            sides = [arrays[f"vocabulary.{side}"] for side in SIDES]
-            if any(side.ndim != 2 or side.shape[1] != PROBES or side.dtype != np.float32 for side in sides):
-                raise ValueError("its vocabularies have another form")
-            observed.vocabulary = Vocabulary(*sides)
+        _check_sentences(reference)
+        _read_runs(arrays, header, reference)
         if header["sha256"] != _fingerprint(header, arrays):
             raise ValueError("it does not match its own SHA-256")
         return reference
     except (*DAMAGED, ConfigError) as error:
         raise ArtifactError(f"{path} is damaged ({error}): make it again with --save-reference") from None
+
+
+def _check_version(path: Path, header: dict[str, Any]) -> None:
+    if header["format"] != "tformer-reference":
+        raise ArtifactError(f"{path} is not a reference of tformer check: make one with --save-reference")
+    if header["version"] < VERSION:
+        raise ArtifactError(
+            f"{path} has version {header['version']}, older than {VERSION}: make it again with --save-reference"
+        )
+    if header["version"] > VERSION:
+        raise ArtifactError(f"{path} has version {header['version']}, newer than {VERSION}: update tformer-deploy")
+
+
+def _read_observation(arrays: dict[str, Any], header: dict[str, Any]) -> Observation:
+    """What was observed under teacher forcing."""
+    sentences = arrays["encoder.sentences"].tolist()
+    encoder = _unpack(arrays, "encoder")
+    each = len(encoder) // max(1, len(sentences))
+    return Observation(
+        probe_ids=_unpack(arrays, "probe_ids"),
+        probes=_unpack(arrays, "probes"),
+        encoder={i: encoder[n * each : (n + 1) * each] for n, i in enumerate(sentences)},
+        attention=dict(zip(arrays["attention.sentences"].tolist(), _unpack(arrays, "attention"), strict=True)),
+        memory=dict(zip(arrays["memory.sentences"].tolist(), _unpack(arrays, "memory"), strict=True)),
+        layers=dict(zip(header["layers"], _unpack(arrays, "layers"), strict=True)),
+        late=dict(zip(header["late"], _unpack(arrays, "late"), strict=True)),
+    )
+
+
+def _check_sentences(reference: Reference) -> None:
+    """Raise ValueError where arrays are not of the sentences of which they must be."""
+    observed, count = reference.observed, len(reference.sources)
+    encoded = sorted(spread(reference.sources, ENCODER_SENTENCES))
+    if (
+        [probes.shape for probes in observed.probes] != [ids.shape for ids in observed.probe_ids]
+        or len(observed.probes) != count + bool(count)
+        or not sorted(observed.encoder) == sorted(observed.attention) == encoded
+        or sorted(observed.memory) not in ([], encoded)
+    ):
+        raise ValueError("its parts do not fit each other")
+
+
+def _read_runs(arrays: dict[str, Any], header: dict[str, Any], reference: Reference) -> None:
+    """Add what was decoded, and the vocabularies."""
+    observed, options, sources = reference.observed, reference.options, reference.sources
+    picked = rebatched(sources, options)
+    for mode in options.modes():
+        observed.runs[mode] = _unpack_run(arrays, mode, options.of_mode(mode, len(sources)))
+        for variant in REBATCHED if picked else ():
+            runs = reference.variants.setdefault(variant, {})
+            runs[mode] = _unpack_run(arrays, f"{variant}.{mode}", picked)
+    if wide_beam(options) and sources:
+        observed.wide = _unpack_run(arrays, WIDE, wide_sentences(sources))
+    if "defaults" in header:
+        reference.defaults = _read_defaults(arrays, header["defaults"])
+    if options.vocabulary and sources:
+        sides = [arrays[f"vocabulary.{side}"] for side in SIDES]
+        if any(side.ndim != 2 or side.shape[1] != PROBES or side.dtype != np.float32 for side in sides):
+            raise ValueError("its vocabularies have another form")
+        observed.vocabulary = Vocabulary(*sides)
+
+
+def _read_defaults(arrays: dict[str, Any], header: dict[str, Any]) -> Defaults:
+    """Text with the model's own options."""
+    sources = [source.tolist() for source in _unpack(arrays, f"{DEFAULTS}.sources")]
+    defaults = Defaults(sources=sources, run=_unpack_run(arrays, DEFAULTS, range(len(sources))), **header)
+    if not len(sources) == len(defaults.lines) == len(defaults.texts):
+        raise ValueError("its lines of text do not fit each other")
+    return defaults
 
 
 def _fingerprint(header: dict[str, Any], arrays: dict[str, Any]) -> str:

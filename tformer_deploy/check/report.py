@@ -168,12 +168,11 @@ class Report:
 
 def _encoder_alone(report: EngineReport) -> list[str]:
     assert report.memory
-    constants = [f"  constants         {describe_constants(report.constants)}"] if report.constants else []
     return [
         f"{report.engine}, {report.precision}, against eager PyTorch, in pairs and in large batches, padded",
         f"  limits            memory {report.tolerance.memory:.0e}",
         _memory(report.memory),
-        *constants,
+        *_constants(report),
         *(f"  FAILED: {failure}" for failure in report.failures),
         "passed" if report.passed else "failed",
     ]
@@ -192,15 +191,29 @@ def _describe(report: EngineReport) -> list[str]:
     lines = [
         f"{report.engine}, {report.precision}, against eager PyTorch",
         f"  limits            {_limits(report)}",
+        *_fed(report),
+        *_constants(report),
+        *_decoded(report),
+        *_walks(report.walks),
+        *_quality(report),
+        *_ties(report.ties),
+        *(f"  FAILED: {failure}" for failure in report.failures),
+    ]
+    if report.blame:
+        lines.append(f"  FIRST DIFFERENCE: {report.blame}")
+    return [*lines, "passed" if report.passed else "failed"]
+
+
+def _fed(report: EngineReport) -> list[str]:
+    """Encoder outputs, and scores under teacher forcing."""
+    top1 = report.top1
+    lines = [
         f"  encoder outputs   max difference {report.encoder_max:.2e}   {report.encoder_sentences} sentences",
         f"  scores per step   max difference {report.scores_max:.2e}   mean {report.scores_mean:.1e}"
         f"   99.9 % {report.scores_p999:.1e}   {report.scores_count:,} values of {len(report.steps)} positions",
-    ]
-    top1 = report.top1
-    lines.append(
         f"  best token        {top1.equal:,} of {top1.steps:,} steps eager's, {top1.near:,} as good, {top1.differ:,} "
-        f"differ: {top1.share:.2%} agree"
-    )
+        f"differ: {top1.share:.2%} agree",
+    ]
     if not report.tolerance.tokens:
         lines.append(
             f"  own scores        in other batches within {report.own_noise:.2e}, half of them within "
@@ -217,40 +230,45 @@ def _describe(report: EngineReport) -> list[str]:
     if limited := [layer for layer in (*report.layers, *report.late_layers) if layer.limit is not None]:
         share = max((layer.noise / layer.limit for layer in limited if layer.limit), default=0.0)
         lines.append(f"  layers            {len(limited)} with a limit from calibration, at most {share:.0%} of it")
-    if report.constants:
-        lines.append(f"  constants         {describe_constants(report.constants)}")
-    if report.unrounded:
-        lines.append(f"  without rounding  {report.unrounded}")
-    for found in report.outputs:
-        lines.append(
-            f"  {found.mode:<17} {found.equal} of {found.sentences} sentences equal, {found.ties} ties"
-            f", {found.failed} differ   scores within {found.score_max:.1e}"
-        )
+    return lines
+
+
+def _constants(report: EngineReport) -> list[str]:
+    lines = [f"  constants         {describe_constants(report.constants)}"] if report.constants else []
+    return [*lines, *([f"  without rounding  {report.unrounded}"] if report.unrounded else [])]
+
+
+def _decoded(report: EngineReport) -> list[str]:
+    """Outputs of each mode, in other batches, and of other sizes."""
+    lines = [
+        f"  {outputs.mode:<17} {outputs.equal} of {outputs.sentences} sentences equal, {outputs.ties} ties"
+        f", {outputs.failed} differ   scores within {outputs.score_max:.1e}"
+        for outputs in report.outputs
+    ]
     if not report.tolerance.tokens and report.outputs:
         lines.append(LOSSY)
-    for found in report.invariance:
-        name = f"{found.variant}, {found.mode}"
-        unblamed = f", {found.not_blamed} where eager differs too" if found.not_blamed else ""
-        lines.append(f"  {name:<22} {found.equal} of {found.sentences} the same, {found.ties} ties{unblamed}")
-    for found in report.sizes:
-        name, what = (f"{found.variant}, {found.mode}", "rows the same") if found.variant else (found.mode, "equal")
-        lines.append(
-            f"  {name:<22} {found.equal} of {found.sentences} {what}, {found.ties} ties, {found.failed} differ"
+    for outputs in report.invariance:
+        name = f"{outputs.variant}, {outputs.mode}"
+        unblamed = f", {outputs.not_blamed} where eager differs too" if outputs.not_blamed else ""
+        lines.append(f"  {name:<22} {outputs.equal} of {outputs.sentences} the same, {outputs.ties} ties{unblamed}")
+    for outputs in report.sizes:
+        name, equal = (
+            (f"{outputs.variant}, {outputs.mode}", "rows the same") if outputs.variant else (outputs.mode, "equal")
         )
+        counts = f"{outputs.equal} of {outputs.sentences} {equal}, {outputs.ties} ties, {outputs.failed} differ"
+        lines.append(f"  {name:<22} {counts}")
     if report.rows_max is not None:
         lines.append(f"  equal rows of a beam   within {report.rows_max:.1e}")
-    lines += _walks(report.walks)
-    for mode, sides in report.quality.items():
-        for measure, eager in sides["eager"].items():
-            engine = sides["engine"][measure]
-            lines.append(
-                f"  {mode} {measure}: eager {eager:.2f}, engine {engine:.2f}, difference {engine - eager:+.2f}"
-            )
-    lines += _ties(report.ties)
-    lines += [f"  FAILED: {failure}" for failure in report.failures]
-    if report.blame:
-        lines.append(f"  FIRST DIFFERENCE: {report.blame}")
-    return [*lines, "passed" if report.passed else "failed"]
+    return lines
+
+
+def _quality(report: EngineReport) -> list[str]:
+    return [
+        f"  {mode} {measure}: eager {eager:.2f}, engine {engine:.2f}, difference {engine - eager:+.2f}"
+        for mode, sides in report.quality.items()
+        for measure, eager in sides["eager"].items()
+        for engine in [sides["engine"][measure]]
+    ]
 
 
 def _walks(walks: list[Walk]) -> list[str]:

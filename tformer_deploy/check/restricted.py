@@ -13,7 +13,7 @@ from ..base.errors import ConfigError
 from ..bundle.manifest import Bundle
 from ..bundle.shortlist import Shortlist
 from ..decoding.rules import best_tokens
-from ..engines import ENGINES, EngineName
+from ..engines import ENGINES, EngineName, expand, require_each
 from ..engines.base import ANYTHING, Engine, Floats, Ints, Outlook, SameStep, Scores, State
 
 
@@ -22,14 +22,24 @@ def with_shortlist(bundle: Bundle, backends: Sequence[str], variants: Sequence[s
     asked = [EngineName(name) for name in backends or [spec.name for spec in ENGINES if spec.lists]]
     if other := [name for name in asked if not name.spec.lists]:
         raise ConfigError(f"--shortlist: {other[0]} has no graphs for it: leave out --backend {other[0]}")
-    found = [*variants] or [
+    having = [*variants] or [
         name
         for name, recipe in bundle.variants.items()
         if any(recipe.target in each.spec.lists and each.variant in ("", name) for each in asked)
     ]
-    if not found:
+    if not having:
         raise ConfigError(f"--shortlist: {bundle.directory} has no variant for it: export it again, with --recipe int8")
-    return found
+    return having
+
+
+def asked_engines(
+    bundle: Bundle, backends: Sequence[str], variants: Sequence[str], *, device: str, shortlist: bool
+) -> list[EngineName]:
+    """The engines of backends and variants; none of the variants: all that there are. Raises ConfigError."""
+    chosen = with_shortlist(bundle, backends, variants) if shortlist else variants
+    engines = expand(backends, chosen, bundle, device)
+    require_each(backends, engines)
+    return engines
 
 
 @dataclass

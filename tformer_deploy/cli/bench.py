@@ -45,30 +45,24 @@ def bench(
     With --backend trt, the default sizes are those of the plans.
     """
     from ..base.files import check_writable, write_output
-    from ..bench import BenchPlan, has_profile, make_points, run_benchmark, usual_points
+    from ..bench import BenchPlan, make_points, run_benchmark, usual_points
     from ..bundle.manifest import open_bundle
-    from ..check import with_shortlist
-    from ..engines import expand, require_each, threads_each
+    from ..check import asked_engines
+    from ..engines import threads_each
 
     lists = {"batch": batch, "beam": beam, "src-len": src_len, "new-tokens": new_tokens}
-    given = {option: numbers(option, text) for option, text in lists.items() if text is not None}
+    sizes = {option: numbers(option, text) for option, text in lists.items() if text is not None}
     if html:
         from ..bench.page import bench_page
 
         check_writable(html, [src])
     opened = open_bundle(bundle)
     opened.require_decoder()
-    backends, variants = backend or ["ort"], variant or []
-    if shortlist:
-        variants = with_shortlist(opened, backends, variants)
-    engines = tuple(expand(backends, variants, opened, device))
-    require_each(backends, engines)
-    if profile and not any(map(has_profile, engines)):
-        raise ConfigError("--profile measures ONNX Runtime alone: add --backend ort, or leave it out")
+    engines = tuple(asked_engines(opened, backend or ["ort"], variant or [], device=device, shortlist=shortlist))
     plan = BenchPlan(
         bundle=bundle,
         engines=engines,
-        points=make_points(given) if given else usual_points(engines, opened),
+        points=make_points(sizes) if sizes else usual_points(engines, opened),
         threads=threads_each(threads, workers),
         workers=workers,
         rounds=rounds,
@@ -92,9 +86,9 @@ def bench(
 def numbers(option: str, text: str) -> list[int]:
     """Whole numbers between commas, each once. Raises ConfigError."""
     try:
-        found = [int(part) for part in text.split(",")]
+        sizes = [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"--{option} {text:.40}: write whole numbers with commas, as in 1,8,32") from None
-    if min(found) < 1:
+    if min(sizes) < 1:
         raise ConfigError(f"--{option} {text:.40}: every number must be at least 1")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(sizes))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..base.errors import ConfigError, LimitError, require
+from ..base.errors import ConfigError, require
 from ..base.notes import note
 from .options import BACKENDS, CheckpointOption, DeviceOption, Json, Shortlisted, Threads, variants
 from .root import app, emit, progress
@@ -17,9 +16,6 @@ from .root import app, emit, progress
 if TYPE_CHECKING:
     from ..bundle.manifest import Bundle
     from ..importers.compare import Comparison
-
-MORE = 3
-"""Generated sentences, as a multiple of what an export reads."""
 
 
 @app.command(
@@ -77,20 +73,6 @@ def check(
 
     With --save-reference and without --backend, only the reference is written.
     """
-    from ..base.files import write_output
-    from ..bundle.manifest import open_bundle
-    from ..check import (
-        GENERATED,
-        CheckOptions,
-        Gate,
-        allowed_by,
-        load_reference,
-        make_corpus,
-        translations,
-        with_shortlist,
-    )
-    from ..engines import expand, limits_of, require_each
-
     if html:
         from ..check.page import check_page
     if not reference:
@@ -98,10 +80,10 @@ def check(
         require("train", "torch", instead=machine)
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens, "invariance": invariance}
     flags["seconds"] = seconds
-    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
-    if beams is not None and n_best is None:
-        given["n_best"] = beams
-    if reference and (src or save_reference or given):
+    options = {name: value for name, value in flags.items() if value is not None}
+    if beams is not None:
+        options.setdefault("n_best", beams)
+    if reference and (src or save_reference or options):
         raise ConfigError("--reference brings its own sources and options: leave out --src, --save-reference and those")
     if tgt and not (src or reference):
         raise ConfigError("--tgt needs the sources it translates: add --src or --reference")
@@ -109,43 +91,31 @@ def check(
         if value and save_reference and not backend:
             raise ConfigError(f"{name} needs a check, and --save-reference alone makes none: add --backend")
     _check_names(backend or [], [html, save_reference], [src, tgt, reference])
-    targets = translations(src, tgt) if tgt else []
-    opened = open_bundle(bundle)
-    asked = {**given, "tgt": tgt, "save-reference": save_reference, "reference": reference, "shortlist": shortlist}
-    if not opened.config.decoder_layers and (unread := [name for name, value in asked.items() if value]):
-        option = unread[0].replace("_", "-")
-        raise ConfigError(f"--{option}: {bundle} has an encoder and no decoder, whose output is compared: leave it out")
-    backends, variants = backend or ["ort"], variant or []
-    if shortlist:
-        variants = with_shortlist(opened, backends, variants)
-    names = expand(backends, variants, opened, device)
-    require_each(backends, names)
-    for name in names if given else []:
-        limits_of(name, opened).check_asked(given)
+    from ..base.files import write_output
+    from ..bundle.manifest import open_bundle
+    from ..check import CheckRequest, run_check
+
+    request = CheckRequest(
+        bundle=open_bundle(bundle),
+        backends=backend or [],
+        variants=variant or [],
+        device=device,
+        checkpoint=checkpoint,
+        src=src,
+        tgt=tgt,
+        save_reference=save_reference,
+        reference=reference,
+        options=options,
+        loosened=loosened,
+        shortlist=shortlist,
+        threads=threads,
+    )
     with progress("check") as advance:
-        gate = Gate(opened, checkpoint, threads, advance, loosened, shortlist)
-        if reference:
-            expected = load_reference(reference)
-        else:
-            generated = dataclasses.replace(GENERATED, sentences=MORE * GENERATED.sentences)
-            options = dataclasses.replace(CheckOptions() if src else generated, **given)
-            allowed = allowed_by(names, opened)
-            most = {"beams": allowed.axes.beams.max, "max_tokens": allowed.axes.past_len.max + 1}
-            for name, size in most.items():
-                if given.get(name, 0) > size:
-                    option = name.replace("_", "-")
-                    raise LimitError(
-                        f"--{option} {given[name]}: a variant of this bundle takes at most {size}: ask for less"
-                    )
-            expected = gate.reference(make_corpus(opened.config, allowed, opened.tokenizers(), src, options), allowed)
-        if save_reference:
-            gate.rounding(expected)  # for machines without PyTorch
-            expected.save(save_reference)
-            if not backend:
-                emit({"reference": str(save_reference)}, json, f"{save_reference}: reference written")
-                return
-        report = gate.run(names, expected, targets)
-    again = _with_original(opened, checkpoint, src) if original else None
+        report = run_check(request, advance)
+    if report is None:
+        emit({"reference": str(save_reference)}, json, f"{save_reference}: reference written")
+        return
+    again = _with_original(request.bundle, checkpoint, src) if original else None
     emit({**report.to_json(), **({"original": again.to_json()} if again else {})}, json, str(report))
     if html:
         write_output(html, check_page(report, str(bundle)))
