@@ -21,9 +21,9 @@ from tformer_deploy.bundle.manifest import Bundle, open_bundle
 from tformer_deploy.bundle.plans import trt_variant
 from tformer_deploy.bundle.recipe import Tolerance, narrowest
 from tformer_deploy.check import CheckOptions, Gate, Reference, make_corpus
-from tformer_deploy.check.found import Outputs
 from tformer_deploy.check.parity import check
 from tformer_deploy.check.recording import Run
+from tformer_deploy.check.results import Outputs
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine
 from tformer_deploy.engines.ort.device_search import DeviceSearchEngine

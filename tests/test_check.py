@@ -37,13 +37,13 @@ from tformer_deploy.check import (
     make_corpus,
 )
 from tformer_deploy.check.compare import Judge, relative
-from tformer_deploy.check.found import LATE, MANY, WIDTHS, Divergence, Outputs
 from tformer_deploy.check.generated import generated_sources
 from tformer_deploy.check.observe import Observation
 from tformer_deploy.check.parity import check, eager_invariance, eager_rounding
 from tformer_deploy.check.recording import Run, Trace
 from tformer_deploy.check.reference import make_reference
 from tformer_deploy.check.report import describe_divergence
+from tformer_deploy.check.results import LATE, MANY, WIDTHS, Divergence, Outputs
 from tformer_deploy.check.rounding import Rounding
 from tformer_deploy.check.shares import allowed
 from tformer_deploy.check.sizes import rows_apart, run_large, run_wide

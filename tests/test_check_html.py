@@ -14,9 +14,9 @@ from tformer_deploy.base.pages.figures import Decades
 from tformer_deploy.base.pages.page import short_number
 from tformer_deploy.bundle.recipe import Tolerance
 from tformer_deploy.check.figures import layer_plot, step_plot
-from tformer_deploy.check.found import Constants, Divergence, Entries, Layer, Outputs, StepDifference, Top1
 from tformer_deploy.check.page import MAX_ROWS, check_page
 from tformer_deploy.check.report import EngineReport, Report
+from tformer_deploy.check.results import Constants, Divergence, Entries, Layer, Outputs, StepDifference, Top1
 
 NASTY = "<script>alert('x')</script> & \"q\" \x00 \udc80"
 NAMES = ("encoder_embedding", "encoder_layer_0", "memory", "cross_k_0", "decoder_embedding", "hidden", "log_probs")

@@ -20,9 +20,9 @@ from tformer_deploy.bundle.manifest import Bundle, open_bundle
 from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.check import EngineReport, Gate
 from tformer_deploy.check.constants import compare_constants, failures
-from tformer_deploy.check.found import Constants
 from tformer_deploy.check.origins import named_tensors
 from tformer_deploy.check.report import describe_constants
+from tformer_deploy.check.results import Constants
 from tformer_deploy.export.calibrate import Measured, input_ranges
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer

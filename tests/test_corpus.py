@@ -450,7 +450,7 @@ def test_an_interrupt_leaves_what_is_done(tmp_path: Path) -> None:
         time.sleep(0.01)
     running.send_signal(signal.SIGINT)
     said = running.communicate(timeout=60)[1].decode()
-    assert running.returncode == 130 and "shards are done: the same command translates the others" in said
+    assert running.returncode == 130 and "shards are done: run the same command again for the others" in said
     assert not (out / LIST).exists() and not list(out.rglob(".*"))
     assert corpus(*words[5:])["found"] >= 2
     assert (out / "merged.txt").read_bytes() == translated(LINES * 8)
@@ -557,7 +557,7 @@ def test_what_was_damaged_is_made_again(suffix: str, tmp_path: Path) -> None:
         assert {each: each.read_bytes() for each in shards(out)} == whole
     record.unlink()
     command = run_here("corpus", BUNDLE, "--batch-tokens", WINDOW, "--in", text, "--out", out, "--shard-lines", 50)
-    words = f"not as an earlier run had written them, and made again: {shard.name}"
+    words = f"changed since an earlier run wrote them, so translated again: {shard.name}"
     assert command.returncode == 0 and words in command.stdout.decode()
     assert {each: each.read_bytes() for each in shards(out)} == whole and translate_corpus(options).damaged == []
 

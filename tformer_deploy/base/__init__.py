@@ -1,5 +1,5 @@
-"""What every other room stands on: errors, files, JSON headers, lines of text, processes and the machine.
+"""What all other rooms use: errors, files, JSON headers, lines of text, processes, the machine, HTML pages.
 
-In: paths and bytes that others may have written. Out: checked values, or one error that says how to mend it.
+In: paths and bytes, possibly of others. Out: checked values, or one error that says how to fix it.
 All rooms may use it; it uses none.
 """

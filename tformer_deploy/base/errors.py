@@ -1,4 +1,4 @@
-"""One exception family: every message says what is wrong, where, and how to fix it."""
+"""Errors whose messages say what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ArtifactError(TformerError):
 
 
 class OtherTokenizers(ArtifactError):
-    """A bundle whose tokenizers are not its checkpoint's; in a check, exit code 3."""
+    """The bundle's tokenizers differ from the checkpoint's; in a check, exit code 3."""
 
 
 class TrainingError(TformerError):
@@ -38,11 +38,11 @@ class LimitError(TformerError):
 
 
 class EngineError(TformerError):
-    """A runtime that stopped with an error of its own, or gave what is no result."""
+    """A runtime failed, or returned something that is no result."""
 
 
 class NotNumbers(EngineError):
-    """NaN or infinite log-probabilities, of one `request`, counted from 0."""
+    """NaN or infinite log-probabilities; `request`: index of the sentence."""
 
     def __init__(self, message: str, request: int = 0) -> None:
         super().__init__(message)
@@ -54,13 +54,13 @@ class NoRoom(EngineError):
 
 
 class MissingExtra(TformerError):
-    """A package is not installed that an optional part of tformer needs."""
+    """A package that an optional part of tformer needs is not installed."""
 
 
 class ParityError(TformerError):
     """An engine's outputs differ from eager PyTorch by more than the recipe allows; exit code 3.
 
-    `report`: all that the check found, a `check.Report`, where there was one.
+    `report`: the check's whole report, a `check.Report`, if there is one.
     """
 
     def __init__(self, message: str, report: Any = None) -> None:
@@ -85,11 +85,11 @@ EXTRAS = {
     "corpus": ("fsspec", "pyarrow", "zstandard"),
     "cluster": ("ray",),
 }
-"""What each extra of pyproject.toml brings, by the names that are imported; a package is named by the first."""
+"""Extra of pyproject.toml → the modules that it installs. A module in several extras is reported by the first."""
 
 
 def install(*extras: str) -> str:
-    """How to get an extra, or one of several."""
+    """How to install an extra, or one of several."""
     names = [f"'.[{extra}]'" for extra in extras]
     return f"pip install {' or '.join(names)} in a checkout of tformer-deploy"
 
@@ -108,14 +108,14 @@ def missing_extra(error: ModuleNotFoundError) -> MissingExtra:
 
 
 def require(extra: str, *modules: str, instead: str = "") -> None:
-    """Raise MissingExtra where some of an extra's packages are not installed; `instead`: what goes without them."""
+    """Raise MissingExtra if a module of an extra is not installed; `instead`: what works without it."""
     if lacking := next((module for module in modules if not find_spec(module)), None):
         raise MissingExtra(f"the package '{lacking}' is not installed: {install(extra)}{instead}")
 
 
 @contextmanager
 def extras() -> Iterator[None]:
-    """Around imports, or a function that imports. Raises MissingExtra for a package that is not installed."""
+    """Turn failed imports in the block into MissingExtra."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -123,7 +123,7 @@ def extras() -> Iterator[None]:
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
-    """An unknown name, with the nearest valid one and the list of all."""
+    """The error for an unknown name, with the nearest valid one and all others."""
     names = sorted(valid)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'? " if near else ""

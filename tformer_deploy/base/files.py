@@ -1,4 +1,4 @@
-"""Writing files that are whole or absent: atomic replacement, locks, and what killed processes leave."""
+"""Files that are written whole or not at all: atomic replacement, locks, and clean-up after killed processes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def atomic_file(path: Path, leftovers: bool = True) -> Iterator[Path]:
-    """Yield a temporary path; what it holds takes the place of the file at `path` if the block succeeds.
+    """Yield a temporary path, which replaces the file at `path` if the block succeeds.
 
-    A link is replaced, not followed. What killed writers of the same file have left is removed, unless `leftovers` is
-    off: looking for it takes long in a folder of very many files.
+    A link is replaced, not followed. `leftovers`: also remove temporary files of killed writers, which takes long in a
+    folder of very many files.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if leftovers:
@@ -55,7 +55,7 @@ def atomic_file(path: Path, leftovers: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[Path]:
-    """The same for a result that somebody wants at `path`: links are followed; devices and pipes are written to."""
+    """As `atomic_file`, for a path that a user names: links are followed; devices and pipes are written to."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not _is_special(path):
@@ -72,7 +72,7 @@ def output_file(path: Path) -> Iterator[Path]:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether something is written to and not replaced: a device, a pipe, an open file as /dev/stdout names it."""
+    """Whether a path must be written to, not replaced: a device, a pipe, an open file such as /dev/stdout."""
     real = os.path.realpath(path)
     return path.exists() and (not path.is_file() or real.startswith(("/proc/", "/dev/")) or _is_open_file(path))
 
@@ -89,14 +89,14 @@ def _is_open_file(path: Path) -> bool:
 
 
 def _mode(path: Path) -> int:
-    """The permissions of a file that is replaced, else what the process gives new ones."""
+    """Permissions for the new file: those of the file that it replaces, else the default ones."""
     if path.is_file() and not path.is_symlink():
         return stat.S_IMODE(path.stat().st_mode)
     return 0o666 & ~umask()
 
 
 def umask() -> int:
-    """What the process takes from the permissions of new files; not by `os.umask`, which other threads would see."""
+    """The process's umask; not by `os.umask`, which would change it for other threads."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
@@ -104,7 +104,7 @@ def umask() -> int:
 
 
 def check_utf8(path: Path) -> None:
-    """Raise ConfigError for a path that ONNX, its runtimes and safetensors do not take."""
+    """Raise ConfigError for a path that is not UTF-8, which ONNX, its runtimes and safetensors refuse."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -113,9 +113,9 @@ def check_utf8(path: Path) -> None:
 
 
 def check_writable(path: Path, others: Iterable[Path | None] = ()) -> None:
-    """Find out before the work whether `output_file` can write its result, and not over another. Raises ConfigError."""
-    taken = {os.path.realpath(other) for other in others if other}
-    if os.path.realpath(path) in taken and not _is_special(path):
+    """Raise ConfigError if `output_file` could not write to a path, or would overwrite one of `others`."""
+    named = {os.path.realpath(other) for other in others if other}
+    if os.path.realpath(path) in named and not _is_special(path):
         raise ConfigError(f"{path} is named twice, and would be overwritten: name another file")
     special = not path.is_dir() and _is_special(path)
     place = path if special else Path(os.path.realpath(path)).parent
@@ -124,7 +124,7 @@ def check_writable(path: Path, others: Iterable[Path | None] = ()) -> None:
 
 
 def write_output(path: Path, text: str) -> None:
-    """Write a result that somebody wants at `path`, UTF-8."""
+    """Write a text to a path that a user names, in UTF-8."""
     with output_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -139,11 +139,11 @@ def write_json(path: Path, value: Any) -> None:
 def atomic_directory(
     path: Path, force: bool, kind: str = "folder", is_one: Callable[[Path], bool] = Path.is_dir
 ) -> Iterator[Path]:
-    """Yield an empty directory beside `path`; it takes that name if the block succeeds.
+    """Yield an empty temporary directory, which becomes `path` if the block succeeds.
 
-    A kill at any moment leaves the old directory or the new one under the name. What killed writers of the same
-    directory have left is removed. Links are followed. Raises ArtifactError where something stands at `path`, or
-    appears there meanwhile, and `force` is off or it is not a `kind`; where another process changes or makes it.
+    A kill at any moment leaves the old directory or the new one. Links are followed; temporary directories of killed
+    writers are removed. Raises ArtifactError if `path` exists without `force`, or is not a `kind` (`is_one`), at the
+    start or at the end; and if another process is writing it.
     """
     path = Path(os.path.realpath(path))
     check_utf8(path)
@@ -173,7 +173,7 @@ def atomic_directory(
 
 @contextmanager
 def _named(temporary: Path, path: Path) -> Iterator[None]:
-    """Errors name a directory as it would have been called; of a full disk they name nothing by themselves."""
+    """Let errors name the final path, not the temporary one; those of a full disk name none by themselves."""
     try:
         yield
     except TformerError as error:
@@ -186,7 +186,7 @@ def _named(temporary: Path, path: Path) -> Iterator[None]:
 
 
 def _move(new: Path, path: Path) -> None:
-    """Give a directory its name; it changes places with what has that name, if anything has."""
+    """Rename a directory, and exchange it with the one that has the name already, if there is one."""
     exchange = path.is_dir()
     flag = _RENAME_EXCHANGE if exchange else _RENAME_NOREPLACE
     try:
@@ -214,14 +214,14 @@ def rename(old: Path, new: Path, flag: int) -> None:
 
 @contextmanager
 def hold(directory: Path) -> Iterator[None]:
-    """Be the only process that changes a folder. Raises ArtifactError where another one does.
+    """Hold an exclusive lock on a folder. Raises ArtifactError if another process has it.
 
-    On a network file system, processes of other machines are not seen.
+    On a network file system, it does not exclude processes of other machines.
     """
     check_utf8(directory)
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        # The one before may have removed it, or put another one in its place.
+        # The last holder of the lock may have removed or replaced the folder.
         if not _lock(handle) or not directory.is_dir() or not os.path.samestat(os.fstat(handle), directory.stat()):
             raise ArtifactError(f"{directory} is being changed by another process: wait until it has ended")
         require_plain(directory)
@@ -231,7 +231,7 @@ def hold(directory: Path) -> Iterator[None]:
 
 
 def require_plain(directory: Path) -> None:
-    """Raise ArtifactError where a folder that is to be changed holds links, pipes or devices: they lead elsewhere."""
+    """Raise ArtifactError if a folder has links, pipes or devices, so that a change could reach other files."""
     for path in directory.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise ArtifactError(f"{path} is a link, a pipe or a device: put a file or a folder there instead")
@@ -239,7 +239,7 @@ def require_plain(directory: Path) -> None:
 
 @contextmanager
 def scratch(name: str) -> Iterator[Path]:
-    """A folder for files that are needed now only; what killed processes have left of that name is removed."""
+    """A temporary folder; removes older ones of the same name whose processes were killed."""
     place = Path(tempfile.gettempdir()) / name
     remove_leftovers(place.parent, name)
     with _temporary(place, directory=True) as folder:
@@ -251,7 +251,7 @@ def scratch(name: str) -> Iterator[Path]:
 
 @contextmanager
 def _temporary(path: Path, directory: bool) -> Iterator[Path]:
-    """A new file or folder beside `path`, locked as long as this process works on it."""
+    """A new file or folder beside `path`, locked until the block ends."""
     place = _SUFFIX, f".{path.name}.", path.parent
     while True:
         if directory:
@@ -263,7 +263,7 @@ def _temporary(path: Path, directory: bool) -> Iterator[Path]:
         _lock(handle, wait=True)
         if os.path.lexists(temporary):
             break
-        os.close(handle)  # somebody took it for a leftover before it was locked
+        os.close(handle)  # another process removed it as a leftover before it was locked
     try:
         yield temporary
     finally:
@@ -271,16 +271,16 @@ def _temporary(path: Path, directory: bool) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, target: str = "") -> bool:
-    """Remove what killed writers of `target`, or of any file, have left in a folder, and say so.
+    """Remove temporary files of killed writers of `target`, or of any file, from a folder, and log it.
 
-    Returns whether something is left, because a process works on it at this moment.
+    Returns whether a running process is writing one.
     """
     busy = False
     for path in sorted(folder.glob(f".*{_SUFFIX}")):
         found = _TEMPORARY.fullmatch(path.name)
         if not found or target not in ("", found["target"]):
             continue
-        with suppress(OSError):  # not ours to open, or gone by now
+        with suppress(OSError):  # no permission, or gone by now
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 if _lock(handle):
@@ -294,7 +294,7 @@ def remove_leftovers(folder: Path, target: str = "") -> bool:
 
 
 def _lock(handle: int, wait: bool = False) -> bool:
-    """Lock an open file or folder until it is closed; False where another process has it locked."""
+    """Lock an open file or folder until it is closed; False if another process has locked it."""
     from filelock import lock_descriptor
 
     return lock_descriptor(handle, blocking=wait)

@@ -1,4 +1,4 @@
-"""Reading what others may have written: headers against their schema, files within their folder, hashes."""
+"""Safe reading of files from others: headers against a schema, paths inside their folder, hashes, sizes."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .errors import ArtifactError, ConfigError, TformerError
 from .files import check_utf8, sha256
 
 HEADER_BYTES, JSON_BYTES, TOKENIZER_BYTES = 16 << 20, 64 << 20, 64 << 20
-"""Larger headers and reports, and larger tokenizers, are refused before they are read."""
+"""Most bytes of headers, of other JSON and of tokenizers; larger files are refused before they are read."""
 DAMAGED = (
     *(OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, MemoryError, OverflowError),
     *(NotImplementedError, SyntaxError, tokenize.TokenError, struct.error, zipfile.BadZipFile, zlib.error),
 )
-"""What zipfile, numpy and json raise over a file that is not as it was written."""
+"""What zipfile, numpy and json raise for a damaged file."""
 POINTER, POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024
-"""How a pointer of Git LFS begins, and what all are smaller than."""
+"""How a Git LFS pointer begins, and more bytes than any has."""
 MADE_UP = ("/proc/", "/sys/")
-"""Where files are made up as they are read."""
+"""Files of the kernel, which have no size."""
 RATIO = 200
-"""Nothing that tformer packs gets smaller by so much."""
+"""Most times that an .npz file may unpack to its size: nothing that tformer packs gets so much smaller."""
 
 
 def within(directory: Path, name: str | Path) -> Path:
-    """A path below a directory, by its relative name. Raises ArtifactError where links lead elsewhere."""
+    """A path inside a directory, by its relative name. Raises ArtifactError if links lead out of it."""
     path = directory / name
     real, root = os.path.realpath(path), os.path.realpath(directory)
     if os.path.commonpath((real, root)) != root:
@@ -47,7 +47,7 @@ def within(directory: Path, name: str | Path) -> Path:
 
 
 def member(directory: Path, name: str) -> Path:
-    """A regular file of a directory, by its relative name. Raises ArtifactError for one that lies elsewhere."""
+    """A regular file inside a directory, by its relative name. Raises ArtifactError."""
     path = within(directory, name)
     if not path.exists():
         raise ArtifactError(f"{directory} is incomplete: {name} is missing; copy or make it again")
@@ -57,7 +57,7 @@ def member(directory: Path, name: str) -> Path:
 def regular(path: Path) -> Path:
     """A path of a regular file; links are followed. Raises ArtifactError.
 
-    To read a pipe, a device or what the kernel makes up may take for ever.
+    Reading a pipe, a device or a file of the kernel may never end.
     """
     try:
         mode = path.stat().st_mode
@@ -71,7 +71,7 @@ def regular(path: Path) -> Path:
 
 
 def require_here(path: Path) -> None:
-    """Raise ArtifactError where a regular file is what Git LFS leaves in the place of one."""
+    """Raise ArtifactError for a pointer that Git LFS left in the place of a file."""
     if path.is_file() and path.stat().st_size < POINTER_BYTES:
         with path.open("rb") as file:
             if file.read(len(POINTER)) == POINTER:
@@ -81,13 +81,13 @@ def require_here(path: Path) -> None:
 
 
 def readable(path: Path) -> Path:
-    """A path of a regular file that is no pointer of Git LFS. Raises ArtifactError."""
+    """A path of a regular file that is no Git LFS pointer. Raises ArtifactError."""
     require_here(regular(path))
     return path
 
 
 def content(path: Path, limit: int) -> bytes:
-    """What a regular file holds. Raises ArtifactError, also beyond `limit` bytes."""
+    """The content of a regular file. Raises ArtifactError, also for more than `limit` bytes."""
     if (size := readable(path).stat().st_size) > limit:
         raise ArtifactError(f"{path} has {size} bytes, more than {limit}: make it again")
     try:
@@ -97,7 +97,7 @@ def content(path: Path, limit: int) -> bytes:
 
 
 def read_bytes(directory: Path, name: str, limit: int) -> bytes:
-    """What a file of a directory holds. Raises ArtifactError beyond `limit` bytes, and as `member` does."""
+    """The content of a file inside a directory. Raises ArtifactError, also for more than `limit` bytes."""
     return content(member(directory, name), limit)
 
 
@@ -111,7 +111,7 @@ def read_json(directory: Path, name: str, limit: int = JSON_BYTES) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """JSON from a place that others write to. Raises ValueError, also for what is nested too deeply."""
+    """Parse JSON of others. Raises ValueError, also for JSON that is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -131,10 +131,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
-    """The arrays of an .npz file; together they must not claim to be larger than it lets them.
+    """The arrays of an .npz file, unless they would unpack to more than `RATIO` times its size and more than 1 MiB.
 
-    An array whose values are all the same may: it is compressed to a thousandth. Raises ArtifactError for what is no
-    regular file, else one of `DAMAGED`.
+    Raises ArtifactError if it is no regular file, one of `DAMAGED` if it is damaged.
     """
     import numpy as np
 
@@ -156,16 +155,16 @@ OTHERS = {
     "checkpoint.json": "a run folder: make a bundle of it with tformer export",
     "config.json": "another tool's model: make a run folder of it with tformer import",
 }
-"""What a folder is, by a file that it has, and what to do with it. engines/src/bundle/header.cpp says the same."""
+"""A file in a folder → what the folder is, and what to do with it. engines/src/bundle/header.cpp has the same."""
 KINDS = {
     "bundle": "; a bundle is a folder that tformer export writes",
     "checkpoint": "; a checkpoint is a run folder, which tformer train or import writes",
 }
-"""What was wanted; header.cpp has it too."""
+"""Kind → how to get one; header.cpp has the same."""
 
 
 def read_header(directory: Path, name: str, kind: str, version: int, oldest: int = 1) -> dict[str, Any]:
-    """Read the JSON file that makes a directory a `kind`, of a format from `oldest` to `version`; check its schema.
+    """Read the header of a directory of a `kind`, with a format version from `oldest` to `version`; check its schema.
 
     Raises ArtifactError.
     """
@@ -194,16 +193,16 @@ def read_header(directory: Path, name: str, kind: str, version: int, oldest: int
 
 
 def _instead(directory: Path, name: str, kind: str) -> str:
-    """What stands where a header should be, and what was wanted."""
+    """What a folder without the header is, and how to get a `kind`."""
     if not directory.is_dir():
         there = "it is a file" if directory.exists() else "there is no such folder"
         return f"{there}{KINDS.get(kind, '')}"
-    others = [f"; it is {what}" for other, what in OTHERS.items() if (directory / other).is_file()]
+    others = [f"; it is {advice}" for other, advice in OTHERS.items() if (directory / other).is_file()]
     return f"it has no {name}{[*others, KINDS.get(kind, '')][0]}"
 
 
 def is_of(directory: Path, name: str, kind: str) -> bool:
-    """Whether a folder has a header of that kind, of whatever version."""
+    """Whether a folder has a header of that kind, in any version."""
     try:
         return bool(read_json(directory, name)["format"] == kind)
     except (TformerError, KeyError, TypeError):
@@ -211,13 +210,13 @@ def is_of(directory: Path, name: str, kind: str) -> bool:
 
 
 def digest(header: Mapping[str, Any]) -> str:
-    """Hex SHA-256 of a header's values but for `sha256` itself."""
-    kept = {name: value for name, value in header.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    """Hex SHA-256 of a header's values, without `sha256` itself."""
+    others = {name: value for name, value in header.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def schema_error(value: Any, kind: str) -> str:
-    """What is wrong with a value of a kind that `schemas` has, or nothing."""
+    """How a value breaks the schema of its kind; empty: it does not."""
     from fastjsonschema import JsonSchemaValueException
 
     try:

@@ -1,4 +1,4 @@
-"""Lines of text: read from files, and checked one by one."""
+"""Lines of text: reading files, checking a line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from .errors import DataError
 
 LINE_BYTES, MOST_LINE_BYTES = 1 << 20, 1 << 30
-"""A longer line is no sentence, and is refused before it costs memory; the most that this limit is raised to."""
+"""Longest line, refused before it costs memory, as it is no sentence; and the most that the limit can be raised to."""
 
 
 def check_line(text: str, where: str, most: int = LINE_BYTES, option: str = "") -> None:
-    """Raise DataError, which begins with `where`, for what is no text or has more than `most` bytes.
+    """Raise DataError for a line that is no text or has more than `most` bytes.
 
-    `option` raises that limit, if one does.
+    `where`: how the message begins. `option`: the option that raises the limit, if there is one.
     """
     if not isinstance(text, str):
         raise DataError(f"{where}: {type(text).__name__} is no text: give a str")
@@ -28,7 +28,7 @@ def check_line(text: str, where: str, most: int = LINE_BYTES, option: str = "") 
 
 
 def too_long(where: str, most: int, option: str = "") -> DataError:
-    """What is wrong with a line of more than `most` bytes."""
+    """The error for a line of more than `most` bytes."""
     return DataError(f"{where}: longer than {most} bytes: split it{f', or raise {option}' if option else ''}")
 
 

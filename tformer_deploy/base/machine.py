@@ -1,4 +1,4 @@
-"""What of the machine this process may take: memory, before any is taken, and cores."""
+"""Memory and cores that this process may use."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SYSTEM = Path("/")
 
 
 def cores(root: Path = SYSTEM) -> int:
-    """How many CPUs this process has: those of its affinity, or what the quotas of its control groups are worth.
+    """Number of CPUs that this process may use, by its affinity and the quotas of its control groups.
 
-    A container that may use 1.5 CPUs of a machine has 2.
+    A quota of 1.5 CPUs counts as 2.
     """
     return max(1, min((len(os.sched_getaffinity(0)), *_quotas(root))))
 
 
 def available_bytes(root: Path = SYSTEM) -> int | None:
-    """What a process can still take of the machine and of the control groups that it is in; None: nobody knows."""
+    """Memory that is free in the machine and in the process's control groups; None: not known."""
     return min((*_of_machine(root), *_of_groups(root)), default=None)
 
 
@@ -35,14 +35,14 @@ def keep_freed_memory() -> None:
 
 
 def _of_machine(root: Path) -> Iterator[int]:
-    """What the kernel says."""
+    """Free memory of the machine."""
     for line in _lines(root / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
             yield 1024 * int(line.split()[1])
 
 
 def _of_groups(root: Path) -> Iterator[int]:
-    """What the limits of the process's control groups leave, of either version; the cache of files counts as free."""
+    """Free memory in the process's control groups (version 1 or 2); the page cache counts as free."""
     for group in _groups(root, "memory"):
         for most, used in (("limit_in_bytes", "usage_in_bytes"), ("max", "current")):
             sizes = [line for name in (most, used) for line in _lines(group / f"memory.{name}")]
@@ -53,7 +53,7 @@ def _of_groups(root: Path) -> Iterator[int]:
 
 
 def _quotas(root: Path) -> Iterator[int]:
-    """CPUs that the process's control groups leave it, of either version, rounded up."""
+    """CPU quotas of the process's control groups (version 1 or 2), rounded up."""
     for group in _groups(root, "cpu"):
         first = [line for name in ("quota", "period") for line in _lines(group / f"cpu.cfs_{name}_us")]
         for words in (first, *map(str.split, _lines(group / "cpu.max"))):
@@ -62,7 +62,7 @@ def _quotas(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of the process's control groups, of either version, each before those that it is in."""
+    """Folders of the process's control groups (version 1 or 2), each followed by its parents."""
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         base = root / "sys/fs/cgroup"
@@ -77,7 +77,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines of a file of the kernel; none where it has no such file."""
+    """Lines of a file of the kernel; none if it does not exist."""
     try:
         return path.read_text(encoding="ascii", errors="surrogateescape").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Lines on standard error, which no work depends on."""
+"""Notes on standard error and progress, whose failure never stops the work."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol, TextIO
 
 
 class Progress(Protocol):
-    """Is told what has been done."""
+    """Receives progress."""
 
     def __call__(self, count: int = 0, tokens: int = 0, stage: str = "") -> None:
-        """`count` more of what is counted, with so many tokens; `stage`: what begins now, for people."""
+        """`count` more items with `tokens` tokens are done; `stage`: name of the part that begins."""
 
 
 def unseen(count: int = 0, tokens: int = 0, stage: str = "") -> None:
-    """A `Progress` that nobody sees."""
+    """A `Progress` that shows nothing."""
 
 
 def note(line: str, end: str = "\n") -> None:
@@ -27,17 +27,17 @@ def note(line: str, end: str = "\n") -> None:
 
 
 def nowhere() -> TextIO:
-    """A stream that keeps nothing."""
+    """A stream to /dev/null."""
     return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", errors="backslashreplace")
 
 
 def shortened(text: str, most: int) -> str:
-    """The beginning and the end of a text of more than `most` characters."""
+    """A text, or its beginning and end if it has more than `most` characters."""
     half = most // 2 - 1
     return text if len(text) <= most else f"{text[:half]}… {text[-half:]}"
 
 
 def printable(text: str) -> str:
-    """A text without what a terminal obeys, as it may come from a stranger's file."""
+    """A text without control characters, as it may come from a file of others."""
     half = range(0xD800, 0xE000)  # of a character, which the stream shows as an escape
     return "".join(each if each.isprintable() or ord(each) in half else "?" for each in text)

@@ -1,6 +1,6 @@
-"""Worker processes: who starts, asks, times and ends them, and what answers inside; a line of JSON each way.
+"""Worker processes, asked by lines of JSON: starting, asking, timing and ending them, and the loop inside.
 
-Runs in the environments of other libraries too: nothing but the standard library.
+Standard library only, as it runs in the environments of other tools too.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from . import errors
 from .errors import EngineError, TformerError, missing_extra
 
 PATIENCE_SECONDS = 5
-"""How long a worker that is told to end may take before it is killed."""
+"""Time that a worker has to end before it is killed."""
 PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 Item = TypeVar("Item")
 
 
 class Process:
-    """A worker that runs only while it is asked something, so that no thread of it disturbs another."""
+    """A worker that is stopped (SIGSTOP) between requests, so that its threads do not disturb other workers."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Process:
     ) -> None:
         self.name, self._where = name, f"{name}: " if name else ""
         self.limit_seconds = limit_seconds
-        """How long an answer may take; None: for ever."""
+        """Longest time for an answer; None: no limit."""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - until `end`
         self._process = subprocess.Popen(
             command,
@@ -56,7 +56,7 @@ class Process:
         )
 
     def ask(self, call: str, **arguments: Any) -> Any:
-        """The reply to a request. Raises the worker's TformerError, and EngineError where the worker died."""
+        """Send a request and return the reply. Raises the worker's TformerError, or EngineError if the worker died."""
         assert self._process.stdin and self._process.stdout
         self._process.send_signal(signal.SIGCONT)
         late = threading.Event()
@@ -87,7 +87,7 @@ class Process:
         return reply["value"]
 
     def _ending(self) -> str:
-        """How it died, and its last words."""
+        """How it died, with the last line that it printed."""
         code = self._process.wait()
         self._stderr.seek(0)
         words = self._stderr.read().decode(errors="replace").strip().splitlines()
@@ -96,7 +96,7 @@ class Process:
         return describe_end(code, words)
 
     def end(self, kill: bool = False) -> None:
-        """Let it finish, or kill it; returns when it is gone."""
+        """Let it finish, or kill it, and wait for its end."""
         if kill:
             self._process.kill()
         else:
@@ -118,13 +118,13 @@ class Process:
 
 
 def run_whole(command: Sequence[str], stdin: str = "", cwd: Path | None = None) -> tuple[str, float, float]:
-    """Output, seconds from start to end and peak MiB of a whole process. Raises EngineError."""
+    """Run a process to its end: output, seconds and peak MiB. Raises EngineError."""
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as target, tempfile.TemporaryFile() as said:
         source.write(stdin.encode())
         source.seek(0)
         start = time.perf_counter()
         process = subprocess.Popen(command, stdin=source, stdout=target, stderr=said, cwd=cwd)
-        # The peak counts what this process had at the fork too: keep its own memory small.
+        # The peak includes this process's memory at the fork, so that must be small.
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -143,21 +143,21 @@ def describe_end(code: int, words: Sequence[str]) -> str:
 
 
 def in_turn(items: Sequence[Item], number: int) -> list[Item]:
-    """The order of a round: nobody is always the first."""
+    """The order of a round, rotated so that no item is always first."""
     turn = number % max(1, len(items))
     return [*items[turn:], *items[:turn]]
 
 
 def serve(worker: Any, expected: type[Exception] = TformerError) -> None:
-    """Answer requests by the worker's methods of their names until standard input ends.
+    """Answer requests by the worker's methods, until standard input ends.
 
-    Errors that are `expected` are replies, others end the process.
+    `expected` errors become replies; others end the process.
     """
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no reply
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if sys.platform == "linux":
-        # A worker whose parent was killed would otherwise stay, stopped, for ever.
+        # Otherwise a stopped worker would outlive a parent that was killed.
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
     for line in sys.stdin:
         request = json.loads(line)
@@ -174,7 +174,7 @@ def serve(worker: Any, expected: type[Exception] = TformerError) -> None:
 def repeat(
     run: Callable[[], Item], warm_up: int = 1, least: int = 1, seconds: float = 0.0, most: int | None = None
 ) -> list[tuple[float, Item]]:
-    """Seconds and result of every run: `least` runs and more for `seconds`, up to `most`, after others for warm-up."""
+    """Seconds and result of every run, after `warm_up` runs: at least `least`, more until `seconds`, at most `most`."""
     for _ in range(warm_up):
         run()
     found: list[tuple[float, Item]] = []
@@ -187,7 +187,7 @@ def repeat(
 
 
 def peak_mib() -> float:
-    """The most memory that this process had."""
+    """Peak memory of this process."""
     # Not ru_maxrss: after a fork that also counts what the parent had.
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))

@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses: made from a table or from texts, their types and bounds checked."""
+"""Settings as frozen dataclasses: built from a table or from texts, with types and bounds checked."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _parse(name: str, text: str, kind: Any) -> Any:
 
 
 MOST_FLOAT = 1e300
-"""A larger whole number is no float, or nearly none."""
+"""A whole number for a float field must be smaller: near 1.8e308 it does not fit."""
 
 
 def check_types(config: Any) -> None:
@@ -85,18 +85,18 @@ def _whole_numbers(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
 
 
 def check_whole(name: str, value: Any, least: int, most: int) -> None:
-    """Raise ConfigError for what is not a whole number within bounds."""
+    """Raise ConfigError unless a value is a whole number from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
         raise ConfigError(f"{name}={value!r}: must be a whole number from {least} to {most}")
 
 
 def at_least(config: Any, name: str, low: int) -> None:
-    """Raise ConfigError for a field that is smaller."""
+    """Raise ConfigError for a field below `low`."""
     if getattr(config, name) < low:
         raise ConfigError(f"{name}={getattr(config, name)}: must be at least {low}")
 
 
 def at_most(config: Any, name: str, high: int) -> None:
-    """Raise ConfigError for a field that is larger."""
+    """Raise ConfigError for a field above `high`."""
     if getattr(config, name) > high:
         raise ConfigError(f"{name}={getattr(config, name)}: must be at most {high}")

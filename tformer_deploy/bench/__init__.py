@@ -1,4 +1,4 @@
-"""What a bundle's engines cost: time, memory and disk, and how near they come to what the machine can do.
+"""Measures a bundle's engines: time, memory and disk, and how near they are to the machine's limit.
 
 In: a bundle and the engines to measure, each in a process of its own, in turns. Out: a report, as text, JSON or a page.
 `cli` uses it.

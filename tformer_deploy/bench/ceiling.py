@@ -1,4 +1,4 @@
-"""What the machine can do: bytes read and operations per second, measured in this process."""
+"""The machine's limits: memory bandwidth and operations per second, measured in this process."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 TRIES = 3
-"""The best counts, as other work on the machine only takes away."""
+"""The best one counts, as other work on the machine only slows it down."""
 TRY_SECONDS = 0.01
+"""Short, so that a try often falls between other work; long against the clock and the start of threads."""
 ASSUMED_GB = 20
-"""Gigabytes per second and thread, for the number of repetitions that fill a try."""
+"""Gigabytes per second and thread, a guess that gives the number of repetitions in a try."""
 MATRIX = 512
 """Rows and columns: large enough to keep every core busy, small enough to stay in its cache."""
 DTYPES: dict[str, tuple[Any, Any]] = {"fp32": (np.float32, np.float32), "int8": (np.uint8, np.int8)}
 
 
 def bandwidth(buffer: NDArray[np.int32], size: int, threads: int) -> float:
-    """Bytes per second at which `threads` threads together read the first `size` bytes of a buffer again and again.
+    """Bytes per second at which threads together read the first `size` bytes of a buffer again and again.
 
-    What fits into a cache is read from there, as weights that fit are. numpy reads without the interpreter's lock; the
-    maximum of integers takes the least arithmetic.
+    Bytes that fit into a cache come from there, as weights that fit do. numpy releases the interpreter's lock, and the
+    maximum of integers is the cheapest arithmetic.
     """
     parts = np.array_split(buffer[: max(1, size // 4)], threads)
     repetitions = max(1, round(ASSUMED_GB * 1e9 * TRY_SECONDS / max(1, parts[0].nbytes)))
@@ -58,8 +59,8 @@ def _seconds(parts: list[Any], repetitions: int) -> float:
 def matrix_rates(threads: int) -> dict[str, float]:
     """Operations per second (a multiplication and an addition are two) of matmuls, by type.
 
-    The faster of ONNX Runtime's and the C++ library's, where each is installed. Raises ModuleNotFoundError where
-    neither is, ArtifactError where ONNX Runtime does not work.
+    The faster of ONNX Runtime and the C++ library. Raises ModuleNotFoundError if neither is installed, ArtifactError if
+    ONNX Runtime does not work.
     """
     rates: dict[str, float] = {}
     for measure in (_onnxruntime_rates, _native_rates):

@@ -1,4 +1,4 @@
-"""The clock around an engine, and what is measured with it in one process."""
+"""Times one engine, inside its own process."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from ..translate.translator import Translator
 from .plan import Point
 
 MAX_REPETITIONS = 50
-"""Of a point in a round."""
+"""Most decodes of a point in a round."""
 WARM_UP_LINES, SINGLE_LINES = 50, 100
-"""Lines of a text that are translated before the clock starts; at most so many are translated one at a time."""
+"""Lines that are translated before the clock starts; most lines that are translated one at a time."""
 TIMED = 5
-"""Decodes that a GPU times by its own events."""
+"""Decodes that are timed by events of the GPU; the median counts."""
 FIRST_WORD = 4
-"""Ids below are special tokens."""
+"""First id of a word; smaller ones are special tokens."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,16 +45,16 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Sample:
-    """One decode of a batch. With several workers: the times of the slowest part, the mean of steps and of shares."""
+    """One decode of a batch. With several workers: times of the slowest part, means of steps and shares."""
 
     latency_ms: float
     encoder_ms: float
     first_token_ms: float
     """From the call to the end of the first step."""
     steps_ms: list[float]
-    """Of every step, with the reordering behind it."""
+    """Of every step, with the reordering after it."""
     outside: float
-    """Share of the time outside the engine's calls."""
+    """Share of the time that is spent outside the engine: in the search."""
     tokens: int
 
 
@@ -71,7 +71,7 @@ class CorpusSample:
 
 
 class Watched:
-    """An engine that notes when its calls begin and end."""
+    """An engine that records when its calls begin and end."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.config, self.limits, self.attention = engine, engine.config, engine.limits, engine.attention
@@ -114,7 +114,7 @@ class Watched:
 
 
 class WatchedSearch(Watched):
-    """An engine that decodes by a search of its own, which notes the calls."""
+    """An engine with a search of its own, which records the calls."""
 
     searches = True
 
@@ -138,14 +138,14 @@ class Bench:
         self._pool = ThreadPoolExecutor(workers)
 
     def point(self, point: Point, seconds: float) -> list[Sample]:
-        """Samples of a synthetic request for `seconds`, after one that does not count."""
+        """Repeat a synthetic request for `seconds`, after one to warm up."""
         src_ids = synthetic_sources(self.engine.config, point)
         options = DecodeOptions(max_tokens=point.new_tokens, beams=point.beams, endless=True)
         runs = repeat(lambda: self._decode(src_ids, options), seconds=seconds, most=MAX_REPETITIONS)
         return [sample for _, sample in runs]
 
     def device_ms(self, point: Point) -> float | None:
-        """How long a GPU works for a synthetic request, median of a few; nothing on a processor."""
+        """Time that the GPU works for a synthetic request, median of `TIMED`; None on a CPU."""
         engine: Any = self.engine
         if not hasattr(engine, "device_ms") or self.workers > 1:
             return None
@@ -158,15 +158,15 @@ class Bench:
         return median(found)
 
     def corpus(self, lines: list[str], options: DecodeOptions) -> CorpusSample:
-        """Translate a text as a whole, then some of its lines one at a time, after a part that does not count."""
+        """Translate a text as a whole, then some of its lines one at a time, after a part to warm up."""
         translator = self.translator
         translator.options = options
         translator.translate(lines[:WARM_UP_LINES])
         ((seconds, results),) = repeat(lambda: translator.translate(lines), warm_up=0)
         single = []
         for line in some([line for line in lines if line], SINGLE_LINES):
-            ((taken, _),) = repeat(lambda line=line: translator.translate([line]), warm_up=0)  # type: ignore[misc]
-            single.append(1e3 * taken)
+            ((seconds_of_line, _),) = repeat(lambda line=line: translator.translate([line]), warm_up=0)  # type: ignore[misc]
+            single.append(1e3 * seconds_of_line)
         made = [result for line, result in zip(lines, results, strict=True) if line]  # an empty line costs no step
         return CorpusSample(seconds, len(lines), sum(len(each.ids) + each.finished for each in made), single)
 
@@ -189,7 +189,7 @@ class Bench:
 
 
 def decode_part(engine: Engine, src_ids: Ints, options: DecodeOptions) -> Sample:
-    """Decode and watch."""
+    """Decode a batch and time the engine's calls."""
     batch = Batch(src_ids, np.full(len(src_ids), src_ids.shape[1], np.int32))
     watched = WatchedSearch(engine) if own_search(engine) else Watched(engine)
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The page of a benchmark."""
+"""The report of a benchmark as an HTML page."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def bench_page(report: BenchReport) -> str:
 
 
 def compact(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table without columns in which no row has anything."""
+    """A table without its empty columns."""
     first, *others = without_empty(head, rows)
     return Table(title, first, others)
 
 
 def growth(points: Sequence[PointReport], names: Sequence[str]) -> Iterator[tuple[Markup, Table]]:
-    """How costs grow with the cache, the output and the batch: plots, and the values behind them."""
+    """Plots and values: how costs grow with the cache, the output and the batch."""
     longest = max(found.point.new_tokens for found in points)
     for where, group in group_points(points, "batch", "beams", "src_len"):
         whole = [found for found in group if found.point.new_tokens == longest > 1]
-        # The first step is left out: it has a row a sentence, whatever the beam.
+        # Without the first step, which has one row for each sentence, whatever the beam.
         if lines := {found.engine: [*enumerate(found.steps_ms)][1:] for found in whole}:
             yield drawn(f"ms per step, {where}", "cache length", {name: lines.get(name, []) for name in names})
     grown: list[tuple[str, str, Callable[[PointReport], float], str]] = [
@@ -78,7 +78,7 @@ def growth(points: Sequence[PointReport], names: Sequence[str]) -> Iterator[tupl
 def drawn(
     title: str, across: str, lines: Mapping[str, Sequence[tuple[float, float]]], log: bool = False
 ) -> tuple[Markup, Table]:
-    """The plot of some lines, by engine, and their values."""
+    """A plot with a line for each engine, and its values as a table."""
     values = [dict(points) for points in lines.values()]
     rows = [
         [f"{x:g}", *(figure(each[x]) if x in each else "-" for each in values)]
@@ -88,7 +88,7 @@ def drawn(
 
 
 def group_points(points: Sequence[PointReport], *fields: str) -> Iterator[tuple[str, list[PointReport]]]:
-    """Points that agree in some sizes, with a title."""
+    """Groups of points with equal sizes in some fields, each with a title."""
 
     def key(found: PointReport) -> tuple[int, ...]:
         return tuple(getattr(found.point, field) for field in fields)

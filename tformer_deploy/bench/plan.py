@@ -1,4 +1,4 @@
-"""What to measure: engines and points. What cannot be measured is refused here, before anything starts."""
+"""What to measure: engines and points. Refuses what cannot be measured, before anything starts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from ..engines import EngineName, check_checkpoint, limits_of, make_engine, most
 from ..engines.base import Limits
 
 MOST_ROUNDS, MOST_SECONDS, MOST_ROWS = 10**6, 3600, 1 << 20
+"""Larger numbers are typing errors; so many rows would not fit into memory."""
 USUAL = {"batch": (1, 8, 32), "beam": (1, 4), "src-len": (20,), "new-tokens": (32,)}
-"""By the options of `tformer bench`, in the order of a point's fields."""
+"""Default sizes, by the options of `tformer bench`, in the order of `Point`'s fields."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class Point:
     """Sentences."""
     beams: int
     src_len: int
-    """Tokens of every source, eos included."""
+    """Tokens of each source, eos included."""
     new_tokens: int
-    """Tokens of every output; none ends earlier."""
+    """Tokens of each output; none ends earlier."""
 
     def split(self, workers: int) -> Point:
         """The largest part of the batch when it is divided."""
@@ -54,15 +55,15 @@ class BenchPlan:
     """Parts of a batch that are decoded at the same time."""
     rounds: int = 5
     seconds: float = 0.2
-    """At each point in each round an engine repeats for at least so long."""
+    """Shortest time for which an engine repeats a point in a round."""
     checkpoint: Path | None = None
     src: Path | None = None
     """Text to translate as well."""
     max_tokens: int = 256
-    """Of its outputs."""
+    """Longest output of that text."""
     profile: bool = False
     shortlist: bool = False
-    """Steps score only what the bundle's lists have for a source."""
+    """Whether steps score only the tokens of the bundle's shortlists."""
 
     def __post_init__(self) -> None:
         check_whole("threads", self.threads, 1, most_parallel())
@@ -81,12 +82,12 @@ class BenchPlan:
 
     @property
     def turns(self) -> int:
-        """How often an engine measures something."""
+        """Number of measurements, for the progress bar."""
         profiles = len(self.points) * sum(map(has_profile, self.engines)) if self.profile else 0
         return self.rounds * len(self.engines) * (len(self.points) + len(self.beams) * bool(self.src)) + profiles
 
     def check(self, bundle: Bundle) -> None:
-        """Raises LimitError for a point, DataError for a text that it does not take, ConfigError for missing lists."""
+        """Raise LimitError, DataError or ConfigError for a point, text or option that an engine does not take."""
         check_checkpoint(self.checkpoint, self.engines)
         for engine in map(EngineName, self.engines):
             if not engine.spec.measured:
@@ -103,17 +104,17 @@ class BenchPlan:
 
 
 def has_profile(engine: str) -> bool:
-    """Whether an engine's time can be measured by kind of node."""
+    """Whether an engine can report its time by kind of node."""
     return EngineName(engine).spec.profiled
 
 
-def make_points(given: Mapping[str, Sequence[int]]) -> tuple[Point, ...]:
-    """Every combination of the sizes that are given, by their options, and of usual ones for others."""
-    return tuple(Point(*each) for each in product(*{**USUAL, **given}.values()))
+def make_points(sizes: Mapping[str, Sequence[int]]) -> tuple[Point, ...]:
+    """Every combination of sizes; `sizes`: by their options, in place of the usual ones."""
+    return tuple(Point(*each) for each in product(*{**USUAL, **sizes}.values()))
 
 
 def usual_points(engines: Sequence[str], bundle: Bundle) -> tuple[Point, ...]:
-    """The sizes of the plans, if an engine runs plans."""
+    """The sizes of the plans if an engine runs plans, else the usual ones."""
     for engine in engines:
         if profiles := limits_of(engine, bundle).profiles:
             return tuple(Point(each.batch, each.beams, each.src_len, each.capacity) for each in profiles)
@@ -121,7 +122,7 @@ def usual_points(engines: Sequence[str], bundle: Bundle) -> tuple[Point, ...]:
 
 
 def check_point(engine: str, limits: Limits, point: Point) -> None:
-    """Raise LimitError where an engine does not take one worker's part of a point."""
+    """Raise LimitError if an engine does not take one worker's part of a point."""
     asked = {
         "batch": (point.batch, limits.batch),
         "beam": (point.beams, limits.beams),

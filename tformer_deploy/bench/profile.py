@@ -1,4 +1,4 @@
-"""Time per kind of node, from ONNX Runtime's own profiler, in a session apart from the timed ones."""
+"""Time per kind of node by ONNX Runtime's profiler, in a session of its own."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .plan import Point
 from .report import NodeKind
 
 STEPS, ENCODINGS = 64, 16
-"""Decodes are repeated until there are so many steps; so often is the encoder called besides."""
+"""Profiled steps, at least, and profiled calls of the encoder: enough for a median."""
 REST = "(between nodes)"
-"""The name of the time in a graph that no node takes."""
+"""Name of the time that a graph spends outside its nodes."""
 
 
 def node_kinds(bundle: Bundle, name: str, threads: int, point: Point, shortlist: bool = False) -> list[NodeKind]:
-    """Median times of one encoder call, then one step, the longest first, at a point of one worker."""
+    """Median times of one encoder call and one step by kind of node, the longest first; `point`: one worker's part."""
     engine = make_engine(name, bundle, None, threads, shortlist)
     assert isinstance(engine, OrtGraphs)
     src_ids = synthetic_sources(bundle.config, point)
@@ -55,7 +55,7 @@ def node_kinds(bundle: Bundle, name: str, threads: int, point: Point, shortlist:
 
 
 def read_trace(graph: str, trace: Path, skipped: int) -> list[NodeKind]:
-    """The kinds of a graph's nodes, medians over all runs but the first `skipped`."""
+    """Median time of each kind of node, over all runs but the first `skipped`."""
     runs: list[tuple[float, float]] = []
     nodes: list[tuple[float, float, str]] = []
     for event in _events(trace):
@@ -77,9 +77,9 @@ def read_trace(graph: str, trace: Path, skipped: int) -> list[NodeKind]:
 
 
 def _events(trace: Path) -> Iterator[dict[str, Any]]:
-    """One at a time: a trace of long outputs has hundreds of megabytes. ONNX Runtime writes one a line.
+    """Events of a trace, one line each, read one by one: a trace may have hundreds of megabytes.
 
-    Raises EngineError for one that is damaged.
+    Raises EngineError for a damaged one.
     """
     with trace.open(encoding="utf-8") as lines:
         for line in lines:

@@ -1,4 +1,4 @@
-"""What a benchmark found, as data and as lines for people."""
+"""The report of a benchmark, as data and as text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .roofline import LARGE_BUFFER, Bound, Ceiling
 
 MIB = 1 << 20
 SHOWN_KINDS = 8
-"""Kinds of nodes in the text; all are in the JSON."""
+"""Kinds of nodes that the text lists; the JSON has all."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Times of the repetitions of all rounds, in milliseconds."""
+    """Times of all repetitions of all rounds, in milliseconds."""
 
     min: float
     median: float
@@ -55,7 +55,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes of one kind in one graph, per call of it."""
+    """Nodes of one kind in one graph: time and number per call of the graph."""
 
     graph: str
     kind: str
@@ -76,30 +76,30 @@ class PointReport:
     first_token_ms: Spread
     """From the call to the end of the first step."""
     step_ms: Spread
-    """Mean of all steps but the first, with the reordering behind each."""
+    """Mean of all steps but the first, with the reordering after each."""
     latency_ms: Latency
     """Of the whole batch."""
     tokens_per_s: float
     """At the median latency."""
     outside: float
-    """Median share of the time outside the engine's calls."""
+    """Median share of the time that is spent outside the engine, in the search."""
     steps_ms: list[float]
     """Median of every step."""
     encoder_bound: Bound | None = None
     step_bound: Bound | None = None
     kinds: list[NodeKind] = field(default_factory=list)
     device_ms: float | None = None
-    """On a GPU: how long it worked for a batch, by its own clock."""
+    """On a GPU: the time that it worked for a batch, by its own clock."""
 
     @property
     def host_share(self) -> float | None:
         """The share of the median latency in which the GPU does not work."""
-        # At least 0: both are of decodes of their own.
+        # At least 0, as the two times come from different decodes.
         return None if self.device_ms is None else max(0.0, 1 - self.device_ms / self.latency_ms.p50)
 
     @classmethod
     def of(cls, engine: str, point: Point, samples: Sequence[Sample]) -> Self:
-        """Figures of all samples."""
+        """Figures over all samples."""
         latency = Latency.of([sample.latency_ms for sample in samples])
         tokens = samples[0].tokens
         return cls(
@@ -127,7 +127,7 @@ class CorpusReport:
     tokens: int
     """End tokens included."""
     sentences_per_s: float
-    """Of the median round."""
+    """In the median round."""
     tokens_per_s: float
     single_ms: Latency
     """Of sentences that were translated one at a time."""
@@ -135,7 +135,7 @@ class CorpusReport:
 
     @classmethod
     def of(cls, engine: str, beams: int, samples: Sequence[CorpusSample]) -> Self:
-        """Figures of all rounds."""
+        """Figures over all rounds."""
         seconds, first = float(np.median([sample.seconds for sample in samples])), samples[0]
         single = [ms for sample in samples for ms in sample.single_ms]
         rates = first.sentences / seconds, first.tokens / seconds
@@ -144,19 +144,19 @@ class CorpusReport:
 
 @dataclass
 class EngineFigures:
-    """What one engine needs."""
+    """Start-up time, memory and disk size of one engine."""
 
     engine: str
     precision: str
     import_ms: float
-    """Of the runtime."""
+    """To import the runtime."""
     load_ms: float
     peak_mib: float
-    """Most memory of its process."""
+    """Peak memory of its process."""
     disk_mib: float
-    """Files that it needs, tokenizers included."""
+    """Size of the files that it reads, tokenizers included."""
     device: dict[str, Any] | None = None
-    """The GPU: its name, `used_mib`, `total_mib`, `read_bytes_per_s`, and why steps are `not_captured`, if so."""
+    """The GPU: `name`, `used_mib`, `total_mib`, `read_bytes_per_s`, `not_captured`: why steps are no CUDA graphs."""
 
 
 @dataclass
@@ -176,13 +176,13 @@ class BenchReport:
     corpus: list[CorpusReport] = field(default_factory=list)
     corpus_name: str = ""
     shortlist: str = ""
-    """File of the lists that steps score; empty: they score the whole vocabulary."""
+    """File of the shortlists; empty: steps score the whole vocabulary."""
     bundle: str = ""
     date: str = ""
-    """On which it was made, as in 2026-11-26."""
+    """As in 2026-11-26."""
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for machines."""
+        """As JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -203,7 +203,7 @@ class BenchReport:
         return "\n".join(lines)
 
     def headline(self) -> str:
-        """The fastest engine beside the first, or beside the next where that is the first; empty: nothing ran."""
+        """How much faster the fastest engine is than the first, or than the second fastest if it is the first."""
         if self.corpus:
             beams = self.corpus[0].beams
             rates = {found.engine: found.tokens_per_s for found in self.corpus if found.beams == beams}
@@ -294,7 +294,7 @@ def kind_lines(found: PointReport) -> list[str]:
 
 
 def describe_ceiling(ceiling: Ceiling) -> str:
-    """What the machine can do, in a line."""
+    """The machine's limits, in a line."""
     reads = [(size, speed) for size, speed in sorted(ceiling.read_bytes_per_s.items()) if size != LARGE_BUFFER]
     if len(reads) > 3:
         reads = [reads[0], reads[len(reads) // 2], reads[-1]]
@@ -315,13 +315,13 @@ def describe_device(found: EngineFigures) -> str:
 
 
 def without_empty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """Head and rows without columns in which no row has anything."""
+    """Head and rows, without empty columns."""
     columns = [column for column in zip(head, *rows, strict=True) if set(column[1:]) - {"-", ""} or not rows]
     yield from zip(*columns, strict=True)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Aligned lines: the first column to the left, others to the right."""
+    """Lines with aligned columns: the first to the left, the others to the right."""
     every = [tuple(head), *map(tuple, rows)]
     every = [*without_empty(every[0], every[1:])]
     widths = [max(map(len, column)) for column in zip(*every, strict=True)]
@@ -333,7 +333,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def figure(value: float) -> str:
-    """Three digits, more where they stand before the point."""
+    """A number with three significant digits, or all that stand before the point."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 

@@ -1,4 +1,4 @@
-"""The bytes and operations that a step and an encoder cannot avoid, and how near an engine comes to that limit.
+"""The least bytes and operations of a step and of the encoder, and how near an engine is to that limit.
 
 Source: Williams et al. 2009, "Roofline". `docs/bench.md` has the rules.
 """
@@ -18,37 +18,37 @@ from .plan import Point
 LARGE_BUFFER = 512 << 20
 """Bytes; larger than the caches of most processors."""
 WEIGHT_BITS = {"int8": 8, "int4": 4}
-"""Bits of a weight with a scale per group. With a scale per column, as in every quantized encoder, it has 8."""
+"""Bits of a weight with a scale per group. With a scale per column, as in every quantized encoder, it is 8."""
 _ARRAYS = ("gain", "bias")
-"""What an instruction of a program reads besides its matrix; of a table it reads a row."""
+"""Other arrays that an instruction reads as a whole; of a table it reads only rows."""
 FLOAT_BYTES = 4
 HALF_BYTES = 2
 OVERHEAD = 0.5
-"""Below this share of the limit an engine waits for neither memory nor arithmetic."""
+"""Below this share of the limit, neither memory nor arithmetic explains the time: `overhead`."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How an engine keeps weights and caches."""
+    """Types in which an engine stores weights and caches."""
 
     precision: str = "fp32"
     group_size: int = 0
-    """Weights of the step that share a scale; 0: a column."""
+    """Weights of the step that share a scale; 0: a whole column."""
     half_caches: bool = False
-    """Whether caches have 16 bits although sums have 32."""
+    """Whether caches have 16 bits although arithmetic has 32."""
 
     @property
     def float_bytes(self) -> int:
-        """Of a number that is no integer."""
+        """Bytes of a floating-point number."""
         return HALF_BYTES if self.precision in ("fp16", "bf16") else FLOAT_BYTES
 
     @property
     def cache_bytes(self) -> int:
-        """Of a number in a cache."""
+        """Bytes of a number in a cache."""
         return HALF_BYTES if self.half_caches else self.float_bytes
 
     def weight_bytes(self, matrices: Sequence[tuple[int, int]], group_size: int) -> int:
-        """Matrices (inputs, outputs), in integers with a scale for each group or, with 0, column."""
+        """Bytes of matrices (inputs, outputs) and, if they are quantized, their scales; `group_size` 0: per column."""
         elements = sum(math.prod(matrix) for matrix in matrices)
         if self.precision not in WEIGHT_BITS:
             return elements * self.float_bytes
@@ -59,7 +59,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class WeightsRead:
-    """What a graph reads of its weights, as the export wrote it down: see `export.save.weights_read`."""
+    """The weights that a graph reads, as stored by the export, see `export.save.weights_read`."""
 
     matmuls: Sequence[tuple[int, int]]
     """Inputs and outputs of each matrix."""
@@ -67,17 +67,17 @@ class WeightsRead:
     """Numbers of biases, norms and the like."""
 
     def bytes(self, storage: Storage, group_size: int) -> int:
-        """Of all of them, as an engine stores them."""
+        """Bytes of all of them, as an engine stores them."""
         return storage.weight_bytes(self.matmuls, group_size) + FLOAT_BYTES * self.others
 
     def products(self) -> tuple[int, int]:
-        """Weights that are multiplied at the variant's precision, and in fp32."""
+        """Number of weights in matmuls of the variant's precision, and in fp32 matmuls."""
         return sum(math.prod(matrix) for matrix in self.matmuls), 0
 
 
 @dataclass(frozen=True)
 class ProgramRead:
-    """The same of a program, which says itself what it reads."""
+    """The weights that a program reads, counted from its instructions."""
 
     size: int
     """Bytes."""
@@ -86,7 +86,7 @@ class ProgramRead:
 
     @classmethod
     def of(cls, program: Mapping[str, Any], graph: str) -> Self:
-        """What one of its graphs reads: matrices as they are packed, scales, biases and norms."""
+        """Of one of its graphs: packed matrices, scales, biases and norms."""
         arrays: dict[int, int] = {}
         products = {True: 0, False: 0}
         for instruction in program["graphs"][graph]["code"]:
@@ -114,26 +114,26 @@ class Cost:
 
     weight_bytes: int
     cache_bytes: int
-    """Cached keys and values, read or written."""
+    """Cached keys and values that are read or written."""
     weight_operations: int
     """Of matmuls with weights; a multiplication and an addition are two."""
     fp32_operations: int
-    """Of attention, and of matmuls that a variant in few bits leaves in fp32."""
+    """Of attention, and of layers that a quantized variant keeps in fp32."""
 
     @property
     def bytes(self) -> int:
-        """All of them."""
+        """Weights and caches."""
         return self.weight_bytes + self.cache_bytes
 
     @property
     def operations(self) -> int:
-        """All of them."""
+        """All matmuls and attention."""
         return self.weight_operations + self.fp32_operations
 
 
 @dataclass
 class Ceiling:
-    """What the machine did at its best in this run."""
+    """The machine's best speeds in this run."""
 
     threads: int
     read_bytes_per_s: dict[int, float] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Ceiling:
     """fp32 and int8."""
 
     def add(self, speeds: dict[int, float], rates: dict[str, float]) -> None:
-        """Keep the best of this and of what was measured before."""
+        """Keep the best of these and earlier measurements."""
         for size, speed in speeds.items():
             self.read_bytes_per_s[size] = max(speed, self.read_bytes_per_s.get(size, 0.0))
         for name, rate in rates.items():
@@ -151,7 +151,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Bound:
-    """How near a call came to its limit."""
+    """A call's limit, and how near it came."""
 
     bytes: int
     operations: int
@@ -166,7 +166,7 @@ class Bound:
 
 
 def step_cost(config: ModelConfig, weights: WeightsRead | ProgramRead, storage: Storage, point: Point) -> Cost:
-    """The mean of all steps but the first: past lengths 1 to new_tokens - 1."""
+    """Mean cost of all steps but the first: past lengths 1 to new_tokens - 1."""
     quick, floats = weights.products()
     side, rows = config.decoder, point.batch * (point.beams if point.new_tokens > 1 else 1)
     inner, layers = side.heads * side.head_dim, side.layers
@@ -182,7 +182,7 @@ def step_cost(config: ModelConfig, weights: WeightsRead | ProgramRead, storage: 
 
 
 def encoder_cost(config: ModelConfig, weights: WeightsRead | ProgramRead, storage: Storage, point: Point) -> Cost:
-    """The encoder, and the keys and values of its output for every decoder layer."""
+    """Cost of the encoder, cross-attention keys and values of every decoder layer included."""
     side, tokens = config.encoder, point.batch * point.src_len
     cross = config.decoder.heads * config.decoder.head_dim
     quick, floats = weights.products()
@@ -195,14 +195,14 @@ def encoder_cost(config: ModelConfig, weights: WeightsRead | ProgramRead, storag
 
 
 def buffer_size(cost: Cost, workers: int) -> int:
-    """The size of the buffer whose bandwidth counts for a call, in steps of a quarter and less."""
+    """Size of the buffer with whose bandwidth a call is compared: its bytes, rounded up by at most a quarter."""
     total = cost.bytes * workers
     unit = 1 << max(0, total.bit_length() - 3)
     return -(-total // unit) * unit
 
 
 def bound(cost: Cost, workers: int, ceiling: Ceiling, precision: str, measured_ms: float) -> Bound:
-    """Compare a call with the slower of reading its bytes and doing its operations, `workers` such calls at a time."""
+    """Compare a call's time with its limit: the slower of reading and computing, `workers` calls at a time."""
     rates = ceiling.operations_per_s
     # Matmuls with int4 weights are computed in int8 or in fp32.
     rate = rates["fp32"] if precision == "fp32" else max(rates.values())
@@ -215,7 +215,7 @@ def bound(cost: Cost, workers: int, ceiling: Ceiling, precision: str, measured_m
 
 
 def device_bound(cost: Cost, read_bytes_per_s: float, measured_ms: float) -> Bound:
-    """Compare a call on a GPU with reading its bytes; its rate of operations is not measured."""
+    """Compare a call on a GPU with reading its bytes; a GPU's operations per second are not measured."""
     limit = 1e3 * cost.bytes / read_bytes_per_s
     share = limit / measured_ms
     return Bound(cost.bytes, cost.operations, limit, share, "overhead" if share < OVERHEAD else "bandwidth")

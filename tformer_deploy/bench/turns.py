@@ -1,4 +1,4 @@
-"""The course of a benchmark: load all, take turns, then look inside."""
+"""Runs a benchmark: loads every engine in a process of its own, measures them in turns, profiles them at the end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CorpusSamples = dict[tuple[int, str], list[CorpusSample]]
 
 
 def run_benchmark(plan: BenchPlan, bundle: Bundle, progress: Progress = unseen) -> BenchReport:
-    """Measure everything. Raises LimitError or DataError, before anything runs, for what cannot be measured."""
+    """Run a benchmark. Raises LimitError, DataError or ConfigError first for what cannot be measured."""
     plan.check(bundle)
     report = BenchReport(
         machine(),
@@ -81,7 +81,7 @@ def run_benchmark(plan: BenchPlan, bundle: Bundle, progress: Progress = unseen) 
 
 
 def start(name: str) -> Process:
-    """A worker."""
+    """Start a worker process."""
     return Process(name, [sys.executable, "-m", f"{__package__}.worker"])
 
 
@@ -106,14 +106,14 @@ def _round(
     texts: CorpusSamples,
     progress: Progress,
 ) -> None:
-    """Every engine at every point, then on the text."""
+    """One round: every engine at every point, then on the text."""
     for point in plan.points:
         for name, process in engines.items():
             progress(stage=f"{name}, {point}")
             found = process.ask("point", point=asdict(point), seconds=plan.seconds)
             samples[point, name] += [Sample(**sample) for sample in found]
             progress(1)
-    src = str(plan.src.resolve()) if plan.src else ""  # /dev/stdin is another file there
+    src = str(plan.src.resolve()) if plan.src else ""  # /dev/stdin is another file in a worker
     for beams in plan.beams if src else ():
         for name, process in engines.items():
             progress(stage=f"{name}, {beams} beams, text")
@@ -123,7 +123,7 @@ def _round(
 
 
 def program_reads(name: str, bundle: Bundle) -> list[ProgramRead]:
-    """What the graphs of an engine's program read; nothing where it runs none."""
+    """What each graph of an engine's program reads; empty if it runs no program."""
     if recipe_of(name, bundle).target != "native":
         return []
     program = read_json(bundle.directory / EngineName(name).folder(bundle), PROGRAM)
@@ -131,14 +131,14 @@ def program_reads(name: str, bundle: Bundle) -> list[ProgramRead]:
 
 
 def _storage(engine: EngineFigures, bundle: Bundle) -> Storage:
-    """As an engine's precision says; of a program of bf16 as its sums, as it says itself how weights lie."""
+    """The types of an engine. A bf16 program counts as fp32: it widens weights, and states their size itself."""
     recipe = recipe_of(engine.engine, bundle)
     widens = engine.precision == "bf16" and recipe.target == "native"
     return Storage("fp32" if widens else engine.precision, recipe.group_size, recipe.cache_precision == "bf16")
 
 
 class MachineLimits:
-    """What the machine can do, measured in a process of its own, and what that means for each point."""
+    """The machine's limits, measured in a process of their own, and each point compared with them."""
 
     def __init__(self, plan: BenchPlan, bundle: Bundle, process: Process, report: BenchReport) -> None:
         self.plan, self.bundle, self.process, self.report = plan, bundle, process, report
@@ -146,7 +146,7 @@ class MachineLimits:
         self.storages = {engine.engine: _storage(engine, bundle) for engine in report.engines}
         weights = bundle.manifest.get("weights", {})
         standard = [WeightsRead(**weights[graph]) for graph in GRAPHS if graph in weights]
-        # What a variant reads whose layers are partly fp32 stands nowhere, so it gets no limits.
+        # The manifest does not say what a variant with some layers in fp32 reads, so that has no limits.
         mixed = {name for name, about in bundle.manifest["variants"].items() if about.get("fp32")}
         self.weights: dict[str, Sequence[WeightsRead | ProgramRead]] = {
             name: program_reads(name, bundle) or ([] if EngineName(name).folder(bundle) in mixed else standard)
@@ -158,14 +158,14 @@ class MachineLimits:
         self.sizes = sorted({LARGE_BUFFER, *(buffer_size(*cost) for cost in costs)})
 
     def costs(self, name: str, point: Point) -> list[tuple[Cost, int]]:
-        """Of the encoder and of a step: the cost of one worker's part, and how many work at a time; none if unknown."""
+        """For the encoder and a step: cost of one worker's part, and number of workers; empty if unknown."""
         workers = min(self.plan.workers, point.batch)
         part, storage, config = point.split(workers), self.storages[name], self.bundle.config
         both = zip((encoder_cost, step_cost), self.weights[name], strict=False)
         return [(cost(config, weights, storage, part), workers) for cost, weights in both]
 
     def measure(self) -> None:
-        """Keep the best of this round and those before; a note where it cannot be done, nothing for GPUs alone."""
+        """Measure the limits, and keep the best of all rounds; a note if that is impossible, nothing for GPUs alone."""
         report = self.report
         if report.notes or all(EngineName(name).device == "cuda" for name in self.plan.engines):
             return
@@ -192,5 +192,5 @@ class MachineLimits:
                 continue
             precision = self.storages[found.engine].precision
             found.encoder_bound = bound(*encoder, report.ceiling, precision, found.encoder_ms.min)
-            if not self.plan.shortlist:  # what a step reads depends on its sources
+            if not self.plan.shortlist:  # with it, what a step reads depends on the sources
                 found.step_bound = bound(*step, report.ceiling, precision, found.step_ms.min)

@@ -1,4 +1,4 @@
-"""A process that measures one engine: requests on standard input, replies on standard output, a line of JSON each."""
+"""Worker process that measures one engine: JSON requests on standard input, replies on standard output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .report import MIB
 
 
 class Worker:
-    """The requests, by the names of their methods."""
+    """One method for each request."""
 
     bundle: Bundle
     bench: Bench
@@ -32,7 +32,7 @@ class Worker:
     def open(
         self, bundle: str, engine: str, checkpoint: str | None, threads: int, workers: int, shortlist: bool = False
     ) -> dict[str, Any]:
-        """Import an engine's runtime, load it; precision, how long each took, and the size of its files."""
+        """Import an engine's runtime and load it. Returns precision, both times, and the size of its files."""
         self.bundle, self.name = open_bundle(Path(bundle)), EngineName(engine)
         self.threads, self.shortlist = threads, shortlist
         start = time.perf_counter()
@@ -63,7 +63,7 @@ class Worker:
         return self.bench.corpus(read_lines(Path(src)), DecodeOptions(max_tokens, beams=beams))
 
     def peak_mib(self) -> float:
-        """The most memory that this process had."""
+        """Peak memory of this process."""
         return peak_mib()
 
     def profile(self, point: dict[str, int]) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ class Worker:
         return {**measure_gpu(), "not_captured": getattr(self.bench.engine, "not_captured", "")}
 
     def bandwidth(self, sizes: list[int], threads: int) -> list[float]:
-        """See `ceiling.bandwidth`; every round asks for the same sizes."""
+        """See `ceiling.bandwidth`, for each of `sizes`, which are the same in every round."""
         from .ceiling import bandwidth
 
         if not len(self.buffer):
@@ -104,7 +104,7 @@ class Worker:
 
 
 def needed_files(bundle: Bundle, engine: Engine, name: str, checkpoint: str | None) -> list[Path]:
-    """What an engine reads: headers, tokenizers, and its graphs, plans or the checkpoint's weights."""
+    """The files that an engine reads: manifest, tokenizers, and graphs, plans or the checkpoint's weights."""
     if EngineName(name).spec.reference:
         from ..model.checkpoint import open_reference
 

@@ -18,21 +18,21 @@ from .reference import Reference
 from .report import EngineReport
 
 ABOVE_NOISE = 10
-"""By how much a layer's difference must exceed those of the layers before it, to be the one at fault."""
+"""A layer is at fault if its difference is so many times that of the layers before it."""
 SUSPECTS = 8
-"""Rows of a beam in which the layer at fault is looked for."""
+"""Most rows of a beam that are fed again: each takes a run of both sides."""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """What is fed to both sides, to see where they part."""
+    """A source and target that both sides are fed, to find where they differ."""
 
     sentence: int
     target: Sequence[int]
     name: str = ""
-    """Empty: that of the sentence."""
+    """Empty: the sentence's number."""
     source: Sequence[int] = ()
-    """Empty: that of the sentence."""
+    """Empty: the sentence's own."""
 
 
 def find_layer(engine: Engine, eager: Engine, reference: Reference, report: EngineReport, tolerance: Tolerance) -> str:
@@ -86,7 +86,7 @@ def find_layer(engine: Engine, eager: Engine, reference: Reference, report: Engi
 
 
 def first_apart(ours: dict[str, Floats], theirs: dict[str, Floats], tolerance: Tolerance) -> str:
-    """The first layer that is far above the noise of those before it, and for the decoder's the token; or nothing."""
+    """The first layer far above the noise of those before it, with the token if it is the decoder's; or nothing."""
     noise = 0.0
     for name in [name for name in ours if name in theirs]:
         apart = relative(ours[name], theirs[name])
@@ -103,7 +103,7 @@ def first_apart(ours: dict[str, Floats], theirs: dict[str, Floats], tolerance: T
 def _step_apart(
     engine: Engine, eager: Engine, source: Sequence[int], target: Sequence[int], beams: int, tolerance: Tolerance
 ) -> str:
-    """Which output of the engine's own steps is wrong where no layer is, with several rows alike; or nothing."""
+    """Which output of a step is wrong, with several equal rows, if no layer is; or nothing."""
     batch = make_batch([source], engine.config.pad_id)
     states = [side.encode(batch.src_ids, batch.src_lengths, Outlook(beams, len(target))) for side in (eager, engine)]
     tokens = np.full((1, 1), engine.config.start_id, np.int32)

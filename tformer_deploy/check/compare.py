@@ -1,4 +1,4 @@
-"""Decides whether two runs of a sentence are the same, a tie, or apart. Comparisons are written so that NaN fails."""
+"""Decides whether two runs of a sentence are equal, a tie or different. Comparisons are written so that NaN fails."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from ..decoding import DecodeOptions, Hypothesis
 from ..decoding.search import length_norm
-from .found import Divergence, Layer, Outputs, StepDifference
 from .observe import Observation, tokens_of
 from .recording import Run, Trace
+from .results import Divergence, Layer, Outputs, StepDifference
 
 WIDE = "wide beam"
 DEFAULTS = "defaults"
@@ -21,7 +21,7 @@ BEAM_MODES = ("beam", WIDE, DEFAULTS)
 
 @dataclass(frozen=True)
 class Judge:
-    """What is needed to tell a tie from a failure."""
+    """Tells ties from failures."""
 
     reference: Observation
     """Eager's, or the engine's own: its greedy probes hold the margins of greedy decisions."""
@@ -32,9 +32,9 @@ class Judge:
     beams: int
     end_ids: list[int]
     hopeless: float = np.inf
-    """A margin beyond which no share of sentences may be apart."""
+    """A larger margin is a failure, whatever share of sentences may differ."""
     decoding: DecodeOptions = field(default_factory=DecodeOptions)
-    """By which outputs are ranked."""
+    """Options by which outputs are ranked."""
 
     def compare(self, ours: Run, theirs: Run, totals: Outputs) -> tuple[list[Divergence], list[Divergence], list[int]]:
         """Compare the sentences that both runs have, and fill in `totals`.
@@ -61,11 +61,11 @@ class Judge:
         return ties, failures, off
 
     def count_hopeless(self, found: Iterable[Divergence]) -> int:
-        """How many are further apart than any rounding puts them; NaN is."""
+        """How many differ by more than any rounding explains; NaN does."""
         return sum(not d.margin <= self.hopeless and d.margin != np.inf for d in found)
 
     def open_margin(self, found: Divergence, totals: Outputs) -> float:
-        """Two numbers can each be off by the measured error, so their order is open within twice that."""
+        """Largest margin of a tie: both numbers can be off by the measured error, so twice that."""
         if found.mode in BEAM_MODES:  # sums of several steps
             moved = found.moved if found.variant else 0.0
             return 2 * min(max(self.error, totals.score_max, moved), self.tolerance * (found.step + 1))
@@ -73,7 +73,7 @@ class Judge:
         return 2 * min(measured, self.tolerance)
 
     def first_difference(self, i: int, ours: Run, theirs: Run, totals: Outputs) -> Divergence:
-        """Where the decisions of a sentence part, or else the order of its outputs."""
+        """The first decision that differs, or else the first output that does."""
         a, b = ours.traces[i], theirs.traces[i]
         steps, width = (min(sizes) for sizes in zip(a.tokens.shape, b.tokens.shape, strict=True))
         apart = (a.parents[:steps, :width] != b.parents[:steps, :width]) | (
@@ -117,7 +117,7 @@ class Judge:
         return np.inf
 
     def decisive(self, trace: Trace, step: int) -> int:
-        """How many of a step's candidates decide anything: as far as the last that becomes a live row."""
+        """How many of a step's candidates matter: up to the last one that becomes a row."""
         return max(self.beams, int(self.live(trace, step)[-1:].max(initial=-1)) + 1)
 
     def live(self, trace: Trace, step: int) -> np.ndarray:
@@ -168,7 +168,7 @@ def sums_apart(a: Trace, b: Trace, step: int) -> float:
 
 
 def differences(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> np.ndarray:
-    """All absolute differences, flat. What both have as the same number, infinite too, does not differ."""
+    """All absolute differences, flat. Equal numbers, infinite ones too, do not differ."""
     if not ours:
         return np.zeros(0)
     a, b = (np.concatenate([x.ravel() for x in side]).astype(np.float64) for side in (ours, theirs))
@@ -177,7 +177,7 @@ def differences(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> np.
 
 
 def relative(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Differences as shares of eager's value plus the layer's median, so that single large values hide nothing."""
+    """Differences relative to eager's value plus the layer's median, so that single large values hide nothing."""
     size = np.abs(ours).astype(np.float64)
     unit = size + max(float(np.median(size)), np.finfo(np.float32).tiny)
     with np.errstate(invalid="ignore"):
@@ -196,7 +196,7 @@ def by_step(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[St
 
 
 def by_layer(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> list[Layer]:
-    """Differences of the layers that both engines show, in the order of computation."""
+    """Differences of the layers that both engines return, in the order of computation."""
     found = []
     for name in (name for name in ours if name in theirs):
         apart = differences([ours[name]], [theirs[name]])

@@ -1,7 +1,6 @@
-"""The constants inside a bundle's graphs and programs, compared with the checkpoint's tensors that they are made of.
+"""Compares the constants of graphs and programs with the checkpoint's tensors that they are made of.
 
-Outputs show a wrong constant only where a corpus meets it and where the tolerance is narrower than what it does.
-Needs onnx.
+Outputs show a wrong constant only if the corpus uses it and its effect exceeds the tolerance. Needs onnx.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from ..bundle.manifest import Bundle
 from ..bundle.origin import Origin
 from ..bundle.recipe import Recipe
 from ..export.save import load_graph, origins_of, reading
-from .found import Constants
 from .origins import (
     Array,
     Bounds,
@@ -33,6 +31,7 @@ from .origins import (
     rounding_off,
 )
 from .programs import ProgramConstants
+from .results import Constants
 
 if TYPE_CHECKING:
     from ..model.seq2seq import Seq2Seq
@@ -40,18 +39,19 @@ if TYPE_CHECKING:
 SHOWN = 3
 """Wrong constants of an engine that are named; the others are counted."""
 COMPARED = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT8, TensorProto.UINT8)
-"""What weights are; arrays of other types are sizes and places, which no checkpoint has."""
+"""Types of weights. Arrays of other types are sizes and indices, which no checkpoint has."""
+# Operators, and the input that is their bias or their scales.
 BIAS = {"Gemm": 2, "MatMulIntegerToFloat": 6, "MatMulNBits": 5, "LayerNormalization": 2}
 SCALES = {"MatMulIntegerToFloat": 3, "MatMulNBits": 2}
 OUTPUT = Origin(("output.weight",))
-"""Of the input `listed_rows`, which `short_rows` gathers."""
+"""Of the graph input `listed_rows`: rows of it, which the graph `short_rows` has gathered."""
 ROUNDINGS = ("QuantizeLinear", "DynamicQuantizeLinear")
-"""Inputs of nodes whose second input is a weight."""
+"""Operators that quantize the input of a matmul."""
 
 
 def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2Seq) -> Constants:
-    """Every constant of a variant's graphs; empty: the standard ones. Raises ArtifactError for one that is damaged."""
-    found = Constants()
+    """Compare every constant of a variant's graphs (empty: the standard ones). Raises ArtifactError."""
+    result = Constants()
     weights = named_tensors(model)
     checkpoint, seen = Checkpoint(weights, model.config), set[str]()
     bounds = bundle.manifest["variants"].get(variant, {}).get("ranges", {})
@@ -61,43 +61,43 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
             continue
         where = f"{variant}/{path.name}" if variant else path.name
         if recipe.target == "native":
-            _add(found, seen, graph, f"{where} ({graph})", ProgramConstants(path, graph, checkpoint, bounds, model))
+            _add(result, seen, graph, f"{where} ({graph})", ProgramConstants(path, graph, checkpoint, bounds, model))
         else:
-            _add(found, seen, path.stem, where, GraphConstants(path, recipe, checkpoint, bounds))
+            _add(result, seen, path.stem, where, GraphConstants(path, recipe, checkpoint, bounds))
     seen &= weights.keys()
     if recipe.quantized and not bounds:
-        found.wrong.append("manifest.json has no ranges of calibration: nothing bounds the rounding of inputs")
+        result.wrong.append("manifest.json has no ranges of calibration: nothing bounds the rounding of inputs")
     needed = [name for name in weights if name not in getattr(model, "unread", ())]
     absent = [name for name in needed if name not in seen and not _repeated(name, seen, weights)]
-    found.wrong += [f"the graphs have no constant for the checkpoint's {name}" for name in absent]
-    return found
+    result.wrong += [f"the graphs have no constant for the checkpoint's {name}" for name in absent]
+    return result
 
 
-def failures(found: Constants) -> list[str]:
+def failures(result: Constants) -> list[str]:
     """One line for each of the first wrong constants, and one for the others."""
-    others = len(found.wrong) - SHOWN
-    return [*found.wrong[:SHOWN], *([f"{others} more constants differ from the checkpoint's"] if others > 0 else [])]
+    others = len(result.wrong) - SHOWN
+    return [*result.wrong[:SHOWN], *([f"{others} more constants differ from the checkpoint's"] if others > 0 else [])]
 
 
 def _add(
-    found: Constants, seen: set[str], graph: str, where: str, constants: GraphConstants | ProgramConstants
+    result: Constants, seen: set[str], graph: str, where: str, constants: GraphConstants | ProgramConstants
 ) -> None:
-    """Add what a graph's constants are to what was found, and the checkpoint's tensors behind them to `seen`."""
+    """Add the result of one graph, and to `seen` the checkpoint's tensors that its constants are made of."""
     known, wrong = set[str](), set[str]()
     for each in constants.compared():
         if each.off.any():  # NaN is true
-            found.wrong.append(describe(each, where))
+            result.wrong.append(describe(each, where))
             wrong.update(each.names)
         seen.update(each.origins)
         known.update(each.names)
     known &= constants.names
-    found.compared += len(known)
-    found.equal += len(known - wrong)
-    found.unknown += [f"{graph}: {name}" for name in sorted(constants.names - known)]
+    result.compared += len(known)
+    result.equal += len(known - wrong)
+    result.unknown += [f"{graph}: {name}" for name in sorted(constants.names - known)]
 
 
 def _repeated(name: str, seen: set[str], weights: Mapping[str, Array]) -> bool:
-    """Whether a tensor that no graph carries equals one that it does: of equal ones, exporters keep one."""
+    """Whether a tensor that is in no graph equals one that is: of equal tensors, exporters keep one."""
     return any(np.array_equal(weights[name], weights[other]) for other in seen)
 
 
@@ -137,7 +137,7 @@ class GraphConstants:
                 yield Compared([name], made.names, off)
 
     def layers(self) -> Comparisons:
-        """What goes with the weight of each product and norm: its bias, scales, and how its input is rounded."""
+        """What belongs to the weight of each matmul and norm: bias, scales, and the quantization of its input."""
         readers = {value: node for node in self.model.node for value in node.input}
         for node in self.model.node:
             weight = self.input(node, 1)
@@ -157,7 +157,7 @@ class GraphConstants:
             yield from self.scaled(node, weight, made.names)
 
     def scaled(self, node: NodeProto, weight: str, origins: list[str]) -> Comparisons:
-        """The scales of a product of integers, and how its input becomes integers."""
+        """The scales of a quantized matmul, and the quantization of its input."""
         if node.op_type not in SCALES:
             return
         scales = self.input(node, SCALES[node.op_type])
@@ -166,7 +166,7 @@ class GraphConstants:
         if own and scales in self.tensors and scales not in own:
             yield Compared([scales], origins, elements_off(self.array(scales), self.array(own[0])))
         if node.op_type != "MatMulIntegerToFloat":
-            return  # which rounds each row by what is in it
+            return  # MatMulNBits quantizes each row of its input by itself
         rounding = self.makers.get(node.input[0])
         if rounding is None or rounding.op_type not in ROUNDINGS:
             yield Compared([node.input[0]], origins, np.array([np.nan]), "what QuantizeLinear gives")
@@ -190,7 +190,7 @@ class GraphConstants:
         return node.input[place] if place < len(node.input) else ""
 
     def scales(self, weight: str) -> list[str]:
-        """The constants that are the scales of quantized weights, or of their rows times a number."""
+        """The scales of quantized weights, those that include a factor of the whole tensor among them."""
         own = self.origins.get(weight)
         return [
             name
@@ -203,8 +203,7 @@ class GraphConstants:
         ]
 
     def rounded(self, name: str, made: Made) -> Compared:
-        """Quantized weights and their scales: how far they are from the checkpoint's, where that is more than rounding
-        may do."""
+        """Quantized weights and their scales: differences from the checkpoint's that rounding does not explain."""
         expected, rows, group = made.array, len(made.array), [name, *self.shrink(name)]
         for shrink in group[1:]:
             expected = expected / self.array(shrink)
@@ -229,7 +228,7 @@ class GraphConstants:
         return stored.reshape(rows, groups, -1).astype(np.int16) - middle, -middle
 
     def shrink(self, weight: str) -> list[str]:
-        """The constant that shrinks channels of what a weight's product reads, by which its columns were divided."""
+        """The factors that a matmul's input is multiplied by, if any; its weight's columns were divided by them."""
         read = next((self.makers.get(node.input[0]) for node in self.model.node if weight in node.input), None)
         product = self.makers.get(read.input[0]) if read is not None and read.op_type == "QuantizeLinear" else None
         names = product.input if product is not None and product.op_type == "Mul" else ()

@@ -1,4 +1,4 @@
-"""What a check decodes: the lines of a file or generated sources, and how much of them all engines take."""
+"""The text of a check: lines of a file or generated sources, within the sizes that all engines take."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from .generated import generated_sources
 from .observe import CheckOptions
 
 GENERATED = CheckOptions(max_tokens=32, invariance=12, sentences=300)
-"""For generated sources: random ones would run to the model's last position. So many show a fault in 1 of 100."""
+"""For generated sources. Outputs are short, as those of random sources may run to the last position. 300 sentences show
+a fault in 1 of 100 with 95 %."""
 
 
 @dataclass
 class Corpus:
-    """What a check decodes."""
+    """The sources of a check."""
 
     name: str
     sources: list[list[int]]
     """Ids as the encoder sees them."""
     options: CheckOptions
     lines: list[str] = field(default_factory=list)
-    """Their text; none: they are generated."""
+    """Their text; empty: they are generated."""
 
 
 def make_corpus(
@@ -41,7 +42,7 @@ def make_corpus(
     options: CheckOptions | None = None,
     seed: int = 0,
 ) -> Corpus:
-    """The lines of a file that are not empty, or generated sources, others with another `seed`.
+    """The non-empty lines of a file, or generated sources by `seed`.
 
     Raises DataError where a file has no text or a line is too long.
     """
@@ -63,7 +64,7 @@ def make_corpus(
 
 
 def translations(src: Path | None, tgt: Path) -> list[str]:
-    """Reference translations, without those of empty source lines. Needs what will measure them."""
+    """Reference translations, without those of empty source lines. Raises ModuleNotFoundError without sacrebleu."""
     from ..train.metrics import corpus_bleu  # noqa: F401
 
     lines = read_lines(tgt)
@@ -74,7 +75,7 @@ def translations(src: Path | None, tgt: Path) -> list[str]:
 
 
 def allowed_by(names: Sequence[str], bundle: Bundle) -> Recipe:
-    """The bundle's recipe, with axes that every variant and every engine allow."""
+    """The bundle's recipe, its axes narrowed to what every variant and engine takes."""
     allowed = narrowest([bundle.recipe, *bundle.variants.values()])
     for name in names:
         limits, axes = limits_of(name, bundle), allowed.axes

@@ -1,4 +1,4 @@
-"""Text to text with a model's own defaults: tokenizers and decoding options, which no graph has."""
+"""Compares text with text, with the model's own tokenizers and default options, which no graph contains."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from .recording import Run, record
 from .sizes import has_room
 
 LINES = 8
-"""Lines of text that are translated."""
+"""Lines that are translated: a wrong tokenizer or option shows in the first ones."""
 FILES = (" file", " entries")
-"""How settings end that name a file of a tokenizer."""
+"""Endings of the settings that name a tokenizer's file."""
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Some lines, and what eager PyTorch and the checkpoint's own tokenizers and options make of them."""
+    """Some lines, and their translation by eager PyTorch with the checkpoint's own tokenizers and options."""
 
     lines: list[str]
     sources: list[list[int]]
-    """What the encoder sees of each."""
+    """Source ids of each line."""
     decoding: dict[str, Any] = field(default_factory=dict)
-    """The options that hold unless others are asked for."""
+    """The checkpoint's default options."""
     tokenizer: dict[str, Any] = field(default_factory=dict)
     """Its settings and the SHA-256 of its files, see `described`."""
     texts: list[str] = field(default_factory=list)
-    """What becomes of each."""
+    """Translation of each line."""
     run: Run = field(default_factory=Run)
 
 
@@ -50,7 +50,7 @@ def make_defaults(
     options: CheckOptions,
     longest: int,
 ) -> Defaults:
-    """Translate some of `lines` with eager, entered; of those that are not too long."""
+    """Translate some of those `lines` that are not too long, by an entered eager."""
     known = [(line, tokenizers.source_ids(line.strip())) for line in lines if line.strip()]
     fitting = [(line, ids) for line, ids in known if 0 < len(ids) <= longest]
     picked = [fitting[i] for i in sorted(spread([ids for _, ids in fitting], LINES))]
@@ -71,7 +71,7 @@ def decoding_of(defaults: Defaults, options: CheckOptions) -> DecodeOptions:
 
 
 def run_defaults(engine: Engine, defaults: Defaults, options: CheckOptions) -> Run:
-    """Decode the lines as eager does by default; nothing where an engine cannot."""
+    """Decode the lines with the default options; nothing if the engine cannot."""
     decoding, run = decoding_of(defaults, options), Run()
     longest = max(map(len, defaults.sources), default=0)
     if decoding.rows <= engine.limits.beams and has_room(engine, decoding, longest) and able(engine, decoding):
@@ -86,7 +86,7 @@ def able(engine: Engine, decoding: DecodeOptions) -> bool:
 
 
 def described(tokenizers: Tokenizers) -> dict[str, Any]:
-    """Every setting of both sides, by a name of its own, and what their files are."""
+    """Every setting of both sides, by a unique name, and the SHA-256 of their files."""
     with tempfile.TemporaryDirectory() as folder:
         sides = tokenizers.save(Path(folder))
         files = {file.name: sha256(file) for file in sorted(Path(folder).iterdir())}
@@ -95,7 +95,7 @@ def described(tokenizers: Tokenizers) -> dict[str, Any]:
 
 
 def other_text(bundle: Bundle, defaults: Defaults) -> list[str]:
-    """One line for each thing that a bundle makes of text otherwise than the checkpoint does."""
+    """One line for each difference between bundle and checkpoint: default options, tokenizer settings, ids, text."""
     tokenizers = bundle.tokenizers()
     contents = [by_content(each) for each in (described(tokenizers), defaults.tokenizer)]
     names = {f"{side} {key}": each[key] for side, each in bundle.manifest["tokenizer"].items() for key in each}
@@ -107,33 +107,33 @@ def other_text(bundle: Bundle, defaults: Defaults) -> list[str]:
     for number, (line, ids) in enumerate(zip(defaults.lines, defaults.sources, strict=True), 1):
         own, made = tokenizers.source_ids(line.strip()), defaults.run.outputs[number - 1][0].ids
         text, own_text = defaults.texts[number - 1], tokenizers.target_text(made)
-        for what, mine, theirs in (("", own, ids), ("the output of ", own_text, text)):
+        for prefix, mine, theirs in (("", own, ids), ("the output of ", own_text, text)):
             if mine != theirs:
                 sides = f"{mine!r:.60} to the bundle, {theirs!r:.60} to the checkpoint"
-                return [*found, f"text: {what}line {number}, {line!r:.40}, is {sides}"]
+                return [*found, f"text: {prefix}line {number}, {line!r:.40}, is {sides}"]
     return found
 
 
 def by_content(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """What `described` gives with the SHA-256 of each side's files in place of the names that it gave them."""
+    """`described`, with the SHA-256 of each side's files in place of their names."""
     settings = {key: value for key, value in tokenizer.items() if " " in key}
     return settings | {key: tokenizer.get(str(name)) for key, name in settings.items() if key.endswith(FILES)}
 
 
 def differing(
-    what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], names: Mapping[str, str] | None = None
+    setting: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], names: Mapping[str, str] | None = None
 ) -> list[str]:
-    """One line for each setting that a bundle has otherwise than its checkpoint; `names` of some, for people."""
+    """One line for each setting that differs between bundle and checkpoint; `names`: how to call some of them."""
     found = []
     for name in sorted(ours.keys() | theirs.keys()):
         if digest({"value": ours.get(name)}) != digest({"value": theirs.get(name)}):
             sides = [f"{side[name]!r:.60}" if name in side else "not set" for side in (ours, theirs)]
             found.append(
-                f"{what}, {(names or {}).get(name, name)}: {sides[0]} in the bundle, {sides[1]} in the checkpoint"
+                f"{setting}, {(names or {}).get(name, name)}: {sides[0]} in the bundle, {sides[1]} in the checkpoint"
             )
     return found
 
 
 def lines_of(sources: Sequence[Sequence[int]], tokenizers: Tokenizers) -> list[str]:
-    """Text of generated sources, which has other ids again."""
+    """Generated sources as text, which may have other ids when it is tokenized."""
     return [tokenizers.source.decode(list(sources[i])) for i in spread(sources, 2 * LINES)]

@@ -10,8 +10,8 @@ from markupsafe import Markup
 
 from ..base.pages.figures import INK, MARKED_POINTS, ROW_PX, STYLE, WIDE_PX, Decades, as_svg, new_axes, new_figure
 from ..base.pages.page import limit_text, page_text, short_number
-from .found import StepDifference
 from .report import EngineReport
+from .results import StepDifference
 
 
 def layer_plot(engine: EngineReport) -> Markup:

@@ -1,4 +1,4 @@
-"""The gate: runs eager PyTorch once, or reads its outputs from a file, then compares every engine with them."""
+"""The gate: runs eager PyTorch once, then compares every engine with its outputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from .blame import find_layer
 from .compare import by_layer, differences
 from .corpus import Corpus
 from .defaults import lines_of, make_defaults, other_text
-from .found import Constants
 from .generated import affordable, not_scored, reachable
 from .memory import compare_memory, memory_rounding, read_memory
 from .observe import Observation, late_layers, tokens_of
@@ -43,14 +42,15 @@ from .recording import Run
 from .reference import Reference, make_reference
 from .report import EngineReport, Report
 from .restricted import RestrictedEngine, with_shortlist
+from .results import Constants
 from .rounding import Rounding
 
 LAYER_NOISE = 3
-"""A layer may differ by so many times what calibration measured, as other text may leave the ranges that it saw."""
+"""A layer may differ by so many times what calibration measured, as other text may exceed the calibrated ranges."""
 
 
 class Gate:
-    """Checks engines of a bundle. Eager PyTorch is only loaded where it is needed."""
+    """Checks engines of a bundle. Loads eager PyTorch only if it is needed."""
 
     def __init__(
         self,
@@ -63,27 +63,27 @@ class Gate:
     ) -> None:
         self.bundle, self.checkpoint, self.threads, self.progress = bundle, checkpoint, threads, progress
         self.loosened = loosened
-        """Whether a bundle's recipe may accept more than its precision should need."""
+        """Whether the recipe's limits may be wider than the defaults of its precision."""
         self.shortlist = bundle.manifest["shortlist"]["file"] if shortlist and "shortlist" in bundle.manifest else ""
-        """File of the lists to which both sides are restricted, named by its content; empty: they are not."""
+        """File of the shortlists that both sides use; empty: none."""
         self._lists = open_shortlist(bundle, with_shortlist(bundle, (), ())[0]) if shortlist else None
         self._eager: Engine | None = None
 
     def use(self, checkpoint: Any) -> None:
-        """Have a checkpoint that is open already as the reference, not opened again."""
+        """Use an open checkpoint as the reference."""
         from ..engines.eager import eager_of
 
         self._eager = eager_of(checkpoint, self.bundle, self.threads)
 
     def plain_eager(self) -> Engine:
-        """Eager PyTorch over the whole vocabulary, not entered."""
+        """Eager PyTorch without a shortlist, not entered."""
         if self._eager is None:
             make = make_engine if self.bundle.config.decoder_layers else make_encoder
             self._eager = cast(Engine, make("eager", self.bundle, self.checkpoint, self.threads))
         return self._eager
 
     def eager(self) -> Engine:
-        """The reference engine, not entered."""
+        """Eager PyTorch, with the shortlist if there is one; not entered."""
         return self._restricted(self.plain_eager())
 
     def _restricted(self, engine: Engine) -> Engine:
@@ -94,9 +94,9 @@ class Gate:
         return make_engine(name, self.bundle, self.checkpoint, self.threads, self._lists is not None)
 
     def reference(self, corpus: Corpus, allowed: Recipe | None = None) -> Reference:
-        """Eager's side of the check, as far as `allowed` goes, or every variant of the bundle.
+        """Run eager over a corpus, within the axes of `allowed`, or of every variant of the bundle.
 
-        Raises ParityError where the checkpoint has other tokenizers.
+        Raises ParityError if the checkpoint has other tokenizers.
         """
         about: dict[str, Any] = {
             "corpus": corpus.name,
@@ -113,7 +113,7 @@ class Gate:
         except OtherTokenizers as error:
             raise ParityError(str(error)) from None
         with made as eager:
-            encoder = cast(Encoder, self.plain_eager())  # the same, or what it restricts
+            encoder = cast(Encoder, self.plain_eager())  # the same engine without the shortlist
             if not self.bundle.config.decoder_layers:
                 observed = Observation(memory=read_memory(encoder, corpus.sources, 1, len(corpus.sources)))
                 return Reference(corpus.sources, options, observed=observed, **about)
@@ -134,7 +134,7 @@ class Gate:
             return found
 
     def rounding(self, reference: Reference) -> Rounding:
-        """Eager's own rounding, measured once; zeros where the checkpoint is not at hand."""
+        """Eager's own rounding error, measured once; zeros without the checkpoint."""
         if reference.rounding is None:
             try:
                 plain = cast(Any, self.plain_eager())
@@ -147,9 +147,9 @@ class Gate:
         return reference.rounding
 
     def run(self, backends: Sequence[str], reference: Reference, translations: Sequence[str] = ()) -> Report:
-        """Compare each engine; `translations` of the corpus add BLEU and chrF.
+        """Compare each engine; with `translations` of the corpus, also BLEU and chrF.
 
-        Raises ArtifactError for a reference of other weights, ConfigError for translations that do not fit.
+        Raises ArtifactError for a reference of other weights, ConfigError for translations of another number of lines.
         """
         bundle = self.bundle
         self._check_fit(reference, translations)
@@ -174,7 +174,7 @@ class Gate:
         for backend in backends:
             try:
                 report.engines.append(self._compare(backend, reference, not_blamed, text, translations))
-            except ArtifactError as error:  # a graph that says of which tokenizers it is
+            except ArtifactError as error:  # a graph was exported with other tokenizers
                 if not text:
                     raise
                 report.engines.append(EngineReport(backend, failures=[str(error), *text]))
@@ -184,7 +184,7 @@ class Gate:
     def _compare(
         self, backend: str, reference: Reference, not_blamed: Cases, text: list[str], translations: Sequence[str]
     ) -> EngineReport:
-        """One engine; `text`: what the bundle makes of text otherwise than the checkpoint."""
+        """Compare one engine; `text`: differences between the bundle's text and the checkpoint's."""
         engine, recipe, name = self.engine(backend), recipe_of(backend, self.bundle), EngineName(backend)
         self.progress(stage=backend)
         with engine:
@@ -193,46 +193,46 @@ class Gate:
                 tolerance = tolerance.within(own)
             loosened = tolerance.wider(own)
             try:
-                found, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
-                if not found.passed and engine.precision == "fp32":
+                report, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
+                if not report.passed and engine.precision == "fp32":
                     wider = self.rounding(reference).widen(tolerance)
-                    if wider != tolerance:  # than eager itself can say
+                    if wider != tolerance:  # eager's own rounding error exceeds the limits
                         tolerance = wider
-                        found, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
+                        report, runs = check(engine, backend, reference, tolerance, not_blamed, self.progress)
             except (EngineError, LimitError) as error:
                 return EngineReport(backend, engine.precision, tolerance, failures=[str(error)])
-            found.precision, found.loosened = engine.precision, loosened
-            behaved = found.passed
-            led = tuple(walk.name for walk in found.walks)
-            led_alone = all(line.startswith(led) for line in found.failures)
-            found.failures += text
-            self.add_constants(found, recipe)
-            self.add_unrounded(found, recipe, reference, not_blamed)
-            late = self.add_layer_limits(found, engine, reference)
+            report.precision, report.loosened = engine.precision, loosened
+            behaved = report.passed
+            led = tuple(walk.name for walk in report.walks)
+            led_alone = all(line.startswith(led) for line in report.failures)
+            report.failures += text
+            self.add_constants(report, recipe)
+            self.add_unrounded(report, recipe, reference, not_blamed)
+            late = self.add_layer_limits(report, engine, reference)
             if recipe.memory and not (name.spec.reference or name.spec.no_encoder):
-                self.add_memory(found, reference)
+                self.add_memory(report, reference)
             if translations:
-                add_quality(found, reference.observed.runs, runs, translations, self.bundle.tokenizers(), tolerance)
-            if not found.passed:
-                known = [*(found.constants.wrong if found.constants else []), *late] if led_alone else []
+                add_quality(report, reference.observed.runs, runs, translations, self.bundle.tokenizers(), tolerance)
+            if not report.passed:
+                known = [*(report.constants.wrong if report.constants else []), *late] if led_alone else []
                 if behaved and not known:
-                    known = found.failures
-                found.blame = known[0] if known else self.blame(engine, reference, found, tolerance)
-        return found
+                    known = report.failures
+                report.blame = known[0] if known else self.blame(engine, reference, report, tolerance)
+        return report
 
     def encoder_alone(self, name: str, reference: Reference) -> EngineReport:
-        """Compare an engine of a model without a decoder: its output of every sentence, and its constants."""
+        """Compare an engine of a model without a decoder: encoder outputs and constants."""
         recipe = recipe_of(name, self.bundle)
         tolerance, own = recipe.limits("fp32"), own_limits(recipe.target, "fp32")
         limits = tolerance if self.loosened else tolerance.within(own)
-        found = EngineReport(name, tolerance=limits, loosened=limits.wider(own))
-        self.add_constants(found, recipe)
-        known = list(found.failures)
-        self.add_memory(found, reference)
-        if found.failures != known and (wider := self.rounding(reference).widen(limits)) != limits:
-            found.tolerance, found.failures = wider, known
-            self.add_memory(found, reference)
-        return found
+        report = EngineReport(name, tolerance=limits, loosened=limits.wider(own))
+        self.add_constants(report, recipe)
+        known = list(report.failures)
+        self.add_memory(report, reference)
+        if report.failures != known and (wider := self.rounding(reference).widen(limits)) != limits:
+            report.tolerance, report.failures = wider, known
+            self.add_memory(report, reference)
+        return report
 
     def _check_fit(self, reference: Reference, translations: Sequence[str]) -> None:
         if reference.weights_sha256 != self.bundle.weights_sha256:
@@ -252,9 +252,9 @@ class Gate:
             )
 
     def add_layer_limits(self, report: EngineReport, engine: Engine, reference: Reference) -> list[str]:
-        """Limit a variant's layers to a multiple of the differences that calibration measured for its rounding.
+        """Limit a variant's layers to a multiple of the differences that calibration measured.
 
-        Returns the first token and layer beyond its limit at a late position alone, if there is one.
+        Returns the first token and layer that exceeds its limit only at a late position, if there is one.
         """
         late: dict[str, Floats] = {}
         variants = self.bundle.manifest["variants"]
@@ -271,7 +271,7 @@ class Gate:
             layer for layer in report.late_layers if layer.limit is not None and not layer.noise <= layer.limit
         ]
         for first, where in ((beyond[:1], ""), ([] if beyond else late_ones[:1], " at all positions that there are")):
-            report.failures += [  # what lies behind it is off as well
+            report.failures += [  # later layers differ as well
                 f"layer {layer.name} differs by {layer.noise:.2g} (root mean square){where}, "
                 f"more than {LAYER_NOISE} times what rounding did to it in calibration, {layer.limit:.2g}"
                 for layer in first
@@ -284,7 +284,7 @@ class Gate:
         return []
 
     def add_memory(self, report: EngineReport, reference: Reference) -> None:
-        """Compare the encoder's output with eager's; fails the report where there is none."""
+        """Compare the encoder's output with eager's."""
         expected, sources = reference.observed.memory, reference.sources
         if sources and not expected:
             raise ArtifactError("the reference has no output of the encoder: make it again with --save-reference")
@@ -302,7 +302,7 @@ class Gate:
             report.failures.append(f"memory of {report.memory.many:,} sentences at once differs from a few's {apart}")
 
     def add_constants(self, report: EngineReport, recipe: Recipe) -> None:
-        """Compare the constants of an engine's graphs with the checkpoint's tensors, where both can be read."""
+        """Compare the constants of an engine's graphs with the checkpoint, if that and onnx are there."""
         name = EngineName(report.engine)
         if name.spec.reference:
             return
@@ -320,12 +320,12 @@ class Gate:
         try:
             report.constants = compare_constants(self.bundle, variant, recipe, model)
             report.failures += failures(report.constants)
-        except ArtifactError as error:  # of a graph, not of the checkpoint
+        except ArtifactError as error:  # a graph is damaged
             report.constants = Constants(skipped=str(error))
             report.failures.append(str(error))
 
     def add_unrounded(self, report: EngineReport, recipe: Recipe, reference: Reference, not_blamed: Cases) -> None:
-        """Compare a variant that rounds once more without, by the limits of fp32, where its constants are right."""
+        """Compare a quantized variant again without its rounding, by the limits of fp32, if its constants are right."""
         known = report.constants is not None and not report.constants.skipped and not report.constants.wrong
         variant = EngineName(report.engine).folder(self.bundle)
         if not recipe.rounds or not known or self._lists is not None:
@@ -333,7 +333,7 @@ class Gate:
         from .unrounded import compare_unrounded
 
         self.progress(stage=f"{report.engine}, without rounding")
-        # Without what compares an engine with itself, of which rounding hides nothing.
+        # Rounding hides nothing of what compares an engine with itself.
         once = dataclasses.replace(
             reference, options=dataclasses.replace(reference.options, invariance=0, large_tokens=0)
         )
@@ -341,31 +341,31 @@ class Gate:
 
         def run(bundle: Bundle) -> EngineReport:
             with make_engine(report.engine, bundle, self.checkpoint, self.threads) as engine:
-                found, _ = check(engine, report.engine, once, tolerance, not_blamed, self.progress)
-                if not found.passed and (wider := self.rounding(reference).widen(tolerance)) != tolerance:
-                    found, _ = check(engine, report.engine, once, wider, not_blamed, self.progress)
-            return found
+                plain, _ = check(engine, report.engine, once, tolerance, not_blamed, self.progress)
+                if not plain.passed and (wider := self.rounding(reference).widen(tolerance)) != tolerance:
+                    plain, _ = check(engine, report.engine, once, wider, not_blamed, self.progress)
+            return plain
 
         compare_unrounded(report, self.bundle, variant, cast(Any, self.plain_eager()).model, run)
 
-    def blame(self, engine: Engine, reference: Reference, found: EngineReport, tolerance: Tolerance) -> str:
-        """The layer at fault, where eager PyTorch is at hand."""
+    def blame(self, engine: Engine, reference: Reference, report: EngineReport, tolerance: Tolerance) -> str:
+        """The layer at fault, if eager PyTorch is there to find it."""
         try:
             eager = self.eager()
         except (ArtifactError, MissingExtra) as error:
             return f"the layer is not known: {error}"
         with eager:
             try:
-                return find_layer(engine, eager, reference, found, tolerance)
+                return find_layer(engine, eager, reference, report, tolerance)
             except EngineError as error:
                 return f"the layer is not known: {error}"
 
 
 def machine() -> dict[str, str]:
-    """What figures depend on: processor, cores, versions."""
+    """Processor, cores and versions, on which figures depend."""
     info = Path("/proc/cpuinfo")
     names = [line.partition(": ")[2] for line in info.read_text().splitlines() if line.startswith("model name")]
-    found = {
+    versions = {
         "processor": names[0] if names else platform.machine(),
         "cores": str(cores()),
         "python": platform.python_version(),
@@ -373,7 +373,7 @@ def machine() -> dict[str, str]:
     }
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

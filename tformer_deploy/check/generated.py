@@ -1,4 +1,4 @@
-"""Generated sentences beyond the usual ones: as many as there is time for."""
+"""Generated sources: a fixed set, and further ones as time allows."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from ..engines.eager import EagerEngine
 
 TRIED, EAGER_SHARE = 32, 0.25
-"""Sentences by which the time for more is measured, and the share of the time that eager may take for them."""
+"""Sentences from which the time of one is estimated; the share of `seconds` that eager may spend on further ones."""
 USUAL_TOKENS = 24
-"""Most source tokens of further generated sentences."""
+"""Longest further source: most sentences of real text are shorter."""
 EASY_POSITIONS, POSITIONS_SHARE = 256, 0.25
-"""Positions that are scored in any case, and the share of the time that eager may take to score more."""
+"""Positions that are scored in any case, and the share of `seconds` that eager may spend on later ones."""
 
 
 def affordable(eager: Engine, sources: Sequence[Sequence[int]], options: CheckOptions, longest: int) -> list[list[int]]:
-    """As many more generated sources as there is time for, with greedy search by an engine that is entered."""
+    """As many further generated sources as an entered engine can decode greedily in its share of the time."""
     wanted, config = max(0, options.sentences - len(sources)), eager.config
     more = more_sources(config.src_vocab, config.eos_id, longest, wanted) if sources else []
     if not more or not options.seconds:
@@ -39,9 +39,9 @@ def affordable(eager: Engine, sources: Sequence[Sequence[int]], options: CheckOp
 
 
 def reachable(eager: EagerEngine, options: CheckOptions) -> int:
-    """Up to which position there is time to score a target, at most `options.positions`.
+    """The last position that there is time to score, at most `options.positions`.
 
-    Steps of a module that runs its whole prefix again grow with it: all of 5,000 positions would take hours.
+    Steps of a module that runs the whole prefix again get longer: all of 5,000 positions would take hours.
     """
     most, found = options.positions, min(options.positions, EASY_POSITIONS)
     if not eager.config.module_parameters:
@@ -56,7 +56,7 @@ def reachable(eager: EagerEngine, options: CheckOptions) -> int:
 
 
 def not_scored(options: CheckOptions, bundle: Bundle) -> list[str]:
-    """A line for the report where a module of the user's own has positions for which there was no time."""
+    """A line for the report if there was no time for all positions of a module of the user's own."""
     positions = bundle.recipe.axes.past_len.max + 1
     if not bundle.config.module_parameters or not EASY_POSITIONS <= options.positions < positions:
         return []
@@ -67,9 +67,9 @@ def not_scored(options: CheckOptions, bundle: Bundle) -> list[str]:
 
 
 def generated_sources(src_vocab: int, eos_id: int, longest: int, seed: int = 0) -> list[list[int]]:
-    """Random sources of lengths 1 to `longest`, each once up to 16 and then ever farther apart; the same each time.
+    """Up to 48 random sources: lengths 1 to 16, then ever fewer up to `longest`; the same each time.
 
-    Their tokens are one random order of the vocabulary after another, so that a small one is in them entirely.
+    Their tokens are random permutations of the vocabulary, one after another, so that a small one is covered.
     """
     lengths = [n for n in range(1, longest + 1) if n <= 16 or n % 16 == 0 or n == longest]
     while len(lengths) > 48:

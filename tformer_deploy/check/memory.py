@@ -1,4 +1,4 @@
-"""The encoder's output, of engines that have a graph for it, beside eager PyTorch's."""
+"""Compares the encoder's output with eager PyTorch's, for engines that have a graph for it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ import numpy as np
 from ..engines.base import Encoder, Floats
 from ..translate.pooling import pooled
 from .compare import differences, worse
-from .found import Memory
 from .observe import ENCODER_SENTENCES, PADDING, spread
+from .results import Memory
 from .rounding import Rounding
 
-MANY = 1024
-"""Sentences of a large batch, where they have no more than TOKENS."""
-TOKENS = 1 << 15
-
+MANY, TOKENS = 1024, 1 << 15
+"""Largest batch of an encoder alone, in sentences and in padded tokens."""
 FEW, SHORT, LARGE_TOKENS = 16, 2, 4096
-"""Different short sentences, their source tokens, and those of the largest batch."""
+"""Short sentences that are repeated to a large batch: how many, their tokens each, and the batch's tokens."""
 
 
 def read_memory(
     encoder: Encoder, sources: Sequence[Sequence[int]], together: int = 2, most: int = ENCODER_SENTENCES
 ) -> dict[int, Floats]:
-    """(S, d) of some sentences, each encoded beside the one that differs most in length, or alone, with padding.
+    """Encoder outputs (S, d) of some sentences by an entered encoder, with extra padding.
 
-    Of an encoder that is entered.
+    Each is encoded beside the one that differs most from it in length; with `together` = 1, alone.
     """
     picked = spread(sources, most)
     ends = zip(picked, reversed(picked), strict=True)
@@ -46,7 +44,7 @@ def read_memory(
 
 
 def many_apart(encoder: Encoder) -> tuple[int, float]:
-    """How far short sentences in a batch as large as a translator makes are from the same in a small one; how many."""
+    """Compare short sentences in a batch as large as a translator makes with a small batch: count and difference."""
     config, rng = encoder.config, np.random.default_rng(0)
     width = min(SHORT, encoder.limits.src_tokens)
     count = min(LARGE_TOKENS // SHORT, encoder.limits.sentences(1, width, 1))
@@ -59,7 +57,7 @@ def many_apart(encoder: Encoder) -> tuple[int, float]:
 
 
 def compare_memory(encoder: Encoder, sources: Sequence[Sequence[int]], expected: dict[int, Floats]) -> Memory:
-    """How far an encoder that is entered is from eager's output; of all sentences also in large batches."""
+    """Compare an entered encoder with eager's output; if that has all sentences, in large batches too."""
     result = Memory(sentences=len(expected))
     for together in (2, MANY) if len(expected) == len(sources) else (2,):
         _compare(read_memory(encoder, sources, together, len(expected)), expected, result)
@@ -68,7 +66,7 @@ def compare_memory(encoder: Encoder, sources: Sequence[Sequence[int]], expected:
 
 
 def memory_rounding(encoder: Encoder, sources: Sequence[Sequence[int]], expected: dict[int, Floats]) -> Rounding:
-    """How far eager's output is from that of a copy in fp64, not entered; zeros where the module does not run in it."""
+    """Compare eager's output with a copy in fp64, which is not entered; zeros if the module does not run in fp64."""
     try:
         with encoder:
             exact = read_memory(encoder, sources, 1, len(expected))

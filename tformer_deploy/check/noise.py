@@ -1,4 +1,5 @@
-"""How far an engine's numbers are from its own in other batches: what a near-tie between two of its runs may be."""
+"""An engine's own noise: how much its log-probabilities change between batches. It decides what a tie between two of
+its runs is."""
 
 from __future__ import annotations
 
@@ -14,16 +15,16 @@ from .observe import Observation, spread, tokens_of
 from .recording import JOIN_STEPS, Run
 
 SENTENCES = 8
-"""Those that are fed."""
+"""Sentences that are scored under teacher forcing: few, as each runs alone, but enough for a median."""
 
 
 def own_noise(
-    engine: Engine, sources: Sequence[Sequence[int]], reference: Observation, found: Observation
+    engine: Engine, sources: Sequence[Sequence[int]], reference: Observation, usual_batches: Observation
 ) -> tuple[float, float]:
-    """How far an engine's log-probabilities of a few sentences are from its own in `found`, eager's tokens fed.
+    """Score a few sentences again under teacher forcing, and compare with the engine's own scores in `usual_batches`.
 
-    Of each sentence alone; and of pairs of which one joins the other on its way, where the engine can do that. The
-    largest difference, and the larger median of the two: few are far off by rounding, most by a fault.
+    Each sentence alone; and, if the engine supports it, in pairs in which one joins the other later. Returns the
+    largest difference, and the larger of the two medians: rounding moves a few scores far, a fault moves most.
     """
     picked = spread(sources, SENTENCES)
     alone: list[tuple[int, ...]] = [(i,) for i in picked]
@@ -33,7 +34,7 @@ def own_noise(
         off = [np.zeros(1)]
         for group in groups:
             for i, step, log_probs in _fed(engine, sources, group, reference):
-                off.append(differences([log_probs[found.probe_ids[i][step]]], [found.probes[i][step]]))
+                off.append(differences([log_probs[usual_batches.probe_ids[i][step]]], [usual_batches.probes[i][step]]))
         apart = np.concatenate(off)
         largest, usual = worse(largest, float(apart.max())), worse(usual, float(np.median(apart)))
     return largest, usual
@@ -71,9 +72,9 @@ def _fed(
 
 
 def moved(usual: Mapping[str, Run], others: Mapping[str, Mapping[str, Run]]) -> float:
-    """How far the log-probabilities of the tokens that an engine chose are apart between its usual batches and others.
+    """The largest change of a chosen token's log-probability between an engine's usual batches and others.
 
-    Of greedy search and samples, by kind of batch and mode, as far as all tokens before them are the same.
+    Of greedy search and samples, as long as all earlier tokens are the same.
     """
     worst = 0.0
     for mode in ("greedy", "sampling"):

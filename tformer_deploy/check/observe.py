@@ -1,4 +1,4 @@
-"""Runs one engine over a corpus and writes down all that another engine is compared by."""
+"""Runs one engine over a corpus and records everything that is compared."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ BEST, OTHERS = 16, 48
 ENCODER_SENTENCES = 32
 """Sentences whose encoder outputs, and attention if the graph returns it, are compared."""
 LATE_LAYERS = ("decoder_embedding", "decoder_layer_0")
-"""Layers that are compared at every position that there is: where positions come in, absolute and relative ones."""
+"""Layers that are compared at every position, as absolute and relative positions enter there."""
 MAX_OPTION = 1 << 20
-"""The most that a count among the options may be."""
+"""Upper limit of every number among the options."""
 PADDING = 16
 """Columns of padding that the invariance check adds."""
 REBATCHED = {
@@ -39,9 +39,9 @@ REBATCHED = {
 }
 """Batches of the invariance check, and what each is."""
 JOINED = "joined"
-"""One more, of engines that admit sentences: groups that join others on their way, `recording.JOIN_STEPS` apart."""
+"""For engines with continuous batching: groups that join others `recording.JOIN_STEPS` later."""
 FORCED = DecodeOptions(max_tokens=1 << 30)
-"""A target that is fed may be as long as an engine takes."""
+"""Teacher forcing: a target may be as long as the engine allows."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,21 @@ class CheckOptions:
     positions: int = 0
     """Target positions that are scored at least once, however short the outputs are; 0: all that there are."""
     wide: int = 64
-    """Width of one more beam of a few sentences, as far as the recipe goes; none where that is not above `beams`."""
+    """Size of a wide beam for a few sentences, limited by the recipe; none if that is not above `beams`."""
     large_tokens: int = 4096
-    """Padded source tokens of the largest batches, counted once for every beam, as `translate` counts; 0: none."""
+    """Padded source tokens times beams of the largest batches, as `translate` counts them; 0: none."""
     vocabulary: bool = True
-    """Every entry of both vocabularies is fed once."""
+    """Whether every entry of both vocabularies is fed once."""
     walks: int = 64
-    """Rows of every width up to this, and rows in every number and position, are led through given tokens; 0: none."""
+    """Widest beam that is fed random tokens, see `walks`; 0: none is."""
     own_beams: int = 1
-    """Width of the beam that the bundle has by default."""
+    """Beam size of the bundle's default options."""
     sentences: int = 0
-    """Generated sentences that are read if there is time, the usual ones included; 0: no more than those."""
+    """Generated sentences in all, as far as time allows; 0: only the fixed set."""
     searched: int = 0
-    """The first sentences, which beam search and sampling decode as well; 0: all."""
+    """How many sentences, from the first, beam search and sampling decode too; 0: all."""
     seconds: int = 60
-    """Time for what is read while there is some: more generated sentences, other widths, rows at late positions."""
+    """Time for optional parts: further generated sentences, other beam sizes, late positions."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -123,37 +123,37 @@ class CheckOptions:
         return {name: options for name, options in modes.items() if name != "beam" or self.beams > 1}
 
     def of_mode(self, mode: str, sentences: int) -> range:
-        """The sentences that a way of decoding reads, of so many."""
+        """The sentences that a mode decodes, of so many."""
         return range(min(sentences, self.searched or sentences) if mode != "greedy" else sentences)
 
 
 @dataclass
 class Observation:
-    """What an engine made of a corpus."""
+    """What an engine computed for a corpus."""
 
     runs: dict[str, Run] = field(default_factory=dict)
     """By mode."""
     probe_ids: list[Ints] = field(default_factory=list)
-    """Of each sentence (T, M): tokens whose log-probabilities are compared, with eager's greedy tokens fed.
+    """Of each sentence (T, M): tokens whose log-probabilities are compared under teacher forcing.
 
-    One more follows: the sentence of middle length with a target as long as the engine has positions.
+    One more follows: the sentence of median length, with a target as long as the engine's positions.
     """
     probes: list[Floats] = field(default_factory=list)
     """Of each sentence (T, M): those log-probabilities."""
     best: list[Ints] = field(default_factory=list)
-    """Of each sentence (T): the first of the best tokens that a step returns, with eager's greedy tokens fed."""
+    """Of each sentence (T): the best token of each step under teacher forcing."""
     best_off: float = 0.0
-    """How far the scores of the best tokens are from those of the same steps' log-probabilities."""
+    """Largest difference between the scores of a step's best tokens and its log-probabilities."""
     encoder: dict[int, list[Floats]] = field(default_factory=dict)
     """Of some sentences: cross-attention keys and values, 2L of (H, S, D)."""
     attention: dict[int, Floats] = field(default_factory=dict)
-    """Of the same sentences (T, S): where each step looks, if the engine returns that."""
+    """Of the same sentences (T, S): attention weights, if the engine returns them."""
     memory: dict[int, Floats] = field(default_factory=dict)
     """Of the same sentences (S, d): the encoder's output; of eager alone, if its model has an encoder of its own."""
     layers: dict[str, Floats] = field(default_factory=dict)
-    """What every layer puts out for `probe_sentence`."""
+    """Output of every layer for `probe_sentence`."""
     late: dict[str, Floats] = field(default_factory=dict)
-    """What `LATE_LAYERS` put out for the same sentence with a target as long as there are positions."""
+    """Output of `LATE_LAYERS` for the same sentence, with a target as long as the engine's positions."""
     wide: Run | None = None
     """A few sentences with a wide beam, see `sizes.run_wide`."""
     vocabulary: Vocabulary | None = None
@@ -188,7 +188,7 @@ def observe(
 def observe_fed(
     engine: Engine, sources: Sequence[Sequence[int]], options: CheckOptions, reference: Observation
 ) -> Observation:
-    """What `observe` finds where an engine decides nothing: encoder outputs, probes, every entry."""
+    """The part of `observe` without decoding: encoder outputs, probes, every vocabulary entry."""
     found = Observation()
     _score(engine, sources, options, reference, found, unseen)
     _encode(engine, sources, options, found)
@@ -253,17 +253,17 @@ def _score(
 
 
 def best_apart(scores: Scores) -> float:
-    """How far the best tokens' scores are from the same tokens' log-probabilities, and from those of the best."""
+    """Compare a step's best tokens with its log-probabilities: the same scores, and really the best ones."""
     assert scores.log_probs is not None
     known = scores.ids.clip(0, scores.log_probs.shape[-1] - 1)
-    given = np.where(known == scores.ids, scores.scores, np.nan)
+    returned = np.where(known == scores.ids, scores.scores, np.nan)
     own = np.take_along_axis(scores.log_probs, known, -1)
     best = np.take_along_axis(scores.log_probs, best_tokens(scores.log_probs, known.shape[-1]), -1)
-    return float(np.max([_largest(given, other) for other in (own, best)]))
+    return float(np.max([_largest(returned, other) for other in (own, best)]))
 
 
 def _largest(a: Floats, b: Floats) -> float:
-    """The largest difference; what both have as minus infinity does not differ."""
+    """The largest difference; minus infinity on both sides is equal."""
     with np.errstate(invalid="ignore"):
         return float(np.where(a == b, 0.0, np.abs(a - b)).max())
 
@@ -271,7 +271,7 @@ def _largest(a: Floats, b: Floats) -> float:
 def own_choices(
     engine: Engine, sources: Sequence[Sequence[int]], options: CheckOptions, greedy: Run
 ) -> Observation | None:
-    """How an engine itself scores its greedy tokens and others, in its usual batches; None: some output has none."""
+    """An engine's scores of its own greedy tokens, in its usual batches; None if an output has no token."""
     if not all(tokens_of(outputs[0]) for outputs in greedy.outputs.values()):
         return None
     found = Observation({"greedy": greedy})
@@ -301,7 +301,7 @@ def other_batches(
     options: CheckOptions,
     decoding: DecodeOptions,
 ) -> Iterator[tuple[Batch, list[int]]]:
-    """The same sentences in other company; see REBATCHED."""
+    """The same sentences in other batches, see REBATCHED."""
     if variant == "padded":
         for batch, indices in by_length(engine, sources, picked, options, decoding):
             width = min(batch.src_ids.shape[1] + PADDING, engine.limits.src_tokens)
@@ -332,24 +332,24 @@ def spread(sources: Sequence[Sequence[int]], count: int) -> list[int]:
 
 
 def far_target(greedy: Run, engine: Engine, positions: int) -> list[int]:
-    """Tokens that eager produced, without ends, until there are no positions left."""
+    """Tokens that eager produced, without end tokens, repeated up to the last position."""
     tokens = [token for outputs in greedy.outputs.values() for token in outputs[0].ids]
     return list(islice(cycle(tokens or end_ids(engine)), positions))
 
 
 def middle(sources: Sequence[Sequence[int]]) -> int:
-    """The index of the sentence of middle length."""
+    """The index of the sentence of median length."""
     return sorted(range(len(sources)), key=lambda i: len(sources[i]))[len(sources) // 2]
 
 
 def probe_sentence(sources: Sequence[Sequence[int]], greedy: Run) -> tuple[Sequence[int], list[int]]:
-    """A sentence of middle length, and what eager makes of it."""
+    """The sentence of median length, and eager's greedy output for it."""
     i = middle(sources)
     return sources[i], tokens_of(greedy.outputs[i][0])
 
 
 def layers_of(engine: Engine, source: Sequence[int], target: Sequence[int]) -> dict[str, Floats]:
-    """What every layer puts out with `target` fed, at real positions; the source is padded, for the mask's sake."""
+    """Output of every layer under teacher forcing, at real positions; the source is padded, to test the mask."""
     length = len(source)
     width = min(length + PADDING, engine.limits.src_tokens)
     src_ids = np.full((1, width), engine.config.pad_id, np.int32)
@@ -368,7 +368,7 @@ def layers_of(engine: Engine, source: Sequence[int], target: Sequence[int]) -> d
 
 
 def late_layers(engine: Engine, sources: Sequence[Sequence[int]], greedy: Run, positions: int) -> dict[str, Floats]:
-    """What a few layers put out for a sentence of middle length at every position that an engine has."""
+    """Output of `LATE_LAYERS` for the sentence of median length, at every position of the engine."""
     target = far_target(greedy, engine, min(positions, engine.limits.tgt_tokens))
     layers = layers_of(engine, sources[middle(sources)], target)
     return {name: layers[name] for name in LATE_LAYERS if name in layers}
@@ -380,5 +380,5 @@ def tokens_of(output: Hypothesis) -> list[int]:
 
 
 def end_ids(engine: Engine) -> list[int]:
-    """What ends an output in a check."""
+    """Tokens that end an output in a check."""
     return [engine.config.eos_id]

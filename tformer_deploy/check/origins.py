@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 CLOSE = 1e-6
-"""Relative difference that an element may have: that of another order of a few multiplications in fp32."""
+"""Largest relative difference of an element: a few fp32 multiplications in another order."""
 HALF_STEP = 0.5 * 1.001
-"""Of a quantized weight's own scale; the share above a half is what fp32 rounds."""
+"""Largest rounding error of a quantized weight, in units of its scale. The 0.1 % above a half is for fp32 rounding."""
 LEAST, LEAST_SPAN = 1e-9, 1e-6
-"""Smaller rows and groups do not make their scale, smaller ranges not their step: quotients might be infinite."""
+"""Rows and groups whose largest value is smaller may have any scale, smaller ranges have this span: a quotient could be
+infinite otherwise."""
 Bounds = Mapping[str, Sequence[float]]
-"""What calibration saw of the input of every linear layer: the least and the largest number."""
+"""Linear layer → the smallest and the largest value of its input in calibration."""
 
 
 class Compared(NamedTuple):
@@ -36,7 +37,7 @@ class Compared(NamedTuple):
     origins: list[str]
     """The checkpoint's tensors behind them."""
     off: Array
-    """How far each element is off; 0 where it may be so far."""
+    """Difference of each element; 0 where it is allowed."""
     beside: str = "the checkpoint's"
 
 
@@ -57,7 +58,7 @@ class Made(NamedTuple):
 
 
 class Checkpoint:
-    """The tensors of a checkpoint, and what may become of them."""
+    """The tensors of a checkpoint, and what constants of each origin must be."""
 
     def __init__(self, weights: Mapping[str, Array], config: ModelConfig) -> None:
         self.weights, self.config = weights, config
@@ -86,10 +87,10 @@ class Checkpoint:
         return np.float32(near[0] if near else np.nan)
 
     def bias(self, name: str, made: Made, bias: Array | None, scaled: bool = True) -> Compared | None:
-        """What is added to a product or a norm, beside the bias of the layers whose weights it has.
+        """Compare what is added to a matmul or norm with the bias of the layers whose weights it has.
 
-        A layer with an equal weight will do: of equal arrays exporters keep one. Nothing where the checkpoint calls
-        its tensors otherwise.
+        A layer with an equal weight will do, as exporters keep one of equal arrays. None if the checkpoint has no bias
+        by that name.
         """
         if not any(self._bias(weight) in self.weights for weight in made.names):
             return None
@@ -112,7 +113,7 @@ class Checkpoint:
         return weight.removesuffix("weight") + "bias"
 
     def _nearest(self, weight: str, factor: np.float32, bias: Array, rows: slice) -> tuple[str, Array]:
-        """The layer with this weight, or with an equal one, whose bias some rows are, and how far they are off."""
+        """Of the layers with this weight or an equal one, the first whose bias fits, and the differences."""
         own, found = self.weights[weight], list[tuple[str, Array]]()
         others = (name for name in self.weights if name != weight and np.array_equal(self.weights[name], own))
         for name in (weight, *others):
@@ -125,7 +126,7 @@ class Checkpoint:
 
 
 def elements_off(ours: Array, expected: Array, near: Callable[[Array], Array] | float = CLOSE) -> Array:
-    """How far elements are apart, 0 where that is within a part of themselves; one that is not a number is."""
+    """Absolute differences; 0 where they are within a share `near` of the expected value. NaN stays NaN."""
     if ours.shape != expected.shape:
         return np.array(np.nan)
     with np.errstate(invalid="ignore"):
@@ -135,15 +136,17 @@ def elements_off(ours: Array, expected: Array, near: Callable[[Array], Array] | 
 
 
 def half_of_bf16(expected: Array) -> Array:
-    """Half the distance between the two numbers of bf16, of 8 bits, around each."""
+    """Half the distance between neighbouring bf16 numbers (8 bits of precision) at each value."""
     half: Array = np.ldexp(np.float32(1), np.frexp(expected)[1] - 9)
     return half
 
 
 def integers_off(integers: Array, scales: Array, expected: Array, least: int) -> Array:
-    """How far integers (out, groups, size) times scales (out, groups) are from `expected` (out, in), and scales from
-    those that map the element furthest from zero to an end of the integers, of which `least` is one; 0 where that is
-    no more than rounding may do."""
+    """Compare quantized weights with `expected` (out, in): integers (out, groups, size) times scales (out, groups).
+
+    A scale must map the element furthest from zero to an end of the integer range, whose smallest integer is `least`.
+    0 where rounding explains the difference.
+    """
     outputs, count, size = integers.shape
     if scales.shape != (outputs, count) or len(expected) != outputs or not 0 <= count * size - expected.shape[1] < size:
         return np.full(expected.shape, np.nan)
@@ -162,9 +165,9 @@ def integers_off(integers: Array, scales: Array, expected: Array, least: int) ->
 
 
 def rounding_off(step: float, zero: int, weights: Sequence[str], bounds: Bounds) -> Array | None:
-    """How far the step and zero by which layers' input becomes 8 bits are from those of what calibration saw.
+    """Compare the scale and zero point of layers' input with those of the calibrated range.
 
-    Nothing where a bundle does not say what that was; NaN for a layer that was not to be rounded.
+    None if the bundle has no ranges; NaN for a layer that was not to be quantized.
     """
     if not bounds:
         return None
@@ -178,7 +181,7 @@ def rounding_off(step: float, zero: int, weights: Sequence[str], bounds: Bounds)
 
 
 def describe(compared: Compared, where: str) -> str:
-    """One line for constants whose elements are off; `where`: the file that has them."""
+    """One line for constants that differ; `where`: their file."""
     worst = int(np.where(np.isnan(compared.off), np.inf, compared.off).argmax())
     place = [int(n) for n in np.unravel_index(worst, compared.off.shape)]
     short = compared.names[0].removeprefix("model.")
@@ -190,7 +193,7 @@ def describe(compared: Compared, where: str) -> str:
 
 
 def named_tensors(model: Seq2Seq) -> dict[str, Array]:
-    """The tensors of a model by name, tables that are not trained among them, but none of whole numbers."""
+    """The floating-point tensors of a model by name, buffers such as fixed positions included."""
     module: Any = model  # a torch.nn.Module as well
     tensors = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict()}
     return {name: t.detach().cpu().numpy() for name, t in tensors.items() if t.is_floating_point()}

@@ -1,4 +1,4 @@
-"""The page of a parity report."""
+"""The report of a check as an HTML page."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from datetime import datetime
 
 from ..base.pages.page import Cell, Row, Table, counted, limit_text, render_page, short_number
 from .figures import layer_plot, step_plot
-from .found import KINDS, Divergence, Outputs
 from .observe import JOINED, REBATCHED
 from .report import EngineReport, Report, describe_constants
+from .results import KINDS, Divergence, Outputs
 from .shares import allowed
 
 MAX_ROWS, SHOWN_ROWS = 200, 20
@@ -65,7 +65,7 @@ def check_page(report: Report, bundle: str = "") -> str:
 
 
 def outcome(engine: EngineReport) -> str:
-    """An engine in a few words: what BLEU it loses, where that was measured, or how many outputs are equal."""
+    """An engine in a few words: its BLEU beside eager's, if measured, or how many outputs are equal."""
     for mode, sides in engine.quality.items():
         if "BLEU" in sides.get("eager", {}) and "BLEU" in sides.get("engine", {}):
             return f"{engine.engine}: BLEU {sides['engine']['BLEU'] - sides['eager']['BLEU']:+.2f} ({mode})"
@@ -74,7 +74,7 @@ def outcome(engine: EngineReport) -> str:
 
 
 def limits(engine: EngineReport) -> Iterator[tuple[str, bool]]:
-    """Each limit in words, and whether it is wider than its precision's own."""
+    """Each limit in words, and whether it is wider than the default of the precision."""
     for name, value in dataclasses.asdict(engine.tolerance).items():
         if isinstance(value, bool):
             yield f"{name} equal" if value else f"{name} may differ", name in engine.loosened
@@ -91,7 +91,7 @@ def outline(engine: EngineReport) -> Iterator[str]:
 
 
 def summary(report: Report) -> Table:
-    """A row an engine."""
+    """A row for each engine."""
     modes = dict.fromkeys(o.mode for engine in report.engines for o in engine.outputs)
     rows: list[Row] = []
     for n, engine in enumerate(report.engines, 1):
@@ -117,7 +117,7 @@ def summary(report: Report) -> Table:
 
 
 def tables(engine: EngineReport, eager: Sequence[Outputs]) -> Iterator[Table]:
-    """What was compared with what."""
+    """A table for each kind of comparison."""
     head: tuple[str, ...] = ("Absolute difference", "Max", "99.9 %", "Mean", "Limit", "Max / limit", "Over")
     yield Table("Scores and encoder outputs", head, [*difference_rows(engine)])
     if engine.top1.steps:
@@ -137,14 +137,16 @@ def tables(engine: EngineReport, eager: Sequence[Outputs]) -> Iterator[Table]:
     yield Table("Outputs", (*head, "Largest score difference"), rows, none)
     yield invariance(engine, eager)
     if engine.sizes:
-        told = f"Equal rows of a wide beam have scores within {short_number(engine.rows_max or 0.0)} of each other."
+        note = f"Equal rows of a wide beam have scores within {short_number(engine.rows_max or 0.0)} of each other."
         named = {o.mode + (", as many sentences as fit" if o.variant else ", beside eager"): o for o in engine.sizes}
         sizes = [counts(engine, name, o) for name, o in named.items()]
-        notes = [told] if engine.rows_max is not None else []
+        notes = [note] if engine.rows_max is not None else []
         yield Table("Wide beams and large batches", ("", "Compared", "Equal", "Ties", "Differ"), sizes, notes)
     if engine.walks:
         yield Table(
-            "Rows led through given tokens", ("", "Tokens", "Rows", "Differ", "Largest", "Limit"), [*led(engine)]
+            "Rows that were fed given tokens",
+            ("", "Tokens", "Rows", "Differ", "Largest", "Limit"),
+            [*walk_rows(engine)],
         )
     if engine.quality:
         quality = [
@@ -156,7 +158,7 @@ def tables(engine: EngineReport, eager: Sequence[Outputs]) -> Iterator[Table]:
         yield Table("Quality", ("", "Eager", "Engine", "Difference"), quality)
 
 
-def led(engine: EngineReport) -> Iterator[Row]:
+def walk_rows(engine: EngineReport) -> Iterator[Row]:
     """A row for each kind of walk, widths together."""
     for kind in KINDS:
         walks = [walk for walk in engine.walks if walk.kind == kind]
@@ -204,8 +206,8 @@ def invariance(engine: EngineReport, eager: Sequence[Outputs]) -> Table:
         )
         for variant in variants
     ]
-    told = "Equal to the engine's own outputs in its usual batches. Small: eager PyTorch against itself, likewise."
-    return Table("Same sentences in other batches", ("Batch", *modes), rows, [told if rows else "Not checked."])
+    note = "Equal to the engine's own outputs in its usual batches. Small: eager PyTorch against itself, likewise."
+    return Table("Same sentences in other batches", ("Batch", *modes), rows, [note if rows else "Not checked."])
 
 
 def divergences(title: str, found: Sequence[Divergence], shown: int, lossy: bool = False) -> Table:
@@ -236,9 +238,9 @@ def step_values(engine: EngineReport) -> Table:
     return Table("", ("Position", "Largest", "Mean", "Sentences"), rows, shown=0, folded="Values")
 
 
-def over(value: float, limit: float, count: int, told: str = "") -> Cell:
+def over(value: float, limit: float, count: int, note: str = "") -> Cell:
     """A difference, marked where it is beyond its limit; none where nothing was compared."""
-    return Cell(short_number(value), not value <= limit, [told] if told else []) if count or value else Cell("-")
+    return Cell(short_number(value), not value <= limit, [note] if note else []) if count or value else Cell("-")
 
 
 def counts(engine: EngineReport, name: str, found: Outputs) -> Row:

@@ -1,4 +1,4 @@
-"""Compares one engine with eager PyTorch over a corpus, and finds where it leaves eager."""
+"""Compares one engine with eager PyTorch over a corpus."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..bundle.recipe import Tolerance
 from ..engines.base import Engine, Floats
 from .compare import DEFAULTS, WIDE, Judge, by_layer, by_step, differences, worse
 from .defaults import decoding_of, run_defaults
-from .found import KINDS, Entries, Outputs, Top1, Walk
 from .noise import moved, own_noise
 from .observe import BEST, Observation, end_ids, observe, observe_fed, own_choices
 from .recording import Run
 from .reference import Reference, run_variants
 from .report import EngineReport, describe_divergence
+from .results import KINDS, Entries, Outputs, Top1, Walk
 from .rounding import Rounding
 from .shares import allowed
 from .sizes import compare_large, rows_apart, run_large, run_wide
@@ -27,15 +27,16 @@ from .vocabulary import SIDES, read_vocabulary
 from .walks import run_walks
 
 NEAR = 0.1
-"""Another best token that eager has within so many nats of its own counts as equally good: see docs/check.md."""
+"""A best token that eager scores within so many nats of its own best counts as equally good, see docs/check.md."""
 OWN_NOISE = 0.05
-"""Share of `tolerance.scores` by which a lossy engine's scores may differ between its own batches."""
+"""Share of `tolerance.scores` by which a lossy variant's scores may differ between batches."""
 STAYS = 10
-"""Rows that are led may be off where `tolerance.unstable` allows it, so many times as many."""
+"""Times `tolerance.unstable`: the share of rows of a walk that may differ, as a flipped rounding stays in a row's cache
+for all later steps."""
 SAME_SCORES = 1e-4
-"""The best tokens are chosen from a step's log-probabilities, so in any precision they have the same scores."""
+"""Largest difference between the scores of a step's best tokens and its log-probabilities, in every precision."""
 CAPPED = ("greedy", "beam")
-"""Modes whose ties have a cap. Samples of flat distributions lie so near each other that no cap would be sound."""
+"""Modes whose ties are limited. Samples of flat distributions are so close that any number of ties is possible."""
 Cases = set[tuple[str, str, int]]
 """Variant, mode and sentence of the invariance check."""
 
@@ -48,27 +49,27 @@ def check(
     not_blamed: Cases,
     progress: Progress = unseen,
 ) -> tuple[EngineReport, dict[str, Run]]:
-    """Compare an entered engine with eager's side of the check; also returns what it decoded, by mode.
+    """Compare an entered engine with eager's outputs; also returns the engine's outputs by mode.
 
-    `not_blamed`: where eager fails its own invariance check.
+    `not_blamed`: cases in which eager fails its own invariance check.
     """
     start = time.perf_counter()
     report, expected = EngineReport(name, tolerance=tolerance), reference.observed
-    found = observe(engine, reference.sources, reference.options, expected, progress)
-    _compare_fed(expected, found, report)
+    observed = observe(engine, reference.sources, reference.options, expected, progress)
+    _compare_fed(expected, observed, report)
     judge = Judge(expected, report.scores_max, tolerance.scores, reference.options.beams, end_ids(engine))
     for mode, run in expected.runs.items():
         totals = Outputs(mode)
-        ties, failures, _ = judge.compare(run, found.runs[mode], totals)
+        ties, failures, _ = judge.compare(run, observed.runs[mode], totals)
         report.outputs.append(totals)
         if tolerance.tokens:
             report.ties += ties
             report.divergences += failures
     again = run_variants(engine, reference.sources, reference.options, progress)
-    if not tolerance.tokens:  # what separates such an engine from eager does not excuse it towards itself
-        largest, report.own_usual = own_noise(engine, reference.sources, expected, found)
-        report.own_noise = worse(largest, moved(found.runs, again))
-        own = own_choices(engine, reference.sources, reference.options, found.runs["greedy"])
+    if not tolerance.tokens:  # of a lossy variant, its own noise decides on ties, not its difference from eager
+        largest, report.own_usual = own_noise(engine, reference.sources, expected, observed)
+        report.own_noise = worse(largest, moved(observed.runs, again))
+        own = own_choices(engine, reference.sources, reference.options, observed.runs["greedy"])
         judge = dataclasses.replace(
             judge,
             reference=own or expected,
@@ -76,44 +77,44 @@ def check(
             tolerance=own_limit(tolerance),
             hopeless=tolerance.scores,
         )
-    report.invariance, _ = _invariance(judge, found, again, not_blamed, report)
+    report.invariance, _ = _invariance(judge, observed, again, not_blamed, report)
     sizes = _compare_sizes(engine, judge, reference, report)
     sizes += _compare_defaults(engine, reference, report)
     report.walks = run_walks(engine, reference.sources, reference.options, own_limit(tolerance))
     report.vocabulary = _compare_vocabulary(engine, reference)
     report.failures = _failures(report, len(reference.sources), tolerance)
     report.failures += _other_searches(
-        [*found.runs.items(), *(run for runs in again.values() for run in runs.items()), *sizes]
+        [*observed.runs.items(), *(run for runs in again.values() for run in runs.items()), *sizes]
     )
     report.seconds = time.perf_counter() - start
-    return report, found.runs
+    return report, observed.runs
 
 
-def _compare_fed(expected: Observation, found: Observation, report: EngineReport) -> None:
+def _compare_fed(expected: Observation, observed: Observation, report: EngineReport) -> None:
     """Compare encoder outputs, attention, scores and layers under teacher forcing."""
     for i, arrays in expected.encoder.items():
-        report.encoder_max = worse(report.encoder_max, float(differences(arrays, found.encoder[i]).max()))
+        report.encoder_max = worse(report.encoder_max, float(differences(arrays, observed.encoder[i]).max()))
     report.encoder_sentences = len(expected.encoder)
-    for i, weights in found.attention.items():
+    for i, weights in observed.attention.items():
         largest = float(differences([expected.attention[i]], [weights]).max())
         report.attention_max = worse(report.attention_max or 0.0, largest)
     # The last is as long as the engine has positions, which may be fewer than eager's.
-    probes = [ours[: len(theirs)] for ours, theirs in zip(expected.probes, found.probes, strict=True)]
-    scores = differences(probes, found.probes)
+    probes = [ours[: len(theirs)] for ours, theirs in zip(expected.probes, observed.probes, strict=True)]
+    scores = differences(probes, observed.probes)
     report.scores_count = len(scores)
     if len(scores):
         report.scores_max, report.scores_mean = float(scores.max()), float(scores.mean())
         report.scores_p999 = float(np.quantile(scores, 0.999))
-    report.steps = by_step(probes, found.probes)
-    report.layers = by_layer(expected.layers, found.layers)
-    report.top1, report.best_off = agreement(expected, found), found.best_off
-    report.worst_sentence = _worst_sentence(found, expected)
+    report.steps = by_step(probes, observed.probes)
+    report.layers = by_layer(expected.layers, observed.layers)
+    report.top1, report.best_off = agreement(expected, observed), observed.best_off
+    report.worst_sentence = _worst_sentence(observed, expected)
 
 
-def agreement(expected: Observation, found: Observation) -> Top1:
-    """The best tokens of an engine's steps beside eager's, over the corpus without the long target."""
+def agreement(expected: Observation, observed: Observation) -> Top1:
+    """Compare the best tokens of all steps with eager's, without the long target."""
     total = Top1()
-    for ids, probes, best in zip(expected.probe_ids[:-1], expected.probes[:-1], found.best[:-1], strict=True):
+    for ids, probes, best in zip(expected.probe_ids[:-1], expected.probes[:-1], observed.best[:-1], strict=True):
         own = np.where(ids[:, :BEST] == best[:, None], probes[:, :BEST], -np.inf).max(1)
         equal = ids[:, 0] == best
         total.steps += len(best)
@@ -123,15 +124,15 @@ def agreement(expected: Observation, found: Observation) -> Top1:
 
 
 def _other_searches(runs: Sequence[tuple[str, Run]]) -> list[str]:
-    """One line, where a runtime has a search of its own that finds something else than ours, by mode."""
+    """One line if the runtime's own search differs from ours; `runs`: by mode."""
     apart = [f"{mode}, {line}" for mode, run in runs for line in run.own_search]
     return [f"the runtime's own search differs from ours {len(apart)} times, the first: {apart[0]}"] if apart else []
 
 
 def _compare_sizes(engine: Engine, judge: Judge, reference: Reference, report: EngineReport) -> list[tuple[str, Run]]:
-    """A wide beam against eager's, its equal rows with each other, and large batches against the engine's own usual.
+    """Compare a wide beam with eager's, its equal rows with each other, and large batches with usual ones.
 
-    `judge` is that of the invariance check; adds ties and failures to the report. Returns the engine's runs by mode.
+    `judge`: that of the invariance check. Adds ties and failures to the report. Returns the engine's runs by mode.
     """
     runs: list[tuple[str, Run]] = []
     sources, options, tolerance = reference.sources, reference.options, report.tolerance
@@ -159,12 +160,12 @@ def _compare_sizes(engine: Engine, judge: Judge, reference: Reference, report: E
 
 
 def _compare_defaults(engine: Engine, reference: Reference, report: EngineReport) -> list[tuple[str, Run]]:
-    """Lines of text with the model's own options against eager's; adds ties and failures to the report."""
+    """Compare lines of text with the model's own options; adds ties and failures to the report."""
     expected = reference.defaults
     if not expected or not expected.lines:
         return []
     decoding, totals, run = decoding_of(expected, reference.options), Outputs(DEFAULTS), Run()
-    if not decoding.sampling:  # which is compared with a seed elsewhere
+    if not decoding.sampling:  # sampling is compared elsewhere, with a seed
         run = run_defaults(engine, expected, reference.options)
     if run.outputs:
         ends = list(decoding.ends(engine.config.eos_id))
@@ -179,7 +180,8 @@ def _compare_defaults(engine: Engine, reference: Reference, report: EngineReport
 
 
 RELATIVE = 2e-5
-"""A number beyond 10, as of an improbable token, may differ by this part of itself beside what is allowed."""
+"""A number beyond 10, such as the score of an improbable token, may differ by a further share of itself: fp32 has 7
+digits."""
 
 
 def _compare_vocabulary(engine: Engine, reference: Reference) -> list[Entries]:
@@ -202,22 +204,22 @@ def _compare_vocabulary(engine: Engine, reference: Reference) -> list[Entries]:
 
 
 def _entries_apart(ours: Floats, theirs: Floats) -> Floats:
-    """The largest difference of each entry (V), without what `RELATIVE` allows; NaN stays."""
+    """The largest difference of each entry (V), minus what `RELATIVE` allows; NaN stays NaN."""
     apart = differences([ours], [theirs]).reshape(ours.shape)
     largest: Floats = (apart - RELATIVE * np.where(np.abs(ours) > 10, np.abs(ours), 0)).max(1)
     return largest
 
 
 def eager_invariance(reference: Reference, eos_id: int, tolerance: Tolerance) -> tuple[list[Outputs], Cases]:
-    """Eager against itself in other batches, and where it fails: no engine is blamed there."""
+    """Compare eager with itself in other batches; returns also the cases that differ, for which no engine is blamed."""
     judge = Judge(reference.observed, 0.0, tolerance.scores, reference.options.beams, [eos_id])
     return _invariance(judge, reference.observed, reference.variants, set(), EngineReport("eager"))
 
 
 def eager_rounding(reference: Reference, make_exact: Callable[[], Engine]) -> Rounding:
-    """Compare what eager made of the corpus and of every entry with the same in fp64, by an engine that is not entered.
+    """Compare eager's outputs with the same in fp64; `make_exact` returns that engine, not entered.
 
-    Zeros where a module does not run in fp64: nothing is known of it then.
+    Zeros if a module does not run in fp64: its rounding error is not known then.
     """
     ours, sources = reference.observed, reference.sources
     try:
@@ -237,7 +239,7 @@ def eager_rounding(reference: Reference, make_exact: Callable[[], Engine]) -> Ro
 def _invariance(
     judge: Judge, base: Observation, variants: dict[str, dict[str, Run]], not_blamed: Cases, report: EngineReport
 ) -> tuple[list[Outputs], Cases]:
-    """Compare runs in other batches with those of the whole corpus; adds ties and failures to the report."""
+    """Compare runs in other batches with the usual ones; adds ties and failures to the report."""
     found: list[Outputs] = []
     failing: Cases = set()
     for variant, runs in variants.items():
@@ -256,79 +258,78 @@ def _invariance(
 
 
 def _failures(report: EngineReport, sentences: int, tolerance: Tolerance) -> list[str]:
-    """One line for each thing that is not as it must be. Comparisons are written so that NaN fails."""
-    found = [] if sentences else ["the corpus has no sentence"]
+    """One line for each failure. Comparisons are written so that NaN fails."""
+    failures = [] if sentences else ["the corpus has no sentence"]
     if not report.encoder_max <= tolerance.encoder:
-        found.append(f"encoder outputs differ {beyond(report.encoder_max, tolerance.encoder, 'encoder')}")
+        failures.append(f"encoder outputs differ {beyond(report.encoder_max, tolerance.encoder, 'encoder')}")
     if report.attention_max is not None and not report.attention_max <= tolerance.encoder:
-        found.append(f"attention differs {beyond(report.attention_max, tolerance.encoder, 'encoder')}")
+        failures.append(f"attention differs {beyond(report.attention_max, tolerance.encoder, 'encoder')}")
     if not report.scores_max <= tolerance.scores:
-        found.append(f"scores differ {beyond(report.scores_max, tolerance.scores, 'scores')}")
+        failures.append(f"scores differ {beyond(report.scores_max, tolerance.scores, 'scores')}")
     for entries in report.vocabulary:
-        name, what = ("encoder", "encoder outputs") if entries.side == "source" else ("scores", "scores")
+        name, compared = ("encoder", "encoder outputs") if entries.side == "source" else ("scores", "scores")
         if not entries.largest <= (limit := getattr(tolerance, name)):
             where = f"{entries.side} entry {entries.worst} of the vocabulary"
-            found.append(f"{where}: {what} differ {beyond(entries.largest, limit, name)}")
+            failures.append(f"{where}: {compared} differ {beyond(entries.largest, limit, name)}")
     if not report.best_off <= SAME_SCORES:
-        found.append(f"scores of the best tokens differ from the step's own log-probabilities by {report.best_off:.2e}")
+        failures.append(
+            f"scores of the best tokens differ from the step's own log-probabilities by {report.best_off:.2e}"
+        )
     if report.top1.differ > allowed(1 - tolerance.top1, report.top1.steps):
-        found.append(
+        failures.append(
             f"best token: {report.top1.share:.2%} of {report.top1.steps:,} steps agree with eager's, "
             f"fewer than {tolerance.top1:.1%} (tolerance.top1)"
         )
     most, part_of = own_limit(tolerance), "scores" if tolerance.tokens else f"scores, {OWN_NOISE:.0%} of it"
     if not tolerance.tokens and not report.own_usual <= most:
         moves = beyond(report.own_usual, most, part_of)
-        found.append(f"own scores: half of them are others alone, or where sentences join, {moves}")
+        failures.append(f"own scores: half of them are others alone, or where sentences join, {moves}")
     if report.rows_max is not None and not report.rows_max <= most:
-        found.append(f"equal rows of a {WIDE} have scores that differ {beyond(report.rows_max, most, part_of)}")
+        failures.append(f"equal rows of a {WIDE} have scores that differ {beyond(report.rows_max, most, part_of)}")
     for kind in KINDS:
         wrong = [walk for walk in report.walks if walk.kind == kind and differs(walk, tolerance)]
         others = f"; so do those of {len(wrong) - 1} other widths" if len(wrong) > 1 else ""
-        found += [f"{walk}{others}" for walk in wrong[:1]]
+        failures += [f"{walk}{others}" for walk in wrong[:1]]
     sizes = [totals for totals in report.sizes if totals.variant or tolerance.tokens]
     for totals in (*(report.outputs if tolerance.tokens else []), *report.invariance, *sizes):
         most = allowed(tolerance.unstable, totals.sentences)
         if totals.hopeless or totals.failed > most:
             name = f"{totals.mode} ({totals.variant})" if totals.variant else totals.mode
             apart = [d for d in report.divergences if (d.mode, d.variant) == (totals.mode, totals.variant)]
-            apart.sort(key=lambda d: not tolerance.scores < d.margin < np.inf)  # that which no share excuses first
+            apart.sort(key=lambda d: not tolerance.scores < d.margin < np.inf)  # first those that no share excuses
             first = f"the first: {describe_divergence(apart[0])}" if apart else f"scores by {totals.score_max:.2e}"
             limit = f", more than {most} (tolerance.unstable)" if tolerance.unstable and totals.failed > most else ""
             far = f", {totals.hopeless} by more than {tolerance.scores:g} (tolerance.scores)" if totals.hopeless else ""
-            found.append(f"{name}: {totals.failed} of {totals.sentences} sentences differ{limit}{far}, {first}")
+            failures.append(f"{name}: {totals.failed} of {totals.sentences} sentences differ{limit}{far}, {first}")
     for totals in report.outputs if tolerance.tokens else ():
         if totals.mode in CAPPED and totals.ties > (most := allowed(tolerance.ties, totals.sentences)):
-            found.append(
+            failures.append(
                 f"{totals.mode}: {totals.ties} of {totals.sentences} sentences are ties, more than {most}: "
                 f"more than chance explains (tolerance.ties)"
             )
-    return found
+    return failures
 
 
-def beyond(found: float, limit: float, name: str) -> str:
-    """The end of a line on what is more than a limit of `Tolerance`."""
-    return f"by {found:.2e}, more than {limit:g} (tolerance.{name})"
+def beyond(difference: float, limit: float, name: str) -> str:
+    """The end of a failure: by how much a limit of `Tolerance` is exceeded."""
+    return f"by {difference:.2e}, more than {limit:g} (tolerance.{name})"
 
 
 def own_limit(tolerance: Tolerance) -> float:
-    """How far an engine's log-probabilities may be from its own in other rows and batches."""
+    """Largest difference between an engine's own log-probabilities in other rows and batches."""
     return tolerance.scores * (1 if tolerance.tokens else OWN_NOISE)
 
 
 def differs(walk: Walk, tolerance: Tolerance) -> bool:
-    """Whether more rows are off than may be, or one by more than it may from eager's.
-
-    What flips by rounding stays in a row's cache, so that many of its steps are off.
-    """
+    """Whether more rows of a walk differ than may, or one by more than `tolerance.scores`."""
     return walk.wrong > allowed(STAYS * tolerance.unstable, walk.rows) or not walk.largest <= tolerance.scores
 
 
-def _worst_sentence(found: Observation, expected: Observation) -> int:
+def _worst_sentence(observed: Observation, expected: Observation) -> int:
     """The sentence whose scores or encoder outputs differ most."""
     worst, most = 0, -1.0
     for i, probes in enumerate(expected.probes[: len(expected.runs["greedy"].outputs)]):
-        pairs = [*expected.encoder.get(i, []), probes], [*found.encoder.get(i, []), found.probes[i]]
+        pairs = [*expected.encoder.get(i, []), probes], [*observed.encoder.get(i, []), observed.probes[i]]
         difference = float(differences(*pairs).max(initial=0.0))
         if worse(most, difference) is not most:
             worst, most = i, difference

@@ -1,4 +1,4 @@
-"""The constants of programs of target `native`, each read back from how the kernels have it."""
+"""The constants of programs of target `native`, unpacked from the layout of the kernels."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from ..model.seq2seq import Seq2Seq
 
 LANES = 16
-"""Outputs of a panel, and columns behind a bias by distance that kernels read."""
+"""Outputs of a panel, and padding columns of a relative position bias."""
 SIDES = {"decoder_step": "decoder"}
 ARRAYS = ("table", "scales", "positions", "gain", "bias", "shrink", "data", "sums")
-"""Keys of instructions, matrices and roundings that are numbers of arrays."""
+"""Keys of instructions, matrices and roundings whose value is the number of an array."""
 
 
 class ProgramConstants:
@@ -51,12 +51,12 @@ class ProgramConstants:
             raise self.damaged(error) from None
 
     def damaged(self, error: Exception) -> ArtifactError:
-        """What is raised where a program is not as it was written."""
+        """The error for a damaged program."""
         said = " ".join(str(error).split())[:100]
         return ArtifactError(f"{self.path} is damaged ({type(error).__name__}: {said}): export the bundle again")
 
     def name(self, number: int) -> str:
-        """What an array is called; of several with one name all but the first by their numbers as well."""
+        """The name of an array; if several have the same, all but the first are numbered."""
         name = str(self.about[number]["name"])
         first = next(i for i, each in enumerate(self.about) if each["name"] == name)
         return name if number == first else f"{name} #{number}"
@@ -124,7 +124,7 @@ class ProgramConstants:
             yield from self.biased(each, made, bias, scaled=False)
 
     def biased(self, each: Mapping[str, Any], made: Made, bias: Array | None, scaled: bool = True) -> Comparisons:
-        """What is added behind a product or a norm."""
+        """The bias of a matmul or norm."""
         name = self.name(each["bias"]) if "bias" in each else f"{made.names[0].removesuffix('weight')}bias"
         found = self.checkpoint.bias(name, made, bias, scaled)
         own = self.made(each["bias"]) if "bias" in each else None
@@ -134,7 +134,7 @@ class ProgramConstants:
             yield found
 
     def product(self, each: Mapping[str, Any], read: Mapping[str, Any]) -> Comparisons:
-        """A matrix, its bias, and how its input becomes integers."""
+        """A matrix, its bias, and the quantization of its input."""
         about = each["matrix"]
         made = self.made(about["data"])
         if made is None:
@@ -158,7 +158,7 @@ class ProgramConstants:
                 yield Compared(["rounding of the input"], made.names, rounds, "what calibration measured")
 
     def matrix_off(self, about: Mapping[str, Any], expected: Array) -> Array:
-        """How far the elements of a matrix are from those expected (out, in), for its kind."""
+        """Compare a matrix with the expected one (out, in), by the rules of its kind."""
         data, kind, outputs, inputs = self.array(about["data"]), about["kind"], about["outputs"], about["inputs"]
         if expected.shape != (outputs, inputs):
             return np.array(np.nan)
@@ -182,7 +182,7 @@ class ProgramConstants:
         return np.where(wrong[:, None, None], np.maximum(off, 1), off)
 
     def relative(self, each: Mapping[str, Any], layer: int) -> Comparisons:
-        """What scores gain by how far a key is behind its query, of our own model."""
+        """The relative position bias of our own model."""
         tables = [name for name in self.checkpoint.weights if name.startswith(f"{self.side}_relative.tables.")]
         if "bias" not in each or not tables:
             return

@@ -1,4 +1,4 @@
-"""BLEU and chrF of eager PyTorch and of an engine, where there are translations."""
+"""BLEU and chrF of eager PyTorch and of an engine, if there are reference translations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .recording import Run
 from .report import EngineReport
 
 ENOUGH = 1000
-"""Sentences below which a few words move BLEU by more than its limits."""
+"""With fewer sentences, a few words move BLEU by more than its limits."""
 
 
 def add_quality(
@@ -21,9 +21,9 @@ def add_quality(
     tokenizers: Tokenizers,
     tolerance: Tolerance,
 ) -> None:
-    """BLEU and chrF of both sides; fails the report if they are further apart than allowed.
+    """Add BLEU and chrF of both sides; a failure if they differ by more than allowed.
 
-    Samples of engines that may decide otherwise are other texts: their BLEU differs by more than their quality does.
+    Samples of lossy variants are excepted: they are other texts, whose BLEU differs by more than their quality does.
     """
     from ..train.metrics import corpus_bleu, corpus_chrf
 

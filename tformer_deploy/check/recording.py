@@ -14,7 +14,7 @@ from ..decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Search
 from ..engines.base import Engine, Ints, Searches
 
 JOIN_STEPS = 3
-"""Steps between two batches that join a running one."""
+"""Steps between batches that join: enough for the first to be reordered before the next comes."""
 Rows = list[list[tuple[Ints, Ints, NDArray[np.float64], NDArray[np.float64]]]]
 """Of each sentence and step: parents, tokens, values and margins."""
 Number = TypeVar("Number", bound=np.generic)
@@ -22,7 +22,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 @dataclass
 class Trace:
-    """What a search decided for one sentence: of each of T steps up to N candidates, as in `decoding.Step`."""
+    """The decisions of a search for one sentence: up to N candidates of each of T steps, as in `decoding.Step`."""
 
     parents: Ints
     tokens: Ints
@@ -33,12 +33,12 @@ class Trace:
 
 @dataclass
 class Run:
-    """Outputs of one mode, and how they came about; a dictionary by sentence each."""
+    """Outputs of one mode and the decisions behind them, by sentence."""
 
     outputs: dict[int, list[Hypothesis]] = field(default_factory=dict)
     traces: dict[int, Trace] = field(default_factory=dict)
     own_search: list[str] = field(default_factory=list)
-    """Where the runtime's own search, if it has one, finds something else than ours over the same engine."""
+    """Differences between the runtime's own search, if it has one, and ours over the same engine."""
 
 
 def record(engine: Engine, batch: Batch, indices: Sequence[int], options: DecodeOptions, run: Run) -> None:
@@ -83,13 +83,13 @@ def _note_own_search(engine: Searches, batch: Batch, indices: Sequence[int], opt
 
 
 def room(engine: Engine, decoding: DecodeOptions, src_tokens: int) -> int:
-    """Most sentences of a batch, of sources of that length at most."""
+    """Largest batch of sources of that length."""
     tokens = min(decoding.max_tokens, engine.limits.tgt_tokens)
     return engine.limits.sentences(decoding.rows, src_tokens, tokens)
 
 
 def _note(rows: Rows, options: DecodeOptions, step: Step) -> None:
-    """Add what a step decided to the rows of its sentences."""
+    """Add a step's decisions to the rows of its sentences."""
     step = _by_sample(step, step.samples, options.n_best) if step.samples is not None else step
     margins = np.full(step.tokens.shape, np.inf) if step.margins is None else step.margins
     for row, sentence in enumerate(step.sentences.tolist()):

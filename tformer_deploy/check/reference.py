@@ -1,4 +1,4 @@
-"""What eager PyTorch made of a corpus, to compare engines with here or, from a file, on a machine without torch."""
+"""Eager PyTorch's outputs for a corpus, in memory or in a file for machines without torch."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Reference:
     machine: dict[str, str]
     observed: Observation
     shortlist: str = ""
-    """File of the lists to which eager was restricted, see `Gate.shortlist`."""
+    """File of the shortlists that eager used, see `Gate.shortlist`."""
     variants: dict[str, dict[str, Run]] = field(default_factory=dict)
     """Runs of the invariance check, by variant and mode."""
     defaults: Defaults | None = None
-    """Text to text, with the model's own options."""
+    """Text with the model's own tokenizers and options."""
     rounding: Rounding | None = None
-    """Eager's own, once somebody asked, see `Gate.rounding`."""
+    """Eager's own rounding error, once measured, see `Gate.rounding`."""
 
     def save(self, path: Path) -> None:
         """Write a file that `load_reference` reads."""
@@ -102,7 +102,7 @@ def make_reference(
 ) -> Reference:
     """Run eager PyTorch, entered, over a corpus. `about`: corpus, weights_sha256, machine, shortlist.
 
-    `encoder`: what gives the encoder's output, entered as well.
+    `encoder`: returns the encoder's output, entered as well.
     """
     options = options.within(eager.limits)
     observed = observe(eager, sources, options, None, progress)
@@ -179,7 +179,7 @@ def _check_version(path: Path, header: dict[str, Any]) -> None:
 
 
 def _read_observation(arrays: dict[str, Any], header: dict[str, Any]) -> Observation:
-    """What was observed under teacher forcing."""
+    """What was recorded under teacher forcing."""
     sentences = arrays["encoder.sentences"].tolist()
     encoder = _unpack(arrays, "encoder")
     each = len(encoder) // max(1, len(sentences))
@@ -195,7 +195,7 @@ def _read_observation(arrays: dict[str, Any], header: dict[str, Any]) -> Observa
 
 
 def _check_sentences(reference: Reference) -> None:
-    """Raise ValueError where arrays are not of the sentences of which they must be."""
+    """Raise ValueError if arrays belong to other sentences than they should."""
     observed, count = reference.observed, len(reference.sources)
     encoded = sorted(spread(reference.sources, ENCODER_SENTENCES))
     if (
@@ -237,7 +237,7 @@ def _read_defaults(arrays: dict[str, Any], header: dict[str, Any]) -> Defaults:
 
 
 def _fingerprint(header: dict[str, Any], arrays: dict[str, Any]) -> str:
-    """Hex SHA-256 of a header, but for itself, and of the arrays beside it."""
+    """Hex SHA-256 of a header, without its own `sha256`, and of the arrays."""
     found = hashlib.sha256(digest(header).encode())
     for name in sorted(arrays.keys() - {"header"}):
         found.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())

@@ -1,4 +1,4 @@
-"""What a check found, as data and as lines for people."""
+"""The report of a check, as data and as text."""
 
 from __future__ import annotations
 
@@ -9,89 +9,90 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..bundle.recipe import Tolerance
-from .found import KINDS, WIDTHS, Constants, Divergence, Entries, Layer, Memory, Outputs, StepDifference, Top1, Walk
+from .results import KINDS, WIDTHS, Constants, Divergence, Entries, Layer, Memory, Outputs, StepDifference, Top1, Walk
 from .rounding import Rounding, Unrounded
 
 TIES_SHOWN = 5
-"""Of each kind, in the text."""
+"""Ties of each kind that the text lists."""
 CONFIDENCE = 0.95
-"""With which a rare fault is met."""
+"""Probability that a rare fault shows."""
 SHARES = ("unstable", "ties", "top1")
-"""Limits that are shares."""
+"""Limits that are printed in percent."""
 LOSSY = (
     "                    may differ: rounded weights are another model, and a draw follows its smallest change; "
     "what decides are scores, best tokens and the batches below"
 )
 NAMES_SHOWN = 3
-"""Constants of a kind, in the text and on the page; `--json` has all."""
+"""Constants that text and page name; `--json` has all."""
 
 
 @dataclass
 class EngineReport:
-    """One engine against eager PyTorch. `failures` is empty where it passed."""
+    """One engine compared with eager PyTorch."""
 
     engine: str
     precision: str = "fp32"
     tolerance: Tolerance = field(default_factory=Tolerance)
     loosened: list[str] = field(default_factory=list)
-    """Thresholds of the recipe that are wider than this precision's own."""
+    """Limits of the recipe that are wider than the defaults of the precision."""
     encoder_max: float = 0.0
     """Largest absolute difference of the encoder's outputs, padding left out."""
     encoder_sentences: int = 0
     attention_max: float | None = None
-    """Largest absolute difference of an attention weight, for a graph that returns them."""
+    """Largest absolute difference of an attention weight, if the graph returns them."""
     memory: Memory | None = None
-    """Of an engine with a graph for the encoder alone."""
+    """If the engine has a graph for the encoder alone."""
     scores_max: float = 0.0
-    """Largest absolute difference of a log-probability, teacher-forced with eager's greedy tokens."""
+    """Largest absolute difference of a log-probability under teacher forcing."""
     scores_mean: float = 0.0
     scores_p999: float = 0.0
     """99.9th percentile."""
     scores_count: int = 0
     top1: Top1 = field(default_factory=Top1)
     best_off: float = 0.0
-    """How far the scores of the best tokens that steps return are from their own log-probabilities."""
+    """Largest difference between the scores of a step's best tokens and its log-probabilities."""
     own_noise: float = 0.0
-    """Of an engine that may decide otherwise: how far its own log-probabilities are apart between batches."""
+    """Of a lossy variant: largest change of its own log-probabilities between batches."""
     own_usual: float = 0.0
-    """The median of those that were fed."""
+    """Median of those changes under teacher forcing."""
     steps: list[StepDifference] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
     late_layers: list[Layer] = field(default_factory=list)
-    """A few, of a variant with limits for them, at every position that there is."""
+    """`LATE_LAYERS` of a variant with limits for layers, at every position."""
     constants: Constants | None = None
-    """Of an engine that runs graphs."""
+    """If the engine runs graphs or programs."""
     unrounded: Unrounded | None = None
-    """Of a variant that rounds."""
+    """If the variant is quantized or bf16."""
     outputs: list[Outputs] = field(default_factory=list)
     invariance: list[Outputs] = field(default_factory=list)
     sizes: list[Outputs] = field(default_factory=list)
-    """A wide beam against eager, and the rows of the largest batches against the engine's own usual ones."""
+    """A wide beam compared with eager's, and rows of the largest batches compared with the engine's usual ones."""
     rows_max: float | None = None
-    """How far the log-probabilities of equal rows of a wide beam are apart."""
+    """Largest difference between equal rows of a wide beam."""
     walks: list[Walk] = field(default_factory=list)
     vocabulary: list[Entries] = field(default_factory=list)
     ties: list[Divergence] = field(default_factory=list)
     divergences: list[Divergence] = field(default_factory=list)
-    """Without an excuse."""
+    """Differences that are no ties."""
     quality: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """Mode, then `eager` or `engine`, then measure; only with reference translations."""
     worst_sentence: int = 0
-    """Whose scores or encoder outputs differ most."""
+    """The sentence whose scores or encoder outputs differ most."""
     blame: str = ""
-    """Where the engine first leaves eager; only for one that failed."""
+    """The first difference from eager, by sentence, token and layer; only if the engine failed."""
     failures: list[str] = field(default_factory=list)
+    """One line each; empty: the engine passed."""
     seconds: float = 0.0
 
     @property
     def passed(self) -> bool:
-        """Whether the engine may be called equal."""
+        """Whether nothing failed."""
         return not self.failures
 
 
 @dataclass
 class Report:
-    """A check of one or several engines over one corpus."""
+    """The check of one or several engines over one corpus."""
 
     sentences: int
     tokens: int
@@ -100,19 +101,19 @@ class Report:
     weights_sha256: str
     options: dict[str, Any]
     reference: dict[str, str]
-    """Machine and versions of the run of eager PyTorch."""
+    """Machine and versions of eager PyTorch's run."""
     machine: dict[str, str]
     """Machine and versions of the engines' run."""
     rounding: Rounding | None = None
-    """How exact eager's own numbers are, where that was measured."""
+    """Eager's own rounding error, if it was measured."""
     shortlist: str = ""
-    """File of the lists to which both sides are restricted; empty: they are not."""
+    """File of the shortlists that both sides use; empty: none."""
     calibration: str = ""
-    """What quantized variants were calibrated with, and what of the text was left to check; only of an export."""
+    """Text for calibration, and text left for the check; only in an export."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Variants that an export left out, and of each in a line why, and what to do."""
+    """Variant that an export left out → one line: why, and what to do."""
     notes: list[str] = field(default_factory=list)
-    """What a reader should know of the engines, a line each."""
+    """Lines about the engines that a reader should know."""
     eager_invariance: list[Outputs] = field(default_factory=list)
     engines: list[EngineReport] = field(default_factory=list)
 
@@ -123,7 +124,7 @@ class Report:
 
     @property
     def noticed(self) -> str:
-        """How rare a fault may be that so many sentences show: of those that 1 of n has, none is met in e^-3."""
+        """How rare a fault is that the check still shows: 1 of n sentences has it, of which 3n are enough (95 %)."""
         rate = int(self.sentences / -math.log(1 - CONFIDENCE))
         return f"; a fault in 1 of {rate:,} sentences shows with {CONFIDENCE:.0%}" if rate > 1 else ""
 
@@ -133,7 +134,7 @@ class Report:
         return [f"{engine.engine}: {failure}" for engine in self.engines for failure in engine.failures]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for files and machines; a figure that is not finite becomes null."""
+        """As JSON; NaN and infinity become null."""
         fields = dataclasses.asdict(self)
         for engine, values in zip(self.engines, fields["engines"], strict=True):
             values["passed"] = engine.passed
@@ -272,20 +273,20 @@ def _quality(report: EngineReport) -> list[str]:
 
 
 def _walks(walks: list[Walk]) -> list[str]:
-    """A line for each kind: rows that were led through given tokens, beside the same rows alone."""
+    """A line for each kind of walk: its rows compared with the same rows alone."""
     lines = []
     for kind in KINDS:
         if found := [walk for walk in walks if walk.kind == kind]:
             rows, steps = sum(walk.rows for walk in found), max(walk.steps for walk in found)
             widths = sorted(walk.width for walk in found)
-            what = {WIDTHS: f"{len(widths)} from {widths[0]} to {widths[-1]} beams"}.get(kind, f"{steps} tokens")
+            extent = {WIDTHS: f"{len(widths)} from {widths[0]} to {widths[-1]} beams"}.get(kind, f"{steps} tokens")
             largest = max((walk.largest for walk in found), key=lambda off: (off != off, off))
-            lines.append(f"  {kind:<22} {what}, {rows:,} rows as alone within {largest:.1e}")
+            lines.append(f"  {kind:<22} {extent}, {rows:,} rows as alone within {largest:.1e}")
     return lines
 
 
 def describe_constants(found: Constants) -> str:
-    """What was compared with the checkpoint and what was not, in one line."""
+    """How many constants are equal to the checkpoint's, and how many are of other origin."""
     if found.skipped:
         return f"not compared: {found.skipped}"
     texts = [f"{found.equal:,} of {found.compared:,} equal to the checkpoint's"]

@@ -1,4 +1,4 @@
-"""Eager PyTorch restricted to shortlists: what the graphs of a shortlist must compute."""
+"""Eager PyTorch with shortlists, the reference for the graphs of a shortlist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..engines.base import ANYTHING, Engine, Floats, Ints, Outlook, SameStep, Sc
 
 
 def with_shortlist(bundle: Bundle, backends: Sequence[str], variants: Sequence[str]) -> list[str]:
-    """The variants that are asked for, or all of some backends that have graphs for a shortlist. Raises ConfigError."""
+    """`variants`, or all variants of the backends that have graphs for a shortlist. Raises ConfigError."""
     asked = [EngineName(name) for name in backends or [spec.name for spec in ENGINES if spec.lists]]
     if other := [name for name in asked if not name.spec.lists]:
         raise ConfigError(f"--shortlist: {other[0]} has no graphs for it: leave out --backend {other[0]}")
@@ -44,7 +44,7 @@ def asked_engines(
 
 @dataclass
 class RestrictedState:
-    """The engine's own state, and the tokens that each sentence may use."""
+    """An engine's state, and the tokens that each sentence may use."""
 
     inner: State
     allowed: NDArray[np.bool_]
@@ -79,11 +79,11 @@ class RestrictedEngine(SameStep):
 
     def step(self, tokens: Ints, state: RestrictedState, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`."""
-        found = self.engine.step(tokens, state.inner, True, attention)
-        assert found.log_probs is not None
-        kept = restrict(found.log_probs, state.allowed)
-        ids = best_tokens(kept, self.best(tokens.shape[1], state))
-        return Scores(ids, np.take_along_axis(kept, ids, -1), kept if full else None, found.attention)
+        scores = self.engine.step(tokens, state.inner, True, attention)
+        assert scores.log_probs is not None
+        log_probs = restrict(scores.log_probs, state.allowed)
+        ids = best_tokens(log_probs, self.best(tokens.shape[1], state))
+        return Scores(ids, np.take_along_axis(log_probs, ids, -1), log_probs if full else None, scores.attention)
 
     def reorder(self, state: RestrictedState, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
@@ -96,13 +96,13 @@ class RestrictedEngine(SameStep):
         return self.engine.cross_keys_values(state.inner)
 
     def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Any]:
-        """See `Engine.layers`; `log_probs` are those of the whole vocabulary."""
+        """See `Engine.layers`; `log_probs` are of the whole vocabulary."""
         return self.engine.layers(src_ids, src_lengths, tgt_ids)
 
 
 def restrict(log_probs: Floats, allowed: NDArray[np.bool_]) -> Floats:
     """Log-probabilities (B, K, V) normalised over the allowed tokens (B, V); others have -inf."""
-    kept = np.where(allowed[:, None], log_probs.astype(np.float64), -np.inf)
-    largest = kept.max(-1, keepdims=True)
-    total: Floats = (kept - largest - np.log(np.exp(kept - largest).sum(-1, keepdims=True))).astype(np.float32)
+    within = np.where(allowed[:, None], log_probs.astype(np.float64), -np.inf)
+    largest = within.max(-1, keepdims=True)
+    total: Floats = (within - largest - np.log(np.exp(within - largest).sum(-1, keepdims=True))).astype(np.float32)
     return total

@@ -1,4 +1,4 @@
-"""How exact eager PyTorch's own numbers are, what that means for the limits of fp32, and variants without rounding."""
+"""The rounding error of eager PyTorch itself, and what it means for the limits of fp32."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from ..bundle.recipe import Tolerance
 
 BOTH = 2
-"""Two engines that are as exact as each other are at most twice as far apart as each is from the exact numbers."""
+"""Two engines with the same rounding error differ by at most twice that error."""
 MOST = 10
-"""Eager's rounding widens a limit at most so many times: a model that rounds by more is refused."""
+"""A limit is widened at most so many times: a model whose rounding error is larger is refused."""
 
 
 def widened(limit: float, rounding: float) -> float:
-    """A limit of fp32 that is no narrower than the numbers are exact."""
+    """A limit of fp32, but at least `BOTH` times eager's rounding error."""
     return max(limit, min(BOTH * rounding, MOST * limit))
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Largest differences of eager PyTorch from itself in fp64, eager's own tokens fed; zeros: they are not known."""
+    """Largest differences of eager PyTorch from itself in fp64, under teacher forcing; zeros: not known."""
 
     encoder: float = 0.0
     scores: float = 0.0
@@ -35,7 +35,7 @@ class Rounding:
         )
 
     def widen(self, tolerance: Tolerance) -> Tolerance:
-        """Limits of fp32 that are no narrower than eager's own numbers are exact."""
+        """Limits of fp32, widened where eager's rounding error asks for it."""
         return dataclasses.replace(
             tolerance,
             encoder=widened(tolerance.encoder, self.encoder),

@@ -1,19 +1,19 @@
-"""Shares of sentences or steps: how many of a few may differ where a share of very many may."""
+"""Shares of sentences or steps: how many of a small sample may differ if a share of all may."""
 
 from __future__ import annotations
 
 from math import exp, lgamma, log, log1p, sqrt
 
 ERROR = 1e-3
-"""Chance that an engine of which exactly the share differs fails one comparison by bad luck; see docs/check.md."""
+"""Probability that an engine that is exactly at the limit fails by chance; see docs/check.md."""
 FAR = 10
-"""Standard deviations above the mean, beyond which nothing counts."""
+"""Standard deviations above the mean after which probabilities are negligible."""
 
 
 def allowed(share: float, count: int) -> int:
-    """The most of `count` that may differ where a `share` of all may: more do so with a chance of at most `ERROR`.
+    """How many of `count` may differ if a `share` of all may: more than that have a probability of at most `ERROR`.
 
-    By the binomial distribution, as if they were drawn at random.
+    Binomial distribution.
     """
     if not 0 < share < 1:
         return count if share >= 1 else 0
@@ -25,6 +25,6 @@ def allowed(share: float, count: int) -> int:
 
 
 def _log_chance(hits: int, share: float, count: int) -> float:
-    """That exactly so many differ."""
+    """Logarithm of the probability that exactly so many differ."""
     ways = lgamma(count + 1) - lgamma(hits + 1) - lgamma(count - hits + 1)
     return ways + hits * log(share) + (count - hits) * log1p(-share)

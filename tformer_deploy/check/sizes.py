@@ -1,4 +1,4 @@
-"""The ends of the axes: a beam as wide as a recipe allows, and batches as large as a translator makes."""
+"""The largest sizes: a beam as wide as the recipe allows, and batches as large as a translator makes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ..decoding import DecodeOptions
 from ..engines.base import Engine, Outlook
 from ..translate.batches import make_batch
 from .compare import Judge, differences, worse
-from .found import Divergence, Outputs
 from .observe import CheckOptions, by_length, spread, tokens_of
 from .recording import Run, record, room
+from .results import Divergence, Outputs
 
 WIDE_SENTENCES, WIDE_TOKENS = 3, 6
 """Sentences of the wide beam, and its longest output."""
 LARGE_SENTENCES, LARGE_TOKENS = 8, 4
-"""Different sentences of a large batch, the shortest, of which most fit into one; and its longest output."""
+"""Different sentences of a large batch: the shortest, as most of them fit into one. Its longest output."""
 LARGE = "large"
 
 
 def wide_beam(options: CheckOptions) -> DecodeOptions | None:
-    """How the wide beam is decoded; None: it is no wider than the usual one."""
+    """Options of the wide beam; None if it is no wider than the usual one."""
     if options.wide <= options.beams:
         return None
     return DecodeOptions(min(WIDE_TOKENS, options.max_tokens), beams=options.wide, n_best=options.wide)
@@ -36,7 +36,7 @@ def wide_sentences(sources: Sequence[Sequence[int]]) -> list[int]:
 
 
 def run_wide(engine: Engine, sources: Sequence[Sequence[int]], options: CheckOptions) -> Run | None:
-    """Decode a few sentences with the wide beam; None where there is none, or no plan has room for it."""
+    """Decode a few sentences with the wide beam; None if there is none, or no plan has room for it."""
     decoding, picked, run = wide_beam(options), wide_sentences(sources), Run()
     if decoding is None or not picked or not has_room(engine, decoding, max(len(sources[i]) for i in picked)):
         return None
@@ -46,16 +46,16 @@ def run_wide(engine: Engine, sources: Sequence[Sequence[int]], options: CheckOpt
 
 
 def has_room(engine: Engine, decoding: DecodeOptions, src_tokens: int) -> bool:
-    """Whether an engine with plans has one of these sizes; others have no combination that they lack."""
+    """Whether an engine has a plan of these sizes; engines without plans take every combination."""
     wanted = decoding.rows, src_tokens, min(decoding.max_tokens, engine.limits.tgt_tokens)
     fits = [p.beams >= wanted[0] and p.src_len >= wanted[1] and p.capacity >= wanted[2] for p in engine.limits.profiles]
     return any(fits) or not fits
 
 
 def rows_apart(engine: Engine, sources: Sequence[Sequence[int]], greedy: Run, options: CheckOptions) -> float | None:
-    """How far the log-probabilities of the rows of a wide beam are apart, all fed the same; None: there is none.
+    """Largest difference between rows of a wide beam that are all fed the same; None if there is no wide beam.
 
-    A precision that may decide otherwise than eager still has to score equal rows alike.
+    Lossy variants must score equal rows alike too.
     """
     decoding, picked = wide_beam(options), wide_sentences(sources)
     if decoding is None or not picked or not has_room(engine, decoding, max(len(sources[i]) for i in picked)):
@@ -81,9 +81,9 @@ def rows_apart(engine: Engine, sources: Sequence[Sequence[int]], greedy: Run, op
 def run_large(
     engine: Engine, sources: Sequence[Sequence[int]], options: CheckOptions, mode: str
 ) -> tuple[Run, list[Run]]:
-    """A few sentences in a usual batch, and in one that is filled up with them: a run for each time they are in it.
+    """Decode a few sentences in a usual batch, and in a large one that repeats them: a run for each repetition.
 
-    They are in random order, so that a row that is taken for another one is another sentence.
+    Their order is random, so that a row that is confused with another is another sentence.
     """
     rounds: list[Run] = []
     usual = Run()

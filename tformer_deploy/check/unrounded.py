@@ -1,7 +1,7 @@
-"""A quantized variant without its rounding: its own nodes or instructions over the checkpoint's numbers.
+"""A quantized variant without its rounding: its own nodes or instructions over the checkpoint's weights.
 
-Rounding hides what a wrong number, or a value read in another's place, does. Without it a variant must give eager's
-numbers as exactly as one in fp32. Needs onnx.
+Rounding hides the effect of small faults, such as a wrong number or a value read in the place of another. Without
+rounding, a variant must be as close to eager as one in fp32. Needs onnx.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ READ = ("x", "y", "q", "k", "v", "gate", "residual")
 UNROUNDED = "unrounded "
 """Before the names of constants that are floats again."""
 PRODUCTS = {"MatMulIntegerToFloat": 6, "MatMulNBits": 5}
-"""Products of integers, and the input that is their bias."""
+"""Quantized matmuls, and the input that is their bias."""
 
 
 def compare_unrounded(
     report: EngineReport, bundle: Bundle, variant: str, model: Seq2Seq, run: Callable[[Bundle], EngineReport]
 ) -> None:
-    """Add to a variant's report what comes out without its rounding; `run` compares an engine with eager."""
+    """Check a variant without its rounding, and add the result to its report; `run` compares an engine with eager."""
     try:
         with unrounded(bundle, variant, model) as plain:
             found = run(plain)
-    except (ArtifactError, OSError) as error:  # of what the checkpoint does not have, of a disk that is full
+    except (ArtifactError, OSError) as error:  # a tensor that the checkpoint does not have; a full disk
         report.unrounded = Unrounded(skipped=str(error))
         return
     except (EngineError, LimitError) as error:
@@ -62,20 +62,20 @@ def compare_unrounded(
 
 @contextmanager
 def unrounded(bundle: Bundle, variant: str, model: Seq2Seq) -> Iterator[Bundle]:
-    """A bundle of one variant, for as long as it is open. Raises ArtifactError for what cannot be undone."""
+    """A temporary bundle of one variant over floats. Raises ArtifactError for a constant of unknown origin."""
     recipe, own = bundle.variants[variant], dict(bundle.manifest["variants"][variant])
     if recipe.cache_precision != "fp32":
         recipe = dataclasses.replace(recipe, cache_precision="fp32")
         own["recipe"] = dataclasses.asdict(recipe)
     files = bundle.manifest["files"]
-    kept = {name: files[name] for name in files if "/" not in name and name not in (WEIGHTS, REPORT)}
-    manifest = {**bundle.manifest, "variants": {variant: own}, "default": "", "files": kept}
+    copied = {name: files[name] for name in files if "/" not in name and name not in (WEIGHTS, REPORT)}
+    manifest = {**bundle.manifest, "variants": {variant: own}, "default": "", "files": copied}
     manifest.pop("shortlist", None)
     undo = Undo(Checkpoint(named_tensors(model), model.config), own.get("ranges", {}))
     with tempfile.TemporaryDirectory(prefix="tformer-check-") as folder:
         made = Path(folder)
         (made / variant).mkdir()
-        for name in kept:
+        for name in copied:
             shutil.copyfile(bundle.directory / name, made / name)
         if recipe.target == "native":
             undo.program(bundle.directory / variant, made / variant, recipe)
@@ -88,7 +88,7 @@ def unrounded(bundle: Bundle, variant: str, model: Seq2Seq) -> Iterator[Bundle]:
             save_graphs(models, made / variant)
             names = [file_of(name, recipe) for name in graphs]
         new = {f"{variant}/{name}": sha256(made / variant / name) for name in (*names, WEIGHTS)}
-        manifest["files"] = {**kept, **new}
+        manifest["files"] = {**copied, **new}
         write_json(made / MANIFEST, manifest)
         yield Bundle(made, bundle.config, bundle.recipe, manifest, {variant: recipe}, "")
 
@@ -107,7 +107,7 @@ class Undo:
         return made
 
     def positive(self, weight: Made) -> bool:
-        """Whether no number below 0 is read by a layer: rounding then does what its relu did."""
+        """Whether a layer's input is never negative: its quantization then replaces the relu before it."""
         name = weight.names[0].removesuffix(".weight")
         return name in self.bounds and self.bounds[name][0] == 0
 
@@ -136,7 +136,7 @@ class FloatGraph:
                 for new in reversed(self._product(node)):
                     graph.node.insert(place, new)
             elif node.op_type == "Gather" and self._form(node.input[0]) == "int8":
-                # What its scales are multiplied with.
+                # Its scales stay, so it becomes the weights divided by them.
                 array = self._made(node.input[0]).array
                 array = array / np.maximum(np.abs(array).max(1, keepdims=True) / np.float32(127), np.float32(1e-30))
                 self.tensors[node.input[0]].CopyFrom(numpy_helper.from_array(array, node.input[0]))
@@ -190,8 +190,8 @@ class FloatCode:
                 value, first = self.same[each[role][0]]
                 each[role] = [value, first + each[role][1], each[role][2]]
         if each["op"] == "embed" and "scales" in each:
-            told = self._made(each.pop("scales"))
-            each["factor"] *= float(told.factors[0])
+            scales = self._made(each.pop("scales"))
+            each["factor"] *= float(scales.factors[0])
             each["table"] = self._array(self._made(each["table"]).array)
         if "matrix" in each and each["matrix"]["kind"] != "fp32":
             each["matrix"] = self._matrix(each["matrix"])

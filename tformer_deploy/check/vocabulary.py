@@ -1,6 +1,6 @@
-"""Every entry of both vocabularies once: sources that hold them all, and steps that are fed them all.
+"""Feeds every entry of both vocabularies once: as a source, and as a target token.
 
-A corpus meets some thousand of 32,000 entries; a wrong row of an embedding, or of the output, is one that it may miss.
+A corpus has some thousand of 32,000 entries, so it may miss a wrong row of an embedding or of the output.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from ..engines.base import Engine, Floats, Ints, Outlook
 
 MAX_BATCH = 512
-"""Most sentences of a batch, as far as an engine goes; each is one source entry, whose step is fed one target entry."""
+"""Largest batch; each sentence is one source entry, and its step is fed one target entry."""
 PROBES = 8
-"""Numbers that are kept for each entry."""
+"""Values that are compared for each entry: enough to see a wrong row, few enough to store for 250,000 entries."""
 SIDES = ("source", "target")
 
 
 @dataclass
 class Vocabulary:
-    """What an engine makes of every entry, a few numbers each."""
+    """A few values of an engine's output for every entry."""
 
     source: Floats
     """(V, PROBES): elements of the encoder's outputs for the entry alone."""
     target: Floats
-    """(V, PROBES): log-probabilities behind the entry, of a source that differs from one to the next."""
+    """(V, PROBES): log-probabilities after the entry, each with another source."""
 
 
 def read_vocabulary(engine: Engine) -> Vocabulary:
@@ -47,12 +47,12 @@ def read_vocabulary(engine: Engine) -> Vocabulary:
             found.source[ids[:, 0], probe] = arrays[n][np.arange(len(ids)), head, 0, element]
         log_probs = engine.step(np.ascontiguousarray(tokens), state, full=True).log_probs
         assert log_probs is not None
-        kept = probed(tokens[:, 0], config.tgt_vocab)
-        found.target[tokens[:, 0]] = np.take_along_axis(log_probs[:, 0], kept, 1)
+        ids_compared = probed(tokens[:, 0], config.tgt_vocab)
+        found.target[tokens[:, 0]] = np.take_along_axis(log_probs[:, 0], ids_compared, 1)
     return found
 
 
 def probed(tokens: Ints, vocab: int) -> NDArray[np.int64]:
-    """The ids whose log-probabilities are kept behind each token (n, PROBES): over all tokens, every id as often."""
+    """The ids whose log-probabilities are compared after each token (n, PROBES); over all tokens, every id as often."""
     steps = np.arange(PROBES, dtype=np.int64) * (vocab // PROBES + 1)
     return (tokens[:, None] + steps) % vocab

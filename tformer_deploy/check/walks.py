@@ -1,7 +1,7 @@
-"""Rows that are led: an engine is fed given tokens, in rows of any width, order and age, and must score each as alone.
+"""Walks: an engine is fed given tokens in beams of any width, order and age, and must score each row as it does alone.
 
-Nothing is decided on the way, so there are no ties, and an engine that may decide otherwise than eager is held to it as
-well. What it says of a row alone is compared with eager's elsewhere: teacher-forced, as far as there are positions.
+Nothing is decided on the way, so there are no ties, and lossy variants are held to it too. The scores of a row alone
+are compared with eager's elsewhere, under teacher forcing.
 """
 
 from __future__ import annotations
@@ -18,71 +18,73 @@ from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Ints, Outlook, Scores
 from ..translate.batches import make_batch
 from .compare import worse
-from .found import FULL, JOINED, LATE, MANY, WIDTHS, Walk
 from .observe import CheckOptions, spread
+from .results import FULL, JOINED, LATE, MANY, WIDTHS, Walk
 
 PATHS = 4
-"""Different targets of a sentence, which its rows hold."""
+"""Different targets of a sentence; each of its rows follows one of them."""
 SENTENCES, WIDE_SENTENCES, NARROW = 4, 2, 8
-"""Sentences of a walk, and of one that is wider than so many beams."""
+"""Sentences of a walk, and of one with more than `NARROW` beams."""
 LATE_SENTENCES = 3
+"""Sentences of a walk to the last position, the slowest of all."""
 WIDTH_STEPS, MANY_STEPS, JOIN_STEPS = 5, 3, 2
+"""Steps of the walks of every width and of many rows, enough to reorder rows twice; steps before others join."""
 SHORT = 2
-"""Source tokens of the many: a word and its end, so that the most fit into a translator's batch."""
+"""Source tokens of the walk of many rows: a word and eos, so that most sentences fit into a batch."""
 ALWAYS = (2, 3, 4)
 """Widths that are compared however little time there is."""
 FULL_SENTENCES, FULL_STEPS, FULL_WIDTHS = 96, 24, (2, 3, 4, 8)
-"""Of batches that are large, wide and go on for as long as most outputs: what is wrong only where all three meet."""
+"""Size of full batches: large, wide and as long as most outputs, for faults that need all three."""
 FULL_ROWS, FULL_SHORT = 512, 8
-"""Rows of a batch of an unusual width; source tokens where as many sentences as a translator takes are in one."""
+"""Rows of a full batch of random width; source tokens of one with as many sentences as a translator takes."""
 WIDTHS_SHARE, FULL_SHARE, LATE_SHARE = 0.1, 0.25, 0.25
-"""Of the time that a check may take for what it need not read."""
+"""Shares of `seconds` for each kind of walk."""
 SCORED = 1 << 21
-"""Most log-probabilities of a step that are asked for; of more rows the best tokens alone."""
+"""Most log-probabilities that a step returns (8 MiB); with more, only its best tokens are compared."""
 Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Led:
-    """Sentences, and the targets that each is led through."""
+    """Sentences, and the targets that are fed to each."""
 
     sources: list[list[int]]
     targets: Ints
-    """(B, P, T): the token that is fed behind each step."""
+    """(B, P, T): the token that is fed after each step."""
     copies: int = 1
     """How often each sentence is in a batch."""
     leave: bool = False
     """Half of the sentences end half-way."""
     join: int = 0
-    """Half of the sentences join the others after so many steps; 0: none does."""
+    """Half of the sentences join the others after so many steps; 0: all begin together."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What an engine's rows hold, of each sentence of a state."""
+    """The state of an engine's rows, sentence by sentence."""
 
     which: Places
     """(B) The sentence of `Led`."""
     ages: Places
-    """(B) Steps that it has taken."""
+    """(B) Steps so far."""
     paths: Places
-    """(B, K) Of each row."""
+    """(B, K) The target that each row follows."""
 
     def of(self, stay: Ints) -> Rows:
-        """Those of the sentences that stay."""
+        """The rows of the sentences that stay."""
         return Rows(self.which[stay], self.ages[stay], self.paths[stay])
 
     def joined(self, others: Places) -> Rows:
-        """These, and behind them sentences at their first step."""
+        """These rows, followed by sentences at their first step."""
         ages, paths = np.zeros(len(others), np.int64), np.zeros((len(others), self.paths.shape[1]), np.int64)
         pairs = (self.which, others), (self.ages, ages), (self.paths, paths)
         return Rows(*(np.concatenate(pair) for pair in pairs))
 
 
 def run_walks(engine: Engine, sources: Sequence[Sequence[int]], options: CheckOptions, limit: float) -> list[Walk]:
-    """Rows of every width, of the largest batches, and as old as there are positions, as far as time allows.
+    """Walks of every width, in the largest batches, and to the last position, as far as time allows.
 
-    `limit`: how far a row's scores may be from those of the same row alone.
+    `limit`: largest difference of a row's scores from those of the same row alone.
     """
     if not sources or not options.walks:
         return []
@@ -116,7 +118,7 @@ def _widths(engine: Engine, sources: list[list[int]], options: CheckOptions, lim
 
 
 def _late_rows(engine: Engine, sources: list[list[int]], options: CheckOptions, limit: float) -> Iterator[Walk]:
-    """Rows of a beam until there are no positions left, while half of the sentences end."""
+    """A beam up to the last position; half of the sentences end half-way."""
     width, until = max(options.beams, options.own_beams), time.perf_counter() + LATE_SHARE * options.seconds
     led = lead(engine, sources, engine.limits.tgt_tokens, options.seed, leave=True)
     if _fits(engine, led, width):
@@ -125,7 +127,7 @@ def _late_rows(engine: Engine, sources: list[list[int]], options: CheckOptions, 
 
 
 def _joined_rows(engine: Engine, sources: list[list[int]], options: CheckOptions, limit: float) -> Iterator[Walk]:
-    """A few widths where some sentences join others on their way, one of them until there are no positions left."""
+    """A few widths in which sentences join others later; one of them up to the last position."""
     until = time.perf_counter() + LATE_SHARE * options.seconds
     longest, most = max(options.beams, options.own_beams), min(options.walks, engine.limits.beams)
     for width in dict.fromkeys([longest, options.own_beams, *ALWAYS]):
@@ -138,7 +140,7 @@ def _joined_rows(engine: Engine, sources: list[list[int]], options: CheckOptions
 
 
 def _many_rows(engine: Engine, options: CheckOptions, limit: float) -> Iterator[Walk]:
-    """As many short sentences as a translator puts into a batch, with one row each and with two."""
+    """As many short sentences as a translator's batch has, with one row each and with two."""
     config, count = engine.config, options.large_tokens // SHORT
     words = _words(config.src_vocab, {config.pad_id, config.bos_id, config.eos_id})
     rng = np.random.default_rng(options.seed)
@@ -156,9 +158,9 @@ def _many_rows(engine: Engine, options: CheckOptions, limit: float) -> Iterator[
 
 
 def _full_batches(engine: Engine, sources: list[list[int]], options: CheckOptions, limit: float) -> Iterator[Walk]:
-    """Many sentences for many tokens, half of them for half as many; one row each comes first.
+    """Many sentences for many steps; half of the sentences end half-way.
 
-    First the usual widths, then as many short sentences as a translator puts into a batch, then other widths at random.
+    First the usual widths, then as many short sentences as a translator's batch has, then random other widths.
     """
     if not options.large_tokens:
         return
@@ -187,7 +189,7 @@ def _full_batches(engine: Engine, sources: list[list[int]], options: CheckOption
 
 
 def lead(engine: Engine, sources: list[list[int]], steps: int, seed: int, leave: bool = False) -> Led:
-    """Random words to feed each sentence; the paths are one at first, and part one by one."""
+    """Random targets for each sentence: the same at first, then they diverge one by one."""
     config = engine.config
     words = _words(config.tgt_vocab, {config.pad_id, config.bos_id, config.eos_id, config.start_id})
     targets = np.random.default_rng(seed).choice(words, (len(sources), PATHS, steps)).astype(np.int32)
@@ -207,7 +209,7 @@ def _words(vocab: int, special: set[int]) -> Places:
 
 
 def _fits(engine: Engine, led: Led, width: int) -> bool:
-    """Whether an engine takes so many rows of these sentences, and whether it takes the paths as sentences."""
+    """Whether an engine takes so many rows of these sentences, and every path as a sentence of its own."""
     longest, steps = max(map(len, led.sources)), led.targets.shape[2]
     limits, count = engine.limits, len(led.sources) * led.copies
     profiles = limits.profiles
@@ -221,7 +223,7 @@ def _fits(engine: Engine, led: Led, width: int) -> bool:
 
 
 def scores_alone(engine: Engine, led: Led) -> Iterator[Floats]:
-    """Of each step the log-probabilities (B, P, V) of every path, as a sentence of its own with one row."""
+    """Log-probabilities (B, P, V) of each step, every path as a sentence of its own with one row."""
     count, paths, steps = led.targets.shape
     batch = make_batch([source for source in led.sources for _ in range(paths)], engine.config.pad_id)
     state = engine.encode(batch.src_ids, batch.src_lengths, Outlook(1, steps, drawn=True))
@@ -240,9 +242,9 @@ def walk(
     found: Walk,
     late: Callable[[], bool] = lambda: False,
 ) -> Walk:
-    """Lead rows through their targets: at each step, a row continues any that holds the same target so far.
+    """Feed rows their targets: at each step, a row continues any row that has followed the same target so far.
 
-    `alone`: of `scores_alone`. `late`: whether there is no more time.
+    `alone`: from `scores_alone`. `late`: whether time is up.
     """
     config, width, rng = engine.config, found.width, np.random.default_rng(found.width)
     order = rng.permutation(np.repeat(np.arange(len(led.sources)), led.copies))
@@ -277,9 +279,9 @@ def walk(
 
 
 def _go_on(rng: np.random.Generator, rows: Rows, width: int, steps: int) -> tuple[Rows, Places]:
-    """The next rows, and their parents (B, K). Rows of one path are alike; of paths that part here, both go on.
+    """The next rows, and their parents (B, K). Rows of one path are equal; if paths diverge here, both continue.
 
-    A path is known by its first twin. Where there are more paths than rows, some end.
+    Of paths that are equal so far, the first stands for all. If there are more paths than rows, some end.
     """
     parted = np.array(_parted(steps))
     twins = np.where(np.arange(steps + 1)[:, None] <= parted, 0, np.arange(PATHS))
@@ -294,7 +296,7 @@ def _go_on(rng: np.random.Generator, rows: Rows, width: int, steps: int) -> tupl
 
 
 def _compare(found: Walk, scores: Scores, alone: Floats, rows: Rows, age: int) -> None:
-    """Compare the best tokens of every row of the sentences of an age, and all log-probabilities if there are some."""
+    """Compare the rows of all sentences of one age: best tokens, and all log-probabilities if they were returned."""
     vocab, best, here = alone.shape[-1], scores.ids.shape[-1], np.flatnonzero(rows.ages == age)
     ids, values, sentences, paths = scores.ids[here], scores.scores[here], rows.which[here][:, None], rows.paths[here]
     top = np.take_along_axis(alone, best_tokens(alone, min(best, vocab)), -1)
@@ -315,7 +317,7 @@ def _compare(found: Walk, scores: Scores, alone: Floats, rows: Rows, age: int) -
 
 
 def _largest(ours: Floats, theirs: Floats) -> Floats:
-    """The largest difference of each row (B, K); what both have as minus infinity does not differ."""
+    """The largest difference of each row (B, K); minus infinity on both sides is equal."""
     with np.errstate(invalid="ignore"):
         apart: Floats = np.where(ours == theirs, 0, np.abs(ours - theirs)).max(-1)
     return apart

@@ -1,7 +1,7 @@
-"""The `tformer` command: one file a verb, which parses and calls.
+"""The `tformer` command: one file for each verb, which parses its options and calls.
 
-In: words of a command line and standard input. Out: text on standard output, notes on standard error, an exit code.
-Nobody else uses it.
+In: a command line and standard input. Out: text on standard output, notes on standard error, an exit code.
+No other room uses it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def main() -> None:
                 app()
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # here, where an error is still reported
-    except KeyboardInterrupt:  # before the command is there to handle it
+                sys.stdout.flush()  # now, while an error is still reported
+    except KeyboardInterrupt:  # before typer handles it
         sys.exit(130)
     except Exception as error:
         if isinstance(error, OSError) and output_lost() and not error.filename:
@@ -47,11 +47,13 @@ def main() -> None:
 
 @contextmanager
 def stopped_as_by_ctrl_c() -> Iterator[None]:
-    """Have what ends a process, SIGTERM and a terminal that closes, end a verb as Ctrl-C does: it removes what it was
-    writing. What is ignored, as by nohup, stays so, and a handler of somebody else."""
+    """Let SIGTERM and SIGHUP end a verb as Ctrl-C does, so that it removes temporary files.
+
+    Signals that are ignored, as under nohup, or handled already stay as they are.
+    """
     numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
-        numbers = []  # where alone handlers are set
+        numbers = []  # only the main thread may set handlers
     for number in numbers:
         signal.signal(number, signal.default_int_handler)
     try:
@@ -62,7 +64,7 @@ def stopped_as_by_ctrl_c() -> Iterator[None]:
 
 
 LONGEST_ERROR = 4000
-"""Characters of an error."""
+"""Most characters of an error message."""
 _FULL = "make room or choose another folder"
 _ADVICE = {
     errno.ENOENT: "check the path",
@@ -77,7 +79,7 @@ _ADVICE = {
     errno.EMFILE: "raise the limit, ulimit -n",
     **dict.fromkeys((errno.ENOSPC, errno.EFBIG, errno.EDQUOT), _FULL),
 }
-"""How to mend what the system refused, by its number."""
+"""errno → how to fix it."""
 
 
 def _one_line(error: Exception) -> str:

@@ -84,7 +84,7 @@ def bench(
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Whole numbers between commas, each once. Raises ConfigError."""
+    """Whole numbers separated by commas, without repetitions. Raises ConfigError."""
     try:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:

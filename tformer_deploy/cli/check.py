@@ -126,7 +126,7 @@ def check(
 
 
 def _with_original(bundle: Bundle, checkpoint: Path | None, src: Path | None) -> Comparison:
-    """The checkpoint of a bundle against the code that it was imported from."""
+    """Compare the checkpoint of a bundle with the code that it was imported from."""
     from ..base.lines import read_lines
     from ..importers.run import compare_again
     from ..model.checkpoint import Checkpoint, open_reference
@@ -138,7 +138,7 @@ def _with_original(bundle: Bundle, checkpoint: Path | None, src: Path | None) ->
 
 
 def _check_names(backends: list[str], written: Sequence[Path | None], read: Sequence[Path | None]) -> None:
-    """Refuse engines that do not exist and files that could not be written, before anything runs."""
+    """Refuse unknown backends and files that cannot be written, before anything runs."""
     from ..base.files import check_writable
     from ..engines import check_backend
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ..translate.corpus.progress import Progress
 
 EVERY_SECONDS = 10.0
-"""Between two lines that say how far a job is."""
+"""Between two lines of progress: one shard takes about as long."""
 
 
 @app.command(epilog="Example: tformer corpus bundles/numbers --in 'text/*.txt.gz' --out translated --beams 4 --merge")
@@ -148,18 +148,18 @@ def corpus(
             summary = translate_corpus(options, progress)
     except KeyboardInterrupt:
         done = progress.found + progress.shards
-        raise Interrupted(f"{done} shards are done: the same command translates the others") from None
+        raise Interrupted(f"{done} shards are done: run the same command again for the others") from None
     emit(asdict(summary), json, _text(summary))
 
 
 def _text(summary: Summary) -> str:
-    """What a job has made, for people."""
+    """The result of a job as text."""
     earlier = f", {summary.found:,} of them by an earlier run" if summary.found else ""
     lines = [f"{summary.out}: {summary.lines:,} lines in {summary.shards:,} shards{earlier}"]
     if summary.damaged:
-        lines.append(f"not as an earlier run had written them, and made again: {', '.join(summary.damaged)}")
+        lines.append(f"changed since an earlier run wrote them, so translated again: {', '.join(summary.damaged)}")
     if summary.merged:
-        lines.append(f"all of them: {summary.merged}")
+        lines.append(f"merged: {summary.merged}")
     if summary.errors:
         lines.append(f"{summary.errors:,} lines could not be translated and are empty: errors.jsonl")
     if summary.cut:
@@ -169,7 +169,7 @@ def _text(summary: Summary) -> str:
 
 @contextmanager
 def _shown(progress: Progress) -> Iterator[None]:
-    """Show how far a job is: a bar on a terminal, else lines of JSON, both on standard error."""
+    """Show progress on standard error: a bar on a terminal, else lines of JSON."""
     if not sys.stderr.isatty():
         last = time.perf_counter()
 

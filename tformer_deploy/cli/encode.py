@@ -75,7 +75,7 @@ def encode(
 def _run(
     encoder: TextEncoder, requests: Requests, write: Callable[[Encoded], None], flushed: TextIO | None
 ) -> tuple[int, int, int]:
-    """Encode the windows, each written before the next is read. Returns lines, tokens, empty lines."""
+    """Encode windows of lines, each written before the next is read. Returns numbers of lines, tokens, empty lines."""
     lines = tokens = empty = 0
     with progress("lines", printing=True) as advance:
         for window in requests:
@@ -89,7 +89,7 @@ def _run(
 
 
 def line_of(found: Encoded, pool: str, json: bool) -> str:
-    """A line's vectors with as many digits as float32 needs."""
+    """A line's vectors as text, with as many digits as float32 needs."""
     rows = [list(map(str, row)) for row in found.vectors.reshape(-1, found.vectors.shape[-1])]
     if json:
         numbers = [list(map(float, row)) for row in rows]

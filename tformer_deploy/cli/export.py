@@ -14,7 +14,7 @@ from .root import app, emit, progress
 
 
 def complete_recipe(incomplete: str) -> list[tuple[str, str]]:
-    """Recipes for the shell: their names, and the first line of their files."""
+    """Completions for the shell: names of recipes, and the first line of their files."""
     files = {name: file for name, file in named_recipes().items() if name.startswith(incomplete)}
     return [(name, file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")) for name, file in files.items()]
 

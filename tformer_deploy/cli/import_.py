@@ -100,5 +100,5 @@ def _model(settings: list[str]) -> dict[str, object]:
     """Fields of the model's config. Raises ConfigError."""
     pairs = _pairs("--set", settings)
     if wrong := next((key for key in pairs if not key.startswith("model.")), ""):
-        raise ConfigError(f"--set {wrong}: an import sets model.KEY=VALUE alone")
+        raise ConfigError(f"--set {wrong}: an import takes only model.KEY=VALUE")
     return parse_settings(ModelConfig, "model", {key.removeprefix("model."): value for key, value in pairs.items()})

@@ -27,11 +27,11 @@ def inspect(
     if (path / MANIFEST).is_file():
         bundle = open_bundle(path)
         header = {**bundle.manifest, "model": asdict(bundle.config), "recipe": asdict(bundle.recipe)}
-        found = bundle.variants.items()
-        variants = {name: {**header["variants"][name], "recipe": asdict(recipe)} for name, recipe in found}
+        recipes = bundle.variants.items()
+        variants = {name: {**header["variants"][name], "recipe": asdict(recipe)} for name, recipe in recipes}
         plans = [each for variant in bundle.variants for each in all_plans(bundle, variant)]
-        listed = [{"stamp": str(each.stamp), "profiles": [str(p) for p in each.profiles]} for each in plans]
-        header |= {"variants": variants, "plans": listed}
+        stamps = [{"stamp": str(each.stamp), "profiles": [str(p) for p in each.profiles]} for each in plans]
+        header |= {"variants": variants, "plans": stamps}
         if (path / REPORT).exists():
             header["check"] = read_json(path, REPORT)
             if wrong := schema_error(header["check"], "check"):
@@ -48,7 +48,7 @@ def inspect(
 
 
 def listing(path: Path, header: dict[str, Any]) -> str:
-    """A few lines for people."""
+    """The description as text."""
     from ..bundle.contract import MEMORY_GRAPH
     from ..engines import STANDARD
 

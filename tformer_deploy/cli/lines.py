@@ -1,4 +1,4 @@
-"""Standard input, line by line, in windows that can be translated together; standard output."""
+"""Standard input in windows of lines that are translated together; standard output."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..base.notes import nowhere
 
 
 def windows(budget: int, max_line_bytes: int = LINE_BYTES) -> Iterator[list[str]]:
-    """Lines of standard input in groups of about `budget` bytes; what has come is not held back for what may come.
+    """Lines of standard input in groups of about `budget` bytes, fewer if no more input is waiting.
 
-    Raises DataError with the number of a line that is too long or not UTF-8, after all lines before it.
+    Raises DataError with the number of a line that is too long or not UTF-8, after all earlier lines.
     """
     window: list[str] = []
     number = size = 0
@@ -50,20 +50,17 @@ def windows(budget: int, max_line_bytes: int = LINE_BYTES) -> Iterator[list[str]
 
 
 def open_streams() -> None:
-    """Open standard streams that the caller closed, so that no other file takes their place; print UTF-8.
-
-    What is written to such a stream is lost.
-    """
+    """Open standard streams that the caller closed, so that no other file gets their number; print UTF-8."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest one that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number
     if sys.stderr is None:
         sys.stderr = nowhere()
     with suppress(OSError, AttributeError):
-        os.set_blocking(sys.stdout.fileno(), True)  # else a reader that is slow is an error
-    # Half characters, as of paths that are not UTF-8, come as the escapes that JSON has for them.
+        os.set_blocking(sys.stdout.fileno(), True)  # else a slow reader causes an error
+    # Lone surrogates, as in paths that are not UTF-8, are printed as JSON's escapes.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
     if hasattr(sys.stderr, "reconfigure"):
@@ -71,7 +68,7 @@ def open_streams() -> None:
 
 
 def output_lost() -> bool:
-    """Whether standard output cannot be written; what it still holds is dropped then, not tried again at the exit."""
+    """Whether standard output cannot be written. If so, its buffer is dropped, not written again at the exit."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -83,14 +80,14 @@ def output_lost() -> bool:
 
 
 def utf8_output() -> TextIO:
-    """Standard output, which is UTF-8 whatever the locale is. Raises DataError where the caller closed it."""
+    """Standard output, in UTF-8 whatever the locale is. Raises DataError if the caller closed it."""
     if sys.stdout is None:
         raise DataError("standard output is closed: send it to a file, a pipe or /dev/null")
     return sys.stdout
 
 
 def _chunks(max_line_bytes: int) -> Iterator[tuple[list[bytes], bool]]:
-    """The lines that have come, and whether more input is there already; ends with the beginning of a longer line."""
+    """Lines that have arrived, and whether more input is waiting; ends with the start of a line that is too long."""
     if sys.stdin is None:  # closed by the caller
         return
     try:
@@ -115,7 +112,7 @@ def _chunks(max_line_bytes: int) -> Iterator[tuple[list[bytes], bool]]:
 
 
 def _read(source: int) -> bytes:
-    """What has come, at least a byte of it; none at the end."""
+    """Input that has arrived, at least one byte; empty at the end."""
     while True:
         try:
             return os.read(source, 1 << 16)

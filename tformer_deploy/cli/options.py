@@ -39,13 +39,13 @@ CheckpointOption = Annotated[
 
 
 def among(names: Iterable[str], word: str = "or") -> str:
-    """Names as a sentence lists them."""
+    """Names as in `a, b or c`."""
     *first, last = names
     return f"{', '.join(first)} {word} {last}" if first else last
 
 
 def variants(plans: bool) -> str:
-    """What `--variant` chooses; in commands of many engines, not the precision of `plans`."""
+    """Help of `--variant`; `plans`: whether it also chooses the precision of plans."""
     run = among(spec.name for spec in ENGINES if spec.targets and not spec.precisions)
     precise = [spec.name for spec in ENGINES if spec.precisions and (plans or not spec.plans)]
     text = f"Variant that {run} runs (fp32: the standard graphs)"
@@ -96,7 +96,7 @@ _SECTIONS = {"model": ModelConfig, "train": TrainConfig}
 
 
 def folder(text: str) -> Path:
-    """The folder that `text` names. Raises BadParameter for none, which Path takes for the current one."""
+    """A folder. Raises BadParameter for an empty name, which Path takes for the current folder."""
     if not text:
         raise typer.BadParameter("it is empty: name a folder, or . for this one")
     return Path(text)
@@ -105,7 +105,7 @@ def folder(text: str) -> Path:
 def merge_settings(
     config: Path | None, settings: list[str] | None, train_flags: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Values of [model] and [train]: command line over TOML file. Raises ConfigError for unknown keys."""
+    """Values of [model] and [train]; the command line overrides the TOML file. Raises ConfigError for unknown keys."""
     merged: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
     if config:
         for name, values in read_toml(config).items():
@@ -127,7 +127,7 @@ def merge_settings(
 
 
 def decode_values(settings: list[str] | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """Values of decoding options: flags that were given over --set. Raises ConfigError for unknown names."""
+    """Values of decoding options; flags override --set. Raises ConfigError for unknown names."""
     from ..decoding import DecodeOptions
 
     texts = {}
@@ -136,19 +136,19 @@ def decode_values(settings: list[str] | None, flags: dict[str, Any]) -> dict[str
         if not equals:
             raise ConfigError(f"--set {item}: write NAME=VALUE")
         texts[name] = value
-    given = {name: value for name, value in flags.items() if value is not None}
-    return {**parse_settings(DecodeOptions, "decoding", texts), **given}
+    own = {name: value for name, value in flags.items() if value is not None}
+    return {**parse_settings(DecodeOptions, "decoding", texts), **own}
 
 
 def piece_ids(tokenizer: Tokenizer, pieces: list[str]) -> tuple[int, ...]:
     """Ids of vocabulary entries. Raises ConfigError for one that does not exist."""
-    found = []
+    ids = []
     for piece in pieces:
         index = tokenizer.id_of(piece) if is_text(piece) else None
         if index is None:
             raise ConfigError(f"'{piece}' is not in the vocabulary: tformer score --tokens shows how text is split")
-        found.append(index)
-    return tuple(found)
+        ids.append(index)
+    return tuple(ids)
 
 
 def decoding_options(bundle: Bundle, values: dict[str, Any], pieces: dict[str, list[str] | None]) -> Decoding:
@@ -156,12 +156,12 @@ def decoding_options(bundle: Bundle, values: dict[str, Any], pieces: dict[str, l
     from ..translate.opening import decoding_of
 
     tokenizers = bundle.tokenizers()
-    ids = {name: piece_ids(tokenizers.target, given) for name, given in pieces.items() if given}
+    ids = {name: piece_ids(tokenizers.target, entries) for name, entries in pieces.items() if entries}
     return decoding_of(bundle, {**values, **ids})
 
 
 def allowed_outputs(path: Path | None) -> list[str]:
-    """Lines of the file of --allowed. Raises DataError where it has none."""
+    """Lines of the file of --allowed. Raises DataError if it is empty."""
     from ..base.lines import read_lines
 
     outputs = read_lines(path) if path else []
@@ -171,5 +171,5 @@ def allowed_outputs(path: Path | None) -> list[str]:
 
 
 def is_text(argument: str) -> bool:
-    """Whether an argument is valid Unicode; bytes that are not UTF-8 come as halves of characters."""
+    """Whether an argument is valid Unicode; Python makes lone surrogates of bytes that are not UTF-8."""
     return argument.isascii() or not any("\ud800" <= character <= "\udfff" for character in argument)

@@ -1,4 +1,4 @@
-"""The command itself: its name, its options of every verb, and what verbs print with."""
+"""The command itself: its name, common options, and how verbs print results and progress."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..engines import PACKAGES
 
 
 class Verbs(TyperGroup):
-    """The verbs, each with the whole first sentence of its help."""
+    """The list of verbs, each with the whole first sentence of its help."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of them."""
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        """Write the list."""
+        verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, each.get_short_help_str(limit=1000)) for name, each in found if each])
+            formatter.write_dl([(name, verb.get_short_help_str(limit=1000)) for name, verb in verbs if verb])
 
 
 app = typer.Typer(
@@ -41,7 +41,7 @@ app = typer.Typer(
 
 
 def print_versions(asked: bool) -> None:
-    """Print our version and those of what is installed of `engines.PACKAGES`, without importing any of it."""
+    """Print our version and those of installed `engines.PACKAGES`, without importing them."""
     if not asked:
         return
     print(f"tformer {__version__}\npython {platform.python_version()}")
@@ -66,22 +66,22 @@ def common(
         ),
     ] = False,
 ) -> None:
-    """Options of every verb."""
+    """Options of all verbs."""
     if debug:
         logging.basicConfig(format="%(name)s: %(message)s")
         logging.getLogger("tformer_deploy").setLevel(logging.DEBUG)
 
 
 def emit(value: Any, as_json: bool, text: str) -> None:
-    """Print a result on stdout, for machines or for people."""
+    """Print a result on stdout, as JSON or as text."""
     print(json.dumps(value, ensure_ascii=False) if as_json else text)
 
 
 @contextmanager
 def progress(label: str, total: int | None = None, printing: bool = False) -> Iterator[Progress]:
-    """A progress bar on stderr, and nothing where that is no terminal.
+    """A progress bar on stderr if that is a terminal.
 
-    `printing`: results are printed meanwhile. Then there is no bar where they go to the same terminal.
+    `printing`: results are printed meanwhile, so there is no bar if they go to a terminal too.
     """
     if not sys.stderr.isatty() or (printing and sys.stdout.isatty()):
         yield unseen

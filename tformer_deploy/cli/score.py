@@ -14,7 +14,7 @@ from .options import Backend, CheckpointOption, DeviceOption, Json, Threads, Var
 from .root import app, progress
 
 WINDOW = 4000
-"""Pairs that are scored together."""
+"""Pairs that are read at a time: enough to sort them into batches by length."""
 
 
 @app.command(epilog="Example: tformer score bundles/numbers --src lines.en --tgt lines.de --tokens")

@@ -60,15 +60,15 @@ def train(
         emit(figures, json, f"{out}: " + "  ".join(f"{k} {_short(v)}" for k, v in figures.items()))
     if "TORCHELASTIC_RUN_ID" in os.environ:
         sys.stdout.flush()
-        os._exit(0)  # of the processes that torchrun started, gloo's threads abort one now and then as Python ends
+        os._exit(0)  # under torchrun, gloo's threads sometimes abort a process at the normal exit of Python
 
 
 def refuse_settings(context: typer.Context) -> None:
-    """A resumed run keeps its settings: raise ConfigError where others are given."""
-    kept = ("out", "resume", "updates", "json")
+    """Raise ConfigError for options that a resumed run does not take, because it keeps its settings."""
+    allowed = ("out", "resume", "updates", "json")
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
-        if option.name not in kept and source and source.name == "COMMANDLINE":
+        if option.name not in allowed and source and source.name == "COMMANDLINE":
             raise ConfigError(f"--resume takes everything but --updates from the run: leave out {option.opts[0]}")
 
 

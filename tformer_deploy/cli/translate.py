@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ..translate.translator import Result, Translator
 
 Window = tuple[int, list[str], list[str]]
-"""Number of the first line, from 0; lines; how their outputs begin, if given."""
+"""Index of the first line; lines; prefixes of their outputs, if there are any."""
 
 
 @app.command(epilog="Example: echo 'forty-two' | tformer translate bundles/numbers --beams 5 --set length_penalty=0.6")
@@ -100,14 +100,14 @@ def translate(
     from ..translate.opening import TranslatorOptions, open_translator
 
     opened = open_bundle(bundle, graphs=False)
-    decoding = decoding_options(opened, values, pieces)  # before it waits for input
+    decoding = decoding_options(opened, values, pieces)  # before waiting for input
     outputs = allowed_outputs(allowed)
     check_whole("batch_tokens", batch_tokens, 0, MOST_BATCH_TOKENS)  # as much is read at a time
     groups = windows(1 if stream else (batch_tokens or BATCH_TOKENS) * WINDOW_BYTES, max_line_bytes)
     requests = _requests(groups, prefix, read_lines(prefix) if prefix else [])
     name = engine_name(backend, variant, opened, device)
     check_checkpoint(checkpoint, [name])
-    threads_each(threads, workers or 1)  # refuses too many of either before it waits for input
+    threads_each(threads, workers or 1)  # refuses too many of either before waiting for input
     begin = list(islice(requests, 1))
     on_gpu = name.device == "cuda"
     workers = workers or (1 if on_gpu else suitable_workers(sum(len(lines) for _, lines, _ in begin)))
@@ -134,7 +134,7 @@ def translate(
 
 
 def _requests(groups: Iterator[list[str]], prefix: Path | None, prefixes: list[str]) -> Iterator[Window]:
-    """Groups of lines with those of the file `prefix`, if there is one."""
+    """Groups of lines, with the lines of the file `prefix`, if there is one."""
     first = 0
     for lines in groups:
         begins = prefixes[first : first + len(lines)]
@@ -147,7 +147,7 @@ def _requests(groups: Iterator[list[str]], prefix: Path | None, prefixes: list[s
 
 
 def _print_all(translator: Translator, requests: Iterator[Window], stream: bool, json: bool, out: TextIO) -> None:
-    """Translate the windows, each printed before the next is read."""
+    """Translate windows of lines, each printed before the next is read."""
     from ..translate.printed import printed
 
     cut = 0
@@ -167,7 +167,7 @@ def _print_all(translator: Translator, requests: Iterator[Window], stream: bool,
 
 
 def _stream(translator: Translator, first: int, lines: list[str], begins: list[str], out: TextIO) -> Iterator[Result]:
-    """Results whose text has been printed as it came."""
+    """Results whose text is printed as it is generated."""
     from ..translate.printed import one_line
 
     for number, (line, begin) in enumerate(zip_longest(lines, begins, fillvalue=""), first):

@@ -1,4 +1,4 @@
-"""Files of vectors as numpy reads them, written row by row."""
+"""NumPy files of vectors, written row by row."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ..translate.encode import Encoded
 from ..translate.pooling import NO_POOL
 
 VERSION = (1, 0)
-"""Of the .npy format."""
+"""Version of the .npy format."""
 
 
 def check_name(path: Path, pool: str) -> None:
-    """Raise ConfigError for a file that cannot hold such vectors, or cannot be written."""
-    suffix, what = (".npz", "a vector a token") if pool == NO_POOL else (".npy", "a vector a line")
+    """Raise ConfigError for a file of the wrong type, or one that cannot be written."""
+    suffix, content = (".npz", "a vector a token") if pool == NO_POOL else (".npy", "a vector a line")
     if path.suffix != suffix and not str(path).startswith("/dev/"):
-        raise ConfigError(f"--out {path}: --pool {pool} gives {what}: name a {suffix} file")
+        raise ConfigError(f"--out {path}: --pool {pool} gives {content}: name a {suffix} file")
     check_writable(path)
 
 
 @contextmanager
 def vector_file(path: Path, pool: str, width: int) -> Iterator[Callable[[Encoded], None]]:
-    """Yield what adds a line; the file appears when the block succeeds.
+    """Yield a function that adds a line; the file appears when the block succeeds.
 
     `.npy`: (lines, width) float32. `.npz`, with pool `none`: `memory` (tokens, width) float32 and `ids` (tokens) int32
     of all lines; line i has those from `offsets[i]` to `offsets[i + 1]`, which is (lines + 1) int64.
@@ -61,7 +61,7 @@ def vector_file(path: Path, pool: str, width: int) -> Iterator[Callable[[Encoded
 
 
 def _copy(rows: IO[bytes], shape: tuple[int, int], out: IO[bytes]) -> None:
-    """Numbers of float32 as an array of a shape."""
+    """Write rows of float32 as an array of a shape."""
     header = io.BytesIO()
     described = {"descr": "<f4", "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, described)

@@ -20,12 +20,14 @@ with no_fonts_at_home():
     from matplotlib.figure import Figure
 
 ENGINE_COLOURS = 6
-"""c0, c1 and so on of the style sheet; further engines begin again."""
+"""Colours c0, c1 and so on of the style sheet; further engines start again at c0."""
 VARIABLES = ("text", "muted", "line", "counts", "mean", "bad", "encoder", "decoder", "bg")
 INK = {name: f"#ab{n:04x}" for n, name in enumerate([*VARIABLES, *(f"c{n}" for n in range(ENGINE_COLOURS))])}
-"""Placeholders, by the variable of the style sheet that takes their place."""
+"""Variable of the style sheet → the placeholder colour that it replaces in a plot."""
 WIDE_PX, HALF_PX, ROW_PX = 1000, 480, 18
+"""Width of a plot, of one of two side by side, and height of a row."""
 MAX_TICKS, MARKED_POINTS, PLOTTED_KINDS = 7, 60, 12
+"""What fits legibly: ticks of an axis, points with a mark each, kinds of nodes."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # letters stay text
     "text.parse_math": False,
@@ -49,12 +51,12 @@ _NOISE = re.compile(
     r"|<style.*?</style>|(?<=>)\s+(?=<)",
     re.DOTALL,
 )
-"""What the style sheet says, or nobody reads."""
+"""Parts of matplotlib's SVG that the style sheet replaces, or that only take space."""
 _salts = count()
 
 
 class Decades:
-    """A logarithmic axis with a place for 0 below and one for NaN and infinity above, where they occur."""
+    """A logarithmic axis, with a place for 0 below and one for NaN and infinity above if they occur."""
 
     def __init__(self, values: Iterable[float]) -> None:
         every = list(values)
@@ -65,20 +67,20 @@ class Decades:
         self.endless = "NaN" if any(map(math.isnan, every)) else "∞" if any(map(math.isinf, every)) else ""
 
     def at(self, value: float) -> float:
-        """Where a value lies, in decades."""
+        """Position of a value, in decades."""
         if not math.isfinite(value):
             return self.high + self.stride
         return math.log10(value) if value > 0 else self.low - self.stride
 
     def ticks(self) -> dict[str, float]:
-        """Places by their labels."""
+        """Label → position."""
         found = {f"1e{n}": float(n) for n in range(self.low, self.high + 1, self.stride)}
         ends = {"0": self.at(0.0)} if self.zero else {}
         return {**ends, **found, **({self.endless: self.at(math.inf)} if self.endless else {})}
 
 
 def line_plot(title: str, across: str, lines: Mapping[str, Sequence[tuple[float, float]]], log: bool) -> Markup:
-    """Values of each engine over a linear axis, or over a logarithmic one; engines in the order of their colours."""
+    """A line for each engine, in the order of their colours; `log`: the horizontal axis is logarithmic."""
     with mpl.rc_context(STYLE):
         plot, axes = new_axes(HALF_PX, 260)
         for n, points in enumerate(lines.values()):
@@ -106,15 +108,15 @@ def new_axes(width_px: float, height_px: float) -> tuple[Figure, Any]:
     return plot, plot.subplots()
 
 
-def as_svg(plot: Figure, told: str) -> Markup:
-    """The figure as an element of a page."""
+def as_svg(plot: Figure, label: str) -> Markup:
+    """The figure as an SVG element; `label`: for screen readers."""
     file = io.StringIO()
-    # Names are unique on a page; a letter that the font lacks is the browser's to find.
+    # A salt makes ids unique on a page. The browser finds letters that the font lacks, so no warnings.
     with mpl.rc_context({"svg.hashsalt": str(next(_salts))}), warnings.catch_warnings(action="ignore"):
         plot.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     inside = file.getvalue().partition("<svg")[2].partition(">")[2]
     box = f"0 0 {72 * plot.get_figwidth():g} {72 * plot.get_figheight():g}"
-    start = Markup('<svg viewBox="{}" role="img" aria-label="{}">').format(box, page_text(told))
+    start = Markup('<svg viewBox="{}" role="img" aria-label="{}">').format(box, page_text(label))
     inside = re.sub(r' (d|x|y)="[^"]*"', lambda place: re.sub(r"(\.\d\d)\d+", r"\1", place[0]), inside)
     text = start + Markup(_NOISE.sub("", inside))
     for name, colour in INK.items():

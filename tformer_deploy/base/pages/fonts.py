@@ -1,4 +1,4 @@
-"""Keeps matplotlib out of the home folder."""
+"""Imports matplotlib without writing to the home folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..files import scratch
 
 @contextmanager
 def no_fonts_at_home() -> Iterator[None]:
-    """Let matplotlib, while it is imported, write its list of fonts to a scratch folder; it takes a quarter second."""
+    """While matplotlib is imported, have it write its font cache to a scratch folder, which takes 0.25 s each time."""
     before = os.environ.get("MPLCONFIGDIR")
     with scratch("tformer-fonts") as folder:
         os.environ["MPLCONFIGDIR"] = before or str(folder)

@@ -1,4 +1,4 @@
-"""What both pages are made with: tables as data, the templates, escaping, numbers."""
+"""HTML pages from templates: tables as data, escaping, numbers as text."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Table:
     head: Sequence[str] = ()
     rows: Sequence[Row] = ()
     notes: Sequence[str] = ()
-    """Paragraphs before it; without rows all that there is."""
+    """Paragraphs above the table."""
     shown: int | None = None
-    """Rows that are not folded away."""
+    """Rows that are visible at first; None: all."""
     folded: str = ""
-    """What the others are called."""
+    """Label of the folded rows."""
 
 
 def page_text(value: Any) -> Any:
-    """A text without what no page may hold, such as lone surrogates; markup and other values as they are."""
+    """A text without characters that HTML forbids; markup and other values as they are."""
     return _UNPRINTABLE.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -72,7 +72,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def render_page(template: str, **values: Any) -> str:
-    """A template of this package, every value escaped."""
+    """A rendered template, every value escaped."""
     env = Environment(
         loader=PackageLoader("tformer_deploy.base.pages"),
         autoescape=True,

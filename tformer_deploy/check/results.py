@@ -1,35 +1,35 @@
-"""The parts of a report: what was compared with what, and how it came out."""
+"""Results of single comparisons, the parts of a report."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 WIDTHS, MANY, FULL, LATE, JOINED = KINDS = ("widths", "many rows", "full batches", "late rows", "joined rows")
-"""Walks: rows of every width, as many as a translator makes, until no positions are left, joining others."""
+"""Kinds of walks: every width, as many rows as a translator makes, full batches, up to the last position, joining."""
 
 
 @dataclass
 class Divergence:
-    """The first decision at which two runs of a sentence part."""
+    """The first decision that differs between two runs of a sentence."""
 
     sentence: int
     """Index in the corpus, from 0."""
     mode: str
     """`greedy`, `beam` or `sampling`."""
     variant: str
-    """The batch of the invariance check in which the engine differs from itself; empty: engine against eager."""
+    """Batch of the invariance check in which the engine differs from itself; empty: it differs from eager."""
     step: int
-    """Index of the token, from 0; for a beam whose outputs merely change places, that of the output."""
+    """Index of the token, from 0; if only the order of a beam's outputs differs, that of the output."""
     eager_token: int
     engine_token: int
     eager_score: float
-    """What eager compares there: the sum of its own candidate, or the log-probability of its token."""
+    """Eager's score of its own choice: of a beam the sum of the candidate, else the token's log-probability."""
     engine_score: float
-    """The same of the engine's own choice, as the engine has it."""
+    """The engine's score of its own choice."""
     margin: float
-    """How far eager was from the engine's choice; infinite where that was not among its candidates."""
+    """By how much eager prefers its own choice to the engine's; infinite if that was not among its candidates."""
     moved: float = 0.0
-    """Of a beam: how far the two runs have the same candidates apart, up to there."""
+    """Of a beam: largest difference between the two runs' scores of the same candidates, up to this step."""
 
 
 @dataclass
@@ -42,19 +42,19 @@ class Outputs:
     sentences: int = 0
     equal: int = 0
     ties: int = 0
-    """Sentences that differ where the margin is inside the measured error."""
+    """Sentences that differ, but by a margin within the measured error."""
     failed: int = 0
     not_blamed: int = 0
-    """Sentences at which eager itself differs between the two batches."""
+    """Sentences for which eager differs between the two batches too."""
     score_max: float = 0.0
-    """Largest difference of the scores of outputs that are equal."""
+    """Largest difference of scores of equal outputs."""
     hopeless: int = 0
-    """Of those that failed: by more than any rounding, so that the engine fails however few they are."""
+    """Failed sentences that no rounding explains: one is enough for the engine to fail."""
 
 
 @dataclass
 class Layer:
-    """How far a layer's output is from eager's, teacher-forced on one sentence."""
+    """Difference of a layer's output from eager's, under teacher forcing on one sentence."""
 
     name: str
     difference: float
@@ -64,57 +64,57 @@ class Layer:
     noise: float = 0.0
     """Root mean square of the differences."""
     limit: float | None = None
-    """What `noise` may be, where calibration has measured it."""
+    """Limit of `noise`, if calibration has measured it."""
 
 
 @dataclass
 class Constants:
-    """The arrays inside an engine's graphs, beside the checkpoint's tensors that they are functions of."""
+    """The constants of an engine's graphs, compared with the checkpoint's tensors."""
 
     compared: int = 0
     equal: int = 0
     unknown: list[str] = field(default_factory=list)
-    """Arrays that are no known function of a tensor of the checkpoint, graph and name."""
+    """`GRAPH: NAME` of constants that are made of no tensor of the checkpoint."""
     wrong: list[str] = field(default_factory=list)
-    """A line for each array that differs."""
+    """A line for each constant that differs."""
     skipped: str = ""
     """Why nothing was compared, if nothing was."""
 
 
 @dataclass
 class Memory:
-    """The encoder's output beside eager's, of graphs that return it."""
+    """The encoder's output compared with eager's, of graphs that return it."""
 
     sentences: int = 0
     largest: float = 0.0
     """Largest absolute difference, padding left out."""
     worst: int = 0
-    """The sentence that has it."""
+    """Index of that sentence."""
     cosine: float = 1.0
-    """Least cosine of the two sides' means over a sentence's tokens."""
+    """Smallest cosine between both sides' means over a sentence's tokens."""
     many: int = 0
     """Sentences of the largest batch."""
     many_apart: float = 0.0
-    """How far they are from the same in a small batch."""
+    """Largest difference from the same sentences in a small batch."""
 
 
 @dataclass
 class Top1:
-    """The best tokens of all steps beside eager's, with eager's greedy tokens fed."""
+    """The best tokens of all steps compared with eager's, under teacher forcing."""
 
     steps: int = 0
     equal: int = 0
     near: int = 0
-    """Another token, which eager itself has within `parity.NEAR` of its best."""
+    """Steps with another token, which eager scores within `parity.NEAR` of its best."""
 
     @property
     def differ(self) -> int:
-        """Steps whose best token is another one."""
+        """Steps with a worse token."""
         return self.steps - self.equal - self.near
 
     @property
     def share(self) -> float:
-        """Of the steps that agree."""
+        """Share of the steps that agree."""
         return 1 - self.differ / max(1, self.steps)
 
 
@@ -133,17 +133,17 @@ class Entries:
 
 @dataclass
 class Walk:
-    """Rows that were led through given tokens, beside the same rows alone, see `walks`."""
+    """Rows that were fed given tokens, compared with the same rows alone, see `walks`."""
 
     kind: str
     """Of `KINDS`."""
     width: int
     """Beams."""
     rows: int = 0
-    """Compared, of all steps."""
+    """Compared rows, over all steps."""
     steps: int = 0
     wrong: int = 0
-    """Rows whose scores are further off than `limit`."""
+    """Rows whose scores differ by more than `limit`."""
     largest: float = 0.0
     """Largest absolute difference of a log-probability."""
     limit: float = 0.0
@@ -152,7 +152,7 @@ class Walk:
 
     @property
     def name(self) -> str:
-        """Which rows."""
+        """A name for failures."""
         return f"rows of {self.width} beams" if self.kind == WIDTHS else f"{self.kind} of {self.width} a sentence"
 
     def __str__(self) -> str:
