@@ -174,6 +174,20 @@ def test_integers_come_straight_from_their_rounding(exported: dict[str, Any], tm
     assert lines and "constant capped" in lines[0] and "differs from what QuantizeLinear gives" in lines[0]
 
 
+def test_zero_points_are_named(exported: dict[str, Any], tmp_path: Path) -> None:
+    """Exported weights have none."""
+
+    def add(graph: GraphProto) -> None:
+        node = next(node for node in graph.node if node.op_type == "MatMulNBits")
+        scales = next(t for t in graph.initializer if t.name == node.input[2])
+        graph.initializer.append(numpy_helper.from_array(np.zeros(-(-np.prod(scales.dims) // 2), np.uint8), "zeros"))
+        node.input[:] = [*node.input[:3], "zeros", *node.input[4:]]
+
+    model, bundle = exported["int4"]
+    lines = failures(compared(model, mutated(bundle, "decoder_step", add, tmp_path)))
+    assert lines and "constant zeros" in lines[0] and "differs from the middle of the integers" in lines[0]
+
+
 def test_a_damaged_program_is_an_error_of_one_line(exported: dict[str, Any], tmp_path: Path) -> None:
     def cut(program: Any) -> None:
         program.about["arrays"][0]["offset"] = 1 << 40

@@ -74,10 +74,11 @@ def read_origins(text: str) -> dict[str, Origin]:
 def read_origin(described: Any) -> Origin:
     """One constant's. Raises ValueError."""
     try:
-        lists = {key: tuple(described.get(key, ())) for key in ("tensors", "factors", "rows")}
-        found = Origin(**{**described, **lists})
+        lists = {key: described.get(key, []) for key in ("tensors", "factors", "rows")}
+        found = Origin(**{**described, **{key: tuple(each) for key, each in lists.items()}})
         fits = (
-            bool(found.tensors)
+            all(type(each) is list for each in lists.values())
+            and bool(found.tensors)
             and all(type(name) is str for name in found.tensors)
             and all(type(factor) in (int, float) for factor in found.factors)
             and len(found.factors) in (0, len(found.tensors))

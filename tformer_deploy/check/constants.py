@@ -43,6 +43,8 @@ COMPARED = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, Tensor
 # Operators, and the input that is their bias or their scales.
 BIAS = {"Gemm": 2, "MatMulIntegerToFloat": 6, "MatMulNBits": 5, "LayerNormalization": 2}
 SCALES = {"MatMulIntegerToFloat": 3, "MatMulNBits": 2}
+ZERO_POINTS = 3
+"""Input of MatMulNBits; without it, zero is the middle of the integers, as export has it."""
 OUTPUT = Origin(("output.weight",))
 """Of the graph input `listed_rows`: rows of it, which the graph `short_rows` has gathered."""
 ROUNDINGS = ("QuantizeLinear", "DynamicQuantizeLinear")
@@ -63,7 +65,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
         if recipe.target == "native":
             _add(result, seen, graph, f"{where} ({graph})", ProgramConstants(path, graph, checkpoint, bounds, model))
         else:
-            _add(result, seen, path.stem, where, GraphConstants(path, recipe, checkpoint, bounds))
+            _add(result, seen, path.stem, where, GraphConstants(path, checkpoint, bounds))
     seen &= weights.keys()
     if recipe.quantized and not bounds:
         result.wrong.append("manifest.json has no ranges of calibration: nothing bounds the rounding of inputs")
@@ -104,8 +106,8 @@ def _repeated(name: str, seen: set[str], weights: Mapping[str, Array]) -> bool:
 class GraphConstants:
     """Compares the constants of one graph."""
 
-    def __init__(self, path: Path, recipe: Recipe, checkpoint: Checkpoint, bounds: Bounds) -> None:
-        self.path, self.recipe, self.checkpoint, self.bounds = path, recipe, checkpoint, bounds
+    def __init__(self, path: Path, checkpoint: Checkpoint, bounds: Bounds) -> None:
+        self.path, self.checkpoint, self.bounds = path, checkpoint, bounds
         model = load_graph(path, weights=False)
         self.model, self.origins = model.graph, origins_of(model, path)
         self.tensors = {tensor.name: tensor for tensor in self.model.initializer}
@@ -165,8 +167,10 @@ class GraphConstants:
         own = [name for name in self.scales(weight) if self.origins[name].factors == factors]
         if own and scales in self.tensors and scales not in own:
             yield Compared([scales], origins, elements_off(self.array(scales), self.array(own[0])))
-        if node.op_type != "MatMulIntegerToFloat":
-            return  # MatMulNBits quantizes each row of its input by itself
+        if node.op_type == "MatMulNBits":  # which quantizes each row of its input itself
+            if zeros := self.input(node, ZERO_POINTS):
+                yield Compared([zeros], origins, np.array([np.nan]), "the middle of the integers")
+            return
         rounding = self.makers.get(node.input[0])
         if rounding is None or rounding.op_type not in ROUNDINGS:
             yield Compared([node.input[0]], origins, np.array([np.nan]), "what QuantizeLinear gives")
