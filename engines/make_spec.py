@@ -1,18 +1,34 @@
-"""What Python and C++ both know of options and models, written from Python's dataclasses: `make spec`.
+"""What Python and C++ both know, written from Python: `make spec`.
 
-Writes schemas/options.json and schemas/model.json, which C++ embeds, decode/options.inc, and the table in
-docs/decoding.md.
+Decoding options become schemas/options.json, decode/options.inc and the table in docs/decoding.md; keys of `model` and
+`recipe` schemas/model.json; graphs and their tensors schemas/contract.json. C++ embeds the last two. Messages become
+spec.hpp.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, asdict, fields
 from pathlib import Path
+from string import Formatter
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tformer_deploy.bundle.recipe import Axes, Axis, Recipe
+from tformer_deploy.base import messages
+from tformer_deploy.bundle.contract import (
+    DEAD,
+    GRAPHS,
+    KINDS,
+    MEMORY_GRAPH,
+    OPTIONAL_FILES,
+    TARGETS,
+    TENSORS,
+    WEIGHTS,
+    Template,
+    file_of,
+    kind_of,
+)
+from tformer_deploy.bundle.recipe import Axes, Axis, Recipe, recipe_from_dict
 from tformer_deploy.decoding.options import Bounds, DecodeOptions
 from tformer_deploy.model.config import MOST_OF_MODEL, ModelConfig
 
@@ -21,7 +37,22 @@ SCHEMAS = ROOT / "tformer_deploy/base/schemas"
 OPTIONS_INC = ROOT / "engines/src/decode/options.inc"
 PAGE = ROOT / "docs/decoding.md"
 BEGIN, END = "<!-- make spec -->\n", "<!-- end of what make spec writes -->\n"
+SPEC_HPP = """// Written by make spec from tformer_deploy/base/messages.py and tformer_deploy/bundle/contract.py.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tformer::spec {{
+
+/// Sum of a row of a step of target trt that nothing comes from.
+constexpr float dead = {dead:.1e}F;
+
+{}
+}}  // namespace tformer::spec
+"""
 IDS = "std::vector<std::int64_t>"
+LINE = 128  # characters of JSON
 CPP = {"int": "std::int64_t", "float": "double", "bool": "bool", "choice": "std::string"}
 CPP |= {"token ids": IDS, "sequences of token ids": f"std::vector<{IDS}>"}
 
@@ -83,9 +114,61 @@ def defaults(cls: type[Any]) -> dict[str, Any]:
 
 
 def model() -> dict[str, Any]:
-    """Keys and defaults of `model` and `recipe` in a manifest, and the largest sizes."""
+    """Keys, defaults and choices of `model` and `recipe` in a manifest, and the largest sizes."""
     axes = {each.name: {end.name: getattr(each.default, end.name) for end in fields(Axis)} for each in fields(Axes)}
-    return {"model": defaults(ModelConfig), "most": MOST_OF_MODEL, "recipe": defaults(Recipe), "axes": axes}
+    tables = {"model": defaults(ModelConfig), "most": MOST_OF_MODEL, "recipe": defaults(Recipe), "axes": axes}
+    return {**tables, "choices": {"model": choices(ModelConfig), "recipe": choices(Recipe)}}
+
+
+def choices(cls: type[Any]) -> dict[str, list[str]]:
+    """Values of the keys of a table that take one of a few."""
+    hints = get_type_hints(cls).items()
+    return {name: list(get_args(hint)) for name, hint in hints if get_origin(hint) is Literal}
+
+
+def contract() -> dict[str, Any]:
+    """Graphs of every target, and the tensors of every kind."""
+
+    def tensor(each: Template) -> dict[str, Any]:
+        return {key: value for key, value in asdict(each).items() if value}
+
+    def graph(name: str, recipe: Recipe) -> dict[str, Any]:
+        about = {"name": name, "file": file_of(name, recipe), "kind": kind_of(name, recipe)}
+        only = {"only": MEMORY_GRAPH} if name == MEMORY_GRAPH else {}
+        return {**about, "tensors": TARGETS[recipe.target][name], **only}
+
+    recipes = [
+        recipe_from_dict({"target": each, "cache": "growing" if each == "onnx" else "static"}) for each in TARGETS
+    ]
+    return {
+        "kinds": list(KINDS),
+        "graphs": list(GRAPHS),
+        "weights": WEIGHTS,
+        "optional_files": list(OPTIONAL_FILES),
+        "targets": {recipe.target: [graph(name, recipe) for name in TARGETS[recipe.target]] for recipe in recipes},
+        "tensors": {
+            kind: {side: list(map(tensor, found)) for side, found in zip(("inputs", "outputs"), sides, strict=True)}
+            for kind, sides in TENSORS.items()
+        },
+    }
+
+
+def spec_hpp() -> str:
+    """Messages as C++: constants, and functions where they have fields."""
+
+    def message(name: str, text: str) -> str:
+        fields, words = [], []
+        for literal, field, form, _ in Formatter().parse(text):
+            words += [json.dumps(literal)] if literal else []
+            if field:
+                fields.append(f"{'std::int64_t ' if form == 'd' else 'const std::string& '}{field}")
+                words.append(f"std::to_string({field})" if form == "d" else field)
+        if not fields:
+            return f"constexpr const char* {name} = {words[0]};\n"
+        return f"inline std::string {name}({', '.join(fields)}) {{\n  return {' + '.join(words)};\n}}\n"
+
+    texts = {name.lower(): text for name, text in vars(messages).items() if name.isupper()}
+    return SPEC_HPP.format("".join(message(name, text) for name, text in texts.items()), dead=DEAD)
 
 
 def table() -> str:
@@ -98,14 +181,28 @@ def table() -> str:
     return f"| option | type | default | values | what it does |\n|---|---|---|---|---|\n{rows}"
 
 
+def pretty(value: Any, indent: int = 0) -> str:
+    """JSON with a line for what fits into one."""
+    text = json.dumps(value)
+    if indent + len(text) < LINE or not isinstance(value, (dict, list)):
+        return text
+    inside, end = "\n" + " " * (indent + 2), "\n" + " " * indent
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {pretty(each, indent + 2)}" for key, each in value.items()]
+        return "{" + inside + f",{inside}".join(parts) + end + "}"
+    return "[" + inside + f",{inside}".join(pretty(each, indent + 2) for each in value) + end + "]"
+
+
 def files() -> dict[Path, str]:
     """What the files must hold."""
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
     return {
-        SCHEMAS / "options.json": json.dumps(options(), indent=2) + "\n",
-        SCHEMAS / "model.json": json.dumps(model(), indent=2) + "\n",
+        SCHEMAS / "options.json": pretty(options()) + "\n",
+        SCHEMAS / "model.json": pretty(model()) + "\n",
+        SCHEMAS / "contract.json": pretty(contract()) + "\n",
         OPTIONS_INC: options_inc(),
+        ROOT / "engines/src/spec.hpp": spec_hpp(),
         PAGE: before + BEGIN + table() + END + rest.split(END)[1],
     }
 

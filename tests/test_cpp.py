@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_size_t, c_uint64, c_void_p
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,15 @@ from hypothesis import strategies as st
 
 from tformer_deploy import __version__, load
 from tformer_deploy.base.errors import ConfigError, LimitError, NotNumbers, TformerError
+from tformer_deploy.base.settings import from_dict
+from tformer_deploy.bundle.contract import described, file_of, graphs_of
+from tformer_deploy.bundle.recipe import recipe_from_dict
 from tformer_deploy.bundle.text import ByteBpe, Specials, Tokenizers
 from tformer_deploy.bundle.text.bpe import BYTES
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.export.checked import export_checked
 from tformer_deploy.model.checkpoint import model_tensors, save_checkpoint, save_tensors
+from tformer_deploy.model.config import ModelConfig
 from tformer_deploy.translate.batches import make_batch
 
 from .command import run_here
@@ -754,9 +759,8 @@ OWN_WORDS = {
         "no model",
         "text for a number",
     ),
-    "newer kind",
 }
-"""Damage that both have words of their own for: of their JSON libraries and schemas, or of the kinds that they run."""
+"""Damage that both have words of their own for: of their JSON libraries and schemas."""
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -782,6 +786,48 @@ def test_what_both_languages_know_is_written_from_python() -> None:
     spec.loader.exec_module(module)
     for path, content in module.files().items():
         assert path.read_text(encoding="utf-8") == content, f"{path} is not current: make spec"
+
+
+RECIPES: list[dict[str, Any]] = [
+    {"target": "onnx", "cache": "growing", "attention": True, "top_k": 3},
+    {"target": "onnx", "cache": "growing", "memory": True},
+    {"target": "ort-cpu", "memory": True, "top_k": 4},
+    {"target": "ort-cpu", "precision": "int8"},
+    {"target": "ort-cpu", "precision": "int4", "group_size": 32},
+    {"target": "native", "precision": "int8", "memory": True},
+]
+"""How graphs and programs can be made, beside the ways of stored bundles."""
+
+
+@pytest.mark.parametrize("values", RECIPES, ids=str)
+@pytest.mark.parametrize("changes", [{}, {"output_bias": True, "encoder_d_model": 24}, {"head_dim": 6}], ids=str)
+def test_cpp_reads_the_contract_as_python_does(values: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
+    """Graphs as Python describes them are those that C++ expects, up to their hashes; others are refused."""
+    folder = Path(shutil.copytree(BUNDLES / "v2" / "copy", tmp_path / "bundle"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["model"] |= {**changes, "share_embeddings": "decoder"}
+    config = from_dict(ModelConfig, manifest["model"], "model")
+    recipe = recipe_from_dict({"cache": "static", **values}).for_model(config)
+    graphs = {graph: {**described(graph, config, recipe), "passes": []} for graph in graphs_of(recipe)}
+    manifest["variants"] = {"made": {"recipe": asdict(recipe), "graphs": graphs}}
+    (folder / "made").mkdir()
+    for graph in graphs:
+        manifest["files"][f"made/{file_of(graph, recipe)}"] = "0" * 64
+        (folder / "made" / file_of(graph, recipe)).touch()
+
+    def refusal() -> str:
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(CppError) as found:
+            Model(folder, variant="made", backend="native" if recipe.target == "native" else "ort").close()
+        return str(found.value)
+
+    assert "does not match its SHA-256" in refusal()
+    for graph in graphs.values():
+        for side in ("inputs", "outputs"):
+            shape = graph[side][-1]["shape"]
+            own, shape[-1] = shape[-1], 77
+            assert "other graphs than its recipe makes" in refusal()
+            shape[-1] = own
 
 
 def test_an_encoder_that_gives_less_than_it_says_is_refused(tmp_path: Path) -> None:
@@ -815,25 +861,6 @@ def test_an_encoder_that_gives_less_than_it_says_is_refused(tmp_path: Path) -> N
         ) as failed:
             translator.translate(["3 1 4", "1"])
         assert failed.value.status == BUNDLE
-
-
-def test_every_keyword_of_the_schemas_is_known() -> None:
-    """Others are refused, as what they ask for would not be checked."""
-    text = (ROOT / "engines/src/bundle/schema.cpp").read_text()
-    known = set(re.findall(r'"([^"]+)"', text.split("keywords = {")[1].split("};")[0]))
-
-    def keywords(schema: dict[str, Any]) -> Iterator[str]:
-        for keyword, rule in schema.items():
-            yield keyword
-            if keyword in ("properties", "definitions"):
-                parts = list(rule.values())
-            else:
-                parts = rule if keyword == "anyOf" else [rule] if isinstance(rule, dict) else []
-            for part in parts:
-                yield from keywords(part)
-
-    schema = json.loads((ROOT / "tformer_deploy/base/schemas/bundle.json").read_text())
-    assert set(keywords(schema)) - {"$ref"} == known
 
 
 def test_a_bundle_whose_text_cannot_be_split_runs_for_ids(tmp_path: Path) -> None:

@@ -7,34 +7,34 @@
 const char* const help_text = R"(Usage: tformer-cpp translate [OPTIONS] BUNDLE
        tformer-cpp --version
 
-  Translate standard input to standard output, a line for a line.
+  Translate standard input to standard output, line by line.
 
 Options:
-  --backend NAME          What runs it: ort, native for programs, or trt for plans on a GPU. [ort]
-  --variant NAME          Variant that runs (fp32: the standard graphs); of trt the precision of plans.
-  --shortlist             Score only what tformer shortlist found likely.
-  --beams N               Width of the beam; 1: greedy.
+  --backend NAME          ort: ONNX Runtime; native: the library's own CPU engine; trt: TensorRT plans. [ort]
+  --variant NAME          Variant to run; fp32: the standard graphs. With trt, the precision of the plans.
+  --shortlist             Score only the tokens of the bundle's shortlist, see tformer shortlist.
+  --beams N               Beam width; 1: greedy.
   --n-best N              Outputs per line, as NUMBER ||| TEXT ||| SCORE.
-  --sample                Draw tokens; --n-best is the number of samples.
+  --sample                Sample tokens; --n-best is the number of samples.
   --seed N                Seed of --sample.
   --max-tokens N          Longest output in tokens.
   --set NAME=VALUE        Any decoding option, such as length_penalty=0.6.
-  --prefix FILE           How each output must begin, a line for a line.
-  --allowed FILE          The only outputs allowed, one a line.
+  --prefix FILE           Text that each output must begin with, one per input line.
+  --allowed FILE          The only outputs allowed, one per line.
   --first-token ENTRY     Vocabulary entry that outputs begin with; repeatable.
   --suppress ENTRY        Vocabulary entry that is never produced; repeatable.
   --end-token ENTRY       Vocabulary entry that ends outputs; repeatable.
   --align                 Add the source position of each token: TEXT ||| 0-0.
-  --stream                Print tokens as they come, a line at a time.
-  --batch-tokens N        Padded source tokens of a batch, per beam; 0: 4096, native: by the model's sizes. [0]
-  --max-line-bytes N      A longer line of the input is refused. [1048576]
-  --threads N             Threads of ONNX Runtime; 0: the workers share the cores.
-  --workers N             Batches decoded at a time; 0: one per core if there is text for all, one on a GPU.
+  --stream                Print tokens as they are produced, one line at a time.
+  --batch-tokens N        Padded source tokens per batch and beam; 0: 4096, native: by the model's sizes. [0]
+  --max-line-bytes N      Longest input line in bytes; a longer one is an error. [1048576]
+  --threads N             Threads per batch; 0: the cores, divided by the workers. [0]
+  --workers N             Batches decoded at a time; 0: one per core if there is enough text, 1 on a GPU. [0]
   --json                  Print results as JSON: text, ids, score.
-  --ids                   Lines are the ids that the model sees, not text.
-  --score                 Lines are SOURCE tab TARGET: print the log-probability of each target token.
-  --onnxruntime FILE      The library; else TFORMER_ONNXRUNTIME, else what the loader finds.
-  --tensorrt FILE         The same for TensorRT, and TFORMER_TENSORRT.
+  --ids                   Input lines are token ids of the source, not text.
+  --score                 Input lines are SOURCE tab TARGET: print the log-probability of each target token.
+  --onnxruntime FILE      ONNX Runtime's file or folder; else TFORMER_ONNXRUNTIME, else what the loader finds.
+  --tensorrt FILE         The same for TensorRT, with TFORMER_TENSORRT.
   --no-verify             Do not compare files with their SHA-256.
   --help                  Show this message and exit.
 )";
@@ -51,7 +51,7 @@ long whole(const std::string& flag, const std::string& value, long least, long m
   return number;
 }
 
-/// Refuses what is no whole number. Which of them an option may be is the library's to say.
+/// Refuse what is not a whole number. The library checks its range.
 void number(const std::string& flag, const std::string& value) {
   const std::size_t digits = value.rfind('-', 0) == 0 ? 1 : 0;
   if (digits == value.size() || value.find_first_not_of("0123456789", digits) != std::string::npos) {
@@ -63,7 +63,7 @@ void number(const std::string& flag, const std::string& value) {
 
 CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   CommandLine line;
-  std::vector<std::pair<std::string, std::string>> settings;  // a flag of its own says more than --set
+  std::vector<std::pair<std::string, std::string>> settings;  // of --set; other flags override them
   constexpr long most = 1L << 30;
   using Value = const std::string&;
   const auto decoding = [&line](const char* flag, const char* name) {

@@ -1,4 +1,4 @@
-// tformer-cpp: `tformer translate` without Python, over the public API alone.
+// tformer-cpp: `tformer translate` without Python, as an example of the public API.
 #include <malloc.h>
 #include <poll.h>
 #include <unistd.h>
@@ -20,8 +20,8 @@
 
 namespace {
 
-constexpr std::size_t window_bytes = 16;  // a token of a batch: so far it reads ahead, and lines of similar length meet
-constexpr long lines_each = 8;            // lines per core from which a core does best alone with its own
+constexpr std::size_t window_bytes = 16;  // per token of a batch: reads so far ahead, to batch lines of similar length
+constexpr long lines_each = 8;            // lines per core from which one worker per core is fastest
 
 struct Failed : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -29,8 +29,8 @@ struct Failed : std::runtime_error {
 
 std::string input_line(std::uint64_t number) { return "standard input, line " + std::to_string(number) + ": "; }
 
-/// Lines of standard input in groups of about `budget` bytes; what has come is not held back for what may come. Ends with
-/// the message of what is wrong with a line.
+/// Lines of standard input in groups of about `budget` bytes; lines that have arrived do not wait for more. Ends with a
+/// `problem`, the message for a bad line.
 class Windows {
  public:
   Windows(std::size_t budget, std::size_t most) : budget_(budget), most_(most) {}
@@ -61,11 +61,11 @@ class Windows {
 
  private:
   std::size_t budget_, most_, number_ = 0;
-  std::string held_;                         // what was read,
-  std::size_t begin_ = 0, searched_ = 0;     // where the next line begins, and from where on its end is not known
+  std::string held_;                         // input that was read,
+  std::size_t begin_ = 0, searched_ = 0;     // where the next line begins, and up to where no end of it was found
   bool ended_ = false;
 
-  /// Whether more can be read, after a wait of that many ms at most; -1: any.
+  /// Whether input can be read within that many ms; -1: waits for any time.
   static bool comes(int wait_ms) {
     pollfd source{STDIN_FILENO, POLLIN, 0};
     return ::poll(&source, 1, wait_ms) != 0;
@@ -169,7 +169,7 @@ std::string one_line(std::string text) {
   return text;
 }
 
-/// The outputs of a line for machines, or as Marian writes them.
+/// The outputs of a line as JSON, or in Marian's format.
 std::string shown(std::uint64_t line_number, const std::vector<tformer::Output>& outputs,
                   const tformer::Translator& translator, bool as_json) {
   if (as_json) return json(outputs[0], {outputs.begin() + 1, outputs.end()});
@@ -190,7 +190,7 @@ std::string shown(std::uint64_t line_number, const std::vector<tformer::Output>&
   return text;
 }
 
-/// Prints what standard output takes, or stops where nobody reads any more.
+/// Print, or fail if standard output is closed.
 void print(const std::string& text) {
   std::cout << text;
   if (!std::cout) throw Failed("standard output cannot be written: is the disk full, or the pipe closed?");
@@ -219,7 +219,7 @@ void print_stream(tformer::Translator& translator, const std::vector<std::string
   }
 }
 
-/// The outputs of some lines, those before a bad one too; then what is wrong with that is thrown.
+/// Print the outputs of the lines before the first bad one, then throw its error. Returns how many were cut off.
 std::size_t print_outputs(tformer::Translator& translator, const std::vector<std::string>& lines,
                           const std::vector<std::string>& begins, std::uint64_t first, const CommandLine& line) {
   tformer::Outputs found;
@@ -246,7 +246,7 @@ std::size_t print_outputs(tformer::Translator& translator, const std::vector<std
   return cut;
 }
 
-/// How each of some lines must begin.
+/// The prefixes of some lines.
 std::vector<std::string> begins_of(const std::vector<std::string>& prefixes, const CommandLine& line, std::size_t first,
                                    std::size_t count) {
   if (!line.prefix_file) return {};
@@ -258,7 +258,7 @@ std::vector<std::string> begins_of(const std::vector<std::string>& prefixes, con
   return {from, from + static_cast<std::ptrdiff_t>(count)};
 }
 
-/// Entries of the vocabulary as the options that they are for.
+/// Turn vocabulary entries into ids for their decoding options.
 void add_entries(const tformer::Model& model, CommandLine& line) {
   std::map<std::string, std::string> ids;
   for (const auto& [name, entry] : line.entries) {
@@ -268,7 +268,7 @@ void add_entries(const tformer::Model& model, CommandLine& line) {
   line.translator.insert(line.translator.end(), ids.begin(), ids.end());
 }
 
-/// From that size on glibc maps a block for itself, which goes back to the system when it is freed.
+/// Have glibc map blocks from this size on separately, so that they return to the system when freed.
 void map_blocks_from([[maybe_unused]] int bytes) {
 #ifdef M_MMAP_THRESHOLD
   ::mallopt(M_MMAP_THRESHOLD, bytes);

@@ -1,6 +1,6 @@
-// The C API: nothing passes it but plain data, and no exception.
+// The C API over the C++ classes: exceptions become statuses and messages.
+#include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <new>
@@ -24,7 +24,7 @@ struct tformer_model {
 
 struct tformer_translator {
   tformer::Translator translator;
-  decltype(tformer::Translator::on_step) on_step = nullptr;  ///< of calls that begin from now on
+  decltype(tformer::Translator::on_step) on_step = nullptr;  ///< for calls that begin from now on
   std::atomic_flag busy = ATOMIC_FLAG_INIT;
 };
 
@@ -41,7 +41,7 @@ namespace {
 
 thread_local std::string last_message;
 
-/// Keeps a message: one line of UTF-8 without control characters, whatever a damaged file has put into it.
+/// Store a message for tformer_error: one line of UTF-8 without control characters, which damaged files may contain.
 tformer_status failed(Status status, const char* before, const char* message = "", const char* after = "") noexcept {
   try {
     last_message = tformer::utf8_replaced(std::string(before) + message + after);
@@ -57,7 +57,7 @@ tformer_status failed(Status status, const char* before, const char* message = "
   return static_cast<tformer_status>(status);
 }
 
-/// The status of what is being thrown, whose message is kept.
+/// The status of the exception being handled; its message is stored.
 tformer_status status_of_exception() noexcept {
   try {
     throw;
@@ -98,11 +98,11 @@ std::vector<std::string_view> views(const tformer_text* texts, std::size_t count
   return all;
 }
 
-/// A call of a translator, the only one: a second would wait for itself where a callback makes it.
+/// Marks a translator as busy while it lives. A second call, as from a callback, would deadlock: it is refused.
 class Call {
  public:
   explicit Call(tformer_translator& translator) : called_(translator) {
-    auto on_step = called_.on_step;  // memory may end here, before the translator is taken
+    auto on_step = called_.on_step;  // this may throw, so it comes before the translator is marked
     if (called_.busy.test_and_set()) {
       throw tformer::Error(Status::usage, "the translator is in a call: make none from a callback, nor from two threads");
     }
@@ -110,14 +110,13 @@ class Call {
   }
   ~Call() { called_.busy.clear(); }
   Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
   tformer::Translator* operator->() const { return &called_.translator; }
 
  private:
   tformer_translator& called_;
 };
 
-/// The number of the first of some lines. Throws Error where the number behind the last is none.
+/// The number of the first of `count` lines. Throws Error where the last one's would overflow.
 std::int64_t number_of(std::uint64_t first, std::size_t count, const char* name) {
   constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max();
   if (count <= most && first <= most - count) return static_cast<std::int64_t>(first);
@@ -126,7 +125,7 @@ std::int64_t number_of(std::uint64_t first, std::size_t count, const char* name)
                                           " less the number of lines");
 }
 
-/// Results as C has them. Where memory ends, `found` still has them.
+/// Results as C structs. If memory runs out, `found` is unchanged.
 std::unique_ptr<tformer_results> results_of(tformer::Results& found) {
   auto made = std::make_unique<tformer_results>();
   for (const auto& line : found.lines) {
@@ -137,24 +136,41 @@ std::unique_ptr<tformer_results> results_of(tformer::Results& found) {
                          it.alignment.empty() ? nullptr : it.alignment.data(), it.score, it.value, it.finished});
     }
   }
-  made->found = std::move(found);  // what is pointed to stays where it is
+  made->found = std::move(found);  // moving does not move what the structs point to
   return made;
 }
 
-/// Hands results over, and throws what is wrong with the first bad line.
+/// Hand results to the caller, then throw the error of the first bad line.
 void hand_over(std::unique_ptr<tformer_results> made, tformer_results** results) {
   const std::exception_ptr error = made->found.error;
   *results = made.release();
   if (error) std::rethrow_exception(error);
 }
 
-void hand_over(tformer::Results found, tformer_results** results) { hand_over(results_of(found), results); }
+/// Make a call of a translator that has results.
+template <typename Work>
+tformer_status with_results(tformer_translator* translator, tformer_results** results, const Work& work) noexcept {
+  return guarded([&] {
+    require(results, "results");
+    *results = nullptr;
+    require(translator, "translator");
+    tformer::Results found = work();
+    hand_over(results_of(found), results);
+  });
+}
 
-void copy_ids(const std::vector<std::int32_t>& found, tformer_ids* ids) {
-  auto copy = std::make_unique<std::int32_t[]>(found.size() + 1);
-  if (!found.empty()) std::memcpy(copy.get(), found.data(), found.size() * sizeof(std::int32_t));
-  ids->size = found.size();
-  ids->data = copy.release();
+/// The ids that `split` makes of a text.
+template <typename Split>
+tformer_status copy_ids(const tformer_model* model, tformer_text text, tformer_ids* ids, const Split& split) noexcept {
+  return guarded([&] {
+    require(model, "model");
+    require(ids, "ids");
+    const std::vector<std::int32_t> found = split(*model->open, views(&text, 1)[0]);
+    auto copy = std::make_unique<std::int32_t[]>(found.size() + 1);
+    std::copy(found.begin(), found.end(), copy.get());
+    ids->size = found.size();
+    ids->data = copy.release();
+  });
 }
 
 }  // namespace
@@ -189,10 +205,8 @@ tformer_status tformer_model_open(const char* folder, const tformer_options* opt
     require(model, "model");
     *model = nullptr;
     require(folder, "folder");
-    auto opened = std::make_unique<tformer_model>();
     const tformer::Settings settings = options ? options->settings : tformer::Settings();
-    opened->open = std::make_shared<const tformer::OpenModel>(folder, settings);
-    *model = opened.release();
+    *model = new tformer_model{std::make_shared<const tformer::OpenModel>(folder, settings)};
   });
 }
 
@@ -211,19 +225,11 @@ size_t tformer_model_target_tokens(const tformer_model* model) {
 }
 
 tformer_status tformer_source_ids(const tformer_model* model, tformer_text text, tformer_ids* ids) {
-  return guarded([&] {
-    require(model, "model");
-    require(ids, "ids");
-    copy_ids(tformer::source_ids(*model->open, views(&text, 1)[0]), ids);
-  });
+  return copy_ids(model, text, ids, tformer::source_ids);
 }
 
 tformer_status tformer_target_ids(const tformer_model* model, tformer_text text, tformer_ids* ids) {
-  return guarded([&] {
-    require(model, "model");
-    require(ids, "ids");
-    copy_ids(tformer::target_ids(*model->open, views(&text, 1)[0]), ids);
-  });
+  return copy_ids(model, text, ids, tformer::target_ids);
 }
 
 tformer_status tformer_target_entry(const tformer_model* model, tformer_text entry, int32_t* id) {
@@ -281,64 +287,46 @@ void tformer_on_step(tformer_translator* translator, tformer_step_callback callb
   };
 }
 
-void tformer_cancel(tformer_translator* translator) {
-  if (translator) translator->translator.cancel();
-}
+void tformer_cancel(tformer_translator* translator) { if (translator) translator->translator.cancel(); }
 
 tformer_status tformer_translate(tformer_translator* translator, const tformer_text* lines,
                                  const tformer_text* prefixes, size_t count, uint64_t first,
                                  tformer_results** results) {
-  return guarded([&] {
-    require(results, "results");
-    *results = nullptr;
-    require(translator, "translator");
+  return with_results(translator, results, [&] {
     if (count) require(lines, "lines");
-    hand_over(Call(*translator)->translate(views(lines, count), views(prefixes, prefixes ? count : 0),
-                                           number_of(first, count, "first")),
-              results);
+    return Call(*translator)->translate(views(lines, count), views(prefixes, prefixes ? count : 0),
+                                        number_of(first, count, "first"));
   });
 }
 
 tformer_status tformer_generate(tformer_translator* translator, const tformer_ids* sources, size_t count,
                                 uint64_t first, tformer_results** results) {
-  return guarded([&] {
-    require(results, "results");
-    *results = nullptr;
-    require(translator, "translator");
+  return with_results(translator, results, [&] {
     if (count) require(sources, "sources");
     std::vector<std::vector<std::int32_t>> all;
     for (std::size_t i = 0; i < count; ++i) {
       if (sources[i].size) require(sources[i].data, "a source");
       all.emplace_back(sources[i].data, sources[i].data + sources[i].size);
     }
-    hand_over(Call(*translator)->generate(all, number_of(first, count, "first")), results);
+    return Call(*translator)->generate(all, number_of(first, count, "first"));
   });
 }
 
 tformer_status tformer_stream(tformer_translator* translator, tformer_text line, tformer_text prefix, uint64_t number,
                               tformer_text_callback write, void* user, tformer_results** results) {
-  return guarded([&] {
-    require(results, "results");
-    *results = nullptr;
-    require(translator, "translator");
+  return with_results(translator, results, [&] {
     require(write, "write");
     const auto show = [&](std::string_view piece) { return write(user, piece.data(), piece.size()) == 0; };
-    hand_over(Call(*translator)->stream(views(&line, 1)[0], views(&prefix, 1)[0], number_of(number, 1, "number"), show),
-              results);
+    return Call(*translator)->stream(views(&line, 1)[0], views(&prefix, 1)[0], number_of(number, 1, "number"), show);
   });
 }
 
 tformer_status tformer_score(tformer_translator* translator, const tformer_text* sources, const tformer_text* targets,
                              size_t count, uint64_t first, tformer_results** results) {
-  return guarded([&] {
-    require(results, "results");
-    *results = nullptr;
-    require(translator, "translator");
+  return with_results(translator, results, [&] {
     if (count) require(sources, "sources");
     if (count) require(targets, "targets");
-    hand_over(Call(*translator)->score(views(sources, count), views(targets, count),
-                                       number_of(first, count, "first")),
-              results);
+    return Call(*translator)->score(views(sources, count), views(targets, count), number_of(first, count, "first"));
   });
 }
 
@@ -377,11 +365,11 @@ tformer_status tformer_take(tformer_serving* serving, uint64_t* number, tformer_
     require(serving, "serving");
     require(number, "number");
     std::unique_ptr<tformer_results> made;
-    const bool any = serving->serving.take([&made, number](tformer::Served& line) {
+    serving->serving.take([&made, number](tformer::Served& line) {
       made = results_of(line.results);
       *number = static_cast<std::uint64_t>(line.number);
     });
-    if (any) hand_over(std::move(made), results);
+    if (made) hand_over(std::move(made), results);
   });
 }
 

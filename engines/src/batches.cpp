@@ -59,7 +59,7 @@ void side_by_side(std::size_t count, std::size_t workers, const std::function<vo
   std::vector<std::thread> threads;
   try {
     for (std::size_t worker = 1; worker < std::min(workers, count); ++worker) threads.emplace_back(run, worker);
-  } catch (const std::exception&) {  // there is no memory or room for more threads: those that there are do the work
+  } catch (const std::exception&) {  // no memory or room for more threads: continue with those that have started
   }
   run(0);
   for (std::thread& thread : threads) thread.join();

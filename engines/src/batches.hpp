@@ -1,4 +1,4 @@
-// Requests to batches of similar length, side by side.
+// Groups requests of similar length into batches, and runs work on several threads.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace tformer {
 
-/// Indices of requests of similar length, longest first; empty requests are left out. A batch has at most
-/// `most(length of its longest)` requests and `batch_tokens` padded tokens.
+/// Batches of request indices, longest requests first; empty requests are left out. A batch has at most
+/// `most(longest length)` requests and `batch_tokens` padded tokens.
 std::vector<std::vector<std::size_t>> length_batches(const std::vector<std::size_t>& lengths, std::size_t batch_tokens,
                                                      const std::function<std::size_t(std::size_t)>& most);
 
@@ -19,8 +19,8 @@ std::vector<std::vector<std::size_t>> length_batches(const std::vector<std::size
 Batch make_batch(const std::vector<std::vector<std::int32_t>>& sources, const std::vector<std::size_t>& indices,
                  std::int32_t pad_id, std::int64_t first);
 
-/// Call `work(worker, item)` for items 0 to `count` - 1, `workers` at a time. Rethrows what one of them threw, when all
-/// that were begun have ended; none begins after it.
+/// Call `work(worker, item)` for items 0 to `count` - 1 on `workers` threads. After an exception no other item begins;
+/// it is rethrown when all running ones have ended.
 void side_by_side(std::size_t count, std::size_t workers, const std::function<void(std::size_t, std::size_t)>& work);
 
 }  // namespace tformer

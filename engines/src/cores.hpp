@@ -5,10 +5,10 @@
 
 namespace tformer {
 
-/// CPUs of its affinity, or what its quota is worth.
+/// CPUs of the process's affinity mask, limited by its cgroup quota.
 int cores();
 
-/// What the quotas of the process's control groups are worth in CPUs, rounded up; 0: there is none. Under `root` lie the
+/// The CPU quota of the process's control groups in CPUs, rounded up; 0: none is set. Under `root` lie the
 /// files of the kernel. Source: Linux, Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst.
 int quota(const std::filesystem::path& root = "/");
 

@@ -1,4 +1,4 @@
-// What the search needs of an engine. Mirrors tformer_deploy/engines/base.py.
+// The interface of every backend: encode sources once, run a step per token, reorder rows. The search knows only this.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,10 @@
 
 namespace tformer {
 
-/// Numbers of sentences, rows and positions, none of which is negative.
+/// A count of sentences, rows or positions as an index type; it is never negative.
 inline std::size_t size(std::int64_t number) { return static_cast<std::size_t>(number); }
 
-/// What the search needs to know of the network.
+/// What the search needs to know about the network.
 struct ModelInfo {
   std::int32_t src_vocab = 0;
   std::int32_t tgt_vocab = 0;
@@ -23,22 +23,22 @@ struct ModelInfo {
   std::int32_t start_id = 0;
 };
 
-/// What a search will ask of a state, for engines that choose sizes by it or work ahead.
+/// What a search will ask of a state, for engines that choose buffer sizes or run steps ahead of the search.
 struct Outlook {
-  std::int64_t beams = 0;   ///< most rows of a sentence
+  std::int64_t beams = 0;   ///< most rows per sentence
   std::int64_t tokens = 0;  ///< most steps
-  std::vector<std::vector<std::int32_t>> required = {};  ///< of each source, tokens that must be scored
+  std::vector<std::vector<std::int32_t>> required = {};  ///< for each source, tokens that must be scored
   std::int32_t end_id = -1;  ///< the token that ends an output; -1: none does
-  bool drawn = false;        ///< what steps are fed is drawn, so that nobody can tell it before
+  bool drawn = false;        ///< tokens are sampled, so that an engine cannot predict them
 };
 
-/// What a step says of the next token of every row.
+/// Result of a step: scores of the next token of every row.
 struct Scores {
   std::int64_t best = 0;                ///< k
   std::vector<std::int32_t> ids;        ///< (B, K, k), best first, equal scores by the lower id
   std::vector<float> scores;            ///< (B, K, k) log-probabilities
-  std::vector<float> log_probs;         ///< (B, K, V), only where asked for
-  std::vector<float> attention;         ///< (B, K, S), only where asked for; 0 at padding
+  std::vector<float> log_probs;         ///< (B, K, V), only on request
+  std::vector<float> attention;         ///< (B, K, S), only on request; 0 at padding
 };
 
 /// What a decode carries between steps: caches and lengths. Opaque; belongs to the engine that made it.
@@ -47,7 +47,7 @@ class State {
   virtual ~State() = default;
 };
 
-/// What is said of engines whose sentences are all at the same step.
+/// The error of engines whose sentences are all at the same step.
 inline Error cannot_join() {
   return Error(Status::limit, "no sentence can join others here: use a variant of target ort-cpu or native, no shortlist");
 }
@@ -65,13 +65,13 @@ class Engine {
                                         const std::vector<std::int32_t>& src_lengths, const Outlook& outlook) = 0;
   /// Whether sentences can join a state that has taken steps.
   virtual bool admits() const { return false; }
-  /// Open now what `admit` needs, so that no step waits for it. Throws Error.
+  /// Load now what `admit` needs, so that no step waits for it. Throws Error.
   virtual void prepare_to_admit() {}
-  /// Add sentences behind those of the state, at their first step, with as many rows as the others have. Throws Error.
+  /// Append sentences to the state, at their first step, with as many rows as the others have. Throws Error.
   virtual void admit(State&, const std::vector<std::int32_t>&, const std::vector<std::int32_t>&, const Outlook&) {
     throw cannot_join();
   }
-  /// How many best tokens the next step returns per row with that many beams.
+  /// How many best tokens the next step returns per row, given that many beams.
   virtual std::int64_t best(std::int64_t beams, const State& state) const = 0;
   /// Feed the last token of every row, (B, K). `scores` is reused from step to step.
   virtual void step(const std::vector<std::int32_t>& tokens, State& state, bool full, bool attention,
@@ -80,7 +80,7 @@ class Engine {
   /// that stay. Sentences that are admitted later may take the places of those that left.
   virtual void reorder(State& state, const std::vector<std::int32_t>& parents,
                        const std::vector<std::int32_t>& sentences) = 0;
-  /// Sources (B, S) to the encoder's own output, (B, S, E), of any values behind a source's end. Throws Error where the
+  /// Sources (B, S) to the encoder's output (B, S, E), with undefined values at padding. Throws Error where the
   /// variant was exported without it.
   virtual std::vector<float> memory(const std::vector<std::int32_t>&, const std::vector<std::int32_t>&) {
     throw Error(Status::limit, "this variant cannot run the encoder alone: export it again with --memory");

@@ -1,4 +1,4 @@
-// One exception family: every message says what is wrong, where, and how to fix it, in the words of the Python package.
+// The library's exceptions. A message is one line that says what is wrong, where, and how to fix it.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +28,11 @@ struct Error : std::runtime_error {
   Status status;
 };
 
-/// NaN or infinite log-probabilities, of one `request`, counted from 0.
+/// NaN or infinite log-probabilities in one `request`, counted from 0.
 struct NotNumbers : Error {
   explicit NotNumbers(const std::string& why, std::uint64_t number = 0)
       : Error(Status::not_numbers, "request " + std::to_string(number + 1) + ": " + why), reason(why), request(number) {}
-  std::string reason;  ///< without the request
+  std::string reason;  ///< the message without the request's number
   std::uint64_t request;
 };
 

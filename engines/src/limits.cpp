@@ -4,6 +4,7 @@
 
 #include "engine.hpp"
 #include "errors.hpp"
+#include "spec.hpp"
 
 namespace tformer {
 namespace {
@@ -32,9 +33,7 @@ std::size_t Limits::sentences(std::int64_t rows, std::size_t src, std::int64_t t
 
 void Limits::check_asked(std::int64_t max_tokens, std::int64_t wanted_beams) const {
   const auto check = [this](const char* name, std::int64_t wanted, std::int64_t most) {
-    if (profiles.empty() || wanted <= most) return;
-    refuse(name + (" " + std::to_string(wanted)) + " exceeds the plans' largest, " + std::to_string(most) +
-           ": use less, or " + hint);
+    if (!profiles.empty() && wanted > most) refuse(spec::beyond_plans(name, wanted, most, hint));
   };
   check("max_tokens", max_tokens, tgt_tokens);
   check("beams", wanted_beams, beams);
@@ -44,40 +43,25 @@ void check_request(const std::vector<std::int32_t>& src_ids, const std::vector<s
                    const ModelInfo& model, const Limits& limits) {
   const auto batch = static_cast<std::int64_t>(src_lengths.size());
   const std::int64_t width = batch ? static_cast<std::int64_t>(src_ids.size()) / batch : 0;
-  if (batch > limits.batch) {
-    refuse("a batch of " + std::to_string(batch) + " sentences exceeds the limit of " + std::to_string(limits.batch) +
-           ": send fewer at once");
-  }
+  if (batch > limits.batch) refuse(spec::too_many_sentences(batch, limits.batch));
   if (width > limits.src_tokens) {
-    refuse("a source of " + std::to_string(width) + " tokens exceeds the limit of " +
-           std::to_string(limits.src_tokens) + ": split it, or " +
-           limits.or_else("export a model with a larger src_len axis and max_positions"));
+    refuse(spec::source_too_long(width, limits.src_tokens, limits.or_else(spec::longer_sources)));
   }
   const auto [least, most] = std::minmax_element(src_lengths.begin(), src_lengths.end());
-  if (src_ids.empty() || *least < 1 || *most > width) {
-    refuse("source lengths must be between 1 and the width " + std::to_string(width) + " of the ids");
-  }
+  if (src_ids.empty() || *least < 1 || *most > width) refuse(spec::wrong_lengths(width));
   const auto [low, high] = std::minmax_element(src_ids.begin(), src_ids.end());
-  if (*low < 0 || *high >= model.src_vocab) {
-    refuse("token id " + std::to_string(*low < 0 ? *low : *high) + " is outside the source vocabulary of " +
-           std::to_string(model.src_vocab));
-  }
+  if (*low < 0 || *high >= model.src_vocab) refuse(spec::source_id(*low < 0 ? *low : *high, model.src_vocab));
 }
 
 void check_step(std::int64_t beams, std::int64_t position, const Limits& limits) {
   if (beams > limits.beams) {
-    refuse(std::to_string(beams) + " beams exceed the limit of " + std::to_string(limits.beams) + ": use fewer, or " +
-           limits.or_else("export with a larger beams axis (at most half the vocabulary unless top_k is set)"));
+    refuse(spec::too_many_beams(beams, limits.beams, limits.or_else(spec::larger_beams)));
   }
-  if (position >= limits.tgt_tokens) {
-    refuse("decoding step " + std::to_string(position + 1) + " exceeds the limit of " +
-           std::to_string(limits.tgt_tokens) + " target tokens");
-  }
+  if (position >= limits.tgt_tokens) refuse(spec::too_many_steps(position + 1, limits.tgt_tokens));
 }
 
 void check_token(std::int64_t token, std::int32_t tgt_vocab) {
-  if (token >= 0 && token < tgt_vocab) return;
-  refuse("token id " + std::to_string(token) + " is outside the target vocabulary of " + std::to_string(tgt_vocab));
+  if (token < 0 || token >= tgt_vocab) refuse(spec::target_id(token, tgt_vocab));
 }
 
 }  // namespace tformer

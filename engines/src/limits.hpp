@@ -1,4 +1,4 @@
-// What an engine takes, and the words in which the rest is refused. Mirrors tformer_deploy/engines/base.py.
+// The largest request that an engine accepts, and the checks that refuse larger ones before they reach a device.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace tformer {
 
 struct ModelInfo;
 
-/// The sizes that a plan is compiled for; a request that is smaller is filled up.
+/// The sizes that a TensorRT plan is compiled for; smaller requests are padded to them.
 struct Profile {
   std::int64_t batch = 0;  ///< sentences
   std::int64_t beams = 0;
@@ -18,24 +18,24 @@ struct Profile {
 
   /// Such as 8x4x64x128.
   std::string shown() const;
-  /// Whether a request of other sizes has room.
+  /// Whether a request of these sizes fits.
   bool holds(const Profile& wanted) const;
 };
 
-/// The largest request that an engine takes.
+/// The largest request that an engine accepts.
 struct Limits {
   std::int64_t batch = 0;       ///< sentences
   std::int64_t src_tokens = 0;  ///< source length, end token included
   std::int64_t tgt_tokens = 0;  ///< decoding steps
-  std::int64_t beams = 0;       ///< rows of a sentence
-  std::vector<Profile> profiles = {};  ///< the only combinations of sizes, where not every one within these is possible
-  std::string hint = "";               ///< how to get a larger limit, where that is not by another export
+  std::int64_t beams = 0;       ///< rows per sentence
+  std::vector<Profile> profiles = {};  ///< the only combinations of sizes, if not all within the limits; none: all
+  std::string hint = "";               ///< how to get a larger limit; empty: by another export
 
-  /// Most sentences of a batch with that many rows each, that long; 1 where there are no such sizes at all.
+  /// Most sentences per batch, given rows per sentence and lengths; 1 where no profile has these sizes.
   std::size_t sentences(std::int64_t rows, std::size_t src, std::int64_t tgt) const;
-  /// Refuse what somebody asked for, 0: nothing, and no plan has room for. Throws Error.
+  /// Refuse options that no plan has room for; 0: the option was not given. Throws Error.
   void check_asked(std::int64_t max_tokens, std::int64_t wanted_beams) const;
-  /// The end of a message about a limit: `hint`, or what helps where there is none.
+  /// The remedy that a message names: `hint`, or `otherwise` where there is none.
   std::string or_else(const std::string& otherwise) const { return hint.empty() ? otherwise : hint; }
 };
 

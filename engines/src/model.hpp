@@ -1,4 +1,4 @@
-// A model that is open: a bundle, what runs it and its tokenizers. Immutable; any number of threads may use one.
+// An open model: a bundle, its backend and its tokenizers. Immutable, so any number of threads may share one.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ class OpenModel {
   const Tokenizers& tokenizers() const { return tokenizers_; }
   /// The bundle's own decoding options.
   const Json& decoding() const { return decoding_; }
-  /// The variant's name, fp32 for the standard graphs; of plans their precision.
+  /// The variant's name, fp32 for the standard graphs; for plans their precision.
   const std::string& variant() const { return variant_; }
 
  private:
@@ -31,9 +31,9 @@ class OpenModel {
   void open_tokenizers(const Bundle& bundle);
 };
 
-/// The ids that the encoder sees of a text. Throws Error for what is no text.
+/// The token ids that the encoder gets for a text. Throws Error for invalid UTF-8.
 Ids source_ids(const OpenModel& model, std::string_view text);
-/// What the decoder must produce for a text, end token included. Throws Error for what is no text.
+/// The token ids that the decoder must produce for a text, end token included. Throws Error for invalid UTF-8.
 Ids target_ids(const OpenModel& model, std::string_view text);
 /// The id of an entry of the target vocabulary. Throws Error where there is none.
 std::int32_t target_entry(const OpenModel& model, std::string_view entry);

@@ -81,7 +81,7 @@ std::size_t Serving::step() {
     leave_out();
     let_join();
     if (!running_.searches().empty()) running_.step();
-  } catch (...) {  // of the engine, so that nobody can go on
+  } catch (...) {  // the engine failed, so no line can continue
     running_.clear();
     for (const auto& line : on_their_way_) {
       if (!line->search->done()) line->error = std::current_exception();
@@ -91,7 +91,7 @@ std::size_t Serving::step() {
   return hand_over();
 }
 
-/// What is being thrown, under the number that the line was admitted with.
+/// The exception being handled, with the number that the line was admitted with.
 std::exception_ptr Serving::error_of(const Line& line) {
   try {
     throw;
@@ -103,7 +103,7 @@ std::exception_ptr Serving::error_of(const Line& line) {
   }
 }
 
-/// Lines that were given up leave.
+/// Remove cancelled lines.
 void Serving::leave_out() {
   for (auto line = on_their_way_.begin(); line != on_their_way_.end();) {
     if (!is_retired(**line)) {
@@ -122,13 +122,13 @@ bool Serving::is_retired(const Line& line) {
   return retired_.count(line.number) > 0;
 }
 
-/// As many lines join as there is room for.
+/// Let waiting lines join, as many as there is room for.
 void Serving::let_join() {
   const auto most = static_cast<std::size_t>(translator_.engine().limits().batch);
   std::vector<Search*> joining;
   {
     const std::lock_guard<std::mutex> held(lock_);
-    // A number that was given up and used again waits until the line that had it is gone.
+    // A number that was cancelled and is used again waits until the line that had it is gone.
     while (!waiting_.empty() && running_.sentences() + joining.size() < most &&
            retired_.count(waiting_.front()->number) == 0) {
       joining.push_back(waiting_.front()->search.get());
@@ -136,15 +136,15 @@ void Serving::let_join() {
     }
   }
   if (joins(joining, joining.size() == 1)) return;
-  for (Search* const search : joining) joins({search}, true);  // not all need be at fault
+  for (Search* const search : joining) joins({search}, true);  // perhaps only some of them fail
 }
 
-/// Whether lines have joined. Those that have not do not begin, so that those on their way go on; `alone`: they fail.
+/// Whether lines have joined. If not, the running ones continue without them; `alone`: the lines then fail.
 bool Serving::joins(const std::vector<Search*>& searches, bool alone) {
   try {
     running_.join(searches);
   } catch (const Error& error) {
-    if (error.status == Status::no_memory && !running_.searches().empty()) throw;  // while those moved to larger buffers
+    if (error.status == Status::no_memory && !running_.searches().empty()) throw;  // while the running lines moved
     if (!alone) return false;
     for (const auto& line : on_their_way_) {
       if (line->search.get() != searches[0]) continue;
@@ -155,13 +155,13 @@ bool Serving::joins(const std::vector<Search*>& searches, bool alone) {
   return true;
 }
 
-/// Lines that have ended may be taken; how many have not.
+/// Make ended lines available to `take`; returns how many are left.
 std::size_t Serving::hand_over() {
   const std::lock_guard<std::mutex> held(lock_);
   for (auto line = on_their_way_.begin(); line != on_their_way_.end();) {
     const bool over = (*line)->search->done();
     if (over && retired_.erase((*line)->number) == 0) {
-      ended_.emplace_back();  // before the results are moved, as there may be no memory for it
+      ended_.emplace_back();  // before the results are moved, as this may throw
       ended_.back() = served(**line);
     }
     line = over ? on_their_way_.erase(line) : std::next(line);

@@ -1,4 +1,4 @@
-// Lines that come one by one and share steps: each joins those on their way, and leaves when it has ended.
+// Continuous batching: lines join the running batch before any step, and leave it when they have ended.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace tformer {
 
-/// What became of a line: one line of outputs, or what was wrong with it.
+/// The result of a line: its outputs, or the error.
 struct Served {
   std::int64_t number;
   Results results;
@@ -24,19 +24,19 @@ struct Served {
 /// Any thread may admit, retire and take lines while another steps; steps are taken one at a time.
 class Serving {
  public:
-  /// Throws Error, also where no sentence can join others.
+  /// Throws Error, also where the variant does not allow sentences to join a running batch.
   Serving(std::shared_ptr<const OpenModel> model, const Settings& settings);
 
-  /// Let a line join before the next step that has room for it; `asked`: its own decoding options, over those of all. Its
-  /// number is what draws and messages depend on, and what it is known by until it is taken. Throws Error for a line
+  /// Let a line join before the next step with room for it. `asked`: its own decoding options, over those of all. Its
+  /// number seeds its samples, stands in messages, and names the line until it is taken. Throws Error for a line
   /// that cannot be translated.
   void admit(std::string_view line, std::string_view prefix, const Settings* asked, std::int64_t number);
-  /// The next token of every line on its way. How many are on their way or wait to join.
+  /// Run one step for all running lines. Returns how many lines are running or wait to join.
   std::size_t step();
-  /// Hand over a line that has ended, in the order in which they ended; false: there is none. One for which `use` throws
+  /// Pass the line that ended first to `use`; false: there is none. If `use` throws, the line
   /// stays.
   bool take(const std::function<void(Served&)>& use);
-  /// Give up a line; nothing comes of it any more.
+  /// Cancel a line; it gets no result.
   void retire(std::int64_t number);
 
  private:
@@ -53,13 +53,13 @@ class Serving {
   std::shared_ptr<const OpenModel> model_;
   Json decoding_;
   Translator translator_;
-  std::mutex step_lock_;  // of what follows
+  std::mutex step_lock_;  // protects what follows
   Lines on_their_way_;
   ContinuousBatch running_;
-  std::mutex lock_;  // of what follows; never held while the engine runs
+  std::mutex lock_;  // protects what follows; never held while the engine runs
   Lines waiting_;
-  std::set<std::int64_t> known_;    // numbers of lines that nobody has taken
-  std::set<std::int64_t> retired_;  // of those on their way that are given up
+  std::set<std::int64_t> known_;    // numbers of lines that have not been taken
+  std::set<std::int64_t> retired_;  // numbers of running lines that are cancelled
   std::list<Served> ended_;
 
   static std::exception_ptr error_of(const Line& line);

@@ -23,7 +23,7 @@ Translator::Translator(std::shared_ptr<const OpenModel> model, const Settings& s
   limits().check_asked(settings.decoding.value("max_tokens", std::int64_t{0}),
                        settings.decoding.value("beams", std::int64_t{0}));
   for (std::size_t i = 0; i < workers_; ++i) engines_.push_back(model_->backend().make_engine());
-  if (!settings.decoding.empty()) check_options(engine(), options_);  // what is usual waits for a request
+  if (!settings.decoding.empty()) check_options(engine(), options_);  // a bundle's own: at the first request
 }
 
 void Translator::allow(const std::vector<std::string_view>& outputs) {
@@ -65,7 +65,7 @@ std::vector<std::int32_t> Translator::target(std::string_view text, std::int64_t
   return ids;
 }
 
-/// Ids of what an output must have. Throws Error for what the vocabulary lacks.
+/// Token ids of a text that an output must contain. Throws Error for what the vocabulary lacks.
 std::vector<std::int32_t> Translator::wanted(std::string_view text, const std::string& where) const {
   check_line(text, where);
   const Tokenizer& tokenizer = *model_->tokenizers().target;
@@ -88,7 +88,7 @@ std::vector<std::int32_t> Translator::wanted(std::string_view text, const std::s
                                                     "write it otherwise");
 }
 
-/// Ids that an output must begin with. Throws Error.
+/// Token ids of a prefix. Throws Error.
 std::vector<std::int32_t> Translator::prefix_ids(std::string_view text, const std::string& where,
                                                  const DecodeOptions& options) const {
   Ids ids = wanted(text, where);
@@ -197,7 +197,7 @@ Results Translator::run(const Requests& asked, std::int64_t first) {
   return results;
 }
 
-/// Where log-probabilities of one request are not numbers, those before it are decoded: nobody sees those behind it.
+/// Decode a batch. Where a request has NaN or infinite log-probabilities, only the requests before it are decoded.
 void Translator::decode_batch(const Requests& asked, std::vector<std::size_t> indices, std::int64_t first,
                               std::size_t worker, std::vector<std::vector<Output>>& found,
                               std::vector<std::exception_ptr>& failed) {
@@ -266,7 +266,7 @@ Results Translator::stream(std::string_view line, std::string_view prefix, std::
     ids.push_back(token);
     std::string text = model_->tokenizers().target->decode(ids);
     text.resize(model_->tokenizers().target->settled(text));
-    static const std::string half = "\xEF\xBF\xBD";  // half of a character of several bytes
+    static const std::string half = "\xEF\xBF\xBD";  // U+FFFD, an incomplete character
     const bool whole = text.size() < half.size() || text.compare(text.size() - half.size(), half.size(), half) != 0;
     return (!others || others(candidates)) && (!whole || show(text));
   };

@@ -1,4 +1,4 @@
-// Requests to batches and back: text to ids, sort by length, decode, restore the order.
+// Translates lines of text: tokenize, sort into batches by length, decode, restore the order.
 #pragma once
 
 #include <atomic>
@@ -22,11 +22,11 @@ struct Output {
   Hypothesis found;
 };
 
-/// What became of some requests.
+/// The results of a call.
 struct Results {
-  std::vector<std::vector<Output>> lines;   ///< those before the first bad one; best outputs first
-  std::vector<std::vector<double>> scores;  ///< of `score`
-  std::exception_ptr error;                 ///< what is wrong with the bad one; null: none is bad
+  std::vector<std::vector<Output>> lines;   ///< outputs of each line before the first bad one, best first
+  std::vector<std::vector<double>> scores;  ///< what `score` returns
+  std::exception_ptr error;                 ///< the error of the bad line; null: all are good
 };
 
 /// For one thread at a time.
@@ -36,9 +36,9 @@ class Translator {
   Translator(std::shared_ptr<const OpenModel> model, const Settings& settings);
 
   void allow(const std::vector<std::string_view>& outputs);
-  /// Gets what each step found, with `sentence` the number of the request; stops where it returns false.
+  /// Called with each step's candidates, whose `sentence` is the request's number; returning false stops the call.
   std::function<bool(const std::vector<Candidate>&)> on_step;
-  /// Stop the call that another thread makes.
+  /// Stop the call that is running in another thread.
   void cancel() { cancelled_ = true; }
 
   /// `prefixes`: how each output begins, if given. `first`: number of the first line, from 0; that behind the last must
@@ -47,7 +47,7 @@ class Translator {
                     std::int64_t first);
   /// For sources given as the ids that the encoder sees.
   Results generate(const std::vector<std::vector<std::int32_t>>& sources, std::int64_t first);
-  /// One line; `write` gets its text piece by piece and stops where it returns false.
+  /// Translate one line; `write` gets its text piece by piece; returning false stops the call.
   Results stream(std::string_view line, std::string_view prefix, std::int64_t number,
                  const std::function<bool(std::string_view)>& write);
   /// The log-probability of every token of each target.
@@ -60,12 +60,12 @@ class Translator {
     std::exception_ptr error;
   };
 
-  /// What lines and prefixes ask for; nothing behind a bad line is split into tokens.
+  /// Tokenize lines and prefixes, up to the first bad line.
   Requests requests(const std::vector<std::string_view>& lines, const std::vector<std::string_view>& prefixes,
                     std::int64_t first, const DecodeOptions& options) const;
   Output output(Hypothesis hypothesis) const;
   const DecodeOptions& options() const { return options_; }
-  /// The first worker's, for steps of one's own.
+  /// The first worker's engine, for calls that run one batch.
   Engine& engine() const { return *engines_[0]; }
 
  private:

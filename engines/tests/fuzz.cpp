@@ -138,7 +138,7 @@ void read_bundle(const std::string& text) {
     const std::string variant = bundle.chosen(name);
     const Json& part = variant.empty() ? manifest : manifest["variants"][variant];
     bundle.require_kinds(variant);
-    bundle.graph_files(graphs_of(bundle.recipe(variant)), variant);
+    bundle.graph_files(graphs_of(bundle.model(), bundle.recipe(variant)), variant);
     bundle.check_metadata("encoder",
                           {{"tformer.graph", "encoder"},
                            {"tformer.weights_sha256", manifest["checkpoint"]["weights_sha256"]},

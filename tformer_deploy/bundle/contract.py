@@ -1,8 +1,7 @@
-"""Names, types, sizes, kinds and versions of the graphs: the only place where they are written.
+"""Graphs and their tensors: the only place where names, types, shapes, kinds and versions are written.
 
-A graph's kind says how it is fed, and its version which rules that was by; `docs/bundle.md` has the rules of each.
-Sizes are numbers or names of `SIZES`. A row is a beam of a sentence; rows are counted sentence by sentence, so row =
-sentence * beams + beam.
+A graph's kind says which tensors it takes and gives, and its version by which rules it is fed; `docs/bundle.md` has the
+rules of each. `make spec` writes schemas/contract.json from this module, and C++ reads that.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ SHORT_GRAPHS = ("short_rows", "short_step")
 SLOTS_GRAPH = "slots_step"
 MEMORY_GRAPH = "memory"
 WEIGHTS = "weights.data"
-"""The file beside the graphs that holds what both read."""
+"""The file beside the graphs that holds the weights of all of them."""
 PROGRAM = "program.json"
-"""The file that has both graphs of target `native`, as instructions."""
+"""The file that has all graphs of target `native`, as instructions."""
+PROGRAM_KIND = "native/1"
 KINDS = {
     "encoder/1": "source ids to the keys and values of every decoder layer's cross-attention",
     "growing/1": "a step whose self-attention caches grow by a position",
@@ -32,9 +32,23 @@ KINDS = {
     "rows/1": "the rows of the output's table that belong to a list of tokens",
     "short/1": "`inplace` that scores only the tokens of such a list",
     "memory/1": "source ids to the encoder's output, to be used without a decoder",
-    "native/1": "instructions of the C++ runtime's CPU engine, which has its caches to itself",
+    PROGRAM_KIND: "instructions of the C++ runtime's CPU engine, which has its caches to itself",
 }
 """What this version runs, and what each is."""
+_STEPS = {
+    "onnx": {"decoder_step": "growing/1"},
+    "ort-cpu": {
+        "decoder_step": "inplace/1",
+        SLOTS_GRAPH: "slots/1",
+        **dict(zip(SHORT_GRAPHS, ("rows/1", "short/1"), strict=True)),
+    },
+    "trt": {"decoder_step": "device_search/1"},
+    "native": {"decoder_step": "slots/1"},
+}
+TARGETS = {target: {"encoder": "encoder/1", **steps, MEMORY_GRAPH: "memory/1"} for target, steps in _STEPS.items()}
+"""The kind of each graph of a target; of `native`, of the graphs that its program is made from."""
+OPTIONAL_FILES = (WEIGHTS, *(f"{graph}.onnx" for graph in (SLOTS_GRAPH, *SHORT_GRAPHS, MEMORY_GRAPH)))
+"""What lies beside the graphs of some models and recipes."""
 DEAD = -1e9
 """Sum of a row that nothing comes from, in `device_search`."""
 SIZES = {
@@ -49,25 +63,25 @@ SIZES = {
     "best": "tokens that a step returns a row: 2 * beams, of `growing` 2 * beams - 1",
     "listed": "tokens of a list",
 }
-"""Sizes that only a request says. `best` is one more than a search reads where a token may be forbidden on the way."""
+"""Sizes that only a request says. `best` is one more than a search reads where a token may be forbidden on the way.
+
+A row is a beam of a sentence; rows are counted sentence by sentence, so row = sentence * beams + beam.
+"""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output."""
+    """One input or output of a graph."""
 
     name: str
     dtype: str
     """`int32`, `float32` or `int8`."""
     shape: tuple[int | str, ...]
+    """Numbers, and names of `SIZES`."""
 
     def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape in numbers."""
         return tuple(size if isinstance(size, int) else number(size, sizes) for size in self.shape)
-
-
-LISTED = TensorSpec("shortlist", "int32", ("listed",))
-"""Ids of a list in order, so that equal scores are still by the lower id."""
 
 
 @dataclass(frozen=True)
@@ -85,26 +99,138 @@ class Signature:
         }
 
 
-CHOOSING = (
-    TensorSpec("values", "float32", ("batch", "beams")),
-    TensorSpec("end_id", "int32", (1,)),
-    TensorSpec("live_beams", "int32", (1,)),
+@dataclass(frozen=True)
+class Template:
+    """A tensor of a kind of graphs, before its model and recipe are known."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    """Numbers, and names of `SIZES` and of `model_sizes`."""
+    only: str = ""
+    """The option, of `options`, with which alone it exists; none: it always does."""
+    per_layer: bool = False
+    """Stands for keys and values of every decoder layer, see `cache_names`."""
+
+    def specs(self, config: ModelConfig, recipe: Recipe) -> tuple[TensorSpec, ...]:
+        """The tensors of a graph."""
+        if self.only and not options(config, recipe)[self.only]:
+            return ()
+        known = model_sizes(config, recipe)
+        shape = tuple(known.get(size) or size if isinstance(size, str) else size for size in self.shape)
+        names = cache_names(self.name, config) if self.per_layer else [self.name]
+        return tuple(TensorSpec(name, self.dtype, shape) for name in names)
+
+
+def model_sizes(config: ModelConfig, recipe: Recipe) -> dict[str, int]:
+    """Sizes that a model and a recipe say; 0: a request says it."""
+    return {
+        "d_model": config.d_model,
+        "encoder_d_model": config.encoder.width,
+        "heads": config.decoder.heads,
+        "head_dim": config.decoder.head_dim,
+        "tgt_vocab": config.tgt_vocab,
+        "best": recipe.top_k,
+    }
+
+
+def options(config: ModelConfig, recipe: Recipe) -> dict[str, bool]:
+    """Options of a model and a recipe by which tensors and graphs exist."""
+    return {
+        "attention": recipe.attention,
+        "memory": recipe.memory,
+        "output_bias": config.output_bias,
+        "integer_step": recipe.integer_step,
+        "float_step": not recipe.integer_step,
+    }
+
+
+def _cache(name: str, *shape: str) -> Template:
+    rows, positions = shape
+    return Template(name, "float32", (rows, "heads", positions, "head_dim"), per_layer=True)
+
+
+_BEAMS = ("batch", "beams")
+_LENGTHS = Template("src_lengths", "int32", ("batch",))
+_SOURCE = (Template("src_ids", "int32", ("batch", "src_len")), _LENGTHS)
+_CROSS = _cache("cross", "batch", "src_len")
+_BUFFER, _WRITTEN = _cache("past", "rows", "capacity"), _cache("present", "rows", "capacity")
+# The last token of each row.
+_TOKENS = Template("tokens", "int32", _BEAMS)
+# The row of the previous step that each row continues.
+_PARENTS = Template("parents", "int32", _BEAMS)
+# The place in the caches that every row writes; without `positions` also the index of `tokens` in the target.
+_POSITION = Template("position", "int32", (1,))
+# The index of `tokens` in the target; without `position` also the place that a row writes.
+_POSITIONS = Template("positions", "int32", _BEAMS)
+# Which beam of its sentence wrote each earlier position of a beam's target.
+_WRITTEN_BY = Template("written_by", "int32", (*_BEAMS, "capacity"))
+LISTED = Template("shortlist", "int32", ("listed",))
+"""Ids of a list in order, so that equal scores are still by the lower id."""
+# The columns of the output's matrix that belong to a list.
+_COLUMNS = (
+    Template("listed_rows", "int8", ("d_model", "listed"), only="integer_step"),
+    Template("listed_scales", "float32", ("listed",), only="integer_step"),
+    Template("listed_rows", "float32", ("d_model", "listed"), only="float_step"),
+    Template("listed_bias", "float32", ("listed",), only="output_bias"),
 )
-"""What a step of target `trt` chooses by: each row's sum so far, the token that ends an output, or -1, and how many
-rows of a sentence go on, the best ones."""
-CHOICE = (
-    TensorSpec("next_tokens", "int32", ("batch", "beams")),
-    TensorSpec("next_parents", "int32", ("batch", "beams")),
-    TensorSpec("next_values", "float32", ("batch", "beams")),
-    TensorSpec("next_positions", "int32", ("batch", "beams")),
+# 0 where a sentence may use a token of the list, -inf where it may not.
+_MASK = Template("listed_mask", "float32", ("batch", 1, "listed"))
+# What a step of target `trt` chooses by: each row's sum so far, the token that ends an output, or -1, and how many rows
+# of a sentence go on, the best ones.
+_SEARCHED = (
+    Template("values", "float32", _BEAMS),
+    Template("end_id", "int32", (1,)),
+    Template("live_beams", "int32", (1,)),
 )
-"""What a step of target `trt` feeds the next one: the best of the candidates that do not end an output, best first."""
+# What it feeds the next one: the best of the candidates that do not end an output, best first.
+_CHOICE = (
+    Template("next_tokens", "int32", _BEAMS),
+    Template("next_parents", "int32", _BEAMS),
+    Template("next_values", "float32", _BEAMS),
+    Template("next_positions", "int32", _BEAMS),
+)
+
+
+def _scores(*rows: str, vocabulary: str = "tgt_vocab") -> tuple[Template, ...]:
+    """The best tokens of each row, best first, equal scores by the lower id; and all log-probabilities."""
+    return (
+        Template("top_ids", "int32", (*rows, "best")),
+        Template("top_scores", "float32", (*rows, "best")),
+        Template("log_probs", "float32", (*rows, vocabulary)),
+    )
+
+
+# In place, `present` must be bound to the memory of `past`.
+_IN_PLACE = (_TOKENS, _POSITION, _WRITTEN_BY, _LENGTHS, _CROSS, _BUFFER)
+TENSORS: dict[str, tuple[tuple[Template, ...], tuple[Template, ...]]] = {
+    "encoder/1": (_SOURCE, (_CROSS,)),
+    "memory/1": (_SOURCE, (Template("memory", "float32", ("batch", "src_len", "encoder_d_model")),)),
+    "growing/1": (
+        (_TOKENS, _PARENTS, _POSITION, _LENGTHS, _CROSS, _cache("past", "past_rows", "past_len")),
+        (
+            *_scores(*_BEAMS),
+            # The last layer's cross-attention, mean over heads; 0 at padding.
+            Template("attention", "float32", (*_BEAMS, "src_len"), only="attention"),
+            _cache("present", "rows", "present_len"),
+        ),
+    ),
+    "inplace/1": (_IN_PLACE, (*_scores("rows"), _WRITTEN)),
+    "slots/1": ((*_IN_PLACE[:2], _POSITIONS, *_IN_PLACE[2:]), (*_scores("rows"), _WRITTEN)),
+    "device_search/1": (
+        (_TOKENS, _POSITIONS, _PARENTS, *_SEARCHED, _LENGTHS, _CROSS, _cache("past", "past_rows", "capacity")),
+        (*_scores("rows"), *_CHOICE, _WRITTEN),
+    ),
+    "rows/1": ((LISTED,), _COLUMNS),
+    # The log-probabilities are those of the list and sum to 1 over it.
+    "short/1": ((*_IN_PLACE, LISTED, *_COLUMNS, _MASK), (*_scores("rows", vocabulary="listed"), _WRITTEN)),
+}
+"""Inputs and outputs of each kind, in order."""
 
 
 def graphs_of(recipe: Recipe) -> tuple[str, ...]:
     """The graphs that a recipe makes."""
-    steps = (SLOTS_GRAPH, *SHORT_GRAPHS) if recipe.target == "ort-cpu" else ()
-    return (*GRAPHS, *steps, *([MEMORY_GRAPH] if recipe.memory else []))
+    return tuple(graph for graph in TARGETS[recipe.target] if recipe.memory or graph != MEMORY_GRAPH)
 
 
 def made_of(recipe: Recipe, config: ModelConfig) -> tuple[str, ...]:
@@ -119,115 +245,13 @@ def file_of(graph: str, recipe: Recipe) -> str:
 
 def kind_of(graph: str, recipe: Recipe) -> str:
     """The kind of a graph of `graphs_of`, of `KINDS`."""
-    if recipe.target == "native":
-        return "native/1"
-    steps = {"onnx": "growing/1", "ort-cpu": "inplace/1", "trt": "device_search/1"}
-    others = {"encoder": "encoder/1", SLOTS_GRAPH: "slots/1", "short_rows": "rows/1", "short_step": "short/1"}
-    others[MEMORY_GRAPH] = "memory/1"
-    return others.get(graph, steps[recipe.target])
+    return PROGRAM_KIND if recipe.target == "native" else TARGETS[recipe.target][graph]
 
 
 def signature(graph: str, config: ModelConfig, recipe: Recipe) -> Signature:
     """What a graph takes and gives."""
-    cross = caches("cross", config, ("batch", config.decoder.heads, "src_len", config.decoder.head_dim))
-    lengths = TensorSpec("src_lengths", "int32", ("batch",))
-    if graph in ("encoder", MEMORY_GRAPH):
-        memory = TensorSpec("memory", "float32", ("batch", "src_len", config.encoder.width))
-        source = TensorSpec("src_ids", "int32", ("batch", "src_len"))
-        return Signature((source, lengths), cross if graph == "encoder" else (memory,))
-    if graph == "short_rows":
-        return Signature((LISTED,), _listed(config, recipe))
-    if graph == "short_step":
-        return _short_step(config, recipe)
-    if recipe.target == "native":  # what its program is made from
-        return _static_step(config, recipe.as_ort, own_positions=True)
-    if recipe.cache == "static":
-        return _static_step(config, recipe, own_positions=graph == SLOTS_GRAPH)
-    best = ("batch", "beams", recipe.top_k or "best")
-    # The last layer's cross-attention, mean over heads; 0 at padding.
-    attention = (TensorSpec("attention", "float32", ("batch", "beams", "src_len")),) if recipe.attention else ()
-    return Signature(
-        (
-            # The last token of each row, and the row of the previous step that it continues.
-            TensorSpec("tokens", "int32", ("batch", "beams")),
-            TensorSpec("parents", "int32", ("batch", "beams")),
-            # The index of `tokens` in the target; equals past_len.
-            TensorSpec("position", "int32", (1,)),
-            lengths,
-            *cross,
-            *caches("past", config, ("past_rows", config.decoder.heads, "past_len", config.decoder.head_dim)),
-        ),
-        (
-            # Best first; equal scores by the lower id.
-            TensorSpec("top_ids", "int32", best),
-            TensorSpec("top_scores", "float32", best),
-            TensorSpec("log_probs", "float32", ("batch", "beams", config.tgt_vocab)),
-            *attention,
-            *caches("present", config, ("rows", config.decoder.heads, "present_len", config.decoder.head_dim)),
-        ),
-    )
-
-
-def _static_step(config: ModelConfig, recipe: Recipe, own_positions: bool = False) -> Signature:
-    """The step whose caches have a fixed capacity.
-
-    Target `ort-cpu`: one buffer, `present` must be bound to the memory of `past`. Target `trt`: two, read and written,
-    and the step chooses what the next one is fed.
-    """
-    buffer = ("rows", config.decoder.heads, "capacity", config.decoder.head_dim)
-    best = ("rows", recipe.top_k or "best")
-    in_place = recipe.target == "ort-cpu"
-    # The place in the caches that every row writes; without `positions` also the index of `tokens` in the target.
-    place = (TensorSpec("position", "int32", (1,)),) if in_place else ()
-    # The index of `tokens` in the target; without `position` also the place that a row writes.
-    positions = (TensorSpec("positions", "int32", ("batch", "beams")),) if own_positions or not in_place else ()
-    # In place: which beam of its sentence wrote each earlier position of a beam's target. Else as in a growing step.
-    history = (
-        TensorSpec("written_by", "int32", ("batch", "beams", "capacity"))
-        if in_place
-        else TensorSpec("parents", "int32", ("batch", "beams"))
-    )
-    past = buffer if in_place else ("past_rows", *buffer[1:])
-    return Signature(
-        (
-            TensorSpec("tokens", "int32", ("batch", "beams")),
-            *place,
-            *positions,
-            history,
-            *(() if in_place else CHOOSING),
-            TensorSpec("src_lengths", "int32", ("batch",)),
-            *caches("cross", config, ("batch", config.decoder.heads, "src_len", config.decoder.head_dim)),
-            *caches("past", config, past),
-        ),
-        (
-            # Best first; equal scores by the lower id.
-            TensorSpec("top_ids", "int32", best),
-            TensorSpec("top_scores", "float32", best),
-            TensorSpec("log_probs", "float32", ("rows", config.tgt_vocab)),
-            *(() if in_place else CHOICE),
-            *caches("present", config, buffer),
-        ),
-    )
-
-
-def _listed(config: ModelConfig, recipe: Recipe) -> tuple[TensorSpec, ...]:
-    """The columns of the output's product that belong to a list."""
-    bias = (TensorSpec("listed_bias", "float32", ("listed",)),) if config.output_bias else ()
-    if recipe.integer_step:
-        scales = TensorSpec("listed_scales", "float32", ("listed",))
-        return TensorSpec("listed_rows", "int8", (config.d_model, "listed")), scales, *bias
-    return TensorSpec("listed_rows", "float32", (config.d_model, "listed")), *bias
-
-
-def _short_step(config: ModelConfig, recipe: Recipe) -> Signature:
-    """A static step in place, whose log-probabilities are those of the list and sum to 1 over it."""
-    full = _static_step(config, recipe)
-    log_probs = TensorSpec("log_probs", "float32", ("rows", "listed"))
-    return Signature(
-        # 0 where a sentence may use a token of the list, -inf where it may not.
-        (*full.inputs, LISTED, *_listed(config, recipe), TensorSpec("listed_mask", "float32", ("batch", 1, "listed"))),
-        tuple(log_probs if spec.name == "log_probs" else spec for spec in full.outputs),
-    )
+    sides = TENSORS[TARGETS[recipe.target][graph]]
+    return Signature(*(tuple(spec for each in side for spec in each.specs(config, recipe)) for side in sides))
 
 
 def described(graph: str, config: ModelConfig, recipe: Recipe) -> dict[str, Any]:
@@ -242,13 +266,9 @@ def number(size: str, sizes: Mapping[str, int]) -> int:
     return sizes[size]
 
 
-def caches(kind: str, config: ModelConfig, shape: tuple[int | str, ...]) -> tuple[TensorSpec, ...]:
+def cache_names(kind: str, config: ModelConfig) -> list[str]:
     """Keys and values of every decoder layer: `<kind>_k_0`, `<kind>_v_0`, `<kind>_k_1` and so on."""
-    return tuple(
-        TensorSpec(f"{kind}_{part}_{layer}", "float32", shape)
-        for layer in range(config.decoder_layers)
-        for part in ("k", "v")
-    )
+    return [f"{kind}_{part}_{layer}" for layer in range(config.decoder_layers) for part in ("k", "v")]
 
 
 def layer_names(graph: str, config: ModelConfig) -> tuple[str, ...]:

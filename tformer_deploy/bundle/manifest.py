@@ -1,4 +1,4 @@
-"""The directory that is shipped: manifest.json, tokenizer, graphs, report. Versioned, hashed, self-describing.
+"""The manifest of a bundle, the directory that is deployed: graphs, tokenizers, report, each with its hash.
 
 The standard graphs lie in the bundle itself, those of each variant in a folder of its name.
 """
@@ -22,9 +22,9 @@ from .contract import (
     GRAPHS,
     KINDS,
     MEMORY_GRAPH,
+    OPTIONAL_FILES,
     PROGRAM,
     SHORT_GRAPHS,
-    SLOTS_GRAPH,
     WEIGHTS,
     described,
     file_of,
@@ -44,35 +44,35 @@ class Bundle:
     directory: Path
     config: ModelConfig
     recipe: Recipe
-    """Of the standard graphs."""
+    """How the standard graphs were made."""
     manifest: dict[str, Any]
     variants: dict[str, Recipe]
-    """Of the graphs that are made for one runtime, by name."""
+    """How the graphs for one runtime were made, by the variant's name."""
     default: str
-    """The variant that runs where none is named; empty: the standard graphs."""
+    """The variant that runs unless another is named; empty: the standard graphs."""
     unverified: set[str] = field(default_factory=set)
-    """Files of graphs whose hashes an engine has still to verify."""
+    """Graph files whose hashes an engine must verify before it loads them."""
 
     def graph(self, name: str, variant: str = "") -> Path:
         """The file of a graph of `contract.graphs_of`."""
         return self.directory / variant / file_of(name, self.variants[variant] if variant else self.recipe)
 
     def graph_files(self, variant: str) -> list[str]:
-        """Names in the manifest: the graphs of a variant, and their weights."""
+        """The graphs of a variant and their weights, as the manifest names them."""
         return [name for name in self.manifest["files"] if Path(name).parent == Path(variant) and _of_graphs(name)]
 
     def lists(self, graph: str, variant: str) -> bool:
-        """Whether a variant has a graph that not every model has."""
+        """Whether a variant has a graph that is optional."""
         return (Path(variant) / f"{graph}.onnx").as_posix() in self.manifest["files"]
 
     def require_kinds(self, variant: str) -> None:
-        """Raise ArtifactError where a variant has graphs that this tformer does not know how to feed."""
+        """Raise ArtifactError where a variant has graphs that this version cannot run."""
         recipe = self.variants[variant] if variant else self.recipe
         stated = (self.manifest["variants"][variant] if variant else self.manifest)["graphs"]
         where = f"{self.directory / variant}"
         for name in made_of(recipe, self.config):
             if name not in stated:
-                continue  # not every model has those for shortlists
+                continue  # graphs for shortlists are optional
             theirs, ours = stated[name], described(name, self.config, recipe)
             kind = theirs["kind"]
             if kind not in KINDS:
@@ -91,21 +91,21 @@ class Bundle:
             raise ConfigError(f"{self.directory} has an encoder and no decoder: use tformer encode")
 
     def verify_graphs(self, variant: str) -> None:
-        """Compare the graphs of a variant with their hashes, unless that has been done. Raises ArtifactError."""
+        """Compare the graphs of a variant with their hashes, once. Raises ArtifactError."""
         self.require_kinds(variant)
         mine = {name for name in self.unverified if Path(name).parent == Path(variant)}
         verify(self.directory, {name: self.manifest["files"][name] for name in sorted(mine)}, "bundle")
         self.unverified.difference_update(mine)
 
     def check_metadata(self, name: str, metadata: Mapping[str, str], recipe: Recipe) -> None:
-        """Compare the manifest, which has no hash, with what stands inside a graph's file. Raises ArtifactError."""
+        """Compare the manifest, which has no hash of its own, with a graph's metadata. Raises ArtifactError."""
         try:
             fits = (
                 metadata["tformer.graph"] == name
                 and metadata["tformer.weights_sha256"] == self.weights_sha256
                 and from_dict(ModelConfig, parse_json(metadata["tformer.model"]), "model") == self.config
                 and recipe_from_dict(parse_json(metadata["tformer.recipe"])) == recipe
-                # Graphs that were exported without tokenizers do not say which belong to them.
+                # Graphs that were exported without tokenizers do not name any.
                 and (
                     "tformer.tokenizers" not in metadata
                     or parse_json(metadata["tformer.tokenizers"]) == self.tokenizer_hashes
@@ -124,7 +124,7 @@ class Bundle:
         return tokenizer_hashes(self.manifest)
 
     def tokenizers(self) -> Tokenizers:
-        """The tokenizers of both sides. Raises ArtifactError where they are not the model's."""
+        """The tokenizers of both sides. Raises ArtifactError where they do not fit the model."""
         found = load_tokenizers(self.directory, self.manifest["tokenizer"])
         try:
             require_fit(self.config, found)
@@ -135,17 +135,17 @@ class Bundle:
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """Decoding options that hold unless others are asked for."""
+        """Default decoding options of the bundle."""
         return dict(self.manifest.get("decoding", {}))
 
     @property
     def checkpoint(self) -> Path:
-        """Where the checkpoint was at export, seen from the bundle."""
+        """Path of the checkpoint at export, relative to the bundle."""
         return self.directory / str(self.manifest["checkpoint"]["path"])
 
     @property
     def weights_sha256(self) -> str:
-        """What identifies the exported weights."""
+        """SHA-256 of the exported weights."""
         return str(self.manifest["checkpoint"]["weights_sha256"])
 
 
@@ -160,9 +160,9 @@ def write_manifest(
     weights: Mapping[str, Any] | None = None,
     decoding: Mapping[str, Any] | None = None,
 ) -> None:
-    """Describe and hash every file that lies in `directory`; `recipes` of the standard graphs ("") and the variants.
+    """Describe and hash every file in `directory`; `recipes`: of the standard graphs ("") and the variants.
 
-    `measured`: of each variant that rounds, `calibrate.Measured.described`; `weights`: see `export.save.weights_read`.
+    `measured`: for each variant that rounds, `calibrate.Measured.described`; `weights`: see `export.save.weights_read`.
     """
     write_json(
         directory / MANIFEST,
@@ -194,7 +194,7 @@ def write_manifest(
 
 
 def tokenizer_hashes(header: Mapping[str, Any]) -> dict[str, str]:
-    """SHA-256 of the tokenizers' files of a bundle's or a checkpoint's header, by their names."""
+    """SHA-256 of the tokenizer files in a bundle's or a checkpoint's header, by name."""
     return {name: header["files"][name] for name in tokenizer_files(header["tokenizer"])}
 
 
@@ -203,7 +203,7 @@ def _of_graphs(file: str) -> bool:
 
 
 def _graphs(config: ModelConfig, recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """`folder` has them; a model may have none for shortlists, see `export.graphs.scores_by_product`."""
+    """The graphs in `folder`; some models have none for shortlists, see `export.graphs.scores_by_product`."""
     graphs = [
         name for name in made_of(recipe, config) if name not in SHORT_GRAPHS or (folder / f"{name}.onnx").is_file()
     ]
@@ -211,7 +211,7 @@ def _graphs(config: ModelConfig, recipe: Recipe, folder: Path) -> dict[str, Any]
 
 
 def hashes(directory: Path) -> dict[str, str]:
-    """SHA-256 of every file of a bundle but its manifest."""
+    """SHA-256 of every file of a bundle except its manifest."""
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     return {name: sha256(directory / name) for name in names if name != MANIFEST and not name.startswith(".")}
 
@@ -229,7 +229,7 @@ def add_report(directory: Path, report: dict[str, Any]) -> None:
 
 
 def open_bundle(directory: Path, graphs: bool = True) -> Bundle:
-    """Open a bundle and verify its hashes; without `graphs`, the engine that runs some verifies those.
+    """Open a bundle and verify its hashes; without `graphs`, those of graphs are left to the engine that loads them.
 
     Raises ArtifactError.
     """
@@ -240,7 +240,7 @@ def open_bundle(directory: Path, graphs: bool = True) -> Bundle:
         later = read_manifest(directory)
         if later == manifest:
             raise
-        return _open(directory, later, graphs)  # `shortlist` or `export --force` came in between
+        return _open(directory, later, graphs)  # `shortlist` or `export --force` changed it meanwhile
 
 
 def _open(directory: Path, manifest: dict[str, Any], graphs: bool) -> Bundle:
@@ -263,7 +263,7 @@ def _open(directory: Path, manifest: dict[str, Any], graphs: bool) -> Bundle:
 
 
 def files_in_use(directory: Path, manifest: Mapping[str, Any]) -> set[str]:
-    """Names of the files that a manifest must have hashes of."""
+    """Files that a manifest must have hashes of."""
     variants = ("", *manifest["variants"])
     own = {name: variant["recipe"].get("target") for name, variant in manifest["variants"].items()}
     needed = {
@@ -271,9 +271,8 @@ def files_in_use(directory: Path, manifest: Mapping[str, Any]) -> set[str]:
         for name in ([MEMORY_GRAPH] if manifest["model"].get("decoder_layers") == 0 else GRAPHS)
         for variant in variants
     }
-    added = WEIGHTS, *(f"{name}.onnx" for name in (SLOTS_GRAPH, *SHORT_GRAPHS, MEMORY_GRAPH))
-    some = {(Path(variant) / name).as_posix() for name in added for variant in variants}
-    needed |= {name for name in some if (directory / name).exists()}  # not every model has them
+    optional = {(Path(variant) / name).as_posix() for name in OPTIONAL_FILES for variant in variants}
+    needed |= {name for name in optional if (directory / name).exists()}
     needed |= {*tokenizer_files(manifest["tokenizer"])}
     return needed | ({manifest["shortlist"]["file"]} if "shortlist" in manifest else set())
 

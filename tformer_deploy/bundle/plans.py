@@ -1,4 +1,4 @@
-"""The plans in a bundle: what each was compiled for, and which one fits a host and a request."""
+"""TensorRT plans in a bundle: what each was compiled for, and which one fits a host and a request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRECISIONS = ("fp16", "bf16", "fp32")
 
 @dataclass(frozen=True, order=True)
 class Profile:
-    """The sizes that a plan is compiled for; a request that is smaller is filled up."""
+    """The sizes that a plan is compiled for; smaller requests are padded to them."""
 
     batch: int
     """Sentences."""
@@ -39,7 +39,7 @@ class Profile:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By the names of `contract.SIZES`, of a step of kind `device_search`."""
+        """The sizes of a step of kind `device_search`, by the names of `contract.SIZES`."""
         rows = self.batch * self.beams
         return {**asdict(self), "rows": rows, "past_rows": rows, "best": 2 * self.beams}
 
@@ -69,10 +69,10 @@ def parse_profile(text: str) -> Profile:
 
 @dataclass(frozen=True)
 class Stamp:
-    """What all plans of a folder belong to."""
+    """What the plans of a folder were compiled for."""
 
     capability: str
-    """Of the GPU, such as `sm90`, or `sm80+` for a plan that runs on every one from there on."""
+    """Compute capability, such as `sm90`, or `sm80+` for a plan that also runs on every later GPU."""
     tensorrt: str
     """Flavor and version, such as `TensorRT 11.4.0`."""
     precision: str
@@ -97,7 +97,7 @@ class Plans:
 
     @property
     def stamp(self) -> Stamp:
-        """What they belong to."""
+        """What they were compiled for."""
         return Stamp(self.header["capability"], self.header["tensorrt"], self.header["precision"])
 
     @property
@@ -107,7 +107,7 @@ class Plans:
 
     @property
     def identity(self) -> str:
-        """The same for the same plans, wherever they lie."""
+        """A hash of the plans, independent of where they are."""
         return hashlib.sha256(json.dumps(self.header["files"], sort_keys=True).encode()).hexdigest()[:16]
 
     def plan(self, graph: str, profile: Profile) -> Path:
@@ -115,7 +115,7 @@ class Plans:
         return self.directory / plan_file(graph, profile)
 
     def fitting(self, wanted: Profile) -> Profile:
-        """The profile with the fewest rows, then the shortest, that takes a request. Raises LimitError."""
+        """The profile with the fewest rows, then the shortest, that fits a request. Raises LimitError."""
         sizes = asdict(wanted)
         fits = [p for p in self.profiles if all(getattr(p, name) >= size for name, size in sizes.items())]
         if fits:
@@ -132,7 +132,7 @@ class Plans:
 
 
 def trt_variant(bundle: Bundle) -> str:
-    """The variant with graphs for TensorRT. Raises ConfigError, and ArtifactError for graphs that it cannot feed."""
+    """The variant with graphs for TensorRT. Raises ConfigError where there is none, ArtifactError for unknown kinds."""
     bundle.require_decoder()
     for name, recipe in bundle.variants.items():
         if recipe.target == "trt":
@@ -142,7 +142,7 @@ def trt_variant(bundle: Bundle) -> str:
 
 
 def build_command(bundle: Path, precision: str, profiles: Iterable[Profile] = ()) -> str:
-    """What to type to make plans; it replaces those of its stamp, so it names all."""
+    """The command that builds plans; it names all profiles, as it replaces all plans of its stamp."""
     text = "" if precision == "fp32" else " --src FILE"
     return f"tformer build {bundle} --precision {precision}{text}" + "".join(f" --profile {each}" for each in profiles)
 
@@ -153,7 +153,7 @@ def plan_file(graph: str, profile: Profile) -> str:
 
 
 def plans_header(bundle: Bundle, variant: str, stamp: Stamp, profiles: Iterable[Profile]) -> dict[str, Any]:
-    """What identifies a folder of plans and the graphs that it was made from."""
+    """The header of a folder of plans: what they were compiled for, and from which graphs."""
     files = bundle.manifest["files"]
     return {
         "format": "tformer-plans",
@@ -165,7 +165,7 @@ def plans_header(bundle: Bundle, variant: str, stamp: Stamp, profiles: Iterable[
 
 
 def find_plans(bundle: Bundle, variant: str, wanted: Sequence[Stamp]) -> Plans:
-    """The first of several plans that a host runs, verified.
+    """The first plans of `wanted`, what a host can run, that the bundle has; verified.
 
     Raises ArtifactError that names what there is and what is needed.
     """
@@ -182,12 +182,12 @@ def find_plans(bundle: Bundle, variant: str, wanted: Sequence[Stamp]) -> Plans:
 
 def all_plans(bundle: Bundle, variant: str) -> list[Plans]:
     """Every folder of plans, verified. Raises ArtifactError."""
-    headers = sorted((bundle.directory / variant / FOLDER).glob(f"[!.]*/{HEADER}"))  # hidden: of a build that goes on
+    headers = sorted((bundle.directory / variant / FOLDER).glob(f"[!.]*/{HEADER}"))  # hidden: of a running build
     return [open_plans(bundle, variant, header.parent) for header in headers]
 
 
 def open_plans(bundle: Bundle, variant: str, directory: Path) -> Plans:
-    """Plans whose folder and hashes are right and whose graphs are the bundle's. Raises ArtifactError."""
+    """Open plans; checks their folder, hashes and graphs. Raises ArtifactError."""
     header = read_header(within(bundle.directory, directory.relative_to(bundle.directory)), HEADER, "plans", VERSION)
     plans = Plans(bundle.directory, directory, header)
     command = build_command(bundle.directory, plans.stamp.precision, plans.profiles)

@@ -48,7 +48,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What `tformer check` accepts: largest absolute differences from eager PyTorch, and shares from 0 to 1."""
+    """What `tformer check` accepts: absolute differences from eager PyTorch, and shares from 0 to 1."""
 
     encoder: float = 1e-4
     scores: float = 1e-4
@@ -56,14 +56,14 @@ class Tolerance:
     bleu: float = 0.1
     """BLEU points, where reference translations are given."""
     tokens: bool = True
-    """Every decision must be eager's, but for ties."""
+    """Whether every token must be eager's, except for ties."""
     unstable: float = 0.0
-    """Share of sentences, in each way of decoding, that may differ from themselves in another batch, with `tokens` also
-    from eager, but for ties."""
+    """Share of sentences, per decoding method, whose output may depend on the batch; with `tokens` also differ from
+    eager's, except for ties."""
     ties: float = 0.01
-    """Share of sentences, greedy and beam each, whose difference from eager may be a tie."""
+    """Share of sentences, for greedy and beam search each, that may differ from eager by a tie."""
     top1: float = 0.999
-    """Least share of steps, eager's tokens fed, whose best token is eager's or as good as that."""
+    """Least share of teacher-forced steps whose best token is eager's, or tied with it."""
     memory: float = 1e-4
     """The encoder's output, where `Recipe.memory` asks for it."""
 
@@ -74,13 +74,13 @@ class Tolerance:
                 raise ConfigError(f"tolerance.{name}={getattr(self, name)}: must be a share from 0 to 1")
 
     def within(self, other: Tolerance) -> Tolerance:
-        """What both accept."""
+        """The stricter of both, field by field."""
         both = {f.name: min(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self)}
         tokens, top1 = self.tokens or other.tokens, max(self.top1, other.top1)
         return Tolerance(**{**both, "tokens": tokens, "top1": top1})
 
     def wider(self, other: Tolerance) -> list[str]:
-        """The limits that accept more than those of another."""
+        """The fields that accept more than another's."""
         both = self.within(other)
         return [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(both, f.name)]
 
@@ -92,12 +92,11 @@ TOLERANCES = {
     "int8": Tolerance(encoder=0.5, scores=2.0, bleu=0.3, tokens=False, unstable=0.01, top1=0.98, memory=0.5),
     "int4": Tolerance(encoder=0.5, scores=5.0, bleu=0.5, tokens=False, unstable=0.02, top1=0.8, memory=0.5),
 }
-"""What each precision should hold, from what was measured: docs/check.md. A recipe that allows more shows it in every
-report."""
+"""What each precision should achieve, from measurements: docs/check.md. Reports say where a recipe allows more."""
 PROGRAMS = {"bf16": Tolerance(encoder=0.25, scores=0.5, bleu=0.3, tokens=False, top1=0.98, memory=0.1)}
-"""The same of target `native`, where it is another: its bf16 rounds matrices alone."""
+"""The same for target `native` where it differs: its bf16 rounds only matrices."""
 HALVES = ("fp16", "bf16")
-"""Precisions of plans, which graphs have not."""
+"""Precisions that only plans have."""
 GROUP_SIZES = (0, 16, 32, 64, 128, 256)
 
 
@@ -110,24 +109,24 @@ class Recipe:
     the standard operators of opset 17 that every TensorRT from 8.6 on takes, which `tformer build` compiles; `native`:
     instructions of the C++ runtime's CPU engine."""
     precision: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
-    """Of the weights, of which `bf16` is only of matrices in target `native`; the sums are fp32."""
+    """Of the weights; `bf16` is for target `native` and its matrices only. Sums are fp32."""
     group_size: int = 0
-    """Weights of the step that share a scale, for few rows at a time; 0: a whole column, for many rows."""
+    """Weights that share a scale in the step, fast for few rows; 0: a whole column, fast for many rows."""
     cache: Literal["growing", "static"] = "growing"
-    """`static`: a buffer with room for later tokens."""
+    """`static`: buffers of a fixed capacity; `growing`: a position longer with each step."""
     cache_precision: Literal["fp32", "bf16"] = "fp32"
-    """Of cached keys and values, of which `bf16` is only in target `native`; they are widened as they are read."""
+    """Of cached keys and values; `bf16` is for target `native` only. They are widened to fp32 when read."""
     opset: int = 23
     top_k: int = 0
-    """Best tokens that a step returns per row; 0: the `2*beams - 1` that beam search reads, 1 for greedy search."""
+    """Best tokens that a step returns per row; 0: `2*beams - 1`, as beam search reads, 1 for greedy search."""
     attention: bool = False
-    """A step also returns the last layer's cross-attention: for alignments and the coverage penalty."""
+    """A step also returns the last layer's cross-attention, for alignments and the coverage penalty."""
     memory: bool = False
-    """One more graph returns the encoder's output: for `tformer encode`."""
+    """Export a further graph that returns the encoder's output, for `tformer encode`."""
     axes: Axes = field(default_factory=Axes)
     tolerance: Tolerance = field(default_factory=Tolerance)
     plans: Mapping[str, Tolerance] = field(default_factory=dict, hash=False)
-    """Limits of plans in half precision, by `fp16` and `bf16`; only target `trt` has plans."""
+    """Tolerances of plans in half precision, for `fp16` and `bf16`; only target `trt` has plans."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -164,12 +163,12 @@ class Recipe:
 
     @property
     def quantized(self) -> bool:
-        """Whether weights are integers, so that it needs text to calibrate with."""
+        """Whether weights are integers, which needs text for calibration."""
         return self.precision in ("int8", "int4")
 
     @property
     def rounds(self) -> bool:
-        """Whether its graphs or programs round more than fp32 does."""
+        """Whether its graphs or programs are less precise than fp32."""
         return self.precision != "fp32" or self.cache_precision != "fp32"
 
     @property
@@ -185,16 +184,16 @@ class Recipe:
 
     @property
     def rounding(self) -> tuple[object, ...]:
-        """What calibration depends on: recipes with the same numbers round alike."""
+        """The fields that calibration depends on: recipes with equal ones share its result."""
         return self.precision, self.group_size, self.tolerance.scores, self.tolerance.encoder
 
     @property
     def integer_step(self) -> bool:
-        """Whether a step's products are of integers, with a scale per output."""
+        """Whether a step multiplies 8-bit integers, with one scale per output."""
         return self.quantized and not self.group_size
 
     def passes(self, graph: str) -> tuple[str, ...]:
-        """What rewrites the trace of a graph, in order: the names of `export.passes`."""
+        """The passes over the trace of a graph, in order, by their names in `export.passes`."""
         if self.target == "onnx":
             return ("fold_weights",)
         if self.target == "trt":
@@ -213,7 +212,7 @@ class Recipe:
         return ("fuse_norm", "fuse_attention", *merge, *names, *listed, last)
 
     def limits(self, precision: str) -> Tolerance:
-        """What is accepted of its graphs, or of a plan of another precision."""
+        """The tolerance of its graphs, or of a plan of another precision."""
         return self.tolerance if precision == self.precision else self.plans.get(precision, TOLERANCES[precision])
 
     def for_model(self, config: ModelConfig) -> Recipe:
@@ -235,13 +234,13 @@ class Recipe:
 
 
 def own_limits(target: str, precision: str) -> Tolerance:
-    """What a precision should hold in graphs, plans or programs of a target."""
+    """The default tolerance of a precision in graphs, plans or programs of a target."""
     programs = PROGRAMS if target == "native" else {}
     return programs.get(precision, TOLERANCES[precision])
 
 
 def narrowest(recipes: Iterable[Recipe]) -> Recipe:
-    """The first of some recipes, with the axes that all of them allow."""
+    """The first of some recipes, its axes limited to what all of them allow."""
     first, *others = recipes
     for other in others:
         names = [f.name for f in dataclasses.fields(Axes)]
@@ -253,7 +252,7 @@ def narrowest(recipes: Iterable[Recipe]) -> Recipe:
 def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
     """Build a recipe from parsed TOML or JSON. Raises ConfigError for unknown keys.
 
-    A limit that it does not have is that of the precision.
+    Missing tolerances are the precision's defaults.
     """
     flat = dict(values)
     axes, plans = flat.pop("axes", {}), flat.pop("plans", {})
@@ -275,7 +274,7 @@ def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
 
 
 def _limits(own: Tolerance, values: Mapping[str, Any], where: str) -> Tolerance:
-    """The limits of a table, and of its own precision's those that it leaves out."""
+    """The tolerances of a table, over the defaults `own`."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"[{where}]: must be a table, got {values!r}")
     return from_dict(Tolerance, {**dataclasses.asdict(own), **values}, where)

@@ -25,12 +25,12 @@ Doubles = NDArray[np.float64]
 Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Sentences: ids of the source and of its translation, without special tokens."""
 ITERATIONS, CHUNK = 5, 10_000
-"""Of expectation maximization; sentences that are looked at together."""
+"""Rounds of expectation maximization; sentences per numpy call."""
 MAX_ENTRIES = 1 << 28
-"""Entries of the table of all lists, filled up: 1 GiB."""
+"""Entries of the padded table of all lists, 4 bytes each: at most 1 GiB."""
 MAGIC, LAYOUT = b"tformer shortlist 1\n", struct.Struct("<20sIIIQ32s32s24x")
-"""What a file begins with: that, both vocabularies' sizes, how many tokens are in every list and how many in those of
-single tokens, and the SHA-256 of both tokenizers' files. 128 bytes, little-endian."""
+"""Header of a file: magic, sizes of both vocabularies, number of tokens in every list, total length of the lists of
+single source tokens, SHA-256 of both tokenizers' files. 128 bytes, little-endian."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Settings:
     best: int = 50
     """Target tokens for each source token."""
     frequent: int = 100
-    """Tokens that are in every list because the text has them most often."""
+    """The most frequent target tokens, which are in every list."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -48,7 +48,7 @@ class Settings:
                 raise ConfigError(f"--{name} {value}: must be at least 1")
 
     def check(self, src_vocab: int, tgt_vocab: int, shared: bool) -> None:
-        """Raise ConfigError where lists of vocabularies may be too long; `shared`: each may have its source token."""
+        """Raise ConfigError where lists may be too long; `shared`: each list also has its source token."""
         most = MAX_ENTRIES // (src_vocab + 1)
         if min(self.best + shared, tgt_vocab) > most:
             raise ConfigError(f"--best {self.best}: at most {most - shared} for {src_vocab} source entries")
@@ -56,7 +56,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What lists would have left of a text."""
+    """How much of a text the lists cover."""
 
     sentences: int
     tokens: float
@@ -69,13 +69,13 @@ class Coverage:
 
 
 class Shortlist:
-    """Which target tokens a sentence may use. V target tokens."""
+    """The target tokens that a sentence may use; V: size of the target vocabulary."""
 
     def __init__(self, always: Ids, offsets: Keys, targets: Ids, vocab: int) -> None:
         self.always, self.vocab = always, vocab
-        """Tokens of every list; size of the vocabulary."""
+        """Tokens in every list; V."""
         self.offsets, self.targets = offsets, targets
-        """Where each source token's own begin and end; those, token by token."""
+        """Where each source token's list begins in `targets`, and the last ends; the lists, one after the other."""
         if any(part.ndim != 1 or part.dtype.kind != "i" for part in (always, offsets, targets)):
             raise ValueError("its lists are not lists of whole numbers")
         if len(targets) != offsets[-1]:
@@ -86,7 +86,7 @@ class Shortlist:
         if offsets[0] or counts.min(initial=0) < 0 or (len(counts) + 1) * int(counts.max(initial=1)) > MAX_ENTRIES:
             raise ValueError("its lists overlap or are too long")
         places = np.arange(int(counts.max(initial=1)))
-        # Filled up with what every list has, and a row of that for padding, so that one look-up does for a batch.
+        # Padded with a token that every list has, and a row of it for padding, so that one look-up serves a batch.
         self._table = np.full((len(counts) + 1, len(places)), always[0], np.int32)
         self._table[:-1][places < counts[:, None]] = targets
 
@@ -102,7 +102,7 @@ class Shortlist:
 def learn(
     pairs: Pairs, src_vocab: int, tgt_vocab: int, settings: Settings, shared: bool, specials: Specials = OUR_SPECIALS
 ) -> Shortlist:
-    """The lists of a text; all have the target's special tokens. `shared`: source tokens may be copied."""
+    """Learn lists from a text; all have the target's special tokens. `shared`: each list also has its source token."""
     keys, chances = translation_table(pairs, src_vocab, tgt_vocab)
     source, target = np.divmod(keys, tgt_vocab)
     order = np.lexsort((target, -chances, source))
@@ -122,7 +122,7 @@ def learn(
 
 
 def translation_table(pairs: Pairs, src_vocab: int, tgt_vocab: int) -> tuple[Keys, Doubles]:
-    """Pairs of tokens that meet, as source * tgt_vocab + target, and p(target | source); `src_vocab` is the empty word.
+    """Co-occurring tokens, as source * tgt_vocab + target, and p(target | source); `src_vocab`: the empty word.
 
     IBM Model 1 by expectation maximization. Source: Brown et al. 1993, "The Mathematics of Statistical Machine
     Translation".
@@ -145,7 +145,7 @@ def translation_table(pairs: Pairs, src_vocab: int, tgt_vocab: int) -> tuple[Key
 
 
 def meetings(pairs: Pairs, src_vocab: int, tgt_vocab: int) -> Iterator[tuple[Keys, Keys]]:
-    """Of a chunk of sentences, every source token beside every target token, and the number of the latter's place."""
+    """For each chunk of sentences, every pair of a source and a target token, and the index of the target position."""
     for start in range(0, len(pairs), CHUNK):
         keys, slots, places = [], [], 0
         for source, target in pairs[start : start + CHUNK]:
@@ -160,7 +160,7 @@ def meetings(pairs: Pairs, src_vocab: int, tgt_vocab: int) -> Iterator[tuple[Key
 
 
 def coverage(shortlist: Shortlist, pairs: Pairs, end_id: int) -> Coverage:
-    """How much of a text its lists have."""
+    """How much of a text its lists cover."""
     inside = tokens = size = 0
     for source, target in pairs:
         allowed = shortlist.allowed(np.array([source], np.int32), np.array([len(source)], np.int32))[0]
@@ -171,10 +171,10 @@ def coverage(shortlist: Shortlist, pairs: Pairs, end_id: int) -> Coverage:
 
 
 def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], settings: Settings) -> Coverage:
-    """Learn lists from as many lines of both sides; store them in a bundle, which stays as it was if that fails.
+    """Learn lists from parallel lines and store them in a bundle, which is unchanged if that fails.
 
-    Raises ConfigError where the bundle has no graphs for them, or they could be too long, and DataError for text that
-    the vocabulary has nothing of.
+    Raises ConfigError where the bundle has no graphs for shortlists, or lists could be too long, and DataError for text
+    whose tokens are all unknown.
     """
     bundle.require_decoder()
     if not any(_has_graphs(bundle, name) for name in bundle.variants):
@@ -196,7 +196,7 @@ def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], 
 
 
 def store(bundle: Bundle, shortlist: Shortlist, description: dict[str, Any]) -> None:
-    """Write lists to a file named after its content: until the manifest is replaced, the old one counts."""
+    """Write lists to a file named after its hash; the old file is in use until the manifest is replaced."""
     content = packed(shortlist, side_hashes(bundle))
     manifest, directory = bundle.manifest, bundle.directory
     digest = hashlib.sha256(content).hexdigest()
@@ -209,7 +209,7 @@ def store(bundle: Bundle, shortlist: Shortlist, description: dict[str, Any]) -> 
     try:
         write_json(directory / MANIFEST, {**manifest, "shortlist": {"file": path.name, **description}, "files": files})
         kept = path.name
-    finally:  # also what a killed run has left
+    finally:  # also leftovers of a killed run
         for other in directory.glob(f"shortlist-{'[0-9a-f]' * 12}.bin"):
             if other.name != kept:
                 other.unlink()
@@ -223,14 +223,14 @@ def side_hashes(bundle: Bundle) -> tuple[bytes, bytes]:
 
 
 def packed(shortlist: Shortlist, tokenizers: tuple[bytes, bytes]) -> bytes:
-    """The file of some lists: see `LAYOUT`, then offsets (int64), always and targets (int32)."""
+    """The file's content: `LAYOUT`, then offsets (int64), always and targets (int32)."""
     sizes = len(shortlist.offsets) - 1, shortlist.vocab, len(shortlist.always), len(shortlist.targets)
     arrays = shortlist.offsets.astype("<i8"), shortlist.always.astype("<i4"), shortlist.targets.astype("<i4")
     return LAYOUT.pack(MAGIC, *sizes, *tokenizers) + b"".join(array.tobytes() for array in arrays)
 
 
 def unpacked(path: Path) -> tuple[Shortlist, tuple[bytes, bytes]]:
-    """The lists of a file, and the tokenizers that they are for. Raises one of `DAMAGED`."""
+    """The lists of a file, and the hashes of their tokenizers. Raises one of `DAMAGED`."""
     content = np.fromfile(path, np.uint8)
     magic, sources, vocab, every, own, *tokenizers = LAYOUT.unpack(content[: LAYOUT.size].tobytes())
     if magic != MAGIC:
@@ -270,6 +270,6 @@ def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
 
 
 def _has_graphs(bundle: Bundle, variant: str) -> bool:
-    """Whether it can score a list alone. Programs need no graphs of their own for it."""
+    """Whether a variant can score a list alone. Programs need no further graphs for it."""
     recipe = bundle.variants.get(variant)
     return (recipe is not None and recipe.target == "native") or all(bundle.lists(n, variant) for n in SHORT_GRAPHS)

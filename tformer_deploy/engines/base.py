@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base import messages
 from ..base.errors import LimitError
 from ..bundle.plans import Profile
 from ..bundle.recipe import Axes
@@ -19,10 +20,6 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 State = Any
 """Caches and lengths between steps. Opaque; belongs to the engine that made it."""
-NO_ATTENTION = (
-    "this bundle's step does not return attention: export with a recipe that has attention = true, "
-    "such as fp32-attention"
-)
 FIRST_CAPACITY = 32
 """Target positions of a new cache of fixed capacity, enough for a usual sentence; a full one is doubled."""
 
@@ -58,7 +55,8 @@ class Limits:
         """Raise LimitError for options that the user set and no plan has room for."""
         for name, most in {"max_tokens": self.tgt_tokens, "beams": self.beams}.items():
             if self.profiles and (asked.get(name) or 0) > most:
-                raise LimitError(f"{name} {asked[name]} exceeds the plans' largest, {most}: use less, or {self.hint}")
+                fields = {"option": name, "value": asked[name], "limit": most, "remedy": self.hint}
+                raise LimitError(messages.BEYOND_PLANS.format(**fields))
 
     def sentences(self, beams: int, src_tokens: int, tgt_tokens: int) -> int:
         """The largest batch of sentences with these sizes; 1 where no plan has them."""
@@ -291,25 +289,21 @@ def check_request(src_ids: Ints, src_lengths: Ints, config: ModelConfig, limits:
     """Raise LimitError for sources that the model cannot take, before they reach a device."""
     batch, src_tokens = src_ids.shape
     if batch > limits.batch:
-        raise LimitError(f"a batch of {batch} sentences exceeds the limit of {limits.batch}: send fewer at once")
+        raise LimitError(messages.TOO_MANY_SENTENCES.format(sentences=batch, limit=limits.batch))
     if src_tokens > limits.src_tokens:
-        raise LimitError(
-            f"a source of {src_tokens} tokens exceeds the limit of {limits.src_tokens}: split it, or "
-            f"{limits.hint or 'export a model with a larger src_len axis and max_positions'}"
-        )
+        remedy = limits.hint or messages.LONGER_SOURCES
+        raise LimitError(messages.SOURCE_TOO_LONG.format(tokens=src_tokens, limit=limits.src_tokens, remedy=remedy))
     if src_ids.size == 0 or src_lengths.min() < 1 or src_lengths.max() > src_tokens:
-        raise LimitError(f"source lengths must be between 1 and the width {src_tokens} of the ids")
+        raise LimitError(messages.WRONG_LENGTHS.format(width=src_tokens))
     if src_ids.min() < 0 or src_ids.max() >= config.src_vocab:
         bad = src_ids.min() if src_ids.min() < 0 else src_ids.max()
-        raise LimitError(f"token id {bad} is outside the source vocabulary of {config.src_vocab}")
+        raise LimitError(messages.SOURCE_ID.format(token=bad, size=config.src_vocab))
 
 
 def check_step(beams: int, position: int, limits: Limits) -> None:
     """Raise LimitError for too many beams, and for a step beyond the last position."""
     if beams > limits.beams:
-        raise LimitError(
-            f"{beams} beams exceed the limit of {limits.beams}: use fewer, or "
-            f"{limits.hint or 'export with a larger beams axis (at most half the vocabulary unless top_k is set)'}"
-        )
+        remedy = limits.hint or messages.LARGER_BEAMS
+        raise LimitError(messages.TOO_MANY_BEAMS.format(beams=beams, limit=limits.beams, remedy=remedy))
     if position >= limits.tgt_tokens:
-        raise LimitError(f"decoding step {position + 1} exceeds the limit of {limits.tgt_tokens} target tokens")
+        raise LimitError(messages.TOO_MANY_STEPS.format(step=position + 1, limit=limits.tgt_tokens))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..base.errors import ConfigError, EngineError
-from ..bundle.contract import caches, layer_names
+from ..bundle.contract import cache_names, layer_names
 from ..bundle.manifest import Bundle
 from ..model.checkpoint import Checkpoint, open_reference
 from ..model.modules.probe import calling
@@ -159,7 +159,7 @@ class EagerEngine(SameStep):
         encoder: Layers = {}
         state = self._encode(src_ids, src_lengths, encoder)
         values = {name: encoder[name].cpu().numpy() for name in layer_names("encoder", self.config)}
-        names = [spec.name for spec in caches("cross", self.config, ())]
+        names = cache_names("cross", self.config)
         values |= zip(names, self.cross_keys_values(state), strict=True)
         steps: list[Layers] = []
         for token in tgt_ids.T:

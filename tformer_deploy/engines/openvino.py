@@ -11,12 +11,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from ..base import messages
 from ..base.errors import ArtifactError, EngineError, LimitError
 from ..base.machine import cores
 from ..base.notes import shortened
-from ..bundle.contract import GRAPHS, TensorSpec, caches, layer_names, signature
+from ..bundle.contract import GRAPHS, TensorSpec, cache_names, layer_names, signature
 from ..bundle.manifest import Bundle
-from .base import ANYTHING, NO_ATTENTION, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
+from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 from .ort.operators import require_no_control_flow
 from .spec import Opening
 
@@ -70,7 +71,7 @@ class OpenVinoEngine(SameStep):
             raise EngineError("openvino:bf16: this processor does not compute in bf16: use openvino, which has fp32")
         self.bundle.verify_graphs("")
         self._encoder, self._step = (self._compiled(self._read(graph)) for graph in GRAPHS)
-        names = ([spec.name for spec in caches(kind, self.config, ())] for kind in ("cross", "past", "present"))
+        names = (cache_names(kind, self.config) for kind in ("cross", "past", "present"))
         self._cross, self._past, self._present = names
         return self
 
@@ -140,7 +141,7 @@ class OpenVinoEngine(SameStep):
         """See `Engine.step`."""
         check_step(tokens.shape[1], state.position, self.limits)
         if attention and not self.attention:
-            raise LimitError(NO_ATTENTION)
+            raise LimitError(messages.NO_ATTENTION)
         request = state.turns[state.position % 2]
         self._run(request, self._feed(tokens, state))
         found = {name: request.get_tensor(name).data for name in ("top_ids", "top_scores", "log_probs")}

@@ -16,7 +16,7 @@ from ..base.files import atomic_directory, scratch, write_json
 from ..base.headers import within
 from ..base.lines import read_lines
 from ..base.notes import Progress, unseen
-from ..bundle.contract import GRAPHS, caches
+from ..bundle.contract import GRAPHS, cache_names
 from ..bundle.manifest import Bundle, changing
 from ..bundle.plans import FOLDER, HEADER, Profile, Stamp, file_hashes, plan_file, plans_header, trt_variant
 from ..bundle.recipe import Axes
@@ -265,9 +265,7 @@ def measure(
     for name, value in [item for found in ranges.values() for item in found.items()]:
         if not math.isfinite(value):
             raise LimitError(f"{name} is not finite on the calibration text, in fp32 already: the weights are unusable")
-    past, present, cross = (
-        [spec.name for spec in caches(kind, bundle.config, ())] for kind in ("past", "present", "cross")
-    )
+    past, present, cross = (cache_names(kind, bundle.config) for kind in ("past", "present", "cross"))
     step, encoder = ranges["decoder_step"], ranges["encoder"]
     step |= {old: step[new] for old, new in zip(past, present, strict=True)} | {name: encoder[name] for name in cross}
     return ranges

@@ -1,4 +1,4 @@
-/* libtformer: runs the bundles of tformer-deploy. Text in, translations out, token for token what Python gives.
+/* libtformer: runs the bundles of tformer-deploy. Text in, translations out, with the same tokens as in Python.
  *
  *   tformer_options *options = tformer_options_new();
  *   tformer_options_set(options, "beams", "5");
@@ -11,15 +11,15 @@
  *   tformer_translate(translator, &line, NULL, 1, 0, &results);
  *   puts(tformer_results_output(results, 0, 0)->text);
  *
- * Threads: one model, many translators. A model never changes once it is open, and any number of threads may make
- * translators of it; all of them share its weights. A translator is used by one thread at a time; only `tformer_cancel`
- * may be called from another. Results and options belong to whoever made them. A model may be closed before its
- * translators: what they share is freed with the last of them. The first model that is opened puts ORT_DISABLE_TELEMETRY
- * into the environment; where other threads may read that at the same time, set it yourself before.
+ * Threads: one model, many translators. An open model is immutable; any number of threads may make translators of it,
+ * and all of them share its weights. A translator is used by one thread at a time; only `tformer_cancel` may be called
+ * from another. The caller frees what it got: options, models, translators, results. A model may be closed before its
+ * translators: what they share is freed with the last of them. Opening the first model sets ORT_DISABLE_TELEMETRY in
+ * the environment; if other threads may read the environment at that time, set it yourself before.
  *
- * Errors: functions that can fail return a status, 0 where all is well. `tformer_error` then says in one line what is
- * wrong, where, and how to fix it. No function throws or ends the process. A callback must not throw. Nor may a thread be
- * ended while it is in a call, by pthread_exit in a callback or by pthread_cancel: that ends the process.
+ * Errors: functions that can fail return a status, 0 for success. `tformer_error` then says in one line what is wrong,
+ * where, and how to fix it. No function throws or ends the process. A callback must not throw. Do not end a thread that
+ * is inside a call, by pthread_exit in a callback or by pthread_cancel: that ends the process.
  *
  * Text is UTF-8, with its size in bytes. What comes back ends in a zero byte as well.
  */
@@ -51,7 +51,7 @@ typedef enum tformer_status {
   TFORMER_MISSING = 7,     /* a library, driver or GPU is missing or too old, or C++ cannot split the text (spaCy) */
   TFORMER_CANCELLED = 8,   /* a callback or tformer_cancel stopped the work */
   TFORMER_NO_MEMORY = 9,   /* there is no memory left */
-  TFORMER_INTERNAL = 10    /* a fault of this library: please report it */
+  TFORMER_INTERNAL = 10    /* a bug in this library: please report it */
 } tformer_status;
 
 typedef struct tformer_options tformer_options;
@@ -78,13 +78,13 @@ typedef struct tformer_output {
   size_t text_size;
   const int32_t *ids; /* target tokens without start and end token */
   size_t ids_size;
-  const int32_t *alignment; /* the source token, from 0, that each of `ids` looks at most; null without `align` */
+  const int32_t *alignment; /* the source token, from 0, that each of `ids` attends to most; null without `align` */
   double score;             /* sum of the tokens' log-probabilities, end token included */
   double value;             /* what a beam is ranked by: the score after penalties */
   int finished;             /* 1: ended by itself; 0: a limit cut it off */
 } tformer_output;
 
-/* What a step found: a candidate of a beam, the best token of a greedy search, or what was drawn. */
+/* A token that a step chose: a candidate of a beam, the best token of a greedy search, or a sample. */
 typedef struct tformer_candidate {
   uint64_t request; /* the line, counted from 0 within the call */
   int32_t row;      /* the row of its line that it continues */
@@ -94,11 +94,11 @@ typedef struct tformer_candidate {
   double score;     /* sum of log-probabilities */
 } tformer_candidate;
 
-/* Gets what each step found; another value than 0 stops the call with TFORMER_CANCELLED. With several workers it is
- * called from their threads, one at a time. */
+/* Called after each step with its candidates; returning anything but 0 stops the call with TFORMER_CANCELLED. With
+ * several workers it is called from their threads, one at a time. */
 typedef int (*tformer_step_callback)(void *user, const tformer_candidate *candidates, size_t count);
 
-/* Gets the next piece of a text; another value than 0 stops the call with TFORMER_CANCELLED. */
+/* Called with the next piece of a text; returning anything but 0 stops the call with TFORMER_CANCELLED. */
 typedef int (*tformer_text_callback)(void *user, const char *text, size_t size);
 
 /* The version of the library, such as "0.1.0" (semantic versioning). */
@@ -107,25 +107,25 @@ TFORMER_API const char *tformer_version(void);
 /* The message of the last call of this thread that failed; valid until its next one. */
 TFORMER_API const char *tformer_error(void);
 
-/* Options of a model and of a translator, by their names. Null where there is no memory.
+/* New options for models and translators, none set; null if memory is full. Names, values and [defaults]:
  *
- *   of a model       backend         ort: graphs on ONNX Runtime; native: programs on the library's own engine for
- *                                    processors; trt: plans of TensorRT on a GPU; ort
- *                    variant         graphs to run; without it the bundle's default; fp32: the standard ones; with native
- *                                    a program, without it the first by name; with trt the precision of the plans, without
- *                                    it fp16, bf16 or fp32, what there is
- *                    threads         of one batch; 0: the cores, shared by `workers`
- *                    kernels         of native: an instruction set by name, such as avx2; without it the best there is
- *                    workers         batches that each of its translators decodes at a time; 1
- *                    shortlist       true: score only the tokens that the bundle's lists have for a source
- *                    verify          false: do not compare files with their SHA-256, to start sooner
- *                    onnxruntime     the library's file, or the folder that has it; without it, what the environment
- *                                    variable TFORMER_ONNXRUNTIME names, or what the loader finds
- *                    tensorrt        the same for TensorRT, and TFORMER_TENSORRT
- *   of a translator  batch_tokens    padded source tokens of a batch, per beam; 0 or nothing: 4096, with native 256 to
- *                                    4096 by the sizes of the model
- *                    workers         batches decoded at a time; 1
- *                    max_line_bytes  longer lines are refused; 1048576
+ *   of a model       backend         ort: graphs on ONNX Runtime; native: programs on the library's own CPU engine;
+ *                                    trt: TensorRT plans on a GPU [ort]
+ *                    variant         the graphs to run; fp32: the standard ones [the bundle's default]; with native a
+ *                                    program [the first by name]; with trt the precision of the plans [the first
+ *                                    of fp16, bf16 and fp32 that there is for this GPU]
+ *                    threads         threads per batch; 0: the cores, divided by `workers` [0]
+ *                    kernels         with native: an instruction set, such as avx2 [the best of this machine]
+ *                    workers         batches that each of its translators decodes at a time [1]
+ *                    shortlist       true: score only the tokens that the bundle's shortlist has for a source [false]
+ *                    verify          false: do not compare files with their SHA-256, to start sooner [true]
+ *                    onnxruntime     ONNX Runtime's file or its folder [what the environment variable
+ *                                    TFORMER_ONNXRUNTIME names, else what the loader finds]
+ *                    tensorrt        the same for TensorRT, with TFORMER_TENSORRT
+ *   of a translator  batch_tokens    padded source tokens per batch and beam; 0: 4096, with native 256 to 4096 by the
+ *                                    sizes of the model [0]
+ *                    workers         batches decoded at a time [1]
+ *                    max_line_bytes  longer lines are an error [1048576]
  *                    and every decoding option of docs/decoding.md, such as beams or length_penalty
  */
 TFORMER_API tformer_options *tformer_options_new(void);
@@ -137,63 +137,62 @@ TFORMER_API void tformer_options_free(tformer_options *options);
 TFORMER_API tformer_status tformer_model_open(const char *folder, const tformer_options *options,
                                               tformer_model **model);
 TFORMER_API void tformer_model_close(tformer_model *model);
-/* The variant that runs; fp32 for the standard graphs; of plans their precision. Valid as long as the model. */
+/* The variant that runs; fp32 for the standard graphs; for plans their precision. Valid as long as the model. */
 TFORMER_API const char *tformer_model_variant(const tformer_model *model);
-/* Why a model is slower than it could be, as far as its translators have found out; empty: no reason is known. Valid as
- * long as the model. */
+/* Why a model runs slower than it could, if its translators have found a reason; else empty. Valid as long as it. */
 TFORMER_API const char *tformer_model_warning(const tformer_model *model);
 /* The longest source and output in tokens, end token included. */
 TFORMER_API size_t tformer_model_source_tokens(const tformer_model *model);
 TFORMER_API size_t tformer_model_target_tokens(const tformer_model *model);
 /* The ids that the model sees of a text; they belong to the caller, who frees them with tformer_ids_free. */
 TFORMER_API tformer_status tformer_source_ids(const tformer_model *model, tformer_text text, tformer_ids *ids);
-/* What the decoder must produce for a text, end token included. */
+/* The ids that the decoder must produce for a text, end token included. */
 TFORMER_API tformer_status tformer_target_ids(const tformer_model *model, tformer_text text, tformer_ids *ids);
-/* The id of an entry of the target vocabulary, such as a language's code; no text is split. */
+/* The id of an entry of the target vocabulary, such as a language code; the text is not tokenized. */
 TFORMER_API tformer_status tformer_target_entry(const tformer_model *model, tformer_text entry, int32_t *id);
 TFORMER_API void tformer_ids_free(tformer_ids *ids);
 
-/* A translator of a model. `options` may be null; those that no request of this model can have are refused here. */
+/* A translator of a model. `options` may be null. Fails if the model can never satisfy the options. */
 TFORMER_API tformer_status tformer_translator_new(tformer_model *model, const tformer_options *options,
                                                   tformer_translator **translator);
 TFORMER_API void tformer_translator_free(tformer_translator *translator);
-/* What the bundle's decoding options and those of `options` come to: outputs of a line, whether they are aligned. */
+/* Outputs per line, and whether they have alignments, by the bundle's decoding options and by `options`. */
 TFORMER_API size_t tformer_translator_n_best(const tformer_translator *translator);
 TFORMER_API int tformer_translator_aligns(const tformer_translator *translator);
-/* The only outputs that may come from now on; none: any. */
+/* Allow only these outputs from now on; none: allow any. */
 TFORMER_API tformer_status tformer_allow(tformer_translator *translator, const tformer_text *outputs, size_t count);
-/* Call back after each step of the calls that begin from now on; null: no more. A callback may cancel the call; another
- * call of its translator fails with TFORMER_USAGE. Where a line's log-probabilities are not numbers, the lines before it
- * in its batch are decoded again, and their steps come twice. */
+/* Call `callback` after each step of later calls; null: no longer. A callback may cancel the call; another call of its
+ * translator fails with TFORMER_USAGE. If a line has NaN or infinite log-probabilities, the lines before it in its
+ * batch are decoded again, so that their steps come twice. */
 TFORMER_API void tformer_on_step(tformer_translator *translator, tformer_step_callback callback, void *user);
-/* Stop the call that another thread makes, before its next step. A call that begins later is not stopped. */
+/* Stop the call that is running in another thread, before its next step. Later calls are not stopped. */
 TFORMER_API void tformer_cancel(tformer_translator *translator);
 
-/* Translate lines. An empty line gives an empty output. `prefixes`: how each output begins, or null. `first`: number of
- * the first line among all, which messages name and draws depend on.
+/* Translate lines. An empty line gives an empty output. `prefixes`: how each output begins, or null. `first`: the
+ * number of the first line; a line's number stands in messages and seeds its samples.
  *
- * Where a line is bad, the status says so and `results` has those of all lines before it. `results` is null only where
- * there is nothing at all. */
+ * If a line is bad, the status says so, and `results` has the results of all lines before it. `results` is null only if
+ * there are none at all. */
 TFORMER_API tformer_status tformer_translate(tformer_translator *translator, const tformer_text *lines,
                                              const tformer_text *prefixes, size_t count, uint64_t first,
                                              tformer_results **results);
 /* The same for sources given as the ids that the model sees, end token included. */
 TFORMER_API tformer_status tformer_generate(tformer_translator *translator, const tformer_ids *sources, size_t count,
                                             uint64_t first, tformer_results **results);
-/* Translate one line; `write` gets its text piece by piece as it becomes certain. Needs one output: beams=1, n_best=1.
+/* Translate one line; `write` gets its text piece by piece as it is produced. Needs beams=1, n_best=1.
  * `prefix` may be empty. */
 TFORMER_API tformer_status tformer_stream(tformer_translator *translator, tformer_text line, tformer_text prefix,
                                           uint64_t number, tformer_text_callback write, void *user,
                                           tformer_results **results);
-/* The log-probability of every token of each target, end token included, given its source. `ids` and `score` of
- * output 0 of each line are the target's and their sum; tformer_results_scores has them one by one. */
+/* The log-probability of every token of each target, end token included, given its source: tformer_results_scores.
+ * Output 0 of each line has the target's `ids`, and their sum as `score`. */
 TFORMER_API tformer_status tformer_score(tformer_translator *translator, const tformer_text *sources,
                                          const tformer_text *targets, size_t count, uint64_t first,
                                          tformer_results **results);
 
-/* Lines that come one by one and share steps, as a server needs it: each joins those on their way before a step, and
- * leaves when it has ended. What a line gets is what it gets alone, but for the last digits of its scores. On ONNX
- * Runtime in 8 or 4 bits a number can be rounded otherwise, which seldom changes a token: `unstable` in docs/check.md.
+/* Continuous batching, for servers: lines join the running batch before any step, and leave it when they have ended. A
+ * line gets the same output as alone, but for the last digits of its scores. On ONNX Runtime in 8 or 4 bits, values can
+ * be rounded differently, which seldom changes a token: `unstable` in docs/check.md.
  *
  *   tformer_serving_new(model, options, &serving);
  *   tformer_admit(serving, line, prefix, NULL, number);      any thread, at any time
@@ -202,32 +201,32 @@ TFORMER_API tformer_status tformer_score(tformer_translator *translator, const t
  *     while (tformer_take(serving, &number, &results), results) ...
  *   } while (left);
  *
- * All functions but tformer_serving_free may be called from any thread; steps are taken one at a time, and nothing but a
- * step waits for one. Needs a variant of target ort-cpu or native and no shortlist, else the status is TFORMER_LIMIT. */
+ * All functions but tformer_serving_free may be called from any thread; steps run one at a time, and only a step waits
+ * for another step. Needs a variant of target ort-cpu or native and no shortlist, else the status is TFORMER_LIMIT. */
 TFORMER_API tformer_status tformer_serving_new(tformer_model *model, const tformer_options *options,
                                                tformer_serving **serving);
 TFORMER_API void tformer_serving_free(tformer_serving *serving);
-/* Let a line join before the next step, or a later one where as many are on their way as the bundle's recipe allows.
- * `options`: decoding options of its own, over those of all, or null; any other option is refused. A line has as many rows
- * as the widest that it shares steps with. `number`: what messages name and draws depend on, and what tells this line from
- * the others until it is taken. A line that cannot be translated is refused at once. */
+/* Let a line join before the next step, or later if the batch has as many lines as the bundle's recipe allows.
+ * `options`: its own decoding options, over those of all, or null; other options are an error. Every line of a batch
+ * has as many rows as the widest one. `number`: stands in messages, seeds the line's samples, and identifies the line
+ * until it is taken. A line that cannot be translated fails at once. */
 TFORMER_API tformer_status tformer_admit(tformer_serving *serving, tformer_text line, tformer_text prefix,
                                          const tformer_options *options, uint64_t number);
-/* The next token of every line on its way. `lines`, if not null: how many are on their way or wait to join. */
+/* Run one step for all running lines. `lines`, if not null: how many are running or wait to join. */
 TFORMER_API tformer_status tformer_step(tformer_serving *serving, size_t *lines);
-/* A line that has ended: its number, and the results of one line. `results` is null where none has. Where something was
- * wrong with the line, the status says so and its results have no lines. */
+/* Take a line that has ended: its number, and the results of one line. `results` is null if none has ended. If the line
+ * failed, the status says so, and its results have no lines. */
 TFORMER_API tformer_status tformer_take(tformer_serving *serving, uint64_t *number, tformer_results **results);
-/* Give up a line: it leaves before the next step, and nothing comes of it. No error if there is none. */
+/* Cancel a line: it leaves before the next step, without results. No error if there is no such line. */
 TFORMER_API tformer_status tformer_retire(tformer_serving *serving, uint64_t number);
 
 /* How many lines have results. */
 TFORMER_API size_t tformer_results_lines(const tformer_results *results);
-/* How many outputs a line has: 1, or up to n_best. */
+/* How many outputs a line has: up to n_best. */
 TFORMER_API size_t tformer_results_outputs(const tformer_results *results, size_t line);
-/* An output, best first; null where there is none. */
+/* An output, best first; null if there is no such one. */
 TFORMER_API const tformer_output *tformer_results_output(const tformer_results *results, size_t line, size_t output);
-/* Of tformer_score: as many log-probabilities as output 0 of the line has ids. Null for other results. */
+/* Of tformer_score: a log-probability for each of the ids of output 0 of the line. Null for other results. */
 TFORMER_API const double *tformer_results_scores(const tformer_results *results, size_t line);
 TFORMER_API void tformer_results_free(tformer_results *results);
 

@@ -1,4 +1,4 @@
-// libtformer for C++17: objects over tformer.h, which has the rules for threads and errors. Only this header is needed.
+// libtformer for C++17: classes over tformer.h, which documents threads and errors. Include only this header.
 //
 //   tformer::Model model("bundles/numbers");
 //   tformer::Translator translator(model, {{"beams", "5"}});
@@ -20,7 +20,7 @@
 namespace tformer {
 inline namespace api {  // so that these names are not those of the library's own classes, which a static build links
 
-/// What is wrong, where, and how to fix it.
+/// A call failed: what is wrong, where, and how to fix it.
 class Failure : public std::runtime_error {
  public:
   explicit Failure(tformer_status status) : std::runtime_error(tformer_error()), status_(status) {}
@@ -34,20 +34,20 @@ inline void check(tformer_status status) {
   if (status != TFORMER_OK) throw Failure(status);
 }
 
-/// Names and values, as tformer_options_set takes them. A zero byte in one is an std::invalid_argument.
+/// Names and values, as for tformer_options_set. A zero byte in one throws std::invalid_argument.
 using Options = std::vector<std::pair<std::string, std::string>>;
 
 /// One output of a line.
 struct Output {
   std::string text;
   std::vector<std::int32_t> ids;        ///< target tokens without start and end token
-  std::vector<std::int32_t> alignment;  ///< the source token, from 0, of each of `ids`; only with `align`
+  std::vector<std::int32_t> alignment;  ///< the source token, from 0, that each of `ids` attends to most; with `align`
   double score = 0;                     ///< sum of the tokens' log-probabilities, end token included
-  double value = 0;                     ///< what a beam is ranked by
+  double value = 0;                     ///< what a beam is ranked by: the score after penalties
   bool finished = true;                 ///< ended by itself; false: a limit cut it off
 };
 
-/// Of each line its outputs, best first.
+/// The outputs of each line, best first.
 using Outputs = std::vector<std::vector<Output>>;
 
 namespace detail {
@@ -63,7 +63,7 @@ struct Free {
 template <typename Handle>
 using Owned = std::unique_ptr<Handle, Free>;
 
-/// A text for C, which would take one with a zero byte for a shorter one.
+/// A text for C, which a zero byte would cut short.
 inline const char* whole(const std::string& text) {
   if (text.find('\0') == std::string::npos) return text.c_str();
   throw std::invalid_argument("a folder, or an option's name or value, has a zero byte: leave it out");
@@ -109,7 +109,7 @@ class Model {
     model_.reset(model);
   }
   std::string variant() const { return tformer_model_variant(model_.get()); }
-  /// Why it is slower than it could be, as far as its translators have found out; empty: no reason is known.
+  /// Why it runs slower than it could, if its translators have found a reason; else empty.
   std::string warning() const { return tformer_model_warning(model_.get()); }
   std::size_t source_tokens() const { return tformer_model_source_tokens(model_.get()); }
   std::size_t target_tokens() const { return tformer_model_target_tokens(model_.get()); }
@@ -144,7 +144,7 @@ class Translator {
     translator_.reset(translator);
   }
 
-  /// What is wrong with a line is thrown.
+  /// Throws the error of the first bad line.
   Outputs translate(const std::vector<std::string>& lines, const std::vector<std::string>& prefixes = {},
                     std::uint64_t first = 0) {
     Outputs found;
@@ -152,7 +152,7 @@ class Translator {
     return found;
   }
 
-  /// The same; where a line is bad, the status says so and `found` has the outputs of all lines before it.
+  /// The same without throwing for a bad line: the status says so, and `found` has the outputs of all lines before it.
   tformer_status translate_to(Outputs& found, const std::vector<std::string>& lines,
                               const std::vector<std::string>& prefixes = {}, std::uint64_t first = 0) {
     if (!prefixes.empty() && prefixes.size() != lines.size()) throw std::invalid_argument("give one prefix a line");
@@ -173,7 +173,7 @@ class Translator {
     return found;
   }
 
-  /// The same; where a source is bad, the status says so and `found` has the outputs of all before it.
+  /// The same without throwing for a bad source: the status says so, and `found` has the outputs of all before it.
   tformer_status generate_to(Outputs& found, const std::vector<std::vector<std::int32_t>>& sources,
                              std::uint64_t first = 0) {
     std::vector<tformer_ids> ids;
@@ -185,8 +185,8 @@ class Translator {
     return status;
   }
 
-  /// One line; `write` gets its text piece by piece, and stops the call where it returns false. What it throws stops the
-  /// call as well, and is thrown from here. An empty `write` is an std::invalid_argument.
+  /// Translate one line; `write` gets its text piece by piece. Returning false stops the call; so does an exception,
+  /// which is rethrown. An empty `write` throws std::invalid_argument.
   Output stream(const std::string& line, const std::function<bool(const std::string&)>& write,
                 const std::string& prefix = "", std::uint64_t number = 0) {
     if (!write) throw std::invalid_argument("write is empty: give a function");
@@ -230,17 +230,17 @@ class Translator {
     return scores;
   }
 
-  /// The only outputs that may come from now on; none: any.
+  /// Allow only these outputs from now on; none: allow any.
   void allow(const std::vector<std::string>& lines) {
     const std::vector<tformer_text> outputs = detail::texts(lines);
     check(tformer_allow(translator_.get(), outputs.data(), outputs.size()));
   }
 
-  /// What the bundle's options and one's own come to: outputs of a line, whether they are aligned.
+  /// Outputs per line, and whether they have alignments, by the bundle's options and these.
   std::size_t n_best() const { return tformer_translator_n_best(translator_.get()); }
   bool aligns() const { return tformer_translator_aligns(translator_.get()) != 0; }
 
-  /// Stop the call that another thread makes.
+  /// Stop the call that is running in another thread.
   void cancel() { tformer_cancel(translator_.get()); }
   tformer_translator* get() const { return translator_.get(); }
 
@@ -251,12 +251,12 @@ class Translator {
 /// A line that has ended.
 struct Served {
   std::uint64_t number = 0;
-  std::vector<Output> outputs;         ///< best first; empty where something was wrong with it
-  tformer_status status = TFORMER_OK;  ///< that says what,
+  std::vector<Output> outputs;         ///< best first; empty if the line failed
+  tformer_status status = TFORMER_OK;  ///< why it failed,
   std::string message = {};            ///< in words
 };
 
-/// Lines that come one by one and share steps. Any thread may call it; steps are taken one at a time.
+/// Continuous batching: lines join and leave a running batch. Thread-safe; steps run one at a time.
 class Serving {
  public:
   explicit Serving(const Model& model, const Options& options = {}) {
@@ -265,22 +265,22 @@ class Serving {
     serving_.reset(serving);
   }
 
-  /// Let a line join before the next step that has room for it. `options`: of its own, over those of all.
+  /// Let a line join before the next step with room for it. `options`: its own decoding options, over those of all.
   void admit(const std::string& line, std::uint64_t number, const Options& options = {},
              const std::string& prefix = "") {
     check(tformer_admit(serving_.get(), detail::text(line), detail::text(prefix), detail::options(options).get(),
                         number));
   }
 
-  /// The next token of every line on its way. How many are on their way or wait to join.
+  /// Run one step for all running lines. Returns how many are running or wait to join.
   std::size_t step() {
     std::size_t lines = 0;
     check(tformer_step(serving_.get(), &lines));
     return lines;
   }
 
-  /// Lines that have ended since the last call. Where memory ends no line is lost: the others come with the next call, and
-  /// one whose outputs find no memory has the status TFORMER_NO_MEMORY.
+  /// Lines that have ended since the last call. If memory is full, no line is lost: the others come with the next call,
+  /// and one whose outputs cannot be copied has the status TFORMER_NO_MEMORY.
   std::vector<Served> take() {
     std::vector<Served> all;
     for (;;) {
@@ -310,7 +310,7 @@ class Serving {
     }
   }
 
-  /// Give up a line.
+  /// Cancel a line.
   void retire(std::uint64_t number) { check(tformer_retire(serving_.get(), number)); }
   tformer_serving* get() const { return serving_.get(); }
 

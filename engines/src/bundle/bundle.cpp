@@ -15,16 +15,13 @@ namespace tformer {
 namespace {
 
 constexpr const char* manifest_name = "manifest.json";
-constexpr const char* weights_name = "weights.data";
 constexpr std::int64_t oldest_version = 2, newest_version = 2;
-const std::vector<std::string> known_kinds = {"encoder/1",       "growing/1", "inplace/1", "slots/1",
-                                              "device_search/1", "rows/1",    "short/1",   "native/1"};
 
 std::string in_folder(const std::string& variant, const std::string& file) {
   return variant.empty() ? file : variant + "/" + file;
 }
 
-/// Names, types and shapes of a graph in a manifest.
+/// The tensors that a manifest states.
 std::vector<TensorSpec> stated(const Json& tensors) {
   std::vector<TensorSpec> specs;
   for (const Json& each : tensors) {
@@ -83,15 +80,15 @@ const Json& Bundle::part(const std::string& variant) const {
   return variant.empty() ? manifest_ : manifest_["variants"][variant];
 }
 
-/// Names of the files that a manifest must have hashes of.
+/// The files that the manifest must have hashes of.
 std::vector<std::string> Bundle::names_in_use() const {
   std::set<std::string> names;
   for (const auto& [variant, recipe] : recipes_) {
-    for (const char* graph : {"encoder", "decoder_step"}) names.insert(in_folder(variant, file_of(graph, recipe)));
-    for (const char* some : {weights_name, "slots_step.onnx", "short_rows.onnx", "short_step.onnx", "memory.onnx"}) {
-      const std::string name = in_folder(variant, some);
+    for (const Json& graph : contract()["graphs"]) names.insert(in_folder(variant, file_of(graph, recipe)));
+    for (const Json& optional : contract()["optional_files"]) {
+      const std::string name = in_folder(variant, optional);
       std::error_code ignored;
-      if (fs::exists(directory_ / name, ignored)) names.insert(name);  // not every model has them
+      if (fs::exists(directory_ / name, ignored)) names.insert(name);
     }
   }
   for (const char* side : {"source", "target"}) {
@@ -155,7 +152,7 @@ void Bundle::verify(const std::vector<std::string>& names) const {
 std::vector<std::string> Bundle::graph_files(const std::vector<std::string>& graphs, const std::string& variant) const {
   std::vector<std::string> names;
   for (const std::string& graph : graphs) names.push_back(in_folder(variant, file_of(graph, recipe(variant))));
-  const std::string weights = in_folder(variant, weights_name);
+  const std::string weights = in_folder(variant, contract()["weights"]);
   if (manifest_["files"].contains(weights)) names.push_back(weights);
   return names;
 }
@@ -164,13 +161,14 @@ void Bundle::require_kinds(const std::string& variant) const {
   const Recipe& own = recipe(variant);
   const Json& graphs = part(variant)["graphs"];
   const std::string where = folder(variant).string();
-  for (const std::string& name : graphs_of(own)) {
-    if (!graphs.contains(name)) continue;  // not every model has those for shortlists
+  for (const std::string& name : graphs_of(model_, own)) {
+    if (!graphs.contains(name)) continue;  // graphs for shortlists are optional
     const Json& theirs = graphs[name];
     const std::string kind = theirs["kind"];
-    if (std::find(known_kinds.begin(), known_kinds.end(), kind) == known_kinds.end()) {
+    const std::vector<std::string> known = contract()["kinds"];
+    if (std::find(known.begin(), known.end(), kind) == known.end()) {
       throw Error(Status::bundle, where + " has a graph '" + name + "' of kind " + kind + ", this tformer runs " +
-                                      joined(known_kinds) + ": update it, or export the bundle again with it");
+                                      joined(known) + ": update it, or export the bundle again with it");
     }
     const Signature wanted = signature(name, model_, own);
     if (kind != kind_of(name, own) || !same(stated(theirs["inputs"]), wanted.inputs) ||
@@ -189,7 +187,7 @@ void Bundle::check_metadata(const std::string& name, const std::map<std::string,
            metadata.at("tformer.weights_sha256") == manifest_["checkpoint"]["weights_sha256"] &&
            same_model(parse_json(metadata.at("tformer.model")), manifest_["model"]) &&
            same_recipe(parse_json(metadata.at("tformer.recipe")), part(variant)["recipe"]);
-    // Graphs that were exported without tokenizers do not say which belong to them.
+    // Graphs that were exported without tokenizers do not name any.
     const auto tokenizers = metadata.find("tformer.tokenizers");
     if (fits && tokenizers != metadata.end()) fits = parse_json(tokenizers->second) == Json(tokenizer_hashes());
   } catch (const std::out_of_range&) {

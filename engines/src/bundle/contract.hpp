@@ -1,33 +1,36 @@
-// Names, types, sizes and kinds of the graphs, as in tformer_deploy/bundle/contract.py; docs/bundle.md has their rules.
+// The graphs of a bundle: files, kinds and tensors, as contract.json states them. docs/bundle.md explains each kind.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "bundle/files.hpp"
 #include "engine.hpp"
 
 namespace tformer {
 
-/// The network of a bundle, as far as a runtime needs it.
+/// The sizes of a bundle's network that a runtime needs.
 struct Model : ModelInfo {
-  std::int64_t d_model = 0;
+  std::int64_t d_model = 0;          ///< width of the decoder
+  std::int64_t encoder_d_model = 0;  ///< width of the encoder's output
   std::int64_t heads = 0;     ///< of a decoder layer's caches
   std::int64_t head_dim = 0;  ///< width of one
   std::int64_t decoder_layers = 0;
   bool output_bias = false;
 };
 
-/// How graphs were made, as far as a runtime needs it.
+/// The fields of a variant's recipe that a runtime needs.
 struct Recipe {
   std::string target;     ///< onnx, ort-cpu, trt or native
   std::string precision;  ///< of the weights: fp32, bf16, int8 or int4
   std::string cache_precision = "fp32";  ///< of keys and values: fp32, or in programs bf16
-  std::int64_t group_size = 0;
-  std::int64_t top_k = 0;
-  bool attention = false;
+  std::int64_t group_size = 0;  ///< weights that share a scale; 0: a whole column
+  std::int64_t top_k = 0;  ///< best tokens that a step returns a row; 0: as many as the search reads
+  bool attention = false;  ///< steps return attention weights
+  bool memory = false;     ///< a graph runs the encoder alone
   Limits limits;
-  /// Whether a step's products are of integers, with a scale per output.
+  /// Whether a step multiplies 8-bit integers, with one scale per output.
   bool integer_step() const { return (precision == "int8" || precision == "int4") && group_size == 0; }
 };
 
@@ -46,8 +49,11 @@ struct Signature {
 /// `<kind>_k_0`, `<kind>_v_0`, `<kind>_k_1` and so on: keys and values of every decoder layer.
 std::vector<std::string> cache_names(const std::string& kind, const Model& model);
 
+/// What make spec wrote from tformer_deploy/bundle/contract.py, embedded.
+const Json& contract();
+
 /// Names of all graphs of a variant.
-std::vector<std::string> graphs_of(const Recipe& recipe);
+std::vector<std::string> graphs_of(const Model& model, const Recipe& recipe);
 
 /// The file of a graph of `graphs_of`.
 std::string file_of(const std::string& graph, const Recipe& recipe);

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 namespace tformer {
 namespace {
 
-/// Changes that make one name of another (Levenshtein).
+/// The Levenshtein distance of two names.
 std::size_t distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -31,7 +31,7 @@ std::size_t distance(const std::string& a, const std::string& b) {
   return row.back();
 }
 
-/// Whether a file is what Git LFS leaves in the place of one.
+/// Whether a file is a Git LFS pointer instead of the real file.
 bool is_pointer(const fs::path& path) {
   constexpr std::string_view begin = "version https://git-lfs.github.com/spec/";
   std::error_code unknown_size;

@@ -19,7 +19,7 @@ void verify_file(const fs::path& directory, const std::string& name, const std::
 
 namespace {
 
-/// What stands where a header should be, and what was wanted. The same as in tformer_deploy/base/headers.py.
+/// What was found instead of a header, and what was expected.
 std::string instead(const fs::path& directory, const std::string& name, const std::string& kind) {
   const std::string wanted = kind == "bundle" ? "; a bundle is a folder that tformer export writes" : "";
   std::error_code unused;

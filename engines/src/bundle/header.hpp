@@ -1,4 +1,4 @@
-// The JSON file that makes a folder a bundle, or plans: its format, its version, its schema.
+// Headers: the JSON file that identifies a folder as a bundle or as plans, by format, version and schema.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ Json read_header(const std::filesystem::path& directory, const std::string& name
 void verify_file(const std::filesystem::path& directory, const std::string& name, const std::string& sha256,
                  const std::string& kind);
 
-/// What a header that is damaged says.
+/// The message for a damaged header.
 std::string damaged(const std::filesystem::path& path, const std::string& wrong);
 
 }  // namespace tformer

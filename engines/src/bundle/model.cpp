@@ -1,15 +1,16 @@
 #include "bundle/model.hpp"
 
-#include "bundle/schema_text.hpp"
-
+#include <algorithm>
 #include <stdexcept>
+
+#include "bundle/schema_text.hpp"
 
 namespace tformer {
 namespace {
 
-/// Keys and defaults of `model` and `recipe` (null: there is none), and the largest sizes, from schemas/model.json.
+/// From model.json: keys, defaults of `model` and `recipe` (null: none), choices, largest sizes.
 const Json& specification(const char* part) {
-  static const Json all = Json::parse(model_spec_text);
+  static const Json all = Json::parse(model_text);
   return all[part];
 }
 
@@ -19,7 +20,7 @@ std::vector<std::string> keys_of(const Json& table) {
   return keys;
 }
 
-/// Values over defaults. Throws std::invalid_argument for an unknown key, and for one of another type.
+/// Defaults, overwritten by values. Throws std::invalid_argument for an unknown key and for a value of another type.
 Json filled(const Json& values, const Json& defaults, const std::string& where) {
   if (!values.is_object()) throw std::invalid_argument("[" + where + "]: must be a table");
   Json all = defaults;
@@ -36,6 +37,12 @@ Json filled(const Json& values, const Json& defaults, const std::string& where) 
       throw std::invalid_argument(where + "." + key + ": must be of type " + kind);
     }
     all[key] = value;
+  }
+  const Json choices = specification("choices").value(where, Json::object());
+  for (const auto& [key, valid] : choices.items()) {
+    const std::vector<std::string> names = valid;
+    const std::string name = all[key];
+    if (std::find(names.begin(), names.end(), name) == names.end()) throw std::invalid_argument(unknown(key, name, names));
   }
   return all;
 }
@@ -67,7 +74,7 @@ Json filled_recipe(const Json& values) {
   return all;
 }
 
-/// Whether what both tables have is the same in both.
+/// Whether two tables agree on the keys that both have.
 bool agree(const Json& one, const Json& other) {
   if (!one.is_object() || !other.is_object()) return one == other;
   for (const auto& [key, value] : one.items()) {
@@ -85,6 +92,8 @@ Model model_of(const Json& values) {
   model.tgt_vocab = static_cast<std::int32_t>(within(all, "tgt_vocab", 1));
   within(all, "max_positions", 1);
   model.d_model = within(all, "d_model", 1);
+  model.encoder_d_model = within(all, "encoder_d_model", 0);
+  if (!model.encoder_d_model) model.encoder_d_model = model.d_model;
   model.heads = within(all, "heads", 1);
   model.head_dim = within(all, "head_dim", 0);
   model.decoder_layers = within(all, "decoder_layers", 1);
@@ -113,21 +122,13 @@ Recipe recipe_of(const Json& values) {
   recipe.target = all["target"];
   recipe.precision = all["precision"];
   recipe.cache_precision = all["cache_precision"];
-  const auto one_of = [](const char* name, const std::string& value, const std::vector<std::string>& valid) {
-    for (const std::string& each : valid) {
-      if (value == each) return;
-    }
-    throw std::invalid_argument(unknown(name, value, valid));
-  };
-  one_of("target", recipe.target, {"onnx", "ort-cpu", "trt", "native"});
-  one_of("precision", recipe.precision, {"fp32", "bf16", "int8", "int4"});
-  one_of("cache_precision", recipe.cache_precision, {"fp32", "bf16"});
   if (recipe.cache_precision != "fp32" && recipe.target != "native") {
     throw std::invalid_argument("cache_precision=" + recipe.cache_precision + ": needs target = 'native'");
   }
   recipe.group_size = all["group_size"];
   recipe.top_k = all["top_k"];
   recipe.attention = all["attention"];
+  recipe.memory = all["memory"];
   if (recipe.top_k < 0 || recipe.top_k > (1 << 24)) {
     throw std::invalid_argument("top_k=" + std::to_string(recipe.top_k) + ": must be at least 0");
   }

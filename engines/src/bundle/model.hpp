@@ -1,4 +1,4 @@
-// A manifest's `model` and `recipe`: checked, and compared with those that stand in a graph.
+// Reads `model` and `recipe` of a manifest, and compares them with those in a graph's metadata.
 #pragma once
 
 #include "bundle/contract.hpp"
@@ -6,14 +6,14 @@
 
 namespace tformer {
 
-/// Throws std::invalid_argument with the words of the Python package.
+/// Parse and check `model`. Throws std::invalid_argument.
 Model model_of(const Json& values);
-/// Throws std::invalid_argument.
+/// Parse and check `recipe`. Throws std::invalid_argument.
 Recipe recipe_of(const Json& values);
 
-/// Whether two tables are the same network; keys that one lacks have their defaults.
+/// Whether two tables describe the same network; missing keys have their defaults.
 bool same_model(const Json& one, const Json& other);
-/// Whether two tables are the same recipe; limits of `tformer check` that one lacks are not compared.
+/// Whether two tables describe the same recipe; tolerances that one lacks are not compared.
 bool same_recipe(const Json& one, const Json& other);
 
 }  // namespace tformer

@@ -16,11 +16,31 @@ namespace {
 using Json = nlohmann::json;
 constexpr std::size_t longest_matched = 4096;  // bytes; no name is longer
 const std::set<std::string> keywords = {
-    "$schema", "additionalProperties", "anyOf", "const", "definitions", "description", "else", "enum", "if",
+    "$ref", "$schema", "additionalProperties", "anyOf", "const", "definitions", "description", "else", "enum", "if",
     "items", "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "pattern", "properties",
     "propertyNames", "required", "then", "title", "type"};
 
-/// An expression of the schema. JSON that was parsed has no half characters, so what excludes those is left out.
+/// Throws std::logic_error for a keyword that is not implemented here, since what it asks for would not be checked.
+void require_known(const Json& schema) {
+  if (!schema.is_object()) return;
+  for (const auto& [keyword, rule] : schema.items()) {
+    if (!keywords.count(keyword)) throw std::logic_error("schema: unknown keyword " + keyword);
+    if (keyword == "const" || keyword == "enum") continue;
+    if (keyword == "properties" || keyword == "definitions" || keyword == "anyOf") {
+      for (const Json& part : rule) require_known(part);
+    } else {
+      require_known(rule);
+    }
+  }
+}
+
+Json parsed(const char* text) {
+  Json schema = Json::parse(text);
+  require_known(schema);
+  return schema;
+}
+
+/// A compiled pattern. Parsed JSON has no unpaired surrogates, so ranges that exclude them are dropped.
 const Regex& expression(const std::string& pattern) {
   static std::map<std::string, Regex> known;
   static std::mutex lock;
@@ -51,7 +71,7 @@ bool has_type(const Json& value, const std::string& type) {
   throw std::logic_error("schema: unknown type " + type);
 }
 
-/// Checks one value at a place such as `model.d_model`; the first problem stays in `wrong`.
+/// Checks one value at a path such as `model.d_model`; `wrong` is the first problem.
 class Checker {
  public:
   explicit Checker(const Json& root) : root_(root) {}
@@ -78,7 +98,6 @@ class Checker {
 
   bool keyword_holds(const Json& value, const Json& schema, const std::string& keyword, const Json& rule,
                      const std::string& at) {
-    if (!keywords.count(keyword)) throw std::logic_error("schema: unknown keyword " + keyword);
     if (keyword == "type") return type(value, rule, at);
     if (keyword == "const") return value == rule || fail(at, "must be " + rule.dump());
     if (keyword == "enum") return one_of(value, rule, at);
@@ -203,12 +222,12 @@ std::string schema_error(const Json& value, const Json& schema) {
 }
 
 const Json& bundle_schema() {
-  static const Json schema = Json::parse(bundle_schema_text);
+  static const Json schema = parsed(bundle_schema_text);
   return schema;
 }
 
 const Json& plans_schema() {
-  static const Json schema = Json::parse(plans_schema_text);
+  static const Json schema = parsed(plans_schema_text);
   return schema;
 }
 

@@ -1,4 +1,4 @@
-// JSON against a JSON Schema (draft 7), as much of it as the schemas of bundles and plans use.
+// Validates JSON against a JSON Schema (draft 7); only the keywords that the schemas of bundles and plans use.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -6,13 +6,14 @@
 
 namespace tformer {
 
-/// What is wrong with a value, or nothing. Throws std::logic_error for a schema with a keyword that is not known here.
+/// What is wrong with a value; empty: nothing is.
 std::string schema_error(const nlohmann::json& value, const nlohmann::json& schema);
 
-/// The schema of a bundle's manifest, from tformer_deploy/schemas/bundle.json.
+/// The schema of a bundle's manifest, tformer_deploy/base/schemas/bundle.json. Throws std::logic_error if it uses a
+/// keyword that is not implemented here.
 const nlohmann::json& bundle_schema();
 
-/// The schema of a folder of plans, from tformer_deploy/schemas/plans.json.
+/// The schema of a folder of plans, tformer_deploy/base/schemas/plans.json. Throws as above.
 const nlohmann::json& plans_schema();
 
 }  // namespace tformer

@@ -47,7 +47,7 @@ class Beam final : public Search {
     }
   }
 
-  /// The best continuations of a sentence, best first; equal values by the lower row, then as the row has them.
+  /// The best continuations of a sentence, best first; ties by the lower row, then in the row's order.
   void rank(const Scores& scores, bool full, std::size_t b) {
     ranked_.clear();
     for (std::size_t row = 0; row < width_; ++row) {
@@ -77,7 +77,7 @@ class Beam final : public Search {
     }
   }
 
-  /// The best tokens of a row that has only its best ones.
+  /// The best tokens of a row for which the step returned only its best ones.
   void best_listed(const Scores& scores, std::size_t b, std::size_t place) {
     best_.clear();
     const auto listed = static_cast<std::size_t>(scores.best);
@@ -90,7 +90,7 @@ class Beam final : public Search {
     }
   }
 
-  /// Count an output, and keep it if it is among the best; of equal ones the earlier.
+  /// Count an output, and keep it if it is among the best; ties by the earlier.
   void collect(std::size_t s, Hypothesis output) {
     ++ended_[s];
     auto& kept = found_[s];
@@ -104,7 +104,7 @@ class Beam final : public Search {
   bool stops(std::size_t s, std::size_t length) const {
     if (options_.stop == "count") return ended_[s] >= enough_;
     if (found_[s].size() < beams_) return false;
-    // Sums only fall, so the best that a hypothesis can become is what it is, at the kindest length.
+    // Sums only fall, so a hypothesis is worth at most its sum now, divided by the most favourable length.
     if (options_.stop == "exact") length = options_.length_penalty > 0 ? rules_.longest(s) : length + 1;
     return next_.front().value / length_norm(length, options_) <= found_[s].back().value;
   }

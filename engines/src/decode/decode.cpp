@@ -1,4 +1,4 @@
-// One search from its beginning to its end. And the steps of given outputs.
+// Runs a whole search, and scores given outputs.
 #include "decode/decode.hpp"
 
 #include <algorithm>

@@ -16,8 +16,8 @@ namespace tformer {
 struct Batch {
   std::vector<std::int32_t> src_ids;      ///< (B, S) right-padded, as the encoder sees them
   std::vector<std::int32_t> src_lengths;  ///< (B)
-  std::vector<std::int64_t> numbers;      ///< of all requests, for draws and messages; none: the index in the batch
-  std::vector<std::vector<std::int32_t>> prefixes;  ///< tokens that each output begins with; none: nothing
+  std::vector<std::int64_t> numbers;      ///< request numbers, for seeds and messages; empty: the index in the batch
+  std::vector<std::vector<std::int32_t>> prefixes;  ///< tokens that each output begins with; may be empty
 
   std::size_t width() const { return src_lengths.empty() ? 0 : src_ids.size() / src_lengths.size(); }
 };
@@ -28,25 +28,25 @@ struct Hypothesis {
   double score = 0;               ///< sum of the log-probabilities of ids and, where `finished`, of the end token
   bool finished = false;          ///< ended by an end token, not by a limit
   double value = 0;               ///< what a beam is ranked by: the score after penalties
-  std::vector<std::int32_t> alignment;  ///< the source position that each of ids looks at most; only with `align`
+  std::vector<std::int32_t> alignment;  ///< the source position that each id attends to most; only with `align`
   std::int32_t end_id = -1;             ///< the end token, where `finished`
 };
 
-/// A token that a step found: a candidate of a beam, or what was drawn.
+/// A token that a step chose: a candidate of a beam, or a sample.
 struct Candidate {
   double value;  ///< sum after the rules, which a beam is ranked by
   double score;  ///< sum of plain log-probabilities
   std::int32_t sentence;  ///< index in the batch
   std::int32_t row;       ///< row of its sentence that it continues
   std::int32_t token;
-  std::int32_t rank;  ///< of a sentence's candidates, from 0, or the number of the sample
+  std::int32_t rank;  ///< rank among the sentence's candidates, from 0, or the sample's number
 };
 
-/// What the caller of `decode` may add.
+/// Optional arguments of `decode`.
 struct Hooks {
-  const Trie* allowed = nullptr;  ///< the only outputs that may come
-  std::function<void(const std::vector<Candidate>&)> on_step;  ///< gets what each step found, sentence by sentence
-  const std::atomic<bool>* cancel = nullptr;  ///< stops before the next step once it is true: Status::cancelled
+  const Trie* allowed = nullptr;  ///< the only outputs allowed; null: any
+  std::function<void(const std::vector<Candidate>&)> on_step;  ///< gets each step's candidates, by sentence
+  const std::atomic<bool>* cancel = nullptr;  ///< once true, the next step throws Status::cancelled
   bool strict = true;  ///< stop at NaN or infinite log-probabilities; else those are never chosen
 };
 
@@ -57,7 +57,7 @@ struct Hooks {
 std::vector<std::vector<Hypothesis>> decode(Engine& engine, const Batch& batch, const DecodeOptions& options,
                                             const Hooks& hooks = {});
 
-/// Of each target, end token included, the log-probability of every token behind those before it. Throws as `decode`.
+/// The log-probability of every token of each target, end token included, given those before it. Throws as `decode`.
 std::vector<std::vector<double>> score(Engine& engine, const Batch& batch,
                                        const std::vector<std::vector<std::int32_t>>& targets,
                                        const std::atomic<bool>* cancel = nullptr);

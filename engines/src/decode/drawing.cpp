@@ -1,4 +1,4 @@
-// Independent samples, one a row.
+// Sampling: independent samples, one per row.
 #include <algorithm>
 
 #include "decode/sampling.hpp"
@@ -51,7 +51,7 @@ class Sampling final : public Search {
     else next_.push_back({sum, sum, static_cast<std::int32_t>(row), token, sample});
   }
 
-  /// What the rules leave of a row that has only its best tokens.
+  /// Apply the rules to a row for which the step returned only its best tokens.
   Ruled listed(const Scores& scores, std::size_t b, std::size_t row) {
     few_.clear();
     const auto count = static_cast<std::size_t>(scores.best);

@@ -1,4 +1,4 @@
-// What every row of a search has written so far, and where it looked: of each step, its rows' tokens and parents.
+// The tokens and attention of every row so far, stored as each step's tokens and parent rows.
 #pragma once
 
 #include <cstddef>
@@ -11,14 +11,14 @@ class History {
  public:
   std::size_t steps() const { return begins_.size(); }
 
-  /// Remember where the rows (B * K, S) that a step was fed looked.
+  /// Store the attention weights (B * K, S) of a step.
   void look(const std::vector<float>& attention, std::size_t rows);
-  /// Remember a step: the rows that go on, each with its token and the row of the step before that it continues.
+  /// Store a step: the rows that continue, each with its token and the row of the previous step that it continues.
   void add(const std::vector<std::int32_t>& parents, const std::vector<std::int32_t>& tokens);
 
-  /// The tokens of a row that the next step is fed, first one first.
+  /// All tokens of a row that the next step is fed, in order.
   void written(std::size_t row, std::vector<std::int32_t>& tokens) const;
-  /// Where the steps looked whose last one was fed a row: S numbers each, first one first.
+  /// Attention weights of the steps that led to a row: S per step, in order.
   std::vector<const float*> looks(std::size_t row) const;
 
  private:

@@ -20,7 +20,7 @@ using Ids = std::vector<std::int64_t>;
 using Member = std::variant<std::int64_t DecodeOptions::*, double DecodeOptions::*, bool DecodeOptions::*,
                             std::string DecodeOptions::*, Ids DecodeOptions::*, std::vector<Ids> DecodeOptions::*>;
 
-/// A range of numbers, and which of its ends do not belong to it.
+/// A range of numbers; `above`, `below`: without its lower, its upper end.
 struct Bounds {
   double low, high;
   bool above, below;
@@ -33,8 +33,8 @@ struct Bounds {
 struct Field {
   const char* name;
   Member member;
-  std::string_view of;       ///< the search that alone reads it
-  std::string_view choices;  ///< with a space between
+  std::string_view of;       ///< search or sampling, if only that reads it
+  std::string_view choices;  ///< separated by spaces
   Bounds bounds;
   const char* rule;  ///< what `bounds` are; empty: any number
 };
@@ -106,7 +106,7 @@ void check_choice(const DecodeOptions& options, const Field& field) {
   if (std::find(valid.begin(), valid.end(), value) == valid.end()) throw Error(Status::usage, unknown(field.name, value, valid));
 }
 
-/// Each option by itself.
+/// Check each option by itself.
 void check_each(const DecodeOptions& options) {
   for (const Field& field : fields) {
     if (!field.choices.empty()) check_choice(options, field);

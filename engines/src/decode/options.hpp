@@ -1,4 +1,4 @@
-// How to decode. docs/decoding.md has the exact meaning of every field.
+// Decoding options. docs/decoding.md has the exact meaning of every field.
 #pragma once
 
 #include <cstdint>
@@ -14,32 +14,32 @@ struct DecodeOptions {
 #include "decode/options.inc"
 #undef TFORMER_OPTION
 
-  /// Throws Error for values that make no sense, alone or together.
+  /// Throws Error for values out of range or that contradict each other.
   void check() const;
 
   /// The tokens that end an output of a model with that end token.
   std::vector<std::int32_t> ends(std::int32_t eos_id) const;
-  /// Rows that a sentence takes on the device.
+  /// Rows per sentence on the device.
   std::int64_t rows() const { return sampling ? n_best : beams; }
   /// Whether the search reads attention weights.
   bool attention() const { return align || coverage_penalty > 0; }
-  /// Whether one best token a step is all that the search reads.
+  /// Whether the search reads only the best token of each step.
   bool greedy() const { return beams == 1 && !sampling && stop == "count" && patience < 1.5; }
 };
 
 /// Options by their names, checked. Throws Error for names, types and values that do not exist.
 DecodeOptions options_of(const nlohmann::json& values);
 
-/// Ids as the model has them; what no vocabulary has stays so.
+/// Ids in 32 bits; those out of range become other invalid ids.
 std::vector<std::int32_t> token_ids(const std::vector<std::int64_t>& ids);
 
-/// What every decoding option is called.
+/// The names of all decoding options.
 std::vector<std::string> option_names();
 
 /// A value as it is written on a command line, of the type that the option has. Throws Error.
 nlohmann::json option_value(const std::string& name, const std::string& text);
 
-/// The options that are asked for, and a model's defaults for the others. Defaults of a beam do not hold for sampling,
+/// The options that were given, and a model's defaults for the others. Defaults for beams do not hold for sampling,
 /// nor for a beam of 1. Throws Error.
 DecodeOptions over_defaults(const nlohmann::json& defaults, const nlohmann::json& asked);
 

@@ -1,4 +1,4 @@
-// Which tokens an output may continue with: lengths, penalties, bans, forced tokens, a set of allowed outputs.
+// Rules on the next token: lengths, penalties, banned and forced tokens, a set of allowed outputs.
 #pragma once
 
 #include <cstddef>
@@ -26,14 +26,14 @@ inline bool better(const Choice& a, const Choice& b) {
   return a.score > b.score || (a.score == b.score && a.token < b.token);
 }
 
-/// What the rules leave of a row: all tokens, `scores` by their ids, or `few`, in the order of their ids.
+/// A row after the rules: `scores` of all tokens by id, or, if only few are left, `few` in the order of ids.
 struct Ruled {
   const float* scores = nullptr;  ///< null: `few`
   std::size_t count = 0;
   const std::vector<Choice>* few = nullptr;
 };
 
-/// The best `count` tokens of a row that are not forbidden, best first; all that there are, if there are fewer.
+/// The best `count` tokens of a row that are not forbidden, best first; fewer if there are fewer.
 void best_of(const Ruled& row, std::size_t count, std::vector<Choice>& best);
 
 /// Most tokens of an output, the end token among them.
@@ -41,10 +41,10 @@ std::int64_t longest_output(const DecodeOptions& options, std::int64_t positions
 
 constexpr const char* end_is_forced = "a forced token is an end token: leave it out, an output ends by itself";
 
-/// Throws Error where an output has no room for so many forced tokens, and for a forced end behind them.
+/// Throws Error where forced tokens and a forced end do not fit into an output.
 void check_forced(std::size_t forced, std::int64_t longest, const DecodeOptions& options, const std::string& where = "");
 
-/// The options of a batch that concern single tokens. Sentences are named by their index in the batch.
+/// The rules of a batch. Sentences are named by their index in the batch.
 class Rules {
  public:
   /// Throws Error where a forced token is an end token, or more are forced than an output may have.
@@ -59,13 +59,13 @@ class Rules {
 
   /// Whether step `step`, from 0, reads every token's log-probability, not only the best.
   bool needs_all(std::size_t step) const;
-  /// How many of a row's best tokens may turn out to be forbidden at a step that does not read all.
+  /// How many of a row's best tokens may be forbidden, at a step that reads only those.
   std::size_t spare(std::size_t step) const;
-  /// Whether a token is forbidden at a step that does not read all.
+  /// Whether a token is forbidden, at a step that reads only the best ones.
   bool forbids(std::int32_t token, std::size_t sentence, std::size_t step) const;
   /// Whether `apply` reads the outputs so far.
   bool reads_outputs() const;
-  /// What every rule leaves of a row's log-probabilities, given its output so far. Valid until the next call.
+  /// Apply every rule to a row's log-probabilities, given its output so far. The result is valid until the next call.
   Ruled apply(const float* log_probs, std::size_t vocab, const std::vector<std::int32_t>& output,
               std::size_t sentence, std::size_t step);
   /// The tokens that the options name for each sentence: ends, forced tokens, those of the allowed outputs.

@@ -5,7 +5,7 @@
 namespace tformer {
 namespace {
 
-/// Adds rows (B, K), their last column repeated up to `width`.
+/// Append rows (B, K), their last column repeated up to `width`.
 template <typename Value>
 void add_widened(std::vector<std::int32_t>& all, std::size_t sentences, std::size_t rows, std::size_t width,
                  const Value& value) {
@@ -92,7 +92,7 @@ void ContinuousBatch::step_alone(Search& search) {
 
 void ContinuousBatch::step_together() {
   struct Part {
-    std::size_t first, sentences, rows;  // of the step that is taken
+    std::size_t first, sentences, rows;  // of the current step
     bool full;
   };
   std::vector<Part> parts;

@@ -1,4 +1,4 @@
-// Searches that share an engine's steps, each at a token of its own: others join while some are on their way.
+// Several searches over one engine's steps, each at its own position; searches may join at any step.
 #pragma once
 
 #include <functional>
@@ -14,21 +14,21 @@ class ContinuousBatch {
  public:
   explicit ContinuousBatch(Engine& engine) : engine_(engine) {}
 
-  /// Begin some searches with the next step. Throws Error, also where an engine's running states take no others; then
-  /// those before go on without them.
+  /// Add searches from the next step on. Throws Error, also where the engine's state cannot take more; the running ones
+  /// then continue without them.
   void join(const std::vector<Search*>& searches);
-  /// The next token of every sentence. Throws Error; without `failed` none can go on then.
+  /// Run one step for every sentence. Throws Error; without `failed`, no search can continue after that.
   void step();
-  /// Leave out a search that is on its way.
+  /// Remove a running search.
   void remove(const Search* search);
-  /// End all.
+  /// Remove all.
   void clear();
-  /// Those that go on, in the order in which they joined.
+  /// Running searches, in the order in which they joined.
   const std::vector<Search*>& searches() const { return searches_; }
-  /// How many sentences go on.
+  /// Sentences that are running.
   std::size_t sentences() const;
 
-  /// Gets a search that cannot go on, while its exception is being handled; the others do.
+  /// Called with a search that failed, while its exception is being handled; the others continue.
   std::function<void(Search*)> failed;
 
  private:

@@ -9,15 +9,15 @@
 
 namespace tformer {
 
-/// A number in [0, 1), a function of its arguments alone.
+/// A pseudorandom number in [0, 1) that depends only on the arguments.
 double uniform(std::uint64_t seed, std::uint64_t request, std::uint64_t sample, std::uint64_t step);
 
-/// Draws with the filters of some options; keeps its memory from draw to draw.
+/// Samples with the options' filters; reuses its memory.
 class Sampler {
  public:
   explicit Sampler(const DecodeOptions& options) : options_(options) {}
 
-  /// A token of a row, by a number from `uniform`; -1 where all are forbidden.
+  /// Sample a token of a row, by a number from `uniform`; -1 where all are forbidden.
   std::int32_t draw(const Ruled& row, double u);
 
  private:
@@ -25,8 +25,8 @@ class Sampler {
   void keep_nucleus();
 
   const DecodeOptions& options_;
-  std::vector<Choice> choices_;      ///< that are not forbidden, in the order of their ids
-  std::vector<double> x_, weights_;  ///< of each choice
+  std::vector<Choice> choices_;      ///< tokens that are not forbidden, in the order of ids
+  std::vector<double> x_, weights_;  ///< one for each choice
   std::vector<Choice> heap_;
   std::vector<char> inside_;
 };

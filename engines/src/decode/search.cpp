@@ -6,6 +6,7 @@
 #include <string>
 
 #include "errors.hpp"
+#include "spec.hpp"
 
 namespace tformer {
 namespace {
@@ -84,7 +85,7 @@ void Search::keep() {
   for (std::size_t i = 0; i < kept_.size(); ++i) width_ = std::max(width_, begins_[i + 1] - begins_[i]);
   rows_moved_ = kept_.size() < before || width_ != old_width;
   const std::size_t size = kept_.size() * width_;
-  // Beside sentences that have more rows, a place without one is fed some token.
+  // A padding row beside sentences with more rows is fed some token.
   values_.assign(size, nothing);
   scores_.assign(size, nothing);
   samples_.assign(size, -1);
@@ -186,15 +187,11 @@ void check_options(const Engine& engine, const DecodeOptions& options) {
     throw Error(Status::limit, end_is_forced);
   }
   if (options.rows() > engine.limits().beams) {
-    throw Error(Status::limit, std::to_string(options.rows()) + (options.sampling ? " samples" : " beams") +
-                                   " exceed the engine's limit of " + std::to_string(engine.limits().beams) +
-                                   ": use fewer, or " +
-                                   engine.limits().or_else("export with a larger beams axis"));
+    const Limits& limits = engine.limits();
+    throw Error(Status::limit, spec::too_many_rows(options.rows(), options.sampling ? "samples" : "beams", limits.beams,
+                                                   limits.or_else(spec::more_rows)));
   }
-  if (options.attention() && !engine.attention()) {
-    throw Error(Status::limit, "this variant does not return attention: export with a recipe that has attention = true, "
-                               "such as fp32-attention");
-  }
+  if (options.attention() && !engine.attention()) throw Error(Status::limit, spec::no_attention);
 }
 
 double length_norm(std::size_t length, const DecodeOptions& options) {

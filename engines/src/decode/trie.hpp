@@ -17,7 +17,7 @@ class Trie {
 
   explicit Trie(const std::vector<std::vector<std::int32_t>>& outputs);
 
-  /// Where the tokens from `first` on lead; null: no output begins so.
+  /// The node that the tokens from `first` on lead to; null: no allowed output begins so.
   const Node* after(const std::vector<std::int32_t>& ids, std::size_t first) const;
   /// Every token of every output, in order.
   const std::vector<std::int32_t>& tokens() const { return tokens_; }

@@ -20,7 +20,7 @@ struct alignas(64) Configuration {
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-/// The tiles, for as long as it lives.
+/// Configures the tiles while it lives.
 class Tiles {
  public:
   Tiles() {
@@ -34,13 +34,13 @@ class Tiles {
   Tiles& operator=(const Tiles&) = delete;
 };
 
-/// A block's sums, 2 panels of 2 tiles: they are finished while the next block is multiplied.
+/// A block's sums, 2 panels of 2 tiles; the epilogue runs while the next block is multiplied.
 struct Block {
   alignas(64) std::int32_t sums[2][2 * tile_rows][lanes];
   std::int64_t row = 0, rows = 0, panel = 0, panels = 0, done = 0;  // done: rows of the first panel, then of the second
 
   TFORMER_INLINE std::int64_t all() const { return rows * panels; }
-  /// Finishes rows up to `end`.
+  /// Apply the epilogue to rows up to `end`.
   TFORMER_INLINE void finish(const Columns<V>& columns, std::int64_t end) {
     while (done < end) {
       const std::int64_t second = done >= rows, r = done - (second ? rows : 0), count = least(rows - r, end - done);
@@ -50,7 +50,7 @@ struct Block {
   }
 };
 
-/// Weights that will be needed next: some lines of them are fetched at every step.
+/// Prefetches the next weights, some cache lines at every step.
 struct Fetch {
   const char *at = nullptr, *end = nullptr;
   std::int64_t each = 0;  // bytes
@@ -61,7 +61,7 @@ struct Fetch {
   }
 };
 
-/// Multiplies 32 rows and 2 panels, or fewer of either, and finishes the block before in between.
+/// Multiply up to 32 rows and 2 panels, interleaved with the epilogue of the block before.
 template <bool two_rows, bool two_panels>
 TFORMER_INLINE void multiply(const std::uint8_t* x, std::int64_t ld, const char* w, std::int64_t panel_bytes,
                              Fetch& fetch, Block& block, Block& before, const Columns<V>& columns) {
@@ -102,7 +102,7 @@ void product_tiles(const Product& product, const Piece& piece) {
   const auto* from = static_cast<const std::uint8_t*>(product.x.integers);
   const std::int64_t end = piece.row + piece.rows, last = piece.panel + piece.panels;
   const std::int64_t row_blocks = (piece.rows + 2 * tile_rows - 1) / (2 * tile_rows);
-  constexpr std::int64_t nearest = 16384;  // bytes that weights are fetched ahead at least
+  constexpr std::int64_t nearest = 16384;  // least prefetch distance in bytes
   Block blocks[2];
   int at = 0;
   for (std::int64_t panel = piece.panel; panel < last; panel += 2) {

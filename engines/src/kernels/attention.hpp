@@ -1,4 +1,4 @@
-// Attention over cached positions, and over keys and values that queries share. `E`: what these are, float or Bf16.
+// Attention over cached positions, and over keys and values that queries share. `E`: their element type, float or Bf16.
 #pragma once
 
 #include "kernels/rows.hpp"
@@ -6,7 +6,7 @@
 namespace tformer::kernels {
 namespace {
 
-/// Scores (padded(length), -inf behind the length) become exp(score - largest); returns 1 / their sum.
+/// Replace scores (padded(length), -inf past the length) by exp(score - largest); returns 1 / their sum.
 template <class V>
 TFORMER_INLINE float soften(float* scores, std::int64_t length, typename V::F most) {
   const typename V::F largest = V::set(V::largest(most));
@@ -19,14 +19,14 @@ TFORMER_INLINE float soften(float* scores, std::int64_t length, typename V::F mo
   return 1.0F / V::sum(sum);
 }
 
-/// Begins to read some numbers that are needed soon.
+/// Prefetch values that are needed soon.
 template <class V, class E>
 TFORMER_INLINE void fetch(const E* from, std::int64_t count) {
   constexpr std::int64_t line = 64 / sizeof(E);
   for (std::int64_t i = 0; i < count; i += line) V::prefetch_far(from + i);
 }
 
-/// Sums of weights times values of `C` times 16 columns, in four chains; value(t) gives the row of position t.
+/// Weighted sums of values, `C` times 16 columns, in four chains; value(t) is the row of position t.
 template <class V, int C, class Value>
 TFORMER_INLINE void mix(const float* weights, std::int64_t length, float inverse, Value value, float* out) {
   typename V::F sums[4][C];
@@ -67,13 +67,13 @@ TFORMER_INLINE void mix_head(const float* weights, std::int64_t length, float in
   }
 }
 
-/// Copies one head's numbers; zeros up to a multiple of 16.
+/// Copy one head's values, padded with zeros to a multiple of 16.
 template <class V, class E>
 TFORMER_INLINE void copy_head(const float* from, std::int64_t size, E* to) {
   over(size, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA { V::store(to + i, get<V>(from + i, n)); });
 }
 
-/// One head's result, from where it lies padded.
+/// Store one head's result without its padding.
 template <class V>
 TFORMER_INLINE void write_head(const Writer<V>& write, const float* from, std::int64_t size, std::int64_t row,
                                std::int64_t head) {
@@ -91,7 +91,7 @@ TFORMER_INLINE typename V::F score(const float* q, std::int64_t columns, std::in
     const std::int64_t n = least(lanes, length - t);
     typename V::F products[lanes];
     TFORMER_UNROLL for (int j = 0; j < lanes; ++j) {
-      const auto* k = key(t + (j < n ? j : n - 1));  // behind the length the last one again, which is left out below
+      const auto* k = key(t + (j < n ? j : n - 1));  // past the length the last one again, which is dropped below
       typename V::F sum = V::mul(C ? kept[0] : V::load(q), V::load(k));
       for (std::int64_t c = 1; c < count; ++c) {
         sum = V::fma(C ? kept[C ? c : 0] : V::load(q + c * lanes), V::load(k + c * lanes), sum);
@@ -128,7 +128,7 @@ TFORMER_INLINE typename V::F score_head(const SelfAttention& work, std::int64_t 
 
 template <class V, class E>
 void attend_self_of(const SelfAttention& work, const Heads& piece, float* scratch) {
-  constexpr std::int64_t together = 4;  // heads, each step of which need not wait for the one before it
+  constexpr std::int64_t together = 4;  // heads at a time, so that their chains of additions overlap
   const Writer<V> write(work.to);
   const std::int64_t size = work.size, room = padded(size), end = piece.head + piece.heads;
   const E *keys = static_cast<const E*>(work.keys), *values = static_cast<const E*>(work.values);

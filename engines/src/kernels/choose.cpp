@@ -1,4 +1,4 @@
-// Which instruction sets this build knows and this machine has.
+// Chooses an instruction set: those of this build that this machine has.
 #include "kernels/sets.hpp"
 
 #ifdef TFORMER_X86
@@ -18,7 +18,7 @@ struct Set {
 
 #ifdef TFORMER_X86
 
-/// What the processor says it has, and what the system keeps of it from one thread to the next.
+/// What CPUID reports, and which registers the system saves between threads.
 class Machine {
  public:
   Machine() {

@@ -10,10 +10,10 @@
 // bf16 weights are widened to fp32: the processor's own products of bf16 round otherwise on each processor. So are keys
 // and values in bf16, which are rounded once, where they are written; see `Bf16`.
 //
-// Every function works on a piece, so that threads can share a value; a function that gets a piece allocates nothing.
+// Every function works on a piece of its result, so that threads can share the work; none allocates memory.
 // Rows may lie anywhere; those of a product are faster if they are not a large power of two apart, as a core's cache holds
-// few lines at such distances: 64 bytes more are enough. What a kernel may read behind the last element, but does not use,
-// is said where it is so.
+// few lines at such distances: 64 bytes more are enough. Where a kernel may read past the last element, its comment
+// says so.
 // Pointers of packed arrays (weights, scales, sums, bias of products) are aligned to 64 bytes.
 #pragma once
 
@@ -24,7 +24,7 @@
 
 namespace tformer::kernels {
 
-/// Floats that are worked on at once; packed arrays are padded to a multiple of it.
+/// Floats per SIMD operation; packed arrays are padded to a multiple of it.
 constexpr std::int64_t lanes = 16;
 
 static constexpr inline std::int64_t padded(std::int64_t count, std::int64_t to = lanes) {
@@ -39,10 +39,10 @@ static constexpr inline std::int64_t padded(std::int64_t count, std::int64_t to 
 struct Rounding {
   float step = 1;
   std::int32_t zero = 0;
-  const float* shrink = nullptr;  ///< (width), above 0: what each channel is multiplied by first; null: nothing
+  const float* shrink = nullptr;  ///< (width), above 0: each channel is multiplied by it first; null: by nothing
 };
 
-/// Where rows of numbers go: as fp32, in 8 bits, or both. `ld`: elements from a row to the next.
+/// Destination of rows: fp32, 8 bits, or both. `ld`: elements from one row to the next.
 struct Target {
   float* floats = nullptr;
   std::int64_t ld = 0;
@@ -53,12 +53,12 @@ struct Target {
 
 enum class Activation { none, relu, gelu, gelu_tanh, gelu_sigmoid, silu };
 
-/// What becomes of numbers y before they are stored: activation(y) * gate + residual.
+/// The epilogue applied to values y before they are stored: activation(y) * gate + residual.
 struct Finish {
   Activation activation = Activation::none;
   const float* gate = nullptr;  ///< (rows, width)
   std::int64_t gate_ld = 0;
-  const float* residual = nullptr;  ///< (rows, width); may be where the numbers go
+  const float* residual = nullptr;  ///< (rows, width); may be the destination
   std::int64_t residual_ld = 0;
   Target to;
 };
@@ -92,7 +92,7 @@ enum class Numbers { fp32, bf16, int8, int4 };
 struct Matrix {
   Numbers numbers = Numbers::fp32;
   std::int64_t inputs = 0, outputs = 0;
-  std::int64_t group = 0;  ///< int4: inputs of a scale
+  std::int64_t group = 0;  ///< int4: inputs per scale
   const void* weights = nullptr;
   const float* scales = nullptr;       ///< int8: (outputs); int4: [panels][groups][16]
   const std::int32_t* sums = nullptr;  ///< int8: (outputs) of each output's weights
@@ -112,15 +112,15 @@ static constexpr inline std::int64_t panel_bytes(const Matrix& matrix) {
   return padded(matrix.inputs, matrix.group) * lanes / 2;
 }
 
-/// Rows that a product reads. `ld`: elements from a row to the next.
+/// Rows that a product reads. `ld`: elements from one row to the next.
 struct Input {
   const float* floats = nullptr;  ///< fp32 and bf16
-  /// int8: u8, of which padded(inputs, 64) are read, those behind the inputs times zero; of a piece, rows up to a
-  /// multiple of 16 from its first on may be read. int4: the integers of `Groups`.
+  /// int8: u8, of which padded(inputs, 64) are read, those past the inputs times zero; of a piece, rows up to a
+  /// multiple of 16 counted from its first may be read. int4: the integers of `Groups`.
   const void* integers = nullptr;
   std::int64_t ld = 0;
-  float step = 1;          ///< int8: of the rounding
-  std::int32_t zero = 0;   ///< int8: of the rounding
+  float step = 1;          ///< int8: as in `Rounding`
+  std::int32_t zero = 0;   ///< int8: as in `Rounding`
   const float* scales = nullptr;        ///< int4: of `Groups`
   const std::int32_t* sums = nullptr;   ///< int4: of `Groups`
 };
@@ -141,7 +141,7 @@ struct Product {
 
 enum class Norm { layer, rms, annotated };
 
-/// Rows of a norm of x, or of x + add. The source may be where the result goes.
+/// Normalization of rows of x, or of x + add. The result may overwrite the source.
 struct Normed {
   Norm norm = Norm::layer;
   float eps = 0;
@@ -151,19 +151,19 @@ struct Normed {
   std::int64_t ld = 0, width = 0;
   const float* add = nullptr;
   std::int64_t add_ld = 0;
-  float* sum = nullptr;  ///< where x + add goes; null: nowhere, and then `add` must be null
+  float* sum = nullptr;  ///< destination of x + add; null: not stored, and then `add` must be null
   std::int64_t sum_ld = 0;
   Target to;
 };
 
-/// Rows of a table: row * scale + position.
+/// Embedding: row of the table * scale + position.
 struct Embedding {
   const std::int32_t* ids = nullptr;  ///< (rows)
   std::int64_t width = 0;
   const float* floats = nullptr;         ///< (vocabulary, width), or
   const std::int8_t* integers = nullptr; ///< (vocabulary, width) with
   const float* scales = nullptr;         ///< (vocabulary), which hold what rows are multiplied by
-  float scale = 1;                       ///< what rows of `floats` are multiplied by
+  float scale = 1;                       ///< factor of the rows of `floats`
   const float* positions = nullptr;      ///< (positions, width); null: none
   const std::int32_t* places = nullptr;  ///< (rows) the position of each row
   float* out = nullptr;
@@ -172,12 +172,12 @@ struct Embedding {
 
 // ---- attention
 
-/// fp32 in 16 bits: its upper half, which is the nearest such number, of two as near the even one. NaN stays NaN.
+/// bf16: fp32 rounded to its upper 16 bits, half to even. NaN stays NaN.
 struct Bf16 {
   std::uint16_t bits;
 };
 
-/// The number itself, exactly.
+/// Widened to fp32, exactly.
 static inline float widened(Bf16 x) {
   const std::uint32_t bits = static_cast<std::uint32_t>(x.bits) << 16U;
   float y;
@@ -185,53 +185,53 @@ static inline float widened(Bf16 x) {
   return y;
 }
 
-/// One new position of every row over what it has of a cache.
-/// A row's cache lies in a place: of each head [position][padded(size)], numbers behind the size are 0. The kernel writes
-/// the new position, and reads it as it was rounded. Score = fma(q·k, scale, bias), q·k and softmax as sums over rows.
+/// Self-attention of one new position of every row over its cache.
+/// A row's cache is one slot (place): for each head [position][padded(size)], zeros past the size. The kernel writes
+/// the new position, and reads it back as rounded. Score = fma(q·k, scale, bias); q·k and softmax are sums over a row.
 /// Values: position t is added to chain t % 4, then chains 0 and 2, 1 and 3, and both are added, times 1 / sum.
 struct SelfAttention {
   std::int64_t heads = 0, size = 0;
   float scale = 1;
   const float *q = nullptr, *k = nullptr, *v = nullptr;  ///< (rows, heads * size)
   std::int64_t ld = 0;
-  Numbers cached = Numbers::fp32;             ///< what keys and values are: fp32 or bf16
+  Numbers cached = Numbers::fp32;             ///< type of keys and values: fp32 or bf16
   void *keys = nullptr, *values = nullptr;    ///< of place 0, head 0
-  std::int64_t place_stride = 0;              ///< numbers from a place to the next
-  std::int64_t head_stride = 0;               ///< numbers from a head to the next
-  const std::int32_t* places = nullptr;       ///< (rows) where each row writes; null: row i at place i
-  const std::int32_t* positions = nullptr;    ///< (rows) how many each row has before the new one
-  const std::int32_t* written_by = nullptr;   ///< (rows, written_ld) the place that holds a position; null: its own
+  std::int64_t place_stride = 0;              ///< elements from one slot to the next
+  std::int64_t head_stride = 0;               ///< elements from one head to the next
+  const std::int32_t* places = nullptr;       ///< (rows) the slot that each row writes; null: row i slot i
+  const std::int32_t* positions = nullptr;    ///< (rows) positions of each row before the new one
+  const std::int32_t* written_by = nullptr;   ///< (rows, written_ld) the slot that holds each position; null: its own
   std::int64_t written_ld = 0;
-  const float* bias = nullptr;       ///< of head 0, distance 0; key t of a query at p gets bias[t - p]; 16 may be read behind
-  std::int64_t bias_stride = 0;      ///< floats from a head to the next
-  std::int64_t ahead = 0;            ///< numbers from keys and values to those of the next call, which are fetched; 0: none
+  const float* bias = nullptr;       ///< head 0, distance 0; key t, query p: bias[t - p]; reads up to 16 past the end
+  std::int64_t bias_stride = 0;      ///< floats from one head to the next
+  std::int64_t ahead = 0;            ///< elements to the keys and values of the next call, to prefetch; 0: none
   Target to;                         ///< (rows, heads * size)
 };
 
-/// What `pack_source` makes of keys and values (length, heads * size) for `SharedAttention`.
-/// Of each head keys [ceil(length / 16)][size][16 positions], values [length][padded(size)]; zeros at what is no position.
+/// How `pack_source` packs keys and values (length, heads * size) for `SharedAttention`.
+/// For each head, keys [ceil(length / 16)][size][16 positions], values [length][padded(size)]; zeros at padding.
 /// A last block of at most 8 positions is [size][8], see `key_lanes`.
 struct Source {
   std::int64_t heads = 0, size = 0, length = 0;
   const float *k = nullptr, *v = nullptr;
   std::int64_t k_ld = 0, v_ld = 0;
-  Numbers cached = Numbers::fp32;  ///< what keys and values become: fp32 or bf16
+  Numbers cached = Numbers::fp32;  ///< type to pack to: fp32 or bf16
   void *keys = nullptr, *values = nullptr;
-  std::int64_t head_stride = 0;  ///< numbers from a head to the next, of both: at least source_size(length, size)
+  std::int64_t head_stride = 0;  ///< elements from one head to the next: at least source_size(length, size)
 };
 
-/// Numbers of one head's keys, and of its values.
+/// Elements of one head's keys, which are as many as of its values.
 static constexpr inline std::int64_t source_size(std::int64_t length, std::int64_t size) {
   return padded(length) * padded(size);
 }
 
-/// Positions that lie side by side in the block of keys that has position t.
+/// Positions side by side in the key block of position t.
 static constexpr inline std::int64_t key_lanes(std::int64_t length, std::int64_t t) {
   const std::int64_t left = length - t / lanes * lanes;
   return left > lanes / 2 ? lanes : lanes / 2;
 }
 
-/// Queries that share keys and values: beams of a sentence over their source, or a source over itself.
+/// Attention of queries that share keys and values: cross-attention of a sentence's beams, or encoder self-attention.
 /// `chains`: 4 for few queries (a product d of q·k is added to chain d % 4, position t of the values to chain t % 4,
 /// chains 0 and 2, 1 and 3, then both are added), 1 for many (from 0 upwards). Score = fma(q·k, scale, bias).
 struct SharedAttention {
@@ -240,13 +240,13 @@ struct SharedAttention {
   int chains = 4;
   const float* q = nullptr;  ///< (queries, heads * size)
   std::int64_t ld = 0;
-  Numbers cached = Numbers::fp32;                 ///< what keys and values are: fp32 or bf16
+  Numbers cached = Numbers::fp32;                 ///< type of keys and values: fp32 or bf16
   const void *keys = nullptr, *values = nullptr;  ///< see `Source`
   std::int64_t head_stride = 0;
-  const float* bias = nullptr;  ///< of head 0 and distance 0; key t of query i gets bias[t - i]; 16 may be read behind
+  const float* bias = nullptr;  ///< head 0, distance 0; key t of query i gets bias[t - i]; reads up to 16 past the end
   std::int64_t bias_stride = 0;
-  std::int64_t ahead = 0;       ///< numbers from keys and values to those of the next call, which are fetched; 0: none
-  float* weights = nullptr;     ///< (queries, heads, weights_ld): where the softmax goes, if not null
+  std::int64_t ahead = 0;       ///< elements to the keys and values of the next call, to prefetch; 0: none
+  float* weights = nullptr;     ///< (queries, heads, weights_ld): destination of the softmax; null: not stored
   std::int64_t weights_ld = 0;  ///< at least padded(length)
   Target to;                    ///< (queries, heads * size)
 };
@@ -259,22 +259,22 @@ struct Heads {
 /// The largest size of a head.
 constexpr std::int64_t largest_head = 256;
 
-/// Floats of scratch that a thread needs for attention over so many positions.
+/// Floats of scratch memory per thread, for attention over so many positions.
 static constexpr inline std::int64_t attention_scratch(std::int64_t length) { return 8 * padded(length) + 8 * largest_head; }
 
 // ---- output
 
-/// Outputs of a block, in which maxima and sums are taken: always the same, whatever threads there are.
+/// Outputs per block, for maxima and sums: the same for any number of threads.
 constexpr std::int64_t block_outputs = 256;
 
-/// The output layer: logits of every block of outputs, their maximum and sum, and the best of them so far.
+/// The output layer: logits block by block, each block's maximum and sum, and the best tokens so far.
 struct Output {
-  Matrix matrix;  ///< its weights are not read where logits are given
+  Matrix matrix;  ///< weights are not read if `given` is set
   Input x;
-  const float* given = nullptr;  ///< (rows, given_ld) logits that are there already; may be `logits`
+  const float* given = nullptr;  ///< (rows, given_ld) logits that are already computed; may be `logits`
   std::int64_t given_ld = 0;
-  std::int64_t best = 0;     ///< tokens of each row that are asked for
-  float* logits = nullptr;   ///< (rows, logits_ld), where all are asked for; `finish_output` makes log-probabilities of them
+  std::int64_t best = 0;     ///< tokens to return per row
+  float* logits = nullptr;   ///< (rows, logits_ld), null: not stored; `finish_output` turns them into log-probabilities
   std::int64_t logits_ld = 0;
   float* largest = nullptr;  ///< (rows, blocks)
   float* sums = nullptr;     ///< (rows, blocks) of exp(logit - largest)
@@ -292,16 +292,16 @@ struct OutputPiece {
   std::int64_t row = 0, rows = 0, block = 0, blocks = 0, thread = 0;
 };
 
-/// The best tokens of rows [row, row + rows), of all threads: best first, equal ones by the lower id.
+/// The best tokens of rows [row, row + rows), merged over threads: best first, ties by the lower id.
 struct Best {
   std::int64_t row = 0, rows = 0, threads = 0;
-  std::int32_t* ids = nullptr;  ///< (rows, best) from `row` on; -1 where no number is left (NaN)
+  std::int32_t* ids = nullptr;  ///< (rows, best) from `row` on; -1 where only NaN is left
   float* scores = nullptr;      ///< (rows, best) log-probabilities: logit - largest - log(sum of exp)
 };
 
 // ---- tables
 
-/// The functions of an instruction set.
+/// The kernels of one instruction set.
 struct Kernels {
   const char* name;
   /// Rows [row, row + rows) of elementwise work.
@@ -326,13 +326,13 @@ struct Kernels {
   void (*erf)(const float* x, float* y, std::int64_t count);
 };
 
-/// The names of all sets that this build knows, best first.
+/// Names of all instruction sets of this build, best first.
 std::vector<std::string> names();
-/// A set by its name; null where this build does not know it or this machine does not have it, see `refusal`.
+/// A set by name; null where this build or this machine lacks it, see `refusal`.
 const Kernels* named(const std::string& name);
-/// Why `named` gives null: one line.
+/// Why `named` returned null: one line.
 std::string refusal(const std::string& name);
-/// The best set that this machine has.
+/// The best set of this machine.
 const Kernels& best();
 
 }  // namespace tformer::kernels

@@ -1,4 +1,4 @@
-// The output layer: logits of a block at a time, of which only maxima, sums and the best tokens are kept.
+// The output layer: logits block by block, keeping only maxima, sums and the best tokens.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@ namespace tformer::kernels {
 namespace {
 
 constexpr std::int64_t rows_at_once = 32;  // whose logits of a block fit into a core's cache
-constexpr std::int64_t logits_ld = block_outputs + lanes;  // rows that are a power of two apart push each other out of it
+constexpr std::int64_t logits_ld = block_outputs + lanes;  // rows a power of two apart would evict each other
 
 /// Whether a token comes before another.
 inline bool better(float score, std::int32_t id, float other, std::int32_t other_id) {
   return score > other || (score == other && id < other_id);
 }
 
-/// Inserts a token into the best ones, if it is one of them.
+/// Insert a token into the best ones, if it is among them.
 inline void insert(float score, std::int32_t id, float* scores, std::int32_t* ids, std::int64_t best) {
   std::int64_t i = best - 1;
   if (!better(score, id, scores[i], ids[i])) return;

@@ -1,4 +1,4 @@
-// Plain C++, for every processor, and the reference that the other sets equal.
+// Plain C++ for every processor: the reference that the other sets equal bit by bit.
 #include "kernels/portable_lanes.hpp"
 #include "kernels/sets.hpp"
 #include "kernels/table.hpp"

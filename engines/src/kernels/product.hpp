@@ -1,4 +1,4 @@
-// Products of rows and packed weights, in blocks of a few rows and panels.
+// Matrix products of rows and packed weights, in blocks of a few rows and panels.
 #pragma once
 
 #include "kernels/rows.hpp"
@@ -6,7 +6,7 @@
 namespace tformer::kernels {
 namespace {
 
-/// Bytes that weights are fetched ahead of their use.
+/// Prefetch distance of weights in bytes.
 constexpr std::int64_t ahead = 4096;
 
 template <int n>
@@ -14,7 +14,7 @@ struct Count {
   static constexpr int value = n;
 };
 
-/// Calls fn with how many there are, up to `most`, as a constant. Returns it.
+/// Call fn with min(count, most) as a compile-time constant. Returns it.
 template <int most, class Fn>
 TFORMER_INLINE std::int64_t with_count(std::int64_t count, Fn fn) {
   if constexpr (most > 1) {
@@ -37,7 +37,7 @@ TFORMER_INLINE void blocks(const Piece& piece, Fn fn) {
   }
 }
 
-/// Finishes sums of a few rows and one panel; what is the same for all rows is read once.
+/// Applies scales, bias and the epilogue to sums of a few rows and one panel; what all rows share is read once.
 template <class V>
 class Columns {
  public:
@@ -113,7 +113,7 @@ class Columns {
   }
 };
 
-/// fp32 and bf16. A step is one input, or two of bf16.
+/// Products of fp32 and bf16. A step is one input, with bf16 two.
 template <class V, bool wide>
 void product_floats(const Product& product, const Piece& piece) {
   constexpr int one = V::one_row_panels, step = wide ? 1 : 2;
@@ -171,7 +171,7 @@ void product_int8(const Product& product, const Piece& piece) {
   const Columns<V> finish(product);
   const auto* x = static_cast<const std::uint8_t*>(product.x.integers);
   const std::int64_t ld = product.x.ld;
-  // `chains` sums for every output, as one instruction waits for the one before it: integers may be added in any order.
+  // Several sums per output, as each addition waits for the one before it; integers may be added in any order.
   const auto block = [&](auto chains, std::int64_t row, auto rows, std::int64_t panel, auto panels) TFORMER_LAMBDA {
     constexpr int C = decltype(chains)::value, R = decltype(rows)::value, P = decltype(panels)::value;
     const char* w = static_cast<const char*>(m.weights) + panel * bytes;

@@ -1,4 +1,4 @@
-// Work on rows: rounding, what finishes a product, norms, embeddings.
+// Kernels over rows: rounding, epilogues of products, norms, embeddings.
 #pragma once
 
 #include "kernels/kernels.hpp"
@@ -23,7 +23,7 @@ TFORMER_INLINE void put(E* p, typename V::F x, std::int64_t n) {
   }
 }
 
-/// Calls fn(i, n) for every 16 elements of a row; n is less than 16 for the last ones of some.
+/// Call fn(i, n) for every 16 elements of a row; n is less than 16 at a ragged end.
 template <class Fn>
 TFORMER_INLINE void over(std::int64_t width, Fn fn) {
   std::int64_t i = 0;
@@ -31,7 +31,7 @@ TFORMER_INLINE void over(std::int64_t width, Fn fn) {
   if (i < width) fn(i, width - i);
 }
 
-/// To 8 bits.
+/// Rounds to 8 bits.
 template <class V>
 struct Rounder {
   typename V::F inverse, low, high;
@@ -88,7 +88,7 @@ __attribute__((noinline)) typename V::F curved(Activation activation, typename V
   }
 }
 
-/// What becomes of numbers before they are stored.
+/// Applies the epilogue of a `Finish`.
 template <class V>
 struct Finisher {
   Finish how;
@@ -144,7 +144,7 @@ void round_groups(const Groups& work, std::int64_t row, std::int64_t rows) {
   }
 }
 
-/// R rows, so that a sum of one need not wait for itself.
+/// R rows at a time, so that their sums overlap.
 template <class V, int R>
 TFORMER_INLINE void norm_rows(const Normed& work, const Writer<V>& write, std::int64_t row) {
   const std::int64_t width = work.width;

@@ -1,4 +1,4 @@
-// The tables of this build, one file each.
+// The kernel tables of this build, one file each.
 #pragma once
 
 #include "kernels/kernels.hpp"

@@ -1,4 +1,4 @@
-// The table of functions of one kind of lanes.
+// Fills the kernel table of one instruction set.
 #pragma once
 
 #include "kernels/attention.hpp"

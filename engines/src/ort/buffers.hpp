@@ -1,4 +1,4 @@
-// Caches of steps in place, and the memory that those of earlier batches have left.
+// Cache buffers of in-place steps, and a pool that reuses the memory of earlier batches.
 #pragma once
 
 #include <cstddef>
@@ -11,21 +11,21 @@
 
 namespace tformer {
 
-/// Memory of the buffers of one engine. A page that the system gives costs more than what is copied into it, so the
-/// memory of a buffer that is freed waits for the next: in use or not, at most `kept` times what was in use at once.
+/// The memory pool of one engine. A fresh page costs more than what is copied into it, so the memory of a freed buffer
+/// is kept for the next: used and idle memory together, at most `kept` times the most that was in use at once.
 class Pool {
  public:
   Pool() = default;
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
   ~Pool();
-  /// Memory of at least `bytes`, and its size. Null where there is none.
+  /// A block of at least `bytes`, and its size; null where memory is full.
   std::pair<float*, std::size_t> take(std::size_t bytes);
   void give(float* memory, std::size_t bytes);
 
  private:
   static constexpr double kept = 1.25;
-  static constexpr double loose = 1.5;  // what memory may be larger than a buffer that gets it
+  static constexpr double loose = 1.5;  // a block is reused for buffers down to 1 / this of its size
 
   std::vector<std::pair<float*, std::size_t>> idle_;   // oldest first
   std::size_t given_ = 0;                              // blocks in use
@@ -34,7 +34,7 @@ class Pool {
   void free_oldest();
 };
 
-/// A tensor of ours, without first values.
+/// A tensor over pool memory, uninitialized.
 class Buffer {
  public:
   /// Throws Error where there is no memory.

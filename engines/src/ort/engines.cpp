@@ -29,7 +29,7 @@ std::vector<Ort::Value> encode(const Graphs& graphs, std::vector<std::int32_t>& 
   graphs.run(Graphs::encoder, feed);
   for (std::size_t i = 0; i < names.size(); ++i) cross[i] = Ort::Value(feed.outputs[i]);
   const std::vector<std::int64_t> wanted = {batch, graphs.model().heads, src_len, graphs.model().head_dim};
-  for (std::size_t i = 0; i < names.size(); ++i) {  // a graph says which sizes are the same, and nobody compares
+  for (std::size_t i = 0; i < names.size(); ++i) {  // ONNX Runtime does not check that output sizes match the inputs
     const std::vector<std::int64_t> found = cross[i].GetTensorTypeAndShapeInfo().GetShape();
     if (found == wanted) continue;
     throw Error(Status::bundle, graphs.bundle().graph("encoder", graphs.variant()).string() + ": it gave '" + names[i] +

@@ -10,11 +10,11 @@
 namespace tformer {
 namespace {
 
-constexpr int short_spin_us = 100;  // enough to the next operator; then the core is free for the step that follows
+constexpr int short_spin_us = 100;  // enough to reach the next operator, then the core is free for the search
 
 constexpr const char* slots_graph = "slots_step";
 
-/// What the library says of a graph that a later version may know.
+/// Messages of the library about graphs that a later version may support.
 bool newer(const std::string& said) {
   for (const char* words : {"IR version", "onnx opset versions", "No Op registered", "not a registered function"}) {
     if (said.find(words) != std::string::npos) return true;
@@ -91,7 +91,7 @@ Graphs::Graphs(std::shared_ptr<const Bundle> bundle, const OpenOptions& options)
     if (target != "ort-cpu") {
       throw Error(Status::usage, "shortlist: " + shown + " has no graphs for it: use a variant of target ort-cpu");
     }
-    if (recipe().integer_step() && !has_vnni()) {  // its weights are no constants, which could be made unsigned
+    if (recipe().integer_step() && !has_vnni()) {  // its weights are inputs, not constants to be made unsigned
       throw Error(Status::usage, "shortlist: " + shown + " needs a processor with VNNI for it: use another variant");
     }
     shortlist_.emplace(open_shortlist(*bundle_, variant_));
@@ -108,7 +108,7 @@ Graphs::Graphs(std::shared_ptr<const Bundle> bundle, const OpenOptions& options)
     sessions_.push_back(std::move(second));
     if (shortlist_) sessions_.push_back(open(names[rows], short_spin_us));
   });
-  verified.get();  // first, as a damaged graph may not load either
+  verified.get();  // first: a damaged file should be reported as such
   opened.get();
 }
 
@@ -121,14 +121,14 @@ void Graphs::open_slots() const {
   slots_.emplace(open(slots_graph, 0));
 }
 
-/// The settings of a session; its threads stay awake so long after an operator, with 0 as long as is usual.
+/// Session options; threads spin for `spin_us` after an operator, 0: ONNX Runtime's default.
 Ort::SessionOptions Graphs::session_options(int spin_us) const {
   Ort::SessionOptions options;
   options.SetIntraOpNumThreads(threads_).SetInterOpNumThreads(1).SetLogSeverityLevel(ORT_LOGGING_LEVEL_FATAL);
   if (spin_us) options.AddConfigEntry("session.intra_op.spin_duration_us", std::to_string(spin_us).c_str());
   // Without VNNI, products of unsigned and signed bytes overflow, unless the weights are made unsigned as well.
   options.AddConfigEntry("session.x64quantprecision", has_vnni() ? "0" : "1");
-  // The fused kernel takes several times as long as its parts.
+  // The fused kernel is several times slower than its parts.
   options.AddConfigEntry("optimization.disable_specified_optimizers", "SkipLayerNormFusion");
   return options;
 }
@@ -155,7 +155,7 @@ Ort::Session Graphs::open(const std::string& graph, int spin_us) const {
   return session;
 }
 
-/// Throws Error for a graph without an input or output of the contract, or with one of another kind.
+/// Throws Error for a graph that lacks an input or output of the contract, or has one of another type or shape.
 void Graphs::check_tensors(const std::string& graph, const Ort::Session& session) const {
   struct Found {
     std::string dtype;

@@ -1,4 +1,4 @@
-// The sessions of a variant's graphs: opened and checked once, run by any number of threads.
+// The ONNX Runtime sessions of a variant: opened and checked once, shared by all threads.
 #pragma once
 
 #include <memory>
@@ -15,22 +15,22 @@ namespace tformer {
 
 /// How a model is opened.
 struct OpenOptions {
-  std::string backend = "ort";  ///< or trt, or native
-  std::string variant;  ///< empty: the bundle's default, of native its first program; fp32: the standard graphs; of trt
+  std::string backend = "ort";  ///< ort, native or trt
+  std::string variant;  ///< empty: the default, with native the first program; fp32: the standard graphs; with trt
                         ///< the precision of plans
-  int threads = 0;      ///< of one call of the engine; 0: as many as this process has cores
+  int threads = 0;      ///< per call of the engine; 0: one per core
   bool shortlist = false;
-  std::string kernels;      ///< of native: an instruction set by name; empty: the best that this machine has
+  std::string kernels;      ///< native only: an instruction set by name; empty: the best of this machine
   bool verify = true;       ///< compare files with their hashes
   std::string onnxruntime;  ///< the library's file; empty: see load_onnxruntime
   std::string tensorrt;     ///< TensorRT's file, or its folder; empty: see load_tensorrt
 };
 
-/// Names and values of one run; values belong to others.
+/// Names and values of one run; does not own the values.
 struct Feed {
   std::vector<const char*> input_names, output_names;
   std::vector<const OrtValue*> inputs;
-  std::vector<OrtValue*> outputs;  ///< null: the library makes one
+  std::vector<OrtValue*> outputs;  ///< null: ONNX Runtime allocates it
   void input(const std::string& name, const Ort::Value& value);
   void output(const std::string& name, Ort::Value& value);
 };
@@ -47,13 +47,13 @@ class Graphs {
   const std::string& variant() const { return variant_; }
   const Shortlist* shortlist() const { return shortlist_ ? &*shortlist_ : nullptr; }
 
-  /// Whether there is a graph whose rows are each at a position of their own, for sentences that join others.
+  /// Whether there is a step in which each row has its own position, so that sentences can join a running batch.
   bool has_slots() const;
-  /// Open it, if nobody has; most never do. Throws Error.
+  /// Open that step, if it is not open. Throws Error.
   void open_slots() const;
 
   enum Which { encoder = 0, step = 1, rows = 2, slots = 3 };
-  /// Run a session; outputs that were null belong to the caller afterwards. Throws Error.
+  /// Run a session; the caller then owns outputs that were null. Throws Error.
   void run(Which which, Feed& feed) const;
 
  private:
@@ -70,14 +70,14 @@ class Graphs {
   void check_tensors(const std::string& graph, const Ort::Session& session) const;
 };
 
-/// Tensors over memory of the caller's, which must outlive them. Throws Error where there is no memory.
+/// Tensors over the caller's memory, which must outlive them. Throws Error where memory is full.
 Ort::Value tensor(std::vector<std::int32_t>& values, const std::vector<std::int64_t>& shape);
 Ort::Value tensor(std::vector<float>& values, const std::vector<std::int64_t>& shape);
 Ort::Value tensor(float* values, const std::vector<std::int64_t>& shape);
-/// A tensor of its own, without first values.
+/// A new tensor, uninitialized.
 Ort::Value tensor(const std::vector<std::int64_t>& shape);
 
-/// A shape in brackets, ? for sizes that are not known.
+/// A shape as text, such as [1, ?, 8]; ?: unknown.
 std::string shown(const std::vector<std::int64_t>& shape);
 
 }  // namespace tformer

@@ -1,8 +1,9 @@
-// Kind growing/1: caches that the step returns, a position longer each time.
+// The engine of kind growing/1: each step returns caches that are one position longer.
 #include <numeric>
 
 #include "errors.hpp"
 #include "ort/engines.hpp"
+#include "spec.hpp"
 
 namespace tformer {
 namespace {
@@ -57,10 +58,7 @@ class GrowingEngine : public Engine {
     const auto batch = static_cast<std::int64_t>(state.src_lengths.size());
     const std::int64_t beams = static_cast<std::int64_t>(tokens.size()) / batch;
     check_step(beams, state.position[0], limits());
-    if (attention && !this->attention()) {
-      throw Error(Status::limit, "this bundle's step does not return attention: export with a recipe that has "
-                                 "attention = true, such as fp32-attention");
-    }
+    if (attention && !this->attention()) throw Error(Status::limit, spec::no_attention);
     tokens_ = tokens;
     const Ort::Value fed = tensor(tokens_, {batch, beams}), parents = tensor(state.parents, {batch, beams}),
                      position = tensor(state.position, {1}), lengths = tensor(state.src_lengths, {batch});
@@ -108,7 +106,7 @@ class GrowingEngine : public Engine {
   std::vector<std::string> cross_, past_, present_;
   std::vector<std::int32_t> tokens_;
 
-  /// Tensors over what the search reads: top_ids, top_scores, then log_probs and attention where they are asked for.
+  /// Output tensors over `Scores`: top_ids, top_scores, then log_probs and attention on request.
   std::vector<Ort::Value> outputs(std::int64_t batch, std::int64_t beams, const GrowingState& state, bool full,
                                   bool attention, Scores& scores) const {
     scores.best = best(beams, state);

@@ -1,5 +1,5 @@
-// Kinds inplace/1, slots/1 and short/1: buffers that stay, written in place; a step makes and copies nothing but its few
-// scores.
+// The engine of kinds inplace/1, slots/1 and short/1: steps write into cache buffers that stay bound, and copy only
+// their best scores.
 #include <algorithm>
 #include <limits>
 
@@ -10,7 +10,7 @@
 namespace tformer {
 namespace {
 
-constexpr std::size_t list_unit = 64;  // lists are filled up to a multiple of this
+constexpr std::size_t list_unit = 64;  // lists are padded to a multiple of this
 
 class InPlaceEngine : public Engine {
  public:
@@ -99,7 +99,7 @@ class InPlaceEngine : public Engine {
     return top_k ? top_k : 2 * beams;
   }
 
-  /// The tokens that any sentence may use, in order, and their part of the output's table.
+  /// The shortlist of a batch, and its part of the output matrix.
   std::unique_ptr<Listed> list_of(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& lengths,
                                   const Outlook& outlook) const {
     Lists lists = lists_of(*graphs_->shortlist(), src_ids, lengths, outlook.required);
@@ -126,7 +126,7 @@ class InPlaceEngine : public Engine {
     return listed;
   }
 
-  /// Name every input and output of the step but all log-probabilities.
+  /// Bind every input and output of the step but the full log-probabilities.
   void bind(InPlaceState& state) const {
     const std::int64_t rows = state.batch * state.beams, best = best_of(state.beams);
     state.top_ids.resize(size(rows * best));
@@ -176,7 +176,7 @@ class InPlaceEngine : public Engine {
     state.feed[1].outputs.push_back(state.log_probs->value());
   }
 
-  /// Of the sentences that are still asked for.
+  /// Copy the scores of the sentences that are still running.
   void copy_scores(const InPlaceState& state, bool full, Scores& scores) const {
     const std::size_t beams = size(state.beams), best = state.top_ids.size() / state.tokens.size();
     const std::size_t count = state.slots.size(), vocab = size(model().tgt_vocab);

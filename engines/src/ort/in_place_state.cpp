@@ -9,9 +9,9 @@
 namespace tformer {
 namespace {
 
-constexpr double sparse = 0.75;  // with fewer sentences than this share, a copy costs less than those that have ended
+constexpr double sparse = 0.75;  // with fewer sentences than this share, copying them costs less than ended ones
 
-/// Source tokens that a tensor (B, H, S, D) has room for.
+/// S of a tensor (B, H, S, D).
 std::int64_t src_len_of(const Ort::Value& cross) { return cross.GetTensorTypeAndShapeInfo().GetShape()[2]; }
 
 }  // namespace
@@ -22,7 +22,7 @@ InPlaceState::InPlaceState(const Model& of, std::shared_ptr<Pool> memory, std::v
   make_buffers();
 }
 
-/// Buffers of the state's sizes in which each row has written what it has, and every sentence is asked for.
+/// Buffers of the state's sizes, in which every slot is in use and each row has written its own history.
 void InPlaceState::make_buffers() {
   const std::int64_t rows = batch * beams;
   past.clear();
@@ -58,14 +58,14 @@ void InPlaceState::reorder(const std::vector<std::int32_t>& parents, const std::
   }
 }
 
-/// Give each row the history of the one that it continues; there are as many as before.
+/// Give each row the history of the row that it continues; their number is unchanged.
 void InPlaceState::rename(const std::vector<std::int32_t>& parents, const std::vector<std::int32_t>& kept) {
   const std::size_t filled = size(position[0]), rows = size(beams), room = size(capacity);
   histories_.resize(rows * filled);
   for (std::size_t i = 0; i < kept.size(); ++i) {
     const std::int32_t* const from = &parents[i * rows];
     std::int32_t* const own = &written_by[size(kept[i]) * rows * room];
-    std::size_t first = 0;  // the best often stay where they are
+    std::size_t first = 0;  // often the best rows continue themselves
     while (first < rows && size(from[first]) % rows == first) ++first;
     for (std::size_t k = first; k < rows; ++k) {
       std::copy_n(own + size(from[k]) % rows * room, filled, &histories_[k * filled]);
@@ -74,7 +74,7 @@ void InPlaceState::rename(const std::vector<std::int32_t>& parents, const std::v
   }
 }
 
-/// (B', K', T) which beam wrote each position of what row i continues, parents[i].
+/// (B', K', T) the beam that wrote each position of parents[i], which row i continues.
 std::vector<std::int32_t> InPlaceState::renamed(const std::vector<std::int32_t>& parents,
                                                 const std::vector<std::int32_t>& kept) const {
   const std::size_t filled = size(position[0]), rows = size(beams), width = parents.size() / kept.size();
@@ -112,7 +112,7 @@ void InPlaceState::move(std::vector<std::int32_t> kept, const Move& to) {
   slots.resize(kept.size());
 }
 
-/// What the rows at `kept` have written from the place `to.first` on.
+/// Copy what the rows in slots `kept` have written from position `to.first` on.
 void InPlaceState::copy_caches(const Old& old, const std::vector<std::int32_t>& kept, const Move& to) {
   const std::size_t first = size(to.first), filled = size(position[0]) - first, rows = size(beams);
   const std::size_t heads = size(model_.heads), width = size(model_.head_dim), room = size(capacity);
@@ -163,7 +163,7 @@ void InPlaceState::admit(const std::vector<std::int32_t>& lengths, const std::ve
   if (size(batch) - slots.size() < count || src_len > src_len_of(cross[0])) {
     move(slots, {capacity, 0, 0, {}, static_cast<std::int64_t>(count), src_len});
   }
-  if (positions.empty()) {  // all that there are have come equally far
+  if (positions.empty()) {  // all are at the same position
     positions.assign(tokens.size(), 0);
     for (const std::int32_t slot : slots) {
       std::fill_n(&positions[size(slot * beams)], size(beams), position[0]);
@@ -180,10 +180,10 @@ void InPlaceState::admit(const std::vector<std::int32_t>& lengths, const std::ve
   }
 }
 
-/// Give a place to a new sentence, entry `entry` of (B, H, S, D).
+/// Give a slot to a new sentence, entry `entry` of (B, H, S, D).
 void InPlaceState::fill(std::size_t slot, const std::vector<Ort::Value>& own, std::size_t entry) {
   const std::size_t rows = size(beams), heads = size(model_.heads), width = size(model_.head_dim), room = size(capacity);
-  for (Buffer& buffer : past) {  // masked, but read: what another sentence left there may be no number
+  for (Buffer& buffer : past) {  // masked, but read: another sentence may have left NaN there
     for (std::size_t block = slot * rows * heads; block < (slot + 1) * rows * heads; ++block) {
       std::fill_n(buffer.data() + block * room * width, size(position[0]) * width, 0.0F);
     }
@@ -202,7 +202,7 @@ void InPlaceState::fill(std::size_t slot, const std::vector<Ort::Value>& own, st
   }
 }
 
-/// Those at `kept` go on; places that are free have position 0.
+/// Continue with slots `kept`; free slots have position 0.
 void InPlaceState::keep_positions(const std::vector<std::int32_t>& kept) {
   std::vector<char> stays(size(batch), 0);
   for (const std::int32_t slot : kept) stays[size(slot)] = 1;

@@ -1,4 +1,4 @@
-// What steps in place carry: buffers of a fixed capacity, and which sentences lie where in them.
+// The state of in-place steps: buffers of a fixed capacity, and which sentence is in which slot.
 #pragma once
 
 #include <memory>
@@ -11,43 +11,43 @@
 
 namespace tformer {
 
-constexpr std::int64_t first_capacity = 32;  // positions that a new cache has room for; it doubles when they are full
+constexpr std::int64_t first_capacity = 32;  // positions of a new cache; it doubles when full
 
-/// What the sentences of a batch may use, and what the step needs to score that.
+/// The shortlist of a batch, and the step's inputs for it.
 struct Listed {
   std::vector<std::int32_t> ids;     // in order
-  std::vector<std::int32_t> filled;  // filled up
+  std::vector<std::int32_t> filled;  // padded to a multiple of `list_unit`
   std::vector<float> mask;           // (B, filled): 0 where a sentence may use a token, else -inf
   std::vector<Ort::Value> rows;      // what `short_rows` gives
   Ort::Value filled_value{nullptr};
 };
 
-/// Where sentences move to.
+/// How sentences move to new buffers.
 struct Move {
   std::int64_t capacity;
-  std::int64_t first = 0;                    // places before it are left behind
-  std::int64_t beams = 0;                    // rows of a sentence where they change in number; then
-  std::vector<std::int32_t> histories = {};  // (B, K, T), who wrote what each row continues
-  std::int64_t spare = 0;                    // sentences to have room for besides,
+  std::int64_t first = 0;                    // positions before it are dropped
+  std::int64_t beams = 0;                    // new rows per sentence, 0: unchanged; then
+  std::vector<std::int32_t> histories = {};  // (B, K, T) the beam that wrote each position that a row continues
+  std::int64_t spare = 0;                    // further sentences to have room for,
   std::int64_t src_len = 0;                  // with sources up to this
 };
 
 struct InPlaceState : State {
-  /// Sentences with one row each and sources of these lengths.
+  /// New sentences with one row each, and sources of these lengths.
   InPlaceState(const Model& of, std::shared_ptr<Pool> memory, std::vector<std::int32_t> lengths);
 
   std::int64_t batch, beams = 1, capacity = first_capacity;
-  std::int64_t longest = 0;               // the position of the longest target
+  std::int64_t longest = 0;               // position of the longest target
   std::vector<std::int32_t> src_lengths;  // (B)
   std::vector<Ort::Value> cross;
   std::vector<Buffer> past;               // 2L of (B*K, H, M, D)
-  std::vector<std::int32_t> slots;        // where the sentences of the next step lie in the buffers
+  std::vector<std::int32_t> slots;        // slots of the next step's sentences in the buffers
   std::vector<std::int32_t> tokens;       // (B, K)
   std::vector<std::int32_t> written_by;   // (B, K, M): the beam that wrote each position of a beam's target
-  std::vector<std::int32_t> position = {0};  // the place in the buffers that the next step writes, of every sentence
-  std::vector<std::int32_t> positions;    // (B, K): that of each target, once a sentence has joined others; 0 if free
+  std::vector<std::int32_t> position = {0};  // the buffer position that the next step writes, for all sentences
+  std::vector<std::int32_t> positions;    // (B, K) position in each target, once a sentence has joined; 0 if free
   std::unique_ptr<Listed> listed;
-  // Bound: made anew when sizes change.
+  // Bound inputs and outputs: remade when sizes change.
   std::vector<Ort::Value> values;
   Feed feed[2];                         // without and with all log-probabilities
   std::vector<std::int32_t> top_ids;    // (B*K, k)
@@ -57,14 +57,14 @@ struct InPlaceState : State {
 
   /// See `Engine::reorder`.
   void reorder(const std::vector<std::int32_t>& parents, const std::vector<std::int32_t>& sentences);
-  /// Room for another position. Places before all targets are given up; where fewer than half are such, there will be
-  /// twice as many.
+  /// Make room for another position: drop those before all targets, or, if these are fewer than half, double the
+  /// capacity.
   void make_room();
-  /// Sentences behind the others, in places that are free: their sources' lengths, and the encoder's output (B, H, S, D).
+  /// Put new sentences into free slots: their sources' lengths, and the encoder's output (B, H, S, D).
   void admit(const std::vector<std::int32_t>& lengths, const std::vector<Ort::Value>& own);
 
  private:
-  /// Buffers that are left, and their sizes.
+  /// The buffers before a move, and their sizes.
   struct Old {
     std::vector<Buffer> past;
     std::vector<std::int32_t> written_by;
@@ -79,7 +79,7 @@ struct InPlaceState : State {
   void rename(const std::vector<std::int32_t>& parents, const std::vector<std::int32_t>& kept);
   std::vector<std::int32_t> renamed(const std::vector<std::int32_t>& parents,
                                     const std::vector<std::int32_t>& kept) const;
-  /// Move the sentences at `kept` to new buffers. By value, as that may be `slots`.
+  /// Move the sentences in slots `kept` to new buffers. By value, as `slots` may be passed.
   void move(std::vector<std::int32_t> kept, const Move& to);
   void copy_caches(const Old& old, const std::vector<std::int32_t>& kept, const Move& to);
   void keep_sentences(const std::vector<std::int32_t>& kept, const Move& to);

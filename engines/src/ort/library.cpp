@@ -18,7 +18,7 @@ namespace tformer {
 namespace {
 
 using GetApiBase = const OrtApiBase*(ORT_API_CALL*)();
-// Versions before write past the caches of steps in place, and before 1.24.1 let a graph read any file of the machine.
+// Older versions write past the caches of in-place steps, and before 1.24.1 a graph could read any file.
 constexpr std::array<int, 3> oldest = {1, 31, 0};
 constexpr std::size_t longest_reason = 300;  // characters
 
@@ -46,7 +46,7 @@ std::vector<std::string> candidates(const std::string& place) {
   const char* named = std::getenv("TFORMER_ONNXRUNTIME");
   const std::string wanted = place.empty() && named ? named : place;
   if (wanted.empty()) return {"libonnxruntime.so.1", "libonnxruntime.so"};
-  std::error_code ignored;  // what cannot be looked at cannot be loaded either, and the loader says why
+  std::error_code ignored;  // if it cannot be read, the loader says why
   return {fs::is_directory(wanted, ignored) ? library_in(wanted) : wanted};
 }
 
@@ -64,7 +64,7 @@ void* open_library(const std::vector<std::string>& names) {
                 "): pip install onnxruntime, and name its libonnxruntime.so.VERSION in TFORMER_ONNXRUNTIME");
 }
 
-/// Refuses a version that is too old, before anything of it is called.
+/// Refuse a version that is too old before anything else of it is called.
 void check_version(const std::string& version) {
   std::array<int, 3> numbers{};
   std::sscanf(version.c_str(), "%d.%d.%d", &numbers[0], &numbers[1], &numbers[2]);
@@ -77,7 +77,7 @@ void check_version(const std::string& version) {
   }
 }
 
-/// Leaves out "Load model from FILE failed:" and places such as "/a/b.cc:12 void f(int) const".
+/// Drop "Load model from FILE failed:" and source locations such as "/a/b.cc:12 void f(int) const".
 std::string without_places(const std::string& said) {
   std::string text = said.substr(0, 10 * longest_reason);
   const std::string_view failed = " failed:";
@@ -86,7 +86,7 @@ std::string without_places(const std::string& said) {
   }
   std::istringstream words(text);
   std::string word, kept;
-  int skipping = 0;  // words of a function's name, up to its parameters' end
+  int skipping = 0;  // inside a function's signature
   while (words >> word) {
     if (skipping) {
       skipping = word.find(')') == std::string::npos ? skipping - 1 : 0;
@@ -111,7 +111,7 @@ void load_onnxruntime(const std::string& place) {
     }
     return;
   }
-  ::setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // before the library loads, as it reports usage to its vendor
+  ::setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // before the library loads: it would report usage to its vendor
   void* library = open_library(candidates(place));
   const auto get = reinterpret_cast<GetApiBase>(::dlsym(library, "OrtGetApiBase"));
   if (!get) throw missing(loaded_from + " is not ONNX Runtime: it has no OrtGetApiBase");
@@ -121,7 +121,7 @@ void load_onnxruntime(const std::string& place) {
   const OrtApi* api = base->GetApi(ORT_API_VERSION);
   if (!api) throw missing("onnxruntime " + loaded_version + " refuses the API 1." + std::to_string(ORT_API_VERSION));
   Ort::InitApi(api);
-  environment = new Ort::Env(ORT_LOGGING_LEVEL_FATAL, "tformer");  // never freed: threads of it may outlive our statics
+  environment = new Ort::Env(ORT_LOGGING_LEVEL_FATAL, "tformer");  // never freed: its threads may outlive our statics
 }
 
 const std::string& onnxruntime_version() { return loaded_version; }
@@ -136,7 +136,7 @@ std::string reason(const std::string& said) {
   while (!line.empty() && line.back() == '.') line.pop_back();
   if (line.size() <= longest_reason) return line;
   std::size_t end = longest_reason - 3;
-  while (end && (static_cast<unsigned char>(line[end]) & 0xC0) == 0x80) --end;  // not within a character
+  while (end && (static_cast<unsigned char>(line[end]) & 0xC0) == 0x80) --end;  // not inside a UTF-8 character
   return line.substr(0, end) + "...";
 }
 

@@ -1,4 +1,4 @@
-// ONNX Runtime, loaded at run time and set up: every file that uses it includes it by this header.
+// Loads ONNX Runtime at run time. Every file that uses it includes this header instead of its own.
 #pragma once
 
 #ifndef ORT_API_MANUAL_INIT
@@ -19,18 +19,18 @@ void load_onnxruntime(const std::string& place);
 /// The version that is loaded, such as 1.31.1.
 const std::string& onnxruntime_version();
 
-/// The environment of all sessions; it is never destroyed.
+/// The environment of all sessions, never destroyed.
 Ort::Env& ort_env();
 
-/// What the library says, on one line of at most 300 characters, without the places of its source.
+/// The library's message on one line of at most 300 characters, without source locations.
 std::string reason(const std::string& said);
 
-/// Whether the processor sums products of bytes in 32 bits.
+/// Whether the processor has VNNI: 8-bit products summed in 32 bits, without saturation.
 bool has_vnni();
 
-/// Throws Error for a graph that branches or loops, which need not end, std::invalid_argument for what is no graph.
+/// Throws Error for a graph with branches or loops, which may never end, std::invalid_argument for what is no graph.
 void require_no_control_flow(const std::filesystem::path& graph);
-/// The same for a file's content; `name` is for the message.
+/// The same for a file's content; `name` is for messages.
 void require_no_control_flow(std::string_view content, const std::string& name);
 
 }  // namespace tformer

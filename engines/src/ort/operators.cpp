@@ -1,4 +1,4 @@
-// The operators of a graph's file, read without a library. Source: the encoding of Protocol Buffers, and onnx.proto.
+// Reads the operators of an ONNX file without protobuf. Source: the encoding of Protocol Buffers, and onnx.proto.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -37,7 +37,7 @@ class Mapped {
   std::size_t size_ = 0;
 };
 
-/// A number, seven bits a byte; `data` begins behind it afterwards.
+/// Read a varint, and advance `data` past it.
 std::uint64_t varint(std::string_view& data) {
   std::uint64_t value = 0;
   for (unsigned shift = 0; shift < 64; shift += 7) {
@@ -56,7 +56,7 @@ void fields(std::string_view data, const Each& each) {
   while (!data.empty()) {
     const std::uint64_t key = varint(data), kind = key & 7;
     std::uint64_t size = 0;
-    // Protobuf would cut it.
+    // Protobuf would truncate it.
     if (key >> 32) throw std::invalid_argument("the key of a field has more than 32 bits");
     if (kind == 0) varint(data);
     else if (kind == 1) size = 8;

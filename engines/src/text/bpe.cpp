@@ -9,7 +9,7 @@
 namespace tformer {
 namespace {
 
-/// A printable character for each byte: its own where it has one, else those from U+0100 on.
+/// GPT-2's printable character for each byte: its own if it is printable, else one from U+0100 on.
 std::array<char32_t, 256> byte_characters() {
   std::array<char32_t, 256> found{};
   char32_t next = 0x100;
@@ -29,7 +29,7 @@ Kind kind_of(char32_t c) {
   return is_letter(c) ? Kind::letter : is_number(c) ? Kind::number : Kind::other;
 }
 
-/// Where the word of GPT-2 that begins at `start` ends.
+/// The end of the GPT-2 word that begins at `start`.
 std::size_t word_end(const std::u32string& text, std::size_t start) {
   for (const std::u32string_view contraction : {U"'s", U"'t", U"'re", U"'ve", U"'m", U"'ll", U"'d"}) {
     if (text.compare(start, contraction.size(), contraction) == 0) return start + contraction.size();
@@ -38,7 +38,7 @@ std::size_t word_end(const std::u32string& text, std::size_t start) {
   std::size_t end = start + (behind_space ? 1 : 0);
   const Kind kind = kind_of(text[end]);
   while (end < text.size() && kind_of(text[end]) == kind) ++end;
-  // The last of several spaces belongs to what follows.
+  // The last of several spaces belongs to the next word.
   return end - (kind == Kind::space && end < text.size() && end - start > 1 ? 1 : 0);
 }
 

@@ -1,4 +1,4 @@
-// The kinds of tokenizers, made of what their files hold. All throw Error for files that are damaged.
+// Makes each kind of tokenizer from its files. All throw Error for damaged files.
 #pragma once
 
 #include <functional>
@@ -22,19 +22,19 @@ struct BpeFile {
   std::vector<std::string> merges;
 };
 
-/// An entry that stands in a text as it is, by its fields in the library `tokenizers`.
+/// An added token, which is matched in text as it is. Fields as in the library `tokenizers`.
 struct AddedToken {
   std::int32_t id;
-  bool lstrip, rstrip;  ///< it takes the white space on its left, or on its right
+  bool lstrip, rstrip;  ///< it takes the white space on its left, on its right
   bool single_word;     ///< not inside a word
-  bool normalized;      ///< it is looked for in normalized text
-  bool piece;           ///< the tokenizer's own rules may give it too
+  bool normalized;      ///< it is matched in normalized text
+  bool piece;           ///< ordinary tokenization may produce it too
 };
 
 /// What transformers does before and after a tokenizer.
 struct Around {
   std::vector<AddedToken> tokens;
-  bool python = false;     ///< text is split as its Python code does it, not as the library `tokenizers`
+  bool python = false;     ///< text is split as by the slow tokenizer in Python, not as by the library `tokenizers`
   bool normalize = false;  ///< normalized text is that of the sentencepiece model
   bool edges = false;      ///< several spaces are one, and one at a part's end is a piece
   bool clean_up = false;   ///< outputs lose the space before punctuation

@@ -73,7 +73,7 @@ std::vector<std::string_view> Merges::merge(std::string_view word, const std::ve
   for (std::int32_t i = 0; i < static_cast<std::int32_t>(row.size()); ++i) found(i);
 
   for (std::int32_t rank = -1; !waiting.empty() || !fresh.empty();) {
-    // A rule is applied wherever it can be before pairs that it makes are looked at.
+    // A rule is applied wherever it matches before pairs with its results are considered.
     if (waiting.empty() || waiting.front().rank != rank) {
       for (const Pair& pair : fresh) {
         waiting.push_back(pair);

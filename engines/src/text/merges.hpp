@@ -16,7 +16,7 @@ class Merges {
   /// Throws Error for a rule that is not two symbols.
   explicit Merges(const std::vector<std::string>& rules);
 
-  /// The symbols of a word after all rules. `ends` are the ends of its symbols before, within the word's bytes.
+  /// The symbols of a word after all merges. `ends`: where its first symbols end, in bytes of the word.
   std::vector<std::string_view> merge(std::string_view word, const std::vector<std::size_t>& ends) const;
 
  private:

@@ -11,7 +11,7 @@
 namespace tformer {
 namespace {
 
-/// What PCRE2 reads as the dialect means it: `{,n}` as `{0,n}`, which is characters before 10.43, and `[` in a class.
+/// Rewrite for PCRE2: `{,n}` as `{0,n}`, which PCRE2 before 10.43 takes literally, and `[` in a class as `\[`.
 std::string for_pcre2(const std::string& expression) {
   std::string made;
   bool in_class = false;

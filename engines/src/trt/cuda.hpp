@@ -1,6 +1,6 @@
-// The CUDA driver, loaded at run time: the few calls that plans need, errors as exceptions, memory with an owner.
+// The CUDA driver API, loaded at run time: the calls that plans need, with exceptions for errors and owners for memory.
 //
-// Everything is done in the primary context of the first GPU, which TensorRT and other users of CUDA's runtime share.
+// Everything uses the primary context of the first GPU, which TensorRT and other users of the CUDA runtime share.
 // An object may be used and freed by any thread.
 #pragma once
 
@@ -21,11 +21,11 @@ struct Gpu {
   std::string capability;  ///< compute capability, such as sm90
 };
 
-/// Load the driver and look for a GPU, which must know CUDA from version `oldest` on, such as 12000; `wanted_by` is for
+/// Load the driver, which must support CUDA version `oldest`, such as 12000, and find a GPU; `wanted_by` is for
 /// the message. Throws Error that says which of driver, version and GPU is missing.
 Gpu find_gpu(const std::string& wanted_by, int oldest);
 
-/// Makes the GPU this thread's as long as it lives. TensorRT's own calls need it too.
+/// Makes the GPU current for this thread while it lives. TensorRT's own calls need it too.
 class OnGpu {
  public:
   OnGpu();

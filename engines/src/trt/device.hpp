@@ -1,4 +1,4 @@
-// The memory, stream and CUDA graphs of one batch. Mirrors tformer_deploy/engines/trt/device.py.
+// One batch on the GPU: the memory of its tensors, a stream, and the encoder and step recorded as CUDA graphs.
 #pragma once
 
 #include <map>
@@ -16,7 +16,7 @@ class IExecutionContext;
 
 namespace tformer {
 
-/// What a step is fed: (B, K) each, of the device's sentences and rows.
+/// Inputs that one step chooses for the next: (B, K) each, over the device's sentences and rows.
 struct NextInputs {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> parents;  ///< rows, counted over B*K
@@ -24,11 +24,11 @@ struct NextInputs {
   std::vector<std::int32_t> positions;  ///< in the target of each sentence
 };
 
-/// What a step found.
+/// Outputs of a step.
 struct Record {
   std::vector<std::int32_t> ids;  ///< (B*K, k), best first
   std::vector<float> scores;      ///< (B*K, k)
-  NextInputs next;                ///< what the device feeds the step after it
+  NextInputs next;                ///< what the device feeds to the step after it
 };
 
 /// Runs the two plans of a profile. Steps are counted from 0; even ones read what odd ones write, and the other way
@@ -48,14 +48,14 @@ class TrtDevice {
   /// Why steps are not replayed as CUDA graphs; empty: they are.
   const std::string& not_captured() const { return not_captured_; }
 
-  /// Have these sources, (B, S) and (B) of the profile's sizes.
+  /// Run the encoder on sources (B, S) with lengths (B), of the profile's sizes.
   void encode(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
               const Outlook& outlook);
-  /// Feed step `step` this, not what the device chose.
+  /// Overwrite the inputs that the device chose for step `step`.
   void feed(const NextInputs& choice, std::int64_t step);
-  /// Have the device run a step.
+  /// Enqueue a step; does not wait for it.
   void issue(std::int64_t step);
-  /// What one of the last two steps found; waits for it.
+  /// Outputs of one of the last two steps; waits for it.
   void read(std::int64_t step, Record& record);
   /// All log-probabilities (B*K, V) of the step that was issued last.
   const std::vector<float>& log_probs();
@@ -74,9 +74,9 @@ class TrtDevice {
     void operator()(nvinfer1::IExecutionContext* context) const noexcept;
   };
   struct Launch {
-    std::unique_ptr<Memory> scratch;  ///< what the context computes in, where it is given that
+    std::unique_ptr<Memory> scratch;  ///< the context's workspace, where it does not allocate its own
     std::unique_ptr<nvinfer1::IExecutionContext, Freed> context;
-    std::unique_ptr<Graph> graph;  ///< none: the plan's work is given to the stream anew each time
+    std::unique_ptr<Graph> graph;  ///< null: the plan is enqueued anew each time
   };
   using Addresses = std::map<std::string, std::uint64_t>;
 
@@ -84,8 +84,8 @@ class TrtDevice {
   const Plan encoder_, step_;
   const std::vector<std::string> cross_names_;
   std::map<std::string, Tensor> tensors_;
-  std::vector<std::string> fed_;     ///< inputs that a step chooses for the next one
-  std::vector<std::string> pasts_of_;  ///< names of what a step reads of earlier ones
+  std::vector<std::string> fed_;     ///< names of the inputs that a step chooses for the next one
+  std::vector<std::string> pasts_of_;  ///< names of the caches that a step reads
   std::int64_t best_ = 0;
   std::size_t given_size_ = 0, fed_size_ = 0, turn_size_ = 0, past_size_ = 0;
   std::string not_captured_;
@@ -97,7 +97,7 @@ class TrtDevice {
   std::unique_ptr<Pinned> requests_, choices_, slots_[2];
   std::map<std::string, std::unique_ptr<Pinned>> fetched_;
   Event ends_[2];
-  Launch launches_[3];  ///< of even steps, odd steps and the encoder
+  Launch launches_[3];  ///< even steps, odd steps, the encoder
 
   void finish() noexcept;
   void note_tensors(nvinfer1::ICudaEngine& plan);

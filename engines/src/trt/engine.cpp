@@ -1,17 +1,18 @@
-// Speculative execution of the next step. Mirrors tformer_deploy/engines/speculative.py.
+// The engine over TensorRT plans: the GPU runs steps ahead of the search.
 //
-// Each step chooses what the next one is fed, so that the device need not wait for the search. The search stays the one
-// judge: it is shown every step, late, and where it decides otherwise than the device did, that step is done again.
+// Each step chooses the inputs of the next one, so that the GPU need not wait for the search. The search still decides:
+// it gets every step's scores, one step late, and where it chooses other rows than the GPU did, that step runs again.
 #include <algorithm>
 
 #include "errors.hpp"
+#include "spec.hpp"
 #include "trt/model.hpp"
 
 namespace tformer {
 namespace {
 
-constexpr int most_misses = 4;  // after so many other decisions of the search the device no longer works ahead
-constexpr float dead = -1e9F;   // sum of a row that nothing comes from
+using spec::dead;
+constexpr int most_misses = 4;  // steps that had to run again, after which a batch no longer runs ahead
 
 struct AheadState final : State {
   AheadState(std::shared_ptr<const TrtModel> owner, std::unique_ptr<TrtDevice> taken)
@@ -23,16 +24,16 @@ struct AheadState final : State {
   std::shared_ptr<const TrtModel> model;
   std::unique_ptr<TrtDevice> device;
   std::size_t sentences = 0;          // B of the search
-  std::vector<std::int32_t> parents;  // (B, K) rows of the device that the next step's rows continue
-  std::int64_t steps = 0;             // how far the device may work ahead
-  std::int64_t position = 0;          // steps until now
-  bool ahead = false;                 // the device has done the next one too, by its own choice
+  std::vector<std::int32_t> parents;  // (B, K) device rows that the next step's rows continue
+  std::int64_t steps = 0;             // steps that the device may run ahead of the search
+  std::int64_t position = 0;          // steps done
+  bool ahead = false;                 // the device has been given the next step too, by its own choice
   bool recorded = false;
   Record record;                      // of the last step
-  std::vector<float> sums;            // (rows of the device) `values` that it was fed
+  std::vector<float> sums;            // (device rows) `values` that the last step was fed
   int misses = 0;
-  NextInputs choice;                  // kept for its memory
-  std::vector<std::int32_t> places;   // (B, K) rows of the device that the search's rows have
+  NextInputs choice;                  // reused, so that no step allocates
+  std::vector<std::int32_t> places;   // (B, K) device rows of the search's rows
 
   std::size_t width() const { return parents.size() / sentences; }
   std::size_t sentence(std::size_t b) const { return size(parents[b * width()] / device->profile.beams); }
@@ -59,7 +60,7 @@ class AheadEngine final : public Engine {
                               static_cast<std::int64_t>(width), tokens}));
     const Profile& profile = state->device->profile;
     std::vector<std::int32_t> ids(size(profile.batch * profile.src_len), model().pad_id);
-    std::vector<std::int32_t> lengths(size(profile.batch), 1);  // sentences that nobody has asked for have one token
+    std::vector<std::int32_t> lengths(size(profile.batch), 1);  // padding sentences have one token
     for (std::size_t b = 0; b < batch; ++b) {
       std::copy_n(&src_ids[b * width], width, &ids[b * size(profile.src_len)]);
       lengths[b] = src_lengths[b];
@@ -125,7 +126,7 @@ class AheadEngine final : public Engine {
     }
   }
 
-  /// Whether the device's own next step has the rows that the search wants, in whatever order: then `places` has them.
+  /// Whether the device's own choice has every row that the search wants, in any order; `places` are then those rows.
   static bool chosen(const std::vector<std::int32_t>& tokens, AheadState& state) {
     const NextInputs& own = state.record.next;
     const std::size_t beams = size(state.device->profile.beams), width = tokens.size() / state.sentences;
@@ -144,7 +145,7 @@ class AheadEngine final : public Engine {
     return true;
   }
 
-  /// Do a step of what the search wants, again if the device has done one of its own choice.
+  /// Run a step on the search's rows, again if the device has run it on its own choice.
   static void feed(const std::vector<std::int32_t>& tokens, AheadState& state) {
     const Profile& profile = state.device->profile;
     const std::size_t beams = size(profile.beams), rows = size(profile.batch) * beams;
@@ -160,7 +161,7 @@ class AheadEngine final : public Engine {
     for (std::size_t b = 0; b < state.sentences; ++b) {
       const std::size_t first = state.sentence(b) * beams;
       for (std::size_t k = 0; k < beams; ++k) {
-        const std::size_t from = b * width + std::min(k, width - 1);  // what the search has not, repeats its last
+        const std::size_t from = b * width + std::min(k, width - 1);  // rows beyond the search's repeat its last
         choice.tokens[first + k] = tokens[from];
         choice.parents[first + k] = state.parents[from];
         if (k >= width) continue;
@@ -173,7 +174,7 @@ class AheadEngine final : public Engine {
     state.sums = choice.values;
   }
 
-  /// What the search's rows (B, K) add up to, where their tokens are among the best that the device knows.
+  /// Sums of log-probabilities of the search's rows (B, K), for tokens among the best that the step returned.
   static std::vector<float> sums_of(const std::vector<std::int32_t>& tokens, const AheadState& state) {
     const std::size_t best = size(state.device->best()), width = tokens.size() / state.sentences;
     std::vector<float> sums(tokens.size(), 0.0F);
@@ -185,13 +186,13 @@ class AheadEngine final : public Engine {
         const auto rank = static_cast<std::size_t>(found - ids);
         sums[i] = rank == best ? dead : state.sums[size(parent)] + state.record.scores[size(parent) * best + rank];
       }
-      // A search that is narrower than others repeats a row, from which candidates are to come once.
+      // A search narrower than its batch repeats a row; only the first copy may give candidates.
       if (i % width && tokens[i] == tokens[i - 1] && parent == state.parents[i - 1]) sums[i] = dead;
     }
     return sums;
   }
 
-  /// Of the search's rows, which are at `places` on the device.
+  /// Copy the scores of the search's rows, which are at `places` on the device.
   void copy_scores(const AheadState& state, bool full, Scores& scores) const {
     const std::size_t best = size(state.device->best()), vocab = size(model().tgt_vocab), rows = state.places.size();
     scores.best = state.device->best();

@@ -1,4 +1,4 @@
-// TensorRT, loaded at run time: which one, and plans that it has loaded. No type of it is needed to read this header.
+// TensorRT, loaded at run time: which one is installed, and plans that it has loaded. Needs no header of TensorRT.
 #pragma once
 
 #include <memory>
@@ -14,19 +14,19 @@ class IRuntime;
 
 namespace tformer {
 
-/// One that is loaded, TensorRT or TensorRT for RTX; never unloaded.
+/// A loaded library, TensorRT or TensorRT for RTX; never unloaded.
 class TensorRt {
  public:
   TensorRt(void* library, const std::string& path);
 
-  /// As people call it, such as TensorRT 11.4.0.106.
+  /// Name and version, such as TensorRT 11.4.0.106.
   std::string title() const { return name_ + " " + version_; }
   bool for_rtx() const { return name_ != "TensorRT"; }
-  /// What plans may be of that a GPU of that capability runs, those that were made for it first; or nothing.
+  /// Stamps of plans that a GPU of that compute capability runs, those compiled for it first; none: it runs no plan.
   std::vector<Stamp> stamps(const std::string& capability, const std::string& precision) const;
-  /// The version of CUDA that a driver must know.
+  /// The CUDA version that the driver must support.
   static int oldest_driver();
-  /// What makes a runtime; it crashes where there is no GPU.
+  /// The library's function that makes a runtime; it crashes where there is no GPU.
   void* factory() const { return factory_; }
 
  private:
@@ -34,15 +34,15 @@ class TensorRt {
   std::string name_, version_, shorter_;
 };
 
-/// Those that are here: of `place`, a file or the folder that has it; where that is empty, of the environment variable
-/// TFORMER_TENSORRT, or what the loader finds. Throws Error where there is none, and for another version than that of
+/// The libraries at `place`, a file or its folder; where that is empty, at the environment variable
+/// TFORMER_TENSORRT, or what the loader finds. Throws Error where there is none, or where its version is not that of
 /// the headers that this library was built with.
 std::vector<TensorRt> load_tensorrt(const std::string& place);
 
-/// Whether the device's memory is what TensorRT complains of.
+/// Whether TensorRT's message says that GPU memory is full.
 bool is_full(const std::string& reasons);
 
-/// What loads plans, and the list of what it complains of. Needs an OnGpu.
+/// Loads plans, and collects the errors that TensorRT reports. Needs an OnGpu.
 class TrtRuntime {
  public:
   explicit TrtRuntime(const TensorRt& tensorrt);
@@ -50,11 +50,11 @@ class TrtRuntime {
   TrtRuntime(const TrtRuntime&) = delete;
   TrtRuntime& operator=(const TrtRuntime&) = delete;
 
-  /// A plan in the device's memory; it must go before this. Throws Error, Status::no_memory where there is no room.
+  /// A plan in GPU memory, to be freed before this. Throws Error, Status::no_memory where memory is full.
   std::shared_ptr<nvinfer1::ICudaEngine> load(const std::filesystem::path& plan) const;
   const std::string& title() const { return title_; }
   bool for_rtx() const { return rtx_; }
-  /// What TensorRT has complained of since this was asked last.
+  /// Errors that TensorRT has reported since the last call.
   std::string reasons() const;
 
  private:

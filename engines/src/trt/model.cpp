@@ -22,7 +22,7 @@ Limits limits_of(const Plans& plans) {
   return limits;
 }
 
-/// What there is for this host, and which TensorRT runs it: by precision, then as they are installed.
+/// Stamps of plans that this host can run, each with its TensorRT: by precision, then in the order of installations.
 std::pair<Plans, TensorRt> chosen(const Bundle& bundle, const std::string& variant, const OpenOptions& options) {
   const std::vector<TensorRt> here = load_tensorrt(options.tensorrt);
   const Gpu gpu = find_gpu(here[0].title(), TensorRt::oldest_driver());
@@ -62,7 +62,7 @@ TrtModel::TrtModel(std::shared_ptr<const Bundle> bundle, Plans plans, const Tens
     : bundle_(std::move(bundle)), plans_(std::move(plans)), limits_(limits_of(plans_)) {
   const OnGpu on;
   runtime_ = std::make_unique<const TrtRuntime>(tensorrt);
-  for (const char* graph : {"encoder", "decoder_step"}) load(graph, plans_.profiles()[0]);  // a bad one shows now
+  for (const char* graph : {"encoder", "decoder_step"}) load(graph, plans_.profiles()[0]);  // fails early
 }
 
 const char* TrtModel::warning() const {
@@ -83,7 +83,7 @@ std::unique_ptr<TrtDevice> TrtModel::make(const Profile& profile) const {
   const OnGpu on;
   auto device = std::make_unique<TrtDevice>(*runtime_, profile, load("encoder", profile), load("decoder_step", profile),
                                             cache_names("cross", model()));
-  runtime_->reasons();  // what did not stop it
+  runtime_->reasons();  // drop warnings of what succeeded
   if (warning_.empty() && !device->not_captured().empty()) {
     warning_ = "steps are not replayed as CUDA graphs: " + device->not_captured();
   }

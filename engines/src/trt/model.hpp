@@ -1,4 +1,4 @@
-// The plans of a bundle on this host's GPU: loaded once, with devices that wait for the next batch of their sizes.
+// The plans of a bundle on this host's GPU: loaded once, with a pool of devices that are reused for later batches.
 #pragma once
 
 #include <map>
@@ -17,7 +17,7 @@ namespace tformer {
 /// Any number of threads may use one.
 class TrtModel final : public Backend, public std::enable_shared_from_this<TrtModel> {
  public:
-  /// Plans that a host runs, and what runs them. Throws Error.
+  /// Plans that this host runs, and the TensorRT that runs them. Throws Error.
   TrtModel(std::shared_ptr<const Bundle> bundle, Plans plans, const TensorRt& tensorrt);
 
   const Model& model() const override { return bundle_->model(); }
@@ -26,10 +26,10 @@ class TrtModel final : public Backend, public std::enable_shared_from_this<TrtMo
   const char* warning() const override;
   std::unique_ptr<Engine> make_engine() const override;
 
-  /// A device that no batch has, of the smallest profile that takes a request; where there is no room, those that wait
-  /// are given up for it. Throws Error.
+  /// A free device of the smallest profile that fits a request; where GPU memory is full, idle devices are freed
+  /// for it. Throws Error.
   std::unique_ptr<TrtDevice> take(const Profile& wanted) const;
-  /// A batch has ended.
+  /// Return a device to the pool when its batch has ended.
   void give_back(std::unique_ptr<TrtDevice> device) const noexcept;
 
  private:
@@ -42,7 +42,7 @@ class TrtModel final : public Backend, public std::enable_shared_from_this<TrtMo
   std::unique_ptr<const TrtRuntime> runtime_;
   mutable std::mutex lock_;
   mutable std::string warning_;  ///< written once
-  mutable std::map<std::string, TrtDevice::Plan> loaded_;  ///< by their files
+  mutable std::map<std::string, TrtDevice::Plan> loaded_;  ///< by file name
   mutable std::vector<std::unique_ptr<TrtDevice>> idle_;
 };
 

@@ -1,4 +1,4 @@
-// In place of all others of this folder where CMake has no TensorRT_ROOT.
+// Built instead of the other files of this folder where CMake has no TensorRT_ROOT.
 #include "errors.hpp"
 #include "trt/open.hpp"
 

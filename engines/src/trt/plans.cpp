@@ -30,7 +30,7 @@ std::string plan_file(const std::string& graph, const Profile& profile) {
   return graph + "-" + profile.shown() + ".plan";
 }
 
-/// It replaces all plans of its stamp, so it names all.
+/// The command names all profiles, as it replaces all plans of its stamp.
 std::string build_words(const fs::path& bundle, const std::string& precision, const std::vector<Profile>& profiles) {
   std::string words = "tformer build " + bundle.string() + " --precision " + precision;
   if (precision != "fp32") words += " --src FILE";
@@ -40,7 +40,7 @@ std::string build_words(const fs::path& bundle, const std::string& precision, co
 
 fs::path plans_folder(const Bundle& bundle, const std::string& variant) { return bundle.folder(variant) / "plans"; }
 
-/// The folders of plans, in order; hidden ones are of a build that goes on.
+/// The folders of plans, in order, without hidden ones, which a running build writes.
 std::vector<fs::path> folders(const fs::path& all) {
   std::vector<fs::path> found;
   std::error_code none;

@@ -15,7 +15,7 @@ const std::vector<std::string>& precisions();
 
 constexpr std::uintmax_t largest_plan = std::uintmax_t{1} << 40;  ///< bytes
 
-/// What all plans of a folder belong to.
+/// What the plans of a folder were compiled for.
 struct Stamp {
   std::string capability;  ///< of the GPU, such as sm90, or sm80+ for a plan that runs on every one from there on
   std::string tensorrt;    ///< flavor and version, such as TensorRT 11.4.0
@@ -29,9 +29,9 @@ struct Stamp {
 /// An opened and verified folder of plans. Immutable.
 class Plans {
  public:
-  /// Those of a stamp, whose hashes are compared. Throws Error.
+  /// Open the plans of a stamp and verify their hashes. Throws Error.
   Plans(const Bundle& bundle, const std::string& variant, const Stamp& wanted);
-  /// Which of several that a host runs there is first. Throws Error that names what there is and what is needed.
+  /// The first of several stamps that the bundle has. Throws Error that names what there is and what is needed.
   static std::size_t first(const Bundle& bundle, const std::string& variant, const std::vector<Stamp>& wanted);
 
   const Stamp& stamp() const { return stamp_; }
@@ -39,9 +39,9 @@ class Plans {
   const std::vector<Profile>& profiles() const { return profiles_; }
   /// The file of one plan.
   std::filesystem::path plan(const std::string& graph, const Profile& profile) const;
-  /// The profile with the fewest rows, then the shortest, that takes a request. Throws Error.
+  /// The profile with the fewest rows, then the shortest, that fits a request. Throws Error.
   const Profile& fitting(const Profile& wanted) const;
-  /// What to type to make these plans, and one of some sizes more.
+  /// The command that builds these plans and one more profile.
   std::string build_command(const std::string& profile) const;
 
  private:

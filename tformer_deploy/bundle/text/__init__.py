@@ -1,4 +1,4 @@
-"""Text to ids and back, by description: sentencepiece, lists of pieces, byte-pair encoding, words."""
+"""Tokenizers, made from their description in a header: sentencepiece, lists of pieces, byte-pair encoding, words."""
 
 from .base import OUR_SPECIALS, SPECIALS, Specials, Tokenizer
 from .bpe import ByteBpe, WordBpe

@@ -1,4 +1,4 @@
-"""What every tokenizer is, and which of its ids are special."""
+"""The interface of tokenizers, and their special ids."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from ...base.errors import ArtifactError
 from ...model.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 SPECIALS = ("<unk>", "<pad>", "<bos>", "<eos>")
-"""The first entries of the vocabularies that we learn; sentencepiece calls the last two `<s>` and `</s>`."""
+"""The first entries of vocabularies learned here; sentencepiece calls the last two `<s>` and `</s>`."""
 
 
 @dataclass(frozen=True)
 class Specials:
-    """Ids of a vocabulary's special tokens; the defaults are ours, and those of descriptions that name none."""
+    """Ids of a vocabulary's special tokens; the defaults are those of vocabularies learned here."""
 
     pad: int = PAD_ID
-    """-1: there is none; of `bos` too."""
+    """-1: none; likewise `bos`."""
     bos: int = BOS_ID
     eos: int = EOS_ID
     """Ends every line."""
     unk: int = UNK_ID
-    """What has no entry of its own. Shown in text, unless it is one of `others` too."""
+    """Stands for unknown text. Shown in text, unless it is also in `others`."""
     others: tuple[int, ...] = ()
-    """More that no text gives and that are not shown in text: language codes, masks."""
+    """Further ids that text never produces and that are not shown in text: language codes, masks."""
 
     @classmethod
     def of(cls, description: Mapping[str, Any]) -> Self:
-        """What a description says."""
+        """Read a description."""
         return cls(**{**description, "others": tuple(description.get("others", ()))})
 
     @property
     def ids(self) -> list[int]:
-        """All of them, in order."""
+        """All special ids, in order."""
         return sorted({self.pad, self.bos, self.eos, self.unk, *self.others} - {-1})
 
     @property
     def hidden(self) -> set[int]:
-        """Those that stand for no text."""
+        """Special ids that are not shown in text."""
         return ({self.pad, self.bos, self.eos} - {self.unk}) | {*self.others}
 
     def to_json(self) -> dict[str, Any]:
@@ -52,13 +52,13 @@ OUR_SPECIALS = Specials()
 
 
 class Tokenizer(Protocol):
-    """Text of one language to ids without special tokens, and back."""
+    """Converts text of one language to ids without special tokens, and back."""
 
     specials: Specials
 
     @property
     def size(self) -> int:
-        """Entries of the vocabulary."""
+        """Size of the vocabulary."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -66,15 +66,15 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The line of some ids, special tokens left out."""
+        """Text of ids, without special tokens."""
         ...
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The vocabulary's entries of some ids, special tokens included."""
+        """Vocabulary entries of ids, special tokens included."""
         ...
 
     def id_of(self, piece: str) -> int | None:
-        """The id of an entry of the vocabulary, if there is such an entry."""
+        """Id of a vocabulary entry; None if there is no such entry."""
         ...
 
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
@@ -83,12 +83,12 @@ class Tokenizer(Protocol):
 
 
 def require_entries(entries: Sequence[str], specials: Specials) -> None:
-    """Raise ArtifactError where a list of entries is too short for its special ids."""
+    """Raise ArtifactError where a special id is beyond the list of entries."""
     if not 0 <= specials.ids[0] <= specials.ids[-1] < len(entries):
         raise ArtifactError(f"a vocabulary of {len(entries)} entries has no special token {specials.ids[-1]}")
 
 
 def ids_of(entries: Sequence[str], specials: Specials) -> dict[str, int]:
-    """The id of each entry that text may give; a text that holds "</s>" must not end a sentence."""
+    """Ids of the entries that text may produce; text that contains "</s>" must not end a sentence."""
     special = set(specials.ids)
     return {entry: i for i, entry in enumerate(entries) if i not in special}

@@ -14,11 +14,11 @@ from ...base.files import write_json
 from .base import Specials, ids_of, require_entries
 
 KEPT_SYMBOLS = 64
-"""Longer words are merged anew each time: there may be very many."""
+"""Longer words are not cached, as there may be very many."""
 
 
 class Bpe:
-    """Symbols of a word are merged in pairs, those of the first rule first. Source: Sennrich et al. 2016."""
+    """Merges pairs of symbols of a word, the first rule first. Source: Sennrich et al. 2016."""
 
     kind = ""
 
@@ -37,15 +37,15 @@ class Bpe:
 
     @property
     def size(self) -> int:
-        """Entries of the vocabulary."""
+        """Size of the vocabulary."""
         return len(self._entries)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Entries of some ids."""
+        """Entries of ids."""
         return [self._entries[i] for i in ids]
 
     def id_of(self, piece: str) -> int | None:
-        """The id of an entry, if there is such an entry."""
+        """Id of an entry; None if there is no such entry."""
         return self._entries.index(piece) if piece in self._entries else None
 
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
@@ -54,10 +54,10 @@ class Bpe:
         return {"kind": self.kind, "file": f"{stem}.json", **self._how, "specials": self.specials.to_json()}
 
     def _merge(self, symbols: tuple[str, ...]) -> tuple[str, ...]:
-        """The symbols of a word after all rules."""
-        row = list(symbols)  # "": now a part of the symbol before it
+        """The symbols of a word after all merges."""
+        row = list(symbols)  # "": merged into the symbol before it
         before, behind = list(range(-1, len(row) - 1)), list(range(1, len(row) + 1))
-        places: dict[int, list[int]] = {}  # of a rule: left ends
+        places: dict[int, list[int]] = {}  # rule -> indices of its left symbols
         ranks: list[int] = []  # a heap
 
         def find(left: int) -> None:
@@ -76,7 +76,7 @@ class Bpe:
             for left in sorted(places.pop(rank)):
                 right = behind[left]
                 if right == len(row) or self._ranks.get((row[left], row[right])) != rank:
-                    continue  # another rule, or this one a symbol before, has taken one of the two
+                    continue  # one of the two is already merged
                 row[left], row[right] = row[left] + row[right], ""
                 behind[left] = behind[right]
                 if behind[left] < len(row):
@@ -87,7 +87,7 @@ class Bpe:
         return tuple(symbol for symbol in row if symbol)
 
     def _merged(self, symbols: tuple[str, ...]) -> tuple[str, ...]:
-        """The same, kept for words that may come again."""
+        """The same with a cache."""
         return self._kept(symbols) if len(symbols) <= KEPT_SYMBOLS else self._merge(symbols)
 
     def _known(self, symbols: Sequence[str]) -> list[int]:
@@ -112,7 +112,7 @@ class ByteBpe(Bpe):
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The line of some ids."""
+        """Text of ids."""
         entries = (self._entries[i] for i in ids if i not in self.specials.hidden)
         line = b"".join(_bytes_of(entry) for entry in entries).decode("utf-8", "replace")
         return line.removeprefix(" ") if self._space else line
@@ -141,7 +141,7 @@ class WordBpe(Bpe):
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The line of some ids."""
+        """Text of ids."""
         pieces = [self._entries[i] for i in ids if i not in self.specials.hidden]
         if self._final:
             return "".join(pieces).replace(self._final, " ").strip()
@@ -165,26 +165,26 @@ def byte_words(text: str) -> Iterator[str]:
             while end < len(text) and _kind(text[end]) == kind:
                 end += 1
             if kind == "space" and end < len(text) and end - start > 1:
-                end -= 1  # the last one belongs to what follows
+                end -= 1  # the last one belongs to the next word
         yield text[start:end]
         start = end
 
 
 def _bytes_of(entry: str) -> bytes:
-    """The bytes that an entry shows; one that has another character is text as it is."""
+    """The bytes that an entry stands for; an entry with any other character is text as it is."""
     if all(c in UNBYTES for c in entry):
         return bytes(UNBYTES[c] for c in entry)
     return entry.encode("utf-8", "replace")
 
 
 def _kind(character: str) -> str:
-    if character.isspace() and not "\x1c" <= character <= "\x1f":  # which Python alone takes for spaces
+    if character.isspace() and not "\x1c" <= character <= "\x1f":  # white space only in Python
         return "space"
     return {"L": "letter", "N": "number"}.get(unicodedata.category(character)[0], "other")
 
 
 def _byte_symbols() -> dict[int, str]:
-    """A printable character for each byte: its own where it has one, else those from 256 on."""
+    """A printable character for each byte: its own if it is printable, else one from U+0100 on."""
     own = [*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(ord("\u00ae"), 256)]
     others = [byte for byte in range(256) if byte not in own]
     return {**{byte: chr(byte) for byte in own}, **{byte: chr(256 + i) for i, byte in enumerate(others)}}

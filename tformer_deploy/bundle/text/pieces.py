@@ -16,7 +16,7 @@ from .base import OUR_SPECIALS, Specials, ids_of, require_entries
 
 
 class SentencePiece:
-    """A sentencepiece model; the bytes are kept as they are, so that every copy is the same file."""
+    """A sentencepiece model; its bytes are kept unchanged, so that every copy has the same hash."""
 
     def __init__(self, model: bytes, specials: Specials = OUR_SPECIALS) -> None:
         self._processor = processor(model)
@@ -26,7 +26,7 @@ class SentencePiece:
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> SentencePiece:
-        """Learn BPE pieces. Raises ConfigError where the lines do not hold `vocab_size` of them."""
+        """Learn BPE pieces. Raises ConfigError where the lines have fewer than `vocab_size`."""
         from sentencepiece import SentencePieceTrainer
 
         buffer = io.BytesIO()
@@ -37,7 +37,7 @@ class SentencePiece:
                 model_type="bpe",
                 vocab_size=vocab_size,
                 character_coverage=1.0,
-                max_sentence_length=LINE_BYTES,  # else longer lines are left out, and their characters are unknown
+                max_sentence_length=LINE_BYTES,  # else longer lines are skipped, and their characters are unknown
                 unk_id=UNK_ID,
                 pad_id=PAD_ID,
                 bos_id=BOS_ID,
@@ -51,7 +51,7 @@ class SentencePiece:
 
     @property
     def size(self) -> int:
-        """Entries of the vocabulary."""
+        """Size of the vocabulary."""
         return int(self._processor.get_piece_size())
 
     def encode(self, text: str) -> list[int]:
@@ -59,15 +59,15 @@ class SentencePiece:
         return list(self._processor.encode(text))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The line of some ids."""
+        """Text of ids."""
         return str(self._processor.decode([int(i) for i in ids if i not in self.specials.hidden]))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Entries of some ids."""
+        """Entries of ids."""
         return [str(self._processor.id_to_piece(int(i))) for i in ids]
 
     def id_of(self, piece: str) -> int | None:
-        """The id of an entry, if there is such an entry."""
+        """Id of an entry; None if there is no such entry."""
         found = int(self._processor.piece_to_id(piece))
         unk = self.specials.unk
         return found if found != unk or piece == self._processor.id_to_piece(unk) else None
@@ -80,7 +80,7 @@ class SentencePiece:
 
 
 class PieceList:
-    """A sentencepiece model splits text; a piece's id is its place in a list, which need not be the model's own.
+    """A sentencepiece model splits text; ids are indices into a list of pieces that may differ from the model's own.
 
     Pieces are looked up by their text, also those that the model does not know itself.
     """
@@ -93,7 +93,7 @@ class PieceList:
 
     @property
     def size(self) -> int:
-        """Entries of the list."""
+        """Size of the list."""
         return len(self._entries)
 
     def encode(self, text: str) -> list[int]:
@@ -106,11 +106,11 @@ class PieceList:
         return joined_bytes(pieces).replace("\u2581", " ").strip(" ")
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Entries of some ids."""
+        """Entries of ids."""
         return [self._entries[i] for i in ids]
 
     def id_of(self, piece: str) -> int | None:
-        """The id of an entry, if there is such an entry."""
+        """Id of an entry; None if there is no such entry."""
         return self._entries.index(piece) if piece in self._entries else None
 
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class PieceList:
 
 
 def processor(model: bytes) -> Any:
-    """What sentencepiece makes of a model's bytes. Raises ArtifactError."""
+    """Load a sentencepiece model from its bytes. Raises ArtifactError."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -135,7 +135,7 @@ def processor(model: bytes) -> Any:
 
 
 def joined_bytes(pieces: Sequence[str]) -> str:
-    """Pieces one behind the other; a run of pieces such as `<0xE2>` is the characters that their bytes are."""
+    """Concatenated pieces; runs of byte pieces such as `<0xE2>` are decoded as UTF-8."""
     text = b""
     for piece in pieces:
         byte = re.fullmatch(r"<0x([0-9A-F]{2})>", piece)

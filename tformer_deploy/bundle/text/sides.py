@@ -1,4 +1,4 @@
-"""The tokenizers of a model: both sides, their files, and what stands around a source."""
+"""The tokenizers of a model: source and target, their files, and the special tokens around a source."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .wrapped import Around, Wrapped
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """Both sides of a model's text; the one place where special tokens are added and removed."""
+    """Tokenizers of source and target; the only place where special tokens are added and removed."""
 
     source: Tokenizer
     target: Tokenizer
     prefix: tuple[int, ...] = ()
-    """What every source begins with, such as a language's code."""
+    """Ids that every source begins with, such as a language code."""
     suffix: tuple[int, ...] | None = None
-    """What every source ends with; None: the source's eos."""
+    """Ids that every source ends with; None: the source's eos."""
 
     def source_ids(self, text: str) -> list[int]:
-        """What the encoder sees: the line's ids between prefix and suffix."""
+        """Input of the encoder: the line's ids between prefix and suffix."""
         return [*self.prefix, *self.source.encode(text), *self._suffix]
 
     @property
@@ -37,16 +37,16 @@ class Tokenizers:
         return (self.source.specials.eos,) if self.suffix is None else self.suffix
 
     def target_ids(self, text: str) -> list[int]:
-        """What the decoder must produce: the line's ids and eos. Its input is the same behind the start token."""
+        """Target of the decoder: the line's ids and eos. Its input is the same after the start token."""
         return [*self.target.encode(text), self.target.specials.eos]
 
     def target_text(self, ids: Sequence[int]) -> str:
-        """The line that some produced ids stand for; a model may have more entries than its tokenizer."""
+        """Text of output ids; a model may have more entries than its tokenizer."""
         size = self.target.size
         return self.target.decode([i for i in ids if i < size])
 
     def settled_text(self, ids: Sequence[int]) -> str:
-        """What more ids do not change in it."""
+        """The part of `text` that further ids cannot change."""
         text = self.target_text(ids)
         return self.target.settled(text) if isinstance(self.target, Wrapped) else text
 
@@ -62,7 +62,7 @@ class Tokenizers:
 
 
 def require_fit(config: ModelConfig, tokenizers: Tokenizers, where: str = "") -> None:
-    """Raise ConfigError where a model lacks an entry of its tokenizers, or has other special ids than the target's."""
+    """Raise ConfigError where a model has fewer entries than its tokenizers, or other special ids than the target's."""
     for side, tokenizer in (("src_vocab", tokenizers.source), ("tgt_vocab", tokenizers.target)):
         entries = max(tokenizer.size, tokenizer.specials.ids[-1] + 1)
         if getattr(config, side) < entries:
@@ -139,7 +139,7 @@ def _strings(directory: Path, name: str, key: str) -> list[str]:
 def train_tokenizers(
     kind: str, src: Sequence[str], tgt: Sequence[str], vocab_size: int, languages: tuple[str | None, str | None]
 ) -> Tokenizers:
-    """Learn the tokenizers of a corpus: `bpe`, one for both sides, or `words`, one a language."""
+    """Learn the tokenizers of a corpus: `bpe`, one for both sides, or `words`, one per language."""
     if vocab_size <= len(SPECIALS):
         raise ConfigError(f"--vocab-size {vocab_size}: must be larger than the {len(SPECIALS)} special tokens")
     if vocab_size > (most := MOST_OF_MODEL["src_vocab"]):

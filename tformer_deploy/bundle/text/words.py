@@ -1,4 +1,4 @@
-"""One id a word: split at spaces, by spaCy's rules for a language, or by a regular expression."""
+"""Word-level tokenizers: split at spaces, by spaCy's rules for a language, or by a regular expression."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Words:
         regex: str | None = None,
         lower: bool = False,
     ) -> None:
-        """`language`: spaCy's rules split; `regex`: each match is a word, and nothing stands between words."""
+        """`language`: spaCy's rules split; `regex`: each match is a word, and words are joined without spaces."""
         if specials is None and tuple(words[: len(SPECIALS)]) != SPECIALS:
             raise ArtifactError(f"a word list must begin with {' '.join(SPECIALS)}")
         self._words, self._language, self.specials = list(words), language, specials or OUR_SPECIALS
@@ -49,7 +49,7 @@ class Words:
 
     @property
     def size(self) -> int:
-        """Entries of the vocabulary."""
+        """Size of the vocabulary."""
         return len(self._words)
 
     def encode(self, text: str) -> list[int]:
@@ -58,21 +58,21 @@ class Words:
         return [self._ids.get(word, self.specials.unk) for word in words]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Words joined by spaces, or by nothing where a regular expression splits."""
+        """Words joined by spaces, or without if a regular expression splits."""
         between = " " if self._regex is None else ""
         return between.join(self._words[i] for i in ids if i not in self.specials.hidden)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Entries of some ids."""
+        """Entries of ids."""
         return [self._words[i] for i in ids]
 
     def id_of(self, piece: str) -> int | None:
-        """The id of an entry, if there is such an entry."""
+        """Id of an entry; None if there is no such entry."""
         specials = {self._words[i]: i for i in self.specials.ids}
         return specials.get(piece, self._ids.get(piece))
 
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
-        """Write `<stem>.words`, one a line; `<stem>.json` where a word has a line's end."""
+        """Write `<stem>.words`, one per line, or `<stem>.json` if a word contains a line break."""
         lines = not any("\n" in word for word in self._words)
         name = f"{stem}.words" if lines else f"{stem}.json"
         if lines:
@@ -86,7 +86,7 @@ class Words:
 
 
 def splitter(language: str | None, regex: str | None = None) -> Splitter:
-    """What splits a line into words. Raises ConfigError for rules that do not exist."""
+    """The function that splits a line into words. Raises ConfigError for unknown rules."""
     if regex is not None:
         return compiled(regex).findall
     if language is None:
@@ -103,7 +103,7 @@ def splitter(language: str | None, regex: str | None = None) -> Splitter:
 
 
 def compiled(regex: str) -> re.Pattern[str]:
-    """A regular expression over characters that other languages read alike; `\\d`, `\\w` and `\\s` are ASCII's.
+    """A regular expression that every language reads alike; `\\d`, `\\w` and `\\s` are ASCII only.
 
     Raises ConfigError.
     """

@@ -1,4 +1,4 @@
-"""What transformers does around a tokenizer: tokens that were added to it, and spaces that outputs lose."""
+"""What transformers adds to a tokenizer: added tokens, and spaces that are removed from outputs."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ CLEANED = {
     " ' ": "'",
     **{f" {end}": end for end in ("n't", "'m", "'s", "'ve", "'re")},
 }
-"""What transformers replaces in outputs, in this order."""
+"""Replacements of transformers in outputs, in this order."""
 WHITE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-"""White space of Unicode: Python's `isspace` knows four more."""
+"""Unicode's white space; Python's `isspace` has four more."""
 LETTERS = ((0x24B6, 0x24E9), (0x1F130, 0x1F149), (0x1F150, 0x1F169), (0x1F170, 0x1F189))
-"""First and last of symbols that Unicode counts as alphabetic."""
+"""Ranges of symbols that Unicode counts as alphabetic."""
 RAW = b"\x1a\x06\x18\x00\x20\x00\x28\x00"
-"""Behind a sentencepiece model: its normalizer changes characters alone, and leaves spaces as they are."""
+"""For a sentencepiece model whose normalizer changes characters only, not spaces."""
 
 
 @dataclass(frozen=True)
 class AddedToken:
-    """An entry that stands in a text as it is, by its fields in `tokenizers.AddedToken`."""
+    """An added token, which is matched in text as it is; fields as in `tokenizers.AddedToken`."""
 
     id: int
     lstrip: bool = False
     rstrip: bool = False
-    """It takes the white space on its left, or on its right."""
+    """Whether it takes the white space on its left, on its right."""
     single_word: bool = False
-    """Not inside a word."""
+    """Not matched inside a word."""
     normalized: bool = False
-    """It is looked for in normalized text."""
+    """Matched in normalized text."""
     piece: bool = False
-    """The tokenizer's own rules may give it too."""
+    """Ordinary tokenization may produce it too."""
 
     def to_json(self) -> dict[str, Any]:
         """For a description."""
@@ -49,21 +49,21 @@ class AddedToken:
 
 @dataclass(frozen=True)
 class Around:
-    """What is done before and after a tokenizer."""
+    """Processing before and after a tokenizer."""
 
     tokens: tuple[AddedToken, ...] = ()
     python: bool = False
-    """Text is split as transformers' own Python code does it, not as the library `tokenizers`."""
+    """Split as by transformers' slow tokenizers in Python, not as by the library `tokenizers`."""
     normalize: bool = False
-    """Normalized text is that of the sentencepiece model."""
+    """Normalize text with the sentencepiece model."""
     edges: bool = False
     """Several spaces are one, and one at a part's end is a piece."""
     clean_up: bool = False
-    """Outputs lose the space before punctuation."""
+    """Remove spaces before punctuation in outputs."""
 
     @classmethod
     def of(cls, description: dict[str, Any]) -> Around:
-        """What a description says."""
+        """Read a description."""
         tokens = tuple(AddedToken(**each) for each in description.get("tokens", ()))
         return cls(**{**description, "tokens": tokens})
 
@@ -98,7 +98,7 @@ class Wrapped:
 
     @property
     def size(self) -> int:
-        """Entries of the vocabulary."""
+        """Size of the vocabulary."""
         return self._inner.size
 
     def encode(self, text: str) -> list[int]:
@@ -118,15 +118,15 @@ class Wrapped:
         return cleaned(text) if self._around.clean_up else text
 
     def settled(self, text: str) -> str:
-        """What more ids do not change in the line of some: behind the last space, spaces may go."""
+        """The part of `text` that further ids cannot change: spaces after the last word may be removed."""
         return text[: max(text.rfind(" "), 0)] if self._around.clean_up else text
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Entries of some ids."""
+        """Entries of ids."""
         return self._inner.pieces(ids)
 
     def id_of(self, piece: str) -> int | None:
-        """The id of an entry, if there is such an entry."""
+        """Id of an entry; None if there is no such entry."""
         return self._inner.id_of(piece)
 
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Wrapped:
 
 
 class _Matches:
-    """Where some texts stand in another: from the left, the longest first."""
+    """Finds texts in another: from the left, the longest first."""
 
     def __init__(self, tokens: dict[str, AddedToken]) -> None:
         self._tokens = {text: token for text, token in tokens.items() if text}
@@ -154,7 +154,7 @@ class _Matches:
         self._pattern = re.compile("|".join(map(re.escape, texts)) if texts else "(?!)")
 
     def split(self, text: str) -> Iterator[str | int]:
-        """Parts of a text, and ids, as in `tokenizers`."""
+        """Parts of a text and ids of added tokens, as by `tokenizers`."""
         at = 0
         for found in self._pattern.finditer(text):
             token, (start, end) = self._tokens[found[0]], found.span()
@@ -172,7 +172,7 @@ class _Matches:
             yield text[at:]
 
     def split_by_python(self, text: str) -> Iterator[str | int]:
-        """The same as in transformers' own code: a token that is not a single word joins the part beside it."""
+        """The same as by slow tokenizers: a token that is not a single word joins the part beside it."""
         parts, at = [], 0
         for found in self._pattern.finditer(text):
             parts += [text[at : found.start()], found[0]]
@@ -196,7 +196,7 @@ class _Matches:
 
 
 def cleaned(text: str) -> str:
-    """A line without the spaces that transformers takes away."""
+    """A line without the spaces that transformers removes."""
     for old, new in CLEANED.items():
         text = text.replace(old, new)
     return text
@@ -214,7 +214,7 @@ def _in_word(c: str) -> bool:
 
 
 def normalizer(model: bytes, around: Around) -> Callable[[str], str]:
-    """What is done to text in which normalized tokens are looked for."""
+    """The normalizer of text in which normalized tokens are matched."""
     from .pieces import processor
 
     spaces = re.compile(" {2,}") if around.edges else re.compile("(?!)")

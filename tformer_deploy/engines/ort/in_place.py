@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import ConfigError, LimitError
-from ...bundle.contract import LISTED, SLOTS_GRAPH, caches, signature
+from ...bundle.contract import LISTED, SLOTS_GRAPH, cache_names, signature
 from ...bundle.manifest import Bundle
 from ...bundle.shortlist import Shortlist
 from ..base import ANYTHING, FIRST_CAPACITY, Floats, Ints, Outlook, Scores, check_step
@@ -86,7 +86,7 @@ class InPlaceEngine(OrtEngine):
         if self.shortlist:
             self._rows = self._session("short_rows", SHORT_SPIN_US)
             self._listed = [spec.name for spec in signature("short_rows", self.config, self.recipe).outputs]
-        self._present = [spec.name for spec in caches("present", self.config, ())]
+        self._present = cache_names("present", self.config)
         return self
 
     def __exit__(self, *why: Any) -> None:

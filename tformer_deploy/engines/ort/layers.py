@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from ...base.errors import EngineError
-from ...bundle.contract import GRAPHS, caches, layer_names
+from ...bundle.contract import GRAPHS, cache_names, layer_names
 from ...bundle.manifest import Bundle
 from ...bundle.recipe import Recipe
 from ...model.config import ModelConfig
@@ -37,10 +37,10 @@ def layer_values(engine: Graphs, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints
     encoder, step = (open_copy(engine, graph) for graph in GRAPHS)
     lengths = np.array(src_lengths, np.int32)
     values = run(encoder, {"src_ids": np.array(src_ids, np.int32), "src_lengths": lengths}, {})
-    cross = {spec.name: values[spec.name] for spec in caches("cross", config, ())}
+    cross = {name: values[name] for name in cache_names("cross", config)}
     static, in_place = engine.recipe.cache == "static", engine.recipe.target == "ort-cpu"
     shape = batch, config.decoder.heads, length if static else 0, config.decoder.head_dim
-    past = {spec.name: np.zeros(shape, np.float32) for spec in caches("past", config, ())}
+    past = {name: np.zeros(shape, np.float32) for name in cache_names("past", config)}
     fixed = {
         "src_lengths": lengths,
         **cross,

@@ -10,11 +10,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from ...base import messages
 from ...base.errors import ArtifactError, EngineError, LimitError, extras
 from ...base.machine import cores
-from ...bundle.contract import Signature, caches, signature
+from ...bundle.contract import Signature, cache_names, signature
 from ...bundle.manifest import Bundle
-from ..base import ANYTHING, NO_ATTENTION, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
+from ..base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 from .library import (
     CPU,
     SHORT_SPIN_US,
@@ -157,8 +158,8 @@ class OrtEngine(OrtGraphs):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._cross = [spec.name for spec in caches("cross", self.config, ())]
-        self._past = [spec.name for spec in caches("past", self.config, ())]
+        self._cross = cache_names("cross", self.config)
+        self._past = cache_names("past", self.config)
         self._outputs = [spec.name for spec in signature("decoder_step", self.config, self.recipe).outputs]
         return self
 
@@ -185,7 +186,7 @@ class OrtEngine(OrtGraphs):
         """See `Engine.step`."""
         check_step(tokens.shape[1], state.position, self.limits)
         if attention and not self.attention:
-            raise LimitError(NO_ATTENTION)
+            raise LimitError(messages.NO_ATTENTION)
         feed: dict[str, Any] = {
             "tokens": np.ascontiguousarray(tokens, np.int32),
             "parents": state.parents,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import EngineError, NoRoom
-from ...bundle.contract import caches
+from ...bundle.contract import cache_names
 from ...bundle.plans import Profile
 from ...model.config import ModelConfig
 from ..base import Floats, Ints, Outlook
@@ -132,7 +132,7 @@ class TrtDevice:
 
     def cross(self) -> list[Floats]:
         """See `Device.cross`."""
-        return [self._fetch(spec.name) for spec in caches("cross", self.engine.config, ())]
+        return [self._fetch(name) for name in cache_names("cross", self.engine.config)]
 
     def caches(self, step: int) -> list[NDArray[Any]]:
         """See `Device.caches`."""

@@ -1,0 +1,44 @@
+// Written by make spec from tformer_deploy/base/messages.py and tformer_deploy/bundle/contract.py.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tformer::spec {
+
+/// Sum of a row of a step of target trt that nothing comes from.
+constexpr float dead = -1.0e+09F;
+
+inline std::string too_many_sentences(std::int64_t sentences, std::int64_t limit) {
+  return "a batch of " + std::to_string(sentences) + " sentences exceeds the limit of " + std::to_string(limit) + ": send fewer at once";
+}
+inline std::string source_too_long(std::int64_t tokens, std::int64_t limit, const std::string& remedy) {
+  return "a source of " + std::to_string(tokens) + " tokens exceeds the limit of " + std::to_string(limit) + ": split it, or " + remedy;
+}
+constexpr const char* longer_sources = "export a model with a larger src_len axis and max_positions";
+inline std::string wrong_lengths(std::int64_t width) {
+  return "source lengths must be between 1 and the width " + std::to_string(width) + " of the ids";
+}
+inline std::string source_id(std::int64_t token, std::int64_t size) {
+  return "token id " + std::to_string(token) + " is outside the source vocabulary of " + std::to_string(size);
+}
+inline std::string target_id(std::int64_t token, std::int64_t size) {
+  return "token id " + std::to_string(token) + " is outside the target vocabulary of " + std::to_string(size);
+}
+inline std::string too_many_beams(std::int64_t beams, std::int64_t limit, const std::string& remedy) {
+  return std::to_string(beams) + " beams exceed the limit of " + std::to_string(limit) + ": use fewer, or " + remedy;
+}
+constexpr const char* larger_beams = "export with a larger beams axis (at most half the vocabulary unless top_k is set)";
+inline std::string too_many_steps(std::int64_t step, std::int64_t limit) {
+  return "decoding step " + std::to_string(step) + " exceeds the limit of " + std::to_string(limit) + " target tokens";
+}
+inline std::string too_many_rows(std::int64_t rows, const std::string& kind, std::int64_t limit, const std::string& remedy) {
+  return std::to_string(rows) + " " + kind + " exceed the engine's limit of " + std::to_string(limit) + ": use fewer, or " + remedy;
+}
+constexpr const char* more_rows = "export with a larger beams axis";
+inline std::string beyond_plans(const std::string& option, std::int64_t value, std::int64_t limit, const std::string& remedy) {
+  return option + " " + std::to_string(value) + " exceeds the plans' largest, " + std::to_string(limit) + ": use less, or " + remedy;
+}
+constexpr const char* no_attention = "this variant does not return attention: export with a recipe that has attention = true, such as fp32-attention";
+
+}  // namespace tformer::spec
