@@ -722,6 +722,7 @@ DAMAGE: dict[str, Change] = {
     "text for a number": edited(lambda it: it["model"].update(heads="4")),
     "unknown key": edited(lambda it: it["model"].update(colour=1)),
     "no such default": edited(lambda it: it.update(default="int9")),
+    "unknown activation": edited(lambda it: it["model"].update(activation="swish")),
     "other width": edited(lambda it: it["model"].update(d_model=256)),
     "other start": edited(lambda it: it["model"].update(start_id=4)),
     "other limits": edited(lambda it: it["recipe"]["axes"]["beams"].update(max=128)),

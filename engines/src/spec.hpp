@@ -40,5 +40,10 @@ inline std::string beyond_plans(const std::string& option, std::int64_t value, s
   return option + " " + std::to_string(value) + " exceeds the plans' largest, " + std::to_string(limit) + ": use less, or " + remedy;
 }
 constexpr const char* no_attention = "this variant does not return attention: export with a recipe that has attention = true, such as fp32-attention";
+constexpr const char* end_is_forced = "a forced token is an end token: leave it out, an output ends by itself";
+constexpr const char* forced_end = " and the forced end";
+inline std::string too_many_forced(std::int64_t forced, const std::string& also, std::int64_t longest) {
+  return std::to_string(forced) + " forced tokens" + also + " do not fit into " + std::to_string(longest) + ", the most that max_tokens, max_ratio and the model's positions allow here: force fewer, or raise these";
+}
 
 }  // namespace tformer::spec

@@ -5,6 +5,7 @@
 #include "decode/rules.hpp"
 #include "decode/search.hpp"
 #include "errors.hpp"
+#include "spec.hpp"
 #include "text/unicode.hpp"
 
 namespace tformer {
@@ -94,7 +95,7 @@ std::vector<std::int32_t> Translator::prefix_ids(std::string_view text, const st
   Ids ids = wanted(text, where);
   const Ids ends = options.ends(sizes().eos_id);
   if (std::find_first_of(ids.begin(), ids.end(), ends.begin(), ends.end()) != ids.end()) {
-    throw Error(Status::limit, where + ": " + end_is_forced);
+    throw Error(Status::limit, where + ": " + spec::end_is_forced);
   }
   return ids;
 }

@@ -18,3 +18,9 @@ BEYOND_PLANS = "{option} {value:d} exceeds the plans' largest, {limit:d}: use le
 NO_ATTENTION = (
     "this variant does not return attention: export with a recipe that has attention = true, such as fp32-attention"
 )
+END_IS_FORCED = "a forced token is an end token: leave it out, an output ends by itself"
+FORCED_END = " and the forced end"
+TOO_MANY_FORCED = (
+    "{forced:d} forced tokens{also} do not fit into {longest:d}, the most that max_tokens, max_ratio and the model's "
+    "positions allow here: force fewer, or raise these"
+)

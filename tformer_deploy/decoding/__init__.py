@@ -7,13 +7,12 @@ The reference for the search in C++; `translate`, `check` and `bench` use it.
 from ..engines.base import Batch, Hypothesis
 from .checks import check_options
 from .options import DecodeOptions, Decoding, over_defaults
-from .rules import END_IS_FORCED, Trie, check_forced, longest_outputs
+from .rules import Trie, check_forced, longest_outputs
 from .running import ContinuousBatch, decode
 from .scoring import forced_steps, score
 from .search import Search, Step
 
 __all__ = [
-    "END_IS_FORCED",
     "Batch",
     "ContinuousBatch",
     "DecodeOptions",

@@ -8,28 +8,24 @@ from typing import Any
 
 import numpy as np
 
+from ..base import messages
 from ..base.errors import DataError, LimitError
 from ..engines.base import Batch, Engine
 from ..model.config import MAX_SEED
 from .options import DecodeOptions
-from .rules import END_IS_FORCED
 
 
 def check_options(engine: Engine, options: DecodeOptions) -> None:
     """Raise LimitError for options that the engine or the model cannot follow with any source."""
     check_tokens(engine, [options.suppress, *options.bad_words, options.end_ids, options.first_ids])
     if set(options.first_ids) & set(options.ends(engine.config.eos_id)):
-        raise LimitError(END_IS_FORCED)
+        raise LimitError(messages.END_IS_FORCED)
     if options.rows > engine.limits.beams:
-        raise LimitError(
-            f"{options.rows} {'samples' if options.sampling else 'beams'} exceed the engine's limit of "
-            f"{engine.limits.beams}: use fewer, or {engine.limits.hint or 'export with a larger beams axis'}"
-        )
+        fields = {"rows": options.rows, "kind": "samples" if options.sampling else "beams"}
+        fields |= {"limit": engine.limits.beams, "remedy": engine.limits.hint or messages.MORE_ROWS}
+        raise LimitError(messages.TOO_MANY_ROWS.format(**fields))
     if options.attention and not engine.attention:
-        raise LimitError(
-            "this variant does not return attention: export with a recipe that has attention = true, "
-            "such as fp32-attention"
-        )
+        raise LimitError(messages.NO_ATTENTION)
 
 
 def check_tokens(engine: Engine, sequences: Iterable[Iterable[int]]) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base import messages
 from ..base.errors import LimitError, NotNumbers
 from ..engines.base import Floats, Ints, Scores
 from .options import DecodeOptions
 
 _END = -1
-END_IS_FORCED = "a forced token is an end token: leave it out, an output ends by itself"
 _SORTED = 256
 """Rows of up to this many scores are fully sorted, all at once; longer ones are partitioned, one by one."""
 LEAST = -1e4
@@ -70,10 +70,8 @@ def check_forced(forced: int, longest: int, options: DecodeOptions, where: str =
     """Raise LimitError where an output is too short for its forced tokens and a forced end after them."""
     ends = options.forced_end and not options.endless
     if forced + ends > longest:
-        raise LimitError(
-            f"{where}{forced} forced tokens{' and the forced end' if ends else ''} do not fit into {longest}, the most "
-            "that max_tokens, max_ratio and the model's positions allow here: force fewer, or raise these"
-        )
+        also = messages.FORCED_END if ends else ""
+        raise LimitError(where + messages.TOO_MANY_FORCED.format(forced=forced, also=also, longest=longest))
 
 
 class Rules:
@@ -100,7 +98,7 @@ class Rules:
         self.prefixes = [(*options.first_ids, *prefix) for prefix in prefixes or [()] * len(src_lengths)]
         self._forced_steps, self._early_steps = max(map(len, self.prefixes)), int(self.shortest.max()) - 1
         if any(token in end_ids for prefix in self.prefixes for token in prefix):
-            raise LimitError(END_IS_FORCED)
+            raise LimitError(messages.END_IS_FORCED)
         for prefix, most in zip(self.prefixes, longest.tolist(), strict=True):
             check_forced(len(prefix), most, options)
 

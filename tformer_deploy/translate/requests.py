@@ -11,9 +11,10 @@ import numpy as np
 
 from ..base.errors import ConfigError, DataError, LimitError, TformerError
 from ..base.lines import check_line
+from ..base.messages import END_IS_FORCED
 from ..base.settings import check_whole
 from ..bundle.text import Tokenizers
-from ..decoding import END_IS_FORCED, DecodeOptions, check_forced, longest_outputs
+from ..decoding import DecodeOptions, check_forced, longest_outputs
 from ..engines.base import Limits
 from ..model.config import MAX_SEED, ModelConfig
 

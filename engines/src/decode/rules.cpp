@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "errors.hpp"
+#include "spec.hpp"
 
 namespace tformer {
 namespace {
@@ -60,10 +61,8 @@ std::int64_t longest_output(const DecodeOptions& options, std::int64_t positions
 void check_forced(std::size_t forced, std::int64_t longest, const DecodeOptions& options, const std::string& where) {
   const bool ends = options.forced_end && !options.endless;
   if (static_cast<std::int64_t>(forced) + (ends ? 1 : 0) <= longest) return;
-  throw Error(Status::limit, where + std::to_string(forced) + " forced tokens" + (ends ? " and the forced end" : "") +
-                                 " do not fit into " + std::to_string(longest) +
-                                 ", the most that max_tokens, max_ratio and the model's positions allow here: force "
-                                 "fewer, or raise these");
+  const std::string also = ends ? spec::forced_end : "";
+  throw Error(Status::limit, where + spec::too_many_forced(static_cast<std::int64_t>(forced), also, longest));
 }
 
 Rules::Rules(const DecodeOptions& options, std::vector<std::int32_t> end_ids, std::int64_t positions,
@@ -97,7 +96,7 @@ Rules::Rules(const DecodeOptions& options, std::vector<std::int32_t> end_ids, st
     const std::vector<std::int32_t>& prefix = prefixes_[i];
     forced_steps_ = std::max(forced_steps_, prefix.size());
     if (std::any_of(prefix.begin(), prefix.end(), [this](std::int32_t token) { return is_end(token); })) {
-      throw Error(Status::limit, end_is_forced);
+      throw Error(Status::limit, spec::end_is_forced);
     }
     check_forced(prefix.size(), static_cast<std::int64_t>(longest_[i]), options);
   }

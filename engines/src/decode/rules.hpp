@@ -39,8 +39,6 @@ void best_of(const Ruled& row, std::size_t count, std::vector<Choice>& best);
 /// Most tokens of an output, the end token among them.
 std::int64_t longest_output(const DecodeOptions& options, std::int64_t positions, std::size_t src_tokens);
 
-constexpr const char* end_is_forced = "a forced token is an end token: leave it out, an output ends by itself";
-
 /// Throws Error where forced tokens and a forced end do not fit into an output.
 void check_forced(std::size_t forced, std::int64_t longest, const DecodeOptions& options, const std::string& where = "");
 

@@ -184,7 +184,7 @@ void check_options(const Engine& engine, const DecodeOptions& options) {
   check_tokens(options.first_ids, vocab);
   const std::vector<std::int32_t> first = token_ids(options.first_ids), ends = options.ends(engine.model().eos_id);
   if (std::find_first_of(first.begin(), first.end(), ends.begin(), ends.end()) != first.end()) {
-    throw Error(Status::limit, end_is_forced);
+    throw Error(Status::limit, spec::end_is_forced);
   }
   if (options.rows() > engine.limits().beams) {
     const Limits& limits = engine.limits();

@@ -1,4 +1,4 @@
-// Tokenizers of sentencepiece: its own ids, or those of a list of pieces.
+// sentencepiece tokenizers, with the model's own ids or those of a list of pieces.
 #include <sentencepiece_processor.h>
 
 #include <memory>

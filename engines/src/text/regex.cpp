@@ -22,10 +22,10 @@ std::string for_pcre2(const std::string& expression) {
       made += expression[++i];
     } else if (c == '[' && !in_class) {
       in_class = true;
-      // A bracket that comes first does not end the class.
+      // A bracket in first place does not end the class.
       if (expression.compare(i + 1, 1, "^") == 0) made += expression[++i];
       if (expression.compare(i + 1, 1, "]") == 0) made += expression[++i];
-    } else if (c == '[') {  // within a class, PCRE2 takes [:alpha:] for a class of its own
+    } else if (c == '[') {  // inside a class, PCRE2 reads [:alpha:] as a POSIX class
       made.insert(made.size() - 1, "\\");
     } else if (c == ']') {
       in_class = false;
@@ -89,14 +89,14 @@ std::vector<std::string_view> Regex::find_all(std::string_view text) const {
     }
     const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(match.get());
     found.push_back(text.substr(ends[0], ends[1] - ends[0]));
-    // Behind an empty match, the next one may not be the same.
+    // After an empty match, do not match it again.
     options = PCRE2_NO_UTF_CHECK | (ends[0] == ends[1] ? PCRE2_NOTEMPTY_ATSTART : 0U);
     start = ends[1];
   }
 }
 
 std::unique_ptr<const Regex> word_expression(const std::string& expression) {
-  // What other languages lack or read otherwise, behind escapes that all of them have.
+  // Constructs that other languages lack or read differently, after escapes that all of them have.
   static const Regex only_here(R"((?:\\[dwsDWS]|\\[^\w\s\p{L}\p{N}\p{Z}])(*SKIP)(*FAIL))"
                                R"(|\((?:\*|\?(?![:=!]))|\\.|\[\[|&&|\|\||~~|[*+?}]\+)");
   const auto refuse = [&expression](const std::string& why) {

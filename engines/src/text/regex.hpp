@@ -1,4 +1,4 @@
-// Regular expressions of the dialect that docs/bundle.md has: what Python, and other languages, read alike.
+// Regular expressions in the dialect of docs/bundle.md, which every language reads alike.
 #pragma once
 
 #include <memory>
@@ -8,10 +8,10 @@
 
 namespace tformer {
 
-/// A compiled expression over characters; `\d`, `\w` and `\s` are ASCII's. Any number of threads may use one.
+/// A compiled expression over characters; `\d`, `\w` and `\s` are ASCII only. Thread-safe.
 class Regex {
  public:
-  /// Throws Error for what is no expression.
+  /// Throws Error for an invalid expression.
   explicit Regex(const std::string& expression);
   ~Regex();
   /// Every match in valid UTF-8, from the left, as Python's `findall`. Throws Error where matching takes too long.
@@ -24,7 +24,7 @@ class Regex {
   std::unique_ptr<Compiled> compiled_;
 };
 
-/// What splits text into words. Throws Error as `Regex` does, and for what Python refuses: what is outside the dialect,
+/// An expression that splits text into words. Throws Error as `Regex` does, and for what is outside the dialect,
 /// groups that capture, and an expression that matches "".
 std::unique_ptr<const Regex> word_expression(const std::string& expression);
 

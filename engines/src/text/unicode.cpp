@@ -26,9 +26,9 @@ const Row* find(const Row (&rows)[size], char32_t c) {
   return row != rows && c <= std::prev(row)->last ? std::prev(row) : nullptr;
 }
 
-/// What the bytes at the beginning of a text are.
+/// The character that a text begins with, or the error.
 struct Sequence {
-  std::size_t size;           ///< bytes of a character, or of the largest part of one
+  std::size_t size;           ///< bytes of the character, or of its largest valid part
   char32_t character;
   std::string_view problem;  ///< empty: it is a character
 };
@@ -44,7 +44,7 @@ Sequence first_sequence(std::string_view text) {
   for (std::size_t i = 1; i < size; ++i) {
     if (i == text.size()) return {i, 0, "unexpected end of data"};
     const unsigned byte = byte_at(text, i);
-    // No overlong forms, no halves of pairs, nothing above U+10FFFF.
+    // No overlong forms, no surrogates, nothing above U+10FFFF.
     const unsigned least = i > 1 ? 0x80 : lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
     const unsigned most = i > 1 ? 0xBF : lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
     if (byte < least || byte > most) return {i, 0, "invalid continuation byte"};
@@ -143,7 +143,7 @@ std::string lower(std::string_view text) {
     const char32_t c = from[i];
     const Lower* row = find(tables::lowers, c);
     if (c == 0x130) {
-      made += "i\xCC\x87";  // the only one that becomes two
+      made += "i\xCC\x87";  // the only character that becomes two
     } else if (c == 0x3A3 && is_final_sigma(from, i)) {
       append_utf8(made, 0x3C2);
     } else if (row && (c - row->first) % row->step == 0) {

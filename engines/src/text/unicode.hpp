@@ -1,4 +1,4 @@
-// UTF-8 and what Python's str knows of characters: white space, letters, numbers, lower case.
+// UTF-8, and properties of characters as in Python's str: white space, letters, numbers, lower case.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace tformer {
 
-/// What is wrong with a text that is not UTF-8, in Python's words; empty: nothing is.
+/// Why a text is not UTF-8, in Python's words; empty: it is.
 std::string_view utf8_problem(std::string_view text);
 
 /// The text with U+FFFD for each part that is not UTF-8, as Python's `decode("utf-8", "replace")`.
@@ -33,10 +33,10 @@ bool is_word(char32_t character);
 /// Lower case with the final sigma, as Python's `str.lower`.
 std::string lower(std::string_view text);
 
-/// A text without the white space at both ends.
+/// A text without white space at both ends.
 std::string_view stripped(std::string_view text);
 
-/// What stands between white space.
+/// The words between white space.
 std::vector<std::string_view> split(std::string_view text);
 
 }  // namespace tformer

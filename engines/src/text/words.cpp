@@ -1,4 +1,4 @@
-// One id a word: split at white space, or by a regular expression.
+// Word-level tokenizers: split at white space, or by a regular expression.
 #include "errors.hpp"
 #include "text/kinds.hpp"
 #include "text/regex.hpp"
@@ -18,7 +18,7 @@ class Words final : public Tokenizer {
   std::string entry(std::int32_t id) const override { return words_.entry(id); }
 
   std::int32_t id_of(const std::string& entry) const override {
-    std::int32_t found = -1;  // of equal ones the last; special ones first
+    std::int32_t found = -1;  // a special entry if there is one, else the last of equal ones
     for (std::int32_t id = 0; id < size(); ++id) {
       if (words_.entry(id) != entry) continue;
       if (found < 0 || specials.contains(id) || !specials.contains(found)) found = id;

@@ -1,4 +1,4 @@
-// What transformers does around a tokenizer: tokens that were added to it, and spaces that outputs lose.
+// What transformers adds to a tokenizer: added tokens, and spaces that are removed from outputs.
 #include <algorithm>
 #include <map>
 #include <unordered_map>
@@ -12,12 +12,12 @@
 namespace tformer {
 namespace {
 
-/// A part of a text, or an added token that stands there.
+/// A part of a text, or an added token in it.
 using Part = std::variant<std::u32string, std::int32_t>;
 using Parts = std::vector<Part>;
 using Normalizer = std::function<std::string(const std::string&)>;
 
-/// What transformers replaces in outputs, in this order.
+/// Replacements of transformers in outputs, in this order.
 constexpr std::pair<std::string_view, std::string_view> cleaned[] = {
     {" .", "."},     {" ?", "?"},   {" !", "!"},   {" ,", ","},     {" ' ", "'"},
     {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
@@ -32,7 +32,7 @@ std::string replaced(const std::string& text, std::string_view old, std::string_
   return made.append(text, start, std::string::npos);
 }
 
-/// Where some texts stand in another: from the left, the longest first.
+/// Finds texts in another: from the left, the longest first.
 class Matches {
  public:
   void add(const std::u32string& text, const AddedToken& token) {
@@ -61,7 +61,7 @@ class Matches {
     return parts;
   }
 
-  /// The same as in transformers' own code: a token that is not a single word joins the part beside it.
+  /// The same as by slow tokenizers: a token that is not a single word joins the part beside it.
   Parts split_by_python(const std::u32string& text) const {
     std::vector<std::u32string> parts;
     std::size_t at = 0;
@@ -169,7 +169,7 @@ class Wrapped final : public Tokenizer {
 
   std::size_t settled(const std::string& line) const override {
     if (!around_.clean_up) return line.size();
-    const std::size_t space = line.rfind(' ');  // behind it, spaces may go
+    const std::size_t space = line.rfind(' ');  // later spaces may be removed
     return space == std::string::npos ? 0 : space;
   }
 
@@ -199,7 +199,7 @@ class Wrapped final : public Tokenizer {
   Around around_;
   Normalizer characters_;
   Matches plain_, later_;
-  Ids only_;  ///< what only an added token gives
+  Ids only_;  ///< ids that only added tokens produce
   std::int32_t edge_;
 };
 

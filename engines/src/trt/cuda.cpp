@@ -64,7 +64,7 @@ void find(void* library, Function& function, const char* name) {
   function = reinterpret_cast<Function>(::dlsym(library, name));
 }
 
-/// All that there is of the driver: an old one lacks some.
+/// The driver's entry points; an old driver lacks some.
 void find_all(void* library) {
 #define TFORMER_FIND(member, version) find(library, cuda.member, #member version)
   TFORMER_FIND(cuInit, "");
@@ -113,7 +113,7 @@ void call(int error, const char* function) {
 
 #define TFORMER_CALL(function, ...) call(cuda.function(__VA_ARGS__), #function)
 
-/// Gives something back; what fails has been said by a call before, or the process ends.
+/// Free a resource; failures were reported by an earlier call, or the process is ending.
 template <typename Function, typename Handle>
 void release(Function function, Handle handle) noexcept {
   CUctx_st* own = nullptr;
@@ -124,7 +124,7 @@ void release(Function function, Handle handle) noexcept {
 
 std::string dotted(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
 
-/// The version of CUDA that the driver knows; 0: no driver is loaded.
+/// The CUDA version that the driver supports; 0: no driver is loaded.
 int driver_version() {
   int version = 0;
   void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);

@@ -34,17 +34,17 @@ class OnGpu {
   OnGpu& operator=(const OnGpu&) = delete;
 };
 
-/// Frees what needs the GPU for it.
+/// Run something that frees GPU resources.
 template <typename Object>
 void delete_on_gpu(Object* object) noexcept {
   try {
     const OnGpu on;
     delete object;
-  } catch (...) {  // of a GPU that is gone nothing can be freed
+  } catch (...) {  // if the GPU is gone, nothing can be freed
   }
 }
 
-/// A block on the device, of whatever was there.
+/// A block of device memory, uninitialized.
 class Memory {
  public:
   explicit Memory(std::size_t size);
@@ -56,7 +56,7 @@ class Memory {
   std::uint64_t address = 0;
 };
 
-/// A block on the host, of zeros, that the device copies to and from at its own time.
+/// A zeroed block of pinned host memory, for asynchronous copies.
 class Pinned {
  public:
   explicit Pinned(std::size_t size);
@@ -67,7 +67,7 @@ class Pinned {
   std::uint8_t* bytes = nullptr;
 };
 
-/// Work that the device does in order. Calls need an OnGpu.
+/// A CUDA stream. Calls need an OnGpu.
 class Stream {
  public:
   Stream();
@@ -75,7 +75,7 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  /// Until all is done.
+  /// Wait until all is done.
   void wait();
   /// Copy the first `size` bytes of `source`.
   void to_device(std::uint64_t address, const Pinned& source, std::size_t size);
@@ -87,16 +87,16 @@ class Stream {
   CUstream_st* handle = nullptr;
 };
 
-/// Captured work.
+/// A CUDA graph.
 class Graph {
  public:
-  /// What `work` gives to the stream, to be given to it again in one call; it does not run now.
+  /// Capture what `work` enqueues, without running it.
   Graph(Stream& stream, const std::function<void()>& work);
   ~Graph();
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  /// Put it on its stream.
+  /// Enqueue it on its stream.
   void launch();
 
  private:
@@ -104,7 +104,7 @@ class Graph {
   CUgraphExec_st* executable_ = nullptr;
 };
 
-/// A place in a stream.
+/// A CUDA event.
 class Event {
  public:
   Event();
@@ -112,9 +112,9 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
 
-  /// Put it behind what the stream has to do now.
+  /// Record it on a stream.
   void record(Stream& stream);
-  /// Until the stream has come to it.
+  /// Wait for it.
   void wait();
 
  private:

@@ -71,12 +71,12 @@ TrtDevice::TrtDevice(const TrtRuntime& runtime, const Profile& sizes, Plan encod
 
 TrtDevice::~TrtDevice() { finish(); }
 
-/// Wait for the device's work, before what it writes to is freed.
+/// Wait for the device before memory that it writes to is freed.
 void TrtDevice::finish() noexcept {
   try {
     const OnGpu on;
     stream_.wait();
-  } catch (const Error&) {  // said by a call before
+  } catch (const Error&) {  // reported by an earlier call
   }
 }
 
@@ -95,7 +95,7 @@ void TrtDevice::note_tensors(nvinfer1::ICudaEngine& plan) {
   }
 }
 
-/// Throws Error where the plans lack what they are fed, or are of other sizes than they are called by.
+/// Throws Error where the plans lack an input or output, or have another size than the profile says.
 void TrtDevice::require_tensors() const {
   const std::int64_t rows = profile.batch * profile.beams;
   const auto refuse = [this](const std::string& what) {
@@ -128,7 +128,7 @@ void TrtDevice::require_tensors() const {
   }
 }
 
-/// Places one behind the other, aligned; the size of the block.
+/// Assign consecutive aligned offsets; returns the size of the block.
 std::size_t TrtDevice::lay_out(const std::vector<std::string>& names) {
   std::size_t end = 0;
   for (const std::string& name : names) {
@@ -164,7 +164,7 @@ void TrtDevice::take_memory() {
   stream_.clear(*given_);
 }
 
-/// Where the inputs and outputs lie of the steps that read the buffers `now` and write the others.
+/// Addresses of the inputs and outputs of steps that read the buffers `now` and write the others.
 TrtDevice::Addresses TrtDevice::addresses(int now) const {
   Addresses places;
   for (const auto& [name, memory] : memory_) places[name] = memory->address;
@@ -181,9 +181,9 @@ TrtDevice::Addresses TrtDevice::addresses(int now) const {
   return places;
 }
 
-/// A plan's work as a CUDA graph, after a run that loads what it needs; as calls where it cannot be captured.
+/// Record a plan as a CUDA graph, after a run that loads its kernels; if capture fails it is enqueued each time.
 void TrtDevice::prepare(nvinfer1::ICudaEngine& plan, const Addresses& places, Launch& launch) {
-#if NV_TENSORRT_MAJOR >= 11  // TensorRT for RTX cannot be captured while it takes memory by itself
+#if NV_TENSORRT_MAJOR >= 11  // TensorRT for RTX cannot be captured while it allocates its own workspace
   const bool given = runtime_.for_rtx();
   using Strategy = nvinfer1::ExecutionContextAllocationStrategy;
   launch.context.reset(plan.createExecutionContext(given ? Strategy::kUSER_MANAGED : Strategy::kSTATIC));
@@ -214,7 +214,7 @@ void TrtDevice::prepare(nvinfer1::ICudaEngine& plan, const Addresses& places, La
   stream_.wait();
   try {
     auto graph = std::make_unique<Graph>(stream_, [&] { run(launch); });
-    graph->launch();  // which takes it to the device
+    graph->launch();  // uploads it to the device
     stream_.wait();
     launch.graph = std::move(graph);
   } catch (const Error& error) {
@@ -238,7 +238,7 @@ Value* TrtDevice::view(const Pinned& block, const std::string& name) const {
 void TrtDevice::encode(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
                        const Outlook& outlook) {
   const OnGpu on;
-  stream_.wait();  // what was asked for before may not have left the host
+  stream_.wait();  // an earlier copy from this host memory may still be running
   std::copy(src_ids.begin(), src_ids.end(), view<std::int32_t>(*requests_, "src_ids"));
   std::copy(src_lengths.begin(), src_lengths.end(), view<std::int32_t>(*requests_, "src_lengths"));
   *view<std::int32_t>(*requests_, "end_id") = outlook.end_id;
@@ -250,7 +250,7 @@ void TrtDevice::encode(const std::vector<std::int32_t>& src_ids, const std::vect
 
 void TrtDevice::feed(const NextInputs& choice, std::int64_t step) {
   const OnGpu on;
-  if (step) stream_.wait();  // what was fed before may not have left the host; the encoder feeds nothing
+  if (step) stream_.wait();  // an earlier copy from this host memory may still be running; not before step 0
   std::copy(choice.tokens.begin(), choice.tokens.end(), view<std::int32_t>(*choices_, fed_[0]));
   std::copy(choice.parents.begin(), choice.parents.end(), view<std::int32_t>(*choices_, fed_[1]));
   std::copy(choice.values.begin(), choice.values.end(), view<float>(*choices_, fed_[2]));
@@ -281,7 +281,7 @@ void TrtDevice::read(std::int64_t step, Record& record) {
   copy(fed_[2], record.next.values);
 }
 
-/// A tensor of the device's, in fp32.
+/// Copy a device tensor to the host, as fp32.
 std::vector<float> TrtDevice::fetch(const std::string& name) {
   const OnGpu on;
   const Tensor& tensor = tensors_.at(name);
