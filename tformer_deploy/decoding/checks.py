@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base import messages
 from ..base.errors import DataError, LimitError
+from ..base.messages import END_IS_FORCED, MORE_ROWS, NO_ATTENTION, TARGET_ID, TOO_MANY_ROWS
 from ..engines.base import Batch, Engine
 from ..model.config import MAX_SEED
 from .options import DecodeOptions
@@ -19,20 +19,20 @@ def check_options(engine: Engine, options: DecodeOptions) -> None:
     """Raise LimitError for options that the engine or the model cannot follow with any source."""
     check_tokens(engine, [options.suppress, *options.bad_words, options.end_ids, options.first_ids])
     if set(options.first_ids) & set(options.ends(engine.config.eos_id)):
-        raise LimitError(messages.END_IS_FORCED)
+        raise LimitError(END_IS_FORCED)
     if options.rows > engine.limits.beams:
         fields = {"rows": options.rows, "kind": "samples" if options.sampling else "beams"}
-        fields |= {"limit": engine.limits.beams, "remedy": engine.limits.hint or messages.MORE_ROWS}
-        raise LimitError(messages.TOO_MANY_ROWS.format(**fields))
+        fields |= {"limit": engine.limits.beams, "remedy": engine.limits.hint or MORE_ROWS}
+        raise LimitError(TOO_MANY_ROWS.format(**fields))
     if options.attention and not engine.attention:
-        raise LimitError(messages.NO_ATTENTION)
+        raise LimitError(NO_ATTENTION)
 
 
 def check_tokens(engine: Engine, sequences: Iterable[Iterable[int]]) -> None:
     """Raise LimitError for tokens that the model does not have."""
     vocab = engine.config.tgt_vocab
     if bad := [token for ids in sequences for token in ids if not 0 <= token < vocab]:
-        raise LimitError(f"token id {bad[0]} is outside the target vocabulary of {vocab}")
+        raise LimitError(TARGET_ID.format(token=bad[0], size=vocab))
 
 
 def check_batch(batch: Batch) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import messages
 from ..base.errors import LimitError, NotNumbers
+from ..base.messages import END_IS_FORCED, FORCED_END, TOO_MANY_FORCED
 from ..engines.base import Floats, Ints, Scores
 from .options import DecodeOptions
 
@@ -70,8 +70,8 @@ def check_forced(forced: int, longest: int, options: DecodeOptions, where: str =
     """Raise LimitError where an output is too short for its forced tokens and a forced end after them."""
     ends = options.forced_end and not options.endless
     if forced + ends > longest:
-        also = messages.FORCED_END if ends else ""
-        raise LimitError(where + messages.TOO_MANY_FORCED.format(forced=forced, also=also, longest=longest))
+        also = FORCED_END if ends else ""
+        raise LimitError(where + TOO_MANY_FORCED.format(forced=forced, also=also, longest=longest))
 
 
 class Rules:
@@ -98,7 +98,7 @@ class Rules:
         self.prefixes = [(*options.first_ids, *prefix) for prefix in prefixes or [()] * len(src_lengths)]
         self._forced_steps, self._early_steps = max(map(len, self.prefixes)), int(self.shortest.max()) - 1
         if any(token in end_ids for prefix in self.prefixes for token in prefix):
-            raise LimitError(messages.END_IS_FORCED)
+            raise LimitError(END_IS_FORCED)
         for prefix, most in zip(self.prefixes, longest.tolist(), strict=True):
             check_forced(len(prefix), most, options)
 
