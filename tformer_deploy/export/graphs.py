@@ -224,7 +224,7 @@ def block_width(vocab: int) -> int:
 
 
 def pairs(kind: str, given: dict[str, Tensor]) -> list[KeysValues]:
-    """Keys and values of every layer among named tensors, see `contract.caches`."""
+    """Keys and values of every layer among named tensors, see `contract.cache_names`."""
     values = [value for name, value in given.items() if name.startswith(f"{kind}_")]
     return list(zip(values[0::2], values[1::2], strict=True))
 
