@@ -64,6 +64,7 @@ from .mutations import (
     scale_one_weight,
     spoil,
 )
+from .params import long_but
 from .plain_decoding import EOS, TableEngine, TableState, Tokens
 
 SMALL = CheckOptions(max_tokens=8, beams=3, n_best=3, invariance=4, walks=8)
@@ -139,7 +140,12 @@ def test_an_export_is_checked_and_keeps_the_report(bundle: Path) -> None:
 # Graphs that were broken on purpose
 
 
-@pytest.mark.parametrize(("graph", "mutate", "blame"), MUTATIONS.values(), ids=MUTATIONS)
+@pytest.mark.parametrize(
+    ("graph", "mutate", "blame"),
+    long_but(
+        MUTATIONS, "encoder mask", "encoder weight, 1", "step NaN", "step caches", "output weight", "rows reversed"
+    ),
+)
 def test_broken_graphs_fail_with_the_place_of_the_fault(
     graph: str, mutate: Mutation, blame: str, bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
@@ -167,7 +173,7 @@ def test_a_fault_beyond_the_outputs_is_found(bundle: Path, run: Path, reference:
     assert not report.passed and f"token {SMALL.max_tokens + 1}, decoder_embedding" in found.blame
 
 
-@pytest.mark.parametrize(("graph", "mutate", "line"), ENTRIES.values(), ids=ENTRIES)
+@pytest.mark.parametrize(("graph", "mutate", "line"), long_but(ENTRIES, "target row"))
 def test_wrong_entries_are_found_without_the_checkpoint(
     graph: str, mutate: Mutation, line: str, bundle: Path, reference: Reference, tmp_path: Path
 ) -> None:
@@ -194,7 +200,7 @@ def test_a_wrong_entry_of_a_text_that_lacks_it_is_found(bundle: Path, run: Path,
     assert found.blame == "source entry 57, encoder_embedding"
 
 
-@pytest.mark.parametrize(("graph", "mutate", "line"), BEYOND.values(), ids=BEYOND)
+@pytest.mark.parametrize(("graph", "mutate", "line"), long_but(BEYOND, "rows of a step"))
 def test_faults_of_large_sizes_alone_are_found(
     graph: str, mutate: Mutation, line: str, bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
@@ -209,7 +215,10 @@ def test_faults_of_large_sizes_alone_are_found(
     assert found.blame
 
 
-@pytest.mark.parametrize("case", [case for case, (variants, *_) in UNMET.items() if "" in variants])
+@pytest.mark.parametrize(
+    "case",
+    long_but([case for case, (variants, *_) in UNMET.items() if "" in variants], "4 beams of many", "late parents"),
+)
 def test_faults_of_other_widths_batches_and_positions_are_found(
     case: str, bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:

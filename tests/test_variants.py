@@ -43,6 +43,7 @@ from .mutations import (
     change_output,
     change_tensor,
 )
+from .params import long_but
 
 VARIANTS = ["fp32-cpu", "int8", "int8-latency", "int4"]
 ORT_CPU = 'target = "ort-cpu"\ncache = "static"\n'
@@ -274,7 +275,12 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("variant", "graph", "tensor", "change", "blame"), FAULTS)
+@pytest.mark.parametrize(
+    ("variant", "graph", "tensor", "change", "blame"),
+    long_but(
+        {f"{fault[0]}, {fault[-1]}": fault for fault in FAULTS}, "fp32-cpu, token 1, log_probs", "int8, encoder_layer_1"
+    ),
+)
 def test_broken_variants_fail_with_the_place_of_the_fault(
     variant: str,
     graph: str,
@@ -300,7 +306,7 @@ def test_broken_variants_fail_with_the_place_of_the_fault(
 SLIGHT = ["int8, gain", "int8, norm bias", "int8, scale", "int8-latency, gain", "int4, gain", "int4, scale"]
 
 
-@pytest.mark.parametrize("case", SLIGHT)
+@pytest.mark.parametrize("case", long_but(SLIGHT, "int8, norm bias"))
 def test_slight_faults_of_lossy_variants_fail_and_are_named(
     case: str, variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
@@ -327,8 +333,8 @@ def test_constants_are_compared_where_the_checkpoint_is_at_hand(
     assert "constants         not compared: eager PyTorch needs the checkpoint, which is not at" in str(report)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("case", BEYOND)
+@pytest.mark.parametrize("variant", long_but(VARIANTS, "int8"))
+@pytest.mark.parametrize("case", long_but([*BEYOND], "rows of a step"))
 def test_faults_of_large_sizes_alone_are_found_in_any_precision(
     case: str, variant: str, variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
@@ -363,14 +369,14 @@ def test_faults_of_joined_sentences_alone_are_found_in_8_bits(variants_bundle: P
         assert any(re.match(line, failure) for failure in found.failures), found.failures
 
 
-OFTEN = ("fp32-cpu", "int8")
-"""Checked in every run; the others are alike."""
+QUICK = (("late history", "int8"), ("history of 4 beams", "fp32-cpu"))
+"""The others are alike, and long."""
 
 
 @pytest.mark.parametrize(
     ("case", "variant"),
     [
-        pytest.param(case, variant, marks=[] if variant in OFTEN else [pytest.mark.long])
+        pytest.param(case, variant, marks=[] if (case, variant) in QUICK else [pytest.mark.long])
         for case, (variants, *_) in UNMET.items()
         for variant in variants
         if variant
@@ -389,7 +395,7 @@ def test_faults_of_other_widths_batches_and_positions_are_found_in_any_precision
     assert all(re.match(f"{without}({led})", line) for line in found.failures), found.failures
 
 
-@pytest.mark.parametrize("mutate", UNMET_JOINED.values(), ids=UNMET_JOINED)
+@pytest.mark.parametrize("mutate", long_but(UNMET_JOINED, "beams"))
 def test_rows_that_join_others_are_led_too(
     mutate: Mutation, variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
@@ -438,7 +444,7 @@ def test_layers_of_lossy_variants_are_held_to_calibration(limited: Path, run: Pa
     assert without.passed and all(layer.limit is None for layer in without.layers)
 
 
-@pytest.mark.parametrize(("variant", "graph", "mutate", "layer"), ROUNDING.values(), ids=ROUNDING)
+@pytest.mark.parametrize(("variant", "graph", "mutate", "layer"), long_but(ROUNDING, next(iter(ROUNDING))))
 def test_wrong_rounding_is_beyond_the_limit_of_its_layer(
     variant: str,
     graph: str,
