@@ -159,13 +159,11 @@ def test_states_live_side_by_side(bundle: Path) -> None:
 BROKEN = (
     *("encoder mask", "encoder outputs, 0", "step mask", "step cross K and V, 0", "step NaN", "step caches"),
     *("rows constant", "worst tokens", "scores of the best", "scores in hundredths"),
-)
-MORE_BROKEN = (
     *("encoder K and V, 1", "encoder NaN", "step positions", "output weight", "rows reversed", "ids off by one"),
 )
 
 
-@pytest.mark.parametrize("case", long_but([*BROKEN, *MORE_BROKEN], "encoder mask", "step NaN", "worst tokens"))
+@pytest.mark.parametrize("case", long_but(BROKEN, "encoder mask", "step NaN", "worst tokens"))
 def test_broken_graphs_fail_as_in_python(
     case: str, bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
