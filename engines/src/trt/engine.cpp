@@ -14,10 +14,10 @@ namespace {
 using spec::dead;
 constexpr int most_misses = 4;  // steps that had to run again, after which a batch no longer runs ahead
 
-struct AheadState final : State {
-  AheadState(std::shared_ptr<const TrtModel> owner, std::unique_ptr<TrtDevice> taken)
+struct SpeculativeState final : State {
+  SpeculativeState(std::shared_ptr<const TrtModel> owner, std::unique_ptr<TrtDevice> taken)
       : model(std::move(owner)), device(std::move(taken)) {}
-  ~AheadState() override {
+  ~SpeculativeState() override {
     if (device) model->give_back(std::move(device));
   }
 
@@ -27,7 +27,7 @@ struct AheadState final : State {
   std::vector<std::int32_t> parents;  // (B, K) device rows that the next step's rows continue
   std::int64_t steps = 0;             // steps that the device may run ahead of the search
   std::int64_t position = 0;          // steps done
-  bool ahead = false;                 // the device has been given the next step too, by its own choice
+  bool speculative = false;           // the device has been given the next step too, by its own choice
   bool recorded = false;
   Record record;                      // of the last step
   std::vector<float> sums;            // (device rows) `values` that the last step was fed
@@ -39,15 +39,15 @@ struct AheadState final : State {
   std::size_t sentence(std::size_t b) const { return size(parents[b * width()] / device->profile.beams); }
 };
 
-class AheadEngine final : public Engine {
+class SpeculativeEngine final : public Engine {
  public:
-  explicit AheadEngine(std::shared_ptr<const TrtModel> model) : model_(std::move(model)) {}
+  explicit SpeculativeEngine(std::shared_ptr<const TrtModel> model) : model_(std::move(model)) {}
 
   const ModelInfo& model() const override { return model_->model(); }
   const Limits& limits() const override { return model_->limits(); }
   bool attention() const override { return false; }
   std::int64_t best(std::int64_t, const State& state) const override {
-    return static_cast<const AheadState&>(state).device->best();
+    return static_cast<const SpeculativeState&>(state).device->best();
   }
 
   std::unique_ptr<State> encode(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
@@ -55,7 +55,7 @@ class AheadEngine final : public Engine {
     check_request(src_ids, src_lengths, model(), limits());
     const std::size_t batch = src_lengths.size(), width = src_ids.size() / batch;
     const std::int64_t tokens = std::min(outlook.tokens ? outlook.tokens : limits().tgt_tokens, limits().tgt_tokens);
-    auto state = std::make_unique<AheadState>(
+    auto state = std::make_unique<SpeculativeState>(
         model_, model_->take({static_cast<std::int64_t>(batch), outlook.beams ? outlook.beams : limits().beams,
                               static_cast<std::int64_t>(width), tokens}));
     const Profile& profile = state->device->profile;
@@ -79,13 +79,13 @@ class AheadEngine final : public Engine {
 
   void step(const std::vector<std::int32_t>& tokens, State& opaque, bool full, bool attention,
             Scores& scores) override {
-    auto& state = static_cast<AheadState&>(opaque);
+    auto& state = static_cast<SpeculativeState&>(opaque);
     require_room(state, tokens.size() / state.sentences, attention);
-    if (!state.ahead || !chosen(tokens, state)) feed(tokens, state);
+    if (!state.speculative || !chosen(tokens, state)) feed(tokens, state);
     const std::int64_t following = state.position + 1;
-    state.ahead = !full && state.misses < most_misses && following < state.steps &&
+    state.speculative = !full && state.misses < most_misses && following < state.steps &&
                   following < state.device->profile.capacity;
-    if (state.ahead) state.device->issue(following);
+    if (state.speculative) state.device->issue(following);
     state.device->read(state.position, state.record);
     state.recorded = true;
     copy_scores(state, full, scores);
@@ -95,7 +95,7 @@ class AheadEngine final : public Engine {
 
   void reorder(State& opaque, const std::vector<std::int32_t>& parents,
                const std::vector<std::int32_t>& sentences) override {
-    auto& state = static_cast<AheadState&>(opaque);
+    auto& state = static_cast<SpeculativeState&>(opaque);
     state.places.clear();
     for (const std::int32_t row : parents) state.places.push_back(state.parents[size(row)]);
     state.parents.swap(state.places);
@@ -103,14 +103,14 @@ class AheadEngine final : public Engine {
   }
 
   std::vector<std::vector<float>> cross_keys_values(const State& opaque) const override {
-    const auto& state = static_cast<const AheadState&>(opaque);
+    const auto& state = static_cast<const SpeculativeState&>(opaque);
     return state.device->cross();
   }
 
  private:
   std::shared_ptr<const TrtModel> model_;
 
-  static void require_room(const AheadState& state, std::size_t width, bool attention) {
+  static void require_room(const SpeculativeState& state, std::size_t width, bool attention) {
     const Profile& profile = state.device->profile;
     const auto refuse = [](const std::string& message) { throw Error(Status::limit, message); };
     if (static_cast<std::int64_t>(width) > profile.beams) {
@@ -127,7 +127,7 @@ class AheadEngine final : public Engine {
   }
 
   /// Whether the device's own choice has every row that the search wants, in any order; `places` are then those rows.
-  static bool chosen(const std::vector<std::int32_t>& tokens, AheadState& state) {
+  static bool chosen(const std::vector<std::int32_t>& tokens, SpeculativeState& state) {
     const NextInputs& own = state.record.next;
     const std::size_t beams = size(state.device->profile.beams), width = tokens.size() / state.sentences;
     state.places.resize(tokens.size());
@@ -146,7 +146,7 @@ class AheadEngine final : public Engine {
   }
 
   /// Run a step on the search's rows, again if the device has run it on its own choice.
-  static void feed(const std::vector<std::int32_t>& tokens, AheadState& state) {
+  static void feed(const std::vector<std::int32_t>& tokens, SpeculativeState& state) {
     const Profile& profile = state.device->profile;
     const std::size_t beams = size(profile.beams), rows = size(profile.batch) * beams;
     const std::size_t width = tokens.size() / state.sentences;
@@ -175,7 +175,7 @@ class AheadEngine final : public Engine {
   }
 
   /// Sums of log-probabilities of the search's rows (B, K), for tokens among the best that the step returned.
-  static std::vector<float> sums_of(const std::vector<std::int32_t>& tokens, const AheadState& state) {
+  static std::vector<float> sums_of(const std::vector<std::int32_t>& tokens, const SpeculativeState& state) {
     const std::size_t best = size(state.device->best()), width = tokens.size() / state.sentences;
     std::vector<float> sums(tokens.size(), 0.0F);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -193,7 +193,7 @@ class AheadEngine final : public Engine {
   }
 
   /// Copy the scores of the search's rows, which are at `places` on the device.
-  void copy_scores(const AheadState& state, bool full, Scores& scores) const {
+  void copy_scores(const SpeculativeState& state, bool full, Scores& scores) const {
     const std::size_t best = size(state.device->best()), vocab = size(model().tgt_vocab), rows = state.places.size();
     scores.best = state.device->best();
     scores.ids.resize(rows * best);
@@ -212,8 +212,8 @@ class AheadEngine final : public Engine {
 
 }  // namespace
 
-std::unique_ptr<Engine> make_ahead(std::shared_ptr<const TrtModel> model) {
-  return std::make_unique<AheadEngine>(std::move(model));
+std::unique_ptr<Engine> make_speculative(std::shared_ptr<const TrtModel> model) {
+  return std::make_unique<SpeculativeEngine>(std::move(model));
 }
 
 }  // namespace tformer

@@ -70,7 +70,7 @@ const char* TrtModel::warning() const {
   return warning_.empty() ? "" : warning_.c_str();
 }
 
-std::unique_ptr<Engine> TrtModel::make_engine() const { return make_ahead(shared_from_this()); }
+std::unique_ptr<Engine> TrtModel::make_engine() const { return make_speculative(shared_from_this()); }
 
 TrtDevice::Plan TrtModel::load(const std::string& graph, const Profile& profile) const {
   const std::filesystem::path path = plans_.plan(graph, profile);

@@ -47,6 +47,6 @@ class TrtModel final : public Backend, public std::enable_shared_from_this<TrtMo
 };
 
 /// An engine over a model's plans, for one thread.
-std::unique_ptr<Engine> make_ahead(std::shared_ptr<const TrtModel> model);
+std::unique_ptr<Engine> make_speculative(std::shared_ptr<const TrtModel> model);
 
 }  // namespace tformer
