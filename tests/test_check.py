@@ -173,7 +173,7 @@ def test_a_fault_beyond_the_outputs_is_found(bundle: Path, run: Path, reference:
     assert not report.passed and f"token {SMALL.max_tokens + 1}, decoder_embedding" in found.blame
 
 
-@pytest.mark.parametrize(("graph", "mutate", "line"), long_but(ENTRIES, "target row"))
+@pytest.mark.parametrize(("graph", "mutate", "line"), long_but(ENTRIES, "target row", unpack=True))
 def test_wrong_entries_are_found_without_the_checkpoint(
     graph: str, mutate: Mutation, line: str, bundle: Path, reference: Reference, tmp_path: Path
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_wrong_entry_of_a_text_that_lacks_it_is_found(bundle: Path, run: Path,
     assert found.blame == "source entry 57, encoder_embedding"
 
 
-@pytest.mark.parametrize(("graph", "mutate", "line"), long_but(BEYOND, "rows of a step"))
+@pytest.mark.parametrize(("graph", "mutate", "line"), long_but(BEYOND, "rows of a step", unpack=True))
 def test_faults_of_large_sizes_alone_are_found(
     graph: str, mutate: Mutation, line: str, bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:

@@ -439,9 +439,7 @@ def test_attention_weights_are_those_that_the_model_uses() -> None:
     cross, seen = model.decoder[0].cross, []
     values = torch.eye(6, 16, dtype=torch.float64)[None, None]
     hook = cross.register_forward_pre_hook(
-        lambda module, args: seen.append(
-            module.attend(module.split(module.query(args[0])), (args[1][0], values), args[2])
-        )
+        lambda module, args: seen.append(module.attend(module.queries(args[0]), (args[1][0], values), args[2]))
     )
     with torch.no_grad():
         model(src, lengths, tgt)

@@ -192,7 +192,7 @@ def test_onnxruntime_reports_unless_told_otherwise(tmp_path: Path) -> None:
     shutil.rmtree(place.temporary)
     place.home.mkdir()
     place.temporary.mkdir()
-    place.python("import import tformer_deploy.engines.ort.library")
+    place.python("import tformer_deploy.engines.ort.library")
     assert place.files() == []
 
 

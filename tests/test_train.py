@@ -241,7 +241,7 @@ def test_a_validation_is_stopped_between_its_batches_and_made_again(
     assert translated == [2] and str(stopped.value).endswith(f"{words}tformer train --out {broken} --resume")
     validated = [row["update"] for row in rows(broken, "chrf")] if (broken / METRICS).exists() else []
     assert validated == [20, 40, 50][: (update - 1) // 20 + averaged]
-    assert "stopping; what is done is saved first\n" in capsys.readouterr().err
+    assert "stopping; the work is saved first\n" in capsys.readouterr().err
     if averaged:
         assert_same_weights(whole, broken)
     assert resume(broken).run() == figures

@@ -444,7 +444,7 @@ def test_layers_of_lossy_variants_are_held_to_calibration(limited: Path, run: Pa
     assert without.passed and all(layer.limit is None for layer in without.layers)
 
 
-@pytest.mark.parametrize(("variant", "graph", "mutate", "layer"), long_but(ROUNDING, next(iter(ROUNDING))))
+@pytest.mark.parametrize(("variant", "graph", "mutate", "layer"), long_but(ROUNDING, next(iter(ROUNDING)), unpack=True))
 def test_wrong_rounding_is_beyond_the_limit_of_its_layer(
     variant: str,
     graph: str,
