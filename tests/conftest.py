@@ -31,6 +31,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from tformer_deploy.base.files import atomic_file
 from tformer_deploy.bundle.contract import GRAPHS, MEMORY_GRAPH
 from tformer_deploy.bundle.manifest import Bundle
+from tformer_deploy.bundle.origin import Origin
 from tformer_deploy.bundle.recipe import Recipe, load_recipe
 from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
 from tformer_deploy.check import corpus, walks
@@ -42,6 +43,7 @@ from tformer_deploy.export import trace as trace_module
 from tformer_deploy.export.calibrate import input_ranges
 from tformer_deploy.export.checked import export_checked
 from tformer_deploy.export.graphs import GraphModule
+from tformer_deploy.export.passes.rewriting import ORIGIN
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
 from tformer_deploy.model.checkpoint import model_tensors, save_checkpoint, save_tensors
@@ -160,14 +162,11 @@ def remembered_traces(shared: Path) -> Iterator[None]:
         if type(model) is not Transformer:
             return made(module)
         tensors = {**dict(model.named_buffers(remove_duplicate=False)), **model.state_dict()}
-        values: dict[bytes, int] = {}  # of equal tensors, a trace keeps one
-        equal = tuple(values.setdefault(each.detach().numpy().tobytes(), len(values)) for each in tensors.values())
         of_step = recipe.target, recipe.top_k, recipe.attention, recipe.axes
         key = (
             module.name,
             model.config,
             repr(model),
-            equal,
             recipe.opset,
             *(() if module.name in ("encoder", MEMORY_GRAPH) else of_step),
         )
@@ -183,6 +182,7 @@ def remembered_traces(shared: Path) -> Iterator[None]:
         for name, value in found.graph.initializers.items():
             if name in tensors:
                 value.const_value = ir.tensor(tensors[name].detach().numpy(), name=name)
+                value.meta[ORIGIN] = Origin((name,))  # files of traces do not have it
         return found
 
     with pytest.MonkeyPatch.context() as patch:

@@ -278,7 +278,10 @@ FAULTS = [
 @pytest.mark.parametrize(
     ("variant", "graph", "tensor", "change", "blame"),
     long_but(
-        {f"{fault[0]}, {fault[-1]}": fault for fault in FAULTS}, "fp32-cpu, token 1, log_probs", "int8, encoder_layer_1"
+        {f"{fault[0]}, {fault[-1]}": fault for fault in FAULTS},
+        "fp32-cpu, cross_k_0",
+        "int8, encoder_layer_1",
+        unpack=True,
     ),
 )
 def test_broken_variants_fail_with_the_place_of_the_fault(
