@@ -181,9 +181,10 @@ void Bundle::require_kinds(const std::string& variant) const {
 
 void Bundle::check_metadata(const std::string& name, const std::map<std::string, std::string>& metadata,
                             const std::string& variant) const {
+  const fs::path file = file_of(name, recipe(variant));  // called by its graph, or by the program of both
   bool fits = false;
   try {
-    fits = metadata.at("tformer.graph") == name &&
+    fits = metadata.at("tformer.graph") == file.stem() &&
            metadata.at("tformer.weights_sha256") == manifest_["checkpoint"]["weights_sha256"] &&
            same_model(parse_json(metadata.at("tformer.model")), manifest_["model"]) &&
            same_recipe(parse_json(metadata.at("tformer.recipe")), part(variant)["recipe"]);
@@ -194,7 +195,7 @@ void Bundle::check_metadata(const std::string& name, const std::map<std::string,
   } catch (const std::invalid_argument&) {
   }
   if (!fits) {
-    throw Error(Status::bundle, manifest_path().string() + " was edited: " + file_of(name, recipe(variant)) +
+    throw Error(Status::bundle, manifest_path().string() + " was edited: " + file.string() +
                                     " is of another model, recipe or tokenizer");
   }
 }

@@ -43,7 +43,7 @@ Program::Program(const Bundle& bundle, const std::string& variant) {
     for (const auto& [key, value] : program["metadata"].items()) {
       if (value.is_string()) metadata[key] = value.get<std::string>();
     }
-    bundle.check_metadata("program", metadata, variant);
+    bundle.check_metadata("encoder", metadata, variant);
     *this = Program(program, member(folder, weights_name), bundle.model(), bundle.recipe(variant));
   } catch (const std::invalid_argument& error) {
     throw Error(Status::bundle, path.string() + " is damaged, or tformer did not make it (" + error.what() +
