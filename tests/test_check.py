@@ -291,6 +291,7 @@ class Within:
         return self.engine.encode(src_ids, src_lengths, outlook)
 
 
+@pytest.mark.long
 def test_wrong_attention_is_found(attention_bundle: Path, run: Path, tmp_path: Path) -> None:
     gate = gate_of(attention_bundle, run)
     reference = gate.reference(corpus_of(gate.bundle))

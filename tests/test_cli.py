@@ -481,6 +481,7 @@ def test_progress_on_a_terminal_shares_no_line_with_results(bundle: Path) -> Non
     assert "lines" in bar and results.splitlines() == shown.splitlines()[:2]
 
 
+@pytest.mark.long
 def test_progress_names_what_runs(bundle: Path) -> None:
     bar, _ = on_a_terminal(["check", str(bundle), "--invariance", "2"], b"", both=False)
     assert "check: eager PyTorch" in bar and "check: ort" in bar

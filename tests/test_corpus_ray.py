@@ -212,6 +212,7 @@ def test_a_cluster_that_is_not_there(text: Path, tmp_path: Path) -> None:
     assert "--address 127.0.0.1:1: no Ray cluster answers" in failed_line(run_here("corpus", BUNDLE, *where))
 
 
+@pytest.mark.long
 def test_the_bundle_comes_by_the_object_store(machines: Machines, tmp_path: Path) -> None:
     """Where a machine does not see the driver's folder, or sees another bundle there."""
     ray.init(machines.address, log_to_driver=False, logging_level="ERROR")

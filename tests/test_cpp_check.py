@@ -70,6 +70,7 @@ def figures(report: Any) -> dict[str, Any]:
 # What is right
 
 
+@pytest.mark.long
 def test_the_demo_passes() -> None:
     demo = ROOT / ".demo" / "bundle"
     if not demo.is_dir():
@@ -104,6 +105,7 @@ def test_every_figure_is_that_of_python(variant: str, variants_bundle: Path, run
     assert figures(cpp) == figures(python) and "joined" in {row.variant for row in cpp.invariance}
 
 
+@pytest.mark.long
 def test_attention_is_compared(attention_bundle: Path, run: Path) -> None:
     gate = gate_of(attention_bundle, run)
     python, cpp = both(attention_bundle, run, reference_of(gate))

@@ -25,6 +25,7 @@ from tformer_deploy.bundle.plans import Stamp
 from .command import failed_line, printed
 from .cpp_library import ROOT, built, onnxruntime
 from .cpp_trt import VERSIONS, as_json, gpu, headers, library, translate
+from .params import long_but
 from .test_trt import BUNDLES, SIMULATED, as_input, lines, make_bundle, run_simulated
 
 NEWEST = VERSIONS[-1]
@@ -86,7 +87,7 @@ def flags(asked: dict[str, Any]) -> Iterator[str]:
         yield from ("--set", f"{name}={text.lower() if isinstance(value, bool) else text}")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", long_but(VERSIONS, "8.6.1", "11.1"))
 def test_compiles_and_decodes_with_the_headers_of(version: str, bundle: Path, compiled: Path, tmp_path: Path) -> None:
     """Warnings are errors. The plans are the same in all versions here, so the tokens must be."""
     both = library(version, compiled), gpu(version, compiled)

@@ -23,6 +23,7 @@ from tformer_deploy.decoding.scoring import score as score_targets
 from tformer_deploy.engines.eager import EagerEngine
 
 from .conftest import random_model, small_config, variant_engine
+from .params import long_but
 from .plain_decoding import (
     EOS,
     VOCAB,
@@ -346,7 +347,7 @@ def test_log_probabilities_that_are_no_numbers_are_never_chosen(changes: dict[st
         assert all(len(h.ids) <= 7 and math.isfinite(h.score) for hypotheses in found for h in hypotheses)
 
 
-@pytest.mark.parametrize("recipe", ["eager", "fp32-cpu", "trt"])
+@pytest.mark.parametrize("recipe", long_but(["eager", "fp32-cpu", "trt"], "eager", "fp32-cpu"))
 @pytest.mark.parametrize("changes", [{}, {"beams": 3}, {"sampling": True}], ids=str)
 def test_log_probabilities_that_are_no_numbers_are_refused(
     recipe: str, changes: dict[str, Any], tmp_path: Path

@@ -222,6 +222,7 @@ def test_a_bundle_without_it_says_what_to_do(bundle: Path) -> None:
     assert len(printed(run_here("encode", bundle, "--backend", "eager", stdin=b"w5\nw6\n"))) == 2
 
 
+@pytest.mark.long
 def test_inspect_and_check_show_it(memory_bundle: Path, bundle: Path) -> None:
     shown = run_here("inspect", memory_bundle).stdout.decode()
     assert "  encode     fp32, fp32-cpu, int8, int8-latency, int4\n" in shown
@@ -357,6 +358,7 @@ def test_a_failed_check_leaves_no_bundle(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_a_stored_reference_has_it(memory_bundle: Path, run: Path, tmp_path: Path) -> None:
     file = tmp_path / "reference.npz"
     assert run_here("check", memory_bundle, "--save-reference", file, "--invariance", 0).returncode == 0

@@ -211,6 +211,7 @@ def test_checkpoint_headers(place: Path) -> None:
     path.write_bytes(to_json(right))
 
 
+@pytest.mark.long
 def test_recipes(place: Path) -> None:
     recipe = {
         "target": "ort-cpu", "precision": "int8", "cache": "static", "opset": 23, "top_k": 4, "attention": False,

@@ -305,6 +305,7 @@ def test_layers_that_share_keys_have_outputs_of_their_own(name: str) -> None:
     assert [each.name for each in found.graph.output] == ["cross_k_0", "cross_v_0", "cross_k_1", "cross_v_1"]
 
 
+@pytest.mark.long
 def test_layers_that_share_keys_are_kept_twice_in_a_program() -> None:
     model = shared_keys()
     found = build_program(Tracer(model), load_recipe("native-fp32").for_model(model.config), {})
@@ -312,6 +313,7 @@ def test_layers_that_share_keys_are_kept_twice_in_a_program() -> None:
     assert sorted(each.how["layer"] for each in kept) == [0, 1] and kept[0].reads == kept[1].reads
 
 
+@pytest.mark.long
 def test_what_only_training_reads_is_no_constant(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text("from tests.test_strange_models import Training\n\ndef make():\n    return Training()\n")

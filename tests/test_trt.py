@@ -228,6 +228,7 @@ def test_a_machine_that_only_translates_needs_little(bundle: Path, tmp_path: Pat
     assert len(printed(run_simulated(*words, stdin=as_input(), path=path))) == 40
 
 
+@pytest.mark.long
 def test_bench_takes_the_sizes_of_the_plans(bundle: Path) -> None:
     """Where none is given."""
     words = ("bench", bundle, "--backend", "trt:fp32", "--backend", "ort", "--rounds", 1, "--seconds", 0, "--json")
