@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tformer_deploy.base.errors import TformerError
@@ -143,6 +143,7 @@ def test_searches_that_join_each_other(table: Talk, seed: int) -> None:
 @pytest.mark.long
 @settings(max_examples=20)
 @given(seeds)
+@example(seed=166435649)  # a token that is suppressed twice
 def test_a_larger_vocabulary_long_outputs_and_wide_beams(table: Talk, seed: int) -> None:
     """Attention of many steps is summed, and heaps are full."""
     chooser = Chooser(seed)

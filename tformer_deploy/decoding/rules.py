@@ -87,9 +87,8 @@ class Rules:
         allowed: Trie | None,
     ) -> None:
         self.options, self.end_ids, self.allowed = options, end_ids, allowed
-        self._banned = np.array(
-            [*options.suppress, *(words[0] for words in options.bad_words if len(words) == 1)], np.int32
-        )
+        alone = [words[0] for words in options.bad_words if len(words) == 1]
+        self._banned = np.unique(np.array([*options.suppress, *alone], np.int32))
         self._bad = [list(words) for words in options.bad_words if len(words) > 1]
         longest = longest_outputs(options, positions, src_lengths)
         shortest = np.minimum(options.min_ratio * src_lengths, longest).astype(np.int64)
