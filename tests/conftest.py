@@ -67,11 +67,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="long: make test-all"))
+                item.add_marker(pytest.mark.skip(reason="long: make test-long"))
 
 
 BUDGET = 10
-"""Seconds that a file may take in `make test`: four minutes in two processes, for 96 files of which most take less."""
+"""Seconds of a file, above which a run names it. `make test` aims at four minutes in two processes for all files."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -161,7 +161,6 @@ def remembered_traces(shared: Path) -> Iterator[None]:
         model, recipe = module.model, module.recipe
         if type(model) is not Transformer:
             return made(module)
-        tensors = {**dict(model.named_buffers(remove_duplicate=False)), **model.state_dict()}
         of_step = recipe.target, recipe.top_k, recipe.attention, recipe.axes
         key = (
             module.name,
@@ -179,6 +178,7 @@ def remembered_traces(shared: Path) -> Iterator[None]:
             part.write_bytes(ir.to_proto(seen[key]).SerializeToString())
             part.rename(path)
         found = seen[key].clone()
+        tensors = {**dict(model.named_buffers(remove_duplicate=False)), **model.state_dict()}
         for name, value in found.graph.initializers.items():
             if name in tensors:
                 value.const_value = ir.tensor(tensors[name].detach().numpy(), name=name)

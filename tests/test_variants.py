@@ -385,6 +385,7 @@ QUICK = (("late history", "int8"), ("history of 4 beams", "fp32-cpu"))
         if variant
     ],
 )
+@pytest.mark.usefixtures("full_walks")
 def test_faults_of_other_widths_batches_and_positions_are_found_in_any_precision(
     case: str, variant: str, variants_bundle: Path, run: Path, reference: Reference, tmp_path: Path
 ) -> None:
