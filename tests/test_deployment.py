@@ -200,6 +200,6 @@ def test_a_machine_without_a_compiler_goes_without_the_native_engine(tmp_path: P
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (3, "")
     assert done.stdout == (
-        "skipped: tformer-native, which --backend native needs: "
+        "skipped: tformer-native, which --backend native and cpp need: "
         "c++ is not installed (apt-get install cmake ninja-build g++)\n"
     )

@@ -1,7 +1,7 @@
 """Anything at all in a manifest, header, recipe, --config, reference or what is imported: a documented exit code, and
 one line.
 
-`TFORMER_FUZZ_SECONDS=1200 pytest -n 0 tests/test_fuzz.py` looks for longer than half a minute.
+`TFORMER_FUZZ_SECONDS=1200 pytest -n 0 --long tests/test_fuzz.py` looks for longer than half a minute.
 """
 
 from __future__ import annotations

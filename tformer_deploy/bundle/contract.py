@@ -45,7 +45,10 @@ _STEPS = {
     "trt": {"decoder_step": "device_search/1"},
     "native": {"decoder_step": "slots/1"},
 }
-TARGETS = {target: {"encoder": "encoder/1", **steps, MEMORY_GRAPH: "memory/1"} for target, steps in _STEPS.items()}
+TARGETS = {
+    target: {"encoder": "encoder/1", **steps} | ({MEMORY_GRAPH: "memory/1"} if target != "trt" else {})
+    for target, steps in _STEPS.items()
+}
 """The kind of each graph of a target; of `native`, of the graphs that its program is made from."""
 OPTIONAL_FILES = (WEIGHTS, *(f"{graph}.onnx" for graph in (SLOTS_GRAPH, *SHORT_GRAPHS, MEMORY_GRAPH)))
 """What lies beside the graphs of some models and recipes."""

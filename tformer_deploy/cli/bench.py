@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..base.errors import ConfigError, Interrupted
-from .options import MEASURED, CheckpointOption, DeviceOption, Json, Shortlisted, variants
+from .options import MEASURED, CheckpointOption, DeviceOption, Json, MeasuredVariants, Shortlisted
 from .root import app, emit, progress
 
 
@@ -18,10 +18,7 @@ from .root import app, emit, progress
 def bench(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Annotated[list[str] | None, typer.Option(help=f"Backend: {MEASURED}; repeatable.")] = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(help=f"{variants(plans=False)}; repeatable. Default: all variants."),
-    ] = None,
+    variant: MeasuredVariants = None,
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,
     batch: Annotated[str | None, typer.Option(help="Batch sizes. Default: 1,8,32.")] = None,

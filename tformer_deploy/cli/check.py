@@ -10,7 +10,7 @@ import typer
 
 from ..base.errors import ConfigError, require
 from ..base.notes import note
-from .options import BACKENDS, CheckpointOption, DeviceOption, Json, Shortlisted, Threads, variants
+from .options import BACKENDS, CheckedVariants, CheckpointOption, DeviceOption, Json, Shortlisted, Threads
 from .root import app, emit, progress
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 def check(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Annotated[list[str] | None, typer.Option(help=f"Backend: {BACKENDS}; repeatable. Default: ort.")] = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(help=f"{variants(plans=False)}; repeatable. Default: all variants."),
-    ] = None,
+    variant: CheckedVariants = None,
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,
     src: Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from ..base.headers import read_toml
 from ..base.lines import MOST_LINE_BYTES
 from ..base.settings import parse_settings
 from ..engines import ENGINES
+from ..engines.spec import EngineSpec
 from ..model.config import ModelConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -44,12 +45,11 @@ def among(names: Iterable[str], word: str = "or") -> str:
     return f"{', '.join(first)} {word} {last}" if first else last
 
 
-def variants(plans: bool) -> str:
-    """Help of `--variant`; `plans`: whether it also chooses the precision of plans."""
-    run = among(spec.name for spec in ENGINES if spec.targets and not spec.precisions)
-    precise = [spec.name for spec in ENGINES if spec.precisions and (plans or not spec.plans)]
-    text = f"Variant that {run} runs (fp32: the standard graphs)"
-    return f"{text}, or precision of {among(precise)}" if precise else text
+def variants(engines: Sequence[EngineSpec]) -> str:
+    """Help of `--variant`: which of the engines run variants, and of which it is the precision."""
+    run = among(spec.name for spec in engines if spec.targets and not spec.precisions)
+    precise = [spec.name for spec in engines if spec.precisions]
+    return f"Variant that {run} runs (fp32: the standard graphs), or precision of {among(precise)}"
 
 
 BACKENDS = among(spec.name for spec in ENGINES)
@@ -61,7 +61,15 @@ DecodeSettings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Set a decoding option, such as length_penalty=0.6; repeatable."),
 ]
-Variant = Annotated[str | None, typer.Option(help=f"{variants(plans=True)}.")]
+Variant = Annotated[str | None, typer.Option(help=f"{variants(ENGINES)}.")]
+ALL_VARIANTS = "repeatable. Default: all variants."
+CheckedVariants = Annotated[
+    list[str] | None, typer.Option(help=f"{variants([spec for spec in ENGINES if not spec.plans])}; {ALL_VARIANTS}")
+]
+MeasuredVariants = Annotated[
+    list[str] | None,
+    typer.Option(help=f"{variants([spec for spec in ENGINES if spec.measured and not spec.plans])}; {ALL_VARIANTS}"),
+]
 DeviceOption = Annotated[str, typer.Option(help=f"Device of {MOVED}: cpu or cuda.")]
 Shortlisted = Annotated[
     bool,
