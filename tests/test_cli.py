@@ -490,7 +490,7 @@ def test_progress_names_what_runs(bundle: Path) -> None:
 def test_help_lists_whole_sentences_and_recipes() -> None:
     listed = run_here("--help").stdout.decode()
     assert "..." not in listed.partition("Commands:")[2]
-    assert " ".join(listed.split()).count("every token equal to eager PyTorch") == 1
+    assert " ".join(listed.split()).count("compare every token with eager PyTorch") == 1
     recipes = "".join(run_here("export", "--help").stdout.decode().split())  # a name may go on in the next line
     assert all(name in recipes for name in named_recipes())
     assert [name for name, _ in complete_recipe("native-int")] == [

@@ -17,7 +17,7 @@ from .root import app, emit, progress
 )
 def bench(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
-    backend: Annotated[list[str] | None, typer.Option(help=f"Backend: {MEASURED}; repeatable.")] = None,
+    backend: Annotated[list[str] | None, typer.Option(help=f"Backend: {MEASURED}; repeatable. Default: ort.")] = None,
     variant: MeasuredVariants = None,
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,
@@ -27,8 +27,12 @@ def bench(
     new_tokens: Annotated[str | None, typer.Option(help="Output lengths in tokens. Default: 32.")] = None,
     src: Annotated[Path | None, typer.Option(help="Text to translate as well, one sentence per line.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest output when translating --src, in tokens.")] = 256,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; every engine has one turn in each.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0, help="Shortest time to measure each point in each round.")] = 0.2,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of rounds; each backend and variant has one turn in each.")
+    ] = 5,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Shortest time to measure each combination of sizes in each round.")
+    ] = 0.2,
     threads: Annotated[int, typer.Option(min=0, help="Threads per worker; 0: the cores divided by --workers.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Number of parts of a batch that are decoded in parallel.")] = 1,
     shortlist: Shortlisted = False,

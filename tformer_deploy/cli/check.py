@@ -31,7 +31,8 @@ def check(
         Path | None, typer.Option(help="Text to check with, one sentence per line. Default: generated ids.")
     ] = None,
     tgt: Annotated[
-        Path | None, typer.Option(help="Reference translations of --src: adds BLEU and chrF of both sides.")
+        Path | None,
+        typer.Option(help="Reference translations of --src: adds BLEU and chrF of eager PyTorch and of each backend."),
     ] = None,
     save_reference: Annotated[
         Path | None, typer.Option(help="Write eager PyTorch's outputs to this file, for --reference.")
@@ -39,17 +40,21 @@ def check(
     reference: Annotated[
         Path | None, typer.Option(help="File from --save-reference, in place of eager PyTorch and --src.")
     ] = None,
-    beams: Annotated[int | None, typer.Option(help="Beam size.")] = None,
+    beams: Annotated[int | None, typer.Option(help="Beam size. Default: 5.")] = None,
     n_best: Annotated[
-        int | None, typer.Option(help="Number of best outputs of a beam that must agree, in order.")
+        int | None, typer.Option(help="Number of best outputs of a beam that must agree, in order. Default: all.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the samples.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest output, in tokens.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Longest output, in tokens. Default: 256, without --src 32.")
+    ] = None,
     invariance: Annotated[
-        int | None, typer.Option(help="Number of sentences to decode again in other batches.")
+        int | None,
+        typer.Option(help="Number of sentences to decode again in other batches. Default: 100, without --src 12."),
     ] = None,
     seconds: Annotated[
-        int | None, typer.Option(help="Time for further generated sentences, beam sizes and late positions.")
+        int | None,
+        typer.Option(help="Time for further generated sentences, beam sizes and late positions. Default: 60."),
     ] = None,
     original: Annotated[
         bool, typer.Option("--original", help="Also compare an imported checkpoint with the original code.")
@@ -66,7 +71,7 @@ def check(
     json: Json = False,
 ) -> None:
     """Compare backends and variants with eager PyTorch: encoder outputs, scores of every step, greedy, beam and sampled
-    tokens; and each with itself in other batches. Exit code 3 if anything differs. docs/check.md has the exact rules.
+    tokens; and each with itself in other batches. Exit code 3 if it does not pass. docs/check.md has the exact rules.
 
     With --save-reference and without --backend, only the reference is written.
     """

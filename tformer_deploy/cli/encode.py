@@ -50,7 +50,7 @@ def encode(
     """Run the encoder alone: one vector per line of text, or with --pool none one per token.
 
     Spaces separate numbers, tabs the vectors of tokens; --json adds the source's ids. An empty line gives an empty
-    line, in a file zeros. See docs/encode.md.
+    line, in .npy a row of zeros, in .npz no row. See docs/encode.md.
     """
     stdout = utf8_output()
     from ..translate.encode import EncoderOptions, TextEncoder

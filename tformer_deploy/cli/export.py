@@ -26,8 +26,8 @@ def export(
     recipe: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"{', '.join(named_recipes())}, or a TOML file; repeatable. The first (except trt) runs by default. "
-            "Default: fp32.",
+            help=f"{', '.join(named_recipes())}, or a TOML file; repeatable. The first (except trt) runs "
+            "if no --variant is given. Default: fp32.",
             autocompletion=complete_recipe,
         ),
     ] = None,
@@ -38,7 +38,7 @@ def export(
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            help="Text to calibrate quantized variants with. Default: a part of --src, which is then not checked."
+            help="Text to calibrate quantized variants with. Default: a part of --src, which is left out of the check."
         ),
     ] = None,
     memory: Annotated[

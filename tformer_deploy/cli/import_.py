@@ -39,7 +39,11 @@ def import_(
     lower: Annotated[bool, typer.Option("--lower", help="Lower-case the text.")] = False,
     part: Annotated[
         list[str] | None,
-        typer.Option(metavar="PART=NAME", help="Name of the module in the file that has this part; repeatable."),
+        typer.Option(
+            metavar="PART=NAME",
+            help="Name in the file of a part of the model: src_embedding, tgt_embedding, output, positions or "
+            "transformer; repeatable.",
+        ),
     ] = None,
     settings: SettingsOption = None,
     src: Annotated[Path | None, typer.Option(help="Text to compare with, besides generated ids.")] = None,

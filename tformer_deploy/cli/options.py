@@ -61,7 +61,7 @@ DecodeSettings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Set a decoding option, such as length_penalty=0.6; repeatable."),
 ]
-Variant = Annotated[str | None, typer.Option(help=f"{variants(ENGINES)}.")]
+Variant = Annotated[str | None, typer.Option(help=f"{variants(ENGINES)}. Default: the bundle's default.")]
 ALL_VARIANTS = "repeatable. Default: all variants."
 CheckedVariants = Annotated[
     list[str] | None, typer.Option(help=f"{variants([spec for spec in ENGINES if not spec.plans])}; {ALL_VARIANTS}")

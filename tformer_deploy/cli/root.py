@@ -33,7 +33,7 @@ class Verbs(TyperGroup):
 app = typer.Typer(
     name="tformer",
     cls=Verbs,
-    help="Train, import, export and run encoder-decoder Transformers, and prove every token equal to eager PyTorch.",
+    help="Train, import, export and run encoder-decoder Transformers, and compare every token with eager PyTorch.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

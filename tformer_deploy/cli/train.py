@@ -30,7 +30,9 @@ def train(
     pair: Annotated[str, typer.Option(help="Languages for --multi30k and --tokenizer words.")] = "en-de",
     task: Annotated[str, typer.Option(help="Train on generated data: copy or numbers.")] = "",
     preset: Annotated[str, typer.Option(help="Model size: tiny, small, base or big.")] = "tiny",
-    tokenizer: Annotated[str, typer.Option(help="bpe (joint SentencePiece model) or words (spaCy's rules).")] = "",
+    tokenizer: Annotated[
+        str, typer.Option(help="bpe (joint SentencePiece model) or words (spaCy's rules). Default: bpe; copy: words.")
+    ] = "",
     vocab_size: Annotated[int, typer.Option(help="Vocabulary size.")] = 8000,
     batch_tokens: Annotated[int | None, typer.Option(help="Size of a micro-batch in padded tokens.")] = None,
     updates: Annotated[int | None, typer.Option(help="Number of optimizer steps.")] = None,

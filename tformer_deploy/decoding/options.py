@@ -121,7 +121,7 @@ class DecodeOptions:
         False, "first_ids add 0 to sums instead of their log-probabilities, as transformers' forced_bos_token_id."
     )
     forced_end: bool = option(
-        False, "An output of the longest length ends by an end token that adds 0, as by its forced_eos_token_id."
+        False, "An output of the longest length ends in an end token that adds 0, as transformers' forced_eos_token_id."
     )
     align: bool = option(False, "Report the source position of every token; needs attention.")
 
