@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -223,6 +225,25 @@ def test_an_engine_that_fails_ends_all_and_others_may_begin() -> None:
     while running.searches:
         running.step()
     assert again.outputs() == alone
+
+
+def test_a_state_is_freed_with_its_last_sentence() -> None:
+    """Engines free a device with the state, before another batch asks for memory."""
+    engine, states = TableEngine(5), []
+    running = ContinuousBatch(engine)
+    encode = engine.encode
+
+    def watched(*request: Any) -> Any:
+        state = encode(*request)
+        states.append(weakref.ref(state))
+        return state
+
+    with mock.patch.object(engine, "encode", side_effect=watched):
+        search = running.join(make_batch([(4, 5)]), DecodeOptions(max_tokens=3))
+    while running.searches:
+        running.step()
+    gc.collect()
+    assert search.outputs()[0][0].ids and states[0]() is None
 
 
 def sources(seed: int, sizes: Sequence[tuple[int, int]]) -> list[Batch]:

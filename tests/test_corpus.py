@@ -394,7 +394,7 @@ def test_bad_rows_are_listed_and_empty(tmp_path: Path) -> None:
         "not JSON",
         "no column 'text': it has other",
         "no text",
-        "half of a pair",
+        "lone surrogate",
         "it has none",
     ]
     assert all(reason in e["error"] for reason, e in zip(reasons, rows_of(tmp_path / "out", ERRORS), strict=True))

@@ -56,6 +56,16 @@ def encode(bundle: Path, lines: list[str], **options: Any) -> list[Any]:
         return [found.vectors for found in encoder.encode(lines)]
 
 
+def test_options_that_are_none_are_refused_in_one_line(memory_bundle: Path) -> None:
+    for options, message in (
+        ({"bundle": 3}, "bundle=3: must be a folder's path"),
+        ({"bundle": memory_bundle, "checkpoint": 5}, "checkpoint=5: must be a folder's path"),
+        ({"bundle": memory_bundle, "backend": None}, "backend=None: must be a str"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            EncoderOptions(**options)
+
+
 # The graph
 
 
@@ -331,7 +341,7 @@ def test_a_wrong_weight_is_named(memory_bundle: Path, run: Path, tmp_path: Path)
 
 def test_numbers_that_are_none_are_refused(memory_bundle: Path, tmp_path: Path) -> None:
     broken = break_graph(memory_bundle, tmp_path / "broken", "memory", not_a_number)
-    with pytest.raises(NotNumbers, match="line 2: the encoder gives no numbers"):
+    with pytest.raises(NotNumbers, match="line 2: NaN or infinite encoder outputs"):
         encode(broken, ["", "w5"])
 
 
@@ -346,7 +356,7 @@ def test_lines_before_one_without_numbers_are_given(memory_bundle: Path, monkeyp
         monkeypatch.setattr(encoder.engine, "memory", without_w9)
         found = encoder.results(["w5 w6 w7", "w9 w6 w7 w8", "w5", "w9"])
         assert next(found).ids == encoder.tokenizers.source_ids("w5 w6 w7")
-        with pytest.raises(NotNumbers, match="line 2: the encoder gives no numbers"):
+        with pytest.raises(NotNumbers, match="line 2: NaN or infinite encoder outputs"):
             next(found)
 
 

@@ -232,7 +232,7 @@ def test_recipe_narrows_the_source(run: Path, tmp_path: Path) -> None:
 
 def test_load_takes_what_the_command_takes(bundle: Path) -> None:
     with load(bundle, allowed=["w5 w6", "w7"], batch_tokens=8, device="cpu") as translator:
-        assert translator.batch_tokens == 8
+        assert translator.settings.batch_tokens == 8
         texts = [result.text for result in translator.translate(["w5 w6 w7"] * 5)]
     assert len(set(texts)) == 1 and texts[0] in ("w5 w6", "w7")
     with pytest.raises(ConfigError, match="unknown device 'gpu'"):

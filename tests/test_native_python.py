@@ -376,6 +376,25 @@ def test_refusals_are_those_of_python(changes: dict[str, Any], engine: Engine) -
     assert words[0] == words[1]
 
 
+@pytest.mark.parametrize(
+    ("prefixes", "ids", "message"),
+    [
+        ([[2**40]], np.int32, "token id 1099511627776 is outside the target vocabulary"),
+        ([["a"]], np.int32, "prefixes: 'a' is no whole number"),
+        ((), np.float32, "src_ids: must be an array of 2 axes and whole numbers"),
+    ],
+    ids=str,
+)
+def test_batches_that_no_search_can_read_are_refused_as_by_python(
+    prefixes: Any, ids: Any, message: str, engine: Engine
+) -> None:
+    batch = batch_of(engine, 1)
+    batch = Batch(batch.src_ids.astype(ids), batch.src_lengths, batch.numbers, prefixes)
+    for search in (decode, ours):
+        with pytest.raises(TformerError, match=message):
+            search(engine, batch, DecodeOptions())  # type: ignore[operator]
+
+
 def test_numbers_that_are_none_name_their_request(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "request 5: the log-probabilities of token 1 are not numbers"
 
@@ -475,7 +494,7 @@ def test_a_hosts_rounding_and_traps_are_not_the_engines(host: str, bundle: Bundl
 
 
 def test_a_batch_of_nothing_is_refused(engine: Engine) -> None:
-    with pytest.raises(TformerError, match="a batch of no sentences"):
+    with pytest.raises(TformerError, match="src_ids has no sentence: give one at least"):
         decode(engine, Batch(np.zeros((0, 3), np.int32), np.zeros(0, np.int32)), DecodeOptions())
 
 

@@ -6,8 +6,10 @@ import dataclasses
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,11 +20,14 @@ from hypothesis import strategies as st
 import tformer_deploy
 from tformer_deploy import load
 from tformer_deploy.base.errors import ConfigError, DataError, LimitError, NotNumbers, TformerError
+from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.bundle.text import SPECIALS, SentencePiece, Tokenizers, Words
-from tformer_deploy.decoding import Batch, DecodeOptions, decode, score
+from tformer_deploy.decoding import Batch, DecodeOptions, Decoding, decode, score
+from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Ints, Scores
 from tformer_deploy.engines.eager import EagerEngine, EagerState
 from tformer_deploy.model.network import Transformer
+from tformer_deploy.translate.settings import TranslatorSettings
 from tformer_deploy.translate.translator import Result, Translator, length_batches, make_batch
 
 from .conftest import VOCAB, random_sources, small_config
@@ -80,7 +85,8 @@ def translator(bundle: Path) -> Iterator[Translator]:
 def translator_of(model: Transformer, allowed: list[str] | None = None, **options: Any) -> Translator:
     """An open translator of words, without a bundle."""
     values = {"max_tokens": 9, **options}
-    return Translator(Counting(model), Tokenizers(WORDS, WORDS), DecodeOptions(**values), 4096, allowed or ()).open()
+    settings = TranslatorSettings(batch_tokens=4096, allowed=allowed or ())
+    return Translator(Counting(model), Tokenizers(WORDS, WORDS), DecodeOptions(**values), settings).open()
 
 
 def same(ours: Result, theirs: Result, tolerance: float) -> bool:
@@ -150,9 +156,9 @@ sources_of_any_length = st.lists(
 @settings(max_examples=15)
 @given(sources_of_any_length)
 def test_order_and_batch_change_nothing(translator: Translator, sources: list[list[int]]) -> None:
-    translator.batch_tokens = 40
+    translator.settings = replace(translator.settings, batch_tokens=40)
     together = translator.generate(sources)
-    translator.batch_tokens = 1
+    translator.settings = replace(translator.settings, batch_tokens=1)
     for source, result in zip(sources, together, strict=True):
         (alone,) = translator.generate([source])
         assert same(alone, result, 1e-4)
@@ -166,7 +172,7 @@ def test_beams_and_samples_are_the_same_in_every_batch(
 ) -> None:
     with translator_of(exact, **MODES[mode]) as translator:
         together = translator.generate(sources)
-        translator.batch_tokens = batch_tokens
+        translator.settings = replace(translator.settings, batch_tokens=batch_tokens)
         for ours, theirs in zip(translator.generate(sources), together, strict=True):
             assert same(ours, theirs, 1e-9)
 
@@ -183,7 +189,7 @@ def test_the_number_of_a_line_is_all_that_seeds_it(exact: Transformer, mode: str
 
 
 def test_lines_come_back_in_order_and_empty_ones_empty(translator: Translator) -> None:
-    translator.batch_tokens = 30
+    translator.settings = replace(translator.settings, batch_tokens=30)
     lines = ["w5 w6 w7", "", "w8", "   ", "w9 w10 w11 w12 w13", "w8"]
     results = translator.translate(lines)
     assert [bool(result.ids) for result in results] == [True, False, True, False, True, True]
@@ -195,7 +201,7 @@ def test_lines_come_back_in_order_and_empty_ones_empty(translator: Translator) -
 @pytest.mark.parametrize("lines", [make_lines(30), make_lines(30)[::-1], ["w5 " * n for n in range(20, 0, -1)]])
 def test_results_come_as_soon_as_all_before_them_are_known(model: Transformer, lines: list[str]) -> None:
     with translator_of(model, max_tokens=3) as translator:
-        translator.batch_tokens = 30
+        translator.settings = replace(translator.settings, batch_tokens=30)
         sizes = [len(line.split()) + 1 if line else 0 for line in lines]
         batch_of = {i: n for n, batch in enumerate(length_batches(sizes, 30, lambda longest: 1024), 1) for i in batch}
         needed = [max([0, *(batch_of.get(before, 0) for before in range(i + 1))]) for i in range(len(lines))]
@@ -220,7 +226,7 @@ def test_a_batch_counts_every_beam(exact: Transformer) -> None:
     """40 tokens are 8 sources of 5 tokens, or 2 with a beam of 4, or one with more beams than tokens."""
     for beams, encoded in ((1, 1), (4, 4), (50, 8)):
         with translator_of(exact, beams=beams, max_tokens=2) as translator:
-            translator.batch_tokens = 40
+            translator.settings = replace(translator.settings, batch_tokens=40)
             translator.translate(["w5 w6 w7 w8"] * 8)
             assert isinstance(translator.engine, Counting) and translator.engine.encoded == encoded
 
@@ -497,7 +503,7 @@ def test_scores_are_the_same_in_every_batch(exact: Transformer) -> None:
     sources, targets = make_lines(25), make_lines(30)[::-1][:25]
     with translator_of(exact) as translator:
         together = translator.score(sources, targets)
-        translator.batch_tokens = 1
+        translator.settings = replace(translator.settings, batch_tokens=1)
         alone = [translator.score([source], [target])[0] for source, target in zip(sources, targets, strict=True)]
     assert all(a == pytest.approx(b, abs=1e-9) for a, b in zip(alone, together, strict=True))
     assert [len(values) for values in together] == [len(target.split()) + 1 for target in targets]
@@ -543,7 +549,8 @@ def test_results_before_a_line_without_numbers_are_kept(model: Transformer, work
     spoiled.src_embedding.weight.data[9] = float("nan")
     lines = [*make_lines(4), "w5 w6 w7", "w9", "w5", "w6 w9 w6 w5 w7 w8", "w6"]
     options = DecodeOptions(max_tokens=9)
-    with Translator(EagerEngine(spoiled), Tokenizers(WORDS, WORDS), options, 4096, (), workers) as translator:
+    settings = TranslatorSettings(batch_tokens=4096, workers=workers)
+    with Translator(EagerEngine(spoiled), Tokenizers(WORDS, WORDS), options, settings) as translator:
         found = []
         with pytest.raises(NotNumbers, match=r"^request 9: the log-probabilities of token 1 are not numbers"):
             for result in translator.results(lines, first=3):
@@ -568,7 +575,7 @@ def test_requests_are_split_as_for_other_workers(exact: Transformer) -> None:
     seen = []
     for workers, least in ((3, 0), (1, 3), (2, 3), (1, 0)):
         with translator_of(exact) as translator:
-            translator.workers, translator.least_batches = workers, least
+            translator.settings = replace(translator.settings, workers=workers, least_batches=least)
             assert isinstance(translator.engine, Counting)
             translator.translate(make_lines(9))
             seen.append(translator.engine.encoded)
@@ -577,7 +584,7 @@ def test_requests_are_split_as_for_other_workers(exact: Transformer) -> None:
 
 def test_bad_ids_name_their_source(translator: Translator) -> None:
     for bad in (VOCAB, -1, 2**40):
-        with pytest.raises(LimitError, match=f"source 2: token id {bad} is outside the source vocabulary of {VOCAB}"):
+        with pytest.raises(LimitError, match=f"line 2: token id {bad} is outside the source vocabulary of {VOCAB}"):
             translator.generate([[5, EOS], [bad, EOS]])
 
 
@@ -626,7 +633,7 @@ def test_one_text_is_not_several(translator: Translator) -> None:
         (b"w5", "bytes is no text: give a str"),
         (5, "int is no text: give a str"),
         (["w5"], "list is no text: give a str"),
-        ("w5 \udcff", "character 4 is half of a pair: give valid Unicode"),
+        ("w5 \udcff", "character 4 is a lone surrogate: give valid Unicode"),
     ],
     ids=repr,
 )
@@ -704,7 +711,7 @@ def test_a_prefix_beyond_the_longest_output_is_a_bad_line(exact: Transformer) ->
     "source", [[5.7, EOS], [5.0, EOS], [True, EOS], [None], "ab", 5, None, [[5]], [np.float32(5)]], ids=repr
 )
 def test_token_ids_are_whole_numbers(translator: Translator, source: Any) -> None:
-    with pytest.raises(DataError, match=r"^source 2: .* is no list of token ids: give whole numbers$"):
+    with pytest.raises(DataError, match=r"^line 2: .* is no list of token ids: give whole numbers$"):
         translator.generate([[5, EOS], source])
     sources = [[5, 6, EOS]]
     assert translator.generate(np.array(sources, np.int32)) == translator.generate(sources)
@@ -733,13 +740,55 @@ def test_counts_from_none_up(bundle: Path) -> None:
         load(None)  # type: ignore[arg-type]
 
 
+def test_the_longest_line_is_that_of_allowed_outputs_too(exact: Transformer) -> None:
+    settings = TranslatorSettings(allowed=["w5", "w5 w6 w7"], max_line_bytes=5)
+    with pytest.raises(DataError, match=r"^allowed, line 2: longer than 5 bytes: split it, or raise max_line_bytes$"):
+        Translator(Counting(exact), Tokenizers(WORDS, WORDS), settings=settings)
+
+
+def test_decoding_options_that_are_checked_already_open_a_translator(bundle: Path) -> None:
+    decoding = Decoding.over({"beams": 3}, {"max_tokens": 4})
+    for asked, beams in (({}, 3), ({"beams": 2}, 2)):
+        with load(bundle, threads=1, decoding=decoding, **asked) as translator:
+            assert (translator.options.beams, translator.options.max_tokens) == (beams, 4)
+    with pytest.raises(ConfigError, match="decoding=3: must be a table of decoding options"):
+        load(bundle, decoding=3, beams=2)
+
+
+def test_targets_beyond_the_vocabulary_name_their_line(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with translator_of(model) as translator:
+        monkeypatch.setattr(Tokenizers, "target_ids", lambda self, text: [VOCAB if text == "w6" else 5, EOS])
+        with pytest.raises(LimitError, match=f"^line 2: token id {VOCAB} is outside the target vocabulary of {VOCAB}$"):
+            translator.score(["w5", "w5"], ["w5", "w6"])
+
+
+def test_a_translator_that_is_interrupted_while_it_opens_leaves_its_device(
+    exact: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, left = Counting(exact), []
+    monkeypatch.setattr(Counting, "__exit__", lambda self, *why: left.append(self))
+    monkeypatch.setattr(Translator, "_check", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        Translator(engine, Tokenizers(WORDS, WORDS)).open()
+    assert left == [engine]
+
+
+def test_eager_gives_back_the_threads_of_pytorch(bundle: Path) -> None:
+    before = torch.get_num_threads()
+    with load(bundle, backend="eager", threads=before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    make_engine("eager", open_bundle(bundle), threads=before + 1)
+    assert torch.get_num_threads() == before, "nothing is taken before the engine is entered"
+
+
 def test_endless_lines_are_not_split_into_tokens(exact: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their bytes count, not their characters."""
     seen: list[str] = []
     encode = Words.encode
     monkeypatch.setattr(Words, "encode", lambda self, text: seen.append(text) or encode(self, text))  # type: ignore[func-returns-value]
     with translator_of(exact) as translator:
-        translator.max_line_bytes = 10
+        translator.settings = replace(translator.settings, max_line_bytes=10)
         for line in ("w" * 11, "ü" * 6, " " * 11):
             words = r"^line 3: longer than 10 bytes: split it, or raise max_line_bytes$"
             results = translator.results(["w5", line, "w7"], first=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_workers_change_nothing(variants_bundle: Path, variant: str, mode: str) 
     for workers in (1, 3):
         options = {"max_tokens": 9, **MODES[mode]}
         with load(variants_bundle, variant=variant, threads=1, workers=workers, **options) as translator:
-            translator.batch_tokens = 200
+            translator.settings = replace(translator.settings, batch_tokens=200)
             found.append(translator.translate(LINES))
             assert alike(list(translator.results(LINES)), found[-1])
     assert alike(*found) and [result.ids == [] for result in found[0]] == [not line for line in LINES]
@@ -108,7 +109,7 @@ def test_a_few_lines_are_shared_out() -> None:
     """Although one batch would hold them all."""
     engine = Watched()
     translator = translator_of(engine, 3)
-    translator.batch_tokens = 4096
+    translator.settings = replace(translator.settings, batch_tokens=4096)
     assert len(translator.translate(LINES[1:4])) == 3 and engine.most > 1
     assert translator.translate([]) == [] and translator.translate([""])[0].ids == []
 
@@ -136,7 +137,7 @@ def test_after_an_error_no_other_batch_begins() -> None:
             raise EngineError("gone")
 
     with pytest.raises(EngineError), translator_of(Watched(fail), 2) as translator:
-        translator.batch_tokens = 1
+        translator.settings = replace(translator.settings, batch_tokens=1)
         translator.translate(LINES)
     assert len(begun) < 10
 
@@ -199,7 +200,7 @@ def test_results_that_nobody_waits_for_are_not_made() -> None:
     """A caller that leaves early, such as one whose output is closed."""
     engine = Watched()
     with translator_of(engine, 2) as translator:
-        translator.batch_tokens = 1
+        translator.settings = replace(translator.settings, batch_tokens=1)
         results = translator.results(LINES)
         first = [next(results) for _ in range(3)]
         results.close()  # type: ignore[attr-defined]

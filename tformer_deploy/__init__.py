@@ -75,10 +75,16 @@ def load(bundle: str | Path, backend: str = "ort", **options: Any) -> Translator
     `translate(lines, beams=4)` changes the latter for one call. Any number of threads may use one translator. Close it,
     or use it in a `with` statement. Raises TformerError.
     """
-    from dataclasses import fields
+    from dataclasses import fields, replace
 
+    from .decoding import Decoding
     from .translate.opening import TranslatorOptions, open_translator
 
     own = {field.name for field in fields(TranslatorOptions)} & options.keys()
-    decoding = {**options.pop("decoding", {}), **{name: options.pop(name) for name in options.keys() - own}}
-    return open_translator(TranslatorOptions(bundle, backend, decoding=decoding, **options))
+    changes = {name: options.pop(name) for name in options.keys() - own}
+    chosen = TranslatorOptions(bundle, backend, **options)
+    if changes:
+        decoding = chosen.decoding
+        changed = decoding.changed(changes) if isinstance(decoding, Decoding) else {**decoding, **changes}
+        chosen = replace(chosen, decoding=changed)
+    return open_translator(chosen)

@@ -22,7 +22,7 @@ def check_line(text: str, where: str, most: int = LINE_BYTES, option: str = "") 
     try:
         size = len(text) if text.isascii() or len(text) > most else len(text.encode())
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: character {error.start + 1} is half of a pair: give valid Unicode") from None
+        raise DataError(f"{where}: character {error.start + 1} is a lone surrogate: give valid Unicode") from None
     if size > most:
         raise too_long(where, most, option)
 

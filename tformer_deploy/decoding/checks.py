@@ -13,6 +13,14 @@ from ..base.messages import END_IS_FORCED, MORE_ROWS, NO_ATTENTION, TARGET_ID, T
 from ..engines.base import Batch, Engine
 from ..model.config import MAX_SEED
 from .options import DecodeOptions
+from .rules import Trie
+
+
+def check_search(engine: Engine, batch: Batch, options: DecodeOptions, allowed: Trie | None = None) -> None:
+    """Raise DataError for a batch of wrong types or counts, LimitError for what the engine or the model cannot do."""
+    check_batch(batch)
+    check_options(engine, options)
+    check_tokens(engine, [*batch.prefixes, allowed.tokens if allowed else ()])
 
 
 def check_options(engine: Engine, options: DecodeOptions) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class Trie:
                 yield ids
             nodes += [((*ids, token), following) for token, following in node.items() if token != _END]
 
-    @property
+    @cached_property
     def tokens(self) -> set[int]:
         """Every token of every output."""
         found, nodes = set(), [self._root]

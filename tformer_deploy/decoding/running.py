@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.errors import ConfigError
 from ..engines.base import Batch, Engine, Hypothesis, Ints, Scores, State, own_search
-from .checks import check_batch, check_options, check_tokens
+from .checks import check_search
 from .options import DecodeOptions
 from .rules import Trie
 from .search import Beam, Greedy, Reorder, Sampling, Search, Step
@@ -27,11 +27,12 @@ def decode(
 
     Uses the engine's own search where it has one, which gives the same, unless `on_step` is given.
 
-    Raises LimitError for options that the engine or its graphs cannot follow, NotNumbers for NaN or infinite
-    log-probabilities (without `strict` those are never chosen), and EngineError for tokens that do not exist.
+    Raises DataError for a batch of wrong types or counts, LimitError for what the engine or its graphs cannot do,
+    NotNumbers for NaN or infinite log-probabilities (without `strict` those are never chosen), and EngineError for
+    tokens that do not exist.
     """
-    own = None if on_step else own_search(engine)
-    if own:
+    if own := None if on_step else own_search(engine):
+        check_search(engine, batch, options, allowed)
         return own.search(batch, options, allowed, strict)
     running = ContinuousBatch(engine, strict)
     search = running.join(batch, options, allowed, on_step)
@@ -48,9 +49,7 @@ def make_search(
     on_step: Callable[[Step], None] | None = None,
 ) -> Search:
     """The search that the options name. Raises LimitError for what the engine or the model cannot do, and DataError."""
-    check_batch(batch)
-    check_options(engine, options)
-    check_tokens(engine, [*batch.prefixes, allowed.tokens if allowed else ()])
+    check_search(engine, batch, options, allowed)
     kind = Sampling if options.sampling else Greedy if options.greedy else Beam
     return kind(engine, batch, options, allowed, on_step)
 
@@ -110,6 +109,8 @@ class ContinuousBatch:
                 self._step_alone(self.searches[0])
             elif self.searches:
                 self._step_together()
+            if not self.searches:
+                self._state = None  # its memory is free before the next batch joins
         except BaseException as error:
             for search in self.searches:
                 if len(search.sentences):

@@ -258,7 +258,7 @@ class Searches(Protocol):
         batch: Batch,
         options: Options,
         allowed: Outputs | None = None,
-        strict: bool = False,
+        strict: bool = True,
         calls: Calls | None = None,
     ) -> list[list[Hypothesis]]:
         """The outputs of each source. The engine's calls are appended to `calls`.

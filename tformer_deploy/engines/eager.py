@@ -43,12 +43,10 @@ open_encoder = open_engine
 def eager_of(
     checkpoint: Checkpoint | UserCheckpoint, bundle: Bundle, threads: int = 0, device: str = "cpu"
 ) -> EagerEngine:
-    """Eager PyTorch of a checkpoint that is open, of which a bundle was made."""
-    model = checkpoint.load_model().to(device)
-    if threads:
-        torch.set_num_threads(threads)
+    """An eager engine of an open checkpoint."""
+    model = checkpoint.load_model()
     own = names_function(checkpoint.directory)
-    engine = EagerEngine(model, bundle.recipe.top_k, str(checkpoint.directory) if own else "")
+    engine = EagerEngine(model, bundle.recipe.top_k, str(checkpoint.directory) if own else "", threads, device)
     engine.checkpoint = checkpoint
     return engine
 
@@ -69,20 +67,31 @@ class EagerEngine(SameStep):
 
     attention, precision = True, "fp32"
 
-    def __init__(self, model: Seq2Seq, top_k: int = 0, module: str = "") -> None:
-        """module: `FILE.py:FUNCTION` of a model of the user's own, to say where it fails."""
+    def __init__(self, model: Seq2Seq, top_k: int = 0, module: str = "", threads: int = 0, device: str = "") -> None:
+        """module: `FILE.py:FUNCTION` of a model of the user's own, to say where it fails.
+
+        While the engine is open, PyTorch uses `threads` (0: as many as before) in the whole process, and the model is
+        on `device` (none: where it was).
+        """
+        self.threads, self.device = threads, device
         self.config, self.model, self.top_k, self.module = model.config, model, top_k, module
         self.checkpoint: Checkpoint | UserCheckpoint | None = None
         """Where the model is from, if that is known."""
         self.limits = Limits.eager(model.config)
 
     def __enter__(self) -> Self:
-        self._was_training = self.model.training
+        self._before = self.model.training, self._device, torch.get_num_threads()
+        self.model.to(self.device or self._device)
+        if self.threads:
+            torch.set_num_threads(self.threads)
         self.model.eval()
         return self
 
     def __exit__(self, *why: object) -> None:
-        self.model.train(self._was_training)
+        training, device, threads = self._before
+        if self.threads:
+            torch.set_num_threads(threads)
+        self.model.to(device).train(training)
 
     def in_double(self) -> EagerEngine:
         """A copy that computes in fp64, which tells how exact this one is."""

@@ -12,7 +12,7 @@ from ..base.machine import cores
 from ..base.settings import check_whole
 from ..bundle.manifest import Bundle
 from .names import EngineName, check_name, recipe_of
-from .registry import ENGINES, LISTING
+from .registry import ENGINES
 from .spec import STANDARD, EngineSpec, Opening
 
 if TYPE_CHECKING:
@@ -120,11 +120,13 @@ def _lists(name: EngineName, bundle: Bundle) -> Shortlist:
     from ..bundle.shortlist import open_shortlist
 
     if recipe_of(name, bundle).target not in name.spec.lists:
-        usable = [each for each, recipe in bundle.variants.items() if recipe.target in LISTING]
-        targets = {bundle.variants[each].target for each in usable}
-        first = next((spec.name for spec in ENGINES if targets.intersection(spec.lists)), "ort")
-        backend = "" if first == "ort" else f"--backend {first} with "
-        raise ConfigError(
-            f"--shortlist: {name} has no graphs for it: use {backend}a variant of {', '.join(usable) or 'int8'}"
-        )
+        ways: list[str] = []
+        offered: set[str] = set()
+        for spec in ENGINES:
+            usable = [each for each, recipe in bundle.variants.items() if recipe.target in spec.lists]
+            if new := [each for each in usable if each not in offered]:
+                ways.append(f"--backend {spec.name} --variant {'|'.join(new)}")
+                offered.update(new)
+        way = f"use {' or '.join(ways)}" if ways else "export again with --recipe int8"
+        raise ConfigError(f"--shortlist: {name} has no graphs for it: {way}")
     return open_shortlist(bundle, name.variant)

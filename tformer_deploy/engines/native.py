@@ -134,7 +134,7 @@ class NativeEngine:
         batch: Batch,
         options: Options,
         allowed: Outputs | None = None,
-        strict: bool = False,
+        strict: bool = True,
         calls: Calls | None = None,
     ) -> list[list[Hypothesis]]:
         """See `Searches.search`."""

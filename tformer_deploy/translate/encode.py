@@ -10,8 +10,8 @@ from typing import Self
 
 import numpy as np
 
-from ..base.errors import LimitError, NotNumbers, TformerError
-from ..base.lines import LINE_BYTES, MOST_LINE_BYTES, check_line
+from ..base.errors import NotNumbers, TformerError
+from ..base.lines import LINE_BYTES, MOST_LINE_BYTES
 from ..base.settings import check_whole
 from ..bundle.manifest import Bundle, open_bundle
 from ..engines import MOST_BATCH_TOKENS, check_checkpoint, engine_name, make_encoder
@@ -19,7 +19,8 @@ from ..engines.base import Encoder, Floats
 from ..model.config import BATCH_TOKENS
 from .batches import length_batches, make_batch
 from .pooling import NO_POOL, check_pool, pooled
-from .requests import as_list
+from .requests import SourceReader, as_list
+from .settings import check_model
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,19 @@ class EncoderOptions:
     max_line_bytes: int = LINE_BYTES
     """Longer lines are refused."""
 
+    def __post_init__(self) -> None:
+        variant = "" if self.variant is None else self.variant
+        check_model(self.bundle, self.checkpoint, backend=self.backend, variant=variant, pool=self.pool)
+        check_pool(self.pool)
+        check_whole("batch_tokens", self.batch_tokens, 1, MOST_BATCH_TOKENS)
+        check_whole("max_line_bytes", self.max_line_bytes, 1, MOST_LINE_BYTES)
+
 
 class TextEncoder:
     """An open encoder. Use it in a `with` statement, which frees its device at the end."""
 
     def __init__(self, options: EncoderOptions) -> None:
         """Raises TformerError, also where the bundle has no graph for it."""
-        check_pool(options.pool)
-        check_whole("batch_tokens", options.batch_tokens, 1, MOST_BATCH_TOKENS)
-        check_whole("max_line_bytes", options.max_line_bytes, 1, MOST_LINE_BYTES)
         bundle, run = options.bundle, options.checkpoint
         bundle = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle), graphs=False)
         name = engine_name(options.backend, options.variant, bundle)
@@ -91,9 +96,11 @@ class TextEncoder:
         """Like `encode`, but yields the results before a bad line and then raises. Lines are numbered from `first`."""
         sources: list[list[int]] = []
         failure: TformerError | None = None
+        engine = self.engine
+        reader = SourceReader(self.tokenizers, engine.config, engine.limits, self.options.max_line_bytes)
         try:
             for number, text in enumerate(as_list("lines", lines), first + 1):
-                sources.append(self._source(text, number))
+                sources.append(reader.line(text, number))
         except TformerError as error:
             failure = error
         yield from self._encode(sources, first)
@@ -117,18 +124,4 @@ class TextEncoder:
                 encoded[i] = Encoded(sources[i], vectors.copy())
         yield from encoded[:finite]
         if finite < len(sources):
-            raise NotNumbers(f"line {first + finite + 1}: the encoder gives no numbers: check the weights", finite)
-
-    def _source(self, text: str, number: int) -> list[int]:
-        """Token ids of a line; none for an empty one."""
-        check_line(text, f"line {number}", self.options.max_line_bytes, "max_line_bytes")
-        ids = self.tokenizers.source_ids(text.strip()) if text.strip() else []
-        limits, vocab = self.engine.limits, self.engine.config.src_vocab
-        if len(ids) > limits.src_tokens:
-            raise LimitError(
-                f"line {number}: a source of {len(ids)} tokens exceeds the limit of {limits.src_tokens}: split the "
-                "line, or export a model with a larger src_len axis and max_positions"
-            )
-        if ids and max(ids) >= vocab:
-            raise LimitError(f"line {number}: token id {max(ids)} is outside the source vocabulary of {vocab}")
-        return ids
+            raise NotNumbers(f"line {first + finite + 1}: NaN or infinite encoder outputs: check the weights", finite)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from ..base.errors import ArtifactError, ConfigError
-from ..base.lines import LINE_BYTES, MOST_LINE_BYTES
-from ..base.settings import check_whole, from_dict
+from ..base.settings import from_dict
 from ..bundle.manifest import MANIFEST, Bundle, open_bundle
 from ..decoding import DecodeOptions, Decoding
-from ..engines import MOST_BATCH_TOKENS, check_checkpoint, engine_name, make_engine, threads_each
+from ..engines import check_checkpoint, engine_name, make_engine, threads_each
+from .settings import TranslatorSettings, check_model
 from .translator import Translator
 
 
 @dataclass(frozen=True)
-class TranslatorOptions:
+class TranslatorOptions(TranslatorSettings):
     """Which model translates, on what, and how."""
 
     bundle: str | Path | Bundle
@@ -31,35 +30,17 @@ class TranslatorOptions:
     """For `eager`: the run folder, if it has moved since the export."""
     threads: int = 0
     """Per worker; 0: the cores divided by the workers."""
-    workers: int = 1
-    """Batches that are decoded in parallel."""
     shortlist: bool = False
     """Score only the tokens that the bundle's shortlist has for a source."""
-    batch_tokens: int = 0
-    """Padded source tokens of a batch, per beam; 0: what suits the engine."""
-    allowed: Iterable[str] = ()
-    """The only outputs that are allowed, if any are given."""
-    max_line_bytes: int = LINE_BYTES
-    """Longer lines are refused."""
     decoding: Mapping[str, Any] | Decoding = field(default_factory=dict)
     """Fields of `DecodeOptions` to set over the bundle's defaults, or what `decoding_of` has made of them."""
-    least_batches: int = 0
-    """Least number of batches that requests are split into; 0: `workers`."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bundle, str | PathLike | Bundle):
-            raise ConfigError(f"bundle={self.bundle!r}: must be a folder's path")
-        if self.checkpoint is not None and not isinstance(self.checkpoint, str | PathLike):
-            raise ConfigError(f"checkpoint={self.checkpoint!r}: must be a folder's path")
-        for name, text in (
-            ("backend", self.backend),
-            ("variant", "" if self.variant is None else self.variant),
-            ("device", self.device),
-        ):
-            if not isinstance(text, str):
-                raise ConfigError(f"{name}={text!r}: must be a str")
-        check_whole("max_line_bytes", self.max_line_bytes, 1, MOST_LINE_BYTES)
-        check_whole("least_batches", self.least_batches, 0, MOST_BATCH_TOKENS)
+        super().__post_init__()
+        variant = "" if self.variant is None else self.variant
+        check_model(self.bundle, self.checkpoint, backend=self.backend, variant=variant, device=self.device)
+        if not isinstance(self.decoding, Mapping | Decoding):
+            raise ConfigError(f"decoding={self.decoding!r}: must be a table of decoding options, as in {{'beams': 4}}")
 
     @property
     def asked(self) -> Mapping[str, Any]:
@@ -74,11 +55,8 @@ def open_translator(options: TranslatorOptions) -> Translator:
     check_checkpoint(options.checkpoint, [name])
     run, threads = options.checkpoint, threads_each(options.threads, options.workers)
     engine = make_engine(name, bundle, Path(run) if run else None, threads, options.shortlist)
-    batching = options.batch_tokens, options.allowed, options.workers
-    translator = Translator(engine, bundle.tokenizers(), decoding_of(bundle, options.decoding), *batching)
-    translator.name = f"{bundle.directory} on {name}"
-    translator.max_line_bytes, translator.least_batches = options.max_line_bytes, options.least_batches
-    return translator.open()
+    decoding = decoding_of(bundle, options.decoding)
+    return Translator(engine, bundle.tokenizers(), decoding, options, f"{bundle.directory} on {name}").open()
 
 
 def decoding_of(bundle: Bundle, asked: Mapping[str, Any] | Decoding) -> Decoding:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..base.errors import ConfigError, DataError, LimitError, TformerError
 from ..base.lines import check_line
-from ..base.messages import END_IS_FORCED
+from ..base.messages import END_IS_FORCED, LONGER_SOURCES
 from ..base.settings import check_whole
 from ..bundle.text import Tokenizers
 from ..decoding import DecodeOptions, check_forced, longest_outputs
@@ -34,14 +34,42 @@ class Requests:
 
 
 @dataclass(frozen=True)
-class Reader:
-    """Tokenizes the lines of one call."""
+class SourceReader:
+    """Tokenizes what the encoder reads."""
 
     tokenizers: Tokenizers
     config: ModelConfig
     limits: Limits
-    options: DecodeOptions
     max_line_bytes: int
+
+    def source(self, text: str, number: int) -> list[int]:
+        """Ids of a line."""
+        check_line(text, f"line {number}", self.max_line_bytes, "max_line_bytes")
+        return self.checked(self.tokenizers.source_ids(text.strip()), number)
+
+    def line(self, text: str, number: int) -> list[int]:
+        """Ids of a line; none for an empty one."""
+        ids = self.source(text, number)
+        return ids if text.strip() else []
+
+    def checked(self, ids: Iterable[Any], number: int) -> list[int]:
+        """Ids as a source. Raises DataError for other values than whole numbers, LimitError for what is too long."""
+        tokens = whole_numbers(ids, number)
+        limit = self.limits.src_tokens
+        if len(tokens) > limit:
+            raise LimitError(
+                f"line {number}: a source of {len(tokens)} tokens exceeds the limit of {limit}: split the line, "
+                f"or {self.limits.hint or LONGER_SOURCES}"
+            )
+        check_vocabulary(tokens, number, "source", self.config.src_vocab)
+        return tokens
+
+
+@dataclass(frozen=True)
+class Reader(SourceReader):
+    """Tokenizes the lines of one call."""
+
+    options: DecodeOptions
 
     def requests(
         self, lines: Iterable[str], prefixes: Iterable[str], first: int, refused: Refused | None = None
@@ -55,8 +83,7 @@ class Reader:
         for number, text in enumerate(texts, first + 1):
             try:
                 begin = self._prefix(begins[number - first - 1], f"line {number}, prefix") if begins else []
-                source = self._source(text, number)
-                source = source if text.strip() else []
+                source = self.line(text, number)
                 self._check_forced(begin, source, number)
             except TformerError as error:
                 if not refused:
@@ -75,27 +102,9 @@ class Reader:
         if len(both[0]) != len(both[1]):
             raise ConfigError(f"{len(both[0])} sources, {len(both[1])} targets: give one a line")
         return [
-            (self._source(source, number), self._target(target, number))
+            (self.source(source, number), self._target(target, number))
             for number, (source, target) in enumerate(zip(*both, strict=True), first + 1)
         ]
-
-    def checked(self, ids: Iterable[Any], number: int) -> list[int]:
-        """Ids as a source. Raises DataError for other values than whole numbers, LimitError for what is too long."""
-        tokens = whole_numbers(ids, number)
-        limit, vocab = self.limits.src_tokens, self.config.src_vocab
-        if len(tokens) > limit:
-            raise LimitError(
-                f"line {number}: a source of {len(tokens)} tokens exceeds the limit of {limit}: split the line, "
-                f"or {self.limits.hint or 'export a model with a larger src_len axis and max_positions'}"
-            )
-        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
-            bad = next(token for token in tokens if not 0 <= token < vocab)
-            raise LimitError(f"source {number}: token id {bad} is outside the source vocabulary of {vocab}")
-        return tokens
-
-    def _source(self, text: str, number: int) -> list[int]:
-        check_line(text, f"line {number}", self.max_line_bytes, "max_line_bytes")
-        return self.checked(self.tokenizers.source_ids(text.strip()), number)
 
     def _target(self, text: str, number: int) -> list[int]:
         check_line(text, f"line {number}", self.max_line_bytes, "max_line_bytes")
@@ -105,6 +114,7 @@ class Reader:
                 f"line {number}: a target of {len(ids)} tokens exceeds the limit of {limits.tgt_tokens}: "
                 f"split the line{f', or {limits.hint}' if limits.hint else ''}"
             )
+        check_vocabulary(ids, number, "target", self.config.tgt_vocab)
         return ids
 
     def _prefix(self, text: str, where: str) -> list[int]:
@@ -119,6 +129,13 @@ class Reader:
         if source and (forced := len(self.options.first_ids) + len(prefix)):
             [longest] = longest_outputs(self.options, self.limits.tgt_tokens, np.array([len(source)])).tolist()
             check_forced(forced, longest, self.options, f"line {number}: ")
+
+
+def check_vocabulary(ids: list[int], number: int, side: str, size: int) -> None:
+    """Raise LimitError for ids of line `number` that the model's vocabulary of `size` does not have."""
+    if ids and not 0 <= min(ids) <= max(ids) < size:
+        bad = next(token for token in ids if not 0 <= token < size)
+        raise LimitError(f"line {number}: token id {bad} is outside the {side} vocabulary of {size}")
 
 
 def output_ids(text: str, tokenizers: Tokenizers, options: DecodeOptions) -> list[int]:
@@ -154,4 +171,4 @@ def whole_numbers(ids: Iterable[Any], number: int) -> list[int]:
             raise TypeError
         return [index(token) for token in tokens]
     except TypeError:
-        raise DataError(f"source {number}: {ids!r:.60} is no list of token ids: give whole numbers") from None
+        raise DataError(f"line {number}: {ids!r:.60} is no list of token ids: give whole numbers") from None

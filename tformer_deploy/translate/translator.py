@@ -12,17 +12,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..base.errors import ConfigError, NotNumbers, TformerError
-from ..base.lines import LINE_BYTES
+from ..base.errors import ConfigError, NotNumbers
 from ..base.settings import check_whole
 from ..bundle.text import Tokenizers
 from ..decoding import DecodeOptions, Decoding, Hypothesis, Step, Trie, check_options, decode, score
-from ..engines import MOST_BATCH_TOKENS, most_parallel
+from ..engines import most_parallel
 from ..engines.base import Engine, own_search
 from ..engines.opened import Opened
 from ..model.config import BATCH_TOKENS, MAX_SEED
 from .batches import length_batches, make_batch, side_by_side
 from .requests import Reader, Refused, Requests, as_list, known_ids, output_ids
+from .settings import TranslatorSettings
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,13 @@ class Result:
     """The other outputs of the n best, or the other samples."""
 
 
+DEFAULTS = TranslatorSettings()
+
+
 class Translator:
     """A model that is ready to translate. Close it, or use it in a `with` statement, to free its device.
 
-    Safe for any number of threads; a call's results do not depend on other calls. `workers` is the number of batches of
-    one call that are decoded in parallel.
+    Safe for any number of threads; a call's results do not depend on other calls.
     """
 
     def __init__(
@@ -54,32 +56,22 @@ class Translator:
         engine: Engine,
         tokenizers: Tokenizers,
         options: DecodeOptions | Decoding | None = None,
-        batch_tokens: int = 0,
-        allowed: Iterable[str] = (),
-        workers: int = 1,
+        settings: TranslatorSettings = DEFAULTS,
+        name: str = "",
     ) -> None:
-        check_whole("batch_tokens", batch_tokens, 0, MOST_BATCH_TOKENS)
-        check_whole("workers", workers, 1, most_parallel())
+        """`name`: bundle and engine, for `repr`."""
+        check_whole("workers", settings.workers, 1, most_parallel())
         if not isinstance(options, Decoding):
             options = options or DecodeOptions()
             options = Decoding(options, dataclasses.asdict(options))
         self.engine, self.tokenizers, self.decoding, self.options = engine, tokenizers, options, options.options
-        self.batch_tokens = batch_tokens
-        """Padded source tokens of a batch, counted once for every beam or sample; 0: what suits the engine."""
-        self.workers = workers
-        """Batches that are decoded in parallel, each in a thread of its own, on the one engine."""
-        self.least_batches = 0
-        """Least number of batches that requests are split into; 0: `workers`."""
-        self.max_line_bytes = LINE_BYTES
-        """Longer lines are refused before they are tokenized."""
+        self.settings, self.name = settings, name or type(engine).__name__
         outputs = [
-            known_ids(tokenizers, text, f"allowed, line {number}", self.max_line_bytes)
-            for number, text in enumerate(as_list("allowed", allowed), 1)
+            known_ids(tokenizers, text, f"allowed, line {number}", settings.max_line_bytes)
+            for number, text in enumerate(as_list("allowed", settings.allowed), 1)
         ]
         self.allowed = Trie(outputs) if outputs else None
         """The only outputs that may be produced, if any are given."""
-        self.name = type(engine).__name__
-        """Bundle and engine, for `repr`."""
         self._opened = Opened(engine)
 
     def __repr__(self) -> str:
@@ -92,7 +84,7 @@ class Translator:
         self._opened.enter()
         try:
             self._check(self.decoding)
-        except TformerError:
+        except BaseException:
             self.close()
             raise
         return self
@@ -222,7 +214,7 @@ class Translator:
     def _reader(self) -> Reader:
         """For text that the open engine is to translate."""
         limits = self._opened.limits()
-        return Reader(self.tokenizers, self.engine.config, limits, self.options, self.max_line_bytes)
+        return Reader(self.tokenizers, self.engine.config, limits, self.settings.max_line_bytes, self.options)
 
     def _all(self, asked: Requests) -> list[Result]:
         """The results of all requests. Raises the error of a bad one before any is decoded."""
@@ -233,7 +225,7 @@ class Translator:
     def _batch_tokens(self) -> int:
         """Padded source tokens of a batch; the engine must be open."""
         own = own_search(self.engine)
-        return self.batch_tokens or (own.batch_tokens if own else BATCH_TOKENS)
+        return self.settings.batch_tokens or (own.batch_tokens if own else BATCH_TOKENS)
 
     def _in_order(
         self,
@@ -247,7 +239,7 @@ class Translator:
         known: dict[int, Result | NotNumbers] = {i: Result("", [], 0.0) for i, ids in enumerate(sources) if not ids}
         yielded = 0
         budget = self._batch_tokens() // self.options.rows
-        share = max(1, -(-len(sources) // (self.least_batches or self.workers)))
+        share = max(1, -(-len(sources) // (self.settings.least_batches or self.settings.workers)))
         rows, tokens = self.options.rows, min(self.options.max_tokens, limits.tgt_tokens)
 
         def run(indices: list[int]) -> dict[int, Result | NotNumbers]:
@@ -273,7 +265,7 @@ class Translator:
         batches = length_batches(
             [len(ids) for ids in sources], budget, lambda longest: min(limits.sentences(rows, longest, tokens), share)
         )
-        for results in chain([{}], side_by_side(run, batches, self.workers)):
+        for results in chain([{}], side_by_side(run, batches, self.settings.workers)):
             known.update(results)
             while yielded in known:
                 result = known.pop(yielded)

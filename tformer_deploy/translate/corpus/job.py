@@ -115,7 +115,7 @@ def translate_corpus(
 def here(work: Work, shards: Iterator[Shard], progress: Progress) -> Iterator[Done]:
     """Translate shards on this machine, one after the other, with all its cores."""
     with open_translator(work.translator) as translator:
-        progress.workers = translator.workers
+        progress.workers = translator.settings.workers
         for shard in shards:
             yield translate_shard(translator, work, shard, progress.advance)
 
