@@ -146,7 +146,10 @@ def test_init_is_seeded(tmp_path: Path) -> None:
     assert a == b != c
     assert "--force" in failed_line(run_here("init", "--out", tmp_path / "a", "--preset", "tiny", "--vocab-size", 40))
     refused = failed_line(run_here("init", "--out", tmp_path / "d", "--set", "train.lr=5"))
-    assert refused == "error: --set train.lr=5: nothing is trained here: leave it out" and not (tmp_path / "d").exists()
+    assert refused == "error: train.lr: nothing is trained here: leave it out" and not (tmp_path / "d").exists()
+    (tmp_path / "config.toml").write_text("[train]\nlr = 0.1\n")
+    refused = failed_line(run_here("init", "--out", tmp_path / "d", "--config", tmp_path / "config.toml"))
+    assert refused == "error: train.lr: nothing is trained here: leave it out"
 
 
 BAD_INPUT: list[tuple[list[str], bytes, list[str]]] = [

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..base.errors import ConfigError, Interrupted
-from .options import MEASURED, CheckpointOption, DeviceOption, Json, MeasuredVariants, Shortlisted
+from .options import MEASURED, CheckpointOption, DeviceOption, Json, MeasuredVariants, Shortlisted, WorkerThreads
 from .root import app, emit, progress
 
 
@@ -17,7 +17,9 @@ from .root import app, emit, progress
 )
 def bench(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
-    backend: Annotated[list[str] | None, typer.Option(help=f"Backend: {MEASURED}; repeatable. Default: ort.")] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option(metavar="BACKEND", help=f"{MEASURED}; repeatable. Default: ort.")
+    ] = None,
     variant: MeasuredVariants = None,
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,
@@ -33,7 +35,7 @@ def bench(
     seconds: Annotated[
         float, typer.Option(min=0, help="Shortest time to measure each combination of sizes in each round.")
     ] = 0.2,
-    threads: Annotated[int, typer.Option(min=0, help="Threads per worker; 0: the cores divided by --workers.")] = 0,
+    threads: WorkerThreads = 0,
     workers: Annotated[int, typer.Option(min=1, help="Number of parts of a batch that are decoded in parallel.")] = 1,
     shortlist: Shortlisted = False,
     profile: Annotated[bool, typer.Option("--profile", help="Add the time per kind of graph node (ort only).")] = False,

@@ -35,11 +35,11 @@ def build(
     ] = None,
     src: Annotated[
         Path | None,
-        typer.Option(help="Text like that which will be translated: its lengths determine the default profiles."),
+        typer.Option(help="Sample of the text to translate; its lengths determine the default profiles."),
     ] = None,
     calibrate: Annotated[
         Path | None,
-        typer.Option(help="Text on which to measure how large values get, for half precision. Default: --src."),
+        typer.Option(help="Text to find layers that overflow half precision; these stay in fp32. Default: --src."),
     ] = None,
     trt_flavor: Annotated[
         str,

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 )
 def check(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
-    backend: Annotated[list[str] | None, typer.Option(help=f"Backend: {BACKENDS}; repeatable. Default: ort.")] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option(metavar="BACKEND", help=f"{BACKENDS}; repeatable. Default: ort.")
+    ] = None,
     variant: CheckedVariants = None,
     device: DeviceOption = "cpu",
     checkpoint: CheckpointOption = None,
@@ -42,19 +44,21 @@ def check(
     ] = None,
     beams: Annotated[int | None, typer.Option(help="Beam size. Default: 5.")] = None,
     n_best: Annotated[
-        int | None, typer.Option(help="Number of best outputs of a beam that must agree, in order. Default: all.")
+        int | None, typer.Option(help="Best outputs of a beam that must agree, in order. Default: --beams.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the samples.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the samples. Default: 0.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Longest output, in tokens. Default: 256, without --src 32.")
     ] = None,
     invariance: Annotated[
         int | None,
-        typer.Option(help="Number of sentences to decode again in other batches. Default: 100, without --src 12."),
+        typer.Option(help="Sentences to decode again in other batches. Default: 100, without --src 12."),
     ] = None,
     seconds: Annotated[
         int | None,
-        typer.Option(help="Time for further generated sentences, beam sizes and late positions. Default: 60."),
+        typer.Option(
+            help="Seconds for optional parts: more generated sentences, other beam sizes, late positions. Default: 60."
+        ),
     ] = None,
     original: Annotated[
         bool, typer.Option("--original", help="Also compare an imported checkpoint with the original code.")
@@ -70,8 +74,9 @@ def check(
     threads: Threads = 0,
     json: Json = False,
 ) -> None:
-    """Compare backends and variants with eager PyTorch: encoder outputs, scores of every step, greedy, beam and sampled
-    tokens; and each with itself in other batches. Exit code 3 if it does not pass. docs/check.md has the exact rules.
+    """Check that backends give the results of eager PyTorch: encoder outputs, scores of every step, and the tokens of
+    greedy search, beam search and sampling. Also check that each gives the same tokens in other batches. Exit code 3 if
+    it does not pass. docs/check.md has the exact rules.
 
     With --save-reference and without --backend, only the reference is written.
     """

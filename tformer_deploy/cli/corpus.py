@@ -34,8 +34,8 @@ from .options import (
     Seed,
     Shortlisted,
     Suppress,
-    Threads,
     Variant,
+    WorkerThreads,
     allowed_outputs,
     decode_values,
     decoding_options,
@@ -55,7 +55,9 @@ def corpus(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     inputs: Annotated[
         list[str],
-        typer.Option("--in", help="Path, URL or quoted pattern of text, JSON lines or Parquet files; repeatable."),
+        typer.Option(
+            "--in", metavar="PATH", help="Path, URL or quoted pattern of text, JSON lines or Parquet files; repeatable."
+        ),
     ],
     out: Annotated[str, typer.Option(help="Folder or URL for the shards.")],
     column: Annotated[str, typer.Option(help="Field or column that has the text, in JSON lines and Parquet.")] = "text",
@@ -90,7 +92,7 @@ def corpus(
     align: Align = False,
     batch_tokens: BatchTokens = 0,
     max_line_bytes: MaxLineBytes = LINE_BYTES,
-    threads: Threads = 0,
+    threads: WorkerThreads = 0,
     workers: Annotated[
         int,
         typer.Option(
@@ -101,7 +103,8 @@ def corpus(
 ) -> None:
     """Translate a corpus of any size in shards, here or on a Ray cluster; after a kill, the same command continues.
 
-    Text gives what tformer translate prints; JSON lines and Parquet get further fields or columns. See docs/corpus.md.
+    Text files become the lines that tformer translate prints; JSON lines and Parquet get added fields or columns. See
+    docs/corpus.md.
     """
     flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens}
     values = decode_values(settings, {**flags, "sampling": sample or None, "align": align or None})

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from ..base.lines import LINE_BYTES, MOST_LINE_BYTES
+from ..base.lines import LINE_BYTES
 from ..base.notes import note
 from ..model.config import BATCH_TOKENS, WINDOW_BYTES
 from ..translate.pooling import NO_POOL
 from .lines import utf8_output, windows
-from .options import ENCODING, CheckpointOption, Json, Threads
+from .options import ENCODERS, ENCODING, CheckpointOption, Json, MaxLineBytes, Threads, variants
 from .root import app, emit, progress
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ Requests = Iterator[list[str]]
 def encode(
     bundle: Annotated[Path, typer.Argument(help="Bundle exported with --memory; with --backend eager, any.")],
     backend: Annotated[str, typer.Option(help=f"Backend: {ENCODING}.")] = "ort",
-    variant: Annotated[
-        str | None, typer.Option(help="Variant that ort or native runs (fp32: the standard graphs).")
-    ] = None,
+    variant: Annotated[str | None, typer.Option(help=f"{variants(ENCODERS)} Default: the bundle's default.")] = None,
     checkpoint: CheckpointOption = None,
     pool: Annotated[
         str,
@@ -41,16 +39,14 @@ def encode(
         Path | None, typer.Option(help="Write a NumPy file instead of text: .npy, or .npz with --pool none.")
     ] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Batch size in padded source tokens.")] = BATCH_TOKENS,
-    max_line_bytes: Annotated[
-        int, typer.Option(min=1, max=MOST_LINE_BYTES, help="Refuse input lines longer than this.")
-    ] = LINE_BYTES,
+    max_line_bytes: MaxLineBytes = LINE_BYTES,
     threads: Threads = 0,
     json: Json = False,
 ) -> None:
     """Run the encoder alone: one vector per line of text, or with --pool none one per token.
 
-    Spaces separate numbers, tabs the vectors of tokens; --json adds the source's ids. An empty line gives an empty
-    line, in .npy a row of zeros, in .npz no row. See docs/encode.md.
+    Text output: spaces between numbers; with --pool none, tabs between vectors. An empty line stays empty; in a .npy
+    file it is a row of zeros. --json also prints the source's ids. See docs/encode.md.
     """
     stdout = utf8_output()
     from ..translate.encode import EncoderOptions, TextEncoder

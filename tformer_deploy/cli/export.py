@@ -22,12 +22,13 @@ def complete_recipe(incomplete: str) -> list[tuple[str, str]]:
 @app.command(epilog="Example: tformer export runs/numbers --out bundles/numbers --recipe fp32 --recipe int8")
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder, or FILE.py:FUNCTION; that file is run.")],
-    out: Annotated[Path, typer.Option(parser=folder, help="Folder for the bundle.")],
+    out: Annotated[Path, typer.Option(parser=folder, metavar="<path>", help="Folder for the bundle.")],
     recipe: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"{', '.join(named_recipes())}, or a TOML file; repeatable. The first (except trt) runs "
-            "if no --variant is given. Default: fp32.",
+            metavar="RECIPE",
+            help=f"{', '.join(named_recipes())}, or a TOML file; repeatable. The first other than trt is "
+            "the bundle's default. Default: fp32.",
             autocompletion=complete_recipe,
         ),
     ] = None,

@@ -11,7 +11,7 @@ from ..base.errors import ConfigError
 from ..base.notes import note
 from ..base.settings import parse_settings
 from ..model.config import ModelConfig
-from .options import Json, SettingsOption, folder
+from .options import Json, ModelSettings, folder
 from .root import app, emit
 
 
@@ -21,7 +21,7 @@ def import_(
         list[str],
         typer.Argument(metavar="[FORMAT] PATH", help="Checkpoint file or folder. Give FORMAT if it is not recognized."),
     ],
-    out: Annotated[Path, typer.Option(parser=folder, help="Run folder to write.")],
+    out: Annotated[Path, typer.Option(parser=folder, metavar="<path>", help="Run folder to write.")],
     vocab: Annotated[Path | None, typer.Option(help="Vocabulary file of both sides.")] = None,
     src_vocab: Annotated[Path | None, typer.Option(help="Vocabulary file of the source.")] = None,
     tgt_vocab: Annotated[Path | None, typer.Option(help="Vocabulary file of the target.")] = None,
@@ -41,11 +41,11 @@ def import_(
         list[str] | None,
         typer.Option(
             metavar="PART=NAME",
-            help="Name in the file of a part of the model: src_embedding, tgt_embedding, output, positions or "
-            "transformer; repeatable.",
+            help="Module of the file that is this part of the model (src_embedding, tgt_embedding, output, positions "
+            "or transformer), as in src_embedding=embed.src; repeatable.",
         ),
     ] = None,
-    settings: SettingsOption = None,
+    settings: ModelSettings = None,
     src: Annotated[Path | None, typer.Option(help="Text to compare with, besides generated ids.")] = None,
     compare: Annotated[bool, typer.Option(help="Compare with the original code, if it is installed.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace the run in --out.")] = False,

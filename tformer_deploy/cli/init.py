@@ -9,18 +9,18 @@ import typer
 
 from ..base.errors import ConfigError
 from ..model.config import MOST_OF_MODEL
-from .options import Json, SettingsOption, folder, merge_settings
+from .options import Json, ModelSettings, folder, merge_settings
 from .root import app, emit
 
 
 @app.command(epilog="Example: tformer init --preset base --vocab-size 32000 --out runs/base-random")
 def init(
-    out: Annotated[Path, typer.Option(parser=folder, help="Folder for the checkpoint.")],
+    out: Annotated[Path, typer.Option(parser=folder, metavar="<path>", help="Folder for the checkpoint.")],
     preset: Annotated[str, typer.Option(help="Model size: tiny, small, base or big.")] = "base",
     vocab_size: Annotated[int, typer.Option(min=5, max=MOST_OF_MODEL["src_vocab"], help="Vocabulary size.")] = 32000,
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 1,
     config: Annotated[Path | None, typer.Option(help="TOML file with [model].")] = None,
-    settings: SettingsOption = None,
+    settings: ModelSettings = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the checkpoint in --out.")] = False,
     json: Json = False,
 ) -> None:
@@ -28,9 +28,9 @@ def init(
 
     Its vocabulary is the words w4, w5 and so on.
     """
-    if training := [each for each in settings or [] if each.startswith("train.")]:
-        raise ConfigError(f"--set {training[0]}: nothing is trained here: leave it out")
-    model_values, _ = merge_settings(config, settings, {})
+    model_values, training = merge_settings(config, settings, {})
+    if training:
+        raise ConfigError(f"train.{next(iter(training))}: nothing is trained here: leave it out")
     from ..train.runs import init_checkpoint
 
     parameters = init_checkpoint(out, preset, vocab_size, seed, model_values, force)

@@ -12,7 +12,7 @@ from ..base.errors import ConfigError, DataError, unknown
 from ..base.headers import read_toml
 from ..base.lines import MOST_LINE_BYTES
 from ..base.settings import parse_settings
-from ..engines import ENGINES
+from ..engines import ENGINES, STANDARD
 from ..engines.spec import EngineSpec
 from ..model.config import ModelConfig, TrainConfig
 
@@ -30,6 +30,10 @@ SettingsOption = Annotated[
         help="Set a field of the model or of training, such as model.d_ff=512 or train.lr=0.002; repeatable.",
     ),
 ]
+ModelSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a field of the model, such as model.d_ff=512; repeatable."),
+]
 
 CheckpointOption = Annotated[
     Path | None,
@@ -46,29 +50,34 @@ def among(names: Iterable[str], word: str = "or") -> str:
 
 
 def variants(engines: Sequence[EngineSpec]) -> str:
-    """Help of `--variant`: which of the engines run variants, and of which it is the precision."""
-    run = among(spec.name for spec in engines if spec.targets and not spec.precisions)
+    """Help of `--variant`: what it is, and for which of the engines it is the precision."""
     precise = [spec.name for spec in engines if spec.precisions]
-    return f"Variant that {run} runs (fp32: the standard graphs), or precision of {among(precise)}"
+    precision = f" For {among(precise, 'and')}: the precision." if precise else ""
+    return f"Name of a variant ({STANDARD}: the standard graphs).{precision}"
 
 
 BACKENDS = among(spec.name for spec in ENGINES)
 MEASURED = among(spec.name for spec in ENGINES if spec.measured)
-ENCODING = among(spec.name for spec in ENGINES if not spec.no_encoder)
+ENCODERS = [spec for spec in ENGINES if not spec.no_encoder]
+ENCODING = among(spec.name for spec in ENCODERS)
 MOVED = among((spec.name for spec in ENGINES if len(spec.devices) > 1), "and")
 Backend = Annotated[str, typer.Option(help=f"Backend: {BACKENDS}.")]
 DecodeSettings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Set a decoding option, such as length_penalty=0.6; repeatable."),
 ]
-Variant = Annotated[str | None, typer.Option(help=f"{variants(ENGINES)}. Default: the bundle's default.")]
-ALL_VARIANTS = "repeatable. Default: all variants."
+Variant = Annotated[str | None, typer.Option(help=f"{variants(ENGINES)} Default: the bundle's default.")]
+ALL_VARIANTS = "Repeatable. Default: all variants."
 CheckedVariants = Annotated[
-    list[str] | None, typer.Option(help=f"{variants([spec for spec in ENGINES if not spec.plans])}; {ALL_VARIANTS}")
+    list[str] | None,
+    typer.Option(metavar="VARIANT", help=f"{variants([spec for spec in ENGINES if not spec.plans])} {ALL_VARIANTS}"),
 ]
 MeasuredVariants = Annotated[
     list[str] | None,
-    typer.Option(help=f"{variants([spec for spec in ENGINES if spec.measured and not spec.plans])}; {ALL_VARIANTS}"),
+    typer.Option(
+        metavar="VARIANT",
+        help=f"{variants([spec for spec in ENGINES if spec.measured and not spec.plans])} {ALL_VARIANTS}",
+    ),
 ]
 DeviceOption = Annotated[str, typer.Option(help=f"Device of {MOVED}: cpu or cuda.")]
 Shortlisted = Annotated[
@@ -87,10 +96,15 @@ Seed = Annotated[int | None, typer.Option(help="Seed of --sample.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest output, in tokens.")]
 Allowed = Annotated[Path | None, typer.Option(help="File with the only allowed outputs, one per line.")]
 FirstToken = Annotated[
-    list[str] | None, typer.Option(help="Vocabulary entry that every output begins with; repeatable.")
+    list[str] | None,
+    typer.Option(metavar="TOKEN", help="Vocabulary entry that every output begins with; repeatable."),
 ]
-Suppress = Annotated[list[str] | None, typer.Option(help="Vocabulary entry that is never produced; repeatable.")]
-EndToken = Annotated[list[str] | None, typer.Option(help="Vocabulary entry that ends an output; repeatable.")]
+Suppress = Annotated[
+    list[str] | None, typer.Option(metavar="TOKEN", help="Vocabulary entry that is never produced; repeatable.")
+]
+EndToken = Annotated[
+    list[str] | None, typer.Option(metavar="TOKEN", help="Vocabulary entry that ends an output; repeatable.")
+]
 Align = Annotated[
     bool, typer.Option("--align", help="Add the alignment, the source position of each target token: TEXT ||| 0-0.")
 ]
@@ -98,7 +112,8 @@ BatchTokens = Annotated[
     int, typer.Option(min=0, help="Batch size in padded source tokens times beams; 0: chosen for the engine.")
 ]
 MaxLineBytes = Annotated[int, typer.Option(min=1, max=MOST_LINE_BYTES, help="Refuse input lines longer than this.")]
-Threads = Annotated[int, typer.Option(min=0, help="Threads per worker; 0: the cores divided by the workers.")]
+Threads = Annotated[int, typer.Option(min=0, help="Threads; 0: one per core.")]
+WorkerThreads = Annotated[int, typer.Option(min=0, help="Threads per worker; 0: the cores divided by --workers.")]
 
 _SECTIONS = {"model": ModelConfig, "train": TrainConfig}
 

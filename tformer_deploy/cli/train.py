@@ -20,7 +20,10 @@ from .root import app, emit
 def train(
     context: typer.Context,
     out: Annotated[
-        Path, typer.Option(parser=folder, help="Run folder to write: checkpoint, metrics.jsonl, metrics.png.")
+        Path,
+        typer.Option(
+            parser=folder, metavar="<path>", help="Run folder to write: checkpoint, metrics.jsonl, metrics.png."
+        ),
     ],
     src: Annotated[str, typer.Option(help="Source text: UTF-8, one sentence per line, plain or .gz.")] = "",
     tgt: Annotated[str, typer.Option(help="Translation of --src, line by line.")] = "",

@@ -34,8 +34,8 @@ from .options import (
     Seed,
     Shortlisted,
     Suppress,
-    Threads,
     Variant,
+    WorkerThreads,
     allowed_outputs,
     decode_values,
     decoding_options,
@@ -77,7 +77,7 @@ def translate(
     ] = False,
     batch_tokens: BatchTokens = 0,
     max_line_bytes: MaxLineBytes = LINE_BYTES,
-    threads: Threads = 0,
+    threads: WorkerThreads = 0,
     workers: Annotated[
         int, typer.Option(min=0, help="Batches decoded in parallel; 0: one per core, if there is enough text.")
     ] = 0,
