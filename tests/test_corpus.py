@@ -174,7 +174,7 @@ def test_a_file_without_a_suffix(tmp_path: Path) -> None:
     text = write(tmp_path / "corpus1", LINES)
     arguments = "--in", text, "--out", tmp_path / "out", "--shard-lines", 40
     count = corpus(*arguments)["shards"]
-    assert corpus(*arguments)["found"] == count == len(shards(tmp_path / "out")) > 1
+    assert corpus(*arguments)["existing_shards"] == count == len(shards(tmp_path / "out")) > 1
     write(text, LINES[::-1])  # as many bytes
     assert "choose another folder" in refused(*arguments)
     corpus(*arguments, "--force")
@@ -295,7 +295,7 @@ def test_tables_keep_their_columns(tmp_path: Path) -> None:
     assert merged["translation_score"].to_pylist() == [result["score"] for result in expected]
     alternatives = [[{k: a[k] for k in ("text", "score")} for a in result["alternatives"]] for result in expected]
     assert merged["translation_alternatives"].to_pylist() == alternatives
-    assert corpus(*command)["found"] == len(shards(out))
+    assert corpus(*command)["existing_shards"] == len(shards(out))
     assert "no column 'nowhere': name one of n, text, x" in refused(
         *command[:2], "--out", tmp_path / "b", "--column", "nowhere"
     )
@@ -431,9 +431,9 @@ def test_a_kill_at_any_moment_leaves_what_the_next_run_completes(tmp_path: Path)
         )
         done = corpus(*command, "--out", state / "out")
         assert comparable(state) == comparable(here)
-        assert done["found"] == len(whole), "only what is missing is done"
+        assert done["existing_shards"] == len(whole), "only what is missing is done"
         assert all((state / "out" / name).stat().st_mtime_ns == time for name, time in whole.items())
-        found.append(done["found"])
+        found.append(done["existing_shards"])
     assert found == sorted(found) and set(found) == set(range(len(shards(here / "out")) + 1))
 
 
@@ -452,7 +452,7 @@ def test_an_interrupt_leaves_what_is_done(tmp_path: Path) -> None:
     said = running.communicate(timeout=60)[1].decode()
     assert running.returncode == 130 and "shards are done: run the same command again for the others" in said
     assert not (out / LIST).exists() and not list(out.rglob(".*"))
-    assert corpus(*words[5:])["found"] >= 2
+    assert corpus(*words[5:])["existing_shards"] >= 2
     assert (out / "merged.txt").read_bytes() == translated(LINES * 8)
 
 
@@ -466,15 +466,15 @@ def test_the_cores_of_the_first_run_decide_the_batches(tmp_path: Path) -> None:
 
     corpus(*command, "--workers", 3)
     assert least() == 3
-    assert corpus(*command, "--workers", 1)["found"] == len(shards(out)) and least() == 3
-    assert corpus(*command, "--workers", 2, "--beams", 2, "--force")["found"] == 0 and least() == 2
+    assert corpus(*command, "--workers", 1)["existing_shards"] == len(shards(out)) and least() == 3
+    assert corpus(*command, "--workers", 2, "--beams", 2, "--force")["existing_shards"] == 0 and least() == 2
 
 
 @pytest.mark.parametrize("option", ["--suppress", "--first-token", "--end-token"])
 def test_a_job_with_tokens_goes_on_with_other_workers(option: str, tmp_path: Path) -> None:
     command = ("--in", write(tmp_path / "a.txt", LINES[:9]), "--out", tmp_path / "out", option, 9)
     corpus(*command, "--workers", 1)
-    assert corpus(*command, "--workers", 2)["found"] == len(shards(tmp_path / "out"))
+    assert corpus(*command, "--workers", 2)["existing_shards"] == len(shards(tmp_path / "out"))
 
 
 def test_the_largest_file_decides_whether_batches_are_split(tmp_path: Path) -> None:
@@ -553,7 +553,7 @@ def test_what_was_damaged_is_made_again(suffix: str, tmp_path: Path) -> None:
         path = shard if name == "shard" else record
         path.write_bytes(damage(path.read_bytes()))
         done = translate_corpus(options)
-        assert (done.damaged, done.found) == ([shard.name], len(whole) - 1)
+        assert (done.damaged, done.existing_shards) == ([shard.name], len(whole) - 1)
         assert {each: each.read_bytes() for each in shards(out)} == whole
     record.unlink()
     command = run_here("corpus", BUNDLE, "--batch-tokens", WINDOW, "--in", text, "--out", out, "--shard-lines", 50)
@@ -642,7 +642,7 @@ def test_from_bucket_to_bucket(bucket: str, tmp_path: Path) -> None:
         assert fs.cat_file(f"{bucket}/out/{path.name}") == path.read_bytes()
     lost = shards(local)[2].name
     fs.rm_file(f"{bucket}/out/{lost}")
-    assert corpus(*command)["found"] == done["shards"] - 1
+    assert corpus(*command)["existing_shards"] == done["shards"] - 1
     assert fs.cat_file(f"{bucket}/out/{lost}") == (local / lost).read_bytes()
     assert "decoding was {}" in refused(*command, "--beams", 2)
     for name in ("*.txt", "c.txt", ""):
@@ -856,7 +856,7 @@ def test_progress_is_what_has_been_translated(suffix: str, tmp_path: Path) -> No
     states.clear()
     progress = watched(1000)
     translate_corpus(options, progress)
-    assert progress.found and progress.state()["done"] == 1 and progress.state()["eta_seconds"] == 0
+    assert progress.existing_shards and progress.state()["done"] == 1 and progress.state()["eta_seconds"] == 0
     new = [state for state in states if state["lines"]]
     assert all(state["done"] < 1 for state in states[:-1]), "the last shard is being written"
     assert len(new) > 5 and all(state["eta_seconds"] is not None for state in new)

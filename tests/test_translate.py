@@ -345,7 +345,7 @@ def test_options_of_one_call_are_those_of_a_translator_of_its_own(bundle: Path, 
             translator.translate(lines, beams=5000)
         options = "".join(f", {name}={value}" for name, value in given.items())
         assert repr(translator) == f"<Translator {bundle} on ort{options}, open>"
-    with pytest.raises(TformerError, match="was closed"):
+    with pytest.raises(TformerError, match="is not open"):
         translator.translate(lines, beams=4)
     assert repr(translator).endswith("closed>")
 
@@ -601,7 +601,7 @@ def test_closed_translator_says_so(bundle: Path) -> None:
         lambda: translator.score(["w5"], ["w5"]),
         lambda: translator.score([], []),
     ):
-        with pytest.raises(TformerError, match="the translator was closed: open it again"):
+        with pytest.raises(TformerError, match="the translator is not open: call open"):
             use()
     with translator:
         assert translator.translate(["w5"])

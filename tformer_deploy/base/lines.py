@@ -12,6 +12,10 @@ LINE_BYTES, MOST_LINE_BYTES = 1 << 20, 1 << 30
 """Longest line, refused before it costs memory, as it is no sentence; and the most that the limit can be raised to."""
 
 
+MAX_LINE_BYTES = "--max-line-bytes"
+"""The option of the command line that raises the limit."""
+
+
 def check_line(text: str, where: str, most: int = LINE_BYTES, option: str = "") -> None:
     """Raise DataError for a line that is no text or has more than `most` bytes.
 
@@ -29,7 +33,12 @@ def check_line(text: str, where: str, most: int = LINE_BYTES, option: str = "") 
 
 def too_long(where: str, most: int, option: str = "") -> DataError:
     """The error for a line of more than `most` bytes."""
-    return DataError(f"{where}: longer than {most} bytes: split it{f', or raise {option}' if option else ''}")
+    return DataError(f"{where}: {longer_than(most, option)}")
+
+
+def longer_than(most: int, option: str = "") -> str:
+    """What is wrong with a line of more than `most` bytes."""
+    return f"longer than {most} bytes: split it{f', or raise {option}' if option else ''}"
 
 
 def read_lines(path: Path) -> list[str]:

@@ -11,7 +11,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from ..base.processes import repeat
 from ..decoding import DecodeOptions, decode
 from ..engines.base import (
     ANYTHING,
@@ -29,6 +28,7 @@ from ..engines.base import (
 from ..model.config import ModelConfig
 from ..translate.translator import Translator
 from .plan import Point
+from .timing import repeat
 
 MAX_REPETITIONS = 50
 """Most decodes of a point in a round."""

@@ -36,9 +36,7 @@ from .options import (
     Suppress,
     Variant,
     WorkerThreads,
-    allowed_outputs,
-    decode_values,
-    decoding_options,
+    translator_options,
 )
 from .root import app, emit
 
@@ -52,6 +50,7 @@ EVERY_SECONDS = 10.0
 
 @app.command(epilog="Example: tformer corpus bundles/numbers --in 'text/*.txt.gz' --out translated --beams 4 --merge")
 def corpus(
+    context: typer.Context,
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     inputs: Annotated[
         list[str],
@@ -106,33 +105,16 @@ def corpus(
     Text files become the lines that tformer translate prints; JSON lines and Parquet get added fields or columns. See
     docs/corpus.md.
     """
-    flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens}
-    values = decode_values(settings, {**flags, "sampling": sample or None, "align": align or None})
     from ..bundle.manifest import open_bundle
     from ..translate.corpus.job import CorpusOptions, translate_corpus
     from ..translate.corpus.progress import Progress
-    from ..translate.opening import TranslatorOptions
 
     opened = open_bundle(bundle, graphs=False)
     opened.require_decoder()
-    pieces = {"first_ids": first_token, "suppress": suppress, "end_ids": end_token}
-    translator = TranslatorOptions(
-        bundle=opened,
-        backend=backend,
-        variant=variant,
-        device=device,
-        threads=threads,
-        workers=workers,
-        shortlist=shortlist,
-        batch_tokens=batch_tokens,
-        allowed=allowed_outputs(allowed),
-        max_line_bytes=max_line_bytes,
-        decoding=decoding_options(opened, values, pieces),
-    )
     options = CorpusOptions(
         inputs=inputs,
         out=out,
-        translator=translator,
+        translator=translator_options(opened, context.params),
         column=column,
         into=into,
         details=details,
@@ -150,14 +132,14 @@ def corpus(
         with _shown(progress):
             summary = translate_corpus(options, progress)
     except KeyboardInterrupt:
-        done = progress.found + progress.shards
+        done = progress.existing_shards + progress.translated_shards
         raise Interrupted(f"{done} shards are done: run the same command again for the others") from None
     emit(asdict(summary), json, _text(summary))
 
 
 def _text(summary: Summary) -> str:
     """The result of a job as text."""
-    earlier = f", {summary.found:,} of them by an earlier run" if summary.found else ""
+    earlier = f", {summary.existing_shards:,} of them by an earlier run" if summary.existing_shards else ""
     lines = [f"{summary.out}: {summary.lines:,} lines in {summary.shards:,} shards{earlier}"]
     if summary.damaged:
         lines.append(f"changed since an earlier run wrote them, so translated again: {', '.join(summary.damaged)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..bundle.manifest import Bundle
     from ..bundle.text import Tokenizer
     from ..decoding import Decoding
+    from ..translate.opening import TranslatorOptions
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 SettingsOption = Annotated[
@@ -147,6 +148,26 @@ def merge_settings(
         merged[section].update(parse_settings(_SECTIONS[section], section, {field: value}))
     merged["train"].update(train_flags)
     return merged["model"], merged["train"]
+
+
+def translator_options(bundle: Bundle, params: Mapping[str, Any]) -> TranslatorOptions:
+    """What translate and corpus ask for, by the names of their parameters.
+
+    Raises ConfigError, and DataError for a file of --allowed without a line.
+    """
+    from ..translate.opening import TranslatorOptions
+
+    flags = {name: params[name] for name in ("beams", "n_best", "seed", "max_tokens")}
+    flags |= {"sampling": params["sample"] or None, "align": params["align"] or None}
+    pieces = {"first_ids": params["first_token"], "suppress": params["suppress"], "end_ids": params["end_token"]}
+    own = "backend", "variant", "device", "threads", "workers", "shortlist", "batch_tokens", "max_line_bytes"
+    return TranslatorOptions(
+        bundle,
+        checkpoint=params.get("checkpoint"),
+        allowed=allowed_outputs(params["allowed"]),
+        decoding=decoding_options(bundle, decode_values(params["settings"], flags), pieces),
+        **{name: params[name] for name in own},
+    )
 
 
 def decode_values(settings: list[str] | None, flags: dict[str, Any]) -> dict[str, Any]:

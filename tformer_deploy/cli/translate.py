@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -12,7 +13,6 @@ import typer
 from ..base.errors import ConfigError, DataError
 from ..base.lines import LINE_BYTES
 from ..base.notes import note
-from ..base.settings import check_whole
 from ..model.config import BATCH_TOKENS, WINDOW_BYTES
 from .lines import utf8_output, windows
 from .options import (
@@ -36,9 +36,7 @@ from .options import (
     Suppress,
     Variant,
     WorkerThreads,
-    allowed_outputs,
-    decode_values,
-    decoding_options,
+    translator_options,
 )
 from .root import app, progress
 
@@ -51,6 +49,7 @@ Window = tuple[int, list[str], list[str]]
 
 @app.command(epilog="Example: echo 'forty-two' | tformer translate bundles/numbers --beams 5 --set length_penalty=0.6")
 def translate(
+    context: typer.Context,
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Backend = "ort",
     variant: Variant = None,
@@ -89,20 +88,15 @@ def translate(
     """
     if stream and (json or align):
         raise ConfigError("--stream prints plain text: leave out --json and --align")
-    flags = {"beams": beams, "n_best": n_best, "seed": seed, "max_tokens": max_tokens}
-    values = decode_values(settings, {**flags, "sampling": sample or None, "align": align or None})
-    pieces = {"first_ids": first_token, "suppress": suppress, "end_ids": end_token}
     out = utf8_output()
     from ..base.lines import read_lines
     from ..bundle.manifest import open_bundle
-    from ..engines import MOST_BATCH_TOKENS, check_checkpoint, engine_name, threads_each
+    from ..engines import check_checkpoint, engine_name, threads_each
     from ..translate.batches import suitable_workers
-    from ..translate.opening import TranslatorOptions, open_translator
+    from ..translate.opening import open_translator
 
     opened = open_bundle(bundle, graphs=False)
-    decoding = decoding_options(opened, values, pieces)  # before waiting for input
-    outputs = allowed_outputs(allowed)
-    check_whole("batch_tokens", batch_tokens, 0, MOST_BATCH_TOKENS)  # as much is read at a time
+    options = translator_options(opened, context.params)  # checked before waiting for input
     groups = windows(1 if stream else (batch_tokens or BATCH_TOKENS) * WINDOW_BYTES, max_line_bytes)
     requests = _requests(groups, prefix, read_lines(prefix) if prefix else [])
     name = engine_name(backend, variant, opened, device)
@@ -111,22 +105,8 @@ def translate(
     begin = list(islice(requests, 1))
     on_gpu = name.device == "cuda"
     workers = workers or (1 if on_gpu else suitable_workers(sum(len(lines) for _, lines, _ in begin)))
-    options = TranslatorOptions(
-        bundle=opened,
-        backend=backend,
-        variant=variant,
-        device=device,
-        checkpoint=checkpoint,
-        threads=threads,
-        workers=workers,
-        shortlist=shortlist,
-        batch_tokens=batch_tokens,
-        allowed=outputs,
-        max_line_bytes=max_line_bytes,
-        decoding=decoding,
-    )
     try:
-        translator = open_translator(options)
+        translator = open_translator(replace(options, workers=workers))
     except DataError as error:
         raise DataError(f"{allowed}: {error}" if allowed else str(error)) from None
     with translator:

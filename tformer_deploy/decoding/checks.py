@@ -52,9 +52,9 @@ def check_batch(batch: Batch) -> None:
     if not count:
         raise DataError("src_ids has no sentence: give one at least")
     for name in ("src_lengths", "numbers", "prefixes"):
-        given = len(getattr(batch, name))
-        if given != count and (given or name == "src_lengths"):
-            raise DataError(f"{given} {name} for {count} sentences: give one for each")
+        count_given = len(getattr(batch, name))
+        if count_given != count and (count_given or name == "src_lengths"):
+            raise DataError(f"{count_given} {name} for {count} sentences: give one for each")
     _check_whole("numbers", batch.numbers)
     if len(batch.numbers) and not 0 <= min(batch.numbers) <= max(batch.numbers) < MAX_SEED:
         raise DataError(f"numbers: must be at least 0 and less than {MAX_SEED}")

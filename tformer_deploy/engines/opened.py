@@ -32,14 +32,14 @@ class Opened:
             self._leave(*why)
 
     def limits(self) -> Limits:
-        """The engine's limits. Raises TformerError where it is closed."""
+        """The engine's limits. Raises TformerError where it is not open."""
         if not self.open:
-            raise TformerError("the translator was closed: open it again with open(), or another one with load()")
+            raise TformerError("the translator is not open: call open(), or use it in a with statement")
         return self.engine.limits
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep the device while the block runs. Raises TformerError where it is closed."""
+        """Keep the device while the block runs. Raises TformerError where it is not open."""
         with self._lock:
             self.limits()
             self._users += 1

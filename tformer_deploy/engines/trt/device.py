@@ -18,8 +18,8 @@ from ..speculative import FED, Choice, Record
 from .api import Kernels, TensorRt, is_full
 from .cuda import Event, Memory, Pinned, Stream, lay_out
 
-GIVEN = ("src_lengths", "end_id", "live_beams", "src_ids")
-FOUND = ("top_ids", "top_scores")
+REQUEST_INPUTS = ("src_lengths", "end_id", "live_beams", "src_ids")
+BEST_OUTPUTS = ("top_ids", "top_scores")
 TRT_TYPES = {"FLOAT": np.float32, "HALF": np.float16, "BF16": np.uint16, "INT32": np.int32}
 """numpy has no bf16: its bits."""
 
@@ -57,13 +57,13 @@ class TrtDevice:
     def _make(self, encoder: Any, step: Any) -> None:
         """Allocate memory, and prepare the encoder and the even and odd steps."""
         self._shapes = shapes = {**tensors_of(encoder), **tensors_of(step)}
-        if missing := {*GIVEN, *FED, *FOUND} - shapes.keys():
+        if missing := {*REQUEST_INPUTS, *FED, *BEST_OUTPUTS} - shapes.keys():
             raise EngineError(f"the plans for {self.profile} have no {min(missing)}: export and build again")
         self.best = shapes["top_ids"][0][-1]
         self._stream = self._own(Stream())
-        given, given_size = lay_out({name: shapes[name] for name in GIVEN})
-        turn, turn_size = lay_out({name: shapes[name] for name in (*FED, *FOUND)})
-        self._fed_size = turn[FOUND[0]].offset
+        given, given_size = lay_out({name: shapes[name] for name in REQUEST_INPUTS})
+        turn, turn_size = lay_out({name: shapes[name] for name in (*FED, *BEST_OUTPUTS)})
+        self._fed_size = turn[BEST_OUTPUTS[0]].offset
         self._memory = {
             name: self._own(Memory(size_of(shapes[name]))) for name in shapes if name.startswith(("cross_", "log_"))
         }
@@ -78,7 +78,7 @@ class TrtDevice:
         # Views are made once: they would slow down each step.
         self._request = {name: place.view(self._requests.bytes) for name, place in given.items()}
         self._choice = {name: turn[name].view(self._choices.bytes) for name in FED}
-        self._records = [[turn[name].view(slot.bytes) for name in (*FOUND, *FED)] for slot in self._slots]
+        self._records = [[turn[name].view(slot.bytes) for name in (*BEST_OUTPUTS, *FED)] for slot in self._slots]
         places = {name: self._given.address + place.offset for name, place in given.items()}
         fixed = {**{name: memory.address for name, memory in self._memory.items()}, **places}
         for memory in (*self._memory.values(), *self._pasts, self._given, *self._turns):

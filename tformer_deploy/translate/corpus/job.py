@@ -96,7 +96,7 @@ def translate_corpus(
         if first := next(shards, None):  # workers start only if a shard is missing
             for done in (execute or _executor(options))(work, chain([first], shards), progress):
                 output.write(done)
-                progress.shards += 1
+                progress.translated_shards += 1
                 progress.changed()
         if not output.names:
             store.remove(JOB)  # which would keep the folder for this input
@@ -107,7 +107,7 @@ def translate_corpus(
         if options.merge:
             summary.merged = output.merge()
     progress.finish()
-    summary.out, summary.found = options.out, progress.found
+    summary.out, summary.existing_shards = options.out, progress.existing_shards
     summary.seconds = round(time.perf_counter() - start, 3)
     return summary
 
@@ -123,14 +123,14 @@ def here(work: Work, shards: Iterator[Shard], progress: Progress) -> Iterator[Do
 def _executor(options: CorpusOptions) -> Execute:
     if not options.address:
         return here
-    from .on_ray import Cluster, Room
+    from .on_ray import Cluster, Resources
 
-    room = Room(options.translator.workers, options.num_cpus, options.num_gpus, options.retries)
-    return Cluster(options.address, room)
+    resources = Resources(options.translator.workers, options.num_cpus, options.num_gpus, options.retries)
+    return Cluster(options.address, resources)
 
 
-def _work(options: CorpusOptions, inputs: Sequence[Input], there: dict[str, Any]) -> Work:
-    """What is done with every shard; `there`: the job in the output folder."""
+def _work(options: CorpusOptions, inputs: Sequence[Input], stored_job: dict[str, Any]) -> Work:
+    """What is done with every shard; `stored_job`: the one in the output folder."""
     asked = options.translator
     bundle = asked.bundle if isinstance(asked.bundle, Bundle) else open_bundle(Path(asked.bundle), graphs=False)
     bundle.require_decoder()
@@ -139,7 +139,7 @@ def _work(options: CorpusOptions, inputs: Sequence[Input], there: dict[str, Any]
     resolved = replace(asked, bundle=str(bundle.directory), decoding=decoding_of(bundle, asked.decoding))
     work = Work(resolved, names, columns, budget, options.shard_lines, options.strict)
     # Batches are those of `translate` on this machine, even on Ray, and the same when a job is continued.
-    before = there.get("work", {}).get("options", {})
+    before = stored_job.get("work", {}).get("options", {})
     same = digest({**described(work), "least_batches": 0}) == digest({**before, "least_batches": 0})
     least = (same and before.get("least_batches")) or (0 if options.address else asked.workers)
     if not least:

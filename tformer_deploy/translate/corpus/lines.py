@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
+from ...base.lines import MAX_LINE_BYTES, longer_than
 from ...decoding import DecodeOptions
 from ..printed import printed
 from ..translator import Result
@@ -31,7 +32,7 @@ class Text:
 
     def _source(self, line: bytes) -> Source:
         if len(line) > self.columns.most:
-            return Source("", len(line), f"longer than {self.columns.most} bytes: split it, or raise --max-line-bytes")
+            return Source("", len(line), longer_than(self.columns.most, MAX_LINE_BYTES))
         return Source.of(line)
 
     def written(self, part: bytes, results: Sequence[Result], first: int, options: DecodeOptions) -> bytes:
@@ -57,8 +58,8 @@ class JsonLines:
         return [self._source(line) for line in part.split(b"\n")[:-1]]
 
     def _source(self, line: bytes) -> Source:
-        if len(line) > 2 * self.columns.most:
-            return Source("", 0, f"longer than {2 * self.columns.most} bytes: split it, or raise --max-line-bytes")
+        if len(line) > 2 * self.columns.most:  # as much again as the text may have
+            return Source("", 0, longer_than(self.columns.most, MAX_LINE_BYTES))
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:

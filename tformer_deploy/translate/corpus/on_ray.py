@@ -41,7 +41,7 @@ LOOK_SECONDS = 5
 
 
 @dataclass(frozen=True)
-class Room:
+class Resources:
     """Resources of the workers."""
 
     workers: int
@@ -55,8 +55,8 @@ class Room:
 class Cluster:
     """Executes shards on a running Ray cluster."""
 
-    def __init__(self, address: str, room: Room) -> None:
-        self.address, self.room = address, room
+    def __init__(self, address: str, resources: Resources) -> None:
+        self.address, self.resources = address, resources
 
     def __call__(self, work: Work, shards: Iterator[Shard], progress: Progress) -> Iterator[Done]:
         """See `job.Execute`. Raises ConfigError where there is no cluster."""
@@ -73,7 +73,7 @@ class Cluster:
                 "start one with `RAY_USAGE_STATS_ENABLED=0 ray start --head`"
             ) from None
         try:
-            yield from _Team(work, self.room, progress).run(shards)
+            yield from _Team(work, self.resources, progress).run(shards)
         finally:
             if ours:
                 ray.shutdown()
@@ -116,16 +116,18 @@ class _Head:
 class _Team:
     """The workers and their shards."""
 
-    def __init__(self, work: Work, room: Room, progress: Progress) -> None:
+    def __init__(self, work: Work, resources: Resources, progress: Progress) -> None:
         bundle = Path(str(work.translator.bundle))
         files = {name: ray.put(member(bundle, name).read_bytes()) for name in files_of(bundle)}
         threads = work.translator.threads or 1
-        translator = replace(work.translator, bundle=str(bundle.resolve()), workers=room.num_cpus, threads=threads)
+        translator = replace(work.translator, bundle=str(bundle.resolve()), workers=resources.num_cpus, threads=threads)
         self.work = ray.put(replace(work, translator=translator))
-        self.start = ray.remote(Worker).options(num_cpus=room.num_cpus, num_gpus=room.num_gpus, max_restarts=0)
+        self.start = ray.remote(Worker).options(
+            num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, max_restarts=0
+        )
         self.files, self.sha256 = files, sha256(bundle / MANIFEST)
-        self.room, self.progress = room, progress
-        self.size, self.head = room.workers or _room(room), _Head()
+        self.resources, self.progress = resources, progress
+        self.size, self.head = resources.workers or _workers_that_fit(resources), _Head()
         self.opening: dict[Any, Any] = {}
         """Workers that open the bundle, or wait for room, by their futures."""
         self.busy: dict[Any, tuple[Any, Shard]] = {}
@@ -179,7 +181,7 @@ class _Team:
                 raise error.cause if isinstance(error.cause, Exception) else error from None
             name = shard.name if shard else ""
             self.lost[name] += 1
-            if self.lost[name] > self.room.retries * (1 if shard else self.size):
+            if self.lost[name] > self.resources.retries * (1 if shard else self.size):
                 what = f"{shard.input}, line {shard.line}" if shard else "opening the bundle"
                 words = " ".join(str(error).split())
                 raise EngineError(
@@ -257,12 +259,12 @@ def bundle_here(shared: Path, wanted: str, files: dict[str, Any]) -> Path:
     return copy
 
 
-def _room(room: Room) -> int:
+def _workers_that_fit(resources: Resources) -> int:
     """How many workers fit now; at least one, as Ray may add machines."""
     found = 0
     for node in ray.nodes():
         if node["Alive"]:
             has = node["Resources"]
-            fits = int(has.get("CPU", 0) // room.num_cpus)
-            found += min(fits, int(has.get("GPU", 0) // room.num_gpus)) if room.num_gpus else fits
+            fits = int(has.get("CPU", 0) // resources.num_cpus)
+            found += min(fits, int(has.get("GPU", 0) // resources.num_gpus)) if resources.num_gpus else fits
     return max(1, found)

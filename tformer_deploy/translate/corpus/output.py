@@ -31,7 +31,7 @@ class Summary:
     out: str = ""
     lines: int = 0
     shards: int = 0
-    found: int = 0
+    existing_shards: int = 0
     """Shards that were there from an earlier run."""
     damaged: list[str] = field(default_factory=list)
     """Shards of an earlier run that had changed since, and were made again."""
@@ -62,22 +62,22 @@ class Output:
         files of the names of a job's that are of none.
         """
         self.job = json.loads(json.dumps(job))
-        there = stored(self.store)
-        if there and there != self.job and not self.force:
+        stored_job = stored(self.store)
+        if stored_job and stored_job != self.job and not self.force:
             raise ArtifactError(
-                f"the output folder holds another job ({_difference(there, self.job)}): "
+                f"the output folder holds another job ({_difference(stored_job, self.job)}): "
                 "choose another folder, or add --force to replace it"
             )
-        if there == self.job and not self.force:
+        if stored_job == self.job and not self.force:
             return
         own = {name for name in self.store.names() if name in (LIST, ERRORS) or name.partition(".")[0] == MERGED}
-        if own and not there:
+        if own and not stored_job:
             raise ArtifactError(
                 f"{min(own)} in the output folder is of no job: choose another folder, or move the file"
             )
         for name in own:
             self.store.remove(name)
-        if there.get("work") != self.job["work"]:
+        if stored_job.get("work") != self.job["work"]:
             self._remove(_shards(self.store))
         self.store.write(
             JOB, json.dumps(self.job, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"

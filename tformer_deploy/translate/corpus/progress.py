@@ -23,8 +23,9 @@ class Progress:
     bytes: float = 0.0
     lines: int = 0
     tokens: int = 0
-    shards: int = 0
-    found: int = 0
+    translated_shards: int = 0
+    """Of this run."""
+    existing_shards: int = 0
     """Shards that were there already."""
     workers: int = 0
     changed: Callable[[], None] = lambda: None
@@ -41,7 +42,7 @@ class Progress:
 
     def skip(self, shard: Shard) -> None:
         """Count a shard that is there."""
-        self.found, self.bytes = self.found + 1, self.bytes + shard.bytes
+        self.existing_shards, self.bytes = self.existing_shards + 1, self.bytes + shard.bytes
         if not self.new_bytes:
             self.started = time.perf_counter()  # the search for existing shards does not count
         self.changed()
@@ -82,8 +83,8 @@ class Progress:
             "tokens_per_second": round(self.tokens_per_second, 1),
             "eta_seconds": None if eta is None else round(eta, 1),
             "done": None if done is None else round(done, 4),
-            "shards": self.shards,
-            "found": self.found,
+            "translated_shards": self.translated_shards,
+            "existing_shards": self.existing_shards,
             "workers": self.workers,
         }
 

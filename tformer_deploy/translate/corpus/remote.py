@@ -26,8 +26,8 @@ def without_secrets(text: str) -> str:
     return _SIGNATURE.sub(r"\1", _PASSWORD.sub("", text))
 
 
-class _Told:
-    """A file system, or a file of one, whose errors say where; see `_told`."""
+class _WithUrl:
+    """A file system, or a file of one, whose errors say where; see `_errors_naming`."""
 
     def __init__(self, of: Any, url: str) -> None:
         self._of, self._url = of, url
@@ -38,12 +38,12 @@ class _Told:
             return found
 
         def call(*arguments: Any, **options: Any) -> Any:
-            with _told(self._url):
+            with _errors_naming(self._url):
                 return found(*arguments, **options)
 
         return call
 
-    def __enter__(self) -> _Told:
+    def __enter__(self) -> _WithUrl:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,7 +51,7 @@ class _Told:
 
 
 @contextmanager
-def _told(url: str) -> Iterator[None]:
+def _errors_naming(url: str) -> Iterator[None]:
     """Around calls of a store, whose library has errors of its own. Raises FileNotFoundError, or TformerError."""
     try:
         yield
@@ -99,7 +99,7 @@ class Bucket:
         path = f"{self.root}/{name}"
         if self.whole:
             # An upload in parts ends with `commit`; one that is not ended is no object.
-            file = _Told(self.fs.open(path, "wb", autocommit=False), self.url)
+            file = _WithUrl(self.fs.open(path, "wb", autocommit=False), self.url)
             try:
                 yield cast(BinaryIO, file)
                 file.close()
@@ -113,7 +113,7 @@ class Bucket:
         self.fs.makedirs(folder, exist_ok=True)
         temporary = f"{folder}/.{last}.{secrets.token_hex(4)}.tformer.tmp"
         try:
-            with _Told(self.fs.open(temporary, "wb"), self.url) as file:
+            with _WithUrl(self.fs.open(temporary, "wb"), self.url) as file:
                 yield cast(BinaryIO, file)
             self.fs.mv(temporary, path)
         except BaseException:
@@ -158,7 +158,7 @@ def open_url(url: str) -> BinaryIO:
     """A file to read from its beginning. Raises DataError."""
     fs, path = _open(url)
     try:
-        return cast(BinaryIO, _Told(fs.open(path, "rb"), url))
+        return cast(BinaryIO, _WithUrl(fs.open(path, "rb"), url))
     except FileNotFoundError:
         raise DataError(f"{without_secrets(url)}: no such file") from None
 
@@ -171,9 +171,9 @@ def canonical_url(url: str) -> str:
 
 def _open(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path in it. Raises ConfigError for one that is not known."""
-    with _told(url):
+    with _errors_naming(url):
         try:
             fs, path = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:  # a package that is not installed, or no such protocol
             raise ConfigError(f"{without_secrets(url)}: {error}") from None
-    return _Told(fs, url), str(path)
+    return _WithUrl(fs, url), str(path)

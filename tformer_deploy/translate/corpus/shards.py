@@ -142,9 +142,9 @@ def digest(value: Any) -> str:
 
 def described(work: Work) -> dict[str, Any]:
     """All of the work that determines its output; a change of it makes other shards."""
-    kept = ("backend", "variant", "device", "shortlist", "batch_tokens", "least_batches", "max_line_bytes")
+    identifying = ("backend", "variant", "device", "shortlist", "batch_tokens", "least_batches", "max_line_bytes")
     return {
-        **{name: getattr(work.translator, name) for name in kept},
+        **{name: getattr(work.translator, name) for name in identifying},
         "decoding": dict(work.translator.asked),
         "allowed": digest(list(work.translator.allowed)),
         **asdict(work.columns),
