@@ -20,7 +20,7 @@ from tformer_deploy.bundle.manifest import changing, open_bundle
 from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.bundle.shortlist import Settings, add_shortlist
 from tformer_deploy.bundle.text import Tokenizers, Words
-from tformer_deploy.engines import LISTING, encoder_names
+from tformer_deploy.engines import SHORTLIST_TARGETS, encoder_names
 from tformer_deploy.export.checked import export_checked
 from tformer_deploy.train import runs
 from tformer_deploy.train.data import DataConfig
@@ -77,7 +77,7 @@ def make(folder: Path) -> None:
         trainer = runs.start_run(work / kind, DataConfig(**names), "tiny", "words", 100, {**values, **more}, TRAIN)
         trainer.run()
         export_checked(work / kind, folder / kind, RECIPES[kind], paths[2], memory=True)
-        lists = [name for name in RECIPES[kind] if load_recipe(name).target in LISTING]
+        lists = [name for name in RECIPES[kind] if load_recipe(name).target in SHORTLIST_TARGETS]
         if lists:
             with changing(folder / kind) as opened:
                 add_shortlist(opened, sources, targets, Settings(2, 1))

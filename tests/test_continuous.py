@@ -315,7 +315,7 @@ def test_searches_of_every_kind_share_steps(engine: Engine) -> None:
 def buffers(state: Any) -> list[Any]:
     """All that is written of sentences."""
     if isinstance(state, SpeculativeState):
-        device = state.seats.device
+        device = state.slots.device
         return [*device.caches(0), *device.caches(1), *device.cross()]
     return [value.numpy() for value in (*state.past, *state.cross)]
 

@@ -17,11 +17,12 @@ from onnx import GraphProto, ModelProto, TensorProto, helper
 from tformer_deploy.base.errors import ArtifactError, ConfigError, EngineError
 from tformer_deploy.base.files import sha256
 from tformer_deploy.base.headers import digest
+from tformer_deploy.base.notes import LONGEST_REASON
 from tformer_deploy.bench import ceiling
 from tformer_deploy.bench.profile import read_trace
 from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.engines.ort.layers import open_copy
-from tformer_deploy.engines.ort.library import LONGEST_REASON, check_library, reason
+from tformer_deploy.engines.ort.library import check_library, reason
 from tformer_deploy.engines.ort.standard import OrtEngine
 
 from .command import failed_line, run_process

@@ -152,7 +152,7 @@ with load({str(bundle)!r}, "trt", variant="fp32", max_tokens=24) as translator:
         searches.append(running.join(*each))
         for _ in range(3):
             running.step()
-        print(running._state.seats.device.profile)
+        print(running._state.slots.device.profile)
     try:
         running.join(make_batch(sources[:1], 0), options[0])
     except LimitError as error:

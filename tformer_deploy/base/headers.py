@@ -236,8 +236,6 @@ def _schema(kind: str) -> Callable[[Any], Any]:
     import fastjsonschema
 
     path = Path(__file__).parent / "schemas" / f"{kind}.json"
-    if not path.is_file():
-        return lambda value: value
     made: Callable[[Any], Any] = fastjsonschema.compile(json.loads(path.read_text(encoding="utf-8")))
     return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Protocol, TextIO
 
@@ -35,6 +36,16 @@ def shortened(text: str, most: int) -> str:
     """A text, or its beginning and end if it has more than `most` characters."""
     half = most // 2 - 1
     return text if len(text) <= most else f"{text[:half]}… {text[-half:]}"
+
+
+LONGEST_REASON = 300
+"""Characters of a library's message."""
+
+
+def one_line(error: Exception, dropped: re.Pattern[str]) -> str:
+    """A library's message without its `dropped` parts: one line of at most `LONGEST_REASON` printable characters."""
+    said = " ".join(dropped.sub(" ", shortened(str(error), 10 * LONGEST_REASON)).split())
+    return shortened("".join(letter if letter.isprintable() else "?" for letter in said).rstrip("."), LONGEST_REASON)
 
 
 def printable(text: str) -> str:

@@ -105,7 +105,7 @@ class BenchPlan:
 
 def has_profile(engine: str) -> bool:
     """Whether an engine can report its time by kind of node."""
-    return EngineName(engine).spec.profiled
+    return EngineName(engine).spec.can_profile
 
 
 def make_points(sizes: Mapping[str, Sequence[int]]) -> tuple[Point, ...]:

@@ -19,13 +19,13 @@ from ..engines.base import ANYTHING, Engine, Floats, Ints, Outlook, SameStep, Sc
 
 def with_shortlist(bundle: Bundle, backends: Sequence[str], variants: Sequence[str]) -> list[str]:
     """`variants`, or all variants of the backends that have graphs for a shortlist. Raises ConfigError."""
-    asked = [EngineName(name) for name in backends or [spec.name for spec in ENGINES if spec.lists]]
-    if other := [name for name in asked if not name.spec.lists]:
+    asked = [EngineName(name) for name in backends or [spec.name for spec in ENGINES if spec.shortlist_targets]]
+    if other := [name for name in asked if not name.spec.shortlist_targets]:
         raise ConfigError(f"--shortlist: {other[0]} has no graphs for it: leave out --backend {other[0]}")
     having = [*variants] or [
         name
         for name, recipe in bundle.variants.items()
-        if any(recipe.target in each.spec.lists and each.variant in ("", name) for each in asked)
+        if any(recipe.target in each.spec.shortlist_targets and each.variant in ("", name) for each in asked)
     ]
     if not having:
         raise ConfigError(f"--shortlist: {bundle.directory} has no variant for it: export it again, with --recipe int8")

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
 from ..base.errors import ConfigError
-from ..base.settings import check_types, from_dict
+from ..base.settings import MOST_FLOAT, check_types, from_dict
 from ..model.config import MAX_SEED
 
 LengthNorm = Literal["power", "gnmt"]
 Stop = Literal["count", "estimate", "exact"]
-Reader = Literal["", "search", "sampling"]
+SearchKind = Literal["", "search", "sampling"]
 
 MOST = 1 << 31
 """Counts are less than this: C++ has them in 32 bits."""
@@ -53,7 +53,7 @@ def _shown(bound: float) -> str:
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
-def option(default: Any, text: str, of: Reader = "", **bounds: float) -> Any:
+def option(default: Any, text: str, of: SearchKind = "", **bounds: float) -> Any:
     """A field: its default, its help text, the only search that reads it ("": all do), and its bounds."""
     return field(default=default, metadata={"text": text, "of": of, "bounds": Bounds(**bounds)})
 
@@ -64,8 +64,8 @@ class DecodeOptions:
 
     max_tokens: int = option(256, "Longest output, end token included.", least=1, below=MOST)
     min_tokens: int = option(0, "Shortest output, end token included.", least=0, below=MOST)
-    max_ratio: float = option(0.0, "Longest output per source token; 0: no such limit.", least=0, most=1e300)
-    min_ratio: float = option(0.0, "Shortest output per source token.", least=0, most=1e300)
+    max_ratio: float = option(0.0, "Longest output per source token; 0: no such limit.", least=0, most=MOST_FLOAT)
+    min_ratio: float = option(0.0, "Shortest output per source token.", least=0, most=MOST_FLOAT)
     n_best: int = option(1, "Outputs per source: the best of a beam, or independent samples.", least=1, below=MOST)
 
     beams: int = option(1, "Hypotheses that are kept per sentence; 1: greedy search.", least=1, below=MOST)
@@ -172,9 +172,14 @@ class DecodeOptions:
         return self.align or self.coverage_penalty > 0
 
     @property
+    def outputs_wanted(self) -> int:
+        """Outputs that stop="count" waits for: patience x beams, rounded."""
+        return int(self.patience * self.beams + 0.5)
+
+    @property
     def greedy(self) -> bool:
         """Whether the search reads only the best token of each step."""
-        return self.beams == 1 and not self.sampling and self.stop == "count" and self.patience < 1.5
+        return self.beams == 1 and not self.sampling and self.stop == "count" and self.outputs_wanted == 1
 
     def to_json(self) -> str:
         """For the C++ library."""

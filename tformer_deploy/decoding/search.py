@@ -92,18 +92,18 @@ class Search(ABC):
         """Why the search has stopped early."""
 
     @abstractmethod
-    def advance(self, scores: Scores) -> tuple[Step, Reorder]:
+    def _advance(self, scores: Scores) -> tuple[Step, Reorder]:
         """Choose the next rows by the scores of a step."""
 
     @abstractmethod
-    def results(self) -> list[list[Hypothesis]]:
+    def _results(self) -> list[list[Hypothesis]]:
         """The outputs of each sentence, best first, or its samples."""
 
     def outputs(self) -> list[list[Hypothesis]]:
         """The same. Raises the error that stopped the search, and EngineError for a token that does not exist."""
         if self.error:
             raise self.error
-        outputs, vocab = self.results(), self.engine.config.tgt_vocab
+        outputs, vocab = self._results(), self.engine.config.tgt_vocab
         for hypothesis in chain.from_iterable(outputs):
             if hypothesis.ids and not 0 <= min(hypothesis.ids) <= max(hypothesis.ids) < vocab:
                 raise EngineError(f"the engine gave a token outside the vocabulary of {vocab}: export the bundle again")
@@ -112,8 +112,8 @@ class Search(ABC):
     def take(self, scores: Scores, strict: bool) -> Reorder:
         """Advance by the scores of a step. Raises NotNumbers, if `strict`."""
         if strict and not scores.scores[:, :, 0].min() > LEAST:
-            require_numbers(scores, self.numbers, self.sentences, self.alive(), self.written.shape[2])
-        step, reorder = self.advance(scores)
+            require_numbers(scores, self.numbers, self.sentences, self._alive(), self.written.shape[2])
+        step, reorder = self._advance(scores)
         if self.on_step:
             self.on_step(step)
         return reorder
@@ -139,15 +139,15 @@ class Search(ABC):
         wanted = min(wanted + self.rules.spare(step), self.engine.config.tgt_vocab)
         return self.rules.needs_all(step) or wanted > self.engine.best(self.tokens.shape[1], state)
 
-    def alive(self) -> NDArray[np.bool_]:
+    def _alive(self) -> NDArray[np.bool_]:
         """Which rows (B, K) of the next step have a hypothesis; the others are padding."""
         return self.values > -np.inf
 
-    def are_ends(self, tokens: Ints) -> NDArray[np.bool_]:
+    def _are_ends(self, tokens: Ints) -> NDArray[np.bool_]:
         """Which tokens end an output."""
         return are_among(tokens, self.end_ids)
 
-    def keep(self, chosen: Step, going: NDArray[np.bool_], feed: Ints) -> Reorder:
+    def _select_rows(self, chosen: Step, going: NDArray[np.bool_], feed: Ints) -> Reorder:
         """Make `chosen` (B, K) the live rows of the sentences that go on, and feed (B, K) their tokens."""
         sentences = np.flatnonzero(going).astype(np.int32)
         rows, width = chosen.parents[sentences], self.tokens.shape[1]
@@ -162,26 +162,26 @@ class Search(ABC):
         moved = ended or rows.shape[1] != width or bool((rows != np.arange(width)).any())
         return Reorder((sentences[:, None] * width + rows).astype(np.int32), sentences, ended, moved)
 
-    def look(self, scores: Scores) -> None:
+    def _add_attention(self, scores: Scores) -> None:
         """Append this step's attention."""
         if self.options.attention:
             assert scores.attention is not None
             latest = scores.attention[:, :, None, : self.attention.shape[3]]
             self.attention = np.concatenate((self.attention, latest), 2)
 
-    def ended_by(self, b: int, chosen: Step, n: int, ends: bool) -> Hypothesis:
+    def _finish(self, b: int, chosen: Step, n: int, ends: bool) -> Hypothesis:
         """The output of sentence b whose last token is candidate n, an end token or cut off by a limit."""
         token, row = int(chosen.tokens[b, n]), int(chosen.parents[b, n])
         ids = [*self.written[b, row].tolist(), *([] if ends else [token])]
         output = Hypothesis(ids, token if ends else None, float(chosen.scores[b, n]))
-        return self.describe(output, b, row, float(chosen.values[b, n]))
+        return self._describe(output, b, row, float(chosen.values[b, n]))
 
-    def stuck(self, b: int, row: int) -> Hypothesis:
+    def _finish_stuck(self, b: int, row: int) -> Hypothesis:
         """The output of a row that no token may follow."""
         output = Hypothesis(self.written[b, row].tolist(), score=float(self.scores[b, row]))
-        return self.describe(output, b, row, float(self.values[b, row]))
+        return self._describe(output, b, row, float(self.values[b, row]))
 
-    def describe(self, output: Hypothesis, b: int, row: int, value: float) -> Hypothesis:
+    def _describe(self, output: Hypothesis, b: int, row: int, value: float) -> Hypothesis:
         """Fill in the value by which an output is ranked, and its alignment."""
         options, length = self.options, len(output.ids) + output.finished
         output.value = value if options.sampling else value / length_norm(max(1, length), options)
@@ -204,45 +204,44 @@ class Beam(Search):
         super().__init__(engine, batch, options, *others)
         self.ended = np.zeros(len(self.sentences), np.int64)
         """How many outputs have ended, of every sentence of the batch; `hypotheses` has the best of them."""
-        self.enough = int(options.patience * options.beams + 0.5)
         self.soonest = int(self.rules.longest.min())
         """The shortest length at which a sentence is cut off."""
         self.may_stop = False
         """Whether a sentence has an output for every beam, so that the stop rule may end it at any step."""
         self.ranks = options.beams * (1 if options.greedy else 1 + len(self.end_ids))
 
-    def advance(self, scores: Scores) -> tuple[Step, Reorder]:
+    def _advance(self, scores: Scores) -> tuple[Step, Reorder]:
         """Rank the candidates, collect the outputs that end, keep the best others."""
-        self.look(scores)
-        candidates = self.candidates(scores)
+        self._add_attention(scores)
+        candidates = self._candidates(scores)
         beams, length = self.options.beams, self.written.shape[2] + 1
         if length < self.soonest and not self.may_stop:
             tokens, values = candidates.tokens[:, :beams], candidates.values[:, :beams]
-            if values.min() > -np.inf and not self.are_ends(tokens).any():
+            if values.min() > -np.inf and not self._are_ends(tokens).any():
                 parents, sums = candidates.parents[:, :beams], candidates.scores[:, :beams]
                 live = Step(self.sentences, parents, tokens, values, sums)
-                return candidates, self.keep(live, np.ones(len(live.tokens), np.bool_), tokens)
-        possible, ends = candidates.values > -np.inf, self.are_ends(candidates.tokens)
+                return candidates, self._select_rows(live, np.ones(len(live.tokens), np.bool_), tokens)
+        possible, ends = candidates.values > -np.inf, self._are_ends(candidates.tokens)
         last = self.rules.longest[self.sentences] <= length
         top = np.arange(ends.shape[1]) < beams
         for b, n in np.argwhere(possible & top & (ends | last[:, None])).tolist():
-            self.collect(b, self.ended_by(b, candidates, n, bool(ends[b, n])))
+            self._collect(b, self._finish(b, candidates, n, bool(ends[b, n])))
         goes_on = possible & ~ends
         stuck = ~goes_on.any(1)
         for b in np.flatnonzero(stuck).tolist():
             if not self.hypotheses[self.sentences[b]]:
                 for row in np.flatnonzero(self.values[b] > -np.inf).tolist():
-                    self.collect(b, self.stuck(b, row))
-        going = ~(last | stuck | self.done(np.where(goes_on, candidates.values, -np.inf), length))
+                    self._collect(b, self._finish_stuck(b, row))
+        going = ~(last | stuck | self._stopped(np.where(goes_on, candidates.values, -np.inf), length))
         order = _live_first(goes_on & going[:, None], beams)
         # A sentence with fewer hypotheses than another has rows of value -inf, which are fed any token.
         alive, tokens = _pick(goes_on, order), _pick(candidates.tokens, order)
         values = np.where(alive, _pick(candidates.values, order), -np.inf)
         sums = values if self.plain else _pick(candidates.scores, order)
         live = Step(self.sentences, _pick(candidates.parents, order), tokens, values, sums)
-        return candidates, self.keep(live, going, np.where(alive, tokens, np.int32(self.engine.config.pad_id)))
+        return candidates, self._select_rows(live, going, np.where(alive, tokens, np.int32(self.engine.config.pad_id)))
 
-    def candidates(self, scores: Scores) -> Step:
+    def _candidates(self, scores: Scores) -> Step:
         """The best continuations of each sentence; of equal values the lower row's, then in the order of the row."""
         if scores.log_probs is None:
             ids, plain = scores.ids, scores.scores
@@ -259,7 +258,7 @@ class Beam(Search):
         tokens = _pick(ids.reshape(count, -1), order)
         return Step(self.sentences, (order // width).astype(np.int32), tokens, best, summed)
 
-    def collect(self, b: int, output: Hypothesis) -> None:
+    def _collect(self, b: int, output: Hypothesis) -> None:
         """Count an output, and keep it if it is among the best; of equal ones the earlier."""
         sentence = self.sentences[b]
         self.ended[sentence] += 1
@@ -269,11 +268,11 @@ class Beam(Search):
         del best[self.options.beams :]
         self.may_stop |= len(best) == self.options.beams
 
-    def done(self, live: Doubles, length: int) -> NDArray[np.bool_]:
+    def _stopped(self, live: Doubles, length: int) -> NDArray[np.bool_]:
         """Which sentences the stop rule ends, after a step that left live values (B, N) and outputs of `length`."""
         options = self.options
         if options.stop == "count":
-            return self.ended[self.sentences] >= self.enough
+            return self.ended[self.sentences] >= self.options.outputs_wanted
         lengths = np.full(len(live), length)
         if options.stop == "exact":
             # Sums only fall, so a hypothesis can become at most its present sum at the length with the best norm.
@@ -284,7 +283,7 @@ class Beam(Search):
         beaten: NDArray[np.bool_] = live.max(1) / norms <= worst
         return beaten & (worst > -np.inf)
 
-    def results(self) -> list[list[Hypothesis]]:
+    def _results(self) -> list[list[Hypothesis]]:
         """The n best of each sentence, best first."""
         return [best[: self.options.n_best] for best in self.hypotheses]
 
@@ -292,19 +291,19 @@ class Beam(Search):
 class Greedy(Beam):
     """A beam of one; a step at which nothing ends needs no ranking."""
 
-    def advance(self, scores: Scores) -> tuple[Step, Reorder]:
+    def _advance(self, scores: Scores) -> tuple[Step, Reorder]:
         """Take every row's best token."""
         length, width = self.written.shape[2] + 1, scores.ids.shape[2]
         if scores.log_probs is not None or length >= self.soonest or self.options.attention:
-            return super().advance(scores)
+            return super()._advance(scores)
         ids, plain = scores.ids, scores.scores
         ruled = self.rules.mask(ids, plain, self.sentences, length - 1)
         if ruled is not plain and width > 1:
             best = ruled.argmax(2)[:, :, None]  # the first of several
             ids, ruled = np.take_along_axis(ids, best, 2), np.take_along_axis(ruled, best, 2)
         tokens, added = ids[:, :, 0], ruled[:, :, 0]
-        if self.are_ends(tokens).any() or not added.min() > -np.inf:
-            return super().advance(scores)
+        if self._are_ends(tokens).any() or not added.min() > -np.inf:
+            return super()._advance(scores)
         self.values = self.values + added
         self.scores = self.values if self.plain else self.scores + added
         self.written = np.concatenate((self.written, tokens[:, :, None]), 2)
@@ -324,13 +323,13 @@ class Sampling(Search):
         self.samples = np.tile(np.arange(options.n_best, dtype=np.int32), (len(self.sentences), 1))
         """(B, K) Number of each row's sample; -1: the row is padding."""
 
-    def alive(self) -> NDArray[np.bool_]:
-        """See `Search.alive`."""
+    def _alive(self) -> NDArray[np.bool_]:
+        """See `Search._alive`."""
         return self.samples[:, : self.tokens.shape[1]] >= 0
 
-    def advance(self, scores: Scores) -> tuple[Step, Reorder]:
+    def _advance(self, scores: Scores) -> tuple[Step, Reorder]:
         """Draw a token for every row."""
-        self.look(scores)
+        self._add_attention(scores)
         samples, step = self.samples, self.written.shape[2]
         ids, plain = None, scores.log_probs
         if plain is None:
@@ -346,25 +345,25 @@ class Sampling(Search):
         uniform = uniforms(self.options.seed, self.seeds[self.sentences], samples, step)
         tokens, margins = draw(ruled, uniform, self.options, self.on_step is not None, ids)
         for b, n in np.argwhere((tokens < 0) & (samples >= 0)).tolist():
-            self.hypotheses[self.sentences[b]][samples[b, n]] = self.stuck(b, int(parents[b, n]))
+            self.hypotheses[self.sentences[b]][samples[b, n]] = self._finish_stuck(b, int(parents[b, n]))
         tokens = np.where(samples < 0, np.int32(-1), tokens)
         places = np.maximum(tokens, 0) if ids is None else (ids == tokens[:, :, None]).argmax(2)
         drawn = plain[np.arange(len(tokens))[:, None], parents, places]
         summed = np.take_along_axis(self.scores, parents, 1) + np.where(tokens < 0, 0, drawn)
         margins = np.where(tokens < 0, np.inf, margins)
         chosen = Step(self.sentences, parents, tokens, summed, summed, margins, samples)
-        ends, last = self.are_ends(tokens), (self.rules.longest[self.sentences] <= step + 1)[:, None]
+        ends, last = self._are_ends(tokens), (self.rules.longest[self.sentences] <= step + 1)[:, None]
         for b, n in np.argwhere((ends | last) & (tokens >= 0)).tolist():
-            self.hypotheses[self.sentences[b]][samples[b, n]] = self.ended_by(b, chosen, n, bool(ends[b, n]))
+            self.hypotheses[self.sentences[b]][samples[b, n]] = self._finish(b, chosen, n, bool(ends[b, n]))
         goes_on = (tokens >= 0) & ~ends & ~last
         going = np.asarray(goes_on.any(1))
         order = _live_first(goes_on, samples.shape[1])
         alive, tokens, summed = _pick(goes_on, order), _pick(tokens, order), _pick(summed, order)
         self.samples = np.where(alive, _pick(samples, order), np.int32(-1))[going]
         live = Step(self.sentences, _pick(parents, order), tokens, summed, summed)
-        return chosen, self.keep(live, going, np.where(alive, tokens, np.int32(self.engine.config.pad_id)))
+        return chosen, self._select_rows(live, going, np.where(alive, tokens, np.int32(self.engine.config.pad_id)))
 
-    def results(self) -> list[list[Hypothesis]]:
+    def _results(self) -> list[list[Hypothesis]]:
         """The samples of each sentence, in their order."""
         return self.hypotheses
 

@@ -1,4 +1,4 @@
-"""What runs a bundle's model: eager PyTorch, ONNX Runtime, TensorRT, the CPU engine, each a line of `registry.ENGINES`.
+"""What runs a bundle's model. Each engine is one line of `registry.ENGINES`.
 
 In: a bundle and a name such as `ort:int8@cuda`. Out: an object of `engines.base.Engine`.
 `translate`, `check` and `bench` use it; of `export`, only `checked` and `build` do.
@@ -28,15 +28,15 @@ from .names import (
     recipe_of,
     require_each,
 )
-from .registry import BACKENDS, ENGINES, LISTING, PACKAGES
+from .registry import BACKENDS, ENGINES, PACKAGES, SHORTLIST_TARGETS
 from .spec import STANDARD
 
 __all__ = [
     "BACKENDS",
     "ENGINES",
-    "LISTING",
     "MOST_BATCH_TOKENS",
     "PACKAGES",
+    "SHORTLIST_TARGETS",
     "STANDARD",
     "EngineName",
     "check_backend",

@@ -98,7 +98,7 @@ def load_exported(targets: Iterable[str]) -> None:
     """Import what checks an export of recipes of some targets runs on. Raises what `load_runtime` does."""
     exported = set(targets)
     for spec in ENGINES:
-        if spec.exported and exported.intersection(spec.targets):
+        if spec.checked_at_export and exported.intersection(spec.targets):
             load_runtime(spec.name)
 
 
@@ -119,11 +119,11 @@ def _lists(name: EngineName, bundle: Bundle) -> Shortlist:
     """The bundle's lists. Raises ConfigError where there are none, or no graphs of the engine for them."""
     from ..bundle.shortlist import open_shortlist
 
-    if recipe_of(name, bundle).target not in name.spec.lists:
+    if recipe_of(name, bundle).target not in name.spec.shortlist_targets:
         ways: list[str] = []
         offered: set[str] = set()
         for spec in ENGINES:
-            usable = [each for each, recipe in bundle.variants.items() if recipe.target in spec.lists]
+            usable = [each for each, recipe in bundle.variants.items() if recipe.target in spec.shortlist_targets]
             if new := [each for each in usable if each not in offered]:
                 ways.append(f"--backend {spec.name} --variant {'|'.join(new)}")
                 offered.update(new)

@@ -68,7 +68,7 @@ def encoder_names(bundle: Bundle) -> list[str]:
 
 def exported_engines(bundle: Bundle) -> list[str]:
     """The backends that an export checks."""
-    return [spec.name for spec in ENGINES if spec.exported and spec.variants(bundle)]
+    return [spec.name for spec in ENGINES if spec.checked_at_export and spec.variants(bundle)]
 
 
 def check_backend(name: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from ..base import messages
 from ..base.errors import ArtifactError, EngineError, LimitError
 from ..base.machine import cores
-from ..base.notes import shortened
+from ..base.notes import one_line
 from ..bundle.contract import GRAPHS, TensorSpec, cache_names, layer_names, signature
 from ..bundle.manifest import Bundle
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
@@ -30,8 +30,6 @@ from openvino.frontend import FrontEndManager  # noqa: E402
 TYPES = {"int32": ov.Type.i32, "float32": ov.Type.f32}
 """OpenVINO's types of the contract's."""
 PRECISIONS = {"fp32": ov.Type.f32, "bf16": ov.Type.bf16}
-LONGEST_REASON = 300
-"""Characters of a message."""
 _PLACES = re.compile(r"Exception from \S+:\d+:|Check '.*' failed at \S+:\d+:|\[ ?[A-Z_]+ ?\]")
 """Parts of its messages that are left out: source files, and conditions that failed."""
 
@@ -103,7 +101,7 @@ class OpenVinoEngine(SameStep):
         return model
 
     def _compiled(self, model: ov.Model) -> ov.CompiledModel:
-        """As many calls at a time as there are cores for; threads are not bound to cores, which others may keep busy.
+        """The graph compiled for the CPU: enough streams that all cores work, not pinned, as others may use a core.
 
         Without fused subgraphs: in 2026.4.1 fused attention is wrong from the 17th key on, once sizes have changed.
         """
@@ -244,6 +242,5 @@ def check_tensor(path: Path, spec: TensorSpec, found: Mapping[str, Any]) -> None
 
 
 def reason(error: Exception) -> str:
-    """The message of an exception, on one line of at most `LONGEST_REASON` printable characters."""
-    said = " ".join(_PLACES.sub(" ", shortened(str(error), 10 * LONGEST_REASON)).split())
-    return shortened("".join(letter if letter.isprintable() else "?" for letter in said).rstrip("."), LONGEST_REASON)
+    """The message of an exception, on one short line."""
+    return one_line(error, _PLACES)

@@ -30,9 +30,9 @@ ENGINES = (
         packages=ORT,
         targets=("onnx", "ort-cpu", "trt"),
         devices=DEVICES,
-        lists=("ort-cpu",),
-        exported=True,
-        profiled=True,
+        shortlist_targets=("ort-cpu",),
+        checked_at_export=True,
+        can_profile=True,
     ),
     EngineSpec(
         "trt",
@@ -50,12 +50,17 @@ ENGINES = (
         "the C++ runtime",
         packages=ORT,
         targets=("onnx", "ort-cpu"),
-        lists=("ort-cpu",),
+        shortlist_targets=("ort-cpu",),
         measured=False,
         no_encoder=NO_CPP,
     ),
     EngineSpec(
-        "native", "the C++ runtime", targets=("native",), lists=("native",), exported=True, require=require_programs
+        "native",
+        "the C++ runtime",
+        targets=("native",),
+        shortlist_targets=("native",),
+        checked_at_export=True,
+        require=require_programs,
     ),
     EngineSpec(
         "openvino",
@@ -72,7 +77,7 @@ PACKAGES = tuple(
 )
 """Distributions whose versions decide what comes out."""
 BACKENDS = tuple(spec.name for spec in ENGINES)
-LISTING = frozenset(target for spec in ENGINES for target in spec.lists)
+SHORTLIST_TARGETS = frozenset(target for spec in ENGINES for target in spec.shortlist_targets)
 """Targets whose variants can score the tokens of a shortlist alone."""
 
 

@@ -54,15 +54,15 @@ class EngineSpec:
     """What `--variant` may be, where that chooses a precision and not a variant of the bundle."""
     devices: tuple[str, ...] = ("cpu",)
     """The first is where it runs unless another is asked for."""
-    lists: tuple[str, ...] = ()
+    shortlist_targets: tuple[str, ...] = ()
     """Targets of which it can score the tokens of a shortlist alone."""
-    exported: bool = False
+    checked_at_export: bool = False
     """Whether an export checks what it runs."""
     plans: bool = False
     """Whether it runs plans, which say themselves what requests they take."""
     measured: bool = True
     """Whether bench measures it; libtformer with ONNX Runtime is measured by its own programs."""
-    profiled: bool = False
+    can_profile: bool = False
     """Whether its time can be measured by kind of node."""
     no_encoder: str = ""
     """Why it does not run the encoder alone, and what to use; empty: it does."""

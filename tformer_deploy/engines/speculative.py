@@ -105,14 +105,14 @@ class Device(Protocol):
 
 
 @dataclass
-class Seats:
+class Slots:
     """A device, and the sentence in each of its slots."""
 
     device: Device
     src_ids: Ints
     """(B, S)"""
     src_lengths: Ints
-    begins: Ints
+    first_steps: Ints
     """(B) The step at which each sentence began."""
 
 
@@ -120,7 +120,7 @@ class Seats:
 class SpeculativeState:
     """Sentences on a device."""
 
-    seats: Seats
+    slots: Slots
     outlook: Outlook
     parents: Ints
     """(B, K) The device's row that each row of the search continues."""
@@ -140,12 +140,12 @@ class SpeculativeState:
     @property
     def sentences(self) -> Ints:
         """The device's slots of the search's sentences."""
-        return self.parents[:, 0] // self.seats.device.profile.beams  # type: ignore[no-any-return]
+        return self.parents[:, 0] // self.slots.device.profile.beams  # type: ignore[no-any-return]
 
     @property
     def longest(self) -> int:
         """Positions of the longest target so far."""
-        return int((self.position - self.seats.begins[self.sentences]).max(initial=0))
+        return int((self.position - self.slots.first_steps[self.sentences]).max(initial=0))
 
 
 class SpeculativeEngine(SameStep, ABC):
@@ -210,9 +210,9 @@ class SpeculativeEngine(SameStep, ABC):
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> SpeculativeState:
         """See `Engine.encode`."""
         check_request(src_ids, src_lengths, self.config, self.limits)
-        seats = self._seats(self.choose(self._wanted(len(src_ids), src_ids.shape[1], outlook), 0))
-        state = SpeculativeState(seats, outlook, np.empty((0, 1), np.int32))
-        self._seat(state, src_ids, src_lengths, outlook)
+        slots = self._new_slots(self.choose(self._wanted(len(src_ids), src_ids.shape[1], outlook), 0))
+        state = SpeculativeState(slots, outlook, np.empty((0, 1), np.int32))
+        self._fill_slots(state, src_ids, src_lengths, outlook)
         return state
 
     def admit(self, state: SpeculativeState, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
@@ -222,33 +222,33 @@ class SpeculativeEngine(SameStep, ABC):
         total = len(state.parents) + len(src_ids)
         if total > self.limits.batch:
             raise LimitError(f"{total} sentences exceed the limit of {self.limits.batch}: admit fewer")
-        widest = max(src_ids.shape[1], state.seats.src_lengths[state.sentences].max(initial=1))
+        widest = max(src_ids.shape[1], state.slots.src_lengths[state.sentences].max(initial=1))
         wanted = self._wanted(total, int(widest), outlook)
         chosen = self.choose(wanted, state.longest)
-        have, need, most = map(astuple, (state.seats.device.profile, wanted, chosen))
+        have, need, most = map(astuple, (state.slots.device.profile, wanted, chosen))
         if any(has < min(size, enough) for has, size, enough in zip(have, need, most, strict=True)):
             self._move(state, chosen)
-        self._seat(state, src_ids, src_lengths, outlook)
+        self._fill_slots(state, src_ids, src_lengths, outlook)
 
     def best(self, beams: int, state: SpeculativeState) -> int:
         """See `Engine.best`."""
-        return state.seats.device.best
+        return state.slots.device.best
 
     def step(self, tokens: Ints, state: SpeculativeState, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`. Tokens with equal scores come in any order."""
-        profile, width, longest = state.seats.device.profile, tokens.shape[1], state.longest
+        profile, width, longest = state.slots.device.profile, tokens.shape[1], state.longest
         if width > profile.beams:
             raise LimitError(f"{width} beams exceed the {profile.beams} that were announced: {profile}")
         check_step(width, longest, self.limits)
         if attention:
             raise LimitError("graphs of target trt do not return attention: use the standard graphs of fp32-attention")
         if longest == profile.capacity:
-            wanted = self._wanted(len(tokens), int(state.seats.src_lengths[state.sentences].max()), state.outlook)
+            wanted = self._wanted(len(tokens), int(state.slots.src_lengths[state.sentences].max()), state.outlook)
             chosen = self.choose(wanted, longest)
             if chosen.capacity <= longest:
                 raise LimitError(f"decoding step {longest + 1} is beyond what was announced: {profile}")
             self._move(state, chosen)
-        device = state.seats.device
+        device = state.slots.device
         places = self._speculated_rows(tokens, state) if state.speculated else None
         if places is None:
             places = self._feed(tokens, state)
@@ -267,45 +267,45 @@ class SpeculativeEngine(SameStep, ABC):
 
     def cross_keys_values(self, state: SpeculativeState) -> list[Floats]:
         """See `Engine.cross_keys_values`."""
-        longest = state.seats.src_lengths[state.sentences].max()
-        return [value[state.sentences][:, :, :longest] for value in state.seats.device.cross()]
+        longest = state.slots.src_lengths[state.sentences].max()
+        return [value[state.sentences][:, :, :longest] for value in state.slots.device.cross()]
 
     def _wanted(self, batch: int, src_tokens: int, outlook: Outlook) -> Profile:
         limits = self.limits
         tokens = min(outlook.tokens or limits.tgt_tokens, limits.tgt_tokens)
         return Profile(batch, outlook.beams or limits.beams, src_tokens, tokens)
 
-    def _seats(self, profile: Profile) -> Seats:
+    def _new_slots(self, profile: Profile) -> Slots:
         """A device whose slots have no sentence yet: sources of one token."""
         sources = np.full((profile.batch, profile.src_len), self.config.pad_id, np.int32)
         device = self.take(profile)
-        seats = Seats(device, sources, *(np.full(profile.batch, n, np.int32) for n in (1, 0)))
-        weakref.finalize(seats, self.give_back, device)
-        return seats
+        slots = Slots(device, sources, *(np.full(profile.batch, n, np.int32) for n in (1, 0)))
+        weakref.finalize(slots, self.give_back, device)
+        return slots
 
-    def _seat(self, state: SpeculativeState, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
+    def _fill_slots(self, state: SpeculativeState, src_ids: Ints, src_lengths: Ints, outlook: Outlook) -> None:
         """Put sentences into free slots. The device has fixed sizes, so it encodes all of its slots again."""
-        seats, profile = state.seats, state.seats.device.profile
+        slots, profile = state.slots, state.slots.device.profile
         free = np.setdiff1d(np.arange(profile.batch), state.sentences)[: len(src_ids)]
-        seats.src_ids[free] = self.config.pad_id
-        seats.src_ids[free, : src_ids.shape[1]] = src_ids
-        seats.src_lengths[free], seats.begins[free] = src_lengths, state.position
-        self._encode(seats, outlook)
+        slots.src_ids[free] = self.config.pad_id
+        slots.src_ids[free, : src_ids.shape[1]] = src_ids
+        slots.src_lengths[free], slots.first_steps[free] = src_lengths, state.position
+        self._encode(slots, outlook)
         rows = np.repeat(free[:, None] * profile.beams, state.parents.shape[1], 1).astype(np.int32)
         state.parents = np.concatenate((state.parents, rows))
         state.outlook, state.speculated = outlook, False
         state.steps = 0 if outlook.drawn else state.position + (outlook.tokens or self.limits.tgt_tokens)
 
-    def _encode(self, seats: Seats, outlook: Outlook) -> None:
+    def _encode(self, slots: Slots, outlook: Outlook) -> None:
         try:
-            seats.device.encode(seats.src_ids, seats.src_lengths, outlook)
+            slots.device.encode(slots.src_ids, slots.src_lengths, outlook)
         except EngineError:
-            seats.device.free()
+            slots.device.free()
             raise
 
     def _move(self, state: SpeculativeState, profile: Profile) -> None:
         """Move the search's rows, with their keys and values, to another device."""
-        seats, own, filled = self._seats(profile), state.sentences, state.longest
+        slots, own, filled = self._new_slots(profile), state.sentences, state.longest
         rows = np.arange(len(own))[:, None] * profile.beams + np.arange(state.parents.shape[1])
 
         def moved(values: NDArray[Any]) -> NDArray[Any]:
@@ -313,16 +313,16 @@ class SpeculativeEngine(SameStep, ABC):
             target[rows] = values[state.parents]
             return target
 
-        here, width = slice(len(own)), slice(min(profile.src_len, state.seats.src_ids.shape[1]))
-        seats.src_ids[here, width] = state.seats.src_ids[own, width]
-        seats.src_lengths[here], seats.begins[here] = state.seats.src_lengths[own], state.seats.begins[own]
-        self._encode(seats, state.outlook)
+        here, width = slice(len(own)), slice(min(profile.src_len, state.slots.src_ids.shape[1]))
+        slots.src_ids[here, width] = state.slots.src_ids[own, width]
+        slots.src_lengths[here], slots.first_steps[here] = state.slots.src_lengths[own], state.slots.first_steps[own]
+        self._encode(slots, state.outlook)
         if state.record:
-            caches = state.seats.device.caches(state.position)
-            seats.device.fill([moved(each[:, :, :filled]) for each in caches], state.position)
+            caches = state.slots.device.caches(state.position)
+            slots.device.fill([moved(each[:, :, :filled]) for each in caches], state.position)
             ids, scores = moved(state.record.ids), moved(state.record.scores)
             state.record, state.sums = replace(state.record, ids=ids, scores=scores), moved(state.sums)
-        state.seats, state.parents, state.speculated = seats, rows.astype(np.int32), False
+        state.slots, state.parents, state.speculated = slots, rows.astype(np.int32), False
 
     def _speculated_rows(self, tokens: Ints, state: SpeculativeState) -> Ints | None:
         """The rows (B, K) of the speculated step that have the search's tokens and parents; None: it lacks some."""
@@ -339,12 +339,12 @@ class SpeculativeEngine(SameStep, ABC):
 
     def _feed(self, tokens: Ints, state: SpeculativeState) -> Ints:
         """Start the step with the search's tokens and parents, again if it was speculated on; returns its rows."""
-        seats, sentences = state.seats, state.sentences
-        profile = seats.device.profile
+        slots, sentences = state.slots, state.sentences
+        profile = slots.device.profile
         shape = profile.batch, profile.beams
         columns = np.minimum(np.arange(shape[1]), tokens.shape[1] - 1)  # further rows repeat the search's last
         every = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape)
-        positions = np.clip(state.position - seats.begins, 0, profile.capacity - 1)
+        positions = np.clip(state.position - slots.first_steps, 0, profile.capacity - 1)
         choice = Choice(
             np.zeros(shape, np.int32),
             every,
@@ -353,8 +353,8 @@ class SpeculativeEngine(SameStep, ABC):
         )
         choice.values[sentences, : tokens.shape[1]] = self._sums(tokens, state)
         choice.tokens[sentences], choice.parents[sentences] = tokens[:, columns], state.parents[:, columns]
-        seats.device.feed(choice, state.position)
-        seats.device.issue(state.position)
+        slots.device.feed(choice, state.position)
+        slots.device.issue(state.position)
         state.sums = choice.values.ravel()
         return (sentences[:, None] * shape[1] + np.arange(tokens.shape[1])).astype(np.int32)
 
@@ -365,7 +365,7 @@ class SpeculativeEngine(SameStep, ABC):
         if record:
             same = record.ids[parents] == tokens[:, :, None]
             added = np.where(same, record.scores[parents], 0).sum(2)
-            old = state.seats.begins[state.sentences] < state.position
+            old = state.slots.first_steps[state.sentences] < state.position
             sums[old] = np.where(same.any(2), state.sums[parents] + added, DEAD)[old]
         # A search with fewer rows than others repeats its last; only the first copy may give candidates.
         again = (tokens[:, 1:] == tokens[:, :-1]) & (parents[:, 1:] == parents[:, :-1])

@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from ...base.errors import ArtifactError, ConfigError, EngineError, MissingExtra, TformerError, install
-from ...base.notes import shortened
+from ...base.notes import one_line
 
 # The wheels report usage to their vendor unless this is set before the library loads.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -27,8 +27,6 @@ Providers = list[tuple[str, dict[str, str]]]
 CPU: Providers = [("CPUExecutionProvider", {})]
 SHORT_SPIN_US = 100
 """How long threads spin after an operator: until the encoder's next one, but not into the step that follows."""
-LONGEST_REASON = 300
-"""Characters of a message."""
 _PLACES = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .+? failed:"
     r"|/\S+\.(?:cc|h|cu):\d+ [^()]*\([^()]*\)(?: const)? |\w+\.(?:cc|h|cu):\d+ \w+ "
@@ -93,10 +91,8 @@ def loading(graph: Path, on_gpu: bool = False) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """The message of an exception, on one line of at most `LONGEST_REASON` printable characters."""
-    said = _PLACES.sub(" ", shortened(str(error), 10 * LONGEST_REASON))
-    said = "".join(letter if letter.isprintable() else "?" for letter in " ".join(said.split()))
-    return shortened(said.rstrip("."), LONGEST_REASON)
+    """The message of an exception, on one short line."""
+    return one_line(error, _PLACES)
 
 
 def has_vnni() -> bool:
