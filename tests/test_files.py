@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tformer_deploy.base import files
+from tformer_deploy.base import files, headers
 from tformer_deploy.base.errors import ArtifactError, ConfigError, TformerError
 from tformer_deploy.base.files import (
     atomic_directory,
@@ -456,7 +456,8 @@ def test_headers_that_are_refused(content: bytes, message: str, tmp_path: Path) 
         read_header(tmp_path, "manifest.json", "bundle", 2)
 
 
-def test_older_and_equal_versions_are_read(tmp_path: Path) -> None:
+def test_older_and_equal_versions_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headers, "_schema", lambda kind: lambda value: value)  # things have none
     for version in (1, 2):
         header = {"format": "tformer-thing", "version": version, "more": [1]}
         write_json(tmp_path / "thing.json", header)
