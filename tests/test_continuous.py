@@ -229,7 +229,7 @@ def test_an_engine_that_fails_ends_all_and_others_may_begin() -> None:
 
 def test_a_state_is_freed_with_its_last_sentence() -> None:
     """Engines free a device with the state, before another batch asks for memory."""
-    engine, states = TableEngine(5), []
+    engine, states = TableEngine(5), list[Any]()
     running = ContinuousBatch(engine)
     encode = engine.encode
 

@@ -57,6 +57,7 @@ def encode(bundle: Path, lines: list[str], **options: Any) -> list[Any]:
 
 
 def test_options_that_are_none_are_refused_in_one_line(memory_bundle: Path) -> None:
+    options: dict[str, Any]
     for options, message in (
         ({"bundle": 3}, "bundle=3: must be a folder's path"),
         ({"bundle": memory_bundle, "checkpoint": 5}, "checkpoint=5: must be a folder's path"),

@@ -748,6 +748,7 @@ def test_the_longest_line_is_that_of_allowed_outputs_too(exact: Transformer) -> 
 
 def test_decoding_options_that_are_checked_already_open_a_translator(bundle: Path) -> None:
     decoding = Decoding.over({"beams": 3}, {"max_tokens": 4})
+    asked: dict[str, Any]
     for asked, beams in (({}, 3), ({"beams": 2}, 2)):
         with load(bundle, threads=1, decoding=decoding, **asked) as translator:
             assert (translator.options.beams, translator.options.max_tokens) == (beams, 4)
@@ -765,7 +766,7 @@ def test_targets_beyond_the_vocabulary_name_their_line(model: Transformer, monke
 def test_a_translator_that_is_interrupted_while_it_opens_leaves_its_device(
     exact: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, left = Counting(exact), []
+    engine, left = Counting(exact), list[Any]()
     monkeypatch.setattr(Counting, "__exit__", lambda self, *why: left.append(self))
     monkeypatch.setattr(Translator, "_check", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
