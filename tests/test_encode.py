@@ -56,12 +56,12 @@ def encode(bundle: Path, lines: list[str], **options: Any) -> list[Any]:
         return [found.vectors for found in encoder.encode(lines)]
 
 
-def test_options_that_are_none_are_refused_in_one_line(memory_bundle: Path) -> None:
+def test_options_that_are_none_are_refused_in_one_line(tmp_path: Path) -> None:
     options: dict[str, Any]
     for options, message in (
         ({"bundle": 3}, "bundle=3: must be a folder's path"),
-        ({"bundle": memory_bundle, "checkpoint": 5}, "checkpoint=5: must be a folder's path"),
-        ({"bundle": memory_bundle, "backend": None}, "backend=None: must be a str"),
+        ({"bundle": tmp_path, "checkpoint": 5}, "checkpoint=5: must be a folder's path"),
+        ({"bundle": tmp_path, "backend": None}, "backend=None: must be a str"),
     ):
         with pytest.raises(ConfigError, match=message):
             EncoderOptions(**options)

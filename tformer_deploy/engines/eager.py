@@ -80,8 +80,9 @@ class EagerEngine(SameStep):
         self.limits = Limits.eager(model.config)
 
     def __enter__(self) -> Self:
-        self._before = self.model.training, self._device, torch.get_num_threads()
-        self.model.to(self.device or self._device)
+        self._before = self.model.training, str(self._device), torch.get_num_threads()
+        if self.device:
+            self.model.to(self.device)
         if self.threads:
             torch.set_num_threads(self.threads)
         self.model.eval()
@@ -91,7 +92,9 @@ class EagerEngine(SameStep):
         training, device, threads = self._before
         if self.threads:
             torch.set_num_threads(threads)
-        self.model.to(device).train(training)
+        if self.device:
+            self.model.to(device)
+        self.model.train(training)
 
     def in_double(self) -> EagerEngine:
         """A copy that computes in fp64, which tells how exact this one is."""
