@@ -40,7 +40,15 @@ class Worker:
         load_runtime(self.name.backend)
         imported = time.perf_counter()
         variant = STANDARD if self.name.plain and self.name.spec.standard else None  # not the bundle's default
-        options = TranslatorOptions(self.bundle, engine, variant, "cpu", checkpoint, threads, workers, shortlist)
+        options = TranslatorOptions(
+            self.bundle,
+            engine,
+            variant,
+            checkpoint=checkpoint,
+            threads=threads,
+            workers=workers,
+            shortlist=shortlist,
+        )
         translator = open_translator(options)
         loaded, made = time.perf_counter(), translator.engine
         self.bench = Bench(translator, workers)
