@@ -25,8 +25,8 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=0)
     options = parser.parse_args()
     lines = read_lines(options.src)
-    with load(options.bundle, options.backend, threads=options.threads, beams=options.beams) as translator:
-        translator.batch_tokens = options.batch_tokens or translator.batch_tokens
+    asked = {"threads": options.threads, "beams": options.beams, "batch_tokens": options.batch_tokens}
+    with load(options.bundle, options.backend, **asked) as translator:
         translator.translate(lines[:WARM_UP_LINES])
         inside = watch(translator.engine)
         start = time.perf_counter()

@@ -92,8 +92,8 @@ def translated(options: argparse.Namespace, side: dict[str, Any]) -> dict[str, A
     lines = read_parallel(options.src, options.tgt).src
     beams, listed = side["size"], side["shortlist"]
     engine = {"variant": side["variant"], "threads": options.threads, "shortlist": listed}
+    engine["batch_tokens"] = options.batch_tokens
     with load(options.bundle, beams=beams, **engine) as translator:
-        translator.batch_tokens = options.batch_tokens
         translator.translate(lines[: len(lines) // 2])
         start = clock(options)
         results = translator.translate(lines)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tformer_deploy.base.errors import EngineError, LimitError
-from tformer_deploy.base.processes import Process, run_whole
-from tformer_deploy.bench.timing import in_turn, repeat
+from tformer_deploy.base.processes import Process, in_turn, repeat, run_whole
 
 WORKER = """
 import os, sys, time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from tformer_deploy.decoding import DecodeOptions, decode
@@ -32,7 +33,8 @@ class Tformer:
         """See `Library.run`: a corpus through the translator, a batch as it is, a part for every worker."""
         point, options = prepared
         if not point["exact"]:
-            self.translator.options, self.translator.batch_tokens = options, batching["batch_tokens"]
+            self.translator.options = options
+            self.translator.settings = replace(self.translator.settings, batch_tokens=batching["batch_tokens"])
             return [result.ids for result in self.translator.generate(point["sources"])]
         size = -(-len(point["sources"]) // self.workers)
         parts = [point["sources"][i : i + size] for i in range(0, len(point["sources"]), size)]

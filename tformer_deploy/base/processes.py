@@ -14,11 +14,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from . import errors
 from .errors import EngineError, TformerError, missing_extra
@@ -27,6 +27,7 @@ PATIENCE_SECONDS = 5
 """Time that a worker has to end before it is killed."""
 PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
+Item = TypeVar("Item")
 
 
 class Process:
@@ -141,6 +142,12 @@ def describe_end(code: int, words: Sequence[str]) -> str:
     return f"{how}: {words[-1]}" if words else how
 
 
+def in_turn(items: Sequence[Item], number: int) -> list[Item]:
+    """The order of a round, rotated so that no item is always first."""
+    turn = number % max(1, len(items))
+    return [*items[turn:], *items[:turn]]
+
+
 def serve(worker: Any, expected: type[Exception] = TformerError) -> None:
     """Answer requests by the worker's methods, until standard input ends.
 
@@ -162,3 +169,25 @@ def serve(worker: Any, expected: type[Exception] = TformerError) -> None:
             kind = type(error).__name__
             reply = {"error": kind, "message": str(error) if hasattr(errors, kind) else f"{kind}: {error}"}
         print(json.dumps(reply, default=asdict), file=replies, flush=True)
+
+
+def repeat(
+    run: Callable[[], Item], warm_up: int = 1, least: int = 1, seconds: float = 0.0, most: int | None = None
+) -> list[tuple[float, Item]]:
+    """Seconds and result of every run, after `warm_up` runs: at least `least`, more until `seconds`, at most `most`."""
+    for _ in range(warm_up):
+        run()
+    found: list[tuple[float, Item]] = []
+    end = time.perf_counter() + seconds
+    while len(found) < least or (time.perf_counter() < end and len(found) < (most or sys.maxsize)):
+        start = time.perf_counter()
+        result = run()
+        found.append((time.perf_counter() - start, result))
+    return found
+
+
+def peak_mib() -> float:
+    """Peak memory of this process."""
+    # Not ru_maxrss: after a fork that also counts what the parent had.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
+from ..base.processes import repeat
 from ..decoding import DecodeOptions, decode
 from ..engines.base import (
     ANYTHING,
@@ -28,7 +29,6 @@ from ..engines.base import (
 from ..model.config import ModelConfig
 from ..translate.translator import Translator
 from .plan import Point
-from .timing import repeat
 
 MAX_REPETITIONS = 50
 """Most decodes of a point in a round."""

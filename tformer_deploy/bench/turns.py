@@ -13,7 +13,7 @@ from ..base.errors import MissingExtra
 from ..base.headers import read_json
 from ..base.machine import cores
 from ..base.notes import Progress, unseen
-from ..base.processes import Process
+from ..base.processes import Process, in_turn
 from ..bundle.contract import GRAPHS, PROGRAM
 from ..bundle.manifest import Bundle
 from ..check.gate import machine
@@ -34,7 +34,6 @@ from .roofline import (
     encoder_cost,
     step_cost,
 )
-from .timing import in_turn
 
 Samples = dict[tuple[Point, str], list[Sample]]
 CorpusSamples = dict[tuple[int, str], list[CorpusSample]]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..base.lines import read_lines
-from ..base.processes import serve
+from ..base.processes import peak_mib, serve
 from ..bundle.manifest import MANIFEST, Bundle, open_bundle
 from ..bundle.text import tokenizer_files
 from ..decoding import DecodeOptions
@@ -20,7 +20,6 @@ from ..translate.opening import TranslatorOptions, open_translator
 from .measure import Bench, CorpusSample, Sample
 from .plan import Point
 from .report import MIB
-from .timing import peak_mib
 
 
 class Worker:
