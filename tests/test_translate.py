@@ -674,7 +674,8 @@ def test_what_the_vocabulary_lacks_is_refused_where_it_would_be_an_output(exact:
 def test_a_prefix_with_an_end_token_is_a_bad_line(exact: Transformer) -> None:
     """Whose length does not matter: results of the lines before it come first."""
     model = Counting(exact)
-    with Translator(model, Tokenizers(WORDS, WORDS), DecodeOptions(end_ids=(9,), max_tokens=9), 1).open() as translator:
+    options, one = DecodeOptions(end_ids=(9,), max_tokens=9), TranslatorSettings(batch_tokens=1)
+    with Translator(model, Tokenizers(WORDS, WORDS), options, one).open() as translator:
         found = translator.results(["w5", "w6 w7", "w6 " * 5], ["", "w8", "w7 w9"])
         next(found)
         assert next(found).ids[0] == 8
@@ -688,7 +689,7 @@ def test_a_prefix_beyond_the_longest_output_is_a_bad_line(exact: Transformer) ->
     begins = ["w9 w10 w11", "w9", "w9 " * 9, "w9 w10 w11 w12", "w9"]
     for forced_end, most in ((False, 3), (True, 4)):
         options = DecodeOptions(max_tokens=most, forced_end=forced_end)
-        with Translator(Counting(exact), tokenizers, options, 1).open() as translator:
+        with Translator(Counting(exact), tokenizers, options, TranslatorSettings(batch_tokens=1)).open() as translator:
             found = translator.results(lines, begins)
             assert next(found).ids == [9, 10, 11] and next(found).ids[0] == 9 and next(found).ids == []
             words = (

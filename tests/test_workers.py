@@ -16,6 +16,7 @@ from tformer_deploy.base.errors import EngineError, LimitError, TformerError
 from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
 from tformer_deploy.engines.base import Ints, Scores
 from tformer_deploy.engines.eager import EagerEngine, EagerState
+from tformer_deploy.translate.settings import TranslatorSettings
 from tformer_deploy.translate.translator import Result, Translator, side_by_side
 
 from .conftest import VOCAB, pretend_cores, random_model, small_config
@@ -94,7 +95,8 @@ def translator_of(engine: Watched, workers: int) -> Translator:
     from tformer_deploy.decoding import DecodeOptions
 
     options = DecodeOptions(max_tokens=6)
-    return Translator(engine, Tokenizers(WORDS, WORDS), options, 40, workers=workers).open()
+    settings = TranslatorSettings(batch_tokens=40, workers=workers)
+    return Translator(engine, Tokenizers(WORDS, WORDS), options, settings).open()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
