@@ -26,7 +26,6 @@ import onnx_ir as ir
 import pytest
 import typer.main
 from numpy.typing import NDArray
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from tformer_deploy.base.files import atomic_file
 from tformer_deploy.bundle.contract import GRAPHS, MEMORY_GRAPH
@@ -187,8 +186,6 @@ def remembered_traces(shared: Path) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace_module, "trace", remembered)
-        registry = staticmethod(cache(ONNXRegistry.from_torchlib))
-        patch.setattr(ONNXRegistry, "from_torchlib", registry)  # half a second of every trace
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))  # 50 ms of every `run_here`
         yield
 

@@ -395,6 +395,7 @@ def test_a_run_that_is_killed_keeps_what_it_had(used: Path, tmp_path: Path, monk
 
 def test_ctrl_c_ends_the_run(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(shutil.copytree(used, tmp_path / "kit"))
+    shutil.rmtree(folder / "work/out")
     monkeypatch.setenv("KIT_PRECISIONS", "fp32")
     with start_kit(folder, "steps", python=sleepy(folder, "bench")) as running:
         while not (folder / "begun").exists():

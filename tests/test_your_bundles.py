@@ -121,5 +121,5 @@ def test_a_module_that_chooses_by_values_is_said_in_a_line(tmp_path: Path) -> No
     )
     done = run_here("export", f"{path}:make", "--out", tmp_path / "bundle")
     line = done.stderr.decode().splitlines()[-1]
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 3 and not (tmp_path / "bundle").exists()
+    assert done.returncode == 1 and not (tmp_path / "bundle").exists()
     assert "my_file.py, line 6: torch.export of the module raised" in line and "a choice by values, such as" in line

@@ -135,5 +135,11 @@ def differing(
 
 
 def lines_of(sources: Sequence[Sequence[int]], tokenizers: Tokenizers) -> list[str]:
-    """Generated sources as text, which may have other ids when it is tokenized."""
-    return [tokenizers.source.decode(list(sources[i])) for i in spread(sources, 2 * LINES)]
+    """Generated sources as text, which may have other ids when it is tokenized.
+
+    Ids of a model's padding of its vocabulary, which its tokenizer does not have, are left out.
+    """
+    size = tokenizers.source.size
+    return [
+        tokenizers.source.decode([token for token in sources[i] if token < size]) for i in spread(sources, 2 * LINES)
+    ]

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ class Cluster:
             if host and port.isdecimal() and "/" not in host:  # Ray itself waits for minutes
                 socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             if ours := not ray.is_initialized():  # a program may have connected
-                ray.init(self.address, log_to_driver=False, logging_level=logging.ERROR)
+                with _without_stderr():
+                    ray.init(self.address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, ValueError, RuntimeError) as error:
             words = " ".join(str(error).split())
             raise ConfigError(
@@ -77,6 +79,19 @@ class Cluster:
         finally:
             if ours:
                 ray.shutdown()
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Drop what is written to file descriptor 2: Ray's library says there that RAY_BACKEND_LOG_LEVEL is set."""
+    saved = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 class _Head:
