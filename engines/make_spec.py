@@ -1,8 +1,8 @@
 """What Python and C++ both know, written from Python: `make spec`.
 
 Decoding options become schemas/options.json, decode/options.inc and the table in docs/decoding.md; keys of `model` and
-`recipe` schemas/model.json; graphs and their tensors schemas/contract.json. C++ embeds the last two. Messages become
-spec.hpp.
+`recipe` schemas/model.json; graphs and their tensors schemas/contract.json. C++ embeds the last two. Messages and
+constants become spec.hpp.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from tformer_deploy.bundle.contract import (
 )
 from tformer_deploy.bundle.recipe import Axes, Axis, Recipe, recipe_from_dict
 from tformer_deploy.decoding.options import Bounds, DecodeOptions
-from tformer_deploy.model.config import MOST_OF_MODEL, ModelConfig
+from tformer_deploy.decoding.rules import LEAST
+from tformer_deploy.engines.ort.in_place import LIST_UNIT, SPARSE
+from tformer_deploy.engines.speculative import MISSES
+from tformer_deploy.model.config import BATCH_TOKENS, MOST_OF_MODEL, ModelConfig
 
 ROOT = Path(__file__).parent.parent
 SCHEMAS = ROOT / "tformer_deploy/base/schemas"
 OPTIONS_INC = ROOT / "engines/src/decode/options.inc"
 PAGE = ROOT / "docs/decoding.md"
 BEGIN, END = "<!-- make spec -->\n", "<!-- end of what make spec writes -->\n"
-SPEC_HPP = """// Written by make spec from tformer_deploy/base/messages.py and tformer_deploy/bundle/contract.py.
+SPEC_HPP = """// Written by make spec from Python: messages of tformer_deploy/base/messages.py, and constants.
 #pragma once
 
 #include <cstdint>
@@ -45,12 +48,32 @@ SPEC_HPP = """// Written by make spec from tformer_deploy/base/messages.py and t
 
 namespace tformer::spec {{
 
-/// Sum of a row of a step of target trt that nothing comes from.
-constexpr float dead = {dead:.1e}F;
-
-{}
+{constants}
+{messages}
 }}  // namespace tformer::spec
 """
+MOST = MOST_OF_MODEL
+CONSTANTS: tuple[tuple[str, str, float, str], ...] = (
+    ("float", "dead", DEAD, "Log-probability sum of a padding row in a TensorRT step."),
+    (
+        "float",
+        "least",
+        LEAST,
+        "The best log-probability of a row is above it, unless it is NaN, infinite or overflowed.",
+    ),
+    ("double", "sparse", SPARSE, "With fewer sentences than this share, caches are copied to smaller buffers."),
+    ("std::int64_t", "list_unit", LIST_UNIT, "A shortlist is padded to a multiple of it."),
+    ("int", "most_misses", MISSES, "Wrong predictions after which the GPU no longer runs ahead of a batch's search."),
+    (
+        "std::int64_t",
+        "batch_tokens",
+        BATCH_TOKENS,
+        "Padded source tokens of a batch, unless an engine or the user sets it.",
+    ),
+    ("std::int64_t", "most_width", MOST["d_ff"], "Largest width in a model, that of its feed-forward layers."),
+    ("std::int64_t", "most_heads", MOST["heads"], "Most heads of an attention."),
+)
+"""Type, name, value and comment of the constants in spec.hpp."""
 IDS = "std::vector<std::int64_t>"
 LINE = 128  # characters of JSON
 CPP = {"int": "std::int64_t", "float": "double", "bool": "bool", "choice": "std::string"}
@@ -168,7 +191,11 @@ def spec_hpp() -> str:
         return f"inline std::string {name}({', '.join(fields)}) {{\n  return {' + '.join(words)};\n}}\n"
 
     texts = {name.lower(): text for name, text in vars(messages).items() if name.isupper()}
-    return SPEC_HPP.format("".join(message(name, text) for name, text in texts.items()), dead=DEAD)
+    constants = "".join(
+        f"/// {text}\nconstexpr {kind} {name} = {value:{'.1e' if kind == 'float' else ''}}{'F' * (kind == 'float')};\n"
+        for kind, name, value, text in CONSTANTS
+    )
+    return SPEC_HPP.format(constants=constants, messages="".join(message(name, text) for name, text in texts.items()))
 
 
 def table() -> str:

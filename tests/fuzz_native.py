@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,34 +39,14 @@ OPTIONS: list[Any] = [
     [1, 2],
     [-1],
     [10**9],
+    [[]],
+    [[1, 2]],
+    [[-1]],
     {},
     "1",
 ]
-NAMES = (
-    *("beams", "n_best", "max_tokens", "min_tokens", "max_ratio", "min_ratio", "length_penalty", "length_norm", "stop"),
-    *(
-        "patience",
-        "sampling",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "seed",
-        "repetition_penalty",
-        "no_repeat_ngram",
-    ),
-    *(
-        "suppress",
-        "end_ids",
-        "first_ids",
-        "first_adds_zero",
-        "forced_end",
-        "align",
-        "coverage_penalty",
-        "no_repeat_ngram",
-        "x",
-    ),
-)
+SCHEMA = Path(__file__).parent.parent / "tformer_deploy/base/schemas/options.json"
+NAMES = (*(each["name"] for each in json.loads(SCHEMA.read_text(encoding="utf-8"))), "x")
 ALLOWED = (tformer_native.Error, TypeError, ValueError, OverflowError)
 """What a mistake may raise: nanobind refuses types, and this library everything else."""
 

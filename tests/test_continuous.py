@@ -206,7 +206,7 @@ def test_log_probabilities_that_are_no_numbers_end_their_batch_alone() -> None:
                 running.step()
             search = dict(zip(map(id, (first, second)), searches, strict=True))
             assert search[id(good)].outputs() == alone
-            with pytest.raises(NotNumbers, match="request 7: the log-probabilities of token 3 are not numbers"):
+            with pytest.raises(NotNumbers, match="request 7: NaN or infinite log-probabilities at token 3"):
                 search[id(bad)].outputs()
 
 
@@ -363,7 +363,7 @@ def test_what_cannot_join_is_refused(engine: Engine, variants_bundle: Path) -> N
         with each as other:
             running = ContinuousBatch(other)
             running.join(Batch(np.array([[4, 3]], np.int32), np.array([2], np.int32)), DecodeOptions())
-            message = "no sentence can join others here: use a variant of target ort-cpu or trt, no shortlist"
+            message = "cannot add sentences to a running batch: use a variant of target ort-cpu, native or trt, without"
             with pytest.raises(LimitError, match=message):
                 running.join(Batch(np.array([[4, 3]], np.int32), np.array([2], np.int32)), DecodeOptions())
             assert not other.admits

@@ -152,7 +152,7 @@ def test_states_live_side_by_side(bundle: Path) -> None:
             running.encode(np.full((1, 25), 5, np.int32), np.array([25], np.int32))
         with pytest.raises(LimitError, match="does not return attention"):
             running.step(tokens, states[0], attention=True)
-        with pytest.raises(LimitError, match="no sentence can join others"):
+        with pytest.raises(LimitError, match="cannot add sentences to a running batch"):
             running.admit(states[0], ids, lengths)
 
 

@@ -179,7 +179,8 @@ def test_what_cannot_be_served_is_refused_at_once(model: Model, variants_bundle:
         Serving(other)
     assert refused.value.status == LIMIT
     assert str(refused.value) == (
-        "no sentence can join others here: use a variant of target ort-cpu or native, no shortlist"
+        "this engine cannot add sentences to a running batch: use a variant of target ort-cpu or native, "
+        "without a shortlist"
     )
 
 
@@ -247,7 +248,7 @@ def test_a_line_whose_scores_are_no_numbers_fails_alone(variants_bundle: Path, t
             drain(serving, found)
             error = found.pop(1)
             assert isinstance(error, CppError) and error.status == NOT_NUMBERS and not error.outputs
-            assert str(error).startswith("line 1: the log-probabilities of token 1 are not numbers")
+            assert str(error).startswith("line 1: NaN or infinite log-probabilities at token 1")
             serving.admit("w9 w10", 1, max_tokens=7)
             while serving.step():
                 drain(serving, found)

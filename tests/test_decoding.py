@@ -360,10 +360,10 @@ def test_log_probabilities_that_are_no_numbers_are_refused(
         fine, bad = (make_batch([(5, 6, 3), (word, 6, 3), (6, 3)], [40, 41, 42]) for word in (8, 7))
         options = DecodeOptions(max_tokens=4, **changes)
         assert len(decode(engine, fine, options)) == 3
-        with pytest.raises(EngineError, match="request 42: the log-probabilities of token 1 are not numbers: its val"):
+        with pytest.raises(EngineError, match="request 42: NaN or infinite log-probabilities at token 1: val"):
             decode(engine, bad, options)
         assert decode(engine, bad, options, strict=False)[1][0].ids == []
-        with pytest.raises(EngineError, match="request 42: the log-probabilities of token 1 are not numbers"):
+        with pytest.raises(EngineError, match="request 42: NaN or infinite log-probabilities at token 1"):
             score_targets(engine, bad, [[5, 6], [5], [9]])
 
 

@@ -11,11 +11,13 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +34,7 @@ from tformer_deploy.bundle.manifest import Bundle, open_bundle
 from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, Trie, decode
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Calls, Engine, Scores, Searches
+from tformer_deploy.engines.ort import shared_library
 
 from .command import failed_line, printed, run_here
 from .conftest import random_sources
@@ -59,6 +62,10 @@ def batch_of(engine: Engine, count: int = 6, width: int = 9, prefixes: Any = ())
     words = engine.config.src_vocab
     ids = np.where(ids >= words, words - 1, ids).astype(np.int32)
     return Batch(ids, lengths, range(3, 3 + count), prefixes)
+
+
+def sources_of_two() -> tuple[Any, Any]:
+    return np.full((2, 6), 5, np.int32), np.array([6, 3], np.int32)
 
 
 def shown(found: list[list[Hypothesis]]) -> list[list[dict[str, Any]]]:
@@ -315,7 +322,7 @@ def test_any_arguments_and_threads_end_in_errors() -> None:
 
 
 SHORT_OF_MEMORY = """
-import resource, re, sys
+import contextlib, resource, re, sys
 import numpy as np
 import tformer_native
 
@@ -329,6 +336,24 @@ def sources(count):
 def step(state, count):
     ids, scores, _, _ = state.step(np.full((count, 1), 2, np.int32), False, False)
     print(ids.shape[0], ids[0, 0, :2].tolist(), scores[0, 0, 0], file=sys.stderr)
+
+def leave(room):
+    # use all memory but so much, that of freed blocks as well
+    limit(room)
+    ballast = []
+    with contextlib.suppress(MemoryError):
+        while True:
+            ballast.append(bytearray(1 << 20))
+    del ballast[: room >> 20]
+    return ballast
+
+def failed(call, words=""):
+    try:
+        call()
+    except tformer_native.Error as error:
+        assert error.args[1] == 9 and words in error.args[0], error
+        return
+    raise SystemExit("there was memory enough")
 """
 
 
@@ -348,14 +373,6 @@ def test_what_finds_no_memory_leaves_the_rest_as_it_was(work: str, name: str) ->
 def model(threads):
     return tformer_native.Model({str(BUNDLE)!r}, {name!r}, threads)
 
-def failed(call):
-    try:
-        call()
-    except tformer_native.Error as error:
-        assert error.args[1] == 9, error
-        return
-    raise SystemExit("there was memory enough")
-
 {work}
 step(state, 2)
 step(model(1).encode(*sources(2)), 2)
@@ -364,6 +381,96 @@ step(model(1).encode(*sources(2)), 2)
     assert done.returncode == 0, done
     *_, found, expected = done.stderr.splitlines()
     assert found == expected
+
+
+def in_little_memory(program: str) -> None:
+    """Run a program in a process of its own: what goes wrong there ends it."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT_OF_MEMORY + program], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done
+
+
+def test_a_reorder_that_finds_no_memory_changes_no_sentence() -> None:
+    in_little_memory(f"""
+model = tformer_native.Model({str(BUNDLE)!r}, "native-fp32", 1)
+ids, lengths, *_ = sources(1000)
+both = [model.encode(ids, lengths, 2, 8, []) for _ in range(2)]
+rows = np.arange(2000, dtype=np.int32).reshape(1000, 2)
+for state in both:
+    state.step(rows[:, :1] * 0 + 2, False, False)
+    state.reorder(rows[:, :1] // 2 + [[0, 0]], None)
+    state.step(np.tile(np.array([4, 9], np.int32), (1000, 1)), False, False)
+ballast = leave(8 << 20)
+failed(lambda: both[0].reorder(np.repeat(rows[:, ::-1], 3, 1), None))
+limit(0)
+one, other = (state.step(rows % 2 + 4, True, False)[2] for state in both)
+assert np.array_equal(one, other)
+""")
+
+
+def test_a_state_that_lost_its_caches_is_refused() -> None:
+    """In-place steps move their caches to new buffers."""
+    in_little_memory(f"""
+from tformer_deploy.engines.ort import shared_library
+
+model = tformer_native.Model({str(BUNDLE)!r}, "fp32-cpu", 1, onnxruntime=shared_library())
+state = model.encode(*sources(1000))
+first = np.full((1000, 1), 2, np.int32)
+state.step(first, False, False)
+ballast = leave(4 << 20)
+failed(lambda: state.reorder(np.repeat(np.arange(1000, dtype=np.int32)[:, None], 7, 1), None))
+limit(0)
+same = np.arange(1000, dtype=np.int32)[:, None]
+for call in (
+    lambda: state.step(first, False, False),
+    lambda: state.reorder(same, None),
+    lambda: state.admit(*sources(1)),
+    lambda: state.cross_keys_values(),
+):
+    failed(call, "the caches were lost when memory ran out: encode again")
+step(model.encode(*sources(2)), 2)
+""")
+
+
+def test_threads_that_do_not_start_end_in_an_error() -> None:
+    in_little_memory("limit(40 << 20)\nfailed(lambda: tformer_native.product_rate('fp32', 8))\n")
+
+
+@pytest.mark.parametrize("name", ["native-fp32", "fp32-cpu", "fp32"])
+def test_tokens_outside_the_vocabulary_are_refused(name: str) -> None:
+    library = None if name.startswith("native") else shared_library()
+    state = native.Model(str(BUNDLE), name, 1, onnxruntime=library).encode(*sources_of_two(), 1, 8, [])
+    for token in (-1, 14):
+        with pytest.raises(native.Error, match=f"token id {token} is outside the target vocabulary of 14"):
+            state.step(np.full((2, 1), token, np.int32), False, False)
+
+
+def test_more_best_tokens_than_words_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(BUNDLE, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["variants"]["native-fp32"]["recipe"]["top_k"] = 20_000_000
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(native.Error, match="top_k=20000000 exceeds the vocabulary of 14"):
+        native.Model(str(folder), "native-fp32", 1)
+
+
+def test_threads_with_other_allowed_outputs_get_their_own(bundle: Bundle) -> None:
+    """The engine keeps the last ones; here another thread replaces them at the worst moment."""
+    mine, other = Trie([[4, 5]]), Trie([[6, 7]])
+
+    class Raced(NativeEngine):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "_allowed" and value and value[0] is mine:
+                thread = threading.Thread(target=self._compiled, args=(other,))
+                thread.start()
+                thread.join()
+
+    with Raced(bundle, 1, "native-fp32") as engine:
+        found = engine.search(batch_of(engine), DecodeOptions(), mine)
+    assert all(output.ids == [4, 5][: len(output.ids)] for outputs in found for output in outputs), found
 
 
 @pytest.mark.parametrize("changes", [{"beams": 5000}, {"suppress": (10_000,)}], ids=str)
@@ -396,7 +503,7 @@ def test_batches_that_no_search_can_read_are_refused_as_by_python(
 
 
 def test_numbers_that_are_none_name_their_request(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "request 5: the log-probabilities of token 1 are not numbers"
+    said = "request 5: NaN or infinite log-probabilities at token 1"
 
     class Model:
         limits, attention, admits = (64, 64, 64, 8), False, True
@@ -506,6 +613,9 @@ def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tformer_native", None)
     expected = "tformer-native is not installed: pip install tformer-native, or make native in a checkout"
     assert failed_line(run_here(*command)) == f"error: {expected}"
+    older = types.ModuleType("tformer_native")  # an old version has no `State`
+    monkeypatch.setitem(sys.modules, "tformer_native", older)
+    assert "error: tformer-native cannot be loaded (cannot import name" in failed_line(run_here(*command))
 
 
 def test_nothing_of_what_is_linked_is_exported() -> None:

@@ -334,5 +334,5 @@ def test_limits_are_kept(engine: Any) -> None:
         engine.step(np.full((2, 1), 5, np.int32), state)
     with pytest.raises(LimitError, match="step 6 is beyond what was announced: 2x2x4x5"):
         engine.step(np.full((2, 1), 5, np.int32), state)
-    with pytest.raises(LimitError, match="do not return attention"):
+    with pytest.raises(LimitError, match="does not return attention"):
         engine.step(np.full((2, 1), 5, np.int32), engine.encode(src_ids, lengths), attention=True)

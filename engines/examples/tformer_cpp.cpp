@@ -110,7 +110,7 @@ std::vector<std::int32_t> parse_ids(const std::string& line, std::uint64_t numbe
   for (std::string word; words >> word;) {
     std::int32_t id = 0;
     const auto [end, problem] = std::from_chars(word.data(), word.data() + word.size(), id);
-    if (problem != std::errc() || *end) {
+    if (problem != std::errc() || end != word.data() + word.size()) {
       throw Failed(input_line(number) + "'" + word + "' is no token id: give whole numbers");
     }
     ids.push_back(id);

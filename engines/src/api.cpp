@@ -4,9 +4,8 @@
 #include <limits>
 #include <memory>
 #include <new>
-#include <system_error>
 
-#include "errors.hpp"
+#include "described.hpp"
 #include "serving.hpp"
 #include "text/unicode.hpp"
 #include "tformer/tformer.h"
@@ -39,38 +38,31 @@ struct tformer_results {
 
 namespace {
 
+constexpr bool same(Status ours, tformer_status theirs) { return static_cast<int>(ours) == static_cast<int>(theirs); }
+static_assert(same(Status::ok, TFORMER_OK) && same(Status::usage, TFORMER_USAGE) && same(Status::bundle, TFORMER_BUNDLE) &&
+              same(Status::limit, TFORMER_LIMIT) && same(Status::text, TFORMER_TEXT) &&
+              same(Status::engine, TFORMER_ENGINE) && same(Status::not_numbers, TFORMER_NOT_NUMBERS) &&
+              same(Status::missing, TFORMER_MISSING) && same(Status::cancelled, TFORMER_CANCELLED) &&
+              same(Status::no_memory, TFORMER_NO_MEMORY) && same(Status::internal, TFORMER_INTERNAL));
+
 thread_local std::string last_message;
 
-/// Store a message for tformer_error: one line of UTF-8 without control characters, which damaged files may contain.
-tformer_status failed(Status status, const char* before, const char* message = "", const char* after = "") noexcept {
+/// The status of the exception being handled. Its message is stored for tformer_error: one line of UTF-8 without control
+/// characters, which damaged files may contain.
+tformer_status status_of_exception() noexcept {
   try {
-    last_message = tformer::utf8_replaced(std::string(before) + message + after);
+    const tformer::Error error = tformer::described(std::current_exception());
+    last_message = tformer::utf8_replaced(error.what());
     for (std::size_t i = 0; i < last_message.size(); ++i) {
       const auto byte = static_cast<unsigned char>(last_message[i]);
       if (byte < 0x20 || byte == 0x7F) last_message[i] = ' ';
       const bool pair = byte == 0xC2 && i + 1 < last_message.size();  // U+0080 to U+009F, which terminals obey too
       if (pair && static_cast<unsigned char>(last_message[i + 1]) < 0xA0) last_message.replace(i, 2, " ");
     }
+    return static_cast<tformer_status>(error.status);
   } catch (const std::bad_alloc&) {
     last_message.clear();
-  }
-  return static_cast<tformer_status>(status);
-}
-
-/// The status of the exception being handled; its message is stored.
-tformer_status status_of_exception() noexcept {
-  try {
-    throw;
-  } catch (const tformer::Error& error) {
-    return failed(error.status, error.what());
-  } catch (const std::bad_alloc&) {
-    return failed(Status::no_memory, "there is no memory left: use smaller batches or fewer workers");
-  } catch (const std::system_error& error) {
-    return failed(Status::no_memory, "the system gives no thread, file or memory: ", error.what(), ": free some");
-  } catch (const std::exception& error) {
-    return failed(Status::internal, "internal fault: ", error.what(), ": please report it");
-  } catch (...) {
-    return failed(Status::internal, "internal fault: please report it");
+    return TFORMER_NO_MEMORY;
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "bundle/bundle.hpp"
 #include "engine.hpp"
+#include "spec.hpp"
 
 namespace tformer {
 
@@ -22,7 +23,7 @@ class Backend {
   /// Why it runs slower than it could, if that is known by now; else empty.
   virtual const char* warning() const { return ""; }
   /// The batch size, in padded source tokens per beam, at which it is fast.
-  virtual std::int64_t batch_tokens() const { return 4096; }
+  virtual std::int64_t batch_tokens() const { return spec::batch_tokens; }
   /// An engine for one thread; all engines share weights and sessions.
   virtual std::unique_ptr<Engine> make_engine() const = 0;
 };

@@ -8,6 +8,7 @@
 
 #include "errors.hpp"
 #include "limits.hpp"
+#include "spec.hpp"
 
 namespace tformer {
 
@@ -49,7 +50,7 @@ class State {
 
 /// The error of engines whose sentences are all at the same step.
 inline Error cannot_join() {
-  return Error(Status::limit, "no sentence can join others here: use a variant of target ort-cpu or native, no shortlist");
+  return Error(Status::limit, spec::cannot_join("ort-cpu or native"));
 }
 
 /// Runs one model for one thread.
@@ -83,7 +84,7 @@ class Engine {
   /// Sources (B, S) to the encoder's output (B, S, E), with undefined values at padding. Throws Error where the
   /// variant was exported without it.
   virtual std::vector<float> memory(const std::vector<std::int32_t>&, const std::vector<std::int32_t>&) {
-    throw Error(Status::limit, "this variant cannot run the encoder alone: export it again with --memory");
+    throw Error(Status::limit, spec::no_memory_graph);
   }
   /// The encoder's outputs, for comparison: 2L of (B, H, S, D).
   virtual std::vector<std::vector<float>> cross_keys_values(const State& state) const = 0;

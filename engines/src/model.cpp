@@ -44,7 +44,7 @@ void require_fit(const Bundle& bundle, const Tokenizers& tokenizers) {
            " is " + std::to_string(theirs) + ": give the model the tokenizer's");
   };
   check_special("pad", model.pad_id, target.pad);
-  check_special("bos", bundle.manifest()["model"].value("bos_id", 2), target.bos);
+  check_special("bos", model.bos_id, target.bos);
   check_special("eos", model.eos_id, target.eos);
 }
 

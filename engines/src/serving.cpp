@@ -25,8 +25,9 @@ void Serving::admit(std::string_view text, std::string_view prefix, const Settin
   line->number = number;
   line->options = translator_.options();
   if (asked) {
-    if (!asked->others.empty()) {
-      throw Error(Status::usage, asked->others + " is not an option of one line: set it for the model or for all lines");
+    if (!asked->last_model_option.empty()) {
+      throw Error(Status::usage, asked->last_model_option +
+                                     " is not an option of one line: set it for the model or for all lines");
     }
     Json decoding = decoding_;
     decoding.update(asked->decoding);

@@ -50,7 +50,7 @@ void Settings::set(const std::string& name, const std::string& value) {
   };
   if (const auto found = own.find(name); found != own.end()) {
     found->second();
-    others = name;
+    last_model_option = name;
     return;
   }
   std::vector<std::string> valid = option_names();

@@ -17,7 +17,7 @@ struct Settings {
   std::int64_t workers = 1;                   ///< batches decoded at a time
   std::int64_t max_line_bytes = 1 << 20;      ///< longer lines are refused
   Json decoding = Json::object();             ///< decoding options that were set
-  std::string others;                         ///< the last option set that is not a decoding option; empty: none
+  std::string last_model_option;              ///< the last option set that is not of decoding; empty: none
 
   /// Throws Error for a name or value that does not exist.
   void set(const std::string& name, const std::string& value);

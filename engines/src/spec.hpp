@@ -1,4 +1,4 @@
-// Written by make spec from tformer_deploy/base/messages.py and tformer_deploy/bundle/contract.py.
+// Written by make spec from Python: messages of tformer_deploy/base/messages.py, and constants.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,22 @@
 
 namespace tformer::spec {
 
-/// Sum of a row of a step of target trt that nothing comes from.
+/// Log-probability sum of a padding row in a TensorRT step.
 constexpr float dead = -1.0e+09F;
+/// The best log-probability of a row is above it, unless it is NaN, infinite or overflowed.
+constexpr float least = -1.0e+04F;
+/// With fewer sentences than this share, caches are copied to smaller buffers.
+constexpr double sparse = 0.75;
+/// A shortlist is padded to a multiple of it.
+constexpr std::int64_t list_unit = 64;
+/// Wrong predictions after which the GPU no longer runs ahead of a batch's search.
+constexpr int most_misses = 4;
+/// Padded source tokens of a batch, unless an engine or the user sets it.
+constexpr std::int64_t batch_tokens = 4096;
+/// Largest width in a model, that of its feed-forward layers.
+constexpr std::int64_t most_width = 1048576;
+/// Most heads of an attention.
+constexpr std::int64_t most_heads = 4096;
 
 inline std::string too_many_sentences(std::int64_t sentences, std::int64_t limit) {
   return "a batch of " + std::to_string(sentences) + " sentences exceeds the limit of " + std::to_string(limit) + ": send fewer at once";
@@ -40,6 +54,19 @@ inline std::string beyond_plans(const std::string& option, std::int64_t value, s
   return option + " " + std::to_string(value) + " exceeds the plans' largest, " + std::to_string(limit) + ": use less, or " + remedy;
 }
 constexpr const char* no_attention = "this variant does not return attention: export with a recipe that has attention = true, such as fp32-attention";
+constexpr const char* no_memory_graph = "this variant cannot run the encoder alone: export it again with --memory";
+inline std::string cannot_join(const std::string& targets) {
+  return "this engine cannot add sentences to a running batch: use a variant of target " + targets + ", without a shortlist";
+}
+inline std::string too_many_joined(std::int64_t sentences, std::int64_t limit) {
+  return std::to_string(sentences) + " sentences exceed the limit of " + std::to_string(limit) + ": admit fewer";
+}
+inline std::string not_finite(std::int64_t step) {
+  return "NaN or infinite log-probabilities at token " + std::to_string(step) + ": values overflow, or the weights contain NaN: tformer check names the first layer";
+}
+inline std::string top_k(std::int64_t top_k, std::int64_t size) {
+  return "top_k=" + std::to_string(top_k) + " exceeds the vocabulary of " + std::to_string(size);
+}
 constexpr const char* end_is_forced = "a forced token is an end token: leave it out, an output ends by itself";
 constexpr const char* forced_end = " and the forced end";
 inline std::string too_many_forced(std::int64_t forced, const std::string& also, std::int64_t longest) {

@@ -105,7 +105,7 @@ void Translator::check_source(const std::vector<std::int32_t>& ids, std::int64_t
     throw Error(Status::limit, line_of(number) + ": a source of " + std::to_string(ids.size()) +
                                    " tokens exceeds the limit of " + std::to_string(limits().src_tokens) +
                                    ": split the line, or " +
-                                   limits().or_else("export a model with a larger src_len axis and max_positions"));
+                                   limits().or_else(spec::longer_sources));
   }
   for (const std::int32_t id : ids) {
     if (id < 0 || id >= sizes().src_vocab) {

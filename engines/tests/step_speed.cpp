@@ -51,15 +51,16 @@ struct Least {
   double bytes = 0, products = 0;
 };
 
-Least least_of(const Instruction& it, const Sizes& sizes, const CacheSizes& caches, std::size_t part) {
+Least least_of(const Run::Stage& stage, const Sizes& sizes, const CacheSizes& caches) {
+  const Instruction& it = *stage.it;
   static const char* const names[] = {"embed", "norm", "round", "matmul", "activate", "add",
                                       "multiply", "self-attention", "cross-attention", "keep", "output"};
   static const char* const kinds[] = {"fp32", "bf16", "int8", "int4"};
   Least least{names[static_cast<int>(it.op)], 0, 0};
   const double rows = sizes.batch * (sizes.encoder > 0 ? sizes.source : sizes.beams);
   const auto width = static_cast<double>(it.heads * it.size), cached = static_cast<double>(caches.bytes(1));
-  if (part > 0) {
-    least.name += part == 1 ? ", inputs rounded" : ", best of all";
+  if (stage.part != Run::Stage::whole) {
+    least.name += stage.part == Run::Stage::groups ? ", inputs rounded" : ", best of all";
   } else if (it.matrix.weights) {
     const kernels::Matrix& m = it.matrix;
     const double each[] = {4, 2, 1, 0.5 + 4.0 / static_cast<double>(std::max<std::int64_t>(m.group, 1))};
@@ -146,7 +147,7 @@ int show(const std::string& folder, const std::string& variant, const Sizes& siz
   std::map<std::string, Line> lines;
   Line all;
   for (std::size_t i = 0; i < run.stages(); ++i) {
-    const Least least = least_of(run.instruction(i), sizes, executor.sizes(), run.part(i));
+    const Least least = least_of(run.stage(i), sizes, executor.sizes());
     for (Line* line : {&lines[least.name], &all}) {
       ++line->count;
       line->seconds += quick(timed.seconds[i]);

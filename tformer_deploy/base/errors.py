@@ -88,6 +88,10 @@ EXTRAS = {
 """Extra of pyproject.toml → the modules that it installs. A module in several extras is reported by the first."""
 
 
+NATIVE = "pip install tformer-native, or make native in a checkout"
+"""How to install the C++ runtime's Python package."""
+
+
 def install(*extras: str) -> str:
     """How to install an extra, or one of several."""
     names = [f"'.[{extra}]'" for extra in extras]
@@ -98,7 +102,7 @@ def missing_extra(error: ModuleNotFoundError) -> MissingExtra:
     """Turn a failed import into a message that names the pip extra to install."""
     module = (error.name or str(error)).split(".")[0]
     if module == "tformer_native":
-        return MissingExtra("tformer-native is not installed: pip install tformer-native, or make native in a checkout")
+        return MissingExtra(f"tformer-native is not installed: {NATIVE}")
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     if module == "cuda" and find_spec("tensorrt_rtx") and not find_spec("tensorrt"):
         extra = "trt-rtx"
@@ -120,6 +124,10 @@ def extras() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise missing_extra(error) from None
+    except ImportError as error:  # a loader's error, or a binding of another version
+        if not (error.name or "").startswith("tformer_native"):
+            raise
+        raise MissingExtra(f"tformer-native cannot be loaded ({error}): install it again: {NATIVE}") from None
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:

@@ -1,4 +1,4 @@
-"""What Python and C++ both say of a request beyond a limit; `make spec` writes engines/src/spec.hpp from it.
+"""Errors that Python and C++ both raise, mostly for requests beyond a limit; `make spec` writes engines/src/spec.hpp.
 
 A field `{name:d}` is a whole number, `{name}` a text.
 """
@@ -18,6 +18,16 @@ BEYOND_PLANS = "{option} {value:d} exceeds the plans' largest, {limit:d}: use le
 NO_ATTENTION = (
     "this variant does not return attention: export with a recipe that has attention = true, such as fp32-attention"
 )
+NO_MEMORY_GRAPH = "this variant cannot run the encoder alone: export it again with --memory"
+CANNOT_JOIN = (
+    "this engine cannot add sentences to a running batch: use a variant of target {targets}, without a shortlist"
+)
+TOO_MANY_JOINED = "{sentences:d} sentences exceed the limit of {limit:d}: admit fewer"
+NOT_FINITE = (
+    "NaN or infinite log-probabilities at token {step:d}: values overflow, or the weights contain NaN: tformer check "
+    "names the first layer"
+)
+TOP_K = "top_k={top_k:d} exceeds the vocabulary of {size:d}"
 END_IS_FORCED = "a forced token is an end token: leave it out, an output ends by itself"
 FORCED_END = " and the forced end"
 TOO_MANY_FORCED = (

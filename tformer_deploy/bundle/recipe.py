@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+from ..base import messages
 from ..base.errors import ConfigError, unknown
 from ..base.headers import read_toml
 from ..base.settings import check_types, from_dict
@@ -218,7 +219,7 @@ class Recipe:
     def for_model(self, config: ModelConfig) -> Recipe:
         """The recipe with its open ends filled in from a model."""
         if self.top_k > config.tgt_vocab:
-            raise ConfigError(f"top_k={self.top_k} exceeds the vocabulary of {config.tgt_vocab}")
+            raise ConfigError(messages.TOP_K.format(top_k=self.top_k, size=config.tgt_vocab))
         for name in ("batch", "beams"):
             if not getattr(self.axes, name).max:
                 raise ConfigError(f"axes.{name} has max = 0: only src_len and past_len may have it")

@@ -282,7 +282,7 @@ class SameStep:
 
     def admit(self, state: State, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
         """See `Engine.admit`."""
-        raise LimitError("no sentence can join others here: use a variant of target ort-cpu or trt, no shortlist")
+        raise LimitError(messages.CANNOT_JOIN.format(targets="ort-cpu, native or trt"))
 
 
 def check_request(src_ids: Ints, src_lengths: Ints, config: ModelConfig, limits: Limits) -> None:

@@ -145,9 +145,10 @@ class NativeEngine:
 
     def _compiled(self, allowed: Outputs) -> Any:
         """The allowed outputs as a trie in C++; cached for the next call."""
-        if not self._allowed or self._allowed[0] is not allowed:
-            self._allowed = allowed, Compiled(list(allowed.outputs()))
-        return self._allowed[1]
+        cached = self._allowed  # another thread may replace it meanwhile
+        if not cached or cached[0] is not allowed:
+            cached = self._allowed = allowed, _call(Compiled, list(allowed.outputs()))
+        return cached[1]
 
 
 def _call(function: Callable[..., R], *arguments: Any, **options: Any) -> R:

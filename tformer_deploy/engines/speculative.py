@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base import messages
 from ..base.errors import EngineError, LimitError, NoRoom
 from ..bundle.contract import DEAD
 from ..bundle.plans import Profile
@@ -221,7 +222,7 @@ class SpeculativeEngine(SameStep, ABC):
         outlook = state.outlook.beside(outlook)
         total = len(state.parents) + len(src_ids)
         if total > self.limits.batch:
-            raise LimitError(f"{total} sentences exceed the limit of {self.limits.batch}: admit fewer")
+            raise LimitError(messages.TOO_MANY_JOINED.format(sentences=total, limit=self.limits.batch))
         widest = max(src_ids.shape[1], state.slots.src_lengths[state.sentences].max(initial=1))
         wanted = self._wanted(total, int(widest), outlook)
         chosen = self.choose(wanted, state.longest)
@@ -241,7 +242,7 @@ class SpeculativeEngine(SameStep, ABC):
             raise LimitError(f"{width} beams exceed the {profile.beams} that were announced: {profile}")
         check_step(width, longest, self.limits)
         if attention:
-            raise LimitError("graphs of target trt do not return attention: use the standard graphs of fp32-attention")
+            raise LimitError(messages.NO_ATTENTION)
         if longest == profile.capacity:
             wanted = self._wanted(len(tokens), int(state.slots.src_lengths[state.sentences].max()), state.outlook)
             chosen = self.choose(wanted, longest)

@@ -18,7 +18,7 @@ class Engines : public std::enable_shared_from_this<Engines> {
 
   const Backend& backend() const { return *backend_; }
 
-  /// An engine for one thread; it comes back when the last who has it leaves. Throws Error.
+  /// An engine for one thread; it comes back when its last owner is gone. Throws Error.
   std::shared_ptr<Engine> lend() {
     std::unique_ptr<Engine> engine;
     {
@@ -38,9 +38,12 @@ class Engines : public std::enable_shared_from_this<Engines> {
   std::mutex lock_;
   std::vector<std::unique_ptr<Engine>> idle_;
 
-  void take_back(std::unique_ptr<Engine> engine) {
-    const std::lock_guard<std::mutex> held(lock_);
-    idle_.push_back(std::move(engine));
+  void take_back(std::unique_ptr<Engine> engine) noexcept {
+    try {
+      const std::lock_guard<std::mutex> held(lock_);
+      idle_.push_back(std::move(engine));
+    } catch (...) {  // without memory for its place in the list it is freed
+    }
   }
 };
 
@@ -60,7 +63,6 @@ class Observed final : public Engine {
   const ModelInfo& model() const override { return engine_.model(); }
   const Limits& limits() const override { return engine_.limits(); }
   bool attention() const override { return engine_.attention(); }
-  bool admits() const override { return engine_.admits(); }
   std::int64_t best(std::int64_t beams, const State& state) const override { return engine_.best(beams, state); }
   std::unique_ptr<State> encode(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
                                 const Outlook& outlook) override {

@@ -12,13 +12,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <system_error>
 
 #include "arrays.hpp"
 #include "backend.hpp"
 #include "bundle/bundle.hpp"
 #include "bundle/files.hpp"
 #include "decode/decode.hpp"
+#include "described.hpp"
 #include "engines.hpp"
 #include "errors.hpp"
 #include "kernels/kernels.hpp"
@@ -141,10 +141,10 @@ nb::tuple step(Decode& decode, nb::handle tokens, bool full, bool attention) {
   }
   const nb::capsule owner(new std::shared_ptr<Scores>(decode.scores),
                           [](void* kept) noexcept { delete static_cast<std::shared_ptr<Scores>*>(kept); });
-  nb::object every = nb::none(), looked = nb::none();
-  if (full) every = nb::cast(shared(found.log_probs, decode, owner));
-  if (attention) looked = nb::cast(shared(found.attention, decode, owner));
-  return nb::make_tuple(shared(found.ids, decode, owner), shared(found.scores, decode, owner), every, looked);
+  nb::object log_probs = nb::none(), weights = nb::none();
+  if (full) log_probs = nb::cast(shared(found.log_probs, decode, owner));
+  if (attention) weights = nb::cast(shared(found.attention, decode, owner));
+  return nb::make_tuple(shared(found.ids, decode, owner), shared(found.scores, decode, owner), log_probs, weights);
 }
 
 void reorder(Decode& decode, nb::handle parents, nb::handle sentences) {
@@ -184,8 +184,8 @@ void reorder(Decode& decode, nb::handle parents, nb::handle sentences) {
   decode.beams = width;
 }
 
-/// Numbers that Python keeps.
-nb::ndarray<nb::numpy, float> given(std::vector<float> found) {
+/// A numpy array that owns the numbers.
+nb::ndarray<nb::numpy, float> as_numpy(std::vector<float> found) {
   auto kept = std::make_unique<std::vector<float>>(std::move(found));
   std::vector<float>& numbers = *kept;
   const nb::capsule owner(kept.release(), [](void* all) noexcept { delete static_cast<std::vector<float>*>(all); });
@@ -196,7 +196,7 @@ nb::ndarray<nb::numpy, float> given(std::vector<float> found) {
 nb::list cross_keys_values(const Decode& decode) {
   const auto call = only_call(decode);
   nb::list found;
-  for (auto& each : decode.engine->cross_keys_values(*decode.state)) found.append(given(std::move(each)));
+  for (auto& each : decode.engine->cross_keys_values(*decode.state)) found.append(as_numpy(std::move(each)));
   return found;
 }
 
@@ -250,7 +250,7 @@ class Model {
       const nb::gil_scoped_release others;
       found = engines_->lend()->memory(sources.ids.values, sources.lengths.values);
     }
-    return given(std::move(found));
+    return as_numpy(std::move(found));
   }
 
   /// Of each source its outputs: ids, end token or None, score, value, alignment. `calls` gets name, begin, end of each
@@ -302,15 +302,15 @@ void translate(const std::exception_ptr& thrown, void* type) {
   auto* const error_type = static_cast<PyObject*>(type);
   try {
     std::rethrow_exception(thrown);
+  } catch (const nb::python_error&) {  // nanobind raises these two itself
+    throw;
+  } catch (const nb::builtin_exception&) {
+    throw;
   } catch (const NotNumbers& error) {
     raise(error_type, error.status, error.what(), error.request);
-  } catch (const Error& error) {
+  } catch (...) {
+    const Error error = described(thrown);
     raise(error_type, error.status, error.what());
-  } catch (const std::bad_alloc&) {
-    raise(error_type, Status::no_memory, "there is no memory left: use smaller batches or fewer workers");
-  } catch (const std::system_error& error) {
-    raise(error_type, Status::no_memory,
-          std::string("the system gives no thread, file or memory: ") + error.what() + ": free some");
   }
 }
 

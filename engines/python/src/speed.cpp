@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <new>
 #include <thread>
@@ -91,9 +92,15 @@ double product_rate(const std::string& numbers, int threads) {
   for (int i = 0; i < tries; ++i) {
     std::vector<double> rates(works.size());
     std::vector<std::thread> others;
-    for (std::size_t j = 1; j < works.size(); ++j) others.emplace_back([&, j] { rates[j] = works[j].rate(); });
-    rates[0] = works[0].rate();
+    std::exception_ptr failure;
+    try {
+      for (std::size_t j = 1; j < works.size(); ++j) others.emplace_back([&, j] { rates[j] = works[j].rate(); });
+      rates[0] = works[0].rate();
+    } catch (...) {  // the system gives no more threads: those that run are joined first
+      failure = std::current_exception();
+    }
     for (std::thread& other : others) other.join();
+    if (failure) std::rethrow_exception(failure);
     double sum = 0;
     for (const double rate : rates) sum += rate;
     most = std::max(most, sum);

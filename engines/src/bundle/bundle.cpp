@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "errors.hpp"
+#include "spec.hpp"
 #include "bundle/header.hpp"
 #include "bundle/model.hpp"
 #include "bundle/schema.hpp"
@@ -59,6 +60,11 @@ Bundle Bundle::open(const fs::path& directory, bool verified) {
     }
     bundle.model_ = model_of(manifest["model"]);
     bundle.recipes_[""] = recipe_of(manifest["recipe"]);
+    for (const auto& [name, recipe] : bundle.recipes_) {
+      if (recipe.top_k > bundle.model_.tgt_vocab) {
+        throw std::invalid_argument(spec::top_k(recipe.top_k, bundle.model_.tgt_vocab));
+      }
+    }
   } catch (const std::invalid_argument& error) {
     throw Error(Status::bundle, damaged(path, error.what()));
   }
@@ -162,7 +168,7 @@ void Bundle::require_kinds(const std::string& variant) const {
   const Json& graphs = part(variant)["graphs"];
   const std::string where = folder(variant).string();
   for (const std::string& name : graphs_of(model_, own)) {
-    if (!graphs.contains(name)) continue;  // graphs for shortlists are optional
+    if (!graphs.contains(name)) continue;  // it may list fewer: check_tensors compares what is opened with the contract
     const Json& theirs = graphs[name];
     const std::string kind = theirs["kind"];
     const std::vector<std::string> known = contract()["kinds"];

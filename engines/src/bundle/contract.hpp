@@ -12,6 +12,7 @@ namespace tformer {
 
 /// The sizes of a bundle's network that a runtime needs.
 struct Model : ModelInfo {
+  std::int32_t bos_id = 0;
   std::int64_t d_model = 0;          ///< width of the decoder
   std::int64_t encoder_d_model = 0;  ///< width of the encoder's output
   std::int64_t heads = 0;     ///< of a decoder layer's caches

@@ -81,7 +81,9 @@ fs::path member(const fs::path& directory, const std::string& name) {
 
 std::string read_bytes(const fs::path& directory, const std::string& name, std::uintmax_t limit) {
   const fs::path path = member(directory, name);
-  const std::uintmax_t size = fs::file_size(path);
+  std::error_code problem;
+  const std::uintmax_t size = fs::file_size(path, problem);
+  if (problem) throw unreadable(path, problem.value());
   if (size > limit) {
     throw Error(Status::bundle, path.string() + " has " + std::to_string(size) + " bytes, more than " +
                                     std::to_string(limit) + ": make it again");

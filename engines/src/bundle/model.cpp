@@ -111,6 +111,7 @@ Model model_of(const Json& values) {
     }
   }
   model.pad_id = all["pad_id"];
+  model.bos_id = all["bos_id"];
   model.eos_id = all["eos_id"];
   model.start_id = all["start_id"];
   return model;
@@ -129,7 +130,7 @@ Recipe recipe_of(const Json& values) {
   recipe.top_k = all["top_k"];
   recipe.attention = all["attention"];
   recipe.memory = all["memory"];
-  if (recipe.top_k < 0 || recipe.top_k > (1 << 24)) {
+  if (recipe.top_k < 0) {
     throw std::invalid_argument("top_k=" + std::to_string(recipe.top_k) + ": must be at least 0");
   }
   const std::string cache = recipe.target == "onnx" ? "growing" : "static";

@@ -72,8 +72,8 @@ class Beam final : public Search {
     ranked_.resize(most);
     if (!hooks_.on_step) return;
     for (std::size_t n = 0; n < most; ++n) {
-      said_.push_back(ranked_[n]);
-      said_.back().rank = static_cast<std::int32_t>(n);
+      candidates_.push_back(ranked_[n]);
+      candidates_.back().rank = static_cast<std::int32_t>(n);
     }
   }
 

@@ -46,7 +46,7 @@ class Sampling final : public Search {
     }
     const double sum = scores_[place] + static_cast<double>(plain(scores, full, place, token));
     const Candidate drawn{sum, sum, sentences_[b], static_cast<std::int32_t>(row), token, sample};
-    if (hooks_.on_step) said_.push_back(drawn);
+    if (hooks_.on_step) candidates_.push_back(drawn);
     if (rules_.is_end(token) || rules_.longest(s) <= step() + 1) found = output(b, drawn);
     else next_.push_back({sum, sum, static_cast<std::int32_t>(row), token, sample});
   }

@@ -12,7 +12,6 @@ namespace tformer {
 namespace {
 
 constexpr double nothing = -std::numeric_limits<double>::infinity();
-constexpr float least = -1e4F;  // the best log-probability of a row is at least minus the logarithm of V
 
 }  // namespace
 
@@ -52,10 +51,10 @@ void Search::take(const Scores& scores, bool full) {
   kept_.clear();
   begins_.clear();
   rows_.clear();
-  said_.clear();
+  candidates_.clear();
   advance(scores, full);
   keep();
-  if (hooks_.on_step) hooks_.on_step(said_);
+  if (hooks_.on_step) hooks_.on_step(candidates_);
 }
 
 Ruled Search::ruled(const Scores& scores, std::size_t b, std::size_t row) {
@@ -204,13 +203,10 @@ void require_numbers(const Scores& scores, const std::vector<std::int64_t>& numb
   const auto best = static_cast<std::size_t>(scores.best);
   const std::size_t rows = scores.scores.size() / best, width = rows / sentences.size();
   for (std::size_t row = 0; row < rows; ++row) {
-    if (scores.scores[row * best] > least || (live && !(*live)[row])) continue;
+    if (scores.scores[row * best] > spec::least || (live && !(*live)[row])) continue;
     const auto sentence = static_cast<std::size_t>(sentences[row / width]);
     const std::int64_t request = numbers.empty() ? static_cast<std::int64_t>(sentence) : numbers[sentence];
-    throw NotNumbers("the log-probabilities of token " + std::to_string(step + 1) +
-                         " are not numbers: its values overflow there, or the weights are no numbers: tformer check "
-                         "names the layer",
-                     static_cast<std::uint64_t>(request));
+    throw NotNumbers(spec::not_finite(static_cast<std::int64_t>(step) + 1), static_cast<std::uint64_t>(request));
   }
 }
 

@@ -73,7 +73,7 @@ class Search {
   std::vector<std::int32_t> samples_;    ///< (B, K) numbers of samples
   std::vector<char> live_;               ///< (B, K)
   std::vector<Row> next_;                ///< rows with which a sentence continues
-  std::vector<Candidate> said_;          ///< the step's candidates, for `on_step`
+  std::vector<Candidate> candidates_;          ///< the step's candidates, for `on_step`
 
  private:
   void keep();

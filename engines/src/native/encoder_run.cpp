@@ -28,7 +28,7 @@ void EncoderRun::prepare(const std::int32_t* src_ids, std::size_t width, Sentenc
   plan(static_cast<std::int64_t>(ids_.size()), longest_, memory);
 }
 
-std::vector<float> EncoderRun::given(std::size_t width) const {
+std::vector<float> EncoderRun::outputs(std::size_t width) const {
   const View& view = last_.x;
   const auto columns = size(view.width);
   std::vector<float> found(count_ * width * columns, 0.0F);

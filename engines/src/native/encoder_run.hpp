@@ -16,7 +16,7 @@ class EncoderRun final : public Run {
   void prepare(const std::int32_t* src_ids, std::size_t width, Sentence* added, std::size_t count,
                const CacheSizes& sizes, Memory& memory);
   /// After a run that ends in `give`: what it gives, (added, width, E), zeros behind a source's end.
-  std::vector<float> given(std::size_t width) const;
+  std::vector<float> outputs(std::size_t width) const;
 
  private:
   const Instruction& last_;

@@ -9,6 +9,7 @@
 #include "native/step_run.hpp"
 #include "ort/graphs.hpp"
 #include "shortlist.hpp"
+#include "spec.hpp"
 
 namespace tformer {
 namespace {
@@ -39,7 +40,7 @@ class NativeEngine final : public Engine {
     if (!shortlist_) return state;
     Lists lists = lists_of(*shortlist_, src_ids, src_lengths, outlook.required);
     for (std::size_t i = 0; i < lists.places.size(); ++i) state->sentences[i].listed = std::move(lists.places[i]);
-    state->listed = std::make_unique<native::Listed>(executor_.output(), std::move(lists.ids), executor_.blocks());
+    state->listed = std::make_unique<native::ShortlistWeights>(executor_.output(), std::move(lists.ids), executor_.blocks());
     return state;
   }
 
@@ -47,11 +48,8 @@ class NativeEngine final : public Engine {
              const Outlook& outlook) override {
     if (!admits()) return Engine::admit(opaque, src_ids, src_lengths, outlook);
     auto& state = static_cast<NativeState&>(opaque);
-    const std::size_t together = state.sentences.size() + src_lengths.size();
-    if (static_cast<std::int64_t>(together) > limits().batch) {
-      throw Error(Status::limit, std::to_string(together) + " sentences exceed the limit of " +
-                                     std::to_string(limits().batch) + ": admit fewer");
-    }
+    const auto together = static_cast<std::int64_t>(state.sentences.size() + src_lengths.size());
+    if (together > limits().batch) throw Error(Status::limit, spec::too_many_joined(together, limits().batch));
     add(state, src_ids, src_lengths, outlook);
   }
 
@@ -128,7 +126,7 @@ class Programs final : public Backend {
   std::int64_t batch_tokens_ = 0;
 
   /// So many that caches, of targets as long as the sources, are 4 times what a step reads of weights: with fewer, weights
-  /// are read for too few rows; with more, a small model's batch leaves a core's own cache. 256 to 4,096.
+  /// are read for too few rows; with more, a small model's batch leaves a core's own cache. 256 to 4,096, the usual batch.
   static std::int64_t suiting(const native::Code& step, const native::CacheSizes& sizes) {
     std::int64_t weights = 0;
     for (const native::Instruction& each : step.instructions) {
@@ -136,7 +134,7 @@ class Programs final : public Backend {
     }
     const auto keys = static_cast<std::int64_t>(sizes.bytes(sizes.layers * sizes.heads * sizes.size));
     const std::int64_t token = 2 * 2 * keys;  // keys and values of its source, and of its target
-    return std::clamp<std::int64_t>(4 * weights / token, 256, 4096);
+    return std::clamp<std::int64_t>(4 * weights / token, 256, spec::batch_tokens);
   }
 
   /// The program that is named, or the first. Throws Error.

@@ -5,6 +5,7 @@
 #include "errors.hpp"
 #include "native/encoder_run.hpp"
 #include "native/step_run.hpp"
+#include "spec.hpp"
 
 namespace tformer::native {
 
@@ -53,7 +54,7 @@ void Executor::encode(const std::vector<std::int32_t>& src_ids, const std::vecto
 
 std::vector<float> Executor::memory(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& lengths) {
   if (program_->memory().instructions.empty()) {
-    throw Error(Status::usage, "this variant cannot run the encoder alone: export it again with --memory");
+    throw Error(Status::limit, spec::no_memory_graph);
   }
   if (!alone_) alone_ = std::make_unique<EncoderRun>(program_->memory(), kernels_, pool_.threads());
   std::vector<Sentence> sentences(lengths.size());
@@ -61,7 +62,7 @@ std::vector<float> Executor::memory(const std::vector<std::int32_t>& src_ids, co
   const std::size_t width = src_ids.size() / lengths.size();
   alone_->prepare(src_ids.data(), width, sentences.data(), sentences.size(), sizes_, *memory_);
   pool_.run(*alone_);
-  return alone_->given(width);
+  return alone_->outputs(width);
 }
 
 void Executor::step(const std::vector<std::int32_t>& tokens, NativeState& state, std::size_t best, Asked asked,

@@ -24,7 +24,7 @@ Block gathered(const void* from, std::int64_t units, const std::vector<std::int3
 
 }  // namespace
 
-Listed::Listed(const kernels::Matrix& all, std::vector<std::int32_t> tokens, Memory& memory)
+ShortlistWeights::ShortlistWeights(const kernels::Matrix& all, std::vector<std::int32_t> tokens, Memory& memory)
     : ids(std::move(tokens)), matrix(all),
       weights_(gathered(all.weights, kernels::panel_bytes(all) / (4 * lanes), ids, memory)) {
   const std::int64_t groups = all.numbers == kernels::Numbers::int4 ? padded(all.inputs, all.group) / all.group : 1;

@@ -11,11 +11,11 @@
 namespace tformer::native {
 
 /// Some outputs of a matrix, one behind the other, copied.
-struct Listed {
+struct ShortlistWeights {
   std::vector<std::int32_t> ids;  // in order
   kernels::Matrix matrix;
 
-  Listed(const kernels::Matrix& all, std::vector<std::int32_t> tokens, Memory& memory);
+  ShortlistWeights(const kernels::Matrix& all, std::vector<std::int32_t> tokens, Memory& memory);
 
  private:
   Block weights_, scales_, sums_, bias_;

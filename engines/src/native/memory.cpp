@@ -11,7 +11,7 @@
 namespace tformer::native {
 namespace {
 
-constexpr double slack = 1.25;   // in use or not: at most so many times what was in use at once
+constexpr double slack = 1.25;  // used plus idle bytes stay below so many times the peak use
 constexpr std::size_t page = 4096;
 
 /// Sizes an eighth apart, of which a block that comes back serves more.

@@ -32,7 +32,7 @@ class Pool {
   ~Pool();
 
   int threads() const { return static_cast<int>(helpers_->threads.size()) + 1; }
-  /// Do a job of at most `most_stages`. For one caller at a time.
+  /// Run a job; one caller at a time.
   void run(Job& job);
   /// Have room for the stages of a job.
   void reserve(std::size_t stages);

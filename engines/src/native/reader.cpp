@@ -4,11 +4,11 @@
 #include <stdexcept>
 
 #include "native/fields.hpp"
+#include "spec.hpp"
 
 namespace tformer::native {
 namespace {
 
-constexpr std::int64_t most_width = 1 << 20, most_heads = 1 << 12;  // what the largest d_ff and heads of a model are
 constexpr std::int64_t most_summed = 65536;  // products of 8 bits, of up to 255 * 128 each, that fit into a sum of 32
 
 using kernels::lanes;
@@ -20,7 +20,7 @@ class Reader {
       : arrays_(arrays), model_(model), recipe_(recipe), graph_(graph), encoder_(graph != Graph::step) {}
 
   Code read(const Json& graph) {
-    for (const Json& width : list_of(graph, "widths")) code_.widths.push_back(whole(width, 1, most_width, "a width"));
+    for (const Json& width : list_of(graph, "widths")) code_.widths.push_back(whole(width, 1, spec::most_width, "a width"));
     code_.bytes.resize(code_.widths.size(), false);
     written_.resize(code_.widths.size(), false);
     std::size_t number = 0;
@@ -200,7 +200,7 @@ class Reader {
     made.x = view(from, "x");
     using kernels::Norm;
     made.norm = one_of<Norm>(from, "kind", {{"layer", Norm::layer}, {"rms", Norm::rms}, {"annotated", Norm::annotated}});
-    made.heads = from.contains("heads") ? whole(from, "heads", 1, most_heads) : 1;
+    made.heads = from.contains("heads") ? whole(from, "heads", 1, spec::most_heads) : 1;
     if (made.x.width % made.heads) throw std::invalid_argument("heads do not divide its width");
     made.gain = arrays_.floats(from, "gain", {made.x.width / made.heads});
     made.bias = arrays_.floats_if(from, "bias", {made.x.width / made.heads});
@@ -230,7 +230,7 @@ class Reader {
   }
 
   void attention(const Json& from, Instruction& made) {
-    made.heads = whole(from, "heads", 1, most_heads);
+    made.heads = whole(from, "heads", 1, spec::most_heads);
     made.size = whole(from, "size", 1, kernels::largest_head);
     made.scale = real(from, "scale");
     const std::int64_t width = made.heads * made.size;
@@ -255,7 +255,7 @@ class Reader {
     if (from.contains("bias")) {
       const Arrays::Array bias = arrays_.array(from, "bias");
       const std::int64_t positions = encoder_ ? recipe_.limits.src_tokens : recipe_.limits.tgt_tokens;
-      const std::int64_t zero = whole(from, "zero", positions - 1, most_width);
+      const std::int64_t zero = whole(from, "zero", positions - 1, spec::most_width);
       const std::int64_t least = zero + (encoder_ ? positions : 1) + lanes;  // kernels read so much behind the last
       const bool fits = bias.dtype == "float32" && bias.shape.size() == 2 && bias.shape[0] == made.heads &&
                         bias.shape[1] >= least;
@@ -276,7 +276,7 @@ class Reader {
 
   void keep(const Json& from, Instruction& made) {
     if (graph_ != Graph::encoder) throw std::invalid_argument(std::string("the ") + name() + " keeps nothing");
-    made.heads = whole(from, "heads", 1, most_heads);
+    made.heads = whole(from, "heads", 1, spec::most_heads);
     made.size = whole(from, "size", 1, kernels::largest_head);
     made.layer = layer(from, made);
     made.k = of_width(view(from, "k"), made.heads * made.size, "k");

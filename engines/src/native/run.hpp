@@ -21,22 +21,20 @@ class Run : public Job {
   std::size_t stages() const override { return stages_.size(); }
   std::uint32_t pieces(std::size_t stage) const override { return stages_[stage].pieces; }
   void piece(std::size_t stage, std::uint32_t piece, int worker) override;
-  /// What a stage does, and which part of it: 0 all, 1 its inputs in groups, 2 its end.
-  const Instruction& instruction(std::size_t stage) const { return *stages_[stage].it; }
-  std::size_t part(std::size_t stage) const { return static_cast<std::size_t>(stages_[stage].part); }
+  /// An instruction, or a part of one.
+  struct Stage {
+    const Instruction* it;
+    enum Part { whole, groups, finish } part;  // groups: its inputs in groups; finish: its end
+    std::uint32_t pieces = 1;
+    std::uint32_t columns = 1;  // of a product: pieces side by side
+  };
+
+  const Stage& stage(std::size_t number) const { return stages_[number]; }
 
  protected:
   /// What one thread does in a nanosecond: at most half of what tests/kernel_speed measures on one core with AVX-512 (27
   /// bytes, 235 products of 8 bits, 53 of fp32). Only how work is cut depends on it.
   static constexpr double floats_moved = 3, bytes_read = 12, integers_multiplied = 120, floats_multiplied = 20;
-
-  /// An instruction, or a part of one.
-  struct Stage {
-    const Instruction* it;
-    enum Part { whole, groups, finish } part;
-    std::uint32_t pieces = 1;
-    std::uint32_t columns = 1;  // of a product: pieces side by side
-  };
 
   const kernels::Kernels& kernels_;
   const int threads_;

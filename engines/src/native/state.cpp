@@ -44,15 +44,22 @@ void NativeState::make_room(const CacheSizes& sizes, Memory& memory) {
 void NativeState::reorder(const std::vector<std::int32_t>& parents, const std::vector<std::int32_t>& kept,
                           const CacheSizes& sizes, Memory& memory) {
   const std::size_t width = parents.size() / kept.size();
+  std::size_t longest = 0;
+  for (const std::int32_t number : kept) {  // all memory first: a state that gets none stays as it was
+    Sentence& each = sentences[size(number)];
+    if (width > each.rows) grow(each, width, std::max(each.capacity, first_capacity), sizes, memory);
+    longest = std::max(longest, each.position);
+  }
+  histories_.resize(width * longest);
+  left_.clear();
+  left_.reserve(kept.size());
   for (std::size_t i = 0; i < kept.size(); ++i) {
     Sentence& each = sentences[size(kept[i])];
-    if (width > each.rows) grow(each, width, std::max(each.capacity, first_capacity), sizes, memory);
     const std::int32_t* const from = &parents[i * width];
     const std::size_t filled = each.position, room = each.capacity;
     std::size_t first = 0;  // the best often stay where they are
     while (first < width && size(from[first]) % beams == first) ++first;
     each.moved |= first < width;
-    histories_.resize(width * filled);
     for (std::size_t k = first; k < width; ++k) {
       std::copy_n(&each.written_by[size(from[k]) % beams * room], filled, histories_.data() + k * filled);
     }
@@ -64,7 +71,6 @@ void NativeState::reorder(const std::vector<std::int32_t>& parents, const std::v
   bool same = kept.size() == sentences.size();
   for (std::size_t i = 0; same && i < kept.size(); ++i) same = size(kept[i]) == i;
   if (same) return;
-  left_.clear();
   for (const std::int32_t number : kept) left_.push_back(std::move(sentences[size(number)]));
   std::swap(sentences, left_);
   left_.clear();

@@ -52,7 +52,7 @@ struct CacheSizes {
     std::memcpy(&found, at(block, place), sizeof found);
     return kernels::widened(found);
   }
-  /// Numbers from one block to another.
+  /// Distance between two blocks, in numbers.
   std::int64_t between(const Block& from, const Block& to) const {
     return (at(to, 0) - at(from, 0)) / static_cast<std::int64_t>(bytes(1));
   }
@@ -75,7 +75,7 @@ struct NativeState final : State {
   std::size_t beams = 1;            // rows of each
   std::size_t src_width = 0;        // source tokens of the widest that was asked for
   std::size_t most_beams = 1;       // that will be asked for, as far as is known
-  std::unique_ptr<Listed> listed;   // the tokens of all sentences, where they may not use others
+  std::unique_ptr<ShortlistWeights> listed;   // the tokens of all sentences, where they may not use others
 
   std::size_t rows() const { return sentences.size() * beams; }
   /// See `Engine::reorder`.

@@ -48,8 +48,8 @@ void StepRun::prepare(const std::vector<std::int32_t>& tokens, NativeState& stat
   const auto threads = static_cast<std::size_t>(threads_);
   scores.log_probs.resize(asked.all ? rows * vocab : 0);
   scores.attention.resize(asked.attention ? rows * state.src_width : 0);
-  seen_ld_ = padded(static_cast<std::int64_t>(state.src_width));
-  seen_.resize(asked.attention ? rows * sizes.heads * size(seen_ld_) : 0);
+  attention_ld_ = padded(static_cast<std::int64_t>(state.src_width));
+  attention_weights_.resize(asked.attention ? rows * sizes.heads * size(attention_ld_) : 0);
   listed_.resize(state.listed ? rows * size(padded(state.listed->matrix.outputs)) : 0);
   own_.resize(state.listed ? rows * most_listed : 0);
   largest_.resize(rows * blocks);
@@ -111,9 +111,9 @@ void StepRun::attend(const Stage& stage, std::uint32_t piece, int worker) {
       if (next && padded(next->length) == padded(sentence.length)) {
         attention.ahead = sizes_.between(sentence.cross, next->cross);
       }
-      if (!seen_.empty() && size(it.layer) + 1 == sizes_.layers) {
-        attention.weights = &seen_[row * sizes_.heads * size(seen_ld_)];
-        attention.weights_ld = seen_ld_;
+      if (!attention_weights_.empty() && size(it.layer) + 1 == sizes_.layers) {
+        attention.weights = &attention_weights_[row * sizes_.heads * size(attention_ld_)];
+        attention.weights_ld = attention_ld_;
       }
       attention.to = target(it, row);
       kernels_.attend_shared(attention, part, scratch(worker));
@@ -219,14 +219,14 @@ void StepRun::finish_listed(std::size_t number) {
 
 /// Attention of rows [row, last): the mean over heads of the last layer's cross-attention, zeros behind a source.
 void StepRun::mean_attention(std::int64_t row, std::int64_t last) {
-  if (seen_.empty()) return;
-  const std::size_t heads = sizes_.heads, width = state_->src_width, ld = size(seen_ld_);
+  if (attention_weights_.empty()) return;
+  const std::size_t heads = sizes_.heads, width = state_->src_width, ld = size(attention_ld_);
   for (std::size_t r = size(row); r < size(last); ++r) {
     const auto length = size(state_->sentences[r / state_->beams].length);
     float* const to = &scores_->attention[r * width];
     std::fill_n(to, width, 0.0F);
     for (std::size_t head = 0; head < heads; ++head) {
-      const float* const from = &seen_[(r * heads + head) * ld];
+      const float* const from = &attention_weights_[(r * heads + head) * ld];
       for (std::size_t t = 0; t < length; ++t) to[t] += from[t];
     }
     for (std::size_t t = 0; t < length; ++t) to[t] /= static_cast<float>(heads);

@@ -32,8 +32,8 @@ class StepRun final : public Run {
   std::vector<float> largest_, sums_, best_logits_;
   std::vector<std::int32_t> best_ids_;
   std::vector<float> listed_, own_;           // logits of a list: of all its tokens, of those of a row's sentence
-  std::vector<float> seen_;                   // (rows, heads, seen_ld_) weights of the last cross-attention, if asked for
-  std::int64_t seen_ld_ = 0;
+  std::vector<float> attention_weights_;      // (rows, heads, attention_ld_) of the last cross-attention, if asked for
+  std::int64_t attention_ld_ = 0;
 
   std::uint32_t pieces_of(const Stage& stage) const override;
   void attend(const Stage& stage, std::uint32_t piece, int worker) override;

@@ -65,7 +65,7 @@ void Values::resize(std::size_t rows, Memory& memory) {
   std::size_t bytes = 0;
   for (const std::size_t each : sizes_) bytes += each * more;
   block_ = memory.take(bytes / sizeof(float));
-  std::memset(block_.data(), 0, bytes);  // numbers that nobody has written are none that slow sums down
+  std::memset(block_.data(), 0, bytes);  // denormals in rows that nobody wrote would slow the kernels
   std::byte* place = reinterpret_cast<std::byte*>(block_.data());
   for (const std::size_t each : sizes_) {
     places_.push_back(place);

@@ -16,17 +16,17 @@ double bytes_of(std::size_t count) { return static_cast<double>(count); }
 
 }  // namespace
 
-Pool::~Pool() {
+BufferPool::~BufferPool() {
   while (!idle_.empty()) free_oldest();
 }
 
-void Pool::free_oldest() {
+void BufferPool::free_oldest() {
   unused_ -= idle_.front().second;
   std::free(idle_.front().first);
   idle_.erase(idle_.begin());
 }
 
-std::pair<float*, std::size_t> Pool::take(std::size_t bytes) {
+std::pair<float*, std::size_t> BufferPool::take(std::size_t bytes) {
   idle_.reserve(idle_.size() + given_ + 1);  // so that `give` never fails
   auto found = idle_.end();
   for (auto it = idle_.begin(); it != idle_.end(); ++it) {
@@ -51,14 +51,14 @@ std::pair<float*, std::size_t> Pool::take(std::size_t bytes) {
   return block;
 }
 
-void Pool::give(float* memory, std::size_t bytes) {
+void BufferPool::give(float* memory, std::size_t bytes) {
   --given_;
   used_ -= bytes;
   unused_ += bytes;
   idle_.emplace_back(memory, bytes);
 }
 
-Buffer::Buffer(const std::vector<std::int64_t>& shape, const std::shared_ptr<Pool>& pool) {
+Buffer::Buffer(const std::vector<std::int64_t>& shape, const std::shared_ptr<BufferPool>& pool) {
   const auto count =
       static_cast<std::size_t>(std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()));
   const auto [memory, bytes] =

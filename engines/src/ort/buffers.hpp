@@ -13,12 +13,12 @@ namespace tformer {
 
 /// The memory pool of one engine. A fresh page costs more than what is copied into it, so the memory of a freed buffer
 /// is kept for the next: used and idle memory together, at most `kept` times the most that was in use at once.
-class Pool {
+class BufferPool {
  public:
-  Pool() = default;
-  Pool(const Pool&) = delete;
-  Pool& operator=(const Pool&) = delete;
-  ~Pool();
+  BufferPool() = default;
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+  ~BufferPool();
   /// A block of at least `bytes`, and its size; null where memory is full.
   std::pair<float*, std::size_t> take(std::size_t bytes);
   void give(float* memory, std::size_t bytes);
@@ -38,14 +38,14 @@ class Pool {
 class Buffer {
  public:
   /// Throws Error where there is no memory.
-  Buffer(const std::vector<std::int64_t>& shape, const std::shared_ptr<Pool>& pool);
+  Buffer(const std::vector<std::int64_t>& shape, const std::shared_ptr<BufferPool>& pool);
   float* data() const { return memory_.get(); }
   const Ort::Value& value() const { return value_; }
   Ort::Value& value() { return value_; }
 
  private:
   struct Return {
-    std::shared_ptr<Pool> pool;
+    std::shared_ptr<BufferPool> pool;
     std::size_t bytes;
     void operator()(float* memory) const { pool->give(memory, bytes); }
   };

@@ -58,6 +58,7 @@ class GrowingEngine : public Engine {
     const auto batch = static_cast<std::int64_t>(state.src_lengths.size());
     const std::int64_t beams = static_cast<std::int64_t>(tokens.size()) / batch;
     check_step(beams, state.position[0], limits());
+    check_tokens(tokens, model().tgt_vocab);
     if (attention && !this->attention()) throw Error(Status::limit, spec::no_attention);
     tokens_ = tokens;
     const Ort::Value fed = tensor(tokens_, {batch, beams}), parents = tensor(state.parents, {batch, beams}),
@@ -80,20 +81,22 @@ class GrowingEngine : public Engine {
     graphs_->run(Graphs::step, feed);
     for (std::size_t i = 0; i < past_.size(); ++i) state.past[i] = Ort::Value(feed.outputs[own + i]);
     ++state.position[0];
-    state.parents = counted(tokens.size());
+    std::iota(state.parents.begin(), state.parents.end(), 0);
   }
 
   void reorder(State& opaque, const std::vector<std::int32_t>& parents,
                const std::vector<std::int32_t>& sentences) override {
     auto& state = static_cast<GrowingState&>(opaque);
-    state.parents = parents;
-    if (all_in_order(sentences, state.src_lengths.size())) return;
-    state.cross = gathered(state.cross, sentences);
-    std::vector<std::int32_t> lengths;
+    std::vector<std::int32_t> rows = parents, lengths;
+    std::vector<Ort::Value> cross;
+    const bool all = all_in_order(sentences, state.src_lengths.size());
+    if (!all) cross = gathered(state.cross, sentences);
     for (const std::int32_t sentence : sentences) {
       lengths.push_back(state.src_lengths[static_cast<std::size_t>(sentence)]);
     }
+    state.parents = std::move(rows);  // nothing fails from here on
     state.src_lengths = std::move(lengths);
+    if (!all) state.cross = std::move(cross);
   }
 
   std::vector<std::vector<float>> cross_keys_values(const State& opaque) const override {

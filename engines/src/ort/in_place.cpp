@@ -6,11 +6,10 @@
 #include "errors.hpp"
 #include "ort/engines.hpp"
 #include "ort/in_place_state.hpp"
+#include "spec.hpp"
 
 namespace tformer {
 namespace {
-
-constexpr std::size_t list_unit = 64;  // lists are padded to a multiple of this
 
 class InPlaceEngine : public Engine {
  public:
@@ -35,7 +34,7 @@ class InPlaceEngine : public Engine {
     std::vector<Ort::Value> cross = tformer::encode(*graphs_, ids, lengths);
     auto state = std::make_unique<InPlaceState>(graphs_->model(), pool_, std::move(lengths));
     state->cross = std::move(cross);
-    if (graphs_->shortlist()) state->listed = list_of(src_ids, src_lengths, outlook);
+    if (graphs_->shortlist()) state->listed = shortlist_of(src_ids, src_lengths, outlook);
     return state;
   }
 
@@ -45,26 +44,22 @@ class InPlaceEngine : public Engine {
   void admit(State& opaque, const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
              const Outlook& outlook) override {
     if (!admits()) return Engine::admit(opaque, src_ids, src_lengths, outlook);
-    auto& state = static_cast<InPlaceState&>(opaque);
+    InPlaceState& state = whole(opaque);
     graphs_->open_slots();
-    const std::size_t together = state.slots.size() + src_lengths.size();
-    if (static_cast<std::int64_t>(together) > limits().batch) {
-      throw Error(Status::limit, std::to_string(together) + " sentences exceed the limit of " +
-                                     std::to_string(limits().batch) + ": admit fewer");
-    }
+    const auto together = static_cast<std::int64_t>(state.slots.size() + src_lengths.size());
+    if (together > limits().batch) throw Error(Status::limit, spec::too_many_joined(together, limits().batch));
     std::vector<std::int32_t> ids = src_ids, lengths = src_lengths;
-    state.admit(src_lengths, tformer::encode(*graphs_, ids, lengths));
+    const std::vector<Ort::Value> own = tformer::encode(*graphs_, ids, lengths);
+    change(state, [&] { state.admit(src_lengths, own); });
   }
 
   void step(const std::vector<std::int32_t>& tokens, State& opaque, bool full, bool attention,
             Scores& scores) override {
-    auto& state = static_cast<InPlaceState&>(opaque);
+    InPlaceState& state = whole(opaque);
     check_step(static_cast<std::int64_t>(tokens.size() / state.slots.size()), state.longest, limits());
-    if (attention) {
-      throw Error(Status::limit,
-                  "this variant does not return attention: use the standard graphs of fp32-attention");
-    }
-    if (state.position[0] == state.capacity) state.make_room();
+    check_tokens(tokens, model().tgt_vocab);
+    if (attention) throw Error(Status::limit, spec::no_attention);
+    if (state.position[0] == state.capacity) change(state, [&] { state.make_room(); });
     if (!state.bound) bind(state);
     if (full && !state.log_probs) bind_log_probs(state);
     const auto beams = size(state.beams);
@@ -82,17 +77,36 @@ class InPlaceEngine : public Engine {
 
   void reorder(State& opaque, const std::vector<std::int32_t>& parents,
                const std::vector<std::int32_t>& sentences) override {
-    static_cast<InPlaceState&>(opaque).reorder(parents, sentences);
+    InPlaceState& state = whole(opaque);
+    change(state, [&] { state.reorder(parents, sentences); });
   }
 
   std::vector<std::vector<float>> cross_keys_values(const State& opaque) const override {
-    return copies(static_cast<const InPlaceState&>(opaque).cross);
+    return copies(whole(opaque).cross);
   }
 
  private:
   std::shared_ptr<const Graphs> graphs_;
   std::vector<std::string> cross_, past_, present_, listed_names_;
-  std::shared_ptr<Pool> pool_ = std::make_shared<Pool>();
+  std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
+
+  /// The state of a call. Throws Error where it has lost its caches.
+  static const InPlaceState& whole(const State& opaque) {
+    const auto& state = static_cast<const InPlaceState&>(opaque);
+    if (!state.lost) return state;
+    throw Error(Status::no_memory, "the caches were lost when memory ran out: encode again");
+  }
+  static InPlaceState& whole(State& opaque) {
+    return const_cast<InPlaceState&>(whole(static_cast<const State&>(opaque)));
+  }
+
+  /// Change the caches. If memory runs out meanwhile, they are lost.
+  template <typename Work>
+  static void change(InPlaceState& state, const Work& work) {
+    state.lost = true;
+    work();
+    state.lost = false;
+  }
 
   std::int64_t best_of(std::int64_t beams) const {
     const std::int64_t top_k = graphs_->recipe().top_k;
@@ -100,13 +114,14 @@ class InPlaceEngine : public Engine {
   }
 
   /// The shortlist of a batch, and its part of the output matrix.
-  std::unique_ptr<Listed> list_of(const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& lengths,
-                                  const Outlook& outlook) const {
+  std::unique_ptr<ShortlistState> shortlist_of(const std::vector<std::int32_t>& src_ids,
+                                               const std::vector<std::int32_t>& lengths,
+                                               const Outlook& outlook) const {
     Lists lists = lists_of(*graphs_->shortlist(), src_ids, lengths, outlook.required);
-    auto listed = std::make_unique<Listed>();
+    auto listed = std::make_unique<ShortlistState>();
     listed->ids = std::move(lists.ids);
     const std::size_t least = std::max(listed->ids.size(), size(best_of(limits().beams)));
-    const std::size_t count = (least + list_unit - 1) / list_unit * list_unit;
+    const std::size_t unit = size(spec::list_unit), count = (least + unit - 1) / unit * unit;
     listed->filled = listed->ids;
     listed->filled.resize(count, 0);
     listed->mask.assign(lengths.size() * count, -std::numeric_limits<float>::infinity());
@@ -149,7 +164,7 @@ class InPlaceEngine : public Engine {
     for (std::size_t i = 0; i < cross_.size(); ++i) feed.input(cross_[i], state.cross[i]);
     for (std::size_t i = 0; i < past_.size(); ++i) feed.input(past_[i], state.past[i].value());
     if (state.listed) {
-      Listed& listed = *state.listed;
+      ShortlistState& listed = *state.listed;
       feed.input_names.push_back("shortlist");
       feed.inputs.push_back(listed.filled_value);
       for (std::size_t i = 0; i < listed_names_.size(); ++i) feed.input(listed_names_[i], listed.rows[i]);
@@ -171,9 +186,12 @@ class InPlaceEngine : public Engine {
   void bind_log_probs(InPlaceState& state) const {
     const std::int64_t rows = state.batch * state.beams;
     const std::size_t scored = state.listed ? state.listed->filled.size() : size(model().tgt_vocab);
+    Feed& feed = state.feed[1];
+    feed.output_names.reserve(feed.output_names.size() + 1);  // so that nothing fails once there is a buffer
+    feed.outputs.reserve(feed.outputs.size() + 1);
     state.log_probs.emplace(std::vector<std::int64_t>{rows, static_cast<std::int64_t>(scored)}, pool_);
-    state.feed[1].output_names.push_back("log_probs");
-    state.feed[1].outputs.push_back(state.log_probs->value());
+    feed.output_names.push_back("log_probs");
+    feed.outputs.push_back(state.log_probs->value());
   }
 
   /// Copy the scores of the sentences that are still running.

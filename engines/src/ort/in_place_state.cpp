@@ -5,18 +5,17 @@
 #include <numeric>
 
 #include "ort/engines.hpp"
+#include "spec.hpp"
 
 namespace tformer {
 namespace {
-
-constexpr double sparse = 0.75;  // with fewer sentences than this share, copying them costs less than ended ones
 
 /// S of a tensor (B, H, S, D).
 std::int64_t src_len_of(const Ort::Value& cross) { return cross.GetTensorTypeAndShapeInfo().GetShape()[2]; }
 
 }  // namespace
 
-InPlaceState::InPlaceState(const Model& of, std::shared_ptr<Pool> memory, std::vector<std::int32_t> lengths)
+InPlaceState::InPlaceState(const Model& of, std::shared_ptr<BufferPool> memory, std::vector<std::int32_t> lengths)
     : batch(static_cast<std::int64_t>(lengths.size())), src_lengths(std::move(lengths)), model_(of),
       pool_(std::move(memory)) {
   make_buffers();
@@ -50,7 +49,7 @@ void InPlaceState::reorder(const std::vector<std::int32_t>& parents, const std::
     return;
   }
   if (width > 1) rename(parents, kept);
-  if (static_cast<double>(kept.size()) < sparse * static_cast<double>(batch)) {
+  if (static_cast<double>(kept.size()) < spec::sparse * static_cast<double>(batch)) {
     move(kept, {capacity});
   } else if (!all) {
     slots = std::move(fewer);

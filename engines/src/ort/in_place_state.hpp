@@ -14,7 +14,7 @@ namespace tformer {
 constexpr std::int64_t first_capacity = 32;  // positions of a new cache; it doubles when full
 
 /// The shortlist of a batch, and the step's inputs for it.
-struct Listed {
+struct ShortlistState {
   std::vector<std::int32_t> ids;     // in order
   std::vector<std::int32_t> filled;  // padded to a multiple of `list_unit`
   std::vector<float> mask;           // (B, filled): 0 where a sentence may use a token, else -inf
@@ -34,7 +34,7 @@ struct Move {
 
 struct InPlaceState : State {
   /// New sentences with one row each, and sources of these lengths.
-  InPlaceState(const Model& of, std::shared_ptr<Pool> memory, std::vector<std::int32_t> lengths);
+  InPlaceState(const Model& of, std::shared_ptr<BufferPool> memory, std::vector<std::int32_t> lengths);
 
   std::int64_t batch, beams = 1, capacity = first_capacity;
   std::int64_t longest = 0;               // position of the longest target
@@ -46,7 +46,7 @@ struct InPlaceState : State {
   std::vector<std::int32_t> written_by;   // (B, K, M): the beam that wrote each position of a beam's target
   std::vector<std::int32_t> position = {0};  // the buffer position that the next step writes, for all sentences
   std::vector<std::int32_t> positions;    // (B, K) position in each target, once a sentence has joined; 0 if free
-  std::unique_ptr<Listed> listed;
+  std::unique_ptr<ShortlistState> listed;
   // Bound inputs and outputs: remade when sizes change.
   std::vector<Ort::Value> values;
   Feed feed[2];                         // without and with all log-probabilities
@@ -54,6 +54,7 @@ struct InPlaceState : State {
   std::vector<float> top_scores;
   std::optional<Buffer> log_probs;  // (B*K, V)
   bool bound = false;
+  bool lost = false;  // memory ran out during a change: nothing of the caches may be read
 
   /// See `Engine::reorder`.
   void reorder(const std::vector<std::int32_t>& parents, const std::vector<std::int32_t>& sentences);
@@ -72,7 +73,7 @@ struct InPlaceState : State {
   };
 
   const Model& model_;
-  std::shared_ptr<Pool> pool_;
+  std::shared_ptr<BufferPool> pool_;
   std::vector<std::int32_t> histories_;  // (K, T), of one sentence
 
   void make_buffers();

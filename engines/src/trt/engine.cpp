@@ -12,7 +12,6 @@ namespace tformer {
 namespace {
 
 using spec::dead;
-constexpr int most_misses = 4;  // steps that had to run again, after which a batch no longer runs ahead
 
 struct SpeculativeState final : State {
   SpeculativeState(std::shared_ptr<const TrtModel> owner, std::unique_ptr<TrtDevice> taken)
@@ -83,7 +82,7 @@ class SpeculativeEngine final : public Engine {
     require_room(state, tokens.size() / state.sentences, attention);
     if (!state.speculative || !chosen(tokens, state)) feed(tokens, state);
     const std::int64_t following = state.position + 1;
-    state.speculative = !full && state.misses < most_misses && following < state.steps &&
+    state.speculative = !full && state.misses < spec::most_misses && following < state.steps &&
                   following < state.device->profile.capacity;
     if (state.speculative) state.device->issue(following);
     state.device->read(state.position, state.record);
@@ -117,9 +116,7 @@ class SpeculativeEngine final : public Engine {
       refuse(std::to_string(width) + " beams exceed the " + std::to_string(profile.beams) +
              " that were announced: " + profile.shown());
     }
-    if (attention) {
-      refuse("graphs of target trt do not return attention: use the standard graphs of fp32-attention");
-    }
+    if (attention) refuse(spec::no_attention);
     if (state.position == profile.capacity) {
       refuse("decoding step " + std::to_string(state.position + 1) + " is beyond what was announced: " +
              profile.shown());

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base import messages
 from ...base.errors import ConfigError, LimitError
 from ...bundle.contract import LISTED, SLOTS_GRAPH, cache_names, signature
 from ...bundle.manifest import Bundle
@@ -115,7 +116,7 @@ class InPlaceEngine(OrtEngine):
             self._slots = self._slots or self._session(SLOTS_GRAPH, 0)
         count, live, lengths = len(src_ids), len(state.slots), np.array(src_lengths, np.int32)
         if live + count > self.limits.batch:
-            raise LimitError(f"{live + count} sentences exceed the limit of {self.limits.batch}: admit fewer")
+            raise LimitError(messages.TOO_MANY_JOINED.format(sentences=live + count, limit=self.limits.batch))
         cross = [view(value) for value in self._encode(src_ids, lengths)]
         free = np.setdiff1d(np.arange(len(state.tokens), dtype=np.int32), state.slots)
         src_len = max(src_ids.shape[1], state.cross[0].shape()[2])
@@ -144,7 +145,7 @@ class InPlaceEngine(OrtEngine):
         """See `Engine.step`."""
         check_step(tokens.shape[1], state.longest, self.limits)
         if attention:
-            raise LimitError("this variant does not return attention: use the standard graphs of fp32-attention")
+            raise LimitError(messages.NO_ATTENTION)
         if state.position == state.written_by.shape[2]:
             self._make_room(state)
         if full not in state.bound:
