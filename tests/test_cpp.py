@@ -598,7 +598,7 @@ def test_the_command_line_example_names_the_bad_line(flag: str) -> None:
     """Behind the results of those before it."""
     demo("fp32")
     good, bad, words = {
-        "--ids": ("5 6 3\n4 3\n", "5\0x", "line 3: '5\0x' is no token id"),
+        "--ids": ("5 6 3\n4 3\n", "5\0x", "line 3: '5?x' is no token id"),
         "--score": ("seven\tsieben\neight\tacht\n", "nine", "line 3: has no tab"),
     }[flag]
     alone = run(DEMO, flag, stdin=good.encode())

@@ -111,6 +111,7 @@ std::vector<std::int32_t> parse_ids(const std::string& line, std::uint64_t numbe
     std::int32_t id = 0;
     const auto [end, problem] = std::from_chars(word.data(), word.data() + word.size(), id);
     if (problem != std::errc() || end != word.data() + word.size()) {
+      std::replace(word.begin(), word.end(), '\0', '?');  // it would end the message
       throw Failed(input_line(number) + "'" + word + "' is no token id: give whole numbers");
     }
     ids.push_back(id);

@@ -114,7 +114,8 @@ void read_program(const std::string& text) {
   for (int step = 0; step < 4; ++step) {
     executor.step({2, 4}, state, 2, {step == 1, step == 2}, scores);
     if (step != 2) continue;
-    state.listed = std::make_unique<native::Listed>(executor.output(), std::vector<std::int32_t>{1, 3, 13}, executor.blocks());
+    std::vector<std::int32_t> tokens{1, 3, 13};
+    state.listed = std::make_unique<native::ShortlistWeights>(executor.output(), std::move(tokens), executor.blocks());
     state.sentences[0].listed = {0, 2};
     state.sentences[1].listed = {1};
   }
