@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import messages
 from ..base.errors import LimitError, NotNumbers
+from ..base.messages import END_IS_FORCED, FORCED_END, NOT_FINITE, TOO_MANY_FORCED
 from ..engines.base import Floats, Ints, Scores
 from .options import DecodeOptions
 
@@ -71,8 +71,8 @@ def check_forced(forced: int, longest: int, options: DecodeOptions, where: str =
     """Raise LimitError where an output is too short for its forced tokens and a forced end after them."""
     ends = options.forced_end and not options.endless
     if forced + ends > longest:
-        also = messages.FORCED_END if ends else ""
-        raise LimitError(where + messages.TOO_MANY_FORCED.format(forced=forced, also=also, longest=longest))
+        also = FORCED_END if ends else ""
+        raise LimitError(where + TOO_MANY_FORCED.format(forced=forced, also=also, longest=longest))
 
 
 class Rules:
@@ -98,7 +98,7 @@ class Rules:
         self.prefixes = [(*options.first_ids, *prefix) for prefix in prefixes or [()] * len(src_lengths)]
         self._forced_steps, self._early_steps = max(map(len, self.prefixes)), int(self.shortest.max()) - 1
         if any(token in end_ids for prefix in self.prefixes for token in prefix):
-            raise LimitError(messages.END_IS_FORCED)
+            raise LimitError(END_IS_FORCED)
         for prefix, most in zip(self.prefixes, longest.tolist(), strict=True):
             check_forced(len(prefix), most, options)
 
@@ -186,7 +186,7 @@ def require_numbers(
     if broken.any():
         sentence = int(sentences[broken.argmax()])
         request = numbers[sentence] if len(numbers) else sentence
-        raise NotNumbers(f"request {request + 1}: {messages.NOT_FINITE.format(step=step + 1)}", request)
+        raise NotNumbers(f"request {request + 1}: {NOT_FINITE.format(step=step + 1)}", request)
 
 
 def are_among(ids: Ints, few: Ints) -> NDArray[np.bool_]:
