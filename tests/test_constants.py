@@ -17,19 +17,22 @@ from onnx import GraphProto, numpy_helper
 from tformer_deploy.base.errors import ArtifactError
 from tformer_deploy.bundle.contract import graphs_of
 from tformer_deploy.bundle.manifest import Bundle, open_bundle
+from tformer_deploy.bundle.origin import ORIGINS
 from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.check import EngineReport, Gate
 from tformer_deploy.check.constants import compare_constants, failures
 from tformer_deploy.check.origins import named_tensors
 from tformer_deploy.check.report import describe_constants
 from tformer_deploy.check.results import Constants
+from tformer_deploy.check.unrounded import compare_unrounded
 from tformer_deploy.export.calibrate import Measured, input_ranges
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
+from tformer_deploy.model.checkpoint import open_checkpoint
 from tformer_deploy.model.network import Transformer
 
 from .conftest import random_model, small_config
-from .mutations import CONSTANTS, ROUNDING, Mutation
+from .mutations import CONSTANTS, ROUNDING, Mutation, change_tensor
 from .program_mutations import PROGRAM_CONSTANTS, ProgramMutation, break_program
 from .test_options import OTHERS
 
@@ -98,22 +101,30 @@ def test_an_untrained_model_with_equal_tensors_is_equal(recipe: str, tmp_path: P
     assert not found.wrong and found.equal == found.compared
 
 
+class Exported(dict[str, tuple[Transformer, Bundle]]):
+    """The small model and its graphs, by recipe; made when they are first asked for. Read only."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.model, self.folder = random_model(small_config()), folder
+
+    def __missing__(self, recipe: str) -> tuple[Transformer, Bundle]:
+        (self.folder / recipe).mkdir()
+        self[recipe] = self.model, graphs(self.model, recipe, self.folder / recipe)
+        return self[recipe]
+
+
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Transformer, Bundle]]:
-    """The small model's graphs of every recipe of `CONSTANTS`. Read only."""
-    model, folder = random_model(small_config()), tmp_path_factory.mktemp("graphs")
-    names = dict.fromkeys([*(variant or "fp32" for variant, *_ in CONSTANTS.values()), *PROGRAMS])
-    for name in names:
-        (folder / name).mkdir()
-    return {name: (model, graphs(model, name, folder / name)) for name in names}
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return Exported(tmp_path_factory.mktemp("graphs"))
 
 
 def mutated(bundle: Bundle, graph: str, mutate: Mutation, out: Path) -> Bundle:
     """The bundle with one graph changed, all of them without files for their weights."""
     variant, folder = bundle.default, out / bundle.default
     folder.mkdir(exist_ok=True)
-    for name in graphs_of(bundle.variants[variant] if variant else bundle.recipe):
-        model = onnx.load(bundle.graph(name, variant))
+    for path in sorted(bundle.graph("encoder", variant).parent.glob("*.onnx")):
+        model, name = onnx.load(path), path.stem
         if name == graph:
             mutate(model.graph)
         onnx.save(model, folder / f"{name}.onnx")
@@ -174,18 +185,130 @@ def test_integers_come_straight_from_their_rounding(exported: dict[str, Any], tm
     assert lines and "constant capped" in lines[0] and "differs from what QuantizeLinear gives" in lines[0]
 
 
-def test_zero_points_are_named(exported: dict[str, Any], tmp_path: Path) -> None:
-    """Exported weights have none."""
+@pytest.mark.parametrize(
+    ("recipe", "graph", "kind", "place"),
+    [
+        ("int4", "decoder_step", "MatMulNBits", 3),
+        ("int4", "decoder_step", "MatMulNBits", 4),
+        ("int4", "short_rows", "GatherBlockQuantized", 3),
+        ("int8", "decoder_step", "MatMulIntegerToFloat", 5),
+    ],
+)
+def test_inputs_that_export_leaves_empty_are_named(
+    recipe: str, graph: str, kind: str, place: int, exported: dict[str, Any], tmp_path: Path
+) -> None:
+    """Zero points of weights, and the order of their groups."""
 
     def add(graph: GraphProto) -> None:
-        node = next(node for node in graph.node if node.op_type == "MatMulNBits")
-        scales = next(t for t in graph.initializer if t.name == node.input[2])
-        graph.initializer.append(numpy_helper.from_array(np.zeros(-(-np.prod(scales.dims) // 2), np.uint8), "zeros"))
-        node.input[:] = [*node.input[:3], "zeros", *node.input[4:]]
+        node = next(node for node in graph.node if node.op_type == kind)
+        graph.initializer.append(numpy_helper.from_array(np.zeros((), np.int32), "zeros"))
+        inputs = [*node.input, *[""] * (place + 1 - len(node.input))]
+        node.input[:] = [*inputs[:place], "zeros", *inputs[place + 1 :]]
 
-    model, bundle = exported["int4"]
-    lines = failures(compared(model, mutated(bundle, "decoder_step", add, tmp_path)))
-    assert lines and "constant zeros" in lines[0] and "differs from the middle of the integers" in lines[0]
+    model, bundle = exported[recipe]
+    lines = failures(compared(model, mutated(bundle, graph, add, tmp_path)))
+    where = f"{recipe}/{graph}.onnx"
+    assert lines[0] == f"{kind} of {where} reads zeros where export leaves the input empty: export the bundle again"
+
+
+def test_scales_that_are_computed_are_named(exported: dict[str, Any], tmp_path: Path) -> None:
+    def computed(kind: str, place: int) -> Mutation:
+        def mutate(graph: GraphProto) -> None:
+            number, node = next((i, n) for i, n in enumerate(graph.node) if n.op_type == kind)
+            graph.initializer.append(numpy_helper.from_array(np.float32(1.01), "little"))
+            graph.node.insert(number, onnx.helper.make_node("Mul", [node.input[place], "little"], ["made"]))
+            node.input[place] = "made"
+
+        return mutate
+
+    for recipe, graph, kind, place, named in (
+        ("int8", "decoder_step", "MatMulIntegerToFloat", 3, "the weight's own scales"),
+        ("int8", "decoder_step", "MatMulIntegerToFloat", 2, "what calibration measured"),
+        ("int8", "decoder_step", "QuantizeLinear", 1, "what calibration measured"),
+        ("int4", "decoder_step", "MatMulNBits", 2, "the weight's own scales"),
+        ("int4", "short_rows", "GatherBlockQuantized", 2, "the weight's own scales"),
+    ):
+        out = tmp_path / f"{kind} {place}"
+        out.mkdir()
+        model, bundle = exported[recipe]
+        lines = failures(compared(model, mutated(bundle, graph, computed(kind, place), out)))
+        assert any("constant made" in line and f"differs from {named}" in line for line in lines), (kind, lines)
+
+
+def test_a_constant_cannot_hide_behind_that_of_another_graph(exported: dict[str, Any], tmp_path: Path) -> None:
+    """The other graph has the tensor, so that it is not missed; it has changed where it has no origin any more."""
+    model, bundle = exported["fp32"]
+    name = "decoder.0.ff.up.weight.transposed"
+    (tmp_path / "other").mkdir()
+    changed = mutated(bundle, "slots_step", lambda graph: change_tensor(graph, name, lambda w: -w), tmp_path / "other")
+    path = changed.graph("slots_step")
+    stored = onnx.load(path)
+    (metadata,) = (each for each in stored.metadata_props if each.key == ORIGINS)
+    metadata.value = json.dumps({key: value for key, value in json.loads(metadata.value).items() if key != name})
+    onnx.save(stored, path)
+    lines = failures(compared(model, changed))
+    assert lines == [f"constant {name} of slots_step.onnx has no origin: export the bundle again"]
+
+
+def test_a_bias_that_is_left_out_is_named(exported: dict[str, Any], tmp_path: Path) -> None:
+    def drop(graph: GraphProto) -> None:
+        node = next(node for node in graph.node if "decoder.0.ff.up.bias" in node.input)
+        if node.op_type == "Add":
+            node.op_type = "Identity"
+            node.input.remove("decoder.0.ff.up.bias")
+        else:
+            node.input[:] = ["" if each == "decoder.0.ff.up.bias" else each for each in node.input]
+
+    for recipe in ("fp32", "int8", "int4"):
+        (tmp_path / recipe).mkdir()
+        model, bundle = exported[recipe]
+        lines = failures(compared(model, mutated(bundle, "decoder_step", drop, tmp_path / recipe)))
+        assert len(lines) == 1 and "constant decoder.0.ff.up.bias of " in lines[0], lines
+        assert "decoder_step.onnx differs from the checkpoint's by " in lines[0]
+
+
+def test_an_output_bias_that_is_left_out_is_named_where_weights_are_tied(tmp_path: Path) -> None:
+    """A table of embeddings has the same weights, and no bias."""
+
+    def drop(graph: GraphProto) -> None:
+        node = next(node for node in graph.node if node.op_type == "Gemm")
+        del node.input[2]
+
+    model = random_model(small_config(output_bias=True))
+    bundle = graphs(model, "fp32", tmp_path)
+    (tmp_path / "broken").mkdir()
+    lines = failures(compared(model, mutated(bundle, "decoder_step", drop, tmp_path / "broken")))
+    assert len(lines) == 1 and lines[0].startswith("constant output.bias of decoder_step.onnx differs "), lines
+
+
+def test_a_relative_bias_that_is_left_out_of_a_program_is_named(tmp_path: Path) -> None:
+    model = random_model(small_config(**OTHERS))
+    bundle = graphs(model, "native-fp32", tmp_path / "bundle")
+
+    def drop(program: Any) -> None:
+        each = next(each for each in program.about["graphs"]["encoder"]["code"] if each["op"] == "self")
+        del each["bias"]
+
+    out = break_program(bundle.directory, tmp_path / "broken", "native-fp32", drop)
+    lines = failures(compared(model, dataclasses.replace(bundle, directory=out)))
+    assert any("constant encoder_relative.tables.0 of " in line for line in lines), lines
+
+
+@pytest.mark.parametrize("kind", ["DOUBLE", "FLOAT8E4M3FN", "INT4"])
+def test_weights_of_any_type_are_compared(kind: str, exported: dict[str, Any], tmp_path: Path) -> None:
+    """Also of one that export never writes."""
+
+    def other_type(graph: GraphProto) -> None:
+        for tensor in graph.initializer:
+            if tensor.name in ("encoder_norm.bias", "encoder.0.ff.up.weight.int8.transposed"):
+                values, dtype = numpy_helper.to_array(tensor), getattr(onnx.TensorProto, kind)
+                values = (values * 1.01 + 1).clip(-7, 7).ravel()
+                tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, dtype, list(tensor.dims), values))
+
+    model, bundle = exported["int8"]
+    found = compared(model, mutated(bundle, "encoder", other_type, tmp_path))
+    for name in ("encoder_norm.bias", "encoder.0.ff.up.weight"):
+        assert any(f"constant {name}" in line for line in found.wrong), found.wrong
 
 
 def test_a_damaged_program_is_an_error_of_one_line(exported: dict[str, Any], tmp_path: Path) -> None:
@@ -249,6 +372,18 @@ def test_many_wrong_constants_are_counted() -> None:
         "6 more constants differ from the checkpoint's",
     ]
     assert describe_constants(Constants(skipped="no onnx")) == "not compared: no onnx"
+
+
+def test_a_variant_that_cannot_be_checked_without_rounding_fails(
+    variants_bundle: Path, run: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(variants_bundle, broken)
+    (broken / "int8/encoder.onnx").write_bytes(b"no graph")
+    report, model = EngineReport("ort:int8", "int8"), open_checkpoint(run).load_model()
+    compare_unrounded(report, open_bundle(broken, graphs=False), "int8", model, lambda _: EngineReport("ort:int8"))
+    (failure,) = report.failures
+    assert failure.startswith("without its rounding: ") and "encoder.onnx is damaged" in failure
 
 
 def test_a_graph_that_cannot_be_read_fails(variants_bundle: Path, run: Path, tmp_path: Path) -> None:

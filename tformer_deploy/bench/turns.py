@@ -152,6 +152,8 @@ class MachineLimits:
             name: program_reads(name, bundle) or ([] if EngineName(name).folder(bundle) in mixed else standard)
             for name in self.storages
         }
+        self.measurable = bool(weights)
+        """Whether the machine's limits say something: what the graphs read is known, and they could be measured."""
         if not weights:
             report.notes.append("no limits of the machine: the manifest does not say what the graphs read")
         costs = [cost for name in plan.engines for point in plan.points for cost in self.costs(name, point)]
@@ -167,11 +169,12 @@ class MachineLimits:
     def measure(self) -> None:
         """Measure the limits, and keep the best of all rounds; a note if that is impossible, nothing for GPUs alone."""
         report = self.report
-        if report.notes or all(EngineName(name).device == "cuda" for name in self.plan.engines):
+        if not self.measurable or all(EngineName(name).device == "cuda" for name in self.plan.engines):
             return
         try:
             rates = self.process.ask("matrix_rates", threads=self.threads)
         except MissingExtra as error:
+            self.measurable = False
             report.notes.append(f"no {error}")
             return
         speeds = self.process.ask("bandwidth", sizes=self.sizes, threads=self.threads)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..base.headers import parse_json
+
 ORIGINS = "tformer.origins"
 """Key of a graph's metadata."""
 FORMS = ("", "int8", "int4", "scales", "shrink")
@@ -65,7 +67,7 @@ def write_origins(origins: Mapping[str, Origin]) -> str:
 
 def read_origins(text: str) -> dict[str, Origin]:
     """The origin of each constant. Raises ValueError."""
-    found = json.loads(text)
+    found = parse_json(text)
     if not isinstance(found, dict):
         raise ValueError(f"{ORIGINS} is no object")
     return {name: read_origin(described) for name, described in found.items()}
@@ -83,7 +85,7 @@ def read_origin(described: Any) -> Origin:
             and all(type(factor) in (int, float) for factor in found.factors)
             and len(found.factors) in (0, len(found.tensors))
             and all(type(row) is int and row >= 0 for row in found.rows)
-            and len(found.rows) in (0, 2)
+            and (not found.rows or (len(found.rows) == 2 and found.rows[0] < found.rows[1]))
             and found.form in FORMS
             and type(found.groups) is type(found.transposed) is bool
         )

@@ -5,6 +5,7 @@ Outputs show a wrong constant only if the corpus uses it and its effect exceeds 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,34 +39,43 @@ if TYPE_CHECKING:
 
 SHOWN = 3
 """Wrong constants of an engine that are named; the others are counted."""
-COMPARED = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT8, TensorProto.UINT8)
-"""Types of weights. Arrays of other types are sizes and indices, which no checkpoint has."""
+NO_WEIGHTS = (TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL)
+"""Types of sizes, indices and masks, which no checkpoint has; arrays of every other type are compared or reported."""
 # Operators, and the input that is their bias or their scales.
 BIAS = {"Gemm": 2, "MatMulIntegerToFloat": 6, "MatMulNBits": 5, "LayerNormalization": 2}
 SCALES = {"MatMulIntegerToFloat": 3, "MatMulNBits": 2}
-ZERO_POINTS = 3
-"""Input of MatMulNBits; without it, zero is the middle of the integers, as export has it."""
+LEFT_OUT = {"MatMulIntegerToFloat": (5,), "MatMulNBits": (3, 4), "GatherBlockQuantized": (3,)}
+"""Inputs that export leaves empty: zero points of weights, and the order of their groups."""
 OUTPUT = Origin(("output.weight",))
 """Of the graph input `listed_rows`: rows of it, which the graph `short_rows` has gathered."""
-ROUNDINGS = ("QuantizeLinear", "DynamicQuantizeLinear")
-"""Operators that quantize the input of a matmul."""
+LISTED = ("listed_rows", "listed_scales")
+"""Graph inputs of `short_step` that are weights and their scales."""
 
 
 def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2Seq) -> Constants:
     """Compare every constant of a variant's graphs (empty: the standard ones). Raises ArtifactError."""
+    from ..model.network import Transformer
+
     result = Constants()
     weights = named_tensors(model)
     checkpoint, seen = Checkpoint(weights, model.config), set[str]()
+    literals = type(model) is not Transformer  # code of the user's own may have arrays that are in no checkpoint
     bounds = bundle.manifest["variants"].get(variant, {}).get("ranges", {})
+    constants: GraphConstants | ProgramConstants
     for graph in made_of(recipe, bundle.config):
         path = bundle.directory / variant / PROGRAM if recipe.target == "native" else bundle.graph(graph, variant)
         if not path.is_file():  # not every model has graphs for shortlists
             continue
         where = f"{variant}/{path.name}" if variant else path.name
         if recipe.target == "native":
-            _add(result, seen, graph, f"{where} ({graph})", ProgramConstants(path, graph, checkpoint, bounds, model))
+            where, constants = f"{where} ({graph})", ProgramConstants(path, graph, checkpoint, bounds, model)
         else:
-            _add(result, seen, path.stem, where, GraphConstants(path, checkpoint, bounds))
+            constants = GraphConstants(path, checkpoint, bounds)
+            result.wrong += constants.not_left_out(where)
+        unknown = _add(result, seen, where, constants)
+        result.unknown += [f"{graph}: {name}" for name in unknown]
+        unknown = [] if literals else [name for name in unknown if name in constants.arrays]
+        result.wrong += [f"constant {name} of {where} has no origin: export the bundle again" for name in unknown]
     seen &= weights.keys()
     if recipe.quantized and not bounds:
         result.wrong.append("manifest.json has no ranges of calibration: nothing bounds the rounding of inputs")
@@ -81,10 +91,11 @@ def failures(result: Constants) -> list[str]:
     return [*result.wrong[:SHOWN], *([f"{others} more constants differ from the checkpoint's"] if others > 0 else [])]
 
 
-def _add(
-    result: Constants, seen: set[str], graph: str, where: str, constants: GraphConstants | ProgramConstants
-) -> None:
-    """Add the result of one graph, and to `seen` the checkpoint's tensors that its constants are made of."""
+def _add(result: Constants, seen: set[str], where: str, constants: GraphConstants | ProgramConstants) -> list[str]:
+    """Add the result of one graph, and to `seen` the checkpoint's tensors that its constants are made of.
+
+    Returns the constants that are made of none.
+    """
     known, wrong = set[str](), set[str]()
     for each in constants.compared():
         if each.off.any():  # NaN is true
@@ -95,7 +106,7 @@ def _add(
     known &= constants.names
     result.compared += len(known)
     result.equal += len(known - wrong)
-    result.unknown += [f"{graph}: {name}" for name in sorted(constants.names - known)]
+    return sorted(constants.names - known)
 
 
 def _repeated(name: str, seen: set[str], weights: Mapping[str, Array]) -> bool:
@@ -112,8 +123,11 @@ class GraphConstants:
         self.model, self.origins = model.graph, origins_of(model, path)
         self.tensors = {tensor.name: tensor for tensor in self.model.initializer}
         self.makers = {value: node for node in self.model.node for value in node.output}
-        self.names = {name for name, tensor in self.tensors.items() if tensor.data_type in COMPARED}
-        self.names |= {node.output[0] for node in self.model.node if node.op_type == "Constant"}
+        weights = [tensor for tensor in self.model.initializer if tensor.data_type not in NO_WEIGHTS]
+        nodes = {node.output[0] for node in self.model.node if node.op_type == "Constant"}  # export makes none
+        self.names = nodes | {tensor.name for tensor in weights}
+        self.arrays = nodes | {tensor.name for tensor in weights if math.prod(tensor.dims) > 1}
+        """Those of more than one number."""
 
     def array(self, name: str) -> Array:
         """The values of a constant, which may lie in a file beside the graph."""
@@ -129,7 +143,7 @@ class GraphConstants:
         """Every constant that has an origin, and those that belong together."""
         yield from self.layers()
         for name, tensor in self.tensors.items():
-            made = self.made(name) if tensor.data_type in COMPARED else None
+            made = None if tensor.data_type in NO_WEIGHTS else self.made(name)
             if made is None or self.origins[name].form == "scales":
                 continue
             if self.origins[name].form:
@@ -138,51 +152,76 @@ class GraphConstants:
                 off = elements_off(self.array(name), made.array.T if self.origins[name].transposed else made.array)
                 yield Compared([name], made.names, off)
 
+    def not_left_out(self, where: str) -> list[str]:
+        """A line for each input that export leaves empty, and this graph does not."""
+        inputs = ((node, self.input(node, i)) for node in self.model.node for i in LEFT_OUT.get(node.op_type, ()))
+        return [
+            f"{node.op_type} of {where} reads {name} where export leaves the input empty: export the bundle again"
+            for node, name in inputs
+            if name
+        ]
+
     def layers(self) -> Comparisons:
         """What belongs to the weight of each matmul and norm: bias, scales, and the quantization of its input."""
-        readers = {value: node for node in self.model.node for value in node.input}
         for node in self.model.node:
+            if node.op_type == "GatherBlockQuantized":
+                yield from self.scaled(self.input(node, 0), self.input(node, 2))
             weight = self.input(node, 1)
-            made = self.checkpoint.made(OUTPUT) if weight == "listed_rows" else self.made(weight)
-            if weight not in self.names and weight != "listed_rows":
+            made = self.checkpoint.made(OUTPUT) if weight in LISTED else self.made(weight)
+            if weight not in self.names and weight not in LISTED:
                 continue
             if made is None or node.op_type not in (*BIAS, "MatMul"):
                 continue
-            added = readers.get(node.output[0]) if node.op_type == "MatMul" else None
-            bias = self.input(node, BIAS[node.op_type]) if node.op_type in BIAS else ""
-            if added is not None and added.op_type == "Add":
-                bias = next((name for name in added.input if name in self.tensors), "")
-            if bias:
-                scaled = node.op_type != "LayerNormalization"
-                if (compared := self.checkpoint.bias(bias, made, self.array(bias), scaled)) is not None:
-                    yield compared
-            yield from self.scaled(node, weight, made.names)
+            yield from self.biased(node, weight, made)
+            if node.op_type in SCALES:
+                yield from self.scaled(weight, self.input(node, SCALES[node.op_type]))
+            if node.op_type == "MatMulIntegerToFloat":
+                yield from self.quantized_input(node, made.names)
 
-    def scaled(self, node: NodeProto, weight: str, origins: list[str]) -> Comparisons:
-        """The scales of a quantized matmul, and the quantization of its input."""
-        if node.op_type not in SCALES:
+    def biased(self, node: NodeProto, weight: str, made: Made) -> Comparisons:
+        """The bias of a matmul or norm, zeros where it has none. That of a shortlist's rows is gathered with them."""
+        if node.op_type in BIAS:
+            bias = self.input(node, BIAS[node.op_type])
+        else:
+            adds = [each for each in self.model.node if each.op_type == "Add" and node.output[0] in each.input]
+            bias = next((name for each in adds for name in each.input if name in self.tensors), "")
+        if weight in LISTED and bias not in self.tensors:
             return
-        scales = self.input(node, SCALES[node.op_type])
-        factors = self.origins[weight].factors if weight in self.origins else ()
+        name = bias or f"{made.names[0].removesuffix('weight')}bias"
+        if bias and bias not in self.tensors:
+            yield Compared([name], made.names, np.array([np.nan]), "a constant")
+            return
+        array = self.array(bias) if bias else None
+        compared = self.checkpoint.bias(name, made, array, scaled=node.op_type != "LayerNormalization")
+        if compared is not None:
+            yield compared
+
+    def scaled(self, weight: str, scales: str) -> Comparisons:
+        """The scales that quantized weights are read with."""
+        if weight not in self.origins or scales in LISTED:
+            return
+        factors, tensors = self.origins[weight].factors, list(self.origins[weight].tensors)
         own = [name for name in self.scales(weight) if self.origins[name].factors == factors]
-        if own and scales in self.tensors and scales not in own:
-            yield Compared([scales], origins, elements_off(self.array(scales), self.array(own[0])))
-        if node.op_type == "MatMulNBits":  # which quantizes each row of its input itself
-            if zeros := self.input(node, ZERO_POINTS):
-                yield Compared([zeros], origins, np.array([np.nan]), "the middle of the integers")
+        if scales in own:
             return
+        same = scales in self.tensors and own
+        off = elements_off(self.array(scales), self.array(own[0])) if same else np.array([np.nan])
+        yield Compared([scales], tensors, off, "the weight's own scales")
+
+    def quantized_input(self, node: NodeProto, origins: list[str]) -> Comparisons:
+        """The quantization of a matmul's input; MatMulNBits quantizes each row itself."""
         rounding = self.makers.get(node.input[0])
-        if rounding is None or rounding.op_type not in ROUNDINGS:
+        if rounding is None or rounding.op_type != "QuantizeLinear":
             yield Compared([node.input[0]], origins, np.array([np.nan]), "what QuantizeLinear gives")
             return
-        places = (node, 2, 4), (rounding, 1, 2)
-        for each, *pair in places:
-            names = [self.input(each, place) for place in pair]
+        for each, *places in ((node, 2, 4), (rounding, 1, 2)):
+            names = [self.input(each, place) for place in places]
+            off: Array | None = np.array([np.nan])
             if all(name in self.tensors for name in names):
                 step, zero = (self.array(name) for name in names)
                 off = rounding_off(float(step), int(zero), origins, self.bounds)
-                if off is not None:
-                    yield Compared(names, origins, off, "what calibration measured")
+            if off is not None:
+                yield Compared(names, origins, off, "what calibration measured")
 
     def form(self, name: str) -> str:
         """The form of a constant; empty for floats, and for one without an origin."""
@@ -212,7 +251,7 @@ class GraphConstants:
         for shrink in group[1:]:
             expected = expected / self.array(shrink)
         group += (scales := self.scales(name))
-        if not scales:
+        if not scales or self.tensors[name].data_type not in (TensorProto.INT8, TensorProto.UINT8):
             return Compared(group, made.names, np.full(expected.shape, np.nan))
         own = self.origins[name].factors
         factors = [1 if self.origins[each].factors == own else self.made(each).factors[0] for each in scales]  # type: ignore[union-attr]

@@ -115,7 +115,8 @@ class Checkpoint:
     def _nearest(self, weight: str, factor: np.float32, bias: Array, rows: slice) -> tuple[str, Array]:
         """Of the layers with this weight or an equal one, the first whose bias fits, and the differences."""
         own, found = self.weights[weight], list[tuple[str, Array]]()
-        others = (name for name in self.weights if name != weight and np.array_equal(self.weights[name], own))
+        biased = (name for name in self.weights if name != weight and self._bias(name) in self.weights)
+        others = (name for name in biased if np.array_equal(self.weights[name], own))
         for name in (weight, *others):
             expected = self.weights.get(self._bias(name))
             off = elements_off(bias, np.zeros_like(bias) if expected is None else factor * expected[rows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,10 @@ class ProgramConstants:
             self.about, self.code = program["arrays"], program["graphs"][graph]["code"]
             self.weights = np.memmap(path.parent / WEIGHTS, np.uint8, "r")
             parts = [part for each in self.code for part in (each, each.get("matrix", {}), each.get("rounding", {}))]
-            self.names = {self.name(part[key]) for part in parts for key in ARRAYS if key in part}
+            numbers = {part[key] for part in parts for key in ARRAYS if key in part}
+            self.names = {self.name(number) for number in numbers}
+            self.arrays = {self.name(number) for number in numbers if math.prod(self.about[number]["shape"]) > 1}
+            """Those of more than one number."""
         except DAMAGED as error:
             raise self.damaged(error) from None
 
@@ -184,9 +188,13 @@ class ProgramConstants:
     def relative(self, each: Mapping[str, Any], layer: int) -> Comparisons:
         """The relative position bias of our own model."""
         tables = [name for name in self.checkpoint.weights if name.startswith(f"{self.side}_relative.tables.")]
-        if "bias" not in each or not tables:
+        if not tables:
             return
-        name, found = tables[layer % len(tables)], self.array(each["bias"])
+        name = tables[layer % len(tables)]
+        if "bias" not in each:
+            yield Compared([name], [name], np.abs(self.checkpoint.weights[name]))
+            return
+        found = self.array(each["bias"])
         relative = getattr(self.model, f"{self.side}_relative")
         count = found.shape[1] - LANES
         places = np.clip(each["zero"] - np.arange(count), -relative.most, relative.most) + relative.most

@@ -20,7 +20,7 @@ from onnx import GraphProto, NodeProto, helper, numpy_helper
 
 from ..base.errors import ArtifactError, EngineError, LimitError
 from ..base.files import sha256, write_json
-from ..base.headers import HEADER_BYTES, read_json
+from ..base.headers import HEADER_BYTES, parse_json, read_json
 from ..bundle.contract import GRAPHS, PROGRAM, SLOTS_GRAPH, WEIGHTS, file_of
 from ..bundle.manifest import MANIFEST, REPORT, Bundle
 from ..bundle.origin import Origin, read_origin
@@ -50,10 +50,10 @@ def compare_unrounded(
     try:
         with unrounded(bundle, variant, model) as plain:
             found = run(plain)
-    except (ArtifactError, OSError) as error:  # a tensor that the checkpoint does not have; a full disk
+    except OSError as error:  # a full disk
         report.unrounded = Unrounded(skipped=str(error))
         return
-    except (EngineError, LimitError) as error:
+    except (ArtifactError, EngineError, LimitError) as error:
         found = EngineReport(report.engine, failures=[str(error)])
     equal, sentences = (sum(getattr(each, of) for each in found.outputs) for of in ("equal", "sentences"))
     report.unrounded = Unrounded(found.encoder_max, found.scores_max, equal, sentences)
@@ -114,7 +114,7 @@ class Undo:
     def program(self, source: Path, out: Path, recipe: Recipe) -> None:
         """Write a program of floats to `out`."""
         about = read_json(source, PROGRAM, HEADER_BYTES)
-        stated = json.loads(about["metadata"]["tformer.recipe"])
+        stated = parse_json(about["metadata"]["tformer.recipe"])
         about["metadata"]["tformer.recipe"] = json.dumps({**stated, "cache_precision": recipe.cache_precision})
         shutil.copyfile(source / WEIGHTS, out / WEIGHTS)
         with (out / WEIGHTS).open("ab") as file:
