@@ -259,8 +259,19 @@ def test_the_cpp_runtime_is_compared_on_the_same_plans(
     assert "cpp-tensorrt-trained-fp32: FAILED, code 3 before" in run_kit(kit, "trained").stdout
     step = json.loads((kit / "results/results.json").read_text())["steps"]["cpp-tensorrt-trained-fp32"]
     assert step["report"]["searches"][0]["differ"][0]["cpp"] == [7]
-    found = cpp_problem({"cpp-tensorrt-trained-fp32": step}, "cpp-tensorrt-trained-fp32")
+    found = cpp_problem({"cpp-tensorrt-trained-fp32": step}, "cpp-tensorrt-trained-fp32", 12)
     assert "C++ gives other tokens with 1 beams: 0 of 12 are equal" in found
+
+
+def test_cpp_is_proven_on_all_sentences_or_not_at_all() -> None:
+    def compared(*searches: tuple[int, int]) -> str:
+        found = [{"beams": 1, "equal": equal, "sentences": sentences} for equal, sentences in searches]
+        return cpp_problem({"cpp": {"code": 0, "report": {"searches": found}}}, "cpp", 12)
+
+    assert compared((12, 12), (12, 12)) == ""
+    assert compared((0, 0), (0, 0)) == "cpp: C++ was compared on 0, 0 sentences, not on 12"
+    assert compared() == "cpp: C++ was compared on no sentences, not on 12"
+    assert compared((12, 12), (11, 12)) == "cpp: C++ gives other tokens with 1 beams: 11 of 12 are equal"
 
 
 def test_a_build_without_tensorrt_is_refused(tmp_path: Path) -> None:

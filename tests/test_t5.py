@@ -43,10 +43,14 @@ def test_activations_equal_transformers(ours: str, theirs: str) -> None:
 @settings(max_examples=60)
 @given(st.integers(4, 64), st.integers(0, 400), st.booleans())
 def test_buckets_equal_transformers(count: int, further: int, causal: bool) -> None:
-    distances = torch.arange(-600, 601)
-    furthest = count // 2 + 1 + further
-    theirs = T5Attention._relative_position_bucket(-distances, not causal, count, furthest)
-    assert torch.equal(distance_buckets(distances, count, furthest, causal), theirs)
+    far, furthest = 600, count // 2 + 1 + further
+    buckets = {"relative_attention_num_buckets": count, "relative_attention_max_distance": furthest}
+    config = T5Config(d_model=8, d_kv=8, num_heads=1, is_decoder=causal, **buckets)
+    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    theirs.relative_attention_bias.weight.data = torch.arange(float(count))[:, None]  # a bucket's number is its bias
+    bias = theirs.compute_bias(1, 2 * far + 1, past_seen_tokens=far)[0, 0, 0]  # of the keys around one query
+    distances = far - torch.arange(2 * far + 1)
+    assert torch.equal(distance_buckets(distances, count, furthest, causal), bias.long())
 
 
 def make(kind: str) -> tuple[Transformer, Any]:

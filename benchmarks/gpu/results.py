@@ -149,7 +149,7 @@ def fill(side: Side, results: Mapping[str, Any], step: str) -> Side:
             else:
                 fill_measured(side, steps[name]["report"], model, name)
         if results["kit"].get("cpp") and side.engine.startswith("trt"):
-            side.remarks += filter(None, [cpp_problem(steps, step.format("cpp", model))])
+            side.remarks += filter(None, [cpp_problem(steps, step.format("cpp", model), models[model])])
     return side
 
 
@@ -181,11 +181,15 @@ def fill_measured(side: Side, report: Mapping[str, Any], model: str, name: str) 
         side.remarks.append(f"{name}: steps were not replayed as CUDA graphs: {reason}")
 
 
-def cpp_problem(steps: Steps, name: str) -> str:
-    """Why the C++ runtime is not proven on these plans; empty: it gave the tokens of the Python package."""
+def cpp_problem(steps: Steps, name: str, sentences: int) -> str:
+    """Why the C++ runtime is not proven on these plans; empty: it gave the Python package's tokens on all sentences."""
     if found := problem(steps, name):
         return found
-    differ = [each for each in steps[name]["report"]["searches"] if each["equal"] != each["sentences"]]
+    searches = steps[name]["report"]["searches"]
+    compared = [each["sentences"] for each in searches]
+    if not compared or set(compared) != {sentences}:
+        return f"{name}: C++ was compared on {', '.join(map(str, compared)) or 'no'} sentences, not on {sentences}"
+    differ = [each for each in searches if each["equal"] != each["sentences"]]
     return "".join(
         f"{name}: C++ gives other tokens with {each['beams']} beams: {each['equal']} of {each['sentences']} are equal"
         for each in differ[:1]

@@ -97,6 +97,7 @@ class Run:
     def execute(self, name: str, commands: Sequence[Command], limit_s: float, env: dict[str, str]) -> int:
         """Run commands until one fails or the time is over. Returns its exit code, as a shell has it."""
         until, code = time.monotonic() + limit_s, 0
+        mark = f"{self.work}:{name}"  # another kit on this machine may have a step of the same name
         with (self.out / f"{name}.out").open("wb") as report, (self.out / f"{name}.err").open("wb", 0) as log:
             for words, quiet, stdin in commands:
                 try:
@@ -106,7 +107,7 @@ class Run:
                             stdin=source,
                             stdout=log if quiet else report,
                             stderr=log,
-                            env={**env, "KIT_STEP": name},
+                            env={**env, "KIT_STEP": mark},
                             pass_fds=[self.lock],  # it stays locked while what a killed run has left still works
                         )
                 except OSError as error:
@@ -118,11 +119,11 @@ class Run:
                     code = stop(process)
                 except KeyboardInterrupt:  # which the process has got as well
                     stop(process)
-                    end_children(name)
+                    end_children(mark)
                     raise
                 code = code if code >= 0 else 128 - code
                 if code in (STOPPED, KILLED):
-                    end_children(name)
+                    end_children(mark)
                 if code:
                     break
         return code
@@ -195,7 +196,7 @@ def stop(process: subprocess.Popen[bytes]) -> int:
 
 
 def end_children(step: str) -> None:
-    """Kill what a stopped step had started: it would disturb the next one."""
+    """Kill what a stopped step, as its `KIT_STEP` says, had started: it would disturb the next one."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"KIT_STEP={step}".encode() in (process / "environ").read_bytes().split(b"\0"):
