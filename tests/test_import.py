@@ -355,7 +355,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "NaN": (
         broken(lambda s: s.update({"decoder.fc_out.bias": torch.full((44,), float("nan"))})),
-        "tensor 'decoder.fc_out.bias' has values that are no numbers",
+        "tensor 'decoder.fc_out.bias' has NaN or infinite values",
     ),
     "whole numbers": (
         broken(lambda s: s.update({"decoder.fc_out.bias": torch.ones(44, dtype=torch.int64)})),

@@ -309,7 +309,7 @@ WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
     "scale": ({"encoder/scale_embeddings": torch.tensor(3.0)}, "encoder/scale_embeddings=3"),
     "surplus": ({"decoder/layer_0/ffn/strange/weight": torch.zeros(2, 2)}, "strange/weight"),
     "shape": ({"encoder/layer_1/ffn/linear_0/bias": torch.zeros(FF + 1)}, r"encoder.1.ff.up.bias would be \(25,\)"),
-    "NaN": ({"decoder/layer_0/ffn/linear_0/bias": torch.full((FF,), math.nan)}, "values that are no numbers"),
+    "NaN": ({"decoder/layer_0/ffn/linear_0/bias": torch.full((FF,), math.nan)}, "NaN or infinite values"),
 }
 
 

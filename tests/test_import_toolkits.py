@@ -209,7 +209,7 @@ def test_wrong_tensors(name: str, tmp_path: Path) -> None:
     changes: dict[str, Tensor | None] = {
         "no tensor|has nothing": None,
         "would be": torch.zeros(whole[bias].numel() + 1),
-        "values that are no numbers": torch.full_like(whole[bias], math.nan),
+        "NaN or infinite values": torch.full_like(whole[bias], math.nan),
     }
     if name in ("opennmt-py", "fairseq", "joeynmt", "sockeye"):
         del changes["no tensor|has nothing"]  # a missing bias is one of zeros; weights are below

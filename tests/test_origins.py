@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 from tformer_deploy.base.errors import ArtifactError
 from tformer_deploy.bundle.origin import ORIGINS, Origin, concatenated, read_origins, write_origins
+from tformer_deploy.check.origins import Checkpoint
 from tformer_deploy.export.save import origins_of
+
+from .conftest import small_config
 
 QUERY, KEY = Origin(("query.weight",)).scaled(0.25), Origin(("key.weight",))
 BOTH = concatenated([QUERY, KEY])
@@ -42,6 +47,20 @@ def test_what_is_written_is_read() -> None:
 def test_what_is_no_origin_is_refused(described: object) -> None:
     with pytest.raises(ValueError, match="is no origin of a constant"):
         read_origins(json.dumps({"name": described}))
+
+
+def test_each_factor_is_of_tensors_of_its_kind() -> None:
+    config = small_config(norm="annotated")
+    side = config.encoder
+    root, query, gain = math.sqrt(side.width), 1 / math.sqrt(side.head_dim), math.sqrt(1 - 1 / side.width)
+    tensors = {"table": np.ones((3, side.width), np.float32), "vector": np.ones(side.width, np.float32)}
+
+    def possible(name: str, factor: float) -> bool:
+        made = Checkpoint(tensors, config).made(Origin((name,), (factor,)))
+        return made is not None and bool(np.isfinite(made.array).all())
+
+    assert [possible("table", factor) for factor in (1.0, root, query, gain, 2.0)] == [True, True, True, False, False]
+    assert [possible("vector", factor) for factor in (1.0, root, query, gain, 2.0)] == [True, False, True, True, False]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 200_000, None])

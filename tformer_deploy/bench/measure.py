@@ -168,7 +168,7 @@ class Bench:
             ((seconds_of_line, _),) = repeat(lambda line=line: translator.translate([line]), warm_up=0)  # type: ignore[misc]
             single.append(1e3 * seconds_of_line)
         made = [result for line, result in zip(lines, results, strict=True) if line]  # an empty line costs no step
-        return CorpusSample(seconds, len(lines), sum(len(each.ids) + each.finished for each in made), single)
+        return CorpusSample(seconds, len(made), sum(len(each.ids) + each.finished for each in made), single)
 
     def _decode(self, src_ids: Ints, options: DecodeOptions) -> Sample:
         """Decode a batch in as many parts as there are workers."""

@@ -265,7 +265,7 @@ def described(graph: str, config: ModelConfig, recipe: Recipe) -> dict[str, Any]
 def number(size: str, sizes: Mapping[str, int]) -> int:
     """The value of a named size. Raises ArtifactError."""
     if size not in sizes:
-        raise ArtifactError(f"size {size} of the graph has no number: it is not of target trt")
+        raise ArtifactError(f"size {size} is dynamic: only graphs of target trt can be compiled with fixed sizes")
     return sizes[size]
 
 

@@ -198,8 +198,7 @@ class Recipe:
         if self.target == "onnx":
             return ("fold_weights",)
         if self.target == "trt":
-            merged = ("merge_matmuls",)
-            return ("fuse_norm", "fold_scales", *merged, "fold_weights", "older_operators")
+            return ("fuse_norm", "fold_scales", "merge_matmuls", "fold_weights", "older_operators")
         quantized = self.quantized
         encodes = graph in ("encoder", "memory")
         grouped = quantized and self.group_size > 0 and not encodes

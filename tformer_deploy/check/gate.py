@@ -202,22 +202,24 @@ class Gate:
             except (EngineError, LimitError) as error:
                 return EngineReport(backend, engine.precision, tolerance, failures=[str(error)])
             report.precision, report.loosened = engine.precision, loosened
-            behaved = report.passed
-            led = tuple(walk.name for walk in report.walks)
-            led_alone = all(line.startswith(led) for line in report.failures)
+            decoded_alike = report.passed
+            walk_names = tuple(walk.name for walk in report.walks)
+            only_walks_failed = not decoded_alike and all(line.startswith(walk_names) for line in report.failures)
             report.failures += text
             self.add_constants(report, recipe)
             self.add_unrounded(report, recipe, reference, not_blamed)
-            late = self.add_layer_limits(report, engine, reference)
+            first_late = self.add_layer_limits(report, engine, reference)
             if recipe.memory and not (name.spec.reference or name.spec.no_encoder):
                 self.add_memory(report, reference)
             if translations:
                 add_quality(report, reference.observed.runs, runs, translations, self.bundle.tokenizers(), tolerance)
             if not report.passed:
-                known = [*(report.constants.wrong if report.constants else []), *late] if led_alone else []
-                if behaved and not known:
-                    known = report.failures
-                report.blame = known[0] if known else self.blame(engine, reference, report, tolerance)
+                causes = list[str]()
+                if decoded_alike or only_walks_failed:  # neither shows a layer
+                    causes = [*(report.constants.wrong if report.constants else []), *first_late]
+                if decoded_alike and not causes:
+                    causes = report.failures
+                report.blame = causes[0] if causes else self.blame(engine, reference, report, tolerance)
         return report
 
     def encoder_alone(self, name: str, reference: Reference) -> EngineReport:
@@ -266,17 +268,17 @@ class Gate:
         for layer in (*report.layers, *report.late_layers):
             if layer.name in measured:
                 layer.limit = LAYER_NOISE * measured[layer.name]
-        beyond = [layer for layer in report.layers if layer.limit is not None and not layer.noise <= layer.limit]
+        too_far = [layer for layer in report.layers if layer.limit is not None and not layer.noise <= layer.limit]
         late_ones = [
             layer for layer in report.late_layers if layer.limit is not None and not layer.noise <= layer.limit
         ]
-        for first, where in ((beyond[:1], ""), ([] if beyond else late_ones[:1], " at all positions that there are")):
+        for first, where in ((too_far[:1], ""), ([] if too_far else late_ones[:1], " at all positions that there are")):
             report.failures += [  # later layers differ as well
                 f"layer {layer.name} differs by {layer.noise:.2g} (root mean square){where}, "
                 f"more than {LAYER_NOISE} times what rounding did to it in calibration, {layer.limit:.2g}"
                 for layer in first
             ]
-        for layer in [] if beyond else late_ones[:1]:
+        for layer in [] if too_far else late_ones[:1]:
             ours, theirs = expected.late[layer.name][: len(late[layer.name])], late[layer.name]
             apart = np.square(differences([ours], [theirs])).reshape(len(theirs), -1).mean(1)
             wrong = ~(np.sqrt(apart) <= layer.limit)

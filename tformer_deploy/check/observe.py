@@ -219,7 +219,7 @@ def _score(
     targets = [tokens_of(greedy.outputs[i][0]) for i in range(len(sources))]
     if not all(targets):
         raise ParityError(
-            f"eager PyTorch has no token for sentence {targets.index([]) + 1}, as its scores are not numbers: "
+            f"eager PyTorch has no token for sentence {targets.index([]) + 1}, because its scores are NaN: "
             "check the weights of the checkpoint, or train it again"
         )
     looked_at = set(spread(sources, ENCODER_SENTENCES))

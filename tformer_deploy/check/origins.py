@@ -67,22 +67,24 @@ class Checkpoint:
         """What a constant of this origin is made from; None if the checkpoint does not have it."""
         if origin is None or origin.form == "shrink" or not all(name in self.weights for name in origin.tensors):
             return None
-        factors = [self.factor(each) for each in origin.factors or (1.0,) * len(origin.tensors)]
+        stated = origin.factors or (1.0,) * len(origin.tensors)
+        factors = [self.factor(f, self.weights[each].ndim) for f, each in zip(stated, origin.tensors, strict=True)]
         arrays = [f * self.weights[each] for f, each in zip(factors, origin.tensors, strict=True)]
         array = np.concatenate(arrays) if len(arrays) > 1 else np.asarray(arrays[0])
         sizes = [len(each) if each.ndim else 1 for each in arrays]
         rows = slice(*origin.rows) if origin.rows else slice(None)
         return Made(list(origin.tensors), factors, sizes, array[rows] if origin.rows else array, rows)
 
-    def factor(self, stated: float) -> np.float32:
-        """What a tensor may be multiplied by before it becomes a constant; NaN for any other number."""
+    def factor(self, stated: float, axes: int) -> np.float32:
+        """What a tensor of so many axes may be multiplied by before it becomes a constant; NaN for any other number."""
         if stated == 1:
             return np.float32(1)
         sides = self.config.encoder, self.config.decoder
-        possible = [math.sqrt(side.width) for side in sides] if self.config.scale_embeddings else []
-        possible += [1 / math.sqrt(side.head_dim) for side in sides]
-        # The annotated norm, whose deviation is over d - 1.
-        possible += [math.sqrt((side.width - 1) / side.width) for side in sides]
+        possible = [1 / math.sqrt(side.head_dim) for side in sides]  # weights and biases of queries
+        if axes == 2 and self.config.scale_embeddings:
+            possible += [math.sqrt(side.width) for side in sides]
+        if axes == 1:  # gains of the annotated norm, whose deviation is over d - 1
+            possible += [math.sqrt((side.width - 1) / side.width) for side in sides]
         near = [value for value in possible if abs(stated - value) <= CLOSE * value]
         return np.float32(near[0] if near else np.nan)
 

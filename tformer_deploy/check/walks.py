@@ -1,5 +1,6 @@
-"""Walks: an engine is fed given tokens in beams of any width, order and age, and must score each row as it does alone.
+"""Row consistency: under teacher forcing, each row of a beam must score as the same sentence alone.
 
+Beams have any width, rows any order, and sentences of a batch are at different positions.
 Nothing is decided on the way, so there are no ties, and lossy variants are held to it too. The scores of a row alone
 are compared with eager's elsewhere, under teacher forcing.
 """
@@ -45,17 +46,17 @@ Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Led:
-    """Sentences, and the targets that are fed to each."""
+class ForcedBatch:
+    """Sentences, and the tokens that each is forced to."""
 
     sources: list[list[int]]
     targets: Ints
     """(B, P, T): the token that is fed after each step."""
     copies: int = 1
     """How often each sentence is in a batch."""
-    leave: bool = False
+    half_end: bool = False
     """Half of the sentences end half-way."""
-    join: int = 0
+    join_after: int = 0
     """Half of the sentences join the others after so many steps; 0: all begin together."""
 
 
@@ -64,7 +65,7 @@ class Rows:
     """The state of an engine's rows, sentence by sentence."""
 
     which: Places
-    """(B) The sentence of `Led`."""
+    """(B) The sentence of `ForcedBatch`."""
     ages: Places
     """(B) Steps so far."""
     paths: Places
@@ -101,10 +102,10 @@ def run_walks(engine: Engine, sources: Sequence[Sequence[int]], options: CheckOp
 def _widths(engine: Engine, sources: list[list[int]], options: CheckOptions, limit: float) -> Iterator[Walk]:
     """Every width, the bundle's own and the usual ones first, the others in random order."""
     most = min(options.walks, engine.limits.beams)
-    led = lead(engine, sources, min(WIDTH_STEPS, engine.limits.tgt_tokens), options.seed)
-    if not _fits(engine, led, 1):
+    forced = random_targets(engine, sources, min(WIDTH_STEPS, engine.limits.tgt_tokens), options.seed)
+    if not _fits(engine, forced, 1):
         return
-    alone = [scores.copy() for scores in scores_alone(engine, led)]
+    alone = [scores.copy() for scores in scores_alone(engine, forced)]
     others = np.random.default_rng(options.seed).permutation(np.arange(2, most + 1)).tolist()
     widths = list(dict.fromkeys([options.own_beams, *ALWAYS, *others]))
     until = time.perf_counter() + WIDTHS_SHARE * options.seconds
@@ -112,7 +113,7 @@ def _widths(engine: Engine, sources: list[list[int]], options: CheckOptions, lim
         if n > len(ALWAYS) and time.perf_counter() > until:
             break
         count = SENTENCES if width <= NARROW else WIDE_SENTENCES
-        part = Led(led.sources[:count], led.targets[:count])
+        part = ForcedBatch(forced.sources[:count], forced.targets[:count])
         if _fits(engine, part, width):
             yield walk(engine, part, [scores[:count] for scores in alone], Walk(WIDTHS, width, limit=limit))
 
@@ -120,10 +121,10 @@ def _widths(engine: Engine, sources: list[list[int]], options: CheckOptions, lim
 def _late_rows(engine: Engine, sources: list[list[int]], options: CheckOptions, limit: float) -> Iterator[Walk]:
     """A beam up to the last position; half of the sentences end half-way."""
     width, until = max(options.beams, options.own_beams), time.perf_counter() + LATE_SHARE * options.seconds
-    led = lead(engine, sources, engine.limits.tgt_tokens, options.seed, leave=True)
-    if _fits(engine, led, width):
+    forced = random_targets(engine, sources, engine.limits.tgt_tokens, options.seed, half_end=True)
+    if _fits(engine, forced, width):
         late = Walk(LATE, width, limit=limit)
-        yield walk(engine, led, scores_alone(engine, led), late, lambda: time.perf_counter() > until)
+        yield walk(engine, forced, scores_alone(engine, forced), late, lambda: time.perf_counter() > until)
 
 
 def _joined_rows(engine: Engine, sources: list[list[int]], options: CheckOptions, limit: float) -> Iterator[Walk]:
@@ -132,11 +133,11 @@ def _joined_rows(engine: Engine, sources: list[list[int]], options: CheckOptions
     longest, most = max(options.beams, options.own_beams), min(options.walks, engine.limits.beams)
     for width in dict.fromkeys([longest, options.own_beams, *ALWAYS]):
         steps = engine.limits.tgt_tokens if width == longest else min(WIDTH_STEPS, engine.limits.tgt_tokens)
-        led = lead(engine, sources, steps, options.seed)
-        led = Led(led.sources, led.targets, join=JOIN_STEPS)
-        if len(sources) > 1 and steps > JOIN_STEPS and 1 < width <= most and _fits(engine, led, width):
+        forced = random_targets(engine, sources, steps, options.seed)
+        forced = ForcedBatch(forced.sources, forced.targets, join_after=JOIN_STEPS)
+        if len(sources) > 1 and steps > JOIN_STEPS and 1 < width <= most and _fits(engine, forced, width):
             joined = Walk(JOINED, width, limit=limit)
-            yield walk(engine, led, scores_alone(engine, led), joined, lambda: time.perf_counter() > until)
+            yield walk(engine, forced, scores_alone(engine, forced), joined, lambda: time.perf_counter() > until)
 
 
 def _many_rows(engine: Engine, options: CheckOptions, limit: float) -> Iterator[Walk]:
@@ -146,13 +147,13 @@ def _many_rows(engine: Engine, options: CheckOptions, limit: float) -> Iterator[
     rng = np.random.default_rng(options.seed)
     end = [config.eos_id] if 0 <= config.eos_id < config.src_vocab else []
     sources = [[int(word), *end][-engine.limits.src_tokens :] for word in rng.choice(words, SENTENCES)]
-    led = lead(engine, sources, min(MANY_STEPS, engine.limits.tgt_tokens), options.seed)
-    if not _fits(engine, led, 1):
+    forced = random_targets(engine, sources, min(MANY_STEPS, engine.limits.tgt_tokens), options.seed)
+    if not _fits(engine, forced, 1):
         return
-    alone = [scores.copy() for scores in scores_alone(engine, led)]
+    alone = [scores.copy() for scores in scores_alone(engine, forced)]
     for width in (1, 2) if count else ():
         copies = min(count, engine.limits.sentences(width, SHORT, len(alone))) // SENTENCES
-        many = Led(led.sources, led.targets, copies)
+        many = ForcedBatch(forced.sources, forced.targets, copies)
         if copies > 1 and width <= max(1, options.beams) and _fits(engine, many, width):
             yield walk(engine, many, alone, Walk(MANY, width, limit=limit))
 
@@ -175,27 +176,29 @@ def _full_batches(engine: Engine, sources: list[list[int]], options: CheckOption
         (short, [(width, as_many) for width in usual[:3]]),
         (few, [(width, FULL_ROWS // width) for width in others if width not in usual]),
     ):
-        led = lead(engine, group, min(FULL_STEPS, engine.limits.tgt_tokens), options.seed, leave=True)
-        if not _fits(engine, led, 1):
+        forced = random_targets(engine, group, min(FULL_STEPS, engine.limits.tgt_tokens), options.seed, half_end=True)
+        if not _fits(engine, forced, 1):
             continue
-        alone = [scores.copy() for scores in scores_alone(engine, led)]
-        longest, steps = max(map(len, group)), led.targets.shape[2]
+        alone = [scores.copy() for scores in scores_alone(engine, forced)]
+        longest, steps = max(map(len, group)), forced.targets.shape[2]
         for width, count in wanted:
             copies = min(count, engine.limits.sentences(width, longest, steps)) // len(group)
-            full = Led(led.sources, led.targets, copies, leave=True)
+            full = ForcedBatch(forced.sources, forced.targets, copies, half_end=True)
             allowed = width <= min(options.walks, engine.limits.beams) and time.perf_counter() <= until
             if copies > 1 and allowed and _fits(engine, full, width):
                 yield walk(engine, full, alone, Walk(FULL, width, limit=limit))
 
 
-def lead(engine: Engine, sources: list[list[int]], steps: int, seed: int, leave: bool = False) -> Led:
+def random_targets(
+    engine: Engine, sources: list[list[int]], steps: int, seed: int, half_end: bool = False
+) -> ForcedBatch:
     """Random targets for each sentence: the same at first, then they diverge one by one."""
     config = engine.config
     words = _words(config.tgt_vocab, {config.pad_id, config.bos_id, config.eos_id, config.start_id})
     targets = np.random.default_rng(seed).choice(words, (len(sources), PATHS, steps)).astype(np.int32)
     for path, parted in enumerate(_parted(steps)):
         targets[:, path, :parted] = targets[:, 0, :parted]
-    return Led(sources, targets, leave=leave)
+    return ForcedBatch(sources, targets, half_end=half_end)
 
 
 def _parted(steps: int) -> list[int]:
@@ -208,74 +211,74 @@ def _words(vocab: int, special: set[int]) -> Places:
     return words if len(words) else np.arange(vocab)
 
 
-def _fits(engine: Engine, led: Led, width: int) -> bool:
+def _fits(engine: Engine, forced: ForcedBatch, width: int) -> bool:
     """Whether an engine takes so many rows of these sentences, and every path as a sentence of its own."""
-    longest, steps = max(map(len, led.sources)), led.targets.shape[2]
-    limits, count = engine.limits, len(led.sources) * led.copies
+    longest, steps = max(map(len, forced.sources)), forced.targets.shape[2]
+    limits, count = engine.limits, len(forced.sources) * forced.copies
     profiles = limits.profiles
     there = any(p.beams >= width and p.src_len >= longest and p.capacity >= steps for p in profiles) or not profiles
     return (
         there
         and width <= limits.beams
         and limits.sentences(width, longest, steps) >= count
-        and limits.sentences(1, longest, steps) >= len(led.sources) * PATHS
+        and limits.sentences(1, longest, steps) >= len(forced.sources) * PATHS
     )
 
 
-def scores_alone(engine: Engine, led: Led) -> Iterator[Floats]:
+def scores_alone(engine: Engine, forced: ForcedBatch) -> Iterator[Floats]:
     """Log-probabilities (B, P, V) of each step, every path as a sentence of its own with one row."""
-    count, paths, steps = led.targets.shape
-    batch = make_batch([source for source in led.sources for _ in range(paths)], engine.config.pad_id)
+    count, paths, steps = forced.targets.shape
+    batch = make_batch([source for source in forced.sources for _ in range(paths)], engine.config.pad_id)
     state = engine.encode(batch.src_ids, batch.src_lengths, Outlook(1, steps, drawn=True))
     tokens = np.full((count * paths, 1), engine.config.start_id, np.int32)
     for step in range(steps):
         found = engine.step(tokens, state, full=True)
         assert found.log_probs is not None
         yield found.log_probs.reshape(count, paths, -1)
-        tokens = np.ascontiguousarray(led.targets[:, :, step].reshape(-1, 1))
+        tokens = np.ascontiguousarray(forced.targets[:, :, step].reshape(-1, 1))
 
 
 def walk(
     engine: Engine,
-    led: Led,
+    forced: ForcedBatch,
     alone: Iterator[Floats] | Sequence[Floats],
-    found: Walk,
-    late: Callable[[], bool] = lambda: False,
+    result: Walk,
+    out_of_time: Callable[[], bool] = lambda: False,
 ) -> Walk:
     """Feed rows their targets: at each step, a row continues any row that has followed the same target so far.
 
-    `alone`: from `scores_alone`. `late`: whether time is up.
+    `alone`: from `scores_alone`. `out_of_time`: whether to stop.
     """
-    config, width, rng = engine.config, found.width, np.random.default_rng(found.width)
-    order = rng.permutation(np.repeat(np.arange(len(led.sources)), led.copies))
-    which, others = np.split(order, [len(order) // 2 if led.join else len(order)])
-    batch, steps = make_batch([led.sources[i] for i in which], config.pad_id), led.targets.shape[2]
-    outlook, recent = Outlook(width, steps, drawn=True), deque[Floats](maxlen=led.join + 1)
+    config, width, rng = engine.config, result.width, np.random.default_rng(result.width)
+    order = rng.permutation(np.repeat(np.arange(len(forced.sources)), forced.copies))
+    which, others = np.split(order, [len(order) // 2 if forced.join_after else len(order)])
+    batch, steps = make_batch([forced.sources[i] for i in which], config.pad_id), forced.targets.shape[2]
+    outlook, recent = Outlook(width, steps, drawn=True), deque[Floats](maxlen=forced.join_after + 1)
     state = engine.encode(batch.src_ids, batch.src_lengths, outlook)
     rows = Rows(which, np.zeros(len(which), np.int64), np.zeros((len(which), 1), np.int64))
     for step, expected in enumerate(alone):
         recent.append(expected)
-        if led.join and step == led.join:
-            batch = make_batch([led.sources[i] for i in others], config.pad_id)
+        if forced.join_after and step == forced.join_after:
+            batch = make_batch([forced.sources[i] for i in others], config.pad_id)
             engine.admit(state, batch.src_ids, batch.src_lengths, outlook)
             rows = rows.joined(others)
-        tokens = led.targets[rows.which[:, None], rows.paths, rows.ages[:, None] - 1]
+        tokens = forced.targets[rows.which[:, None], rows.paths, rows.ages[:, None] - 1]
         tokens[rows.ages == 0] = config.start_id
         full = tokens.size * config.tgt_vocab <= SCORED and step % 2 == 0
         scores = engine.step(tokens, state, full=full)
         for age in np.unique(rows.ages):
-            _compare(found, scores, recent[age - step - 1], rows, int(age))
-        found.steps = step + 1
-        if found.steps == steps or late():
+            _compare(result, scores, recent[age - step - 1], rows, int(age))
+        result.steps = step + 1
+        if result.steps == steps or out_of_time():
             break
         stay = np.arange(len(tokens), dtype=np.int32)
-        if led.leave and step == steps // 2:
+        if forced.half_end and step == steps // 2:
             stay = np.sort(rng.permutation(stay)[: -(-len(stay) // 2)])
         rows, parents = _go_on(rng, rows.of(stay), width, steps)
         if width > 1 or len(stay) < len(tokens):
             parents = (parents + stay[:, None] * tokens.shape[1]).astype(np.int32)
             engine.reorder(state, parents, stay if len(stay) < len(tokens) else None)
-    return found
+    return result
 
 
 def _go_on(rng: np.random.Generator, rows: Rows, width: int, steps: int) -> tuple[Rows, Places]:
@@ -295,7 +298,7 @@ def _go_on(rng: np.random.Generator, rows: Rows, width: int, steps: int) -> tupl
     return Rows(rows.which, rows.ages + 1, after), parents
 
 
-def _compare(found: Walk, scores: Scores, alone: Floats, rows: Rows, age: int) -> None:
+def _compare(result: Walk, scores: Scores, alone: Floats, rows: Rows, age: int) -> None:
     """Compare the rows of all sentences of one age: best tokens, and all log-probabilities if they were returned."""
     vocab, best, here = alone.shape[-1], scores.ids.shape[-1], np.flatnonzero(rows.ages == age)
     ids, values, sentences, paths = scores.ids[here], scores.scores[here], rows.which[here][:, None], rows.paths[here]
@@ -306,14 +309,14 @@ def _compare(found: Walk, scores: Scores, alone: Floats, rows: Rows, age: int) -
     off = np.maximum(_largest(values, top[sentences, paths]), _largest(values, own))
     if scores.log_probs is not None:
         off = np.maximum(off, _largest(scores.log_probs[here], alone[sentences, paths]))
-    found.rows += off.size
-    found.largest = worse(found.largest, float(off.max()))
-    wrong = ~(off.astype(np.float64) <= found.limit)
-    if wrong.any() and not found.wrong:
+    result.rows += off.size
+    result.largest = worse(result.largest, float(off.max()))
+    wrong = ~(off.astype(np.float64) <= result.limit)
+    if wrong.any() and not result.wrong:
         n, row = (int(place) for place in np.argwhere(wrong)[0])
         of = f" of {off.shape[1]}" if off.shape[1] > 1 else ""
-        found.first = f"token {age + 1}, row {row + 1}{of} of sentence {here[n] + 1} of {len(rows.which)}"
-    found.wrong += int(wrong.sum())
+        result.first = f"token {age + 1}, row {row + 1}{of} of sentence {here[n] + 1} of {len(rows.which)}"
+    result.wrong += int(wrong.sum())
 
 
 def _largest(ours: Floats, theirs: Floats) -> Floats:

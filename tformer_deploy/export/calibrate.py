@@ -25,10 +25,16 @@ NOISE_SENTENCES, NOISE_TOKENS = 64, 32
 """The same where the rounded copies of the model decode too."""
 ENTRIES = 512
 """Vocabulary entries per batch."""
-CALLS, ROWS, SHARES, FEW, PAYS = 64, 8, [0.5**n for n in range(7)], 0.5, 0.25
-"""Ranges of inputs: calls, and rows of each, that are kept; factors tried for shrinking large channels; largest share
-of channels that may be shrunk; and the share of the squared error that must not be exceeded for shrinking to be worth
-its multiplication."""
+CALLS = 64
+"""Calls of a layer whose inputs are kept to choose its range: enough text, and no more memory for longer ones."""
+ROWS = 8
+"""Rows of each call that are kept."""
+SHARES = [0.5**n for n in range(7)]
+"""Factors that are tried for shrinking large channels: each halves their range, down to 1/64."""
+FEW = 0.5
+"""Largest share of channels that may be shrunk: where most are large, none stands out."""
+PAYS = 0.25
+"""Shrinking must reduce the squared error to this share, to be worth its multiplication in every call."""
 SHARE, ROOM = 0.15, 0.75
 """Shares of the tolerance. If rounding all layers costs too much, one alone may cost `SHARE` in scores, and all that
 are rounded `ROOM`, since other text may cost more."""

@@ -163,7 +163,7 @@ class DeviceSearchStep(InPlaceStep):
         return top_scores, torch.minimum(torch.maximum(ids.int(), first), last)
 
     def best(self, hidden: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See `StepGraph.best`; also the next step's inputs, `contract.CHOICE`."""
+        """See `StepGraph.best`; also the next step's inputs, `contract._CHOICE`."""
         found = super().best(hidden, given)
         return {**found, **self.choose(given, found["top_ids"], found["top_scores"])}
 
@@ -172,7 +172,8 @@ class DeviceSearchStep(InPlaceStep):
         (batch, beams), (rows, count) = given["tokens"].shape, ids.shape
         sums = given["values"].reshape(-1, 1) + scores
         sums = torch.where(ids == given["end_id"], DEAD, sums)
-        sums = torch.where(sums > 3 * DEAD, sums, DEAD)  # no NaN
+        # NaN compares as false and becomes DEAD; DEAD plus a log-probability stays above 3 * DEAD.
+        sums = torch.where(sums > 3 * DEAD, sums, DEAD)
         best_sums, chosen = sums.reshape(batch, -1).topk(beams, dim=-1)
         lives = torch.arange(beams, dtype=torch.int32) < given["live_beams"]
         last = torch.tensor(self.recipe.axes.past_len.max, dtype=torch.int32)  # sentences that have ended go on

@@ -24,7 +24,9 @@ class Range(NamedTuple):
 
 
 LEAST = 1e-9
-"""Where the largest value of a row or group is below, it does not make the scale: quotients might be infinite."""
+"""A row or group whose largest value is below gets another scale: a quotient by a smaller one could be infinite."""
+LEAST_SPAN = 1e-6
+"""A narrower range of inputs counts as this wide: the step between two integers must not be 0."""
 Ranges = dict[str, Range | None]
 """By the name of a linear layer; None: it stays fp32, as do the tables of embeddings where `TABLES` is among them."""
 TABLES = "embeddings"
@@ -38,7 +40,7 @@ def channels(weight: Array) -> tuple[Array, Array]:
 
 def step_and_zero(least: float, largest: float) -> tuple[np.float32, np.uint8]:
     """Scale and zero point of 8 bits over a range."""
-    step = np.float32(max(largest - least, 1e-6) / 255)
+    step = np.float32(max(largest - least, LEAST_SPAN) / 255)
     return step, np.uint8(np.clip(np.rint(-least / step), 0, 255))
 
 

@@ -70,7 +70,7 @@ class Weights:
         tensor = tensor.float()
         # Unlike isfinite, this makes no copies of a table of gigabytes.
         if tensor.numel() and not all(value.isfinite() for value in torch.aminmax(tensor)):
-            raise ArtifactError(f"{self.where}: tensor '{name}' has values that are no numbers: it is damaged")
+            raise ArtifactError(f"{self.where}: tensor '{name}' has NaN or infinite values: copy it again")
         return tensor
 
     def ignore(self, *names: str) -> None:

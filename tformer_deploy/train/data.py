@@ -111,7 +111,10 @@ def _copy(rng: random.Random) -> Parallel:
 
 
 def _numbers(rng: random.Random) -> Parallel:
-    """English number words and their German translation, up to 999,999; each number of digits equally often."""
+    """English number words and their German translation, up to 999,999.
+
+    The number of digits is drawn first, so that short numbers are frequent; a number that is drawn twice stands once.
+    """
     try:
         from num2words import num2words
     except ModuleNotFoundError as error:
