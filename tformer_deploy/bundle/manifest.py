@@ -105,7 +105,11 @@ class Bundle:
                 and metadata["tformer.weights_sha256"] == self.weights_sha256
                 and from_dict(ModelConfig, parse_json(metadata["tformer.model"]), "model") == self.config
                 and recipe_from_dict(parse_json(metadata["tformer.recipe"])) == recipe
-                and parse_json(metadata["tformer.tokenizers"]) == self.tokenizer_hashes
+                # Graphs that were exported without tokenizers do not name any.
+                and (
+                    "tformer.tokenizers" not in metadata
+                    or parse_json(metadata["tformer.tokenizers"]) == self.tokenizer_hashes
+                )
             )
         except (KeyError, ValueError, TypeError, ConfigError):
             fits = False

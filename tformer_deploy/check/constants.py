@@ -59,7 +59,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
     result = Constants()
     weights = named_tensors(model)
     checkpoint, seen = Checkpoint(weights, model.config), set[str]()
-    literals = type(model) is not Transformer  # code of the user's own may have arrays that are in no checkpoint
+    own_code = type(model) is not Transformer  # which may have arrays that are in no checkpoint
     bounds = bundle.manifest["variants"].get(variant, {}).get("ranges", {})
     constants: GraphConstants | ProgramConstants
     for graph in made_of(recipe, bundle.config):
@@ -70,11 +70,11 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
         if recipe.target == "native":
             where, constants = f"{where} ({graph})", ProgramConstants(path, graph, checkpoint, bounds, model)
         else:
-            constants = GraphConstants(path, checkpoint, bounds)
+            constants = GraphConstants(path, checkpoint, bounds, own_code)
             result.wrong += constants.not_left_out(where)
         unknown = _add(result, seen, where, constants)
         result.unknown += [f"{graph}: {name}" for name in unknown]
-        unknown = [] if literals else [name for name in unknown if name in constants.arrays]
+        unknown = [] if own_code else [name for name in unknown if name in constants.arrays]
         result.wrong += [f"constant {name} of {where} has no origin: export the bundle again" for name in unknown]
     seen &= weights.keys()
     if recipe.quantized and not bounds:
@@ -117,8 +117,9 @@ def _repeated(name: str, seen: set[str], weights: Mapping[str, Array]) -> bool:
 class GraphConstants:
     """Compares the constants of one graph."""
 
-    def __init__(self, path: Path, checkpoint: Checkpoint, bounds: Bounds) -> None:
-        self.path, self.checkpoint, self.bounds = path, checkpoint, bounds
+    def __init__(self, path: Path, checkpoint: Checkpoint, bounds: Bounds, own_code: bool) -> None:
+        """`own_code`: of a module of the user's own."""
+        self.path, self.checkpoint, self.bounds, self.own_code = path, checkpoint, bounds, own_code
         model = load_graph(path, weights=False)
         self.model, self.origins = model.graph, origins_of(model, path)
         self.tensors = {tensor.name: tensor for tensor in self.model.initializer}
@@ -185,7 +186,8 @@ class GraphConstants:
         else:
             adds = [each for each in self.model.node if each.op_type == "Add" and node.output[0] in each.input]
             bias = next((name for each in adds for name in each.input if name in self.tensors), "")
-        if weight in LISTED and bias not in self.tensors:
+        elsewhere = weight in LISTED or (self.own_code and not bias)  # as behind a reshape
+        if elsewhere and bias not in self.tensors:
             return
         name = bias or f"{made.names[0].removesuffix('weight')}bias"
         if bias and bias not in self.tensors:
