@@ -237,17 +237,18 @@ def test_scales_that_are_computed_are_named(exported: dict[str, Any], tmp_path: 
 
 def test_a_constant_cannot_hide_behind_that_of_another_graph(exported: dict[str, Any], tmp_path: Path) -> None:
     """The other graph has the tensor, so that it is not missed; it has changed where it has no origin any more."""
-    model, bundle = exported["fp32"]
-    name = "decoder.0.ff.up.weight.transposed"
+    model, bundle = exported["int8"]
+    name, scales = "decoder.0.ff.up.weight.int8.transposed", "decoder.0.ff.up.weight.scales"
     (tmp_path / "other").mkdir()
     changed = mutated(bundle, "slots_step", lambda graph: change_tensor(graph, name, lambda w: -w), tmp_path / "other")
-    path = changed.graph("slots_step")
+    path = changed.graph("slots_step", "int8")
     stored = onnx.load(path)
     (metadata,) = (each for each in stored.metadata_props if each.key == ORIGINS)
     metadata.value = json.dumps({key: value for key, value in json.loads(metadata.value).items() if key != name})
     onnx.save(stored, path)
-    lines = failures(compared(model, changed))
-    assert lines == [f"constant {name} of slots_step.onnx has no origin: export the bundle again"]
+    assert failures(compared(model, changed)) == [
+        f"constant {each} of int8/slots_step.onnx has no origin: export the bundle again" for each in (name, scales)
+    ]
 
 
 def test_a_bias_that_is_left_out_is_named(exported: dict[str, Any], tmp_path: Path) -> None:

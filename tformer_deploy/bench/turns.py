@@ -52,7 +52,7 @@ def run_benchmark(plan: BenchPlan, bundle: Bundle, progress: Progress = unseen) 
         bundle=str(plan.bundle),
         date=datetime.now().astimezone().date().isoformat(),
     )
-    report.shortlist = bundle.manifest["shortlist"]["file"] if plan.shortlist else ""
+    report.shortlist = bundle.shortlist_file if plan.shortlist else ""
     samples: Samples = defaultdict(list)
     texts: CorpusSamples = defaultdict(list)
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ class MachineLimits:
         weights = bundle.manifest.get("weights", {})
         standard = [WeightsRead(**weights[graph]) for graph in GRAPHS if graph in weights]
         # The manifest does not say what a variant with some layers in fp32 reads, so that has no limits.
-        mixed = {name for name, about in bundle.manifest["variants"].items() if about.get("fp32")}
+        mixed = {name for name in bundle.variants if bundle.measured(name).get("fp32")}
         self.weights: dict[str, Sequence[WeightsRead | ProgramRead]] = {
             name: program_reads(name, bundle) or ([] if EngineName(name).folder(bundle) in mixed else standard)
             for name in self.storages

@@ -53,7 +53,7 @@ class Worker:
         self.bench = Bench(translator, workers)
         files = needed_files(self.bundle, made, self.name, checkpoint)
         if shortlist:
-            files.append(self.bundle.directory / self.bundle.manifest["shortlist"]["file"])
+            files.append(self.bundle.directory / self.bundle.shortlist_file)
         size = sum(path.stat().st_size for path in files) / MIB
         return {
             "precision": made.precision,

@@ -61,6 +61,15 @@ class Bundle:
         """The graphs of a variant and their weights, as the manifest names them."""
         return [name for name in self.manifest["files"] if Path(name).parent == Path(variant) and _of_graphs(name)]
 
+    def measured(self, variant: str) -> dict[str, Any]:
+        """A variant as the manifest has it, with what calibration measured; of the standard graphs, nothing."""
+        return dict(self.manifest["variants"].get(variant, {}))
+
+    @property
+    def shortlist_file(self) -> str:
+        """The file of the shortlists; empty: there are none."""
+        return str(self.manifest.get("shortlist", {}).get("file", ""))
+
     def lists(self, graph: str, variant: str) -> bool:
         """Whether a variant has a graph that is optional."""
         return (Path(variant) / f"{graph}.onnx").as_posix() in self.manifest["files"]

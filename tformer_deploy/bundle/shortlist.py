@@ -258,7 +258,7 @@ def open_shortlist(bundle: Bundle, variant: str) -> Shortlist:
         raise ConfigError(
             f"variant {variant} of {bundle.directory} has no graphs for shortlists: leave the shortlist out"
         )
-    path, ours = bundle.directory / bundle.manifest["shortlist"]["file"], side_hashes(bundle)
+    path, ours = bundle.directory / bundle.shortlist_file, side_hashes(bundle)
     try:
         shortlist, theirs = unpacked(path)
     except DAMAGED as error:

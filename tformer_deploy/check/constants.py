@@ -60,7 +60,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
     weights = named_tensors(model)
     checkpoint, seen = Checkpoint(weights, model.config), set[str]()
     own_code = type(model) is not Transformer  # which may have arrays that are in no checkpoint
-    bounds = bundle.manifest["variants"].get(variant, {}).get("ranges", {})
+    bounds = bundle.measured(variant).get("ranges", {})
     constants: GraphConstants | ProgramConstants
     for graph in made_of(recipe, bundle.config):
         path = bundle.directory / variant / PROGRAM if recipe.target == "native" else bundle.graph(graph, variant)

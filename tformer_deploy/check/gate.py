@@ -64,7 +64,7 @@ class Gate:
         self.bundle, self.checkpoint, self.threads, self.progress = bundle, checkpoint, threads, progress
         self.loosened = loosened
         """Whether the recipe's limits may be wider than the defaults of its precision."""
-        self.shortlist = bundle.manifest["shortlist"]["file"] if shortlist and "shortlist" in bundle.manifest else ""
+        self.shortlist = bundle.shortlist_file if shortlist else ""
         """File of the shortlists that both sides use; empty: none."""
         self._lists = open_shortlist(bundle, with_shortlist(bundle, (), ())[0]) if shortlist else None
         self._eager: Engine | None = None
@@ -259,8 +259,7 @@ class Gate:
         Returns the first token and layer that exceeds its limit only at a late position, if there is one.
         """
         late: dict[str, Floats] = {}
-        variants = self.bundle.manifest["variants"]
-        measured = variants.get(EngineName(report.engine).folder(self.bundle), {}).get("limits", {})
+        measured = self.bundle.measured(EngineName(report.engine).folder(self.bundle)).get("limits", {})
         expected, sources = reference.observed, reference.sources
         if measured and expected.late and report.layers:
             late = late_layers(engine, sources, expected.runs["greedy"], reference.options.positions)

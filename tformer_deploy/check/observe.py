@@ -27,6 +27,8 @@ ENCODER_SENTENCES = 32
 """Sentences whose encoder outputs, and attention if the graph returns it, are compared."""
 LATE_LAYERS = ("decoder_embedding", "decoder_layer_0")
 """Layers that are compared at every position, as absolute and relative positions enter there."""
+AT_LEAST_ONE = ("max_tokens", "beams", "n_best", "batch_tokens", "own_beams")
+"""Numbers among the options that must not be 0; the others may be."""
 MAX_OPTION = 1 << 20
 """Upper limit of every number among the options."""
 PADDING = 16
@@ -80,21 +82,8 @@ class CheckOptions:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name, least in (
-            ("max_tokens", 1),
-            ("beams", 1),
-            ("n_best", 1),
-            ("invariance", 0),
-            ("batch_tokens", 1),
-            ("positions", 0),
-            ("wide", 0),
-            ("large_tokens", 0),
-            ("walks", 0),
-            ("own_beams", 1),
-            ("sentences", 0),
-            ("searched", 0),
-            ("seconds", 0),
-        ):
+        for name in (each.name for each in dataclasses.fields(self) if each.name not in ("seed", "vocabulary")):
+            least = 1 if name in AT_LEAST_ONE else 0
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least {least}")
             if getattr(self, name) > MAX_OPTION:

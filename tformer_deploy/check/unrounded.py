@@ -63,7 +63,7 @@ def compare_unrounded(
 @contextmanager
 def unrounded(bundle: Bundle, variant: str, model: Seq2Seq) -> Iterator[Bundle]:
     """A temporary bundle of one variant over floats. Raises ArtifactError for a constant of unknown origin."""
-    recipe, own = bundle.variants[variant], dict(bundle.manifest["variants"][variant])
+    recipe, own = bundle.variants[variant], bundle.measured(variant)
     if recipe.cache_precision != "fp32":
         recipe = dataclasses.replace(recipe, cache_precision="fp32")
         own["recipe"] = dataclasses.asdict(recipe)
