@@ -8,7 +8,7 @@ from ..engines.base import Batch, Hypothesis
 from .checks import check_options
 from .options import DecodeOptions, Decoding, over_defaults
 from .rules import Trie, check_forced, longest_outputs
-from .running import ContinuousBatch, decode
+from .running import ContinuousBatch, decode, make_search
 from .scoring import forced_steps, score
 from .search import Search, Step
 
@@ -26,6 +26,7 @@ __all__ = [
     "decode",
     "forced_steps",
     "longest_outputs",
+    "make_search",
     "over_defaults",
     "score",
 ]

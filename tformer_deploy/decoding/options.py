@@ -181,6 +181,11 @@ class DecodeOptions:
         """Whether the search reads only the best token of each step."""
         return self.beams == 1 and not self.sampling and self.stop == "count" and self.outputs_wanted == 1
 
+    @property
+    def streamable(self) -> bool:
+        """Whether every token is final as soon as it is chosen: one row, whose outputs are not ranked."""
+        return self.rows == 1 and (self.greedy or self.sampling)
+
     def to_json(self) -> str:
         """For the C++ library."""
         return json.dumps(asdict(self))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import accumulate
 
 import numpy as np
 
 from ..base.errors import ConfigError
-from ..engines.base import Batch, Engine, Hypothesis, Ints, Scores, State, own_search
+from ..engines.base import Batch, Engine, Hypothesis, Ints, Outlook, Scores, State, own_search
 from .checks import check_search
 from .options import DecodeOptions
 from .rules import Trie
@@ -84,16 +85,38 @@ class ContinuousBatch:
         Raises TformerError for what this batch cannot have, and where the engine cannot admit it beside others; those
         go on.
         """
+        search = make_search(self.engine, batch, options, allowed, on_step)
+        self.add([search], [batch])
+        return search
+
+    def add(self, searches: Sequence[Search], batches: Sequence[Batch]) -> None:
+        """Add searches, made by `make_search` of these batches, in one call of the encoder. Raises as `join`."""
         if self._stepping:
             raise ConfigError("a batch joins between steps: not in on_step")
-        search = make_search(self.engine, batch, options, allowed, on_step)
+        src_ids, src_lengths = _sources(batches, self.engine.config.pad_id)
+        outlook = reduce(Outlook.beside, (search.outlook() for search in searches))
         if self.searches:
-            self.engine.admit(self._state, batch.src_ids, batch.src_lengths, search.outlook())
+            self.engine.admit(self._state, src_ids, src_lengths, outlook)
         else:
-            self._state = self.engine.encode(batch.src_ids, batch.src_lengths, search.outlook())
+            self._state = self.engine.encode(src_ids, src_lengths, outlook)
             self._width = 1
-        self.searches.append(search)
-        return search
+        self.searches.extend(searches)
+
+    def remove(self, search: Search) -> None:
+        """Stop a running search; the others go on. One that does not run is left as it is."""
+        if self._stepping:
+            raise ConfigError("a search is removed between steps: not in on_step")
+        if search not in self.searches:
+            return
+        owners = [each for each in self.searches for _ in each.sentences]
+        going = np.array([owner is not search for owner in owners])
+        self.searches.remove(search)
+        if not self.searches:
+            self._state = None
+            return
+        sentences = np.flatnonzero(going).astype(np.int32)
+        rows = sentences[:, None] * self._width + np.arange(self._width)
+        self.engine.reorder(self._state, rows.astype(np.int32), sentences)
 
     def step(self) -> None:
         """Decode the next token of every sentence.
@@ -105,20 +128,24 @@ class ContinuousBatch:
             raise ConfigError("a step is on its way: not in on_step")
         self._stepping = True
         try:
-            if len(self.searches) == 1:
+            if len(self.searches) == 1 and self.searches[0].tokens.shape[1] == self._width:
                 self._step_alone(self.searches[0])
             elif self.searches:
                 self._step_together()
             if not self.searches:
                 self._state = None  # its memory is free before the next batch joins
         except BaseException as error:
-            for search in self.searches:
-                if len(search.sentences):
-                    search.fail(error)
-            self.searches, self._state = [], None
+            self.fail(error)
             raise
         finally:
             self._stepping = False
+
+    def fail(self, error: BaseException) -> None:
+        """Stop all running searches."""
+        for search in self.searches:
+            if len(search.sentences):
+                search.fail(error)
+        self.searches, self._state = [], None
 
     def _take(self, search: Search, scores: Scores) -> Reorder:
         try:
@@ -158,6 +185,16 @@ class ContinuousBatch:
                 sentences.append(begin + own.sentences)
             every = np.concatenate(parents).astype(np.int32)
             self.engine.reorder(self._state, every, np.concatenate(sentences).astype(np.int32) if ended else None)
+
+
+def _sources(batches: Sequence[Batch], pad_id: int) -> tuple[Ints, Ints]:
+    """The sources of several batches as those of one: ids (B, S) and lengths (B)."""
+    longest = max(batch.src_ids.shape[1] for batch in batches)
+    ids = [
+        np.pad(batch.src_ids, ((0, 0), (0, longest - batch.src_ids.shape[1])), constant_values=pad_id)
+        for batch in batches
+    ]
+    return np.concatenate(ids), np.concatenate([batch.src_lengths for batch in batches])
 
 
 def _widened(rows: Ints, width: int) -> Ints:

@@ -85,7 +85,7 @@ class Outlook:
         pairs = (self.beams, other.beams), (self.tokens, other.tokens)
         beams, tokens = (max(pair) if all(pair) else 0 for pair in pairs)
         end_id = self.end_id if self.end_id == other.end_id else -1
-        return Outlook(beams, tokens, end_id, drawn=self.drawn or other.drawn)
+        return Outlook(beams, tokens, end_id, [*self.required, *other.required], self.drawn or other.drawn)
 
 
 ANYTHING = Outlook()

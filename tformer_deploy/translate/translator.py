@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
 from types import TracebackType
 from typing import Any, Self
-
-import numpy as np
 
 from ..base.errors import ConfigError, NotNumbers
 from ..base.settings import check_whole
@@ -23,6 +22,7 @@ from ..model.config import BATCH_TOKENS, MAX_SEED
 from .batches import length_batches, make_batch, side_by_side
 from .requests import Reader, Refused, Requests, as_list, known_ids, output_ids
 from .settings import TranslatorSettings
+from .streaming import TextStream
 
 
 @dataclass(frozen=True)
@@ -162,29 +162,12 @@ class Translator:
         """Translate one line, and call `write` with each further piece of text. Lines are numbered from 0."""
         if decoding:
             return self.asking(**decoding).stream(line, write, prefix, number)
-        if self.options.rows > 1 or not (self.options.greedy or self.options.sampling):
+        if not self.options.streamable:
             raise ConfigError("streaming shows one output as it grows: use beams=1, n_best=1, no stop and no patience")
-        end_ids = self.options.ends(self.engine.config.eos_id)
-        ids: list[int] = []
-        written = ""
-
-        def show(text: str) -> None:
-            nonlocal written
-            if len(text) > len(written):
-                write(text[len(written) :])
-                written = text
-
-        def on_step(step: Step) -> None:
-            token = int(step.tokens[0, 0])
-            if token >= 0 and step.values[0, 0] > -np.inf and token not in end_ids:
-                ids.append(token)
-                text = self.tokenizers.settled_text(ids)
-                if not text.endswith("\ufffd"):  # an incomplete UTF-8 character
-                    show(text)
-
+        stream = TextStream(self.tokenizers, self.options.ends(self.engine.config.eos_id), write)
         requests = self._reader().requests([line], [prefix], number)
-        result = next(self._in_order(requests, number, on_step))
-        show(result.text)
+        result = next(self._in_order(requests, number, stream.on_step))
+        stream.finish(result.text)
         return result
 
     def score(self, sources: Iterable[str], targets: Iterable[str], first: int = 0) -> list[list[float]]:
@@ -210,6 +193,17 @@ class Translator:
     def output_ids(self, text: str) -> list[int]:
         """The tokens that the decoder must produce for a text: `first_ids`, the text's ids, eos."""
         return output_ids(text, self.tokenizers, self.options)
+
+    def read(self, lines: Iterable[str], prefixes: Iterable[str] = (), first: int = 0) -> Requests:
+        """Token ids of lines and their prefixes. Raises the error of a bad one."""
+        requests = self._reader().requests(lines, prefixes, first)
+        if requests.error:
+            raise requests.error
+        return requests
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Keeps the engine's device while a block runs. Raises TformerError where the translator is closed."""
+        return self._opened.in_use()
 
     def _reader(self) -> Reader:
         """For text that the open engine is to translate."""
@@ -254,7 +248,7 @@ class Translator:
                 try:
                     with self._opened.in_use():
                         outputs = decode(self.engine, batch, self.options, self.allowed, on_step)
-                    return {**failed, **dict(zip(indices, map(self._result, outputs), strict=True))}
+                    return {**failed, **dict(zip(indices, map(self.result_of, outputs), strict=True))}
                 except NotNumbers as error:
                     bad = error.request - first
                     failed[bad] = error
@@ -279,7 +273,8 @@ class Translator:
         if asked.error:
             raise asked.error
 
-    def _result(self, hypotheses: list[Hypothesis]) -> Result:
+    def result_of(self, hypotheses: list[Hypothesis]) -> Result:
+        """The result of a line from its hypotheses, best first."""
         best, *others = [
             Result(self.tokenizers.target_text(h.ids), h.ids, h.score, h.finished, h.alignment) for h in hypotheses
         ]

@@ -1,0 +1,322 @@
+"""Continuous batching of lines: any thread submits lines, one thread steps those that run."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from threading import Condition, Thread
+from types import TracebackType
+from typing import Any, Self
+
+from ..base.errors import ConfigError, EngineError, NoRoom, TformerError
+from ..base.settings import check_whole
+from ..decoding import Batch, ContinuousBatch, DecodeOptions, Search, Step, make_search
+from .batches import make_batch
+from .streaming import TextStream
+from .translator import Result, Translator
+
+JOIN_TOKENS = 256
+"""Padded source tokens that are encoded between two steps while other lines run."""
+MOST_SLOTS, MOST_QUEUED = 4096, 1 << 20
+
+
+class Busy(TformerError):
+    """The queue is full: try again later."""
+
+
+class Late(TformerError):
+    """A line's deadline has passed."""
+
+
+class Cancelled(TformerError):
+    """A line was cancelled."""
+
+
+class Line:
+    """A line on its way: waiting, running or ended."""
+
+    def __init__(self, options: DecodeOptions, batch: Batch, seconds: float | None, stream: TextStream | None) -> None:
+        self.options, self.batch, self.stream = options, batch, stream
+        self.submitted = time.monotonic()
+        self.deadline = self.submitted + seconds if seconds is not None else None
+        self.search: Search | None = None
+        self.future: Future[Result] = Future()
+        """Its result, or the error of this line."""
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Give the line up: it leaves before the next step, and its future raises Cancelled."""
+        self.cancelled = True
+
+    def result(self, seconds: float | None = None) -> Result:
+        """Wait for the result. Raises the line's error, and TimeoutError after so many seconds."""
+        return self.future.result(seconds)
+
+    @property
+    def on_step(self) -> Callable[[Step], None] | None:
+        """What streams its tokens, if they are final at once."""
+        return self.stream.on_step if self.stream and self.options.streamable else None
+
+    @property
+    def length(self) -> int:
+        """Source tokens."""
+        return int(self.batch.src_ids.shape[1])
+
+    def why_ended(self, now: float) -> TformerError | None:
+        """Why the line is not to go on, if so."""
+        if self.cancelled:
+            return Cancelled("the line was cancelled")
+        if self.deadline is not None and now > self.deadline:
+            return Late(f"the line did not end within {self.deadline - self.submitted:g} s")
+        return None
+
+    def end(self, result: Result | BaseException) -> None:
+        """Hand the result or the error over."""
+        if isinstance(result, BaseException):
+            self.future.set_exception(result)
+        else:
+            self.future.set_result(result)
+
+
+class Group:
+    """Running lines that share steps."""
+
+    def __init__(self, batch: ContinuousBatch) -> None:
+        self.batch = batch
+        self.lines: list[Line] = []
+
+    def add(self, lines: list[Line]) -> None:
+        """Let lines join. Those that the engine refuses end with its error."""
+        try:
+            self._join(lines)
+        except NoRoom as error:  # the caches may be lost
+            self.batch.fail(error)
+            self.lines += lines
+        except TformerError as error:
+            if len(lines) == 1:
+                lines[0].end(error)
+                return
+            for line in lines:  # perhaps it refuses only some of them
+                self.add([line])
+
+    def _join(self, lines: list[Line]) -> None:
+        searches = [make_search(self.batch.engine, line.batch, line.options, None, line.on_step) for line in lines]
+        self.batch.add(searches, [line.batch for line in lines])
+        for line, search in zip(lines, searches, strict=True):
+            line.search = search
+        self.lines += lines
+
+    def remove(self, line: Line, error: TformerError) -> None:
+        """End a line early."""
+        assert line.search
+        self.batch.remove(line.search)
+        self.lines.remove(line)
+        line.end(error)
+
+    def step(self) -> list[Line]:
+        """Take a step. Returns the lines that ended with it."""
+        with suppress(Exception):  # which ended all lines: each has the error
+            self.batch.step()
+        running = set(map(id, self.batch.searches))
+        ended = [line for line in self.lines if id(line.search) not in running]
+        self.lines = [line for line in self.lines if id(line.search) in running]
+        return ended
+
+
+class Scheduler:
+    """Translates lines of many callers together: they join a running batch and leave it when they have ended.
+
+    A line's result is what `Translator.translate` gives for it alone. Lines wait in order of arrival. Those with about
+    as many rows (1, 2, 3 to 4, 5 to 8 and so on) share steps, so that a wide beam makes nobody else's steps wider.
+    An engine that admits nobody to a running batch (`Engine.admits`) begins a batch when the one before has ended.
+    """
+
+    def __init__(
+        self, translator: Translator, slots: int = 32, max_queue: int = 1024, join_tokens: int = JOIN_TOKENS
+    ) -> None:
+        """`translator`: open. `slots`: most lines that run at once; `max_queue`: most lines that wait."""
+        check_whole("slots", slots, 1, MOST_SLOTS)
+        check_whole("max_queue", max_queue, 0, MOST_QUEUED)
+        check_whole("join_tokens", join_tokens, 1, MOST_QUEUED)
+        self.translator, self.slots, self.max_queue, self.join_tokens = translator, slots, max_queue, join_tokens
+        self.steps = 0
+        """Steps so far."""
+        self._waiting: deque[Line] = deque()
+        self._groups: dict[int, Group] = {}
+        self._wake, self._closed = Condition(), False
+        self._thread = Thread(target=self._run, name="tformer scheduler", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(drain=kind is None)
+
+    @property
+    def running(self) -> int:
+        """Lines that run."""
+        return sum(len(group.lines) for group in list(self._groups.values()))
+
+    @property
+    def waiting(self) -> int:
+        """Lines that wait."""
+        return len(self._waiting)
+
+    def submit(
+        self,
+        text: str,
+        prefix: str = "",
+        write: Callable[[str], None] | None = None,
+        seconds: float | None = None,
+        number: int = 0,
+        **decoding: Any,
+    ) -> Line:
+        """Queue a line; `Line.result` waits for its result.
+
+        `write` is called with each further piece of its text, in the scheduler's thread: at once for greedy search and
+        single samples, else when the line has ended. `seconds`: from now on, after which it fails with Late. `number`
+        seeds its samples. `decoding`: options over the translator's.
+
+        Raises Busy where the queue is full, and what `Translator.translate` raises for a line.
+        """
+        line = self._line(text, prefix, write, seconds, number, decoding)
+        if not line.length:
+            line.end(Result("", [], 0.0))
+            return line
+        with self._wake:
+            if self._closed:
+                raise ConfigError("the scheduler is closed: it takes no lines")
+            if len(self._waiting) >= self.max_queue and (self._waiting or self.running >= self.slots):
+                raise Busy(f"{len(self._waiting)} lines are waiting: try again later")
+            self._waiting.append(line)
+            self._wake.notify()
+        return line
+
+    def close(self, drain: bool = True) -> None:
+        """Take no more lines, and end the thread when all lines have ended; without `drain`, cancel them."""
+        with self._wake:
+            self._closed = True
+            if not drain:
+                for line in self._all():
+                    line.cancel()
+            self._wake.notify()
+        self._thread.join()
+
+    def _line(
+        self,
+        text: str,
+        prefix: str,
+        write: Callable[[str], None] | None,
+        seconds: float | None,
+        number: int,
+        decoding: dict[str, Any],
+    ) -> Line:
+        asking = self.translator.asking(**decoding)
+        requests = asking.read([text], [prefix] if prefix else [], number)
+        [source] = requests.sources
+        config, options = asking.engine.config, asking.options
+        batch = make_batch([source], config.pad_id, [number], requests.prefixes)
+        if source:
+            make_search(asking.engine, batch, options)  # refuses what the engine cannot do
+        stream = TextStream(asking.tokenizers, options.ends(config.eos_id), write) if write else None
+        return Line(options, batch, seconds, stream)
+
+    def _all(self) -> Iterator[Line]:
+        """All lines on their way; the caller holds the lock, or is the scheduler's thread."""
+        yield from self._waiting
+        for group in self._groups.values():
+            yield from group.lines
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closed or self._waiting or self.running)
+                if not self._waiting and not self.running:
+                    return
+            try:
+                with self.translator.in_use():
+                    self._drop()
+                    self._join()
+                    self._step()
+            except Exception as error:
+                self._fail(error)
+
+    def _drop(self) -> None:
+        """End lines that are cancelled or late."""
+        now = time.monotonic()
+        for group in self._groups.values():
+            for line in list(group.lines):
+                if error := line.why_ended(now):
+                    group.remove(line, error)
+        with self._wake:
+            for line in list(self._waiting):
+                if error := line.why_ended(now):
+                    self._waiting.remove(line)
+                    line.end(error)
+
+    def _join(self) -> None:
+        """Let waiting lines join, in order: as many as there are slots, and as the encoder may take between steps."""
+        joining: dict[int, list[Line]] = {}
+        count, longest, running = 0, 0, self.running
+        while self._waiting and running + count < self.slots:
+            line = self._waiting[0]
+            key = 1 << (line.options.rows - 1).bit_length()
+            longest = max(longest, line.length)
+            if running and count and longest * (count + 1) > self.join_tokens:
+                break
+            if not self._has_room(key, joining.get(key, []), line):
+                break
+            joining.setdefault(key, []).append(self._waiting.popleft())
+            count += 1
+        for key, lines in joining.items():
+            if key not in self._groups:
+                self._groups[key] = Group(ContinuousBatch(self.translator.engine))
+            self._groups[key].add(lines)
+
+    def _has_room(self, key: int, joining: list[Line], line: Line) -> bool:
+        engine = self.translator.engine
+        running = self._groups[key].lines if key in self._groups else []
+        if running and not engine.admits:
+            return False
+        lines = [*running, *joining, line]
+        rows, tokens = max(each.options.rows for each in lines), max(each.options.max_tokens for each in lines)
+        limits = engine.limits
+        most = limits.sentences(rows, max(each.length for each in lines), min(tokens, limits.tgt_tokens))
+        return len(lines) <= max(1, most)
+
+    def _step(self) -> None:
+        """One step of each group."""
+        for group in self._groups.values():
+            if not group.lines:
+                continue
+            self.steps += 1
+            for line in group.step():
+                line.end(self._result(line))
+
+    def _result(self, line: Line) -> Result | BaseException:
+        assert line.search
+        try:
+            [outputs] = line.search.outputs()
+            result = self.translator.result_of(outputs)
+            if line.stream:
+                line.stream.finish(result.text)
+        except TformerError as error:
+            return error
+        except Exception as error:
+            return EngineError(f"the line failed: {type(error).__name__}: {error}")
+        return result
+
+    def _fail(self, error: Exception) -> None:
+        """End all lines with an error that is nobody's own."""
+        shown = error if isinstance(error, TformerError) else EngineError(f"{type(error).__name__}: {error}")
+        for line in list(self._all()):
+            if not line.future.done():
+                line.end(shown)
+        self._waiting.clear()
+        self._groups.clear()
