@@ -125,7 +125,8 @@ class EagerEngine(SameStep):
     def reorder(self, state: EagerState, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
         device = state.src_lengths.device
-        state.parents = torch.from_numpy(parents).to(device).long()
+        rows = torch.from_numpy(parents).to(device).long()
+        state.parents = rows if state.parents is None else state.parents.flatten()[rows]
         if sentences is not None:
             keep = torch.from_numpy(sentences).to(device).long()
             state.src_lengths = state.src_lengths[keep]

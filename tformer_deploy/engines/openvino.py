@@ -162,7 +162,7 @@ class OpenVinoEngine(SameStep):
 
     def reorder(self, state: OpenVinoState, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
-        state.parents = np.ascontiguousarray(parents, np.int32)
+        state.parents = state.parents.ravel()[parents]
         if sentences is not None:
             state.src_lengths = state.src_lengths[sentences]
             state.cross = [shared(tensor.data[sentences]) for tensor in state.cross]

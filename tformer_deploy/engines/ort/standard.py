@@ -214,7 +214,7 @@ class OrtEngine(OrtGraphs):
 
     def reorder(self, state: OrtState, parents: Ints, sentences: Ints | None = None) -> None:
         """See `Engine.reorder`."""
-        state.parents = np.ascontiguousarray(parents, np.int32)
+        state.parents = state.parents.ravel()[parents]
         if sentences is not None:
             state.src_lengths = state.src_lengths[sentences]
             state.cross = [OrtValue.ortvalue_from_numpy(view(value)[sentences]) for value in state.cross]
