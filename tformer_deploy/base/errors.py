@@ -77,6 +77,7 @@ EXTRAS = {
     "train": ("torch", "safetensors", "sacrebleu", "num2words", "matplotlib"),
     "export": ("torch", "safetensors", "onnx", "onnxscript", "yaml"),
     "cpu": ("onnxruntime",),
+    "serve": ("starlette", "uvicorn", "prometheus_client"),
     "trt": ("tensorrt", "polygraphy", "onnx", "cuda"),
     "trt-rtx": ("tensorrt_rtx", "polygraphy", "onnx", "cuda"),
     "gpu": ("onnxruntime", "cuda"),

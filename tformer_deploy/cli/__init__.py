@@ -15,7 +15,22 @@ from contextlib import contextmanager
 
 from ..base.errors import Interrupted, ParityError, TformerError, missing_extra
 from ..base.notes import note, printable, shortened
-from . import bench, build, check, corpus, encode, export, import_, init, inspect, score, shortlist, train, translate  # noqa: F401
+from . import (  # noqa: F401
+    bench,
+    build,
+    check,
+    corpus,
+    encode,
+    export,
+    import_,
+    init,
+    inspect,
+    score,
+    serve,
+    shortlist,
+    train,
+    translate,
+)
 from .lines import open_streams, output_lost
 from .root import app
 

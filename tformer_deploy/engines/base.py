@@ -146,8 +146,9 @@ class Engine(Protocol):
     def reorder(self, state: State, parents: Ints, sentences: Ints | None = None) -> None:
         """Make row i of the next step continue row parents[i], (B', K').
 
-        Rows are counted over B*K of the last step, or as the last call of `reorder` after it left them. `sentences` (B') names the sentences that stay where some leave; parents must be rows of those. Sentences that
-        are admitted later may take the places of those that left.
+        Rows are counted over B*K of the last step, or as the last call of `reorder` after it left them. `sentences`
+        (B') names the sentences that stay where some leave; parents must be rows of those. Sentences that are admitted
+        later may take the places of those that left.
         """
         ...
 

@@ -144,6 +144,8 @@ class Scheduler:
         self.translator, self.slots, self.max_queue, self.join_tokens = translator, slots, max_queue, join_tokens
         self.steps = 0
         """Steps so far."""
+        self.tokens = 0
+        """Tokens of the lines that have ended, the best output of each."""
         self._waiting: deque[Line] = deque()
         self._groups: dict[int, Group] = {}
         self._wake, self._closed = Condition(), False
@@ -304,6 +306,7 @@ class Scheduler:
         try:
             [outputs] = line.search.outputs()
             result = self.translator.result_of(outputs)
+            self.tokens += len(result.ids)
             if line.stream:
                 line.stream.finish(result.text)
         except TformerError as error:

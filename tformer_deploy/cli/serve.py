@@ -1,0 +1,87 @@
+"""tformer serve"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..base.errors import ConfigError, extras
+from ..base.headers import read_toml
+from ..base.notes import note
+from ..base.settings import from_dict
+from .options import Backend, DeviceOption, Shortlisted, Threads, Variant
+from .root import app
+
+if TYPE_CHECKING:
+    from ..serve.models import Caps
+
+KEY_VARIABLE = "TFORMER_API_KEY"
+
+
+@app.command(epilog="Example: tformer serve en-de=bundles/en-de --backend native --port 8000")
+def serve(
+    bundle: Annotated[
+        list[str],
+        typer.Argument(metavar="[NAME=]BUNDLE", help="Bundle, and its name for clients; default: the folder's name."),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
+    backend: Backend = "ort",
+    variant: Variant = None,
+    device: DeviceOption = "cpu",
+    shortlist: Shortlisted = False,
+    threads: Threads = 0,
+    slots: Annotated[int, typer.Option(min=1, max=4096, help="Lines of a bundle that run at once.")] = 32,
+    max_queue: Annotated[
+        int, typer.Option(min=0, max=1 << 20, help="Lines of a bundle that wait; further ones are refused (429).")
+    ] = 1024,
+    limits: Annotated[
+        Path | None, typer.Option(help="TOML file with the most that a request may ask for: docs/serve.md.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help=f"File with the key that clients must send. Default: the variable {KEY_VARIABLE}, if set."),
+    ] = None,
+) -> None:
+    """Serve bundles over HTTP, with continuous batching. docs/serve.md describes the protocols.
+
+    SIGTERM and Ctrl-C end it after the lines that run.
+    """
+    import os
+
+    with extras():
+        from ..serve.run import run_server
+    from ..serve.models import Model, Models
+    from ..translate.opening import TranslatorOptions, open_translator
+
+    caps = _caps(limits)
+    key = _key(api_key_file) if api_key_file else os.environ.get(KEY_VARIABLE, "")
+    models = []
+    try:
+        for each in bundle:
+            name, _, folder = each.rpartition("=")
+            options = TranslatorOptions(Path(folder), backend, variant, device, threads=threads, shortlist=shortlist)
+            models.append(Model(name or Path(folder).resolve().name, open_translator(options), caps, slots, max_queue))
+        run_server(Models(models), host, port, key, note)
+    finally:
+        for model in models:
+            model.close(drain=False)
+
+
+def _caps(path: Path | None) -> Caps:
+    from ..serve.models import Caps
+
+    return from_dict(Caps, read_toml(path) if path else {}, "limits")
+
+
+def _key(path: Path) -> str:
+    """The key in a file. Raises ConfigError for an empty one."""
+    try:
+        key = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not key:
+        raise ConfigError(f"{path} is empty: write the key into it")
+    return key

@@ -1,0 +1,105 @@
+"""The ASGI application: routes of all protocols, who may use them, and what is logged and counted."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import secrets
+import time
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..base.errors import TformerError
+from . import metrics
+from .answers import failed
+from .models import Models
+from .protocols import own
+
+OPEN = ("/healthz", "/healthz/live", "/healthz/ready")
+"""Paths that need no key: what asks for them has none."""
+LOG = logging.getLogger("tformer_deploy.serve.access")
+PROTOCOLS = (own,)
+
+
+def make_app(models: Models, key: str = "") -> ASGIApp:
+    """The application. `key`: what clients must send, as `Authorization: Bearer KEY` or `X-API-Key: KEY`, if any."""
+    counted = metrics.Counted(models)
+
+    async def live(request: Request) -> Response:
+        return JSONResponse({"status": "live"})
+
+    async def ready(request: Request) -> Response:
+        return JSONResponse({"status": "ready", "models": [model.name for model in models]})
+
+    async def show_metrics(request: Request) -> Response:
+        return PlainTextResponse(counted.text(), media_type=counted.media_type)
+
+    routes = [
+        Route("/healthz", ready),
+        Route("/healthz/live", live),
+        Route("/healthz/ready", ready),
+        Route("/metrics", show_metrics),
+        *(route for protocol in PROTOCOLS for route in protocol.routes(models)),
+    ]
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return failed(error)
+
+    app = Starlette(routes=routes, exception_handlers={TformerError: on_error, Exception: on_error})
+    return Guard(app, key, counted)
+
+
+class Guard:
+    """Around the application: request ids, the key, the access log, metrics."""
+
+    def __init__(self, app: ASGIApp, key: str, counted: metrics.Counted) -> None:
+        self.app, self.key, self.counted = app, key.encode(), counted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        number, start, status = headers.get("x-request-id", "")[:64] or secrets.token_hex(8), time.perf_counter(), 500
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = number
+            await send(message)
+
+        try:
+            if self._allowed(scope["path"], headers):
+                await self.app(scope, receive, answer)
+            else:
+                refusal = JSONResponse({"error": "a key is needed: send Authorization: Bearer KEY"}, 401)
+                await refusal(scope, receive, answer)
+        finally:
+            seconds = time.perf_counter() - start
+            self.counted.answered(getattr(scope.get("endpoint"), "__name__", "other"), status, seconds)
+            LOG.info(
+                json.dumps(
+                    {
+                        "request": number,
+                        "method": scope["method"],
+                        "path": scope["path"],
+                        "status": status,
+                        "ms": round(seconds * 1000, 1),
+                    }
+                )
+            )
+
+    def _allowed(self, path: str, headers: Headers) -> bool:
+        """Whether a request has the key; compared in constant time."""
+        if not self.key or path in OPEN:
+            return True
+        sent = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
+        return hmac.compare_digest(sent.encode("latin-1", "replace"), self.key)

@@ -1,0 +1,53 @@
+"""What a server counts, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .models import Models
+
+
+class Schedulers(Collector):
+    """The schedulers' own numbers, read when they are asked for."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+
+    def collect(self) -> Iterable[Metric]:
+        """All of them, by model."""
+        waiting = GaugeMetricFamily("tformer_waiting_lines", "Lines in the queue.", labels=["model"])
+        running = GaugeMetricFamily("tformer_running_lines", "Lines in the running batch.", labels=["model"])
+        steps = CounterMetricFamily("tformer_steps", "Decoding steps.", labels=["model"])
+        tokens = CounterMetricFamily("tformer_tokens", "Tokens of finished outputs.", labels=["model"])
+        for model in self.models:
+            scheduler = model.scheduler
+            waiting.add_metric([model.name], scheduler.waiting)
+            running.add_metric([model.name], scheduler.running)
+            steps.add_metric([model.name], scheduler.steps)
+            tokens.add_metric([model.name], scheduler.tokens)
+        return waiting, running, steps, tokens
+
+
+class Counted:
+    """All metrics of a server."""
+
+    media_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, models: Models) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(Schedulers(models))
+        self.requests = Counter("tformer_requests", "Requests by status.", ["route", "status"], registry=self.registry)
+        self.seconds = Histogram("tformer_request_seconds", "Time of a request.", ["route"], registry=self.registry)
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Count a request of a route; not of a path, as strangers can make any number of these."""
+        self.requests.labels(route, status).inc()
+        self.seconds.labels(route).observe(seconds)
+
+    def text(self) -> str:
+        """All numbers."""
+        return generate_latest(self.registry).decode()

@@ -1,0 +1,103 @@
+"""The models that a server has, what a request may ask of them, and the lines that wait for an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..base.errors import ConfigError, LimitError, unknown
+from ..base.settings import at_least, check_types
+from ..translate.scheduler import Line, Scheduler
+from ..translate.translator import Translator
+
+
+@dataclass(frozen=True)
+class Caps:
+    """The most that one request may ask for."""
+
+    texts: int = 128
+    """Texts of a request."""
+    text_bytes: int = 1 << 16
+    """UTF-8 bytes of a text."""
+    body_bytes: int = 1 << 20
+    """Bytes of a request's body."""
+    beams: int = 16
+    """Beams, and samples, of a text."""
+    max_tokens: int = 512
+    """Tokens of an output. A request that does not say how many gets at most these."""
+    seconds: float = 60.0
+    """Seconds that a text may take, waiting included."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("texts", "text_bytes", "body_bytes", "beams", "max_tokens"):
+            at_least(self, name, 1)
+        if self.seconds <= 0:
+            raise ConfigError(f"seconds={self.seconds}: must be more than 0")
+
+
+class UnknownModel(ConfigError):
+    """A model that the server does not have."""
+
+
+class Model:
+    """A bundle that is served: its translator, and the scheduler that batches all requests to it."""
+
+    def __init__(self, name: str, translator: Translator, caps: Caps, slots: int = 32, max_queue: int = 1024) -> None:
+        self.name, self.translator, self.caps = name, translator, caps
+        self.scheduler = Scheduler(translator, slots, max_queue)
+
+    def submit(
+        self, text: str, prefix: str, decoding: Mapping[str, Any], write: Callable[[str], None] | None = None
+    ) -> Line:
+        """Queue a text. Raises Busy, LimitError for what exceeds the caps, and the errors of `Scheduler.submit`."""
+        asked = self.capped(decoding)
+        for name, value in (("text", text), ("prefix", prefix)):
+            if (size := len(value.encode("utf-8", "surrogatepass"))) > self.caps.text_bytes:
+                raise LimitError(f"a {name} of {size} bytes exceeds this server's limit of {self.caps.text_bytes}")
+        return self.scheduler.submit(text, prefix, write, self.caps.seconds, **asked)
+
+    def capped(self, decoding: Mapping[str, Any]) -> dict[str, Any]:
+        """Decoding options within the caps. Raises LimitError for those beyond, ConfigError for wrong ones."""
+        asked, caps = dict(decoding), self.caps
+        options = self.translator.asking(**asked).options
+        if options.endless:
+            raise LimitError("endless is not an option of this server: outputs must be able to end")
+        if options.rows > caps.beams:
+            raise LimitError(f"{options.rows} beams or samples exceed this server's limit of {caps.beams}")
+        if options.max_tokens > caps.max_tokens:
+            if "max_tokens" in asked:
+                raise LimitError(f"max_tokens={options.max_tokens} exceeds this server's limit of {caps.max_tokens}")
+            asked["max_tokens"] = caps.max_tokens
+        return asked
+
+    def close(self, drain: bool = True) -> None:
+        """End the scheduler, after all lines if `drain`, and free the engine."""
+        self.scheduler.close(drain)
+        self.translator.close()
+
+
+class Models:
+    """The models of a server by name; the first is the default."""
+
+    def __init__(self, models: Sequence[Model]) -> None:
+        self._models = {model.name: model for model in models}
+        if len(self._models) < len(models):
+            raise ConfigError("two models have the same name: give each its own, as in NAME=BUNDLE")
+
+    def __iter__(self) -> Any:
+        return iter(self._models.values())
+
+    def get(self, name: str = "") -> Model:
+        """A model; without a name the first. Raises UnknownModel."""
+        if not name:
+            return next(iter(self._models.values()))
+        if name not in self._models:
+            raise UnknownModel(str(unknown("model", name, list(self._models))))
+        return self._models[name]
+
+    def close(self, drain: bool = True) -> None:
+        """Close all."""
+        for model in self._models.values():
+            model.close(drain)

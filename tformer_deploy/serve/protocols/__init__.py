@@ -1,0 +1,1 @@
+"""Protocols that clients speak, each a module with `routes(models)`."""

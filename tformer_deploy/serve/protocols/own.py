@@ -1,0 +1,124 @@
+"""`POST /v1/translate` and `/v1/score`: one or many texts, an error for each that fails, pieces as they come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ...base.errors import ConfigError
+from ...base.settings import from_dict
+from ...translate.translator import Result
+from ..answers import message_of, read_json, status_of
+from ..models import Models
+from ..waiting import Stream, check_count, translate_all
+
+Texts = str | list[str]
+
+
+@dataclass(frozen=True)
+class Translate:
+    """The body of `/v1/translate`."""
+
+    text: Texts
+    """One text, or several."""
+    model: str = ""
+    """Which of the server's models; none: the first."""
+    prefix: Texts = ""
+    """How the output begins; of several texts, one for each."""
+    stream: bool = False
+    """Send pieces of the text as server-sent events; of one text."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Decoding options, as in `docs/decoding.md`."""
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Texts with their prefixes. Raises ConfigError."""
+        texts = as_texts("text", self.text)
+        prefixes = as_texts("prefix", self.prefix) if self.prefix else [""] * len(texts)
+        if len(prefixes) != len(texts):
+            raise ConfigError(f"{len(texts)} texts, {len(prefixes)} prefixes: give each text one, empty for none")
+        if self.stream and not isinstance(self.text, str):
+            raise ConfigError("stream: one text at a time")
+        if not isinstance(self.model, str) or not isinstance(self.options, dict):
+            raise ConfigError("model must be a string, options an object")
+        return list(zip(texts, prefixes, strict=True))
+
+
+@dataclass(frozen=True)
+class Score:
+    """The body of `/v1/score`."""
+
+    source: Texts
+    target: Texts
+    """The translation of each source whose log-probability is asked for."""
+    model: str = ""
+
+
+def as_texts(name: str, value: Any) -> list[str]:
+    """One or several texts as a list. Raises ConfigError."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{name}: must be a string or a list of strings, not empty")
+    return texts
+
+
+def routes(models: Models) -> list[Route]:
+    """The routes."""
+
+    async def translate(request: Request) -> Response:
+        most = max(model.caps.body_bytes for model in models)
+        asked = from_dict(Translate, await read_json(request, most), "body")
+        pairs, model = asked.pairs(), models.get(asked.model)
+        if asked.stream:
+            stream = await Stream.open(model, pairs[0], asked.options)
+            return StreamingResponse(_events(stream), media_type="text/event-stream")
+        outcomes = await translate_all(request, model, pairs, asked.options)
+        if isinstance(asked.text, str) and isinstance(outcomes[0], BaseException):
+            raise outcomes[0]
+        return JSONResponse({"model": model.name, "results": [shown(each) for each in outcomes]})
+
+    async def score(request: Request) -> Response:
+        most = max(model.caps.body_bytes for model in models)
+        asked = from_dict(Score, await read_json(request, most), "body")
+        sources, targets = as_texts("source", asked.source), as_texts("target", asked.target)
+        model = models.get(asked.model)
+        check_count(len(sources), model)
+        scores = await run_in_threadpool(model.translator.score, sources, targets)
+        return JSONResponse({"model": model.name, "scores": [{"score": sum(each), "tokens": each} for each in scores]})
+
+    return [
+        Route("/v1/translate", translate, methods=["POST"]),
+        Route("/v1/score", score, methods=["POST"]),
+    ]
+
+
+async def _events(stream: Stream) -> AsyncIterator[str]:
+    """Server-sent events: pieces of the text, then the result or the error."""
+    async for item in stream.items():
+        if isinstance(item, str):
+            yield event("piece", {"text": item})
+        else:
+            yield event("error" if isinstance(item, BaseException) else "result", shown(item))
+
+
+def event(name: str, data: Any) -> str:
+    """A server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+def shown(result: Result | BaseException) -> dict[str, Any]:
+    """A result, or the error of a text, as JSON."""
+    if isinstance(result, BaseException):
+        return {"error": message_of(result), "status": status_of(result)}
+    item = {"text": result.text, "score": result.score, "finished": result.finished, "tokens": len(result.ids)}
+    if result.alignment:
+        item["alignment"] = result.alignment
+    if result.alternatives:
+        item["alternatives"] = [shown(each) for each in result.alternatives]
+    return item

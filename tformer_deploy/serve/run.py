@@ -1,0 +1,42 @@
+"""Runs the application on uvicorn until a signal ends it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+
+import uvicorn
+
+from ..base.errors import ConfigError
+from .app import LOG, make_app
+from .models import Models
+
+DRAIN_SECONDS = 30
+"""Seconds that requests get to end after a signal."""
+
+
+def run_server(models: Models, host: str, port: int, key: str, note: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; running requests end first. Raises ConfigError where the port is taken."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False
+    config = uvicorn.Config(
+        make_app(models, key),
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+    )
+    try:
+        listening = config.bind_socket()
+    except SystemExit:
+        raise ConfigError(f"{host}:{port} cannot be listened on: choose another --port") from None
+    names = ", ".join(model.name for model in models)
+    host, port = listening.getsockname()[:2]
+    note(f"serving {names} on http://{host}:{port}")
+    uvicorn.Server(config).run(sockets=[listening])
+    models.close()

@@ -1,0 +1,111 @@
+"""From requests to lines and back: submit texts, wait for all of them, or for their pieces, while a client is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from ..base.errors import ConfigError, TformerError
+from ..translate.scheduler import Busy, Cancelled, Line
+from ..translate.translator import Result
+from .models import Model
+
+Pair = tuple[str, str]
+"""A text and how its output begins."""
+Outcome = Result | BaseException
+
+
+async def translate_all(
+    request: Request, model: Model, pairs: Sequence[Pair], decoding: Mapping[str, Any]
+) -> list[Outcome]:
+    """The result or the error of each text. Raises errors that concern all: wrong options, a full queue."""
+    check_count(len(pairs), model)
+    lines = await run_in_threadpool(lambda: [_submit(model, pair, decoding) for pair in pairs])
+    outcomes = await _outcomes(request, lines)
+    if isinstance(outcomes[0], Busy) and all(isinstance(outcome, Busy) for outcome in outcomes):
+        raise outcomes[0]
+    return outcomes
+
+
+async def translate_one(request: Request, model: Model, pair: Pair, decoding: Mapping[str, Any]) -> Result:
+    """The result of one text. Raises its error."""
+    [outcome] = await translate_all(request, model, [pair], decoding)
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+def check_count(texts: int, model: Model) -> None:
+    """Raise ConfigError for more texts than a request may have."""
+    if texts > model.caps.texts:
+        raise ConfigError(f"{texts} texts exceed this server's limit of {model.caps.texts} a request: send fewer")
+
+
+def _submit(model: Model, pair: Pair, decoding: Mapping[str, Any]) -> Line | TformerError:
+    try:
+        return model.submit(*pair, decoding)
+    except ConfigError:
+        raise
+    except TformerError as error:
+        return error
+
+
+async def _outcomes(request: Request, lines: Sequence[Line | TformerError]) -> list[Outcome]:
+    """Wait for all lines; they are cancelled if the client goes away."""
+    submitted = [line for line in lines if isinstance(line, Line)]
+    results = asyncio.gather(*(asyncio.wrap_future(line.future) for line in submitted), return_exceptions=True)
+    left = asyncio.create_task(_gone(request))
+    results.add_done_callback(lambda _: left.cancel())
+    try:
+        with suppress(asyncio.CancelledError):
+            await left
+            raise Cancelled("the client has gone away")
+        ended = iter(await results)
+        return [next(ended) if isinstance(line, Line) else line for line in lines]
+    finally:
+        left.cancel()
+        for line in submitted:  # no effect on those that have ended
+            line.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Wait until the client has gone away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class Stream:
+    """The pieces of one text as they come, then its outcome. Close it: a line that nobody reads is cancelled."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[str | Outcome] = asyncio.Queue()
+        self._line: Line | None = None
+
+    @classmethod
+    async def open(cls, model: Model, pair: Pair, decoding: Mapping[str, Any]) -> Stream:
+        """Submit a text. Raises its error if that is known at once."""
+        stream, loop = cls(), asyncio.get_running_loop()
+
+        def put(item: str | Outcome) -> None:
+            loop.call_soon_threadsafe(stream._queue.put_nowait, item)
+
+        stream._line = await run_in_threadpool(model.submit, *pair, decoding, put)
+        stream._line.future.add_done_callback(lambda future: put(future.exception() or future.result()))
+        return stream
+
+    async def items(self) -> AsyncIterator[str | Outcome]:
+        """Pieces, then the result or the error."""
+        try:
+            while True:
+                item = await self._queue.get()
+                yield item
+                if not isinstance(item, str):
+                    return
+        finally:
+            assert self._line
+            self._line.cancel()
