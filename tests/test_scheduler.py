@@ -1,0 +1,232 @@
+"""Lines of many threads share steps, and each gets what it gets alone, whatever joins, leaves or fails meanwhile."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tformer_deploy.base.errors import ConfigError, EngineError, LimitError, NotNumbers
+from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
+from tformer_deploy.decoding import DecodeOptions
+from tformer_deploy.engines.base import Ints, Scores
+from tformer_deploy.engines.eager import EagerEngine
+from tformer_deploy.translate.scheduler import Busy, Cancelled, Late, Line, Scheduler
+from tformer_deploy.translate.translator import Result, Translator
+
+from .conftest import ending_model
+from .params import long_but
+from .plain_decoding import TableEngine, TableState
+
+SOURCE_WORDS, TARGET_WORDS = (Words([*SPECIALS, *(f"w{i}" for i in range(4, size))], None) for size in (60, 40))
+BROKEN, REFUSED = 59, 58
+"""Words of the source: one whose log-probabilities become NaN, one that the engine refuses."""
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"max_tokens": 3},
+    {"beams": 4, "n_best": 2},
+    {"beams": 3, "length_penalty": 0.6},
+    {"sampling": True, "seed": 5},
+    {"sampling": True, "n_best": 3, "top_k": 4},
+    {"repetition_penalty": 1.3},
+]
+
+
+class Watched(TableEngine):
+    """Numbers are exact, so that results are equal to the last bit. Notes what it is asked; `open` lets steps go on."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=3, positions=24, vocab=40)
+        self.encoded: list[int] = []
+        self.rows: set[tuple[int, int]] = set()
+        self.open = threading.Event()
+        self.open.set()
+        self.broken = False
+
+    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Any = None) -> TableState:
+        if (src_ids == REFUSED).any():
+            raise LimitError("refused")
+        self.encoded.append(src_ids.size)
+        return super().encode(src_ids, src_lengths, outlook)
+
+    def step(self, tokens: Ints, state: TableState, full: bool = False, attention: bool = False) -> Scores:
+        self.open.wait(20)
+        if self.broken:
+            raise EngineError("the device is lost")
+        self.rows.add(tokens.shape)  # type: ignore[arg-type]
+        scores = super().step(tokens, state, full, attention)
+        for source, values in zip(state.sources, scores.scores, strict=True):
+            if BROKEN in source and state.positions[0]:
+                values[:] = np.nan
+        return scores
+
+
+def translator_of(engine: Any, **options: Any) -> Translator:
+    return Translator(engine, Tokenizers(SOURCE_WORDS, TARGET_WORDS), DecodeOptions(max_tokens=20, **options)).open()
+
+
+@pytest.fixture
+def engine() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def scheduler(engine: Watched) -> Iterator[Scheduler]:
+    with translator_of(engine) as translator, Scheduler(translator, slots=8, join_tokens=24) as scheduler:
+        yield scheduler
+        engine.open.set()
+
+
+def text(rng: random.Random) -> str:
+    return " ".join(f"w{rng.randrange(4, 58)}" for _ in range(rng.randrange(0, 9)))
+
+
+def caller(scheduler: Scheduler, alone: Translator, seed: int, count: int, tolerance: float) -> int:
+    """Submit lines, good and bad; cancel some; compare each result with the line's alone. Returns how many."""
+    rng, compared = random.Random(seed), 0
+    for _ in range(count):
+        line, way, bad = text(rng), rng.choice(WAYS), rng.random()
+        if bad < 0.05:
+            with pytest.raises(ConfigError):
+                scheduler.submit(line, beams=-1)
+            continue
+        if bad < 0.1 and tolerance == 0:
+            word, error = rng.choice([(BROKEN, NotNumbers), (REFUSED, LimitError)])
+            with pytest.raises(error):
+                scheduler.submit(f"w{word} w5", **{**way, "min_tokens": 2}).result(60)
+            continue
+        pieces: list[str] = []
+        waiting = scheduler.submit(line, write=pieces.append, **way)
+        if rng.random() < 0.2:
+            time.sleep(rng.random() * 0.004)
+            waiting.cancel()
+        try:
+            found = waiting.result(60)
+        except Cancelled:
+            continue
+        [expected] = alone.translate([line], **way)
+        assert_same(found, expected, tolerance)
+        assert "".join(pieces) == expected.text
+        compared += 1
+    return compared
+
+
+def assert_same(found: Result, expected: Result, tolerance: float) -> None:
+    for ours, theirs in zip([found, *found.alternatives], [expected, *expected.alternatives], strict=True):
+        assert (ours.text, ours.ids, ours.finished) == (theirs.text, theirs.ids, theirs.finished)
+        assert abs(ours.score - theirs.score) <= tolerance
+
+
+@pytest.mark.parametrize("count", long_but((15, 250), "15"))
+def test_lines_of_eight_threads_get_what_they_get_alone(count: int, scheduler: Scheduler) -> None:
+    with ThreadPoolExecutor(8) as pool, translator_of(Watched()) as alone:
+        calls = [pool.submit(caller, scheduler, alone, seed, count, 0.0) for seed in range(8)]
+        assert sum(call.result(300) for call in calls) > 5 * count
+    assert scheduler.running == scheduler.waiting == 0
+
+
+def test_an_engine_that_admits_nobody_takes_them_batch_by_batch() -> None:
+    engine = EagerEngine(ending_model(24))
+    words = Words([*SPECIALS, *(f"w{i}" for i in range(4, engine.config.src_vocab))], None)
+    translator = Translator(engine, Tokenizers(words, words), DecodeOptions(max_tokens=12)).open()
+    with translator, Scheduler(translator, slots=8) as scheduler, ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(caller, scheduler, translator, seed, 8, 1e-4) for seed in range(4)]
+        assert sum(call.result(300) for call in calls) > 10
+
+
+def held(scheduler: Scheduler, engine: Watched, count: int = 1, **decoding: Any) -> list[Line]:
+    """Lines, of which the first at least is in its first step, where it waits until the engine is opened."""
+    engine.open.clear()
+    lines = [scheduler.submit("w4 w5", min_tokens=6, **decoding) for _ in range(count)]
+    deadline = time.monotonic() + 20
+    while not scheduler.running and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return lines
+
+
+def test_a_full_queue_refuses_at_once(engine: Watched) -> None:
+    with translator_of(engine) as translator, Scheduler(translator, slots=2, max_queue=1) as scheduler:
+        held(scheduler, engine)
+        scheduler.submit("w6")
+        with pytest.raises(Busy, match="1 lines are waiting"):
+            scheduler.submit("w7")
+        engine.open.set()
+
+
+def test_a_line_that_is_late_leaves_and_so_does_one_that_waits(scheduler: Scheduler, engine: Watched) -> None:
+    [running] = held(scheduler, engine)
+    late = scheduler.submit("w6", seconds=0.01)
+    time.sleep(0.02)
+    engine.open.set()
+    with pytest.raises(Late, match=r"did not end within 0.01 s"):
+        late.result(20)
+    assert running.result(20).ids
+
+
+def test_wide_beams_widen_nobody_elses_rows(scheduler: Scheduler, engine: Watched) -> None:
+    lines = held(scheduler, engine) + [scheduler.submit("w4 w6", beams=beams) for beams in (16, 1, 3)]
+    engine.open.set()
+    for line in lines:
+        line.result(20)
+    assert {width for _, width in engine.rows} <= {1, 3, 16}
+    assert all(count == 1 for count, width in engine.rows if width > 1)
+
+
+def test_the_encoder_takes_few_lines_between_steps_and_in_order(scheduler: Scheduler, engine: Watched) -> None:
+    held(scheduler, engine)
+    ended: list[int] = []
+    engine.encoded.clear()
+    for i in range(6):
+        line = scheduler.submit("w4 w5 w6 w7 w8 w9 w10 w11 w12", max_tokens=2)  # 10 tokens, the end among them
+        line.future.add_done_callback(lambda _, i=i: ended.append(i))
+    engine.open.set()
+    scheduler.close()
+    assert engine.encoded == [20, 20, 20] and ended == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_engine_that_fails_ends_its_lines_and_the_next_ones_run(scheduler: Scheduler, engine: Watched) -> None:
+    lines = held(scheduler, engine, 3)
+    engine.broken = True
+    engine.open.set()
+    for line in lines:
+        with pytest.raises(EngineError, match="the device is lost"):
+            line.result(20)
+    engine.broken = False
+    assert scheduler.submit("w4").result(20).ids
+
+
+def test_a_caller_whose_write_fails_harms_nobody(scheduler: Scheduler, engine: Watched) -> None:
+    def fail(_: str) -> None:
+        raise OSError("the client is gone")
+
+    [running] = held(scheduler, engine)
+    lines = [scheduler.submit("w7 w8", write=fail, beams=beams, min_tokens=2) for beams in (1, 4)]
+    engine.open.set()
+    for line in lines:
+        with pytest.raises(Exception, match="the client is gone"):
+            line.result(20)
+    assert running.result(20).ids
+
+
+def test_closing_waits_for_lines_or_cancels_them(engine: Watched) -> None:
+    with translator_of(engine) as translator:
+        scheduler = Scheduler(translator)
+        lines = held(scheduler, engine, 2)
+        engine.open.set()
+        scheduler.close()
+        assert all(line.result(0).ids for line in lines)
+        with pytest.raises(ConfigError, match="is closed"):
+            scheduler.submit("w4")
+        scheduler = Scheduler(translator)
+        lines = held(scheduler, engine, 2)
+        threading.Timer(0.1, engine.open.set).start()
+        scheduler.close(drain=False)
+        for line in lines:
+            with pytest.raises(Cancelled):
+                line.result(0)
