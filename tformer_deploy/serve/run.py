@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from collections.abc import Callable
 
@@ -38,5 +39,7 @@ def run_server(models: Models, host: str, port: int, key: str, note: Callable[[s
     names = ", ".join(model.name for model in models)
     host, port = listening.getsockname()[:2]
     note(f"serving {names} on http://{host}:{port}")
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda *_: None)  # uvicorn sends itself again the one that ended it
     uvicorn.Server(config).run(sockets=[listening])
     models.close()

@@ -1,0 +1,229 @@
+"""The HTTP server, over real connections: answers are those of `Translator.translate`, and nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.serve.app import make_app
+from tformer_deploy.serve.models import Caps, Model, Models
+
+from .test_scheduler import BROKEN, REFUSED, Watched, translator_of
+
+httpx = pytest.importorskip("httpx")
+uvicorn = pytest.importorskip("uvicorn")
+CAPS = Caps(texts=4, text_bytes=200, body_bytes=2000, beams=4, max_tokens=20, seconds=20)
+
+
+@pytest.fixture
+def engine() -> Iterator[Watched]:
+    engine = Watched()
+    yield engine
+    engine.open.set()
+
+
+@pytest.fixture
+def serve(engine: Watched) -> Iterator[Callable[..., Any]]:
+    """Makes a server on a free port; returns a client of it."""
+    ending = []
+
+    def start(key: str = "", **sizes: int) -> Any:
+        models = Models(
+            [Model("numbers", translator_of(engine), CAPS, **sizes), Model("b", translator_of(engine), CAPS)]
+        )
+        server = uvicorn.Server(uvicorn.Config(make_app(models, key), port=0, log_level="error"))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
+        ending.append((server, thread, client, models))
+        return client
+
+    yield start
+    engine.open.set()
+    for server, thread, client, models in ending:
+        client.close()
+        server.should_exit = True
+        thread.join(20)
+        models.close(drain=False)
+
+
+@pytest.fixture
+def client(serve: Callable[..., Any]) -> Any:
+    return serve()
+
+
+def post(client: Any, path: str = "/v1/translate", **body: Any) -> Any:
+    return client.post(path, json=body)
+
+
+def events(response: Any) -> list[tuple[str, Any]]:
+    found = [each.split("\n") for each in response.text.split("\n\n") if each]
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in found]
+
+
+def test_texts_are_translated_each_with_its_own_result_or_error(client: Any, engine: Watched) -> None:
+    texts = ["w7 w8 w9", "", f"w{BROKEN} w5", f"w{REFUSED}"]
+    options = {"beams": 3, "n_best": 2, "min_tokens": 3}
+    answer = post(client, text=texts, options=options)
+    assert answer.status_code == 200 and answer.headers["x-request-id"]
+    good, empty, broken, refused = answer.json()["results"]
+    [expected] = translator_of(Watched()).translate(texts[:1], **options)
+    assert (good["text"], good["score"], good["finished"]) == (expected.text, expected.score, expected.finished)
+    assert [each["text"] for each in good["alternatives"]] == [each.text for each in expected.alternatives]
+    assert empty == {"text": "", "score": 0.0, "finished": True, "tokens": 0}
+    assert broken["status"] == 500 and "are not numbers" in broken["error"]
+    assert refused == {"error": "refused", "status": 422}
+
+
+def test_an_output_that_has_begun_is_ended(client: Any) -> None:
+    answer = post(client, model="b", text="w7 w8", prefix="w9 w9").json()
+    assert answer["model"] == "b" and answer["results"][0]["text"].startswith("w9 w9")
+
+
+def test_scores_are_those_of_the_translator(client: Any) -> None:
+    answer = post(client, "/v1/score", source=["w7 w8", "w9"], target=["w5 w6", "w7"]).json()
+    expected = translator_of(Watched()).score(["w7 w8", "w9"], ["w5 w6", "w7"])
+    assert [each["tokens"] for each in answer["scores"]] == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"beams": 3}, {"sampling": True}])
+def test_a_stream_has_the_pieces_of_the_result(client: Any, options: dict[str, Any]) -> None:
+    *pieces, (last, result) = events(post(client, text="w7 w8", stream=True, options=options))
+    assert last == "result" and {name for name, _ in pieces} == {"piece"}
+    assert "".join(piece["text"] for _, piece in pieces) == result["text"]
+    assert result == post(client, text="w7 w8", options=options).json()["results"][0]
+
+
+def test_a_stream_ends_with_the_error(client: Any) -> None:
+    name, error = events(post(client, text=f"w{BROKEN} w5", stream=True, options={"min_tokens": 3}))[-1]
+    assert name == "error" and error["status"] == 500
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({}, 400, "text"),
+        ({"text": 3}, 400, "must be a string or a list of strings"),
+        ({"text": []}, 400, "not empty"),
+        ({"text": "w4", "txt": "w5"}, 400, "did you mean 'text'"),
+        ({"text": "w4", "options": {"beam": 2}}, 400, "did you mean 'beams'"),
+        ({"text": "w4", "options": {"beams": "2"}}, 400, "must be of type int"),
+        ({"text": "w4", "model": "numbrs"}, 404, "did you mean 'numbers'"),
+        ({"text": ["w4"] * 5}, 400, "5 texts exceed this server's limit of 4"),
+        ({"text": ["w4"], "prefix": ["w4", "w5"]}, 400, "1 texts, 2 prefixes"),
+        ({"text": "w4 " * 100}, 422, "300 bytes exceeds this server's limit of 200"),
+        ({"text": "w4 " * 20}, 422, "21 tokens exceeds the limit of 16"),
+        ({"text": "w4\ud800"}, 422, "valid Unicode"),
+        ({"text": "w4", "options": {"beams": 5}}, 422, "5 beams or samples exceed this server's limit of 4"),
+        ({"text": "w4", "options": {"max_tokens": 21}}, 422, "max_tokens=21 exceeds this server's limit of 20"),
+        ({"text": "w4", "options": {"endless": True}}, 422, "endless is not an option of this server"),
+        ({"text": ["w4"], "stream": True}, 400, "one text at a time"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else str(value)[:20],
+)
+def test_what_cannot_be_answered_is_refused_in_one_line(client: Any, body: Any, status: int, message: str) -> None:
+    answer = client.post("/v1/translate", content=json.dumps(body))
+    assert answer.status_code == status and message in answer.json()["error"]
+    assert "\n" not in answer.json()["error"]
+
+
+@pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"[" * 900, 400), (b"[]", 400), (b"x" * 2001, 413)])
+def test_bodies_that_are_no_requests_are_refused(client: Any, body: bytes, status: int) -> None:
+    answer = client.post("/v1/translate", content=body)
+    assert answer.status_code == status and answer.json()["error"]
+    assert client.get("/v1/translate").status_code == 405 and client.get("/x").status_code == 404
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def counted(client: Any, name: str) -> float:
+    found = re.search(rf'^tformer_{name}{{model="numbers"}} (.*)$', client.get("/metrics").text, re.MULTILINE)
+    assert found
+    return float(found[1])
+
+
+def test_a_full_queue_is_said_at_once(serve: Callable[..., Any], engine: Watched) -> None:
+    client = serve(slots=1, max_queue=1)
+    engine.open.clear()
+    threads = [threading.Thread(target=post, args=(client,), kwargs={"text": "w4"}) for _ in range(2)]
+    threads[0].start()
+    wait_for(lambda: counted(client, "running_lines") == 1)
+    threads[1].start()
+    wait_for(lambda: counted(client, "waiting_lines") == 1)
+    for body in ({"text": "w4"}, {"text": ["w4", "w5"]}, {"text": "w4", "stream": True}):
+        answer = post(client, **body)
+        assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+    engine.open.set()
+    for thread in threads:
+        thread.join(20)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_frees_its_place(client: Any, engine: Watched, stream: bool) -> None:
+    engine.open.clear()
+    with pytest.raises(httpx.ReadTimeout):
+        client.post(
+            "/v1/translate", json={"text": "w4 w5", "options": {"min_tokens": 20}, "stream": stream}, timeout=0.2
+        )
+    wait_for(lambda: counted(client, "running_lines") == 1)
+    time.sleep(0.2)  # until the server has seen the end of the connection
+    engine.open.set()
+    wait_for(lambda: counted(client, "running_lines") == 0)
+    assert counted(client, "steps_total") < 5
+
+
+def test_a_key_is_needed_if_there_is_one(serve: Callable[..., Any]) -> None:
+    client = serve("sésame")
+    for headers in ({}, {"Authorization": "Bearer x"}, {"X-API-Key": ""}, {"X-API-Key": b"\xff"}):
+        answer = client.post("/v1/translate", json={"text": "w4"}, headers=headers)
+        assert answer.status_code == 401 and "a key is needed" in answer.json()["error"]
+    for headers in ({"Authorization": "Bearer sésame".encode()}, {"X-API-Key": "sésame".encode()}):
+        assert client.post("/v1/translate", json={"text": "w4"}, headers=headers).status_code == 200
+    assert client.get("/healthz/ready").json()["models"] == ["numbers", "b"]
+    assert client.get("/metrics").status_code == 401
+
+
+def test_models_of_one_name_are_refused() -> None:
+    with translator_of(Watched()) as translator:
+        models = [Model("a", translator, CAPS) for _ in range(2)]
+        with pytest.raises(ConfigError, match="two models have the same name"):
+            Models(models)
+        for model in models:
+            model.scheduler.close()
+
+
+def test_the_command_serves_a_bundle_until_it_is_told_to_end(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "limits.toml").write_text("beams = 2\n")
+    command = [sys.executable, "-m", "tformer_deploy", "serve", f"words={bundle}", "--port", "0"]
+    command += ["--limits", str(tmp_path / "limits.toml")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr
+        line = server.stderr.readline()
+        found = re.fullmatch(r"serving words on (http://127\.0\.0\.1:\d+)\n", line)
+        assert found, line + server.stderr.read()
+        with httpx.Client(base_url=found[1], timeout=20) as client:
+            assert post(client, text="w5 w6", options={"max_tokens": 5}).json()["results"][0]["tokens"]
+            assert post(client, text="w5", options={"beams": 3}).status_code == 422
+        server.send_signal(signal.SIGTERM)
+        log = server.stderr.read().splitlines()
+        assert [json.loads(each)["status"] for each in log] == [200, 422]
+        assert server.wait(20) == 0
