@@ -19,6 +19,7 @@ IMPORTED = {
     "pyyaml": "yaml",
     "onnxruntime-gpu": "onnxruntime",
     "cuda-python": "cuda",
+    "prometheus-client": "prometheus_client",
     "tensorrt-rtx-cu13": "tensorrt_rtx",
 }
 """Packages that are imported by another name."""

@@ -85,7 +85,7 @@ def test_texts_are_translated_each_with_its_own_result_or_error(client: Any, eng
     assert (good["text"], good["score"], good["finished"]) == (expected.text, expected.score, expected.finished)
     assert [each["text"] for each in good["alternatives"]] == [each.text for each in expected.alternatives]
     assert empty == {"text": "", "score": 0.0, "finished": True, "tokens": 0}
-    assert broken["status"] == 500 and "are not numbers" in broken["error"]
+    assert broken["status"] == 500 and "NaN or infinite log-probabilities" in broken["error"]
     assert refused == {"error": "refused", "status": 422}
 
 
