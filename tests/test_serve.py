@@ -145,7 +145,13 @@ def test_what_cannot_be_answered_is_refused_in_one_line(client: Any, body: Any, 
 def test_bodies_that_are_no_requests_are_refused(client: Any, body: bytes, status: int) -> None:
     answer = client.post("/v1/translate", content=body)
     assert answer.status_code == status and answer.json()["error"]
-    assert client.get("/v1/translate").status_code == 405 and client.get("/x").status_code == 404
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/translate", 405), ("/x", 404)])
+def test_paths_and_methods_that_do_not_exist_are_refused_in_one_line(client: Any, path: str, status: int) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status and "docs/serve.md has the paths" in answer.json()["error"]
+    assert answer.headers.get("allow") == ("POST" if status == 405 else None)
 
 
 def wait_for(holds: Callable[[], bool]) -> None:

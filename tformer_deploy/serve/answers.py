@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -12,10 +13,16 @@ from ..base.errors import ArtifactError, ConfigError, DataError, EngineError, Li
 from ..translate.scheduler import Busy, Cancelled, Late
 from .models import UnknownModel
 
+
+class NoKey(TformerError):
+    """The key is missing or wrong."""
+
+
 STATUS: tuple[tuple[type[TformerError], int], ...] = (
     (Busy, 429),
     (Late, 504),
     (Cancelled, 499),
+    (NoKey, 401),
     (UnknownModel, 404),
     (ConfigError, 400),
     (LimitError, 422),
@@ -35,23 +42,28 @@ def status_of(error: BaseException) -> int:
     """The HTTP status of an error."""
     if isinstance(error, TooLarge):
         return 413
+    if isinstance(error, HTTPException):
+        return error.status_code
     return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
 
 
 def message_of(error: BaseException) -> str:
     """One line on an error; what is no error of ours says only that it is one."""
+    if isinstance(error, HTTPException):
+        return f"{error.detail}: docs/serve.md has the paths of this server, and their methods"
     return str(error) if isinstance(error, TformerError) else "internal error: the server's log has it"
 
 
-def headers_of(status: int) -> dict[str, str]:
-    """Headers of a status: when to come again."""
-    return {"Retry-After": "1"} if status in (429, 503) else {}
+def headers_of(error: BaseException) -> dict[str, str]:
+    """Headers of the answer to an error: when to come again, which methods a path has."""
+    if isinstance(error, HTTPException):
+        return dict(error.headers or {})
+    return {"Retry-After": "1"} if status_of(error) in (429, 503) else {}
 
 
 def failed(error: BaseException) -> Response:
     """The answer to a request that failed."""
-    status = status_of(error)
-    return JSONResponse({"error": message_of(error)}, status, headers_of(status))
+    return JSONResponse({"error": message_of(error)}, status_of(error), headers_of(error))
 
 
 async def read_body(request: Request, most: int) -> bytes:

@@ -7,9 +7,11 @@ import json
 import logging
 import secrets
 import time
+from typing import cast
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -17,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..base.errors import TformerError
 from . import metrics
-from .answers import failed
+from .answers import NoKey, failed
 from .models import Models
 from .protocols import own
 
@@ -49,10 +51,19 @@ def make_app(models: Models, key: str = "") -> ASGIApp:
     ]
 
     async def on_error(request: Request, error: Exception) -> Response:
-        return failed(error)
+        return failed_at(request.url.path, error)
 
-    app = Starlette(routes=routes, exception_handlers={TformerError: on_error, Exception: on_error})
+    kinds = (TformerError, HTTPException, Exception)
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, on_error))
     return Guard(app, key, counted)
+
+
+def failed_at(path: str, error: BaseException) -> Response:
+    """The answer to a request that failed, in the format of the protocol that the path is of."""
+    for protocol in PROTOCOLS:
+        if path.startswith(getattr(protocol, "PATHS", ())):
+            return cast(Response, getattr(protocol, "failed", failed)(error))
+    return failed(error)
 
 
 class Guard:
@@ -80,7 +91,7 @@ class Guard:
             if self._allowed(scope["path"], headers):
                 await self.app(scope, receive, answer)
             else:
-                refusal = JSONResponse({"error": "a key is needed: send Authorization: Bearer KEY"}, 401)
+                refusal = failed_at(scope["path"], NoKey("a key is needed: send Authorization: Bearer KEY"))
                 await refusal(scope, receive, answer)
         finally:
             seconds = time.perf_counter() - start

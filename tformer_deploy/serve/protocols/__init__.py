@@ -1,1 +1,4 @@
-"""Protocols that clients speak, each a module with `routes(models)`."""
+"""Protocols that clients speak, each a module with `routes(models)`.
+
+One with errors in a format of its own has `PATHS`, what its paths begin with, and `failed(error)`, which answers them.
+"""

@@ -19,6 +19,7 @@ from ..answers import message_of, read_json, status_of
 from ..models import Models
 from ..waiting import Stream, check_count, translate_all
 
+PATHS = ("/v1/translate", "/v1/score")
 Texts = str | list[str]
 
 
