@@ -239,7 +239,6 @@ BAD_BUNDLES = [
         "translate missing --beams 3",
         "missing is not a bundle: there is no such folder; a bundle is a folder",
     ),
-    ("translate good --set beam=3", "unknown key of [decoding] 'beam' + did you mean 'beams'?"),
     ("score good --src src.txt --tgt tgt.txt", "good is not a bundle"),
     ("score good --src src.txt --tgt short.txt", "src.txt has 9 lines, short.txt 7: they must be parallel"),
     ("score good --src missing.txt --tgt tgt.txt", "missing.txt: no such file"),

@@ -574,3 +574,8 @@ def test_scores_into_a_broken_pipe_end_quietly(bundle: Path, pairs: tuple[Path, 
 def test_score_is_a_command_of_its_own(bundle: Path, pairs: tuple[Path, Path]) -> None:
     done = run_process("score", bundle, "--src", pairs[0], "--tgt", pairs[1])
     assert done.returncode == 0 and done.stderr == b"" and len(done.stdout.splitlines()) == 4
+
+
+def test_a_misspelled_option_is_told_its_name(bundle: Path) -> None:
+    line = failed_line(run_here("translate", bundle, "--set", "beam=3"))
+    assert "unknown key of [decoding] 'beam': did you mean 'beams'?" in line
