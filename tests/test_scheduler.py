@@ -68,7 +68,9 @@ class Watched(TableEngine):
 
 
 def translator_of(engine: Any, **options: Any) -> Translator:
-    return Translator(engine, Tokenizers(SOURCE_WORDS, TARGET_WORDS), DecodeOptions(max_tokens=20, **options)).open()
+    return Translator(
+        engine, Tokenizers(SOURCE_WORDS, TARGET_WORDS), DecodeOptions(**{"max_tokens": 20, **options})
+    ).open()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.cli.serve import read_aliases
 from tformer_deploy.serve.app import make_app
 from tformer_deploy.serve.models import Caps, Model, Models
 
@@ -24,6 +25,9 @@ from .test_scheduler import BROKEN, REFUSED, Watched, translator_of
 httpx = pytest.importorskip("httpx")
 uvicorn = pytest.importorskip("uvicorn")
 CAPS = Caps(texts=4, text_bytes=200, body_bytes=2000, beams=4, max_tokens=20, seconds=20)
+
+NAMED: dict[str, Any] = {"numbers": {}, "b": {}}
+"""Models, and what their translators are opened with."""
 
 
 @pytest.fixture
@@ -38,10 +42,9 @@ def serve(engine: Watched) -> Iterator[Callable[..., Any]]:
     """Makes a server on a free port; returns a client of it."""
     ending = []
 
-    def start(key: str = "", **sizes: int) -> Any:
-        models = Models(
-            [Model("numbers", translator_of(engine), CAPS, **sizes), Model("b", translator_of(engine), CAPS)]
-        )
+    def start(key: str = "", named: dict[str, Any] = NAMED, aliases: dict[str, str] | None = None, **sizes: int) -> Any:
+        made = [Model(name, translator_of(engine, **options), CAPS, **sizes) for name, options in named.items()]
+        models = Models(made, aliases)
         server = uvicorn.Server(uvicorn.Config(make_app(models, key), port=0, log_level="error"))
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -217,17 +220,26 @@ def test_models_of_one_name_are_refused() -> None:
             model.scheduler.close()
 
 
+@pytest.mark.parametrize("alias", ["en-de", "=words", "en-de="])
+def test_an_alias_that_is_none_is_refused(alias: str) -> None:
+    with pytest.raises(ConfigError, match="write NAME=MODEL, or NAME=MODEL:TOKEN"):
+        read_aliases([alias])
+    with pytest.raises(ConfigError, match="en-de is given twice"):
+        read_aliases(["en-de=a", "en-de=b"])
+
+
 def test_the_command_serves_a_bundle_until_it_is_told_to_end(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "limits.toml").write_text("beams = 2\n")
     command = [sys.executable, "-m", "tformer_deploy", "serve", f"words={bundle}", "--port", "0"]
-    command += ["--limits", str(tmp_path / "limits.toml")]
+    command += ["--limits", str(tmp_path / "limits.toml"), "--alias", "en-de=words"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr
         line = server.stderr.readline()
         found = re.fullmatch(r"serving words on (http://127\.0\.0\.1:\d+)\n", line)
         assert found, line + server.stderr.read()
         with httpx.Client(base_url=found[1], timeout=20) as client:
-            assert post(client, text="w5 w6", options={"max_tokens": 5}).json()["results"][0]["tokens"]
+            found = post(client, text="w5 w6", target_lang="de", options={"max_tokens": 5}).json()
+            assert found["model"] == "en-de" and found["results"][0]["tokens"]
             assert post(client, text="w5", options={"beams": 3}).status_code == 422
         server.send_signal(signal.SIGTERM)
         log = server.stderr.read().splitlines()

@@ -26,6 +26,10 @@ def serve(
         list[str],
         typer.Argument(metavar="[NAME=]BUNDLE", help="Bundle, and its name for clients; default: the folder's name."),
     ],
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL[:TOKEN]", help="Further name of a model; outputs begin with TOKEN, if given."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
     backend: Backend = "ort",
@@ -64,10 +68,23 @@ def serve(
             name, _, folder = each.rpartition("=")
             options = TranslatorOptions(Path(folder), backend, variant, device, threads=threads, shortlist=shortlist)
             models.append(Model(name or Path(folder).resolve().name, open_translator(options), caps, slots, max_queue))
-        run_server(Models(models), host, port, key, note)
+        run_server(Models(models, read_aliases(alias or [])), host, port, key, note)
     finally:
         for model in models:
             model.close(drain=False)
+
+
+def read_aliases(asked: list[str]) -> dict[str, str]:
+    """Models by further names. Raises ConfigError."""
+    found: dict[str, str] = {}
+    for each in asked:
+        name, _, model = each.partition("=")
+        if not name or not model:
+            raise ConfigError(f"--alias {each}: write NAME=MODEL, or NAME=MODEL:TOKEN")
+        if name in found:
+            raise ConfigError(f"--alias {each}: {name} is given twice")
+        found[name] = model
+    return found
 
 
 def _caps(path: Path | None) -> Caps:

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..base.errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, TformerError
 from ..translate.scheduler import Busy, Cancelled, Late
+from .languages import UnknownPair
 from .models import UnknownModel
 
 
@@ -24,6 +25,7 @@ STATUS: tuple[tuple[type[TformerError], int], ...] = (
     (Cancelled, 499),
     (NoKey, 401),
     (UnknownModel, 404),
+    (UnknownPair, 404),
     (ConfigError, 400),
     (LimitError, 422),
     (DataError, 422),

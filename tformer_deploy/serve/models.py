@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from ..base.errors import ConfigError, LimitError, unknown
 from ..base.settings import at_least, check_types
 from ..translate.scheduler import Line, Scheduler
 from ..translate.translator import Translator
+from .languages import Pairs
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,23 @@ class Model:
     def __init__(self, name: str, translator: Translator, caps: Caps, slots: int = 32, max_queue: int = 1024) -> None:
         self.name, self.translator, self.caps = name, translator, caps
         self.scheduler = Scheduler(translator, slots, max_queue)
+        self.decoding: dict[str, Any] = {}
+        """Options of its own, over those of the bundle."""
+
+    def called(self, name: str, token: str = "") -> Self:
+        """The same model by another name; its outputs begin with a vocabulary entry, such as a language code, if given.
+
+        Raises ConfigError for an entry that the vocabulary does not have.
+        """
+        other = copy(self)
+        other.name = name
+        if token:
+            index = self.translator.tokenizers.target.id_of(token)
+            if index is None:
+                raise ConfigError(f"alias {name}: '{token}' is not in the target vocabulary of {self.name}")
+            other.decoding = {**self.decoding, "first_ids": (index,)}
+            other.translator = self.translator.asking(**other.decoding)
+        return other
 
     def submit(
         self, text: str, prefix: str, decoding: Mapping[str, Any], write: Callable[[str], None] | None = None
@@ -60,7 +79,7 @@ class Model:
 
     def capped(self, decoding: Mapping[str, Any]) -> dict[str, Any]:
         """Decoding options within the caps. Raises LimitError for those beyond, ConfigError for wrong ones."""
-        asked, caps = dict(decoding), self.caps
+        asked, caps = {**self.decoding, **decoding}, self.caps
         options = self.translator.asking(**asked).options
         if options.endless:
             raise LimitError("endless is not an option of this server: outputs must be able to end")
@@ -81,21 +100,37 @@ class Model:
 class Models:
     """The models of a server by name; the first is the default."""
 
-    def __init__(self, models: Sequence[Model]) -> None:
+    def __init__(self, models: Sequence[Model], aliases: Mapping[str, str] | None = None) -> None:
+        """`aliases`: further names, each of MODEL, or of MODEL:TOKEN for outputs that begin with that entry."""
         self._models = {model.name: model for model in models}
         if len(self._models) < len(models):
             raise ConfigError("two models have the same name: give each its own, as in NAME=BUNDLE")
+        self._aliases = {name: asked.partition(":")[::2] for name, asked in (aliases or {}).items()}
+        for name, (model, _) in self._aliases.items():
+            if name in self._models:
+                raise ConfigError(f"alias {name}: a model has this name: choose another")
+            if model not in self._models:
+                raise unknown(f"model of alias {name}", model, self._models)
+            self.get(name)
+        self.pairs = Pairs([*self._models, *self._aliases])
 
     def __iter__(self) -> Any:
         return iter(self._models.values())
 
     def get(self, name: str = "") -> Model:
-        """A model; without a name the first. Raises UnknownModel."""
+        """A model by its name or an alias; without a name the first. Raises UnknownModel."""
         if not name:
             return next(iter(self._models.values()))
+        if name in self._aliases:
+            model, token = self._aliases[name]
+            return self._models[model].called(name, token)
         if name not in self._models:
-            raise UnknownModel(str(unknown("model", name, list(self._models))))
+            raise UnknownModel(str(unknown("model", name, [*self._models, *self._aliases])))
         return self._models[name]
+
+    def find(self, source: str, target: str) -> tuple[Model, ...]:
+        """The model for a pair of languages, or the two that lead there. Raises UnknownPair; see `Pairs.way`."""
+        return tuple(self.get(name) for name in self.pairs.way(source, target))
 
     def close(self, drain: bool = True) -> None:
         """Close all."""

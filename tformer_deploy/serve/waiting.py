@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -38,6 +39,45 @@ async def translate_one(request: Request, model: Model, pair: Pair, decoding: Ma
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome
+
+
+async def translate_through(
+    request: Request, models: Sequence[Model], pairs: Sequence[Pair], decoding: Mapping[str, Any]
+) -> list[Outcome]:
+    """Like `translate_all`, through several models: each translates the best outputs of the one before it.
+
+    Prefixes and options are for the last model; those before it follow their own. Errors name the model.
+    """
+    *_, last = models
+    if len(models) == 1:
+        return await translate_all(request, last, pairs, decoding)
+    check_pivot(models, decoding)
+    ended: dict[int, Outcome] = {}
+    texts = {number: text for number, (text, _) in enumerate(pairs)}
+    for model in models:
+        asked = [(text, pairs[number][1] if model is last else "") for number, text in texts.items()]
+        outcomes = await translate_all(request, model, asked, decoding if model is last else {}) if asked else []
+        named = [_naming(model, each) if isinstance(each, BaseException) else each for each in outcomes]
+        ended |= zip(texts, named, strict=True)
+        texts = {number: each.text for number, each in ended.items() if isinstance(each, Result)}
+    return [ended[number] for number in range(len(pairs))]
+
+
+def check_pivot(models: Sequence[Model], decoding: Mapping[str, Any]) -> None:
+    """Raise errors of options, before the first of several models runs."""
+    *_, last = models
+    asked = last.capped(decoding)
+    if len(models) > 1 and last.translator.asking(**asked).options.align:
+        through = ", ".join(model.name for model in models)
+        raise ConfigError(f"align: positions would be those of a text between {through}: ask each model by its name")
+
+
+def _naming(model: Model, error: BaseException) -> BaseException:
+    """An error of ours that names the model."""
+    if isinstance(error, TformerError):
+        error = copy(error)
+        error.args = (f"{model.name}: {error}",)
+    return error
 
 
 def check_count(texts: int, model: Model) -> None:
@@ -109,3 +149,16 @@ class Stream:
         finally:
             assert self._line
             self._line.cancel()
+
+
+async def stream_through(request: Request, models: Sequence[Model], pair: Pair, decoding: Mapping[str, Any]) -> Stream:
+    """The pieces of one text through several models: those of the last. Raises the errors of those before it."""
+    *before, last = models
+    text, prefix = pair
+    if before:
+        check_pivot(models, decoding)
+        [outcome] = await translate_through(request, before, [(text, "")], {})
+        if isinstance(outcome, BaseException):
+            raise _naming(before[-1], outcome)
+        text = outcome.text
+    return await Stream.open(last, (text, prefix), decoding)

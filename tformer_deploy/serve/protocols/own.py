@@ -16,8 +16,8 @@ from ...base.errors import ConfigError
 from ...base.settings import from_dict
 from ...translate.translator import Result
 from ..answers import message_of, read_json, status_of
-from ..models import Models
-from ..waiting import Stream, check_count, translate_all
+from ..models import Model, Models
+from ..waiting import Stream, check_count, stream_through, translate_through
 
 PATHS = ("/v1/translate", "/v1/score")
 Texts = str | list[str]
@@ -31,6 +31,10 @@ class Translate:
     """One text, or several."""
     model: str = ""
     """Which of the server's models; none: the first."""
+    source_lang: str = ""
+    """Language of the texts; none: the only one that the target language has."""
+    target_lang: str = ""
+    """Language to translate to, instead of a model."""
     prefix: Texts = ""
     """How the output begins; of several texts, one for each."""
     stream: bool = False
@@ -46,9 +50,21 @@ class Translate:
             raise ConfigError(f"{len(texts)} texts, {len(prefixes)} prefixes: give each text one, empty for none")
         if self.stream and not isinstance(self.text, str):
             raise ConfigError("stream: one text at a time")
-        if not isinstance(self.model, str) or not isinstance(self.options, dict):
-            raise ConfigError("model must be a string, options an object")
+        if not all(isinstance(each, str) for each in (self.model, self.source_lang, self.target_lang)):
+            raise ConfigError("model, source_lang and target_lang must be strings")
+        if not isinstance(self.options, dict):
+            raise ConfigError("options must be an object")
         return list(zip(texts, prefixes, strict=True))
+
+    def through(self, models: Models) -> tuple[Model, ...]:
+        """The model, or the two that lead to the target language. Raises ConfigError."""
+        if not self.source_lang and not self.target_lang:
+            return (models.get(self.model),)
+        if self.model:
+            raise ConfigError("model and languages are both given: give the one or the other")
+        if not self.target_lang:
+            raise ConfigError("source_lang without target_lang: say to which language")
+        return models.find(self.source_lang, self.target_lang)
 
 
 @dataclass(frozen=True)
@@ -75,14 +91,15 @@ def routes(models: Models) -> list[Route]:
     async def translate(request: Request) -> Response:
         most = max(model.caps.body_bytes for model in models)
         asked = from_dict(Translate, await read_json(request, most), "body")
-        pairs, model = asked.pairs(), models.get(asked.model)
+        pairs, through = asked.pairs(), asked.through(models)
         if asked.stream:
-            stream = await Stream.open(model, pairs[0], asked.options)
+            stream = await stream_through(request, through, pairs[0], asked.options)
             return StreamingResponse(_events(stream), media_type="text/event-stream")
-        outcomes = await translate_all(request, model, pairs, asked.options)
+        outcomes = await translate_through(request, through, pairs, asked.options)
         if isinstance(asked.text, str) and isinstance(outcomes[0], BaseException):
             raise outcomes[0]
-        return JSONResponse({"model": model.name, "results": [shown(each) for each in outcomes]})
+        names = {"model": through[-1].name, **({"pivot": through[0].name} if len(through) > 1 else {})}
+        return JSONResponse({**names, "results": [shown(each) for each in outcomes]})
 
     async def score(request: Request) -> Response:
         most = max(model.caps.body_bytes for model in models)
