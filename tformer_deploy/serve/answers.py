@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -13,6 +14,8 @@ from ..base.errors import ArtifactError, ConfigError, DataError, EngineError, Li
 from ..translate.scheduler import Busy, Cancelled, Late
 from .languages import UnknownPair
 from .models import UnknownModel
+
+FORM, MOST_FIELDS = "application/x-www-form-urlencoded", 1000
 
 
 class NoKey(TformerError):
@@ -88,3 +91,28 @@ async def read_json(request: Request, most: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError('the body must be a JSON object, as in {"text": "A dog."}')
     return value
+
+
+async def read_fields(request: Request, most: int) -> dict[str, Any]:
+    """The request's body as a JSON object, or a form's fields: a text each, or a list of texts where it is repeated.
+
+    Raises DataError, ConfigError, TooLarge.
+    """
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        raise ConfigError(f"a body of type {kind} is not read: send application/json or a form that is URL-encoded")
+    if kind != FORM:
+        return await read_json(request, most)
+    body = await read_body(request, most)
+    try:
+        fields = parse_qs(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MOST_FIELDS)
+    except ValueError:
+        raise ConfigError(f"the body is no form in UTF-8, URL-encoded, of at most {MOST_FIELDS} fields") from None
+    return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
+
+
+def check_key(request: Request, key: Any) -> None:
+    """Of a path whose key may stand in the body: raise NoKey if the request still needs one and this is not it."""
+    is_key = getattr(request.state, "is_key", None)
+    if is_key and not (isinstance(key, str) and is_key(key.encode(errors="replace"))):
+        raise NoKey("the key is missing or wrong: send it as api_key, or in the header Authorization")

@@ -21,12 +21,14 @@ from ..base.errors import TformerError
 from . import metrics
 from .answers import NoKey, failed
 from .models import Models
-from .protocols import own
+from .protocols import libretranslate, own
 
-OPEN = ("/healthz", "/healthz/live", "/healthz/ready")
+PROTOCOLS = (own, libretranslate)
+OPEN = {"/healthz", "/healthz/live", "/healthz/ready"}.union(*(getattr(each, "OPEN", ()) for each in PROTOCOLS))
 """Paths that need no key: what asks for them has none."""
+IN_BODY = {path for protocol in PROTOCOLS for path in getattr(protocol, "KEY_IN_BODY", ())}
+"""Paths whose key may stand in the body."""
 LOG = logging.getLogger("tformer_deploy.serve.access")
-PROTOCOLS = (own,)
 
 
 def make_app(models: Models, key: str = "") -> ASGIApp:
@@ -88,7 +90,11 @@ class Guard:
             await send(message)
 
         try:
-            if self._allowed(scope["path"], headers):
+            allowed = self._allowed(scope["path"], headers)
+            if not allowed and scope["path"] in IN_BODY:  # its handler asks for the key
+                scope.setdefault("state", {})["is_key"] = self.is_key
+                allowed = True
+            if allowed:
                 await self.app(scope, receive, answer)
             else:
                 refusal = failed_at(scope["path"], NoKey("a key is needed: send Authorization: Bearer KEY"))
@@ -109,8 +115,12 @@ class Guard:
             )
 
     def _allowed(self, path: str, headers: Headers) -> bool:
-        """Whether a request has the key; compared in constant time."""
+        """Whether a request's headers have the key, or its path needs none."""
         if not self.key or path in OPEN:
             return True
         sent = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
-        return hmac.compare_digest(sent.encode("latin-1", "replace"), self.key)
+        return self.is_key(sent.encode("latin-1", "replace"))
+
+    def is_key(self, sent: bytes) -> bool:
+        """Whether this is the key; compared in constant time."""
+        return hmac.compare_digest(sent, self.key)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ..base.errors import ConfigError
 
-CODE = "[a-z]{2,3}(?:_[a-z0-9]{2,8})*"
+CODE = "[a-zA-Z]{2,3}(?:_[a-zA-Z0-9]{2,8})*"
 PAIR = re.compile(f"({CODE})-({CODE})", re.ASCII)
 NAMES: dict[str, str] = dict(
     re.findall(
@@ -39,7 +39,8 @@ def spellings(code: str) -> list[str]:
 
 def shown(code: str) -> str:
     """A language's English name, or its code where we have none."""
-    return NAMES.get(code, code)
+    base, _, region = code.partition("_")
+    return f"{NAMES.get(base, base)} ({region.upper()})" if region else NAMES.get(base, base)
 
 
 class Pairs:
@@ -48,14 +49,27 @@ class Pairs:
     def __init__(self, names: Iterable[str]) -> None:
         """`names`: of models; of two with the same pair, the first counts."""
         self._names: dict[tuple[str, str], str] = {}
+        self._spelled: dict[str, str] = {}
         for name in names:
-            if found := PAIR.fullmatch(name.lower()):
-                self._names.setdefault((found[1], found[2]), name)
+            if found := PAIR.fullmatch(name):
+                source, target = found[1].lower(), found[2].lower()
+                self._names.setdefault((source, target), name)
+                for code in found.groups():
+                    self._spelled.setdefault(code.lower(), code.replace("_", "-"))
 
     @property
     def sources(self) -> list[str]:
         """All source languages."""
         return sorted({source for source, _ in self._names})
+
+    @property
+    def codes(self) -> list[str]:
+        """All languages, of sources and targets."""
+        return sorted(self._spelled)
+
+    def spelled(self, code: str) -> str:
+        """A language as the model's name has it, with `-` before its region or script."""
+        return self._spelled[code]
 
     def targets(self, source: str) -> list[str]:
         """The languages that a source language can be translated to, through a third one or not."""

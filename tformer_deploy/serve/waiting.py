@@ -63,6 +63,21 @@ async def translate_through(
     return [ended[number] for number in range(len(pairs))]
 
 
+async def translate_lines(
+    request: Request, models: Sequence[Model], texts: Sequence[str], decoding: Mapping[str, Any]
+) -> list[list[Result]]:
+    """The results of the lines of each text; a line is translated by itself. Raises the first error."""
+    lines = [text.split("\n") for text in texts]
+    pairs = [(line, "") for each in lines for line in each]
+    results = []
+    for outcome in await translate_through(request, models, pairs, decoding):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        results.append(outcome)
+    ended = iter(results)
+    return [[next(ended) for _ in each] for each in lines]
+
+
 def check_pivot(models: Sequence[Model], decoding: Mapping[str, Any]) -> None:
     """Raise errors of options, before the first of several models runs."""
     *_, last = models
