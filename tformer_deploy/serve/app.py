@@ -18,13 +18,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..base.errors import TformerError
-from . import metrics
+from . import metrics, openapi, site
 from .answers import NoKey, failed
 from .models import Models
 from .protocols import libretranslate, own
 
 PROTOCOLS = (own, libretranslate)
-OPEN = {"/healthz", "/healthz/live", "/healthz/ready"}.union(*(getattr(each, "OPEN", ()) for each in PROTOCOLS))
+OPEN = {*openapi.OPEN, *openapi.PAGES}.union(*(getattr(each, "OPEN", ()) for each in PROTOCOLS))
 """Paths that need no key: what asks for them has none."""
 IN_BODY = {path for protocol in PROTOCOLS for path in getattr(protocol, "KEY_IN_BODY", ())}
 """Paths whose key may stand in the body."""
@@ -49,6 +49,7 @@ def make_app(models: Models, key: str = "") -> ASGIApp:
         Route("/healthz/live", live),
         Route("/healthz/ready", ready),
         Route("/metrics", show_metrics),
+        *site.routes(models, bool(key)),
         *(route for protocol in PROTOCOLS for route in protocol.routes(models)),
     ]
 
