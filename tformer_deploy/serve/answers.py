@@ -82,8 +82,12 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def read_json(request: Request, most: int) -> dict[str, Any]:
-    """The request's body as a JSON object. Raises DataError, ConfigError, TooLarge."""
-    body = await read_body(request, most)
+    """The request's body as a JSON object. Raises ConfigError, TooLarge."""
+    return parse_object(await read_body(request, most))
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises ConfigError."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

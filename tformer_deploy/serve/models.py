@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from ..base.errors import ConfigError, LimitError, unknown
+from ..base.files import sha256
 from ..base.settings import at_least, check_types
+from ..bundle.manifest import MANIFEST, Bundle
+from ..translate.opening import TranslatorOptions
 from ..translate.scheduler import Line, Scheduler
 from ..translate.translator import Translator
 from .languages import Pairs
@@ -48,6 +52,7 @@ class Model:
 
     def __init__(self, name: str, translator: Translator, caps: Caps, slots: int = 32, max_queue: int = 1024) -> None:
         self.name, self.translator, self.caps = name, translator, caps
+        self.version = version_of(translator)
         self.scheduler = Scheduler(translator, slots, max_queue)
         self.decoding: dict[str, Any] = {}
         """Options of its own, over those of the bundle."""
@@ -95,6 +100,15 @@ class Model:
         """End the scheduler, after all lines if `drain`, and free the engine."""
         self.scheduler.close(drain)
         self.translator.close()
+
+
+def version_of(translator: Translator) -> str:
+    """SHA-256 of the manifest of a translator's bundle, which has the hashes of all its files; empty: there is none."""
+    settings = translator.settings
+    if not isinstance(settings, TranslatorOptions):
+        return ""
+    bundle = settings.bundle
+    return sha256((bundle.directory if isinstance(bundle, Bundle) else Path(bundle)) / MANIFEST)
 
 
 class Models:

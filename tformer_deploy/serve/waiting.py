@@ -57,7 +57,7 @@ async def translate_through(
     for model in models:
         asked = [(text, pairs[number][1] if model is last else "") for number, text in texts.items()]
         outcomes = await translate_all(request, model, asked, decoding if model is last else {}) if asked else []
-        named = [_naming(model, each) if isinstance(each, BaseException) else each for each in outcomes]
+        named = [_naming(model.name, each) if isinstance(each, BaseException) else each for each in outcomes]
         ended |= zip(texts, named, strict=True)
         texts = {number: each.text for number, each in ended.items() if isinstance(each, Result)}
     return [ended[number] for number in range(len(pairs))]
@@ -87,12 +87,22 @@ def check_pivot(models: Sequence[Model], decoding: Mapping[str, Any]) -> None:
         raise ConfigError(f"align: positions would be those of a text between {through}: ask each model by its name")
 
 
-def _naming(model: Model, error: BaseException) -> BaseException:
-    """An error of ours that names the model."""
+def _naming(where: str, error: BaseException) -> BaseException:
+    """An error of ours that names the model or the text that it is of."""
     if isinstance(error, TformerError):
         error = copy(error)
-        error.args = (f"{model.name}: {error}",)
+        error.args = (f"{where}: {error}",)
     return error
+
+
+def all_results(outcomes: Sequence[Outcome]) -> list[Result]:
+    """The results, for protocols that have one error for all texts. Raises the first, which names its text."""
+    results = []
+    for number, outcome in enumerate(outcomes, 1):
+        if isinstance(outcome, BaseException):
+            raise _naming(f"text {number}", outcome) if len(outcomes) > 1 else outcome
+        results.append(outcome)
+    return results
 
 
 def check_count(texts: int, model: Model) -> None:
@@ -174,6 +184,6 @@ async def stream_through(request: Request, models: Sequence[Model], pair: Pair, 
         check_pivot(models, decoding)
         [outcome] = await translate_through(request, before, [(text, "")], {})
         if isinstance(outcome, BaseException):
-            raise _naming(before[-1], outcome)
+            raise _naming(before[-1].name, outcome)
         text = outcome.text
     return await Stream.open(last, (text, prefix), decoding)
