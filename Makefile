@@ -30,13 +30,13 @@ demo: $(READY)
 	@echo 'run folder: .demo/run (metrics.png shows the training); bundle to ship: .demo/bundle; its check: .demo/check.html; as a Hugging Face folder: .demo/numbers-en-de'
 
 # The README's commands run on the demo's bundle. Some tests are marked `long`: test-long runs them alone, test-all as well.
-# IGNORED: files whose tests do not run.
+# TESTS: these files alone.
 LONG_test-long := --long -m long
 LONG_test-all := --long
 test-long test-all: .demo/annalog .demo/tg2fa
 test test-long test-all: $(READY) .demo/bundle/manifest.json
 	@engines/install-native $(BIN)/python || [ $$? = 3 ]
-	$(BIN)/pytest -rs $(LONG_$@) $(addprefix --ignore=,$(IGNORED))
+	$(BIN)/pytest -rs $(LONG_$@) $(TESTS)
 
 # Somebody else's trained model, for long tests and the README's commands on imports.
 .demo/annalog: | $(READY)

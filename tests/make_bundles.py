@@ -74,7 +74,9 @@ def make(folder: Path) -> None:
         names = dict(zip(("src", "tgt", "valid_src", "valid_tgt"), map(str, paths), strict=True))
         values = {**MODEL, **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)}
         more = OTHER if kind == "names" else COPY
-        trainer = runs.start_run(work / kind, DataConfig(**names), "tiny", "words", 100, {**values, **more}, TRAIN)
+        trainer = runs.start_run(
+            work / kind, DataConfig(**names), runs.RunSettings("tiny", "words", 100, {**values, **more}, TRAIN)
+        )
         trainer.run()
         export_checked(work / kind, folder / kind, RECIPES[kind], paths[2], memory=True)
         lists = [name for name in RECIPES[kind] if load_recipe(name).target in SHORTLIST_TARGETS]

@@ -20,7 +20,7 @@ import pytest
 from onnx import helper
 
 from tformer_deploy.base.errors import ArtifactError, ConfigError, EngineError, LimitError, MissingExtra
-from tformer_deploy.bundle.manifest import open_bundle, write_manifest
+from tformer_deploy.bundle.manifest import Exported, open_bundle, write_manifest
 from tformer_deploy.bundle.plans import Profile, Stamp, find_plans, parse_profile
 from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.engines.ort.ranges import RangeEngine
@@ -110,7 +110,7 @@ def test_the_gate_holds_the_graphs(trt_bundle: Path) -> None:
 
 def test_graphs_for_tensorrt_are_never_the_default(tmp_path: Path) -> None:
     config = small_config()
-    write_manifest(tmp_path, config, choose(["trt", "int8"], config), {}, {}, {})
+    write_manifest(tmp_path, choose(["trt", "int8"], config), Exported(config, {}))
     assert json.loads((tmp_path / "manifest.json").read_text())["default"] == "int8"
 
 
@@ -128,7 +128,7 @@ def test_a_model_with_an_island_builds(tmp_path: Path, text: Path) -> None:
     description = open_checkpoint(run).tokenizers.save(out)
     for name, recipe in chosen.items():
         export_graphs(Tracer(model.eval()), recipe, out / name, "0" * 64)
-    write_manifest(out, config, chosen, description, {"path": "run", "weights_sha256": "0" * 64}, {})
+    write_manifest(out, chosen, Exported(config, description, {"path": "run", "weights_sha256": "0" * 64}))
     report = build(out, BuildOptions("fp16"), [Profile(1, 1, 8, 16)], text)
     assert [(island.graph, island.node) for island in report.islands] == [
         ("decoder_step", "decoder.1.ff.up"),

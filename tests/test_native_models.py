@@ -13,7 +13,7 @@ import pytest
 
 from tformer_deploy.base.errors import ArtifactError
 from tformer_deploy.bundle.contract import GRAPHS
-from tformer_deploy.bundle.manifest import open_bundle, write_manifest
+from tformer_deploy.bundle.manifest import Exported, open_bundle, write_manifest
 from tformer_deploy.bundle.recipe import Recipe, load_recipe
 from tformer_deploy.check.constants import compare_constants
 from tformer_deploy.check.unrounded import unrounded
@@ -133,7 +133,8 @@ def export_programs(checkpoint: Checkpoint, folder: Path, ranges: Any, named: Ma
         export_graphs(tracer, recipe, folder / name, *identity)
     about = {"path": "nowhere", "weights_sha256": checkpoint.weights_sha256}
     measured = {name: Measured(ranges, [], {}).described() for name in recipes} if ranges else {}
-    write_manifest(folder, config, {"": Recipe().for_model(config), **recipes}, tokenizers, about, {}, measured)
+    exported = Exported(config, tokenizers, about, measured=measured)
+    write_manifest(folder, {"": Recipe().for_model(config), **recipes}, exported)
 
 
 @pytest.mark.parametrize(("kind", "name"), CHOSEN)

@@ -17,7 +17,7 @@ from tformer_deploy.model.checkpoint import load_tensors, open_checkpoint, save_
 from tformer_deploy.train.data import DataConfig
 from tformer_deploy.train.loop import Trainer
 from tformer_deploy.train.run_files import STATE
-from tformer_deploy.train.runs import start_run
+from tformer_deploy.train.runs import RunSettings, start_run
 
 from .command import Done, failed_line, run_here
 
@@ -36,7 +36,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trainer(folder: Path) -> Trainer:
     sides = [str(folder / "text")] * 4
-    return start_run(folder / "run", DataConfig(*sides, pair="xx-xx"), "tiny", "words", 60, MODEL, SETTINGS)
+    run = RunSettings("tiny", "words", 60, MODEL, SETTINGS)
+    return start_run(folder / "run", DataConfig(*sides, pair="xx-xx"), run)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from tformer_deploy.model.checkpoint import model_tensors, open_checkpoint, save
 from tformer_deploy.model.config import ModelConfig
 from tformer_deploy.model.network import Transformer
 from tformer_deploy.train.data import DataConfig
-from tformer_deploy.train.runs import start_run
+from tformer_deploy.train.runs import RunSettings, start_run
 
 from .command import failed_line, run_here
 from .conftest import VOCAB, random_model, small_config, write_checkpoint
@@ -154,7 +154,7 @@ def test_every_way_to_decode_begins_with_it() -> None:
 
 def test_training_feeds_it(tmp_path: Path) -> None:
     values = {"start_id": 1, "d_model": 16, "d_ff": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-    trainer = start_run(tmp_path, DataConfig(task="copy"), "tiny", "", 20, values, {"updates": 1})
+    trainer = start_run(tmp_path, DataConfig(task="copy"), RunSettings("tiny", "", 20, values, {"updates": 1}))
     batch = trainer.batch(trainer.train_set, np.arange(3))
     assert (batch.tgt_in[:, 0] == 1).all() and (batch.tgt_in[:, 1:] == batch.tgt_out[:, :-1]).all()
 

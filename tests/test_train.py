@@ -35,7 +35,7 @@ from tformer_deploy.train.data import DataConfig
 from tformer_deploy.train.loop import Trainer
 from tformer_deploy.train.metrics import Metrics, corpus_bleu, corpus_chrf, read_metrics, text_figures
 from tformer_deploy.train.run_files import AVERAGE, METRICS, STATE
-from tformer_deploy.train.runs import group_of_processes, init_checkpoint, resume_run, start_run
+from tformer_deploy.train.runs import RunSettings, group_of_processes, init_checkpoint, resume_run, start_run
 from tformer_deploy.train.schedule import learning_rate, never_at_full_rate
 from tformer_deploy.translate.translator import Result, Translator
 
@@ -78,7 +78,8 @@ def start(
     folder: Path, data: DataConfig, model: Mapping[str, Any] | None = None, force: bool = False, **settings: Any
 ) -> Trainer:
     """A run of the small model."""
-    return start_run(folder, data, "tiny", "bpe", VOCAB, {**SMALL, **(model or {})}, {**QUICK, **settings}, force)
+    run = RunSettings("tiny", "bpe", VOCAB, {**SMALL, **(model or {})}, {**QUICK, **settings})
+    return start_run(folder, data, run, force)
 
 
 def resume(folder: Path, **settings: Any) -> Trainer:
@@ -674,7 +675,7 @@ def test_what_no_run_can_have_is_refused(data: DataConfig, model: dict[str, Any]
 
 def test_two_vocabularies_share_no_rows(data: DataConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="share_embeddings=all needs one vocabulary for both"):
-        start_run(tmp_path, data, "tiny", "words", 20, {**SMALL, "share_embeddings": "all"}, QUICK)
+        start_run(tmp_path, data, RunSettings("tiny", "words", 20, {**SMALL, "share_embeddings": "all"}, QUICK))
 
 
 def test_any_entry_can_start(data: DataConfig, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from tformer_deploy import load
 from tformer_deploy.base.errors import ArtifactError, ConfigError
-from tformer_deploy.bundle.manifest import open_bundle, write_manifest
+from tformer_deploy.bundle.manifest import Exported, open_bundle, write_manifest
 from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.check import CheckOptions, Gate, Reference, make_corpus
 from tformer_deploy.engines import engine_name, engine_names, expand, make_engine, threads_each
@@ -78,7 +78,7 @@ def test_the_first_recipe_is_what_runs(names: list[str], folders: list[str], tmp
     standard = "fp32-attention" if "fp32-attention" in names else "fp32"
     assert chosen[""] == load_recipe(standard).for_model(config)
     assert all(chosen[name] == load_recipe(name).for_model(config) for name in folders if name)
-    write_manifest(tmp_path, config, chosen, {}, {}, {})
+    write_manifest(tmp_path, chosen, Exported(config, {}))
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["default"] == folders[0] and list(manifest["variants"]) == [name for name in folders if name]
 

@@ -158,30 +158,36 @@ class Bundle:
         return str(self.manifest["checkpoint"]["weights_sha256"])
 
 
-def write_manifest(
-    directory: Path,
-    config: ModelConfig,
-    recipes: Mapping[str, Recipe],
-    tokenizer: dict[str, Any],
-    checkpoint: dict[str, str],
-    versions: dict[str, str],
-    measured: Mapping[str, Mapping[str, Any]] | None = None,
-    weights: Mapping[str, Any] | None = None,
-    decoding: Mapping[str, Any] | None = None,
-) -> None:
-    """Describe and hash every file in `directory`; `recipes`: of the standard graphs ("") and the variants.
+@dataclass(frozen=True)
+class Exported:
+    """What a manifest says of an export, beside recipes and files."""
 
-    `measured`: for each variant that rounds, `calibrate.Measured.described`; `weights`: see `export.save.weights_read`.
-    """
+    config: ModelConfig
+    tokenizer: Mapping[str, Any]
+    """What `Tokenizers.save` returns."""
+    checkpoint: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the packages that made it."""
+    measured: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of each variant that rounds, `calibrate.Measured.described`."""
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    """See `export.save.weights_read`."""
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    """The model's own decoding options."""
+
+
+def write_manifest(directory: Path, recipes: Mapping[str, Recipe], exported: Exported) -> None:
+    """Describe and hash every file in `directory`; `recipes`: of the standard graphs ("") and the variants."""
+    config, decoding, weights = exported.config, exported.decoding, exported.weights
     write_json(
         directory / MANIFEST,
         {
             "format": "tformer-bundle",
             "version": VERSION,
-            "versions": {"tformer_deploy": __version__, **versions},
+            "versions": {"tformer_deploy": __version__, **exported.versions},
             "model": dataclasses.asdict(config),
             "recipe": dataclasses.asdict(recipes[""]),
-            "tokenizer": tokenizer,
+            "tokenizer": dict(exported.tokenizer),
             **({"decoding": dict(decoding)} if decoding else {}),
             "graphs": _graphs(config, recipes[""], directory),
             **({"weights": dict(weights)} if weights else {}),
@@ -191,12 +197,12 @@ def write_manifest(
                 name: {
                     "recipe": dataclasses.asdict(recipe),
                     "graphs": _graphs(config, recipe, directory / name),
-                    **(measured or {}).get(name, {}),
+                    **exported.measured.get(name, {}),
                 }
                 for name, recipe in recipes.items()
                 if name
             },
-            "checkpoint": checkpoint,
+            "checkpoint": dict(exported.checkpoint),
             "files": hashes(directory),
         },
     )

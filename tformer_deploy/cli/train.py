@@ -48,7 +48,7 @@ def train(
 ) -> None:
     """Train a model. Ctrl-C saves it; --resume continues, and ends at the same weights as an uninterrupted run."""
     from ..train.data import DataConfig
-    from ..train.runs import only_process, resume_run, start_run
+    from ..train.runs import RunSettings, only_process, resume_run, start_run
 
     data = DataConfig(src, tgt, valid_src, valid_tgt, multi30k, pair, task)
     flags = {"batch_tokens": batch_tokens, "updates": updates, "seed": seed}
@@ -59,7 +59,8 @@ def train(
         if resume:
             trainer = resume_run(out, updates)
         else:
-            trainer = start_run(out, data, preset, tokenizer, vocab_size, model_values, train_values, force)
+            run = RunSettings(preset, tokenizer, vocab_size, model_values, train_values)
+            trainer = start_run(out, data, run, force)
         figures = trainer.run()
     if figures:
         emit(figures, json, f"{out}: " + "  ".join(f"{k} {_short(v)}" for k, v in figures.items()))

@@ -6,10 +6,9 @@ import dataclasses
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from ..base.files import atomic_directory
 from ..base.headers import is_of
 from ..base.notes import Progress, note, unseen
 from ..base.settings import from_dict
-from ..bundle.manifest import MANIFEST, add_report, open_bundle, write_manifest
+from ..bundle.manifest import MANIFEST, Exported, add_report, open_bundle, write_manifest
 from ..bundle.recipe import Recipe, load_recipe, narrowest
 from ..bundle.text import require_fit
 from ..check import Corpus, EngineReport, Gate, Report, make_corpus, translations
@@ -87,18 +86,16 @@ def export_checked(
         description = checkpoint.tokenizers.save(directory)
         measured = _write_graphs(directory, str(run), checkpoint, chosen, calibration, progress)
         place = os.path.relpath(os.path.realpath(run), os.path.realpath(out))
-        describe = partial(
-            write_manifest,
-            directory,
+        exported = Exported(
             checkpoint.config,
-            tokenizer=description,
+            description,
             checkpoint={"path": place, "weights_sha256": checkpoint.weights_sha256},
             versions={name: version(name) for name in ("torch", "onnx", "onnxscript")},
             measured={name: each.described() for name, each in measured.items()},
             weights=weights_read(directory),
             decoding=checkpoint.decoding,
         )
-        describe(chosen)
+        write_manifest(directory, chosen, exported)
         bundle = open_bundle(directory)
         gate = Gate(bundle, checkpoint.directory, progress=progress)
         if again:
@@ -110,7 +107,7 @@ def export_checked(
             hint = "; what a module must not do is in docs/your-model.md" if own else ""
             raise ParityError(f"{out} not written, the check failed: {'; '.join(failures)}{hint}", report)
         report.left_out = left_out(report, chosen)
-        _keep_what_passed(directory, report, chosen, describe)
+        _keep_what_passed(directory, report, chosen, exported)
     if report.left_out:
         lines = [f"variant {name} left out: {why}" for name, why in report.left_out.items()]
         raise ParityError(f"{out} written, {'; '.join(lines)}", report)
@@ -151,16 +148,14 @@ def _write_graphs(
     return measured
 
 
-def _keep_what_passed(
-    directory: Path, report: Report, chosen: Mapping[str, Recipe], describe: Callable[[Mapping[str, Recipe]], None]
-) -> None:
-    """Remove the variants that a report leaves out, and store the rest of it. `describe` writes the manifest."""
-    kept = {name: recipe for name, recipe in chosen.items() if name not in report.left_out}
+def _keep_what_passed(directory: Path, report: Report, chosen: Mapping[str, Recipe], exported: Exported) -> None:
+    """Remove the variants that a report leaves out from the folder and its manifest, and store the rest of it."""
+    passed = {name: recipe for name, recipe in chosen.items() if name not in report.left_out}
     if report.left_out:
         for name in report.left_out:
             shutil.rmtree(directory / name)
-        describe(kept)
-    engines = [engine for engine in report.engines if EngineName(engine.engine).variant in kept]
+        write_manifest(directory, passed, exported)
+    engines = [engine for engine in report.engines if EngineName(engine.engine).variant in passed]
     add_report(directory, dataclasses.replace(report, engines=engines).to_json())
 
 

@@ -145,8 +145,17 @@ def compare(
     found.sentences = len(sources)
     batches = [make_batch(some, model.config.pad_id) for some in _batches(sources, model.config)]
     apart, limit = _compare_numbers(original, model, batches, found)
+    sides = _Sides(original, model, tokenizers, decoding)
     for beams in BEAMS:
-        _compare_tokens(original, model, tokenizers, decoding, sources, beams, limit, found)
+        outputs = _compare_tokens(sides, sources, beams, limit)
+        name = "greedy" if beams == 1 else f"beams {beams}"
+        if outputs.total:
+            found.tokens[name], found.ties = f"{outputs.equal} of {outputs.total}", found.ties + outputs.ties
+        found.failures += outputs.failures
+        if outputs.ties > max(1, outputs.total * TIES):
+            found.failures.append(
+                f"{name}: {outputs.ties} of {outputs.total} outputs are ties, more than chance explains"
+            )
     found.failures = [*apart, *found.failures]
     return found
 
@@ -261,18 +270,30 @@ def _largest(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(torch.where((a < -1e6) & (b < -1e6), 0, difference).max()) if len(a) else 0.0
 
 
-def _compare_tokens(
-    original: Original,
-    model: Transformer,
-    tokenizers: Tokenizers,
-    decoding: Mapping[str, Any],
-    sources: list[list[int]],
-    beams: int,
-    limit: float,
-    found: Comparison,
-) -> None:
-    """Outputs of a search with the defaults of the source; what is within `limit` is equally good."""
-    equal = total = ties = 0
+@dataclass(frozen=True)
+class _Sides:
+    """What is compared."""
+
+    original: Original
+    model: Transformer
+    tokenizers: Tokenizers
+    decoding: Mapping[str, Any]
+    """The defaults of the source."""
+
+
+@dataclass
+class _Outputs:
+    """How many outputs of a search were equal; none were compared if the original has no such search."""
+
+    equal: int = 0
+    total: int = 0
+    ties: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+def _compare_tokens(sides: _Sides, sources: list[list[int]], beams: int, limit: float) -> _Outputs:
+    """Outputs of a search; what is within `limit` is equally good."""
+    original, model, decoding, found = sides.original, sides.model, sides.decoding, _Outputs()
     most = min(model.config.max_positions - 2, MOST_STEPS, decoding.get("max_tokens", MOST_STEPS))
     shortest = min(decoding.get("min_tokens", 0), most)
     decoding = {name: value for name, value in decoding.items() if name not in UNLIKE}
@@ -283,23 +304,20 @@ def _compare_tokens(
             src_ids, lengths = torch.from_numpy(batch.src_ids).long(), torch.from_numpy(batch.src_lengths)
             theirs = original.generate(src_ids, lengths, beams, most)
             if theirs is None:
-                return
+                return _Outputs()
             gaps = np.full(len(theirs), np.inf)
             ours = decode(engine, batch, options, on_step=partial(_note_gaps, gaps, beams))
             for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-                total, equal = total + 1, equal + (a[0].ids == b)
+                found.total, found.equal = found.total + 1, found.equal + (a[0].ids == b)
                 if a[0].ids == b:
-                    text, here = original.text(b), tokenizers.target_text(b)
+                    text, here = original.text(b), sides.tokenizers.target_text(b)
                     if text is not None and here.strip() != text.strip():
                         found.failures.append(f"ids {b} are {text!r} there and {here!r} here")
                 elif gaps[i] <= limit or _tie(model, src_ids[i : i + 1, : lengths[i]], a[0].ids, b, limit):
-                    ties += 1
+                    found.ties += 1
                 else:
                     found.failures.append(f"beams {beams}, source {some[i]}: {b} there, {a[0].ids} here")
-    name = "greedy" if beams == 1 else f"beams {beams}"
-    found.tokens[name], found.ties = f"{equal} of {total}", found.ties + ties
-    if ties > max(1, total * TIES):
-        found.failures.append(f"{name}: {ties} of {total} outputs are ties, more than chance explains")
+    return found
 
 
 def _note_gaps(gaps: Floats64, beams: int, step: Step) -> None:

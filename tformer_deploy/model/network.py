@@ -203,8 +203,7 @@ class DecoderLayer(nn.Module):
     def step(
         self,
         x: Tensor,
-        cache: Cache,
-        layer: int,
+        extend: Callable[[Tensor, Tensor], tuple[KeysValues, Tensor | None]],
         bias: Tensor | None,
         cross: KeysValues,
         mask: Tensor,
@@ -212,10 +211,11 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """One position of every row: x (B, K, d), cross two of (B, H, S, D), mask (B, 1, K, S) -> (B, K, d).
 
-        bias (1 or R, H, 1, T) is of self-attention.
+        `extend` adds this position's keys and values to the layer's cache, see `Cache.extend`. bias (1 or R, H, 1, T)
+        is of self-attention.
         """
         rows = self.attention_residual.before(x).reshape(-1, 1, x.shape[2])  # (R, 1, d)
-        keys_values, earlier = cache.extend(layer, *self.attention.keys_values(rows))
+        keys_values, earlier = extend(*self.attention.keys_values(rows))
         y = self.attention(rows, keys_values, biased(earlier, bias)).view_as(x)
         return self.rest(self.attention_residual.after(x, y), cross, mask, seen)
 
@@ -340,7 +340,8 @@ class Transformer(nn.Module):
         keep(layers, "decoder_embedding", x)
         biases, last = self.decoder_relative(cache.distances[:, None], None), len(self.decoder) - 1
         for i, (layer, layer_cross, bias) in enumerate(zip(self.decoder, cross, biases, strict=True)):
-            x = layer.step(x, cache, i, bias, layer_cross, mask, layers if i == last else None)  # type: ignore[operator]
+            extend, seen = partial(cache.extend, i), layers if i == last else None
+            x = layer.step(x, extend, bias, layer_cross, mask, seen)  # type: ignore[operator]
             keep(layers, f"decoder_layer_{i}", x)
         return keep(layers, "hidden", self.decoder_norm(x))
 

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,34 +37,39 @@ from .loop import Trainer
 from .run_files import METRICS, OWN_FILES, STATE, read_state
 
 
-def start_run(
-    folder: Path,
-    data: DataConfig,
-    preset_name: str,
-    tokenizer: str,
-    vocab_size: int,
-    model_values: Mapping[str, Any],
-    train_values: Mapping[str, Any],
-    force: bool = False,
-) -> Trainer:
+@dataclass(frozen=True)
+class RunSettings:
+    """What to train."""
+
+    preset: str
+    tokenizer: str
+    """`bpe` or `words`; empty: `bpe`, for the copy task `words`."""
+    vocab_size: int
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `ModelConfig` over the preset's."""
+    train: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `TrainConfig`."""
+
+
+def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = False) -> Trainer:
     """A new run. Raises ArtifactError if the folder holds one already and `force` is off."""
-    settings = from_dict(TrainConfig, train_values, "train")
+    settings = from_dict(TrainConfig, run.train, "train")
     # Both report impossible settings before the long work starts.
-    early = {name: value for name, value in model_values.items() if name != "start_id"}  # which may be any entry
-    require_room(preset(preset_name, len(SPECIALS), len(SPECIALS), {"share_embeddings": "decoder", **early}))
-    taken = [name for name in (HEADER, STATE, METRICS) if (folder / name).exists()]
-    if taken and not force:
-        if STATE in taken:
+    without_start = {name: value for name, value in run.model.items() if name != "start_id"}  # which may be any entry
+    require_room(preset(run.preset, len(SPECIALS), len(SPECIALS), {"share_embeddings": "decoder", **without_start}))
+    existing = [name for name in (HEADER, STATE, METRICS) if (folder / name).exists()]
+    if existing and not force:
+        if STATE in existing:
             raise ArtifactError(f"{folder} holds a run already: add --resume to continue it or --force to start over")
-        raise ArtifactError(f"{folder} holds {taken[0]}, but nothing to continue from: add --force to start over")
+        raise ArtifactError(f"{folder} holds {existing[0]}, but nothing to continue from: add --force to start over")
     text = load_data(data)
-    kind = tokenizer or ("words" if data.task == "copy" else "bpe")
+    kind = run.tokenizer or ("words" if data.task == "copy" else "bpe")
     languages = (None, None) if data.task == "copy" else split_pair(data.pair)
     if not rank():
         note(f"{len(text[0].src):,} pairs read: learning a vocabulary")
-    tokenizers = train_tokenizers(kind, text[0].src, text[0].tgt, vocab_size, languages)
+    tokenizers = train_tokenizers(kind, text[0].src, text[0].tgt, run.vocab_size, languages)
     sharing = {} if tokenizers.source is tokenizers.target else {"share_embeddings": "decoder"}
-    config = preset(preset_name, tokenizers.source.size, tokenizers.target.size, {**sharing, **model_values})
+    config = preset(run.preset, tokenizers.source.size, tokenizers.target.size, {**sharing, **run.model})
     if config.share_embeddings == "all" and tokenizers.source is not tokenizers.target:
         raise ConfigError(
             "model.share_embeddings=all needs one vocabulary for both languages: use --tokenizer bpe, or decoder"
@@ -73,7 +79,7 @@ def start_run(
     trainer = Trainer(folder, config, settings, data, tokenizers, text)
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        if taken:  # without a run, a folder `train` or `weights` is somebody's data
+        if existing:  # without a run, a folder `train` or `weights` is somebody's data
             remove_run(folder)
     return trainer
 

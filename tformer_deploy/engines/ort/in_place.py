@@ -66,6 +66,20 @@ class InPlaceState:
     listed: Listed | None = None
 
 
+@dataclass(frozen=True)
+class _Room:
+    """What new buffers have room for."""
+
+    capacity: int
+    """Positions of the target."""
+    first: int = 0
+    """Earlier positions are dropped."""
+    spare: int = 0
+    """Further sentences,"""
+    src_len: int = 0
+    """with sources of up to so many tokens."""
+
+
 class InPlaceEngine(OrtEngine):
     """Runs a variant of a bundle, with a shortlist its short step."""
 
@@ -121,7 +135,7 @@ class InPlaceEngine(OrtEngine):
         free = np.setdiff1d(np.arange(len(state.tokens), dtype=np.int32), state.slots)
         src_len = max(src_ids.shape[1], state.cross[0].shape()[2])
         if len(free) < count or src_len > state.cross[0].shape()[2]:
-            self._move(state, state.slots, state.written_by.shape[2], spare=count, src_len=src_len)
+            self._move(state, state.slots, _Room(state.written_by.shape[2], spare=count, src_len=src_len))
             free = np.arange(live, live + count, dtype=np.int32)
         new, beams = free[:count], state.tokens.shape[1]
         rows = (new[:, None] * beams + np.arange(beams)).ravel()
@@ -184,13 +198,13 @@ class InPlaceEngine(OrtEngine):
         beams = parents % width
         if parents.shape[1] != width:
             written_by = np.take_along_axis(state.written_by[slots, :, :filled], beams[:, :, None], 1)
-            self._move(state, slots, state.written_by.shape[2], written_by)
+            self._move(state, slots, _Room(state.written_by.shape[2]), written_by)
             return
         if width > 1:
             own = state.written_by[slots, :, :filled]
             state.written_by[slots, :, :filled] = np.take_along_axis(own, beams[:, :, None], 1)
         if len(slots) < SPARSE * len(state.tokens):
-            self._move(state, slots, state.written_by.shape[2])
+            self._move(state, slots, _Room(state.written_by.shape[2]))
         else:
             if state.positions is not None:
                 state.positions[np.setdiff1d(state.slots, slots)] = 0
@@ -201,23 +215,14 @@ class InPlaceEngine(OrtEngine):
         """Drop the positions before all targets; if these are less than half, double the buffers."""
         capacity = state.written_by.shape[2]
         room = capacity if 2 * state.longest <= capacity else 2 * capacity
-        self._move(state, state.slots, room, first=state.position - state.longest)
+        self._move(state, state.slots, _Room(room, first=state.position - state.longest))
 
-    def _move(
-        self,
-        state: InPlaceState,
-        slots: Ints,
-        capacity: int,
-        written_by: Ints | None = None,
-        first: int = 0,
-        spare: int = 0,
-        src_len: int = 0,
-    ) -> None:
-        """Copy the sentences at `slots`, from position `first` on, to new buffers.
+    def _move(self, state: InPlaceState, slots: Ints, room: _Room, written_by: Ints | None = None) -> None:
+        """Copy the sentences at `slots` to new buffers.
 
         `written_by` (B, K, T): given where the number of beams changes; each new beam gets the history that it names.
-        `spare`: room for further sentences, with sources up to `src_len`.
         """
+        capacity, first, spare = room.capacity, room.first, room.spare
         filled, live, width = state.position - first, len(slots), state.tokens.shape[1]
         batch, beams = live + spare, width if written_by is None else written_by.shape[1]
         own = np.ascontiguousarray(np.broadcast_to(np.arange(beams, dtype=np.int32)[:, None], (batch, beams, capacity)))
@@ -237,7 +242,7 @@ class InPlaceEngine(OrtEngine):
             state.src_lengths, cross = state.src_lengths[slots], [view(value)[slots] for value in state.cross]
             if spare:
                 state.src_lengths = np.pad(state.src_lengths, (0, spare), constant_values=1)
-                more = (0, spare), (0, 0), (0, src_len - cross[0].shape[2]), (0, 0)
+                more = (0, spare), (0, 0), (0, room.src_len - cross[0].shape[2]), (0, 0)
                 cross = [np.pad(each, more) for each in cross]
             state.cross = [OrtValue.ortvalue_from_numpy(each) for each in cross]
             if state.listed:
