@@ -180,6 +180,7 @@ def signed(value: Any) -> bytes:
 VERBS = st.sampled_from(("inspect", "translate", "shortlist"))
 
 
+@pytest.mark.long
 def test_manifests(place: Path) -> None:
     bundle, path = place / "bundle", place / "bundle/manifest.json"
     lines = {"shortlist": ["--src", place / "lines", "--tgt", place / "lines"], "translate": ["--max-tokens", 3]}

@@ -56,7 +56,7 @@ def imported(folder: Path, name: str, out: Path, **options: Any) -> Any:
     return import_checkpoint("hf", folder, out, given, LINES[:180])
 
 
-@pytest.mark.parametrize("name", long_but(list(FOLDERS), "marian", "t5"))
+@pytest.mark.parametrize("name", long_but(list(FOLDERS), "t5"))
 def test_what_is_imported_is_what_transformers_has(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Greedy, beams of 4 and 5 with the folder's own defaults, on text and random ids; then what some export."""
     assert recognised(folders[name]) == "hf"
