@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
@@ -214,6 +215,18 @@ def test_a_caller_whose_write_fails_harms_nobody(scheduler: Scheduler, engine: W
         with pytest.raises(Exception, match="the client is gone"):
             line.result(20)
     assert running.result(20).ids
+
+
+def test_a_task_that_is_cancelled_harms_nobody(scheduler: Scheduler, engine: Watched) -> None:
+    lines = held(scheduler, engine, 2)
+
+    async def wait() -> None:
+        await asyncio.wait_for(asyncio.wrap_future(lines[0].future), 0.05)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(wait())
+    engine.open.set()
+    assert all(line.result(20).ids for line in lines)
 
 
 def test_closing_waits_for_lines_or_cancels_them(engine: Watched) -> None:

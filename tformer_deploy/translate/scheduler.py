@@ -44,7 +44,9 @@ class Line:
         self.deadline = self.submitted + seconds if seconds is not None else None
         self.search: Search | None = None
         self.future: Future[Result] = Future()
-        """Its result, or the error of this line."""
+        """Its result, or the error of this line. Its own `cancel` does nothing: a task that waits for it may be
+        cancelled, see `cancel`."""
+        self.future.set_running_or_notify_cancel()
         self.cancelled = False
 
     def cancel(self) -> None:
