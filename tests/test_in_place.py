@@ -208,7 +208,7 @@ def test_limits_are_kept(engine: InPlaceEngine) -> None:
         engine.encode(src_ids, lengths)
     state = engine.encode(src_ids[:, :5], np.array([5, 2], np.int32))
     parents = np.repeat(np.arange(2, dtype=np.int32)[:, None], 31, 1)
-    with pytest.raises(LimitError, match="use the standard graphs of fp32-attention"):
+    with pytest.raises(LimitError, match="this variant does not return attention"):
         engine.step(np.full((2, 1), 2, np.int32), state, attention=True)
     engine.reorder(state, parents)
     with pytest.raises(LimitError, match="31 beams exceed the limit of 30"):
