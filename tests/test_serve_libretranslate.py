@@ -14,7 +14,7 @@ from .test_serve import engine as engine
 from .test_serve import serve as serve
 
 libretranslate = pytest.importorskip("libretranslatepy")
-NAMED: dict[str, Any] = {"numbers": {}, "de-en": {"max_tokens": 12}, "en-pt_BR": {}, "fr-de": {}}
+NAMED: dict[str, Any] = {"numbers": {}, "de-en": {"max_tokens": 12}, "en-pt_BR": {}, "fr-de": {"max_tokens": 12}}
 
 
 @pytest.fixture

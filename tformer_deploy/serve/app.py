@@ -21,9 +21,9 @@ from ..base.errors import TformerError
 from . import metrics, openapi, site
 from .answers import NoKey, failed
 from .models import Models
-from .protocols import kserve, libretranslate, own
+from .protocols import deepl, kserve, libretranslate, own
 
-PROTOCOLS = (own, kserve, libretranslate)
+PROTOCOLS = (own, libretranslate, deepl, kserve)
 OPEN = {*openapi.OPEN, *openapi.PAGES}.union(*(getattr(each, "OPEN", ()) for each in PROTOCOLS))
 """Paths that need no key: what asks for them has none."""
 IN_BODY = {path for protocol in PROTOCOLS for path in getattr(protocol, "KEY_IN_BODY", ())}
@@ -119,7 +119,8 @@ class Guard:
         """Whether a request's headers have the key, or its path needs none."""
         if not self.key or path in OPEN:
             return True
-        sent = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
+        sent = headers.get("authorization", "").removeprefix("Bearer ").removeprefix("DeepL-Auth-Key ")
+        sent = sent or headers.get("x-api-key", "")
         return self.is_key(sent.encode("latin-1", "replace"))
 
     def is_key(self, sent: bytes) -> bool:
