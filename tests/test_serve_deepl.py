@@ -156,3 +156,12 @@ def test_forms_are_read(http: Any) -> None:
         (http.get("/v2/languages?type=both"), "unknown type 'both'"),
     ):
         assert answer.status_code == 400 and message in answer.json()["message"]
+
+
+def test_no_body_is_read_beyond_the_limit(http: Any) -> None:
+    http.headers.update(
+        {"Authorization": "DeepL-Auth-Key the key", "Content-Type": "application/x-www-form-urlencoded"}
+    )
+    for path in ("/v2/languages", "/v2/translate"):
+        answer = http.post(path, content=b"x" * 2001)
+        assert answer.status_code == 413 and "a body of more than 2000 bytes" in answer.json()["message"]

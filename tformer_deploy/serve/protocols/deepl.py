@@ -67,7 +67,7 @@ def routes(models: Models) -> list[Route]:
         return JSONResponse({"translations": answers})
 
     async def deepl_languages(request: Request) -> Response:
-        fields = {**request.query_params, **(await fields_of(request) if await request.body() else {})}
+        fields = {**request.query_params, **(await fields_of(request) if "content-type" in request.headers else {})}
         side = fields.get("type", "source")
         if side not in ("source", "target"):
             raise unknown("type", str(side), ("source", "target"))
