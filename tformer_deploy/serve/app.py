@@ -21,9 +21,9 @@ from ..base.errors import TformerError
 from . import metrics, openapi, site
 from .answers import NoKey, failed
 from .models import Models
-from .protocols import deepl, kserve, libretranslate, own
+from .protocols import deepl, kserve, libretranslate, openai, own
 
-PROTOCOLS = (own, libretranslate, deepl, kserve)
+PROTOCOLS = (own, libretranslate, deepl, kserve, openai)
 OPEN = {*openapi.OPEN, *openapi.PAGES}.union(*(getattr(each, "OPEN", ()) for each in PROTOCOLS))
 """Paths that need no key: what asks for them has none."""
 IN_BODY = {path for protocol in PROTOCOLS for path in getattr(protocol, "KEY_IN_BODY", ())}
