@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,8 @@ def test_the_command_serves_a_bundle_until_it_is_told_to_end(bundle: Path, tmp_p
     (tmp_path / "limits.toml").write_text("beams = 2\n")
     command = [sys.executable, "-m", "tformer_deploy", "serve", f"words={bundle}", "--port", "0"]
     command += ["--limits", str(tmp_path / "limits.toml"), "--alias", "en-de=words"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server, ExitStack() as ending:
+        ending.callback(server.kill)  # else a test that fails waits for it for ever
         assert server.stderr
         line = server.stderr.readline()
         found = re.fullmatch(r"serving words on (http://127\.0\.0\.1:\d+)\n", line)
