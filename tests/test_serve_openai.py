@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -212,3 +213,15 @@ def test_a_full_queue_raises_a_rate_limit(serve: Callable[..., Any], engine: Wat
     assert caught.value.response.headers["retry-after"] == "1"
     engine.open.set()
     running.join(20)
+
+
+def test_a_client_that_closes_its_stream_frees_its_place(client: Any, api: Any, engine: Watched) -> None:
+    engine.open.clear()
+    stream = chat(api, stream=True, extra_body={"min_tokens": 20})
+    assert next(iter(stream)).choices[0].delta.role == "assistant"
+    wait_for(lambda: counted(client, "running_lines") == 1)
+    stream.close()
+    time.sleep(0.2)  # until the server has seen the end of the connection
+    engine.open.set()
+    wait_for(lambda: counted(client, "running_lines") == 0)
+    assert counted(client, "steps_total") < 5
