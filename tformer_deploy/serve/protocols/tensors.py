@@ -31,8 +31,8 @@ CODES = {
 """Types of numbers, as `struct` names them."""
 KINDS = {"BYTES": str, "BOOL": bool, "FP16": float, "FP32": float, "FP64": float}
 """Types of their values in Python; of all others, int."""
-AXES = 8
-"""Most axes of an input."""
+AXES, MOST = 8, 1 << 31
+"""An input has at most so many axes; each is shorter than that."""
 REFUSED = {
     "classification": "there are no classes",
     "shared_memory_region": "send tensors in the body",
@@ -110,7 +110,7 @@ def _read(header: Mapping[str, Any], binary: bytes | None) -> Tensor:
     name, datatype, shape = f"{_name(header):.40}", header.get("datatype"), header.get("shape")
     if not isinstance(datatype, str) or datatype not in (*CODES, "BYTES"):
         raise unknown(f"datatype of input '{name}'", f"{datatype!s:.40}", [*CODES, "BYTES"])
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > AXES:
+    if not isinstance(shape, list) or len(shape) > AXES or not all(type(n) is int and 0 <= n < MOST for n in shape):
         raise ConfigError(f"input '{name}': shape must be a list of at most {AXES} whole numbers, as in [2]")
     if binary is not None:
         values = _unpacked(name, datatype, prod(shape), binary)
