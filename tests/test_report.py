@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,13 +22,10 @@ from tformer_deploy.bench.report import Latency, NodeKind, PointReport, Spread
 from tformer_deploy.bench.roofline import Bound
 from tformer_deploy.check import page as check
 
+from .browser import BROWSER, needs_browser
 from .command import failed_line
 from .test_check_html import Page, engine, report
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_browser = pytest.mark.skipif(
-    not BROWSER, reason="there is no Chromium to see pages with: apt-get install chromium"
-)
 LIGHT, DARK = (255, 255, 255), (0x14, 0x17, 0x1B)
 
 

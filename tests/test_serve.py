@@ -122,6 +122,8 @@ def test_a_stream_ends_with_the_error(client: Any) -> None:
     [
         ({}, 400, "text"),
         ({"text": 3}, 400, "must be a string or a list of strings"),
+        ({"text": "w4", "prefix": {}}, 400, "prefix: must be a string or a list of strings"),
+        ({"text": "w4", "stream": {}}, 400, "stream true or false"),
         ({"text": []}, 400, "not empty"),
         ({"text": "w4", "txt": "w5"}, 400, "did you mean 'text'"),
         ({"text": "w4", "options": {"beam": 2}}, 400, "did you mean 'beams'"),

@@ -1,19 +1,25 @@
-"""The description of the server's routes: it is complete, and what it says is what the server does."""
+"""The description of the server's routes is complete, and true; the pages need nothing from outside."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+import tformer_deploy
 from tformer_deploy.decoding import DecodeOptions
 from tformer_deploy.serve import app, openapi, site
 from tformer_deploy.serve.app import make_app
-from tformer_deploy.serve.models import Models
+from tformer_deploy.serve.cards import card
+from tformer_deploy.serve.models import Caps, Model, Models
 from tformer_deploy.serve.protocols import own
 
 from . import test_serve
@@ -101,11 +107,20 @@ def test_answers_are_as_described(client: Any) -> None:
     found = checked("Translations", client.post("/v1/translate", json=checked("Translate", body)).json())
     assert found["results"][0]["alignment"] and found["results"][0]["alternatives"][0]["alignment"]
     assert found["results"][2]["error"]
+    for each in (found["results"][0], *found["results"][0]["alternatives"]):
+        assert "".join(each["pieces"]) == each["text"] and len(each["pieces"]) == len(each["alignment"])
+    assert found["results"][0]["source_pieces"] == ["w7", " w8", ""]
     result = test_serve.events(post(client, text="w7 w8", stream=True))[-1][1]
     checked("Translation", result)
+    assert "pieces" not in result
+    cards = checked("Cards", client.get("/v1/cards").json())["models"]
+    assert [each["name"] for each in cards] == ["numbers", "b"] and cards[0]["attention"]
     scores = checked("Score", {"source": "w7 w8", "target": "w5 w6"})
     assert checked("Scores", client.post("/v1/score", json=scores).json())["scores"]
     checked("Error", client.post("/v1/score", content=b"{").json())
+    for model in ({}, ["b"]):
+        answer = client.post("/v1/score", json={**scores, "model": model})
+        assert (answer.status_code, answer.json()) == (400, {"error": "model must be a string"})
     for path in openapi.OPEN:
         checked("Health", client.get(path).json())
 
@@ -120,6 +135,23 @@ def test_the_description_and_its_page_need_no_key_and_nothing_from_outside(serve
         assert f" {path}</code>" in answer.text
     assert all(name in answer.text for name in described["components"]["schemas"]["DecodeOptions"]["properties"])
     closed(answer)
+    closed(client.get("/"))
+    refused = client.get("/v1/cards")
+    assert refused.status_code == 401 and "a key is needed" in checked("Error", refused.json())["error"]
+
+
+def test_the_card_of_a_bundle() -> None:
+    folder = Path(__file__).parent / "bundles/v2/names"
+    with tformer_deploy.load(folder) as translator:
+        model = Model("names", translator, Caps())
+        found = checked("Cards", {"models": [card(model)]})["models"][0]
+        model.scheduler.close()
+    report = json.loads((folder / "check.json").read_text())
+    assert (found["bundle"], found["engine"], found["precision"], found["attention"]) == ("names", "ort", "fp32", True)
+    assert found["sha256"] == hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    assert found["check"]["passed"] and found["check"]["sentences"] == report["sentences"]
+    [ort] = [each for each in report["engines"] if each["engine"] == "ort"]
+    assert found["check"]["equal"] == {each["mode"]: each["equal"] for each in ort["outputs"]} != {}
 
 
 def closed(answer: Any) -> None:
@@ -131,3 +163,20 @@ def closed(answer: Any) -> None:
         found = re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", answer.text, re.DOTALL)
         assert all(site._hash(each) in policy for each in found)
     assert " style=" not in answer.text and not re.search(r"<[^>]* on\w+=", answer.text), "the policy forbids them"
+
+
+@pytest.mark.long
+def test_schemathesis_finds_nothing(serve: Callable[..., Any], tmp_path: Path) -> None:
+    """It makes requests of the description, good and bad, and compares the answers with it.
+
+    Rules between options are not in the description, so that some requests that hold it are refused.
+    """
+    pytest.importorskip("schemathesis")
+    (tmp_path / "refusals.toml").write_text(
+        '[checks.negative_data_rejection]\nexpected-statuses = ["400", "404", "413", "422"]\n'
+    )
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(tmp_path / "refusals.toml")]
+    command += ["run", f"{serve().base_url}/openapi.json", "--no-color", "--seed", "1", "-n", "20"]
+    command += ["--exclude-checks", "positive_data_acceptance"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

@@ -16,7 +16,7 @@ from .protocols import own
 
 Schema = dict[str, Any]
 
-PAGES = ("/docs", "/openapi.json")
+PAGES = ("/", "/docs", "/openapi.json")
 """Routes that the description leaves out: pages for people, and itself."""
 OPEN = ("/healthz", "/healthz/live", "/healthz/ready")
 """Described routes that need no key."""
@@ -68,6 +68,7 @@ def schemas() -> dict[str, Schema]:
         "Translation": TRANSLATION,
         "Translations": TRANSLATIONS,
         "Scores": SCORES,
+        "Cards": CARDS,
         "Error": {**_object({"error": {"type": "string", "description": "One line."}}), "additionalProperties": False},
         "Health": _object({"status": {"type": "string"}}, models={"type": "array", "items": {"type": "string"}}),
     }
@@ -151,6 +152,8 @@ TRANSLATION = _object(
         "tokens": {"type": "integer", "description": "How many, without the end token."},
     },
     alignment=_list({"type": "integer"}, "The source token, from 0, of each token; only with the option align."),
+    pieces=_list({"type": "string"}, "The text of each token; only with align."),
+    source_pieces=_list({"type": "string"}, "The text of each source token; only with align."),
     alternatives=_list({"$ref": _ref("Translation")}, "The other outputs of the n best, or the other samples."),
 )
 FAILURE = _object({"error": {"type": "string"}, "status": {"type": "integer"}})
@@ -174,11 +177,41 @@ SCORES = _object(
 )
 
 
+CARDS = _object(
+    {
+        "models": _list(
+            _object(
+                {
+                    "name": {"type": "string"},
+                    "engine": {"type": "string", "description": "Backend, and variant if it is not the default."},
+                    "precision": {"type": "string"},
+                    "attention": {"type": "boolean", "description": "Whether the option align may be set."},
+                    "source_tokens": {"type": "integer", "description": "Most tokens of a text."},
+                    "limits": {"type": "object", "description": "The most that a request may ask for."},
+                },
+                bundle={"type": "string", "description": "Name of the bundle's folder."},
+                sha256={"type": "string", "description": "Hash of its manifest, which has the hash of every file."},
+                check=_object(
+                    {
+                        "passed": {"type": "boolean"},
+                        "sentences": {"type": "integer"},
+                        "equal": {"type": "object", "description": "By way of decoding: sentences with equal tokens."},
+                    }
+                ),
+            ),
+            "Each model; the first is the default.",
+        )
+    }
+)
+
+
 def _paths() -> dict[str, Schema]:
-    stream = {"text/event-stream": {"schema": {"type": "string"}}}
+    sent = _object({"event": {"enum": ["piece", "result", "error"]}, "data": {"type": "string"}})
+    stream = {"text/event-stream": {"schema": sent}}
     return {
         "/v1/translate": {"post": _post("translate", "Translate one or several texts.", "Translations", stream)},
         "/v1/score": {"post": _post("score", "Give the log-probability of translations.", "Scores")},
+        "/v1/cards": {"get": _get("cards", "What the models are, and what may be asked of them.", "Cards")},
         "/healthz": {"get": _get("healthz", "Whether the server takes requests.", "Health")},
         "/healthz/live": {"get": _get("live", "Whether the server runs.", "Health")},
         "/healthz/ready": {"get": _get("ready", "Whether the server takes requests.", "Health")},

@@ -1,4 +1,4 @@
-"""What people see: the description of the routes, and a page of it."""
+"""What people see: a page to translate with, the models' cards, the description of the routes, and a page of it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from .cards import card
 from .models import Models
 from .openapi import description
 
@@ -24,7 +25,14 @@ CLOSED = ("default-src 'none'", "img-src data:", "base-uri 'none'", "form-action
 def routes(models: Models, key: bool) -> list[Route]:
     """The routes. `key`: whether clients need one."""
     described = description(key)
+    index, cards = html_of("index.html"), [card(model) for model in models]
     docs = html_of("docs.html").replace("<!-- content -->", docs_content(described))
+
+    async def show_index(request: Request) -> Response:
+        return page(index)
+
+    async def show_cards(request: Request) -> Response:
+        return JSONResponse({"models": cards})
 
     async def openapi(request: Request) -> Response:
         return JSONResponse(described)
@@ -32,7 +40,8 @@ def routes(models: Models, key: bool) -> list[Route]:
     async def show_docs(request: Request) -> Response:
         return page(docs)
 
-    return [Route("/openapi.json", openapi), Route("/docs", show_docs)]
+    pages = [Route("/", show_index), Route("/docs", show_docs)]
+    return [*pages, Route("/openapi.json", openapi), Route("/v1/cards", show_cards)]
 
 
 def html_of(name: str) -> str:

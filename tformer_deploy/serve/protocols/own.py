@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,13 @@ from starlette.routing import Route
 
 from ...base.errors import ConfigError
 from ...base.settings import from_dict
+from ...bundle.text import Tokenizers
 from ...translate.translator import Result
 from ..answers import message_of, read_json, status_of
 from ..models import Model, Models
-from ..waiting import Stream, check_count, stream_through, translate_through
+from ..waiting import Outcome, Stream, check_count, stream_through, translate_through
 
-PATHS = ("/v1/translate", "/v1/score")
+PATHS = ("/v1/translate", "/v1/score", "/v1/cards")
 Texts = str | list[str]
 
 
@@ -45,15 +46,15 @@ class Translate:
     def pairs(self) -> list[tuple[str, str]]:
         """Texts with their prefixes. Raises ConfigError."""
         texts = as_texts("text", self.text)
-        prefixes = as_texts("prefix", self.prefix) if self.prefix else [""] * len(texts)
+        prefixes = as_texts("prefix", self.prefix) if self.prefix != "" else [""] * len(texts)
         if len(prefixes) != len(texts):
             raise ConfigError(f"{len(texts)} texts, {len(prefixes)} prefixes: give each text one, empty for none")
         if self.stream and not isinstance(self.text, str):
             raise ConfigError("stream: one text at a time")
         if not all(isinstance(each, str) for each in (self.model, self.source_lang, self.target_lang)):
             raise ConfigError("model, source_lang and target_lang must be strings")
-        if not isinstance(self.options, dict):
-            raise ConfigError("options must be an object")
+        if not isinstance(self.options, dict) or not isinstance(self.stream, bool):
+            raise ConfigError("options must be an object, stream true or false")
         return list(zip(texts, prefixes, strict=True))
 
     def through(self, models: Models) -> tuple[Model, ...]:
@@ -76,6 +77,10 @@ class Score:
     """The translation of each source whose log-probability is asked for."""
     model: str = ""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str):
+            raise ConfigError("model must be a string")
+
 
 def as_texts(name: str, value: Any) -> list[str]:
     """One or several texts as a list. Raises ConfigError."""
@@ -94,12 +99,13 @@ def routes(models: Models) -> list[Route]:
         pairs, through = asked.pairs(), asked.through(models)
         if asked.stream:
             stream = await stream_through(request, through, pairs[0], asked.options)
-            return StreamingResponse(_events(stream), media_type="text/event-stream")
+            return StreamingResponse(_events(stream, through[-1], pairs[0][0]), media_type="text/event-stream")
         outcomes = await translate_through(request, through, pairs, asked.options)
         if isinstance(asked.text, str) and isinstance(outcomes[0], BaseException):
             raise outcomes[0]
         names = {"model": through[-1].name, **({"pivot": through[0].name} if len(through) > 1 else {})}
-        return JSONResponse({**names, "results": [shown(each) for each in outcomes]})
+        results = [await _detailed(each, through[-1], text) for each, (text, _) in zip(outcomes, pairs, strict=True)]
+        return JSONResponse({**names, "results": results})
 
     async def score(request: Request) -> Response:
         most = max(model.caps.body_bytes for model in models)
@@ -116,13 +122,39 @@ def routes(models: Models) -> list[Route]:
     ]
 
 
-async def _events(stream: Stream) -> AsyncIterator[str]:
+async def _detailed(outcome: Outcome, model: Model, text: str) -> dict[str, Any]:
+    """An outcome as JSON; with an alignment, also the text of each token."""
+    item = shown(outcome)
+    if not isinstance(outcome, BaseException) and any(each.alignment for each in (outcome, *outcome.alternatives)):
+        await run_in_threadpool(_add_pieces, item, outcome, model.translator.tokenizers, text)
+    return item
+
+
+def _add_pieces(item: dict[str, Any], result: Result, tokenizers: Tokenizers, text: str) -> None:
+    item["source_pieces"] = pieces_of(tokenizers.source.decode, tokenizers.source_ids(text.strip()))
+    for shown_one, each in zip((item, *item.get("alternatives", ())), (result, *result.alternatives), strict=True):
+        shown_one["pieces"] = pieces_of(tokenizers.target_text, each.ids)
+
+
+def pieces_of(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text; nothing for special ones and for the first bytes of a character."""
+    pieces, shown = [], ""
+    for count in range(1, len(ids) + 1):
+        text = decode(ids[:count])
+        settled = count == len(ids) or not text.endswith("\ufffd")  # else an incomplete UTF-8 character
+        pieces.append(text[len(shown) :] if settled else "")
+        shown = text if settled else shown
+    return pieces
+
+
+async def _events(stream: Stream, model: Model, text: str) -> AsyncIterator[str]:
     """Server-sent events: pieces of the text, then the result or the error."""
     async for item in stream.items():
         if isinstance(item, str):
             yield event("piece", {"text": item})
         else:
-            yield event("error" if isinstance(item, BaseException) else "result", shown(item))
+            name = "error" if isinstance(item, BaseException) else "result"
+            yield event(name, await _detailed(item, model, text))
 
 
 def event(name: str, data: Any) -> str:
