@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ from tformer_deploy.cli.serve import read_aliases
 from tformer_deploy.serve.app import make_app
 from tformer_deploy.serve.models import Caps, Model, Models
 
+from .command import failed_line, run_here
 from .test_scheduler import BROKEN, REFUSED, Watched, translator_of
 
 httpx = pytest.importorskip("httpx")
@@ -43,8 +46,9 @@ def serve(engine: Watched) -> Iterator[Callable[..., Any]]:
     """Makes a server on a free port; returns a client of it."""
     ending = []
 
-    def start(key: str = "", named: dict[str, Any] = NAMED, aliases: dict[str, str] | None = None, **sizes: int) -> Any:
-        made = [Model(name, translator_of(engine, **options), CAPS, **sizes) for name, options in named.items()]
+    def start(key: str = "", named: dict[str, Any] = NAMED, aliases: dict[str, str] | None = None, **other: Any) -> Any:
+        given = {"caps": CAPS, **other}
+        made = [Model(name, translator_of(engine, **options), **given) for name, options in named.items()]
         models = Models(made, aliases)
         server = uvicorn.Server(uvicorn.Config(make_app(models, key), port=0, log_level="error"))
         thread = threading.Thread(target=server.run)
@@ -145,6 +149,58 @@ def test_what_cannot_be_answered_is_refused_in_one_line(client: Any, body: Any, 
     answer = client.post("/v1/translate", content=json.dumps(body))
     assert answer.status_code == status and message in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
+
+
+ODD = '{"text": "w4", %s}'
+
+
+@pytest.mark.parametrize(
+    "odd", [r'"model": "\ud800"', r'"\ud800": 1', r'"options": {"stop": "\ud800"}', r'"model": "a\n\u001b\u2028"']
+)
+def test_what_a_message_quotes_is_printable(client: Any, odd: str) -> None:
+    answer = client.post("/v1/translate", content=ODD % odd, headers={"X-Request-Id": "a\x1b"})
+    assert answer.status_code in (400, 404) and answer.json()["error"].isprintable()
+    assert answer.headers["x-request-id"].isalnum()
+
+
+def test_a_body_that_is_said_to_be_too_large_is_not_waited_for(client: Any) -> None:
+    with socket.create_connection((client.base_url.host, client.base_url.port), 20) as connection:
+        connection.sendall(b"POST /v1/translate HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tformer_deploy.serve.answers.BODY_SECONDS", 0.1)
+    with socket.create_connection((client.base_url.host, client.base_url.port), 20) as connection:
+        connection.sendall(b"POST /v1/translate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_text_that_is_late_is_given_up(serve: Callable[..., Any], engine: Watched) -> None:
+    client = serve(caps=dataclasses.replace(CAPS, seconds=0.1))
+    engine.open.clear()
+    threading.Timer(0.3, engine.open.set).start()
+    late = post(client, text=["w4 w5", "w6"], options={"min_tokens": 10}).json()["results"]
+    assert [each["status"] for each in late] == [504, 504]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--host", ""), "--host must not be empty: 0.0.0.0 means all addresses"),
+        (("--api-key-file", "keys"), "keys has more than one word: write one key"),
+        (("--limits", "limits.toml"), "limits.toml: beams=0: must be at least 1"),
+        (("--slots", "4", "--max-queue", "20"), "have no room for a request of 128 texts"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_no_server_can_be_is_refused_at_once(
+    options: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("keys").write_text("a\nb\n")
+    Path("limits.toml").write_text("beams = 0\n")
+    assert message in failed_line(run_here("serve", "bundle", *options))
 
 
 @pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"[" * 900, 400), (b"[]", 400), (b"x" * 2001, 413)])

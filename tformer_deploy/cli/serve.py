@@ -60,12 +60,21 @@ def serve(
     from ..serve.models import Model, Models
     from ..translate.opening import TranslatorOptions, open_translator
 
+    if not host:
+        raise ConfigError("--host must not be empty: 0.0.0.0 means all addresses")
     caps = _caps(limits)
+    if slots + max_queue < caps.texts:
+        raise ConfigError(
+            f"--slots {slots} and --max-queue {max_queue} have no room for a request of {caps.texts} texts: "
+            "use a larger --max-queue, or fewer texts in --limits"
+        )
     key = _key(api_key_file) if api_key_file else os.environ.get(KEY_VARIABLE, "")
     models = []
     try:
         for each in bundle:
             name, _, folder = each.rpartition("=")
+            if not folder:
+                raise ConfigError(f"{each}: write NAME=BUNDLE, with the bundle's folder")
             options = TranslatorOptions(Path(folder), backend, variant, device, threads=threads, shortlist=shortlist)
             models.append(Model(name or Path(folder).resolve().name, open_translator(options), caps, slots, max_queue))
         run_server(Models(models, read_aliases(alias or [])), host, port, key, note)
@@ -90,7 +99,11 @@ def read_aliases(asked: list[str]) -> dict[str, str]:
 def _caps(path: Path | None) -> Caps:
     from ..serve.models import Caps
 
-    return from_dict(Caps, read_toml(path) if path else {}, "limits")
+    values = read_toml(path) if path else {}
+    try:
+        return from_dict(Caps, values, "limits")
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _key(path: Path) -> str:
@@ -101,4 +114,6 @@ def _key(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     if not key:
         raise ConfigError(f"{path} is empty: write the key into it")
+    if not key.isprintable() or " " in key:
+        raise ConfigError(f"{path} has more than one word: write one key, which a header can hold")
     return key

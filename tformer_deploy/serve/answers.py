@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 from urllib.parse import parse_qs
@@ -16,6 +17,18 @@ from .languages import UnknownPair
 from .models import UnknownModel
 
 FORM, MOST_FIELDS = "application/x-www-form-urlencoded", 1000
+
+
+BODY_SECONDS = 30
+"""Seconds in which a request's body must have come."""
+
+
+class Json(JSONResponse):
+    """An answer in JSON. What it repeats of a request may hold halves of characters, which UTF-8 does not have."""
+
+    def render(self, content: Any) -> bytes:
+        """See `Response.render`."""
+        return json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
 
 
 class NoKey(TformerError):
@@ -43,10 +56,14 @@ class TooLarge(LimitError):
     """A body beyond the cap."""
 
 
+class TooSlow(TformerError):
+    """A body that does not come."""
+
+
 def status_of(error: BaseException) -> int:
     """The HTTP status of an error."""
-    if isinstance(error, TooLarge):
-        return 413
+    if isinstance(error, TooLarge | TooSlow):
+        return 413 if isinstance(error, TooLarge) else 408
     if isinstance(error, HTTPException):
         return error.status_code
     return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
@@ -56,7 +73,9 @@ def message_of(error: BaseException) -> str:
     """One line on an error; what is no error of ours says only that it is one."""
     if isinstance(error, HTTPException):
         return f"{error.detail}: docs/serve.md has the paths of this server, and their methods"
-    return str(error) if isinstance(error, TformerError) else "internal error: the server's log has it"
+    if not isinstance(error, TformerError):
+        return "internal error: the server's log has it"
+    return "".join(letter if letter.isprintable() else "?" for letter in str(error))  # it may quote the request
 
 
 def headers_of(error: BaseException) -> dict[str, str]:
@@ -68,16 +87,23 @@ def headers_of(error: BaseException) -> dict[str, str]:
 
 def failed(error: BaseException) -> Response:
     """The answer to a request that failed."""
-    return JSONResponse({"error": message_of(error)}, status_of(error), headers_of(error))
+    return Json({"error": message_of(error)}, status_of(error), headers_of(error))
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The request's body. Raises TooLarge before more than that is read."""
+    """The request's body. Raises TooLarge before more than that is read, and TooSlow where it does not come."""
+    too_large = TooLarge(f"a body of more than {most} bytes exceeds this server's limit: send fewer texts at once")
+    if int(request.headers.get("content-length", 0)) > most:
+        raise too_large
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > most:
-            raise TooLarge(f"a body of more than {most} bytes exceeds this server's limit: send fewer texts at once")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise too_large
+    except TimeoutError:
+        raise TooSlow(f"the body did not come within {BODY_SECONDS} s: send it at once") from None
     return bytes(body)
 
 

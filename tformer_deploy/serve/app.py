@@ -13,13 +13,13 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..base.errors import TformerError
 from . import metrics, openapi, site
-from .answers import NoKey, failed
+from .answers import Json, NoKey, failed
 from .models import Models
 from .protocols import deepl, kserve, libretranslate, openai, own
 
@@ -36,10 +36,10 @@ def make_app(models: Models, key: str = "") -> ASGIApp:
     counted = metrics.Counted(models)
 
     async def live(request: Request) -> Response:
-        return JSONResponse({"status": "live"})
+        return Json({"status": "live"})
 
     async def ready(request: Request) -> Response:
-        return JSONResponse({"status": "ready", "models": [model.name for model in models]})
+        return Json({"status": "ready", "models": [model.name for model in models]})
 
     async def show_metrics(request: Request) -> Response:
         return PlainTextResponse(counted.text(), media_type=counted.media_type)
@@ -81,7 +81,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        number, start, status = headers.get("x-request-id", "")[:64] or secrets.token_hex(8), time.perf_counter(), 500
+        number, start, status = _request_id(headers), time.perf_counter(), 500
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -108,7 +108,7 @@ class Guard:
                     {
                         "request": number,
                         "method": scope["method"],
-                        "path": scope["path"],
+                        "path": scope["path"][:200],
                         "status": status,
                         "ms": round(seconds * 1000, 1),
                     }
@@ -126,3 +126,9 @@ class Guard:
     def is_key(self, sent: bytes) -> bool:
         """Whether this is the key; compared in constant time."""
         return hmac.compare_digest(sent, self.key)
+
+
+def _request_id(headers: Headers) -> str:
+    """The request's own id, if it is printable ASCII, or a new one."""
+    own = headers.get("x-request-id", "")[:64]
+    return own if own.isascii() and own.isprintable() and own else secrets.token_hex(8)

@@ -73,14 +73,24 @@ class Model:
         return other
 
     def submit(
-        self, text: str, prefix: str, decoding: Mapping[str, Any], write: Callable[[str], None] | None = None
+        self,
+        text: str,
+        prefix: str,
+        decoding: Mapping[str, Any],
+        write: Callable[[str], None] | None = None,
+        seconds: float | None = None,
     ) -> Line:
-        """Queue a text. Raises Busy, LimitError for what exceeds the caps, and the errors of `Scheduler.submit`."""
+        """Queue a text. Raises Busy, LimitError for what exceeds the caps, and the errors of `Scheduler.submit`.
+
+        `seconds`: that it may take; none: those of the caps.
+        """
         asked = self.capped(decoding)
         for name, value in (("text", text), ("prefix", prefix)):
             if (size := len(value.encode("utf-8", "surrogatepass"))) > self.caps.text_bytes:
-                raise LimitError(f"a {name} of {size} bytes exceeds this server's limit of {self.caps.text_bytes}")
-        return self.scheduler.submit(text, prefix, write, self.caps.seconds, **asked)
+                raise LimitError(
+                    f"a {name} of {size} bytes exceeds this server's limit of {self.caps.text_bytes}: split it"
+                )
+        return self.scheduler.submit(text, prefix, write, self.caps.seconds if seconds is None else seconds, **asked)
 
     def capped(self, decoding: Mapping[str, Any]) -> dict[str, Any]:
         """Decoding options within the caps. Raises LimitError for those beyond, ConfigError for wrong ones."""
@@ -89,10 +99,12 @@ class Model:
         if options.endless:
             raise LimitError("endless is not an option of this server: outputs must be able to end")
         if options.rows > caps.beams:
-            raise LimitError(f"{options.rows} beams or samples exceed this server's limit of {caps.beams}")
+            raise LimitError(f"{options.rows} beams or samples exceed this server's limit of {caps.beams}: use fewer")
         if options.max_tokens > caps.max_tokens:
             if "max_tokens" in asked:
-                raise LimitError(f"max_tokens={options.max_tokens} exceeds this server's limit of {caps.max_tokens}")
+                raise LimitError(
+                    f"max_tokens={options.max_tokens} exceeds this server's limit of {caps.max_tokens}: use fewer"
+                )
             asked["max_tokens"] = caps.max_tokens
         return asked
 

@@ -35,7 +35,8 @@ def run_server(models: Models, host: str, port: int, key: str, note: Callable[[s
     try:
         listening = config.bind_socket()
     except SystemExit:
-        raise ConfigError(f"{host}:{port} cannot be listened on: choose another --port") from None
+        raise ConfigError(f"{host}:{port} cannot be listened on: choose another --host or --port") from None
+    listening.listen(config.backlog)  # from here on clients may connect
     names = ", ".join(model.name for model in models)
     host, port = listening.getsockname()[:2]
     note(f"serving {names} on http://{host}:{port}")

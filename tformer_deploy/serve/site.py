@@ -11,9 +11,10 @@ from re import DOTALL, findall
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from .answers import Json
 from .cards import card
 from .models import Models
 from .openapi import description
@@ -32,10 +33,10 @@ def routes(models: Models, key: bool) -> list[Route]:
         return page(index)
 
     async def show_cards(request: Request) -> Response:
-        return JSONResponse({"models": cards})
+        return Json({"models": cards})
 
     async def openapi(request: Request) -> Response:
-        return JSONResponse(described)
+        return Json(described)
 
     async def show_docs(request: Request) -> Response:
         return page(docs)

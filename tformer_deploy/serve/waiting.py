@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -26,7 +27,8 @@ async def translate_all(
 ) -> list[Outcome]:
     """The result or the error of each text. Raises errors that concern all: wrong options, a full queue."""
     check_count(len(pairs), model)
-    lines = await run_in_threadpool(lambda: [_submit(model, pair, decoding) for pair in pairs])
+    due = time.monotonic() + model.caps.seconds
+    lines = await run_in_threadpool(lambda: [_submit(model, pair, decoding, due) for pair in pairs])
     outcomes = await _outcomes(request, lines)
     if isinstance(outcomes[0], Busy) and all(isinstance(outcome, Busy) for outcome in outcomes):
         raise outcomes[0]
@@ -111,9 +113,10 @@ def check_count(texts: int, model: Model) -> None:
         raise ConfigError(f"{texts} texts exceed this server's limit of {model.caps.texts} a request: send fewer")
 
 
-def _submit(model: Model, pair: Pair, decoding: Mapping[str, Any]) -> Line | TformerError:
+def _submit(model: Model, pair: Pair, decoding: Mapping[str, Any], due: float) -> Line | TformerError:
+    """Queue a text; of one that cannot be queued, the error. Raises ConfigError, which concerns all texts."""
     try:
-        return model.submit(*pair, decoding)
+        return model.submit(*pair, decoding, seconds=max(0.0, due - time.monotonic()))
     except ConfigError:
         raise
     except TformerError as error:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ...base.errors import ConfigError, DataError, LimitError, unknown
-from ..answers import NoKey, TooLarge, headers_of, message_of, read_fields, status_of
+from ..answers import Json, NoKey, TooLarge, headers_of, message_of, read_fields, status_of
 from ..languages import Pairs, shown
 from ..models import Models
 from ..waiting import translate_lines
@@ -35,7 +35,7 @@ def failed(error: BaseException) -> Response:
     """The answer to a request that failed: the statuses by which clients choose an exception."""
     wrong = isinstance(error, (ConfigError, LimitError, DataError)) and not isinstance(error, TooLarge)
     status = 403 if isinstance(error, NoKey) else 400 if wrong else status_of(error)
-    return JSONResponse({"message": message_of(error)}, status, headers_of(error))
+    return Json({"message": message_of(error)}, status, headers_of(error))
 
 
 def routes(models: Models) -> list[Route]:
@@ -64,17 +64,17 @@ def routes(models: Models) -> list[Route]:
             answer = {"detected_source_language": source.upper(), "text": "\n".join(line.text for line in lines)}
             billed = {"billed_characters": len(text)} if fields.get("show_billed_characters") in TRUE else {}
             answers.append({**answer, **billed})
-        return JSONResponse({"translations": answers})
+        return Json({"translations": answers})
 
     async def deepl_languages(request: Request) -> Response:
         fields = {**request.query_params, **(await fields_of(request) if "content-type" in request.headers else {})}
         side = fields.get("type", "source")
         if side not in ("source", "target"):
             raise unknown("type", str(side), ("source", "target"))
-        return JSONResponse(listed(models.pairs, side))
+        return Json(listed(models.pairs, side))
 
     async def deepl_usage(request: Request) -> Response:
-        return JSONResponse({"character_count": characters, "character_limit": NO_LIMIT})
+        return Json({"character_count": characters, "character_limit": NO_LIMIT})
 
     return [
         Route("/v2/translate", deepl_translate, methods=["POST"]),

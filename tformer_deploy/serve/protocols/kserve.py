@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ... import __version__
@@ -21,7 +21,7 @@ from ...base.errors import ConfigError, unknown
 from ...base.settings import parse_settings
 from ...decoding import DecodeOptions
 from ...translate.translator import Result
-from ..answers import parse_object, read_body
+from ..answers import Json, parse_object, read_body
 from ..models import Model, Models, UnknownModel
 from ..waiting import all_results, translate_all
 from .tensors import Tensor, as_objects, parameters_of, read_tensors
@@ -65,26 +65,26 @@ def routes(models: Models) -> list[Route]:
 
     async def kserve_server(request: Request) -> Response:
         extensions = ["binary_tensor_data", "parameters"]
-        return JSONResponse({"name": "tformer", "version": __version__, "extensions": extensions})
+        return Json({"name": "tformer", "version": __version__, "extensions": extensions})
 
     async def kserve_live(request: Request) -> Response:
-        return JSONResponse({"live": True})
+        return Json({"live": True})
 
     async def kserve_ready(request: Request) -> Response:
-        return JSONResponse({"ready": True})
+        return Json({"ready": True})
 
     async def kserve_model(request: Request) -> Response:
-        return JSONResponse(_metadata(_model_of(models, request)))
+        return Json(_metadata(_model_of(models, request)))
 
     async def kserve_model_ready(request: Request) -> Response:
-        return JSONResponse({"name": _model_of(models, request).name, "ready": True})
+        return Json({"name": _model_of(models, request).name, "ready": True})
 
     async def kserve_infer(request: Request) -> Response:
         return await _infer(request, _model_of(models, request))
 
     async def kserve_index(request: Request) -> Response:
         listed = [{"name": model.name, "version": model.version, "state": "READY", "reason": ""} for model in models]
-        return JSONResponse(listed)
+        return Json(listed)
 
     async def kserve_absent(request: Request) -> Response:
         raise HTTPException(404, f"{request.url.path:.80} is of an extension that this server does not have")

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ...base.errors import ConfigError
 from ...base.settings import from_dict
 from ...translate.translator import Result
-from ..answers import NoKey, check_key, headers_of, message_of, read_fields, status_of
+from ..answers import Json, NoKey, check_key, headers_of, message_of, read_fields, status_of
 from ..languages import UnknownPair, shown
 from ..models import Model, Models
 from ..waiting import translate_lines
@@ -64,7 +64,7 @@ class Asked:
 def failed(error: BaseException) -> Response:
     """The answer to a request that failed: a wrong key is 403, languages that are not there 400."""
     status = 403 if isinstance(error, NoKey) else 400 if isinstance(error, UnknownPair) else status_of(error)
-    return JSONResponse({"error": message_of(error)}, status, headers_of(error))
+    return Json({"error": message_of(error)}, status, headers_of(error))
 
 
 def routes(models: Models) -> list[Route]:
@@ -86,11 +86,11 @@ def routes(models: Models) -> list[Route]:
             answer["alternatives"] = [[joined(each, n) for n in range(1, asked.further + 1)] for each in results]
         if isinstance(asked.q, str):
             answer = {name: values[0] for name, values in answer.items()}
-        return JSONResponse(answer)
+        return Json(answer)
 
     async def languages(request: Request) -> Response:
         pairs = models.pairs
-        return JSONResponse(
+        return Json(
             [
                 {
                     "code": pairs.spelled(code),

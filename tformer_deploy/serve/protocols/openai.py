@@ -11,14 +11,14 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ...base.errors import ConfigError, unknown
 from ...base.settings import check_whole
 from ...decoding import DecodeOptions
 from ...translate.translator import Result
-from ..answers import headers_of, message_of, read_json, status_of
+from ..answers import Json, headers_of, message_of, read_json, status_of
 from ..models import Model, Models, UnknownModel
 from ..waiting import Pair, Stream, all_results, translate_all
 
@@ -86,10 +86,10 @@ def routes(models: Models) -> list[Route]:
         return {"id": model.name, "object": "model", "created": created, "owned_by": "tformer"}
 
     async def openai_models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [listed(model) for model in models]})
+        return Json({"object": "list", "data": [listed(model) for model in models]})
 
     async def openai_model(request: Request) -> Response:
-        return JSONResponse(listed(models.get(request.path_params["name"])))
+        return Json(listed(models.get(request.path_params["name"])))
 
     async def openai_completions(request: Request) -> Response:
         return await _complete(request, models, chat=False)
@@ -108,7 +108,7 @@ def routes(models: Models) -> list[Route]:
 def failed(error: BaseException) -> Response:
     """The answer to a request that failed, in OpenAI's format."""
     status = _status(error)
-    return JSONResponse(_error(error), status, headers_of(error))
+    return Json(_error(error), status, headers_of(error))
 
 
 def _status(error: BaseException) -> int:
@@ -142,7 +142,7 @@ async def _complete(request: Request, models: Models, chat: bool) -> Response:
         for index, output in enumerate(_outputs(result, count))
     ]
     usage = await _usage(model, asked, results)
-    return JSONResponse({**_head(model, asked), "choices": choices, "usage": usage})
+    return Json({**_head(model, asked), "choices": choices, "usage": usage})
 
 
 def _outputs(result: Result, count: int) -> list[Result]:

@@ -9,14 +9,14 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ...base.errors import ConfigError
 from ...base.settings import from_dict
 from ...bundle.text import Tokenizers
 from ...translate.translator import Result
-from ..answers import message_of, read_json, status_of
+from ..answers import Json, message_of, read_json, status_of
 from ..models import Model, Models
 from ..waiting import Outcome, Stream, check_count, stream_through, translate_through
 
@@ -105,7 +105,7 @@ def routes(models: Models) -> list[Route]:
             raise outcomes[0]
         names = {"model": through[-1].name, **({"pivot": through[0].name} if len(through) > 1 else {})}
         results = [await _detailed(each, through[-1], text) for each, (text, _) in zip(outcomes, pairs, strict=True)]
-        return JSONResponse({**names, "results": results})
+        return Json({**names, "results": results})
 
     async def score(request: Request) -> Response:
         most = max(model.caps.body_bytes for model in models)
@@ -114,7 +114,7 @@ def routes(models: Models) -> list[Route]:
         model = models.get(asked.model)
         check_count(len(sources), model)
         scores = await run_in_threadpool(model.translator.score, sources, targets)
-        return JSONResponse({"model": model.name, "scores": [{"score": sum(each), "tokens": each} for each in scores]})
+        return Json({"model": model.name, "scores": [{"score": sum(each), "tokens": each} for each in scores]})
 
     return [
         Route("/v1/translate", translate, methods=["POST"]),
