@@ -326,7 +326,7 @@ def test_what_a_sentence_left_behind_harms_nobody(engine: Any) -> None:
     options = DecodeOptions(max_tokens=12)
     alone = decode(engine, second, options)
     running = ContinuousBatch(engine)
-    running.join(first, options)
+    running.join(first, DecodeOptions(max_tokens=12, endless=True))
     running.step()
     state: Any = running._state
     for value in buffers(state):
