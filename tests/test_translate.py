@@ -565,7 +565,7 @@ def test_results_before_a_line_without_numbers_are_kept(model: Transformer, work
             translator.results(lines, first=3, refused=lambda number, error: told.update({number: str(error)}))
         )
         assert sorted(told) == [8, 9, 11] and told[9].startswith("line 10: a source of 31 tokens")
-        assert told[8].startswith("request 9: the log-probabilities") and "request 12" in told[11]
+        assert told[8].startswith("request 9: NaN or infinite log-probabilities") and "request 12" in told[11]
         blank = ["" if number in told else line for number, line in enumerate(lines, 3)]
         assert [result.text for result in results] == [result.text for result in translator.translate(blank)]
 

@@ -73,14 +73,14 @@ class Watched(EagerEngine):
 
     def __init__(self, hook: Callable[[EagerState], object] | None = None) -> None:
         super().__init__(random_model(small_config(), seed=3))
-        self.hook, self.here, self.most, self.threads = hook, 0, 0, set[str]()
+        self.hook, self.here, self.most, self.callers = hook, 0, 0, set[str]()
         self.lock = threading.Lock()
 
     def step(self, tokens: Ints, state: EagerState, full: bool = False, attention: bool = False) -> Scores:
         with self.lock:
             self.here += 1
             self.most = max(self.most, self.here)
-            self.threads.add(threading.current_thread().name)
+            self.callers.add(threading.current_thread().name)
         try:
             time.sleep(0.002)
             if self.hook:
@@ -104,7 +104,7 @@ def test_as_many_batches_run_at_a_time_as_there_are_workers(workers: int) -> Non
     engine = Watched()
     translator_of(engine, workers).translate(LINES)
     assert 1 < engine.most <= workers or workers == engine.most == 1
-    assert (threading.current_thread().name in engine.threads) == (workers == 1)
+    assert (threading.current_thread().name in engine.callers) == (workers == 1)
 
 
 def test_a_few_lines_are_shared_out() -> None:
@@ -179,7 +179,7 @@ def test_who_closes_a_stream_from_within_gets_its_end() -> None:
     translator = translator_of(Watched(), 1)
     result = translator.stream("w5 w6", lambda text: translator.close())
     assert len(result.ids) == 6
-    with pytest.raises(TformerError, match="closed"):
+    with pytest.raises(TformerError, match="the translator is not open"):
         translator.stream("w5 w6", print)
 
 
