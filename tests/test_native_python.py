@@ -57,6 +57,26 @@ def engine(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.parametrize("name", ["cpp", "cpp:fp32-cpu", "native:native-fp32", "ort", "ort:fp32-cpu"])
+def test_rows_may_be_reordered_twice_before_a_step(name: str, bundle: Bundle) -> None:
+    """As when a sentence ends, and another is then given up."""
+    with make_engine(name, bundle, threads=1) as engine:
+        ids, lengths = np.array([[4, 5, 3], [5, 3, 1], [4, 4, 3]], np.int32), np.array([3, 2, 3], np.int32)
+        scores = []
+        for twice in (False, True):
+            state = engine.encode(ids, lengths)
+            engine.step(np.full((3, 1), engine.config.start_id, np.int32), state)
+            engine.reorder(state, np.array([[0, 0], [1, 1], [2, 2]], np.int32))
+            engine.step(np.array([[4, 5], [5, 4], [4, 5]], np.int32), state)
+            if twice:
+                engine.reorder(state, np.array([[1, 0, 0], [3, 2, 2], [4, 5, 5]], np.int32))
+                engine.reorder(state, np.array([[0, 1, 2], [6, 7, 8]], np.int32), np.array([0, 2], np.int32))
+            else:
+                engine.reorder(state, np.array([[1, 0, 0], [4, 5, 5]], np.int32), np.array([0, 2], np.int32))
+            scores.append(engine.step(np.array([[4, 5, 5], [5, 4, 4]], np.int32), state).scores.copy())
+    assert np.allclose(*scores, atol=1e-5)
+
+
 def batch_of(engine: Engine, count: int = 6, width: int = 9, prefixes: Any = ()) -> Batch:
     ids, lengths = random_sources(count, width)
     words = engine.config.src_vocab

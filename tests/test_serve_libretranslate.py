@@ -132,6 +132,7 @@ def test_the_only_source_language_is_found(serve: Callable[..., Any]) -> None:
         ({"alternatives": -1}, 400, "alternatives=-1: must be a whole number"),
         ({"alternatives": True}, 400, "alternatives=True: must be a whole number"),
         ({"alternatives": 4}, 422, "5 beams or samples exceed this server's limit of 4"),
+        ({"alternatives": "9" * 20}, 400, "alternatives='999"),
         ({"q": []}, 400, "q: must be a string or a list of strings, not empty"),
         ({"q": 3}, 400, "q: must be a string or a list of strings, not empty"),
         ({"target": None}, 400, "target: must be a language's code"),

@@ -17,8 +17,6 @@ from .languages import UnknownPair
 from .models import UnknownModel
 
 FORM, MOST_FIELDS = "application/x-www-form-urlencoded", 1000
-
-
 BODY_SECONDS = 30
 """Seconds in which a request's body must have come."""
 
@@ -35,7 +33,17 @@ class NoKey(TformerError):
     """The key is missing or wrong."""
 
 
+class TooLarge(LimitError):
+    """A body beyond the cap."""
+
+
+class TooSlow(TformerError):
+    """A body that does not come."""
+
+
 STATUS: tuple[tuple[type[TformerError], int], ...] = (
+    (TooLarge, 413),
+    (TooSlow, 408),
     (Busy, 429),
     (Late, 504),
     (Cancelled, 499),
@@ -52,18 +60,8 @@ STATUS: tuple[tuple[type[TformerError], int], ...] = (
 """The first that an error is of."""
 
 
-class TooLarge(LimitError):
-    """A body beyond the cap."""
-
-
-class TooSlow(TformerError):
-    """A body that does not come."""
-
-
 def status_of(error: BaseException) -> int:
     """The HTTP status of an error."""
-    if isinstance(error, TooLarge | TooSlow):
-        return 413 if isinstance(error, TooLarge) else 408
     if isinstance(error, HTTPException):
         return error.status_code
     return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
@@ -121,6 +119,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError('the body must be a JSON object, as in {"text": "A dog."}')
     return value
+
+
+def as_texts(name: str, value: Any) -> list[str]:
+    """One or several texts as a list. Raises ConfigError."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{name}: must be a string or a list of strings, not empty")
+    return texts
 
 
 async def read_fields(request: Request, most: int) -> dict[str, Any]:

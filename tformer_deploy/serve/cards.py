@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import ArtifactError
-from ..base.files import sha256
 from ..base.headers import read_json, schema_error
-from ..bundle.manifest import MANIFEST, REPORT, Bundle, open_bundle
+from ..bundle.manifest import REPORT, Bundle, open_bundle
 from ..engines import engine_name
 from ..translate.opening import TranslatorOptions
-from ..translate.translator import Translator
 from .models import Model
 
 
@@ -21,7 +19,7 @@ def card(model: Model) -> dict[str, Any]:
     translator = model.translator
     return {
         "name": model.name,
-        **_bundle(translator),
+        **_bundle(model),
         "precision": translator.engine.precision,
         "attention": translator.engine.attention,
         "source_tokens": translator.engine.limits.src_tokens,
@@ -29,15 +27,15 @@ def card(model: Model) -> dict[str, Any]:
     }
 
 
-def _bundle(translator: Translator) -> dict[str, Any]:
+def _bundle(model: Model) -> dict[str, Any]:
     """What a bundle's own files say of it."""
-    options = translator.settings
+    options = model.translator.settings
     if not isinstance(options, TranslatorOptions):
-        return {"engine": type(translator.engine).__name__}
+        return {"engine": type(model.translator.engine).__name__}
     bundle = options.bundle if isinstance(options.bundle, Bundle) else open_bundle(Path(options.bundle), graphs=False)
     engine = engine_name(options.backend, options.variant, bundle, options.device)
     folder = bundle.directory
-    found: dict[str, Any] = {"bundle": folder.resolve().name, "sha256": sha256(folder / MANIFEST), "engine": engine}
+    found: dict[str, Any] = {"bundle": folder.resolve().name, "sha256": model.version, "engine": engine}
     if (folder / REPORT).exists():
         report = read_json(folder, REPORT)
         if wrong := schema_error(report, "check"):

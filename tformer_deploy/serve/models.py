@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,11 +86,13 @@ class Model:
         """
         asked = self.capped(decoding)
         for name, value in (("text", text), ("prefix", prefix)):
-            if (size := len(value.encode("utf-8", "surrogatepass"))) > self.caps.text_bytes:
-                raise LimitError(
-                    f"a {name} of {size} bytes exceeds this server's limit of {self.caps.text_bytes}: split it"
-                )
+            self.check_size(name, value)
         return self.scheduler.submit(text, prefix, write, self.caps.seconds if seconds is None else seconds, **asked)
+
+    def check_size(self, name: str, text: str) -> None:
+        """Raise LimitError for a text that is longer than the caps allow."""
+        if (size := len(text.encode("utf-8", "surrogatepass"))) > (most := self.caps.text_bytes):
+            raise LimitError(f"a {name} of {size} bytes exceeds this server's limit of {most}: split it")
 
     def capped(self, decoding: Mapping[str, Any]) -> dict[str, Any]:
         """Decoding options within the caps. Raises LimitError for those beyond, ConfigError for wrong ones."""
@@ -140,8 +142,13 @@ class Models:
             self.get(name)
         self.pairs = Pairs([*self._models, *self._aliases])
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Model]:
         return iter(self._models.values())
+
+    @property
+    def body_bytes(self) -> int:
+        """The largest body that any model takes; which one a request is for stands in the body."""
+        return max(model.caps.body_bytes for model in self)
 
     def get(self, name: str = "") -> Model:
         """A model by its name or an alias; without a name the first. Raises UnknownModel."""

@@ -27,6 +27,7 @@ ERRORS = {
     400: "The request is wrong: not JSON, an unknown key or option, too many texts.",
     401: "The key is missing or wrong.",
     404: "No such model, or no model of these languages.",
+    408: "The body did not come in time.",
     413: "The body is too large.",
     422: "A text or an option is beyond what the model takes or the server allows.",
     429: "The queue is full: try again after the seconds in `Retry-After`.",

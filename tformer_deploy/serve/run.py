@@ -43,4 +43,3 @@ def run_server(models: Models, host: str, port: int, key: str, note: Callable[[s
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: None)  # uvicorn sends itself again the one that ended it
     uvicorn.Server(config).run(sockets=[listening])
-    models.close()

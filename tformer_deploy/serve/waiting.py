@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from copy import copy
 from typing import Any
 
@@ -28,19 +27,11 @@ async def translate_all(
     """The result or the error of each text. Raises errors that concern all: wrong options, a full queue."""
     check_count(len(pairs), model)
     due = time.monotonic() + model.caps.seconds
-    lines = await run_in_threadpool(lambda: [_submit(model, pair, decoding, due) for pair in pairs])
+    lines = await run_in_threadpool(_submit_all, model, pairs, decoding, due)
     outcomes = await _outcomes(request, lines)
     if isinstance(outcomes[0], Busy) and all(isinstance(outcome, Busy) for outcome in outcomes):
         raise outcomes[0]
     return outcomes
-
-
-async def translate_one(request: Request, model: Model, pair: Pair, decoding: Mapping[str, Any]) -> Result:
-    """The result of one text. Raises its error."""
-    [outcome] = await translate_all(request, model, [pair], decoding)
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome
 
 
 async def translate_through(
@@ -113,14 +104,27 @@ def check_count(texts: int, model: Model) -> None:
         raise ConfigError(f"{texts} texts exceed this server's limit of {model.caps.texts} a request: send fewer")
 
 
-def _submit(model: Model, pair: Pair, decoding: Mapping[str, Any], due: float) -> Line | TformerError:
-    """Queue a text; of one that cannot be queued, the error. Raises ConfigError, which concerns all texts."""
-    try:
-        return model.submit(*pair, decoding, seconds=max(0.0, due - time.monotonic()))
-    except ConfigError:
-        raise
-    except TformerError as error:
-        return error
+def _submit_all(
+    model: Model, pairs: Sequence[Pair], decoding: Mapping[str, Any], due: float
+) -> list[Line | TformerError]:
+    """Queue texts; in the place of one that cannot be queued, its error. Raises ConfigError, which concerns all."""
+    lines: list[Line | TformerError] = []
+    for pair in pairs:
+        try:
+            lines.append(model.submit(*pair, decoding, seconds=max(0.0, due - time.monotonic())))
+        except ConfigError:
+            _cancel(lines)
+            raise
+        except TformerError as error:
+            lines.append(error)
+    return lines
+
+
+def _cancel(lines: Sequence[Line | TformerError]) -> None:
+    """Cancel lines; those that have ended are left as they are."""
+    for line in lines:
+        if isinstance(line, Line):
+            line.cancel()
 
 
 async def _outcomes(request: Request, lines: Sequence[Line | TformerError]) -> list[Outcome]:
@@ -128,17 +132,16 @@ async def _outcomes(request: Request, lines: Sequence[Line | TformerError]) -> l
     submitted = [line for line in lines if isinstance(line, Line)]
     results = asyncio.gather(*(asyncio.wrap_future(line.future) for line in submitted), return_exceptions=True)
     left = asyncio.create_task(_gone(request))
-    results.add_done_callback(lambda _: left.cancel())
+    first: set[asyncio.Future[Any]] = {results, left}
     try:
-        with suppress(asyncio.CancelledError):
-            await left
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if not results.done():
             raise Cancelled("the client has gone away")
-        ended = iter(await results)
+        ended = iter(results.result())
         return [next(ended) if isinstance(line, Line) else line for line in lines]
     finally:
         left.cancel()
-        for line in submitted:  # no effect on those that have ended
-            line.cancel()
+        _cancel(lines)
 
 
 async def _gone(request: Request) -> None:

@@ -87,7 +87,8 @@ class GrowingEngine : public Engine {
   void reorder(State& opaque, const std::vector<std::int32_t>& parents,
                const std::vector<std::int32_t>& sentences) override {
     auto& state = static_cast<GrowingState&>(opaque);
-    std::vector<std::int32_t> rows = parents, lengths;
+    std::vector<std::int32_t> rows, lengths;
+    for (const std::int32_t row : parents) rows.push_back(state.parents[static_cast<std::size_t>(row)]);
     std::vector<Ort::Value> cross;
     const bool all = all_in_order(sentences, state.src_lengths.size());
     if (!all) cross = gathered(state.cross, sentences);

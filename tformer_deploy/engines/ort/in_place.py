@@ -75,9 +75,9 @@ class _Room:
     first: int = 0
     """Earlier positions are dropped."""
     spare: int = 0
-    """Further sentences,"""
+    """Further sentences."""
     src_len: int = 0
-    """with sources of up to so many tokens."""
+    """Source tokens of the longest of these."""
 
 
 class InPlaceEngine(OrtEngine):

@@ -9,11 +9,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...base.errors import ConfigError, DataError, LimitError, unknown
-from ..answers import Json, NoKey, TooLarge, headers_of, message_of, read_fields, status_of
+from ..answers import Json, NoKey, TooLarge, as_texts, headers_of, message_of, read_fields, status_of
 from ..languages import Pairs, shown
 from ..models import Models
 from ..waiting import translate_lines
-from .own import as_texts
 
 PATHS = ("/v2/translate", "/v2/languages", "/v2/usage", "/v2/document", "/v2/glossar", "/v2/write", "/v3/")
 REGIONS = {"EN": ("EN-GB", "EN-US"), "PT": ("PT-BR", "PT-PT")}
@@ -43,7 +42,7 @@ def routes(models: Models) -> list[Route]:
     characters = 0
 
     async def fields_of(request: Request) -> dict[str, Any]:
-        return await read_fields(request, max(model.caps.body_bytes for model in models))
+        return await read_fields(request, models.body_bytes)
 
     async def deepl_translate(request: Request) -> Response:
         nonlocal characters

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from ...base.errors import ConfigError
 from ...base.settings import from_dict
 from ...translate.translator import Result
-from ..answers import Json, NoKey, check_key, headers_of, message_of, read_fields, status_of
+from ..answers import Json, NoKey, as_texts, check_key, headers_of, message_of, read_fields, status_of
 from ..languages import UnknownPair, shown
 from ..models import Model, Models
 from ..waiting import translate_lines
@@ -38,9 +38,7 @@ class Asked:
     api_key: str = ""
 
     def __post_init__(self) -> None:
-        texts = self.texts
-        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-            raise ConfigError("q: must be a string or a list of strings, not empty")
+        as_texts("q", self.q)
         for name in ("source", "target"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ConfigError(f"{name}: must be a language's code, such as en")
@@ -50,15 +48,15 @@ class Asked:
     @property
     def texts(self) -> list[str]:
         """All texts."""
-        return [self.q] if isinstance(self.q, str) else self.q
+        return as_texts("q", self.q)
 
     @property
     def further(self) -> int:
         """How many alternatives. Raises ConfigError."""
-        value = self.alternatives
-        if isinstance(value, bool) or not str(value).isdecimal() or not str(value).isascii():
-            raise ConfigError(f"alternatives={value!r:.40}: must be a whole number from 0")
-        return int(value)
+        digits = "" if isinstance(self.alternatives, bool) else str(self.alternatives)
+        if not digits.isdecimal() or not digits.isascii() or len(digits) > 9:  # Python reads no more than thousands
+            raise ConfigError(f"alternatives={self.alternatives!r:.40}: must be a whole number from 0")
+        return int(digits)
 
 
 def failed(error: BaseException) -> Response:
@@ -71,7 +69,7 @@ def routes(models: Models) -> list[Route]:
     """The routes."""
 
     async def translate(request: Request) -> Response:
-        fields = await read_fields(request, max(model.caps.body_bytes for model in models))
+        fields = await read_fields(request, models.body_bytes)
         check_key(request, fields.get("api_key"))
         asked = from_dict(Asked, fields, "body")
         auto = asked.source.lower() == "auto"
@@ -102,7 +100,7 @@ def routes(models: Models) -> list[Route]:
         )
 
     async def detect(request: Request) -> Response:
-        fields = await read_fields(request, max(model.caps.body_bytes for model in models))
+        fields = await read_fields(request, models.body_bytes)
         check_key(request, fields.get("api_key"))
         raise ConfigError("languages are not detected: say the source language")
 

@@ -18,7 +18,7 @@ from ...base.errors import ConfigError, unknown
 from ...base.settings import check_whole
 from ...decoding import DecodeOptions
 from ...translate.translator import Result
-from ..answers import Json, headers_of, message_of, read_json, status_of
+from ..answers import Json, as_texts, headers_of, message_of, read_json, status_of
 from ..models import Model, Models, UnknownModel
 from ..waiting import Pair, Stream, all_results, translate_all
 
@@ -129,7 +129,7 @@ def _error(error: BaseException) -> dict[str, Any]:
 
 
 async def _complete(request: Request, models: Models, chat: bool) -> Response:
-    asked = read_request(await read_json(request, max(model.caps.body_bytes for model in models)), chat)
+    asked = read_request(await read_json(request, models.body_bytes), chat)
     model = models.get(asked.model)
     decoding, count = _with_beams(model, asked.decoding), asked.decoding.get("n_best", 1)
     if asked.stream:
@@ -166,7 +166,9 @@ def read_request(body: Mapping[str, Any], chat: bool) -> Asked:
     prompt, messages = given.pop("prompt", None), given.pop("messages", None)
     if (messages if not chat else prompt) is not None:
         raise ConfigError("send 'messages' to /v1/chat/completions, 'prompt' to /v1/completions")
-    pairs = [_last(messages)] if chat else [(text, "") for text in _prompts(prompt)]
+    pairs = (
+        [_last(messages)] if chat else [(text, "") for text in as_texts("prompt (token ids are not supported)", prompt)]
+    )
     if stream and len(pairs) > 1:
         raise ConfigError("stream: one prompt at a time")
     usage = options.get("include_usage") is True
@@ -176,13 +178,6 @@ def read_request(body: Mapping[str, Any], chat: bool) -> Asked:
 def _same(value: Any, accepted: Any) -> bool:
     """Whether a value is one that asks for nothing; for OpenAI, `logprobs` 0 is not false."""
     return type(value) is type(accepted) and bool(value == accepted)
-
-
-def _prompts(prompt: Any) -> list[str]:
-    texts = [prompt] if isinstance(prompt, str) else prompt
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise ConfigError("prompt: must be a string or a list of strings; token ids are not supported")
-    return texts
 
 
 def _last(messages: Any) -> Pair:

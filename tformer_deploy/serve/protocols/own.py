@@ -16,7 +16,7 @@ from ...base.errors import ConfigError
 from ...base.settings import from_dict
 from ...bundle.text import Tokenizers
 from ...translate.translator import Result
-from ..answers import Json, message_of, read_json, status_of
+from ..answers import Json, as_texts, message_of, read_json, status_of
 from ..models import Model, Models
 from ..waiting import Outcome, Stream, check_count, stream_through, translate_through
 
@@ -82,20 +82,11 @@ class Score:
             raise ConfigError("model must be a string")
 
 
-def as_texts(name: str, value: Any) -> list[str]:
-    """One or several texts as a list. Raises ConfigError."""
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"{name}: must be a string or a list of strings, not empty")
-    return texts
-
-
 def routes(models: Models) -> list[Route]:
     """The routes."""
 
     async def translate(request: Request) -> Response:
-        most = max(model.caps.body_bytes for model in models)
-        asked = from_dict(Translate, await read_json(request, most), "body")
+        asked = from_dict(Translate, await read_json(request, models.body_bytes), "body")
         pairs, through = asked.pairs(), asked.through(models)
         if asked.stream:
             stream = await stream_through(request, through, pairs[0], asked.options)
@@ -108,11 +99,12 @@ def routes(models: Models) -> list[Route]:
         return Json({**names, "results": results})
 
     async def score(request: Request) -> Response:
-        most = max(model.caps.body_bytes for model in models)
-        asked = from_dict(Score, await read_json(request, most), "body")
+        asked = from_dict(Score, await read_json(request, models.body_bytes), "body")
         sources, targets = as_texts("source", asked.source), as_texts("target", asked.target)
         model = models.get(asked.model)
         check_count(len(sources), model)
+        for text in (*sources, *targets):
+            model.check_size("text", text)
         scores = await run_in_threadpool(model.translator.score, sources, targets)
         return Json({"model": model.name, "scores": [{"score": sum(each), "tokens": each} for each in scores]})
 
