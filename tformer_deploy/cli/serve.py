@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "TFORMER_API_KEY"
 
 
-@app.command(epilog="Example: tformer serve en-de=bundles/en-de --backend native --port 8000")
+@app.command(epilog="Example: tformer serve en-de=bundles/en-de-native --backend native --port 8000")
 def serve(
     bundle: Annotated[
         list[str],
@@ -51,7 +51,7 @@ def serve(
 ) -> None:
     """Serve bundles over HTTP, with continuous batching. docs/serve.md describes the protocols.
 
-    SIGTERM and Ctrl-C end it after the lines that run.
+    SIGTERM and Ctrl-C stop it. Running requests get 30 seconds to end.
     """
     import os
 
