@@ -227,6 +227,31 @@ def test_an_engine_that_fails_ends_all_and_others_may_begin() -> None:
     assert again.outputs() == alone
 
 
+@pytest.mark.parametrize("call", ["admit", "reorder"])
+def test_an_engine_that_fails_to_add_or_remove_ends_all(call: str) -> None:
+    """It may have changed what the others share."""
+    engine, options = TableEngine(5), DecodeOptions(min_tokens=3)
+    running = ContinuousBatch(engine)
+    searches = [running.join(make_batch([source]), options) for source in ((4, 5), (6,))]
+    running.step()
+    with mock.patch.object(engine, call, side_effect=EngineError("lost")), pytest.raises(EngineError, match="lost"):
+        running.join(make_batch([(7,)]), options) if call == "admit" else running.remove(searches[0])
+    assert not running.searches
+    with pytest.raises(EngineError, match="lost"):
+        searches[1].outputs()
+
+
+def test_an_engine_that_refuses_a_batch_goes_on() -> None:
+    engine, options = TableEngine(5), DecodeOptions(min_tokens=3)
+    running = ContinuousBatch(engine)
+    search = running.join(make_batch([(4, 5)]), options)
+    with mock.patch.object(engine, "admit", side_effect=LimitError("too many")), pytest.raises(LimitError):
+        running.join(make_batch([(7,)]), options)
+    while running.searches:
+        running.step()
+    assert search.outputs() == decode(engine, make_batch([(4, 5)]), options)
+
+
 def test_a_state_is_freed_with_its_last_sentence() -> None:
     """Engines free a device with the state, before another batch asks for memory."""
     engine, states = TableEngine(5), list[Any]()

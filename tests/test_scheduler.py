@@ -9,16 +9,18 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from tformer_deploy.base.errors import ConfigError, EngineError, LimitError, NotNumbers
+from tformer_deploy.base.errors import ConfigError, EngineError, LimitError, NoRoom, NotNumbers, TformerError
 from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
 from tformer_deploy.decoding import DecodeOptions
 from tformer_deploy.engines.base import Ints, Scores
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.translate.scheduler import Busy, Cancelled, Late, Line, Scheduler
+from tformer_deploy.translate.settings import TranslatorSettings
 from tformer_deploy.translate.translator import Result, Translator
 
 from .conftest import ending_model
@@ -204,6 +206,67 @@ def test_an_engine_that_fails_ends_its_lines_and_the_next_ones_run(scheduler: Sc
     assert scheduler.submit("w4").result(20).ids
 
 
+@pytest.mark.parametrize(
+    ("error", "shown", "others_go_on"),
+    [
+        (NoRoom("the memory is full"), "the memory is full", False),
+        (MemoryError("no more"), "MemoryError: no more", False),
+        (LimitError("refused"), "refused", True),
+    ],
+)
+def test_an_engine_that_fails_while_lines_join_leaves_nobody_waiting(
+    error: Exception, shown: str, others_go_on: bool, scheduler: Scheduler, engine: Watched
+) -> None:
+    [running] = held(scheduler, engine)
+    with mock.patch.object(engine, "admit", side_effect=error):
+        joining = [scheduler.submit("w6", min_tokens=2) for _ in range(2)]
+        engine.open.set()
+        for line in joining:
+            with pytest.raises(TformerError, match=shown):
+                line.result(20)
+    if others_go_on:
+        assert running.result(20).ids
+    else:
+        with pytest.raises(TformerError, match=shown):
+            running.result(20)
+    assert scheduler.submit("w4").result(20).ids
+
+
+def test_a_removal_that_fails_ends_the_lines_that_shared_its_steps(scheduler: Scheduler, engine: Watched) -> None:
+    lines = held(scheduler, engine, 3)
+    with mock.patch.object(engine, "reorder", side_effect=EngineError("the device is lost")):
+        lines[0].cancel()
+        engine.open.set()
+        for line in lines:
+            with pytest.raises((Cancelled, EngineError)):
+                line.result(20)
+    assert scheduler.submit("w4").result(20).ids
+
+
+def test_lines_have_the_outputs_that_the_translator_allows(engine: Watched) -> None:
+    allowed = TranslatorSettings(allowed=["w5 w6", "w7"])
+    tokenizers = Tokenizers(SOURCE_WORDS, TARGET_WORDS)
+    translator = Translator(engine, tokenizers, DecodeOptions(max_tokens=20), allowed)
+    with translator, Scheduler(translator) as scheduler:
+        lines = [scheduler.submit("w4 w5", beams=beams) for beams in (1, 1, 2)]
+        assert {line.result(20).text for line in lines} <= {"w5 w6", "w7"}
+
+
+def test_lines_that_come_while_all_fail_are_answered(scheduler: Scheduler, engine: Watched) -> None:
+    """The scheduler's own thread fails again and again, while others submit."""
+
+    def submit(_: int) -> bool:
+        try:
+            return bool(scheduler.submit("w4 w5").result(20).ids)
+        except EngineError:
+            return False
+
+    fault = mock.patch.object(scheduler, "_drop", side_effect=RuntimeError("a fault of its own"))
+    with fault, ThreadPoolExecutor(8) as pool:
+        assert not any(pool.map(submit, range(200)))
+    assert submit(0)
+
+
 def test_a_caller_whose_write_fails_harms_nobody(scheduler: Scheduler, engine: Watched) -> None:
     def fail(_: str) -> None:
         raise OSError("the client is gone")
@@ -245,3 +308,22 @@ def test_closing_waits_for_lines_or_cancels_them(engine: Watched) -> None:
         for line in lines:
             with pytest.raises(Cancelled):
                 line.result(0)
+
+
+def test_closing_cancels_lines_that_the_encoder_has(engine: Watched) -> None:
+    encoding, encode = threading.Event(), engine.encode
+
+    def slow(*request: Any) -> TableState:
+        encoding.set()
+        engine.open.wait(20)
+        return encode(*request)
+
+    engine.open.clear()
+    with translator_of(engine) as translator, mock.patch.object(engine, "encode", slow):
+        scheduler = Scheduler(translator)
+        line = scheduler.submit("w4 w5", min_tokens=20)
+        assert encoding.wait(20)
+        threading.Timer(0.1, engine.open.set).start()
+        scheduler.close(drain=False)
+        with pytest.raises(Cancelled):
+            line.result(0)

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..base.errors import ConfigError
+from ..base.errors import ConfigError, DataError, LimitError
 from ..engines.base import Batch, Engine, Hypothesis, Ints, Outlook, Scores, State, own_search
 from .checks import check_search
 from .options import DecodeOptions
@@ -82,8 +82,8 @@ class ContinuousBatch:
     ) -> Search:
         """Add a batch, which begins with the next step.
 
-        Raises TformerError for what this batch cannot have, and where the engine cannot admit it beside others; those
-        go on.
+        Raises LimitError or DataError for what this batch cannot have, and where the engine cannot admit it beside
+        others; those go on. Any other error of the engine ends them too, as in `step`.
         """
         search = make_search(self.engine, batch, options, allowed, on_step)
         self.add([search], [batch])
@@ -95,15 +95,24 @@ class ContinuousBatch:
             raise ConfigError("a batch joins between steps: not in on_step")
         src_ids, src_lengths = _sources(batches, self.engine.config.pad_id)
         outlook = reduce(Outlook.beside, (search.outlook() for search in searches))
-        if self.searches:
-            self.engine.admit(self._state, src_ids, src_lengths, outlook)
-        else:
-            self._state = self.engine.encode(src_ids, src_lengths, outlook)
-            self._width = 1
+        try:
+            if self.searches:
+                self.engine.admit(self._state, src_ids, src_lengths, outlook)
+            else:
+                self._state = self.engine.encode(src_ids, src_lengths, outlook)
+                self._width = 1
+        except (LimitError, DataError):
+            raise
+        except BaseException as error:
+            self.fail(error)
+            raise
         self.searches.extend(searches)
 
     def remove(self, search: Search) -> None:
-        """Stop a running search; the others go on. One that does not run is left as it is."""
+        """Stop a running search; the others go on. One that does not run is left as it is.
+
+        Raises the engine's errors, which end all, as in `step`.
+        """
         if self._stepping:
             raise ConfigError("a search is removed between steps: not in on_step")
         if search not in self.searches:
@@ -116,7 +125,11 @@ class ContinuousBatch:
             return
         sentences = np.flatnonzero(going).astype(np.int32)
         rows = sentences[:, None] * self._width + np.arange(self._width)
-        self.engine.reorder(self._state, rows.astype(np.int32), sentences)
+        try:
+            self.engine.reorder(self._state, rows.astype(np.int32), sentences)
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     def step(self) -> None:
         """Decode the next token of every sentence.

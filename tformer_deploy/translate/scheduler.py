@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Condition, Thread
 from types import TracebackType
 from typing import Any, Self
 
-from ..base.errors import ConfigError, EngineError, NoRoom, TformerError
+from ..base.errors import ConfigError, EngineError, LimitError, TformerError
 from ..base.settings import check_whole
-from ..decoding import Batch, ContinuousBatch, DecodeOptions, Search, Step, make_search
+from ..decoding import Batch, ContinuousBatch, DecodeOptions, Search, Step, Trie, make_search
 from .batches import make_batch
 from .streaming import TextStream
 from .translator import Result, Translator
@@ -77,9 +77,9 @@ class Line:
         return None
 
     def end(self, result: Result | BaseException) -> None:
-        """Hand the result or the error over."""
+        """Hand the result or the error over. An error that is no TformerError becomes an EngineError."""
         if isinstance(result, BaseException):
-            self.future.set_exception(result)
+            self.future.set_exception(_named(result))
         else:
             self.future.set_result(result)
 
@@ -87,26 +87,27 @@ class Line:
 class Group:
     """Running lines that share steps."""
 
-    def __init__(self, batch: ContinuousBatch) -> None:
-        self.batch = batch
+    def __init__(self, batch: ContinuousBatch, allowed: Trie | None) -> None:
+        self.batch, self.allowed = batch, allowed
         self.lines: list[Line] = []
 
     def add(self, lines: list[Line]) -> None:
-        """Let lines join. Those that the engine refuses end with its error."""
+        """Let lines join. Those that the engine refuses end with its error; if it fails, so do all that run."""
         try:
             self._join(lines)
-        except NoRoom as error:  # the caches may be lost
-            self.batch.fail(error)
-            self.lines += lines
-        except TformerError as error:
+        except LimitError as error:
             if len(lines) == 1:
                 lines[0].end(error)
                 return
             for line in lines:  # perhaps it refuses only some of them
                 self.add([line])
+        except Exception as error:  # `step` ends those that ran
+            for line in lines:
+                line.end(error)
 
     def _join(self, lines: list[Line]) -> None:
-        searches = [make_search(self.batch.engine, line.batch, line.options, None, line.on_step) for line in lines]
+        engine = self.batch.engine
+        searches = [make_search(engine, line.batch, line.options, self.allowed, line.on_step) for line in lines]
         self.batch.add(searches, [line.batch for line in lines])
         for line, search in zip(lines, searches, strict=True):
             line.search = search
@@ -115,9 +116,10 @@ class Group:
     def remove(self, line: Line, error: TformerError) -> None:
         """End a line early."""
         assert line.search
-        self.batch.remove(line.search)
         self.lines.remove(line)
         line.end(error)
+        with suppress(Exception):  # which ended the others: each has the error
+            self.batch.remove(line.search)
 
     def step(self) -> list[Line]:
         """Take a step. Returns the lines that ended with it."""
@@ -150,8 +152,9 @@ class Scheduler:
         self.tokens = 0
         """Tokens of the lines that have ended, the best output of each."""
         self._waiting: deque[Line] = deque()
+        self._joining: dict[int, list[Line]] = {}
         self._groups: dict[int, Group] = {}
-        self._wake, self._closed = Condition(), False
+        self._wake, self._closed, self._abandoned = Condition(), False, False
         self._thread = Thread(target=self._run, name="tformer scheduler", daemon=True)
         self._thread.start()
 
@@ -206,10 +209,7 @@ class Scheduler:
     def close(self, drain: bool = True) -> None:
         """Take no more lines, and end the thread when all lines have ended; without `drain`, cancel them."""
         with self._wake:
-            self._closed = True
-            if not drain:
-                for line in self._all():
-                    line.cancel()
+            self._closed, self._abandoned = True, self._abandoned or not drain
             self._wake.notify()
         self._thread.join()
 
@@ -228,15 +228,9 @@ class Scheduler:
         config, options = asking.engine.config, asking.options
         batch = make_batch([source], config.pad_id, [number], requests.prefixes)
         if source:
-            make_search(asking.engine, batch, options)  # refuses what the engine cannot do
+            make_search(asking.engine, batch, options, asking.allowed)  # refuses what the engine cannot do
         stream = TextStream(asking.tokenizers, options.ends(config.eos_id), write) if write else None
         return Line(options, batch, seconds, stream)
-
-    def _all(self) -> Iterator[Line]:
-        """All lines on their way; the caller holds the lock, or is the scheduler's thread."""
-        yield from self._waiting
-        for group in self._groups.values():
-            yield from group.lines
 
     def _run(self) -> None:
         while True:
@@ -253,21 +247,27 @@ class Scheduler:
                 self._fail(error)
 
     def _drop(self) -> None:
-        """End lines that are cancelled or late."""
+        """End lines that are cancelled or late; all, if the scheduler was closed without draining."""
         now = time.monotonic()
+
+        def why_ended(line: Line) -> TformerError | None:
+            if self._abandoned:
+                line.cancel()
+            return line.why_ended(now)
+
         for group in self._groups.values():
             for line in list(group.lines):
-                if error := line.why_ended(now):
+                if error := why_ended(line):
                     group.remove(line, error)
         with self._wake:
             for line in list(self._waiting):
-                if error := line.why_ended(now):
+                if error := why_ended(line):
                     self._waiting.remove(line)
                     line.end(error)
 
     def _join(self) -> None:
         """Let waiting lines join, in order: as many as there are slots, and as the encoder may take between steps."""
-        joining: dict[int, list[Line]] = {}
+        joining = self._joining
         count, longest, running = 0, 0, self.running
         while self._waiting and running + count < self.slots:
             line = self._waiting[0]
@@ -279,10 +279,10 @@ class Scheduler:
                 break
             joining.setdefault(key, []).append(self._waiting.popleft())
             count += 1
-        for key, lines in joining.items():
+        for key in list(joining):
             if key not in self._groups:
-                self._groups[key] = Group(ContinuousBatch(self.translator.engine))
-            self._groups[key].add(lines)
+                self._groups[key] = Group(ContinuousBatch(self.translator.engine), self.translator.allowed)
+            self._groups[key].add(joining.pop(key))
 
     def _has_room(self, key: int, joining: list[Line], line: Line) -> bool:
         engine = self.translator.engine
@@ -305,24 +305,30 @@ class Scheduler:
                 line.end(self._result(line))
 
     def _result(self, line: Line) -> Result | BaseException:
-        assert line.search
         try:
+            assert line.search
             [outputs] = line.search.outputs()
             result = self.translator.result_of(outputs)
             self.tokens += len(result.ids)
             if line.stream:
                 line.stream.finish(result.text)
-        except TformerError as error:
-            return error
         except Exception as error:
-            return EngineError(f"the line failed: {type(error).__name__}: {error}")
+            return error
         return result
 
     def _fail(self, error: Exception) -> None:
         """End all lines with an error that is nobody's own."""
-        shown = error if isinstance(error, TformerError) else EngineError(f"{type(error).__name__}: {error}")
-        for line in list(self._all()):
+        with self._wake:
+            lines = list(self._waiting)
+            for some in (*self._joining.values(), *(group.lines for group in self._groups.values())):
+                lines += some
+            self._waiting.clear()
+            self._joining.clear()
+            self._groups.clear()
+        for line in lines:
             if not line.future.done():
-                line.end(shown)
-        self._waiting.clear()
-        self._groups.clear()
+                line.end(error)
+
+
+def _named(error: BaseException) -> BaseException:
+    return error if isinstance(error, TformerError) else EngineError(f"{type(error).__name__}: {error}")
