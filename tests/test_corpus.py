@@ -801,6 +801,16 @@ def test_a_store_that_is_lost_is_one_clear_line(
     assert "memory://lost/out: it is dead: check the address" in line
 
 
+def test_a_store_whose_listing_takes_no_options_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sftp's."""
+    memory = pytest.importorskip("fsspec.implementations.memory", reason="the extra corpus is not installed")
+    listing = memory.MemoryFileSystem.ls
+    monkeypatch.setattr(memory.MemoryFileSystem, "ls", lambda self, path, detail=False: listing(self, path, detail))
+    text = write(tmp_path / "a.txt", LINES[:3])
+    for _ in range(2):
+        corpus("--in", text, "--out", "memory://plain/out")
+
+
 # Progress
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 import torch
 
 from tformer_deploy.base import files, headers
-from tformer_deploy.base.errors import ArtifactError, ConfigError, TformerError
+from tformer_deploy.base.errors import ArtifactError, ConfigError, DataError, TformerError
 from tformer_deploy.base.files import (
     atomic_directory,
     atomic_file,
@@ -273,6 +275,21 @@ def test_a_device_and_a_pipe_are_written_to(tmp_path: Path) -> None:
     os.close(reader)
     with pytest.raises(IsADirectoryError), output_file(tmp_path):
         pass
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs /dev/shm")
+def test_a_file_below_dev_is_replaced() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for content in ("first", "second"):
+            with output_file(Path(folder) / "file") as temporary:
+                temporary.write_text(content)
+        assert (Path(folder) / "file").read_text() == "second"
+
+
+def test_errors_within_a_new_directory_name_the_final_path(tmp_path: Path) -> None:
+    error = pytest.raises(DataError, match=f"^{re.escape(str(tmp_path))}/new/file is damaged$")
+    with error, atomic_directory(tmp_path / "new", force=False) as temporary:
+        raise DataError(f"{temporary}/file is damaged")
 
 
 def test_paths_that_are_not_utf8_are_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tformer_deploy.base.errors import ConfigError
-from tformer_deploy.cli.serve import read_aliases
+from tformer_deploy.cli.serve import KEY_VARIABLE, read_aliases, read_key, split_name
 from tformer_deploy.serve.app import make_app
 from tformer_deploy.serve.models import Caps, Model, Models
 
@@ -277,6 +277,31 @@ def test_models_of_one_name_are_refused() -> None:
             Models(models)
         for model in models:
             model.scheduler.close()
+
+
+def test_a_key_is_read_from_a_file_or_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "key"
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    assert read_key(None) == ""
+    for content in ("sésame\n", "sésame"):
+        monkeypatch.setenv(KEY_VARIABLE, content)
+        file.write_text(content)
+        assert read_key(None) == read_key(file) == "sésame"
+    for content, problem in (("", "is empty"), ("\n", "is empty"), ("two words", "has more than one word")):
+        monkeypatch.setenv(KEY_VARIABLE, content)
+        file.write_text(content)
+        for path, where in ((None, f"the variable {KEY_VARIABLE}"), (file, str(file))):
+            with pytest.raises(ConfigError, match=f"{re.escape(where)} {problem}"):
+                read_key(path)
+
+
+def test_a_bundles_name_is_before_the_first_equals_sign() -> None:
+    assert split_name("en-de=/data/date=2024/b") == ("en-de", "/data/date=2024/b")
+    assert split_name("/data/date=2024/b") == ("b", "/data/date=2024/b")
+    assert split_name("bundles/b") == ("b", "bundles/b")
+    for wrong in ("en-de=", "=b"):
+        with pytest.raises(ConfigError, match="write NAME=BUNDLE"):
+            split_name(wrong)
 
 
 @pytest.mark.parametrize("alias", ["en-de", "=words", "en-de="])

@@ -73,8 +73,8 @@ def output_file(path: Path) -> Iterator[Path]:
 
 def _is_special(path: Path) -> bool:
     """Whether a path must be written to, not replaced: a device, a pipe, an open file such as /dev/stdout."""
-    real = os.path.realpath(path)
-    return path.exists() and (not path.is_file() or real.startswith(("/proc/", "/dev/")) or _is_open_file(path))
+    in_proc = os.path.realpath(path).startswith("/proc/")
+    return path.exists() and (not path.is_file() or in_proc or _is_open_file(path))
 
 
 def _is_open_file(path: Path) -> bool:
@@ -160,7 +160,8 @@ def atomic_directory(
         raise ArtifactError(f"another process is making {path}: wait until it has ended, or choose another folder")
     with hold(path) if path.is_dir() else nullcontext(), _temporary(path, directory=True) as temporary:
         try:
-            yield temporary
+            with _named(temporary, path):
+                yield temporary
             temporary.chmod(0o777 & ~umask())
             for file in temporary.rglob("*"):
                 if file.is_file():

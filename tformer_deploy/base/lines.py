@@ -12,7 +12,7 @@ LINE_BYTES, MOST_LINE_BYTES = 1 << 20, 1 << 30
 """Longest line, refused before it costs memory, as it is no sentence; and the most that the limit can be raised to."""
 
 
-MAX_LINE_BYTES = "--max-line-bytes"
+LINE_BYTES_OPTION = "--max-line-bytes"
 """The option of the command line that raises the limit."""
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from ..base.errors import DataError
-from ..base.lines import LINE_BYTES, MAX_LINE_BYTES, longer_than
+from ..base.lines import LINE_BYTES, LINE_BYTES_OPTION, longer_than
 from ..base.notes import nowhere
 
 
@@ -28,7 +28,7 @@ def windows(budget: int, max_line_bytes: int = LINE_BYTES) -> Iterator[list[str]
             for raw in lines:
                 number += 1
                 if len(raw) > max_line_bytes:
-                    problem = longer_than(max_line_bytes, MAX_LINE_BYTES)
+                    problem = longer_than(max_line_bytes, LINE_BYTES_OPTION)
                     break
                 window.append(raw.decode("utf-8"))
                 size += len(raw) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,8 +54,6 @@ def serve(
 
     SIGTERM and Ctrl-C stop it. Running requests get 30 seconds to end.
     """
-    import os
-
     with extras():
         from ..serve.run import run_server
     from ..serve.models import Model, Models
@@ -68,19 +67,28 @@ def serve(
             f"--slots {slots} and --max-queue {max_queue} have no room for a request of {caps.texts} texts: "
             "use a larger --max-queue, or fewer texts in --limits"
         )
-    key = _key(api_key_file) if api_key_file else os.environ.get(KEY_VARIABLE, "")
+    key = read_key(api_key_file)
+    aliases = read_aliases(alias or [])
     models = []
     try:
         for each in bundle:
-            name, _, folder = each.rpartition("=")
-            if not folder:
-                raise ConfigError(f"{each}: write NAME=BUNDLE, with the bundle's folder")
+            name, folder = split_name(each)
             options = TranslatorOptions(Path(folder), backend, variant, device, threads=threads, shortlist=shortlist)
-            models.append(Model(name or Path(folder).resolve().name, open_translator(options), caps, slots, max_queue))
-        run_server(Models(models, read_aliases(alias or [])), host, port, key, note)
+            models.append(Model(name, open_translator(options), caps, slots, max_queue))
+        run_server(Models(models, aliases), host, port, key, note)
     finally:
         for model in models:
             model.close(drain=False)
+
+
+def split_name(asked: str) -> tuple[str, str]:
+    """Name and folder of [NAME=]BUNDLE. Raises ConfigError. A folder may have "=" in its path, a name has no "/"."""
+    name, equals, folder = asked.partition("=")
+    if not equals or "/" in name:
+        name, folder = Path(asked).resolve().name, asked
+    if not name or not folder:
+        raise ConfigError(f"{asked}: write NAME=BUNDLE, with the bundle's folder")
+    return name, folder
 
 
 def read_aliases(asked: list[str]) -> dict[str, str]:
@@ -106,14 +114,17 @@ def _caps(path: Path | None) -> Caps:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _key(path: Path) -> str:
-    """The key in a file. Raises ConfigError for an empty one."""
+def read_key(path: Path | None) -> str:
+    """The key in a file, or in the variable, if it is set; else none. Raises ConfigError for an empty one."""
+    if path is None and KEY_VARIABLE not in os.environ:
+        return ""
     try:
-        key = path.read_text("utf-8").strip()
+        key = (os.environ[KEY_VARIABLE] if path is None else path.read_text("utf-8")).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
+    where = path or f"the variable {KEY_VARIABLE}"
     if not key:
-        raise ConfigError(f"{path} is empty: write the key into it")
+        raise ConfigError(f"{where} is empty: write the key into it")
     if not key.isprintable() or " " in key:
-        raise ConfigError(f"{path} has more than one word: write one key, which a header can hold")
+        raise ConfigError(f"{where} has more than one word: write one key, which a header can hold")
     return key

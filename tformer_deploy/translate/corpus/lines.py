@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
-from ...base.lines import MAX_LINE_BYTES, longer_than
+from ...base.lines import LINE_BYTES_OPTION, longer_than
 from ...decoding import DecodeOptions
 from ..printed import printed
 from ..translator import Result
@@ -32,7 +32,7 @@ class Text:
 
     def _source(self, line: bytes) -> Source:
         if len(line) > self.columns.most:
-            return Source("", len(line), longer_than(self.columns.most, MAX_LINE_BYTES))
+            return Source("", len(line), longer_than(self.columns.most, LINE_BYTES_OPTION))
         return Source.of(line)
 
     def written(self, part: bytes, results: Sequence[Result], first: int, options: DecodeOptions) -> bytes:
@@ -59,7 +59,7 @@ class JsonLines:
 
     def _source(self, line: bytes) -> Source:
         if len(line) > 2 * self.columns.most:  # as much again as the text may have
-            return Source("", 0, longer_than(self.columns.most, MAX_LINE_BYTES))
+            return Source("", 0, longer_than(self.columns.most, LINE_BYTES_OPTION))
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:

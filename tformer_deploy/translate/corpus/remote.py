@@ -77,7 +77,8 @@ class Bucket:
     def names(self) -> set[str]:
         """See `Store`."""
         try:
-            return {path.rsplit("/", 1)[-1] for path in self.fs.ls(self.root, detail=False, refresh=True)}
+            self.fs.invalidate_cache()
+            return {path.rsplit("/", 1)[-1] for path in self.fs.ls(self.root, detail=False)}
         except FileNotFoundError:
             return set()
 
