@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import signal
 import socket
@@ -22,6 +23,7 @@ from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.cli.serve import KEY_VARIABLE, read_aliases, read_key, split_name
 from tformer_deploy.serve.app import make_app
 from tformer_deploy.serve.models import Caps, Model, Models
+from tformer_deploy.translate.scheduler import BOUNDS
 
 from .command import failed_line, run_here
 from .test_scheduler import BROKEN, REFUSED, Watched, translator_of
@@ -227,6 +229,19 @@ def counted(client: Any, name: str) -> float:
     found = re.search(rf'^tformer_{name}{{model="numbers"}} (.*)$', client.get("/metrics").text, re.MULTILINE)
     assert found
     return float(found[1])
+
+
+def test_metrics_have_the_times_and_the_rows_of_steps(client: Any) -> None:
+    result = post(client, text="w4 w5 w6", options={"min_tokens": 3, "beams": 3}).json()["results"][0]
+    steps = counted(client, "steps_total")
+    assert counted(client, "rows_total") == 3 * steps and counted(client, "tokens_total") == result["tokens"]
+    for name in ("first_token_seconds", "token_seconds"):
+        assert counted(client, f"{name}_count") == 1 and 0 < counted(client, f"{name}_sum") < 20
+        bucket = rf'^tformer_{name}_bucket{{le="(.*)",model="numbers"}} (.*)$'
+        found = re.findall(bucket, client.get("/metrics").text, re.MULTILINE)
+        assert [float(bound) for bound, _ in found] == [*BOUNDS, math.inf]
+        counts = [float(count) for _, count in found]
+        assert counts == sorted(counts) and counts[-1] == 1
 
 
 def test_a_full_queue_is_said_at_once(serve: Callable[..., Any], engine: Watched) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..translate.scheduler import BOUNDS, Times
 from .models import Models
 
 
@@ -22,14 +24,29 @@ class Schedulers(Collector):
         waiting = GaugeMetricFamily("tformer_waiting_lines", "Lines in the queue.", labels=["model"])
         running = GaugeMetricFamily("tformer_running_lines", "Lines in the running batch.", labels=["model"])
         steps = CounterMetricFamily("tformer_steps", "Decoding steps.", labels=["model"])
+        rows = CounterMetricFamily("tformer_rows", "Rows of all decoding steps.", labels=["model"])
         tokens = CounterMetricFamily("tformer_tokens", "Tokens of finished outputs.", labels=["model"])
+        first = HistogramMetricFamily(
+            "tformer_first_token_seconds", "Time from a text's arrival to its first token.", labels=["model"]
+        )
+        further = HistogramMetricFamily(
+            "tformer_token_seconds", "Mean time of a text's further tokens.", labels=["model"]
+        )
         for model in self.models:
             scheduler = model.scheduler
             waiting.add_metric([model.name], scheduler.waiting)
             running.add_metric([model.name], scheduler.running)
             steps.add_metric([model.name], scheduler.steps)
+            rows.add_metric([model.name], scheduler.rows)
             tokens.add_metric([model.name], scheduler.tokens)
-        return waiting, running, steps, tokens
+            for family, times in ((first, scheduler.first_token), (further, scheduler.per_token)):
+                family.add_metric([model.name], buckets(times), times.sum)
+        return waiting, running, steps, rows, tokens, first, further
+
+
+def buckets(times: Times) -> list[tuple[str, float]]:
+    """Upper bounds in seconds, and how many times are at most these."""
+    return list(zip([*map(str, BOUNDS), "+Inf"], accumulate(times.counts), strict=True))
 
 
 class Counted:

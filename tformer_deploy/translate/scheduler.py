@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,6 +23,8 @@ JOIN_TOKENS = 256
 """Padded source tokens that are encoded between two steps while other lines run: some ten lines of usual length. Its
 effect on the time of a step has not been measured."""
 MOST_SLOTS, MOST_QUEUED = 4096, 1 << 20
+BOUNDS = tuple(float(f"{digit}e{power}") for power in range(-4, 2) for digit in (1, 2, 5))
+"""Seconds between which `Times` counts."""
 
 
 class Busy(TformerError):
@@ -43,6 +46,8 @@ class Line:
         self.options, self.batch, self.stream = options, batch, stream
         self.submitted = time.monotonic()
         self.deadline = self.submitted + seconds if seconds is not None else None
+        self.first: float | None = None
+        """When its first step ended."""
         self.search: Search | None = None
         self.future: Future[Result] = Future()
         """Its result, or the error of this line. Its own `cancel` does nothing: a task that waits for it may be
@@ -82,6 +87,18 @@ class Line:
             self.future.set_exception(_named(result))
         else:
             self.future.set_result(result)
+
+
+class Times:
+    """How many times lie between bounds, for a histogram."""
+
+    def __init__(self) -> None:
+        self.counts, self.sum = [0] * (len(BOUNDS) + 1), 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a time."""
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.sum += seconds
 
 
 class Group:
@@ -147,10 +164,12 @@ class Scheduler:
         check_whole("max_queue", max_queue, 0, MOST_QUEUED)
         check_whole("join_tokens", join_tokens, 1, MOST_QUEUED)
         self.translator, self.slots, self.max_queue, self.join_tokens = translator, slots, max_queue, join_tokens
-        self.steps = 0
-        """Steps so far."""
+        self.steps = self.rows = 0
+        """Steps so far, and the rows of all of them."""
         self.tokens = 0
         """Tokens of the lines that have ended, the best output of each."""
+        self.first_token, self.per_token = Times(), Times()
+        """From a line's arrival to the end of its first step; from there, the mean time of its further steps."""
         self._waiting: deque[Line] = deque()
         self._joining: dict[int, list[Line]] = {}
         self._groups: dict[int, Group] = {}
@@ -301,15 +320,23 @@ class Scheduler:
             if not group.lines:
                 continue
             self.steps += 1
-            for line in group.step():
-                line.end(self._result(line))
+            self.rows += sum(line.options.rows for line in group.lines)
+            stepped, ended, now = group.lines, group.step(), time.monotonic()
+            for line in stepped:
+                if line.first is None:
+                    line.first = now
+                    self.first_token.add(now - line.submitted)
+            for line in ended:
+                line.end(self._result(line, now))
 
-    def _result(self, line: Line) -> Result | BaseException:
+    def _result(self, line: Line, now: float) -> Result | BaseException:
         try:
-            assert line.search
+            assert line.search and line.first
             [outputs] = line.search.outputs()
             result = self.translator.result_of(outputs)
             self.tokens += len(result.ids)
+            if further := len(result.ids) + result.finished - 1:
+                self.per_token.add((now - line.first) / further)
             if line.stream:
                 line.stream.finish(result.text)
         except Exception as error:
