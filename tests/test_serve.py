@@ -22,6 +22,7 @@ import pytest
 from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.cli.serve import KEY_VARIABLE, read_aliases, read_key, split_name
 from tformer_deploy.serve.app import make_app
+from tformer_deploy.serve.connections import Timed
 from tformer_deploy.serve.models import Caps, Model, Models
 from tformer_deploy.translate.scheduler import BOUNDS
 
@@ -52,7 +53,7 @@ def serve(engine: Watched) -> Iterator[Callable[..., Any]]:
         given = {"caps": CAPS, **other}
         made = [Model(name, translator_of(engine, **options), **given) for name, options in named.items()]
         models = Models(made, aliases)
-        server = uvicorn.Server(uvicorn.Config(make_app(models, key), port=0, log_level="error"))
+        server = uvicorn.Server(uvicorn.Config(make_app(models, key), port=0, log_level="error", http=Timed))
         thread = threading.Thread(target=server.run)
         thread.start()
         while not server.started:
