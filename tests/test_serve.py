@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tformer_deploy.base.errors import ConfigError
-from tformer_deploy.cli.serve import KEY_VARIABLE, read_aliases, read_key, split_name
+from tformer_deploy.cli.serve import KEY_VARIABLE, read_key, read_pairs, split_name
 from tformer_deploy.serve.app import make_app
 from tformer_deploy.serve.connections import Timed
 from tformer_deploy.serve.models import Caps, Model, Models
@@ -49,27 +49,34 @@ def serve(engine: Watched) -> Iterator[Callable[..., Any]]:
     """Makes a server on a free port; returns a client of it."""
     ending = []
 
-    def start(key: str = "", named: dict[str, Any] = NAMED, aliases: dict[str, str] | None = None, **other: Any) -> Any:
+    def start(
+        key: str = "",
+        named: dict[str, Any] = NAMED,
+        aliases: dict[str, str] | None = None,
+        reopen: Callable[[Models], Models] = lambda models: models,
+        **other: Any,
+    ) -> Any:
         given = {"caps": CAPS, **other}
         made = [Model(name, translator_of(engine, **options), **given) for name, options in named.items()]
         models = Models(made, aliases)
-        server = uvicorn.Server(uvicorn.Config(make_app(models, key), port=0, log_level="error", http=Timed))
+        app = make_app(models, key, reopen)
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", http=Timed))
         thread = threading.Thread(target=server.run)
         thread.start()
         while not server.started:
             time.sleep(0.005)
         port = server.servers[0].sockets[0].getsockname()[1]
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
-        ending.append((server, thread, client, models))
+        ending.append((server, thread, client, app.current))
         return client
 
     yield start
     engine.open.set()
-    for server, thread, client, models in ending:
+    for server, thread, client, current in ending:
         client.close()
         server.should_exit = True
         thread.join(20)
-        models.close(drain=False)
+        current.close(drain=False)
 
 
 @pytest.fixture
@@ -322,10 +329,10 @@ def test_a_bundles_name_is_before_the_first_equals_sign() -> None:
 
 @pytest.mark.parametrize("alias", ["en-de", "=words", "en-de="])
 def test_an_alias_that_is_none_is_refused(alias: str) -> None:
-    with pytest.raises(ConfigError, match="write NAME=MODEL, or NAME=MODEL:TOKEN"):
-        read_aliases([alias])
-    with pytest.raises(ConfigError, match="en-de is given twice"):
-        read_aliases(["en-de=a", "en-de=b"])
+    with pytest.raises(ConfigError, match=f"--alias {alias}: write NAME=MODEL"):
+        read_pairs("--alias", "NAME=MODEL", [alias])
+    with pytest.raises(ConfigError, match="--alias en-de=b: en-de is given twice"):
+        read_pairs("--alias", "NAME=MODEL", ["en-de=a", "en-de=b"])
 
 
 def test_the_command_serves_a_bundle_until_it_is_told_to_end(bundle: Path, tmp_path: Path) -> None:

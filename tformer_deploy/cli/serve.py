@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..base.errors import ConfigError, extras
+from ..base.errors import ConfigError, extras, unknown
 from ..base.headers import read_toml
 from ..base.notes import note
 from ..base.settings import from_dict
+from ..engines import EngineName
 from .options import Backend, DeviceOption, Shortlisted, Threads, Variant
 from .root import app
 
@@ -36,6 +38,13 @@ def serve(
     backend: Backend = "ort",
     variant: Variant = None,
     device: DeviceOption = "cpu",
+    use: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=BACKEND[:VARIANT]",
+            help="Backend and variant of one model, such as en-de=native:native-int8; repeatable.",
+        ),
+    ] = None,
     shortlist: Shortlisted = False,
     threads: Threads = 0,
     slots: Annotated[int, typer.Option(min=1, max=4096, help="Lines of a bundle that run at once.")] = 32,
@@ -49,15 +58,19 @@ def serve(
         Path | None,
         typer.Option(help=f"File with the key that clients must send. Default: the variable {KEY_VARIABLE}, if set."),
     ] = None,
+    shutdown_delay: Annotated[
+        float,
+        typer.Option(min=0, max=3600, help="Seconds after SIGTERM in which requests are still taken: docs/serve.md."),
+    ] = 0.0,
 ) -> None:
     """Serve bundles over HTTP, with continuous batching. docs/serve.md describes the protocols.
 
-    SIGTERM and Ctrl-C stop it. Running requests get 30 seconds to end.
+    SIGHUP reloads bundles that have changed. SIGTERM and Ctrl-C stop it. Running requests get 30 seconds to end.
     """
     with extras():
-        from ..serve.run import run_server
-    from ..serve.models import Model, Models
-    from ..translate.opening import TranslatorOptions, open_translator
+        from ..serve.run import Service, run_server
+    from ..serve.served import Served
+    from ..translate.opening import TranslatorOptions
 
     if not host:
         raise ConfigError("--host must not be empty: 0.0.0.0 means all addresses")
@@ -68,17 +81,16 @@ def serve(
             "use a larger --max-queue, or fewer texts in --limits"
         )
     key = read_key(api_key_file)
-    aliases = read_aliases(alias or [])
-    models = []
-    try:
-        for each in bundle:
-            name, folder = split_name(each)
-            options = TranslatorOptions(Path(folder), backend, variant, device, threads=threads, shortlist=shortlist)
-            models.append(Model(name, open_translator(options), caps, slots, max_queue))
-        run_server(Models(models, aliases), host, port, key, note)
-    finally:
-        for model in models:
-            model.close(drain=False)
+    usual = TranslatorOptions("", backend, variant, device, threads=threads, shortlist=shortlist)
+    folders = read_bundles(bundle)
+    engines = read_pairs("--use", "NAME=BACKEND:VARIANT", use or [])
+    for name in engines:
+        if name not in folders:
+            raise unknown("model of --use", name, folders)
+    bundles = {name: replace(usual, bundle=folder, **engine_of(engines, name)) for name, folder in folders.items()}
+    aliases = read_pairs("--alias", "NAME=MODEL, or NAME=MODEL:TOKEN", alias or [])
+    served = Served(bundles, aliases, caps, slots, max_queue)
+    run_server(Service(served, host, port, key, shutdown_delay), note)
 
 
 def split_name(asked: str) -> tuple[str, str]:
@@ -91,17 +103,35 @@ def split_name(asked: str) -> tuple[str, str]:
     return name, folder
 
 
-def read_aliases(asked: list[str]) -> dict[str, str]:
-    """Models by further names. Raises ConfigError."""
+def read_bundles(asked: list[str]) -> dict[str, Path]:
+    """Bundles by their names. Raises ConfigError."""
+    found: dict[str, Path] = {}
+    for name, folder in map(split_name, asked):
+        if name in found:
+            raise ConfigError(f"two models have the name {name}: give each its own, as in NAME=BUNDLE")
+        found[name] = Path(folder)
+    return found
+
+
+def read_pairs(option: str, form: str, asked: list[str]) -> dict[str, str]:
+    """What an option that may be repeated says of names. Raises ConfigError."""
     found: dict[str, str] = {}
     for each in asked:
-        name, _, model = each.partition("=")
-        if not name or not model:
-            raise ConfigError(f"--alias {each}: write NAME=MODEL, or NAME=MODEL:TOKEN")
+        name, _, value = each.partition("=")
+        if not name or not value:
+            raise ConfigError(f"{option} {each}: write {form}")
         if name in found:
-            raise ConfigError(f"--alias {each}: {name} is given twice")
-        found[name] = model
+            raise ConfigError(f"{option} {each}: {name} is given twice")
+        found[name] = value
     return found
+
+
+def engine_of(engines: dict[str, str], name: str) -> dict[str, Any]:
+    """The engine that `--use` names for a model: it holds in place of the options for all."""
+    if name not in engines:
+        return {}
+    engine = EngineName(engines[name])
+    return {"backend": engine.backend, "variant": engine.variant or None, "device": engine.device}
 
 
 def _caps(path: Path | None) -> Caps:

@@ -33,6 +33,10 @@ class NoKey(TformerError):
     """The key is missing or wrong."""
 
 
+class Forbidden(TformerError):
+    """What this client may not do, with a key or without."""
+
+
 class TooLarge(LimitError):
     """A body beyond the cap."""
 
@@ -48,6 +52,7 @@ STATUS: tuple[tuple[type[TformerError], int], ...] = (
     (Late, 504),
     (Cancelled, 499),
     (NoKey, 401),
+    (Forbidden, 403),
     (UnknownModel, 404),
     (UnknownPair, 404),
     (ConfigError, 400),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
 import secrets
 import time
-from typing import cast
+from ipaddress import ip_address
+from typing import Any, cast
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,7 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..base.errors import TformerError
 from . import metrics, openapi, site
-from .answers import Json, NoKey, failed
+from .answers import Forbidden, Json, NoKey, failed
+from .current import Current, Reopen
 from .models import Models
 from .protocols import deepl, kserve, libretranslate, openai, own
 
@@ -28,37 +31,71 @@ OPEN = {*openapi.OPEN, *openapi.PAGES}.union(*(getattr(each, "OPEN", ()) for eac
 """Paths that need no key: what asks for them has none."""
 IN_BODY = {path for protocol in PROTOCOLS for path in getattr(protocol, "KEY_IN_BODY", ())}
 """Paths whose key may stand in the body."""
+READY = ("/healthz", "/healthz/ready", "/v2/health/ready")
+"""Paths by which load balancers learn whether to send requests here."""
 LOG = logging.getLogger("tformer_deploy.serve.access")
 
 
-def make_app(models: Models, key: str = "") -> ASGIApp:
-    """The application. `key`: what clients must send, as `Authorization: Bearer KEY` or `X-API-Key: KEY`, if any."""
-    counted = metrics.Counted(models)
+def make_app(models: Models, key: str = "", reopen: Reopen | None = None) -> Guard:
+    """The application. `key`: what clients must send, as `Authorization: Bearer KEY` or `X-API-Key: KEY`, if any.
+
+    `reopen`: opens the bundles that have changed, see `Current`.
+    """
+
+    def of_models(models: Models) -> ASGIApp:
+        protocols = (route for protocol in PROTOCOLS for route in protocol.routes(models))
+        return _starlette([*site.routes(models, bool(key)), *protocols])
+
+    current = Current(models, of_models, reopen)
+    counted = metrics.Counted(current)
+    return Guard(current, _starlette(own_routes(current, counted, key)), key, counted)
+
+
+def _starlette(routes: list[Any]) -> Starlette:
+    async def on_error(request: Request, error: Exception) -> Response:
+        return failed_at(request.url.path, error)
+
+    kinds = (TformerError, HTTPException, Exception)
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, on_error))
+
+
+def own_routes(current: Current, counted: metrics.Counted, key: str) -> list[Route]:
+    """Routes of the server itself, which hold no models while they answer."""
 
     async def live(request: Request) -> Response:
         return Json({"status": "live"})
 
     async def ready(request: Request) -> Response:
-        return Json({"status": "ready", "models": [model.name for model in models]})
+        return Json({"status": "ready", "models": [model.name for model in current]})
 
     async def show_metrics(request: Request) -> Response:
         return PlainTextResponse(counted.text(), media_type=counted.media_type)
 
-    routes = [
+    async def reload(request: Request) -> Response:
+        if not key and not _is_local(request):
+            raise Forbidden("this server has no key: ask from its own machine, send it SIGHUP, or give it a key")
+        new = await asyncio.to_thread(current.reload)
+        return Json({"models": [_state(model.name, model.version, model in new) for model in current]})
+
+    return [
         Route("/healthz", ready),
         Route("/healthz/live", live),
         Route("/healthz/ready", ready),
         Route("/metrics", show_metrics),
-        *site.routes(models, bool(key)),
-        *(route for protocol in PROTOCOLS for route in protocol.routes(models)),
+        Route("/admin/reload", reload, methods=["POST"]),
     ]
 
-    async def on_error(request: Request, error: Exception) -> Response:
-        return failed_at(request.url.path, error)
 
-    kinds = (TformerError, HTTPException, Exception)
-    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, on_error))
-    return Guard(app, key, counted)
+def _state(name: str, version: str, new: bool) -> dict[str, Any]:
+    return {"name": name, "sha256": version, "new": new}
+
+
+def _is_local(request: Request) -> bool:
+    """Whether a request comes from this machine."""
+    try:
+        return request.client is not None and ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False
 
 
 def failed_at(path: str, error: BaseException) -> Response:
@@ -70,15 +107,16 @@ def failed_at(path: str, error: BaseException) -> Response:
 
 
 class Guard:
-    """Around the application: request ids, the key, the access log, metrics."""
+    """Around the application: which models a request gets, request ids, the key, the access log, metrics."""
 
-    def __init__(self, app: ASGIApp, key: str, counted: metrics.Counted) -> None:
-        self.app, self.key, self.counted = app, key.encode(), counted
+    def __init__(self, current: Current, own: Starlette, key: str, counted: metrics.Counted) -> None:
+        self.current, self.own, self.key, self.counted = current, own, key.encode(), counted
+        self._own_paths = {getattr(route, "path", "") for route in own.routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await self.own(scope, receive, send)
             return
         headers = Headers(scope=scope)
         number, start, status = _request_id(headers), time.perf_counter(), 500
@@ -96,7 +134,7 @@ class Guard:
                 scope.setdefault("state", {})["is_key"] = self.is_key
                 allowed = True
             if allowed:
-                await self.app(scope, receive, answer)
+                await self._answer(scope, receive, answer)
             else:
                 refusal = failed_at(scope["path"], NoKey("a key is needed: send Authorization: Bearer KEY"))
                 await refusal(scope, receive, answer)
@@ -114,6 +152,15 @@ class Guard:
                     }
                 )
             )
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.current.draining and scope["path"] in READY:
+            await Json({"status": "draining"}, 503)(scope, receive, send)
+        elif scope["path"] in self._own_paths:
+            await self.own(scope, receive, send)
+        else:
+            with self.current.use() as held:
+                await held.app(scope, receive, send)
 
     def _allowed(self, path: str, headers: Headers) -> bool:
         """Whether a request's headers have the key, or its path needs none."""

@@ -10,13 +10,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ..translate.scheduler import BOUNDS, Times
-from .models import Models
+from .models import Model
 
 
 class Schedulers(Collector):
     """The schedulers' own numbers, read when they are asked for."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Iterable[Model]) -> None:
         self.models = models
 
     def collect(self) -> Iterable[Metric]:
@@ -54,7 +54,7 @@ class Counted:
 
     media_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Iterable[Model]) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(Schedulers(models))
         self.requests = Counter("tformer_requests", "Requests by status.", ["route", "status"], registry=self.registry)

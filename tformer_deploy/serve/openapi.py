@@ -26,6 +26,7 @@ KINDS: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: 
 ERRORS = {
     400: "The request is wrong: not JSON, an unknown key or option, too many texts.",
     401: "The key is missing or wrong.",
+    403: "Only the server's own machine may ask this.",
     404: "No such model, or no model of these languages.",
     408: "The body did not come in time.",
     413: "The body is too large.",
@@ -70,6 +71,7 @@ def schemas() -> dict[str, Schema]:
         "Translations": TRANSLATIONS,
         "Scores": SCORES,
         "Cards": CARDS,
+        "Reloaded": RELOADED,
         "Error": {**_object({"error": {"type": "string", "description": "One line."}}), "additionalProperties": False},
         "Health": _object({"status": {"type": "string"}}, models={"type": "array", "items": {"type": "string"}}),
     }
@@ -204,6 +206,20 @@ CARDS = _object(
         )
     }
 )
+RELOADED = _object(
+    {
+        "models": _list(
+            _object(
+                {
+                    "name": {"type": "string"},
+                    "sha256": {"type": "string", "description": "Hash of its bundle's manifest."},
+                    "new": {"type": "boolean", "description": "Whether it was opened now; its manifest has changed."},
+                }
+            ),
+            "Each model.",
+        )
+    }
+)
 
 
 def _paths() -> dict[str, Schema]:
@@ -217,21 +233,31 @@ def _paths() -> dict[str, Schema]:
         "/healthz/live": {"get": _get("live", "Whether the server runs.", "Health")},
         "/healthz/ready": {"get": _get("ready", "Whether the server takes requests.", "Health")},
         "/metrics": {"get": _get("metrics", "Numbers for Prometheus.", "")},
+        "/admin/reload": {"post": _reload()},
     }
 
 
 def _post(name: str, summary: str, answer: str, more: Schema | None = None) -> Schema:
     body = {"application/json": {"schema": {"$ref": _ref(name.capitalize())}}}
+    refusals = {str(status): _error(status) for status in ERRORS if status != 403}
     return {
         "operationId": name,
         "summary": summary,
         "requestBody": {"required": True, "content": body},
-        "responses": {"200": _answer(answer, more), **{str(status): _error(status) for status in ERRORS}},
+        "responses": {"200": _answer(answer, more), **refusals},
     }
+
+
+def _reload() -> Schema:
+    summary = "Open bundles that have changed, and serve them. Without a key, only the server's own machine may ask."
+    errors = {str(status): _error(status) for status in (401, 403, 500)}
+    return {"operationId": "reload", "summary": summary, "responses": {"200": _answer("Reloaded"), **errors}}
 
 
 def _get(name: str, summary: str, answer: str) -> Schema:
     refusals = {} if answer == "Health" else {"401": _error(401)}
+    if name in ("healthz", "ready"):
+        refusals = {"503": {**_answer("Health"), "description": "The server is about to end."}}
     openly: Schema = {"security": []} if answer == "Health" else {}
     return {"operationId": name, "summary": summary, **openly, "responses": {"200": _answer(answer), **refusals}}
 

@@ -2,44 +2,127 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
+import socket
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
 
 import uvicorn
 
-from ..base.errors import ConfigError
+from ..base.errors import ConfigError, TformerError
 from .app import LOG, make_app
-from .models import Models
+from .current import Current
+from .served import Served
 
 DRAIN_SECONDS = 30
 """Seconds that requests get to end after a signal."""
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
 
 
-def run_server(models: Models, host: str, port: int, key: str, note: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; running requests end first. Raises ConfigError where the port is taken."""
+@dataclass(frozen=True)
+class Service:
+    """What is served, where, and to whom."""
+
+    served: Served
+    host: str
+    port: int
+    key: str = ""
+    """What clients must send, if anything."""
+    shutdown_delay: float = 0.0
+    """Seconds after a signal in which requests are still taken, while load balancers learn that this server ends."""
+
+
+def run_server(service: Service, note: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; running requests end first. Raises TformerError where it cannot begin.
+
+    The port is taken at once, and listens when all models are warm: until then, connections are refused.
+    """
+    with bind(service.host, service.port) as listening:
+        serve_on(listening, service, lambda: note(said(service, listening)))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that does not listen yet. Raises ConfigError where the port is taken."""
+    config = uvicorn.Config("", host=host, port=port, log_level="critical")
+    try:
+        return config.bind_socket()
+    except SystemExit:
+        raise ConfigError(f"{host}:{port} cannot be listened on: choose another --host or --port") from None
+
+
+def said(service: Service, listening: socket.socket) -> str:
+    """What is served, and where."""
+    host, port = listening.getsockname()[:2]
+    return f"serving {', '.join(service.served.bundles)} on http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def serve_on(listening: socket.socket, service: Service, ready: Callable[[], None]) -> None:
+    """Open the models, listen, and serve until a signal. `ready` is called once clients may connect."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     LOG.addHandler(handler)
     LOG.setLevel(logging.INFO)
     LOG.propagate = False
-    config = uvicorn.Config(
-        make_app(models, key),
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-    )
+    early: list[int] = []
+    signal.signal(signal.SIGHUP, lambda number, _: early.append(number))  # while models are opened
+    models = service.served.open()
     try:
-        listening = config.bind_socket()
-    except SystemExit:
-        raise ConfigError(f"{host}:{port} cannot be listened on: choose another --host or --port") from None
-    listening.listen(config.backlog)  # from here on clients may connect
-    names = ", ".join(model.name for model in models)
-    host, port = listening.getsockname()[:2]
-    note(f"serving {names} on http://{host}:{port}")
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda *_: None)  # uvicorn sends itself again the one that ended it
-    uvicorn.Server(config).run(sockets=[listening])
+        app = make_app(models, service.key, service.served.open)
+    except BaseException:
+        models.close(drain=False)
+        raise
+    try:
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=DRAIN_SECONDS, backlog=BACKLOG
+        )
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, lambda *_: None)  # uvicorn sends itself again the one that ended it
+        listening.listen(BACKLOG)  # from here on clients may connect
+        ready()
+        Server(config, app.current, service.shutdown_delay, bool(early)).run(sockets=[listening])
+    finally:
+        app.current.close()
+
+
+class Server(uvicorn.Server):
+    """Reloads at SIGHUP; says that it ends before it takes no more requests."""
+
+    def __init__(self, config: uvicorn.Config, current: Current, delay: float, reload: bool) -> None:
+        super().__init__(config)
+        self.current, self.delay, self._reload_at_once = current, delay, reload
+        self._ends: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen to SIGHUP too."""
+        await super().startup(sockets=sockets)
+        loop = asyncio.get_running_loop()
+
+        def reload() -> None:
+            loop.run_in_executor(None, self._reload)
+
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        if self._reload_at_once:
+            reload()
+
+    def _reload(self) -> None:
+        with suppress(TformerError):  # which it has said
+            self.current.reload()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End after the delay; at a second signal, now."""
+        self.current.draining = True
+        if self._ends is None and self.delay:
+            self._ends = time.monotonic() + self.delay
+        else:
+            super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether it is time to end."""
+        return await super().on_tick(counter) or (self._ends is not None and time.monotonic() >= self._ends)
