@@ -53,6 +53,7 @@ from tformer_deploy.model.network import Transformer
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
 
+pytest_plugins = ["tests.serving"]
 VOCAB = 60
 QUICK_WALKS = {"FULL_SENTENCES": 24, "FULL_STEPS": 9, "FULL_ROWS": 64}
 FULL_WALKS = {name: getattr(walks, name) for name in QUICK_WALKS}

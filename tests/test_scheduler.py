@@ -11,13 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 
 from tformer_deploy.base.errors import ConfigError, EngineError, LimitError, NoRoom, NotNumbers, TformerError
 from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
 from tformer_deploy.decoding import DecodeOptions
-from tformer_deploy.engines.base import Ints, Scores
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.translate.scheduler import Busy, Cancelled, Late, Line, Scheduler
 from tformer_deploy.translate.settings import TranslatorSettings
@@ -25,11 +23,9 @@ from tformer_deploy.translate.translator import Result, Translator
 
 from .conftest import ending_model
 from .params import long_but
-from .plain_decoding import TableEngine, TableState
+from .plain_decoding import TableState
+from .serving import BROKEN, REFUSED, SOURCE_WORDS, TARGET_WORDS, Watched, translator_of
 
-SOURCE_WORDS, TARGET_WORDS = (Words([*SPECIALS, *(f"w{i}" for i in range(4, size))], None) for size in (60, 40))
-BROKEN, REFUSED = 59, 58
-"""Words of the source: one whose log-probabilities become NaN, one that the engine refuses."""
 WAYS: list[dict[str, Any]] = [
     {},
     {"max_tokens": 3},
@@ -39,46 +35,6 @@ WAYS: list[dict[str, Any]] = [
     {"sampling": True, "n_best": 3, "top_k": 4},
     {"repetition_penalty": 1.3},
 ]
-
-
-class Watched(TableEngine):
-    """Numbers are exact, so that results are equal to the last bit. Notes what it is asked; `open` lets steps go on."""
-
-    def __init__(self) -> None:
-        super().__init__(seed=3, positions=24, vocab=40)
-        self.encoded: list[int] = []
-        self.rows: set[tuple[int, int]] = set()
-        self.open = threading.Event()
-        self.open.set()
-        self.broken = False
-
-    def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Any = None) -> TableState:
-        if (src_ids == REFUSED).any():
-            raise LimitError("refused")
-        self.encoded.append(src_ids.size)
-        return super().encode(src_ids, src_lengths, outlook)
-
-    def step(self, tokens: Ints, state: TableState, full: bool = False, attention: bool = False) -> Scores:
-        self.open.wait(20)
-        if self.broken:
-            raise EngineError("the device is lost")
-        self.rows.add(tokens.shape)  # type: ignore[arg-type]
-        scores = super().step(tokens, state, full, attention)
-        for source, values in zip(state.sources, scores.scores, strict=True):
-            if BROKEN in source and state.positions[0]:
-                values[:] = np.nan
-        return scores
-
-
-def translator_of(engine: Any, **options: Any) -> Translator:
-    return Translator(
-        engine, Tokenizers(SOURCE_WORDS, TARGET_WORDS), DecodeOptions(**{"max_tokens": 20, **options})
-    ).open()
-
-
-@pytest.fixture
-def engine() -> Watched:
-    return Watched()
 
 
 @pytest.fixture
@@ -148,7 +104,8 @@ def test_an_engine_that_admits_nobody_takes_them_batch_by_batch() -> None:
 def held(scheduler: Scheduler, engine: Watched, count: int = 1, **decoding: Any) -> list[Line]:
     """Lines, of which the first at least is in its first step, where it waits until the engine is opened."""
     engine.open.clear()
-    lines = [scheduler.submit("w4 w5", min_tokens=6, **decoding) for _ in range(count)]
+    with scheduler._wake:  # all at once: what joins later waits for the first one's step
+        lines = [scheduler.submit("w4 w5", min_tokens=6, **decoding) for _ in range(count)]
     deadline = time.monotonic() + 20
     while not scheduler.running and time.monotonic() < deadline:
         time.sleep(0.001)

@@ -11,8 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,76 +20,16 @@ import pytest
 
 from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.cli.serve import KEY_VARIABLE, read_key, read_pairs, split_name
-from tformer_deploy.serve.app import make_app
-from tformer_deploy.serve.connections import Timed
-from tformer_deploy.serve.models import Caps, Model, Models
+from tformer_deploy.serve.models import Model, Models
 from tformer_deploy.translate.scheduler import BOUNDS
 
 from .command import failed_line, run_here
-from .test_scheduler import BROKEN, REFUSED, Watched, translator_of
+from .serving import BROKEN, CAPS, REFUSED, Watched, ask_and_leave, counted, events, post, translator_of, wait_for
+from .serving import client as client  # for files of other branches that import them from here
+from .serving import engine as engine
+from .serving import serve as serve
 
 httpx = pytest.importorskip("httpx")
-uvicorn = pytest.importorskip("uvicorn")
-CAPS = Caps(texts=4, text_bytes=200, body_bytes=2000, beams=4, max_tokens=20, seconds=20)
-
-NAMED: dict[str, Any] = {"numbers": {}, "b": {}}
-"""Models, and what their translators are opened with."""
-
-
-@pytest.fixture
-def engine() -> Iterator[Watched]:
-    engine = Watched()
-    yield engine
-    engine.open.set()
-
-
-@pytest.fixture
-def serve(engine: Watched) -> Iterator[Callable[..., Any]]:
-    """Makes a server on a free port; returns a client of it."""
-    ending = []
-
-    def start(
-        key: str = "",
-        named: dict[str, Any] = NAMED,
-        aliases: dict[str, str] | None = None,
-        reopen: Callable[[Models], Models] = lambda models: models,
-        **other: Any,
-    ) -> Any:
-        given = {"caps": CAPS, **other}
-        made = [Model(name, translator_of(engine, **options), **given) for name, options in named.items()]
-        models = Models(made, aliases)
-        app = make_app(models, key, reopen)
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", http=Timed))
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        while not server.started:
-            time.sleep(0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
-        ending.append((server, thread, client, app.current))
-        return client
-
-    yield start
-    engine.open.set()
-    for server, thread, client, current in ending:
-        client.close()
-        server.should_exit = True
-        thread.join(20)
-        current.close(drain=False)
-
-
-@pytest.fixture
-def client(serve: Callable[..., Any]) -> Any:
-    return serve()
-
-
-def post(client: Any, path: str = "/v1/translate", **body: Any) -> Any:
-    return client.post(path, json=body)
-
-
-def events(response: Any) -> list[tuple[str, Any]]:
-    found = [each.split("\n") for each in response.text.split("\n\n") if each]
-    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in found]
 
 
 def test_texts_are_translated_each_with_its_own_result_or_error(client: Any, engine: Watched) -> None:
@@ -226,19 +165,6 @@ def test_paths_and_methods_that_do_not_exist_are_refused_in_one_line(client: Any
     assert answer.headers.get("allow") == ("POST" if status == 405 else None)
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def counted(client: Any, name: str) -> float:
-    found = re.search(rf'^tformer_{name}{{model="numbers"}} (.*)$', client.get("/metrics").text, re.MULTILINE)
-    assert found
-    return float(found[1])
-
-
 def test_metrics_have_the_times_and_the_rows_of_steps(client: Any) -> None:
     result = post(client, text="w4 w5 w6", options={"min_tokens": 3, "beams": 3}).json()["results"][0]
     steps = counted(client, "steps_total")
@@ -269,14 +195,12 @@ def test_a_full_queue_is_said_at_once(serve: Callable[..., Any], engine: Watched
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_frees_its_place(client: Any, engine: Watched, stream: bool) -> None:
+def test_a_client_that_goes_away_frees_its_place(
+    client: Any, engine: Watched, cancelled: Callable[[], bool], stream: bool
+) -> None:
     engine.open.clear()
-    with pytest.raises(httpx.ReadTimeout):
-        client.post(
-            "/v1/translate", json={"text": "w4 w5", "options": {"min_tokens": 20}, "stream": stream}, timeout=0.2
-        )
-    wait_for(lambda: counted(client, "running_lines") == 1)
-    time.sleep(0.2)  # until the server has seen the end of the connection
+    ask_and_leave(client, text="w4 w5", options={"min_tokens": 20}, stream=stream)
+    wait_for(cancelled)
     engine.open.set()
     wait_for(lambda: counted(client, "running_lines") == 0)
     assert counted(client, "steps_total") < 5

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from . import test_serve
 from .browser import BROWSER, needs_browser
-from .test_scheduler import BROKEN, Watched, translator_of
+from .serving import BROKEN, Watched, counted, translator_of, wait_for
 
 api = pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.long, needs_browser]
-engine, serve, counted, wait_for = test_serve.engine, test_serve.serve, test_serve.counted, test_serve.wait_for
 TEXT = "w7 w8 w9"
 CONTRASTS = """() => {
   const luminance = colour => {
@@ -139,7 +137,7 @@ def test_without_attention_no_alignment_is_asked_for(
 
 @pytest.mark.parametrize("how", ["key", "button"])
 def test_cancel_frees_the_place(
-    how: str, serve: Callable[..., Any], visit: Callable[..., Any], engine: Watched
+    how: str, serve: Callable[..., Any], visit: Callable[..., Any], engine: Watched, cancelled: Callable[[], bool]
 ) -> None:
     client = serve()
     page = visit(client)
@@ -152,7 +150,7 @@ def test_cancel_frees_the_place(
         page.get_by_role("button", name="Cancel").click()
     ended(page)
     assert page.locator("#timing").inner_text() == "Cancelled." and not page.locator("#error").inner_text()
-    time.sleep(0.3)  # until the server has seen the end of the connection
+    wait_for(cancelled)
     engine.open.set()
     wait_for(lambda: counted(client, "running_lines") == 0)
     assert page.get_by_role("button", name="Translate").is_enabled()

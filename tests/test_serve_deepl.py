@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from .test_scheduler import BROKEN, Watched
-from .test_serve import engine as engine
-from .test_serve import post, wait_for
-from .test_serve import serve as serve
-from .test_serve_libretranslate import NAMED, translated
+from .serving import BROKEN, PAIRS, Watched, post, translated, wait_for
 
 deepl = pytest.importorskip("deepl")
 
@@ -24,7 +20,7 @@ def no_further_tries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def http(serve: Callable[..., Any]) -> Any:
-    return serve("the key", named=NAMED)
+    return serve("the key", named=PAIRS)
 
 
 def client_of(http: Any, key: str = "the key") -> Any:
@@ -38,14 +34,14 @@ def client(http: Any) -> Any:
 
 def test_its_client_translates(client: Any) -> None:
     found = client.translate_text("w7 w8", source_lang="DE", target_lang="EN-US")
-    assert found.text == translated("w7 w8", NAMED["de-en"]).text
+    assert found.text == translated("w7 w8", PAIRS["de-en"]).text
     assert (found.detected_source_lang, found.billed_characters) == ("DE", 5)
     both = client.translate_text(["w7 w8", "w9\n\nw5"], source_lang="de", target_lang="PT-BR")
-    through = NAMED["de-en"], NAMED["en-pt_BR"]
+    through = PAIRS["de-en"], PAIRS["en-pt_BR"]
     lines = [translated(text, *through).text for text in ("w9", "", "w5")]
     assert [each.text for each in both] == [translated("w7 w8", *through).text, "\n".join(lines)]
     [only] = client.translate_text(["w7"], target_lang="DE")  # from French alone
-    assert (only.text, only.detected_source_lang) == (translated("w7", NAMED["fr-de"]).text, "FR")
+    assert (only.text, only.detected_source_lang) == (translated("w7", PAIRS["fr-de"]).text, "FR")
 
 
 @pytest.mark.parametrize("split", ["0", "nonewlines", deepl.SplitSentences.OFF])
@@ -129,7 +125,7 @@ def test_what_cannot_be_done_is_its_exception_with_our_message(
 def test_options_that_change_nothing_are_taken(client: Any) -> None:
     options = {"formality": "prefer_more", "preserve_formatting": True, "model_type": "prefer_quality_optimized"}
     found = client.translate_text("w7", source_lang="FR", target_lang="DE", split_sentences="1", **options)
-    assert found.text == translated("w7", NAMED["fr-de"]).text
+    assert found.text == translated("w7", PAIRS["fr-de"]).text
 
 
 def test_other_calls_of_its_client_are_refused(client: Any) -> None:
@@ -144,7 +140,7 @@ def test_forms_are_read(http: Any) -> None:
     found = http.post("/v2/translate", data=form).json()
     assert found == {
         "translations": [
-            {"detected_source_language": "FR", "text": translated(text, NAMED["fr-de"], NAMED["de-en"]).text}
+            {"detected_source_language": "FR", "text": translated(text, PAIRS["fr-de"], PAIRS["de-en"]).text}
             for text in form["text"]
         ]
     }

@@ -17,11 +17,7 @@ from tformer_deploy import __version__
 from tformer_deploy.serve.models import Model
 from tformer_deploy.translate.opening import TranslatorOptions, open_translator
 
-from .test_scheduler import BROKEN, Watched, translator_of
-from .test_serve import CAPS, counted, post, wait_for
-from .test_serve import client as client
-from .test_serve import engine as engine
-from .test_serve import serve as serve
+from .serving import BROKEN, CAPS, Watched, counted, post, translator_of, wait_for
 
 triton = pytest.importorskip("tritonclient.http")
 BUNDLE = Path(__file__).parent / "bundles/v2/copy"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,7 @@ from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.serve.languages import Pairs, UnknownPair
 from tformer_deploy.serve.models import Model, Models
 
-from .test_scheduler import BROKEN, Watched, translator_of
-from .test_serve import CAPS, events, httpx, post, wait_for
-from .test_serve import engine as engine
-from .test_serve import serve as serve
+from .serving import BROKEN, CAPS, Watched, ask_and_leave, counted, events, post, translator_of, wait_for
 
 PAIRS = Pairs(["numbers", "de-en", "en-fr", "En-pt_BR", "en-de", "eng_Latn-zul_Latn", "my-model", "en-fr_CA", "fr-de"])
 NAMED: dict[str, Any] = {
@@ -121,16 +117,16 @@ def test_an_error_names_the_model_on_the_way(serve: Callable[..., Any], engine: 
         assert len(engine.encoded) == count, "nothing has run before the options were checked"
 
 
-def test_a_client_that_goes_away_stops_both_models(serve: Callable[..., Any], engine: Watched) -> None:
+def test_a_client_that_goes_away_stops_both_models(
+    serve: Callable[..., Any], engine: Watched, cancelled: Callable[[], bool]
+) -> None:
     client = serve(named=NAMED)
     engine.open.clear()
-    with pytest.raises(httpx.ReadTimeout):
-        client.post("/v1/translate", json={"text": "w4 w5", "source_lang": "de", "target_lang": "fr"}, timeout=0.2)
-    wait_for(lambda: 'running_lines{model="de-en"} 1.0' in client.get("/metrics").text)
-    time.sleep(0.2)  # until the server has seen the end of the connection
+    ask_and_leave(client, "de-en", text="w4 w5", source_lang="de", target_lang="fr")
+    wait_for(cancelled)
     engine.open.set()
-    wait_for(lambda: 'running_lines{model="de-en"} 0.0' in client.get("/metrics").text)
-    assert 'steps_total{model="en-fr"} 0.0' in client.get("/metrics").text
+    wait_for(lambda: counted(client, "running_lines", "de-en") == 0)
+    assert counted(client, "steps_total", "en-fr") == 0
 
 
 def test_an_alias_may_say_how_outputs_begin(serve: Callable[..., Any]) -> None:

@@ -9,29 +9,18 @@ from urllib.error import HTTPError
 
 import pytest
 
-from .test_scheduler import BROKEN, Watched, translator_of
-from .test_serve import engine as engine
-from .test_serve import serve as serve
+from .serving import BROKEN, PAIRS, translated
 
 libretranslate = pytest.importorskip("libretranslatepy")
-NAMED: dict[str, Any] = {"numbers": {}, "de-en": {"max_tokens": 12}, "en-pt_BR": {}, "fr-de": {"max_tokens": 12}}
 
 
 @pytest.fixture
 def http(serve: Callable[..., Any]) -> Any:
-    return serve(named=NAMED)
+    return serve(named=PAIRS)
 
 
 def client_of(http: Any, key: str | None = None) -> Any:
     return libretranslate.LibreTranslateAPI(str(http.base_url), key)
-
-
-def translated(text: str, *ways: dict[str, Any], **decoding: Any) -> Any:
-    """What the translators give, each the best output of the one before it."""
-    for way in ways:
-        [result] = translator_of(Watched(), **way).translate([text], **(decoding if way is ways[-1] else {}))
-        text = result.text
-    return result
 
 
 def refused(error: pytest.ExceptionInfo[HTTPError]) -> tuple[int, str]:
@@ -42,9 +31,9 @@ def refused(error: pytest.ExceptionInfo[HTTPError]) -> tuple[int, str]:
 
 def test_its_client_translates(http: Any) -> None:
     client = client_of(http)
-    assert client.translate("w7 w8", "de", "en") == translated("w7 w8", NAMED["de-en"]).text
-    assert client.translate("w7 w8", "de-AT", "en-US") == translated("w7 w8", NAMED["de-en"]).text
-    assert client.translate("w7 w8", "de", "pt-BR") == translated("w7 w8", NAMED["de-en"], {}).text
+    assert client.translate("w7 w8", "de", "en") == translated("w7 w8", PAIRS["de-en"]).text
+    assert client.translate("w7 w8", "de-AT", "en-US") == translated("w7 w8", PAIRS["de-en"]).text
+    assert client.translate("w7 w8", "de", "pt-BR") == translated("w7 w8", PAIRS["de-en"], {}).text
     best = client.translate("w7 w8\n\nw9\r\n", "en", "pt-BR")
     assert best == "\n".join([translated("w7 w8", {}).text, "", translated("w9", {}).text, ""])
 
@@ -84,8 +73,8 @@ def test_languages_are_not_detected(http: Any) -> None:
 
 
 def test_its_client_sends_the_key_in_the_body(serve: Callable[..., Any]) -> None:
-    http = serve("sésame", named=NAMED)
-    expected = translated("w7 w8", NAMED["de-en"]).text
+    http = serve("sésame", named=PAIRS)
+    expected = translated("w7 w8", PAIRS["de-en"]).text
     assert client_of(http, "sésame").translate("w7 w8", "de", "en") == expected
     for key in (None, "", "wrong"):
         with pytest.raises(HTTPError) as error:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from .test_scheduler import BROKEN, Watched, translator_of
-from .test_serve import client as client
-from .test_serve import counted, post, wait_for
-from .test_serve import engine as engine
-from .test_serve import serve as serve
+from .serving import BROKEN, Watched, counted, post, translator_of, wait_for
 
 openai = pytest.importorskip("openai")
 LONG = {"max_tokens": 3}
@@ -215,13 +210,15 @@ def test_a_full_queue_raises_a_rate_limit(serve: Callable[..., Any], engine: Wat
     running.join(20)
 
 
-def test_a_client_that_closes_its_stream_frees_its_place(client: Any, api: Any, engine: Watched) -> None:
+def test_a_client_that_closes_its_stream_frees_its_place(
+    client: Any, api: Any, engine: Watched, cancelled: Callable[[], bool]
+) -> None:
     engine.open.clear()
     stream = chat(api, stream=True, extra_body={"min_tokens": 20})
     assert next(iter(stream)).choices[0].delta.role == "assistant"
     wait_for(lambda: counted(client, "running_lines") == 1)
     stream.close()
-    time.sleep(0.2)  # until the server has seen the end of the connection
+    wait_for(cancelled)
     engine.open.set()
     wait_for(lambda: counted(client, "running_lines") == 0)
     assert counted(client, "steps_total") < 5

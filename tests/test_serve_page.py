@@ -22,10 +22,8 @@ from tformer_deploy.serve.cards import card
 from tformer_deploy.serve.models import Caps, Model, Models
 from tformer_deploy.serve.protocols import own
 
-from . import test_serve
-from .test_scheduler import BROKEN, REFUSED
+from .serving import BROKEN, REFUSED, events, post
 
-engine, serve, client, post = test_serve.engine, test_serve.serve, test_serve.client, test_serve.post
 DESCRIBED_ELSEWHERE = {"deepl", "kserve", "libretranslate", "openai", "openai_api"}
 """Protocols of others, which have descriptions of their own."""
 
@@ -109,7 +107,7 @@ def test_answers_are_as_described(client: Any) -> None:
     for each in (found["results"][0], *found["results"][0]["alternatives"]):
         assert "".join(each["pieces"]) == each["text"] and len(each["pieces"]) == len(each["alignment"])
     assert found["results"][0]["source_pieces"] == ["w7", " w8", ""]
-    result = test_serve.events(post(client, text="w7 w8", stream=True))[-1][1]
+    result = events(post(client, text="w7 w8", stream=True))[-1][1]
     checked("Translation", result)
     assert "pieces" not in result
     cards = checked("Cards", client.get("/v1/cards").json())["models"]
