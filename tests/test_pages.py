@@ -41,7 +41,7 @@ def test_a_block_can_be_parsed_and_imports_what_there_is(page: str, program: str
     names = {node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name for node in lines}
     if missing := {name.split(".")[0] for name in names if not find_spec(name.split(".")[0])}:
         pytest.skip(f"{page} is for clients that have {', '.join(missing)}")
-    exec(compile(ast.Module(lines, []), page, "exec"), {})
+    exec(compile(ast.Module([*lines], []), page, "exec"), {})
 
 
 def test_the_python_page_has_every_option_method_field_and_error() -> None:
