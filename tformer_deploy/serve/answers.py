@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextvars import ContextVar
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -17,6 +18,8 @@ from .languages import UnknownPair
 from .models import UnknownModel
 
 FORM, MOST_FIELDS = "application/x-www-form-urlencoded", 1000
+REQUEST_ID: ContextVar[str] = ContextVar("REQUEST_ID", default="")
+"""Of the request that is answered."""
 BODY_SECONDS = 30
 """Seconds in which a request's body must have come."""
 
@@ -73,12 +76,13 @@ def status_of(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str:
-    """One line on an error; what is no error of ours says only that it is one."""
+    """One line on an error; what is no error of ours says only that it is one. Of the server's faults with the id."""
     if isinstance(error, HTTPException):
         return f"{error.detail}: docs/serve.md has the paths of this server, and their methods"
-    if not isinstance(error, TformerError):
-        return "internal error: the server's log has it"
-    return "".join(letter if letter.isprintable() else "?" for letter in str(error))  # it may quote the request
+    ours = isinstance(error, TformerError)
+    message = str(error) if ours else "internal error: the server's log has it"
+    message = "".join(letter if letter.isprintable() else "?" for letter in message)  # it may quote the request
+    return f"{message} (request {REQUEST_ID.get()})" if status_of(error) == 500 and REQUEST_ID.get() else message
 
 
 def headers_of(error: BaseException) -> dict[str, str]:
