@@ -21,8 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..base.errors import TformerError
 from . import metrics, openapi, site
-from .answers import REQUEST_ID, Forbidden, Json, NoKey, failed, message_of
+from .answers import REQUEST_ID, Json, failed, message_of
 from .current import Current, Reopen
+from .errors import Forbidden, NoKey
 from .models import Models
 from .protocols import deepl, kserve, libretranslate, openai, own
 
