@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import pickle
 import zipfile
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,140 +17,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn import functional as F
 
 import tformer_deploy
 from tformer_deploy.base.errors import ArtifactError, ConfigError, TformerError
 from tformer_deploy.export.checked import export_checked
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.compare import compare
-from tformer_deploy.importers.run import import_checkpoint, recognised
+from tformer_deploy.importers.run import compare_again, import_checkpoint, recognised
 from tformer_deploy.importers.torch import TorchOriginal
 from tformer_deploy.importers.vocabularies import read_entries
 from tformer_deploy.model.checkpoint import open_checkpoint
 
 from .command import failed_line, run_here
+from .import_cases import CASES, LIMIT, Case, annotated, imported, multi30k, of_torch, seq2seq, write_words
 from .params import long_but
-from .plain_models import ANNOTATED, FC, LINEARS, MULTI30K, PACKED, SEQ2SEQ, TORCH, PlainModel, random_state, sines
-
-LIMIT = 1e-4
-POSITIONS = 30
-
-
-@dataclass
-class Case:
-    """A format, a file of it, and what its code computes."""
-
-    format: str
-    make: Callable[[], tuple[dict[str, Tensor], PlainModel]]
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def annotated(**how: Any) -> tuple[dict[str, Tensor], PlainModel]:
-    """As published: norms of its own, pre-norm, a table of positions in the file."""
-    state = random_state(ANNOTATED, LINEARS, ("a_2", "b_2"))
-    table = published_sines(POSITIONS, 32)
-    plain = dict(state)
-    if how.pop("one_attention", False):
-        state = {name: tensor for name, tensor in state.items() if "src_attn" not in name}
-        plain = {
-            **state,
-            **{k.replace("self_attn", "src_attn"): v for k, v in state.items() if k.startswith("decoder")},
-        }
-    if base := how.pop("base", None):
-        table = sines(POSITIONS, 32, base)
-    if how.pop("shared", False):
-        state["src_embed.0.lut.weight"] = plain["src_embed.0.lut.weight"] = state["tgt_embed.0.lut.weight"]
-        state["generator.proj.weight"] = plain["generator.proj.weight"] = state["tgt_embed.0.lut.weight"]
-    stored = {**state, **{f"{side}_embed.1.pe": table[None] for side in ("src", "tgt")}}
-    model = PlainModel(plain, 4, ANNOTATED, LINEARS, 2, annotated=True, eps=1e-6, positions=(table, table))
-    return stored, model
-
-
-def published_sines(count: int, width: int) -> Tensor:
-    """In float32 and by powers of e, which differs in last digits from other ways."""
-    table, position = torch.zeros(count, width), torch.arange(count).unsqueeze(1)
-    rates = torch.exp(torch.arange(0, width, 2) * -(math.log(10000.0) / width))
-    table[:, 0::2], table[:, 1::2] = torch.sin(position * rates), torch.cos(position * rates)
-    return table
-
-
-def plain_norms() -> tuple[dict[str, Tensor], PlainModel]:
-    """torch's LayerNorm instead, no table in the file, words not scaled."""
-    state = random_state(ANNOTATED, LINEARS, embeddings=6.0)
-    return state, PlainModel(state, 4, ANNOTATED, LINEARS, 2, scaled=False)
-
-
-def multi30k() -> tuple[dict[str, Tensor], PlainModel]:
-    state = random_state(MULTI30K, LINEARS, ("a_2", "b_2"), embeddings=6.0)
-    table = sines(POSITIONS, 32)
-    stored = {**state, **{f"{side}.emb.pos_emb.pe": table[None] for side in ("encoder", "decoder")}}
-    return stored, PlainModel(state, 4, MULTI30K, LINEARS, 2, scaled=False, annotated=True, eps=1e-6)
-
-
-def seq2seq() -> tuple[dict[str, Tensor], PlainModel]:
-    state = random_state(SEQ2SEQ, FC)
-    tables = tuple(torch.randn(POSITIONS, 32, generator=torch.Generator().manual_seed(i)) for i in (5, 6))
-    stored = {**state, **{f"{s}.pos_embedding.weight": t for s, t in zip(("encoder", "decoder"), tables, strict=True)}}
-    return stored, PlainModel(state, 4, SEQ2SEQ, FC, 2, pre=False, positions=(tables[0], tables[1]))
-
-
-def of_torch(pre: bool, gelu: bool, biases: bool, final: bool) -> tuple[dict[str, Tensor], PlainModel]:
-    names = TORCH if final else {**TORCH, "decoder_norm": ""}
-    state = random_state(names, PACKED, biases=biases)
-    table = torch.randn(POSITIONS, 1, 32, generator=torch.Generator().manual_seed(7))
-    model = PlainModel(
-        state,
-        4,
-        names,
-        PACKED,
-        2,
-        pre=pre,
-        activation=F.gelu if gelu else torch.relu,
-        positions=(table[:, 0], table[:, 0]),
-    )
-    return {**state, "positional_encoding.pos_embedding": table}, model
-
-
-CASES = {
-    "annotated": Case("annotated", annotated),
-    "annotated, base 1000": Case("annotated", lambda: annotated(base=1000.0)),
-    "annotated, one attention for both": Case("annotated", lambda: annotated(one_attention=True)),
-    "annotated, other norms and embeddings": Case(
-        "annotated", plain_norms, {"model": {"scale_embeddings": False, "max_positions": POSITIONS}}
-    ),
-    "multi30k-tutorial": Case("multi30k-tutorial", multi30k),
-    "pytorch-seq2seq": Case("pytorch-seq2seq", seq2seq),
-    **{
-        f"torch, {pre=}, {gelu=}, {biases=}, {final=}": Case(
-            "torch",
-            lambda how=(pre, gelu, biases, final): of_torch(*how),  # type: ignore[misc]
-            {"model": {"norm_position": "pre" if pre else "post", "activation": "gelu" if gelu else "relu"}},
-        )
-        for pre, gelu, biases, final in [
-            (False, False, True, True),
-            (True, True, True, True),
-            (True, False, False, True),
-            (False, True, True, False),
-        ]
-    },
-}
-
-
-def write_words(path: Path, count: int, specials: tuple[str, ...] = ("<unk>", "<pad>", "<bos>", "<eos>")) -> Path:
-    path.write_text("\n".join([*specials, *(f"w{i}" for i in range(len(specials), count))]) + "\n", encoding="utf-8")
-    return path
-
-
-def imported(case: Case, folder: Path) -> tuple[Path, PlainModel]:
-    """A run folder of a case, by the command's own function."""
-    folder.mkdir(exist_ok=True)
-    stored, model = case.make()
-    torch.save(stored, folder / "model.pt")
-    vocabularies = {"src_vocab": write_words(folder / "src", 40), "tgt_vocab": write_words(folder / "tgt", 44)}
-    options = ImportOptions(heads=4, **vocabularies, **case.options)
-    import_checkpoint(case.format, folder / "model.pt", folder / "run", options)
-    return folder / "run", model
 
 
 @pytest.mark.parametrize("case", long_but(CASES, "annotated"))
@@ -181,6 +60,23 @@ def test_numbers_and_tokens_are_those_of_the_tutorials_code(case: Case, tmp_path
         found = [result.ids for result in translator.translate(lines)]
     assert found == [plain.greedy(source, 2, 3, 12) for source in sources]
     assert len({tuple(ids) for ids in found}) > 2, "outputs must differ"
+
+
+def test_an_original_without_positions_and_with_another_activation(tmp_path: Path) -> None:
+    """Also where the file has a table: it is left out of both."""
+    run, _ = imported(CASES["torch, no positions, silu"], tmp_path / "none")
+    assert open_checkpoint(run).config.positions == "none"
+    stored, plain = of_torch(False, False, True, True)
+    run, _ = imported(Case("torch", lambda: (stored, plain), {"model": {"positions": "none"}}), tmp_path / "table")
+    assert open_checkpoint(run).config.positions == "none"
+
+
+def test_what_a_changed_original_raises_is_said_in_a_line(tmp_path: Path) -> None:
+    run, _ = imported(CASES["pytorch-seq2seq"], tmp_path)
+    state = torch.load(tmp_path / "model.pt")
+    torch.save({**state, "encoder.pos_embedding.weight": torch.tensor(1.0)}, tmp_path / "model.pt")
+    with pytest.raises(ArtifactError, match=r"model.pt is not as pytorch-seq2seq is known \(IndexError: .*\): copy it"):
+        compare_again(open_checkpoint(run))
 
 
 def test_the_limit_follows_the_originals_own_rounding(tmp_path: Path) -> None:

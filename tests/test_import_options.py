@@ -16,7 +16,7 @@ from tformer_deploy.importers import hf_text
 from tformer_deploy.importers.base import FILES, ImportOptions
 from tformer_deploy.importers.run import FORMATS, OPTIONS, import_checkpoint, module_of
 
-from . import test_import, test_import_ctranslate2, test_import_toolkits
+from . import import_cases, test_import_ctranslate2, test_import_toolkits
 from .command import run_here
 
 NAMES = {each.name for each in fields(ImportOptions)}
@@ -50,12 +50,12 @@ def of_format(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
         return path, {"vocab": path.parent / "vocab.yml"} if name == "marian" else {}
     if name == "multi30k-tutorial" and not find_spec("spacy"):
         pytest.skip("needs spacy")
-    case = next(case for case in test_import.CASES.values() if case.format == name)
+    case = next(case for case in import_cases.CASES.values() if case.format == name)
     state = case.make()[0]
     torch.save(state, folder / "model.pt")
     words = {
-        "src_vocab": test_import.write_words(folder / "src", 40),
-        "tgt_vocab": test_import.write_words(folder / "tgt", 44),
+        "src_vocab": import_cases.write_words(folder / "src", 40),
+        "tgt_vocab": import_cases.write_words(folder / "tgt", 44),
     }
     return folder / "model.pt", words
 
@@ -84,7 +84,7 @@ def test_others_are_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_for_both_sides_beside_one_for_each(tmp_path: Path) -> None:
-    files = {f"{side}vocab": test_import.write_words(tmp_path / f"{side}words", 40) for side in ("", "src_", "tgt_")}
+    files = {f"{side}vocab": import_cases.write_words(tmp_path / f"{side}words", 40) for side in ("", "src_", "tgt_")}
     with pytest.raises(ConfigError, match="--vocab is not used where --src-vocab and --tgt-vocab are both given"):
         import_checkpoint("annotated", tmp_path, tmp_path / "run", ImportOptions(**files))
 

@@ -17,10 +17,11 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from torch import Tensor
 
 from tformer_deploy.base.errors import ArtifactError, ConfigError, TformerError
+from tformer_deploy.base.headers import POINTER
 from tformer_deploy.importers import run
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint, recognised
-from tformer_deploy.importers.toolkit import parse_yaml
+from tformer_deploy.importers.toolkit import parse_yaml, sines
 from tformer_deploy.importers.weights import load_torch
 
 from .params import long_but
@@ -298,9 +299,22 @@ def test_sentencepiece_vocabularies(tmp_path: Path) -> None:
     file = other.write(tmp_path)
     codes = ImportOptions(src_codes=tmp_path / "vocab.spm", model={"max_positions": POSITIONS})
     second, _ = import_checkpoint("fairseq", file, tmp_path / "run2", codes)
+    (tmp_path / "vocab.spm").write_bytes(b"\0damaged")
+    for kind, source, given in (("marian", path, options), ("fairseq", file, codes)):
+        with pytest.raises(ArtifactError, match=r"vocab.spm: the sentencepiece model is damaged: .*: copy it again"):
+            import_checkpoint(kind, source, tmp_path / "run3", given)
+    (tmp_path / "vocab.spm").write_bytes(POINTER + b"v1\n")
+    with pytest.raises(ArtifactError, match=r"vocab.spm is a pointer of Git LFS, not the file: run git lfs pull"):
+        import_checkpoint("marian", path, tmp_path / "run3", options)
     ids = second.tokenizers.source_ids("newest")
     assert [other.vocabulary[i] for i in ids] == [*own.encode_as_pieces("newest"), "</s>"]
     assert second.tokenizers.target_text(ids[:-1]) == "newest"
+
+
+def test_a_width_without_wavelengths_is_said_in_a_line(tmp_path: Path) -> None:
+    said = r"is not as marian is known \(ZeroDivisionError: "
+    with pytest.raises(ArtifactError, match=said), run._understood(tmp_path, "marian"):
+        sines(0, POSITIONS, 2)
 
 
 def test_each_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

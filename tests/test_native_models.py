@@ -28,7 +28,7 @@ from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint
 from tformer_deploy.model.checkpoint import Checkpoint, open_checkpoint
 
-from . import test_import, test_import_ctranslate2, test_import_toolkits
+from . import import_cases, test_import_ctranslate2, test_import_toolkits
 from .conftest import small_config, write_checkpoint
 from .hf_folders import FOLDERS, LINES, OPTIONS
 from .plain_decoding import make_batch
@@ -49,7 +49,7 @@ def of_config(name: str, folder: Path) -> Path:
 
 
 def of_tutorial(name: str, folder: Path) -> Path:
-    return test_import.imported(test_import.CASES[name], folder)[0]
+    return import_cases.imported(import_cases.CASES[name], folder)[0]
 
 
 def of_toolkit(name: str, folder: Path) -> Path:
@@ -74,7 +74,7 @@ def of_hugging_face(name: str, folder: Path) -> Path:
 
 MODELS: dict[str, tuple[Callable[[str, Path], Path], Any]] = {
     "ours": (of_config, CONFIGS),
-    "tutorial": (of_tutorial, test_import.CASES),
+    "tutorial": (of_tutorial, import_cases.CASES),
     "toolkit": (of_toolkit, test_import_toolkits.CASES),
     "ctranslate2": (of_ctranslate2, test_import_ctranslate2.CASES),
     "hf": (of_hugging_face, FOLDERS),

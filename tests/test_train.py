@@ -33,12 +33,13 @@ from tformer_deploy.model.config import ModelConfig, TrainConfig
 from tformer_deploy.model.network import Transformer
 from tformer_deploy.train.data import DataConfig
 from tformer_deploy.train.loop import Trainer
-from tformer_deploy.train.metrics import Metrics, corpus_bleu, corpus_chrf, read_metrics, text_figures
+from tformer_deploy.train.metrics import Metrics, corpus_bleu, corpus_chrf, plot, read_metrics, text_figures
 from tformer_deploy.train.run_files import AVERAGE, METRICS, STATE
 from tformer_deploy.train.runs import RunSettings, group_of_processes, init_checkpoint, resume_run, start_run
 from tformer_deploy.train.schedule import learning_rate, never_at_full_rate
 from tformer_deploy.translate.translator import Result, Translator
 
+from .import_cases import CASES, imported
 from .params import long_but
 
 VOCAB = 40
@@ -651,6 +652,22 @@ def test_init_over_a_run_leaves_nothing_to_resume(data: DataConfig, tmp_path: Pa
     with pytest.raises(ArtifactError, match="has nothing saved to continue from"):
         resume(tmp_path, updates=4)
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["random.safetensors"]
+
+
+def test_a_run_over_an_imported_one_leaves_nothing_of_it(tmp_path: Path) -> None:
+    run, _ = imported(CASES["pytorch-seq2seq"], tmp_path)
+    assert (run / "weights/imported.safetensors").exists()
+    init_checkpoint(run, "tiny", VOCAB, 1, SMALL, force=True)
+    assert [path.name for path in (run / "weights").iterdir()] == ["random.safetensors"]
+
+
+def test_the_plot_is_replaced_not_overwritten(tmp_path: Path) -> None:
+    metrics, image = tmp_path / "metrics.jsonl", tmp_path / "metrics.png"
+    metrics.write_text('{"update": 1, "loss": 2.0}\n')
+    image.write_bytes(b"older")
+    os.link(image, tmp_path / "read by somebody")
+    plot(metrics, image)
+    assert imread(image).ndim == 3 and (tmp_path / "read by somebody").read_bytes() == b"older"
 
 
 def test_more_updates_after_patience_has_ended(data: DataConfig, tmp_path: Path) -> None:

@@ -523,6 +523,48 @@ def test_a_file_or_function_that_is_not_there(path: str, said: str, tmp_path: Pa
     assert not (tmp_path / "bundle").exists()
 
 
+MODULE = """
+import torch
+from tests.test_your_model import Tutorial, tutorial, varied
+
+
+class Kept(Tutorial):
+    def __init__(self, shift, state):
+        super().__init__()
+        self.register_buffer("shift", shift)
+        self.state = state
+
+    def decode(self, memory, tgt, padding):
+        return super().decode(memory, tgt, padding) + self.shift.float()
+
+    def get_extra_state(self):
+        return self.state
+
+    def set_extra_state(self, state):
+        pass
+
+
+def make():
+    torch.manual_seed(1)
+    return tutorial(module=varied(Kept({shift}, {state})))
+"""
+
+
+def test_weights_of_any_type_and_extra_state_identify_a_module(tmp_path: Path) -> None:
+    path, hashes = tmp_path / "my_file.py", set()
+    for value, state in (("3.0", "'text'"), ("2.0", "'text'"), ("2.0", "{'a': 3}"), ("2.0", "torch.ones(3)")):
+        shift = f"torch.full((30,), {value}, dtype=torch.bfloat16)"
+        path.write_text(MODULE.replace("{shift}", shift).replace("{state}", state))
+        hashes.add(open_user_model(Path(f"{path}:make")).weights_sha256)
+    assert len(hashes) == 3, "what is no tensor is no weight"
+
+
+def test_sparse_buffers_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "my_file.py").write_text(MODULE.replace("{shift}", "torch.eye(3).to_sparse()").replace("{state}", "0"))
+    with pytest.raises(ConfigError, match=r"py:make: shift is sparse_coo, not dense: call .to_dense\(\) on it"):
+        open_user_model(Path(f"{tmp_path}/my_file.py:make"))
+
+
 @pytest.mark.parametrize("recipe", ["int8", "fp32-cpu", "trt", "native-fp32", "fp32-attention"])
 def test_what_needs_keys_and_values_is_refused_by_name(recipe: str, tmp_path: Path) -> None:
     path = tmp_path / "my_file.py"

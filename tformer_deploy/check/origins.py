@@ -197,6 +197,9 @@ def describe(compared: Compared, where: str) -> str:
 
 def named_tensors(model: Seq2Seq) -> dict[str, Array]:
     """The floating-point tensors of a model by name, buffers such as fixed positions included."""
+    from ..model.modules.running import tensors_of  # which imports torch
+
     module: Any = model  # a torch.nn.Module as well
-    tensors = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict()}
-    return {name: t.detach().cpu().numpy() for name, t in tensors.items() if t.is_floating_point()}
+    tensors = {**dict(module.named_buffers(remove_duplicate=False)), **tensors_of(module)}
+    floating = {name: tensor.detach().cpu() for name, tensor in tensors.items() if tensor.is_floating_point()}
+    return {name: (t.float() if t.itemsize < 4 else t).numpy() for name, t in floating.items()}  # no bfloat16 in numpy

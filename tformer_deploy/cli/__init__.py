@@ -30,7 +30,6 @@ from . import (  # noqa: F401
     shortlist,
     train,
     translate,
-    triton,
 )
 from .lines import open_streams, output_lost
 from .root import app

@@ -83,7 +83,7 @@ def read_names(path: Path, options: ImportOptions, names: Names) -> Imported:
     made.put("tgt_embedding.weight", tgt)
     weights.ignore(src, *names.positions, "generator.proj.weight")
     made.linear("output", "generator.proj")
-    if table is not None:
+    if table is not None and config.positions == "learned":
         for ours in ("src_positions", "tgt_positions"):
             made.make(ours, lambda: table[: config.max_positions])
     if config.final_norm:

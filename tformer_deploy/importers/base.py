@@ -195,7 +195,8 @@ class Parameters:
             tensor = self._made[name]()
             if tuple(tensor.shape) != shape:
                 raise ArtifactError(
-                    f"{self.weights.where}: {name} would be {tuple(tensor.shape)}, not {shape}: options?"
+                    f"{self.weights.where}: {name} would be {tuple(tensor.shape)}, not {shape}: "
+                    "give the right --heads or --set model.KEY, or it is of another format"
                 )
             yield name, tensor
         if left := self.weights.left():

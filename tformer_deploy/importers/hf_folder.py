@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import ArtifactError, ConfigError
-from ..base.headers import TOKENIZER_BYTES
 from ..bundle.text import AddedToken, Around, Specials, Tokenizer, Wrapped
-from ..bundle.text.pieces import processor
 from ..bundle.text.wrapped import normalizer
 from ..model.config import MOST_OF_MODEL
 from .base import ImportOptions
 from .hf_rebuilt import entries_of, sentencepiece_model, steps
-from .vocabularies import put_entries
+from .vocabularies import put_entries, read_pieces
 from .weights import file_in, read_json_file
 
 PYTHON = ("MarianTokenizer", "M2M100Tokenizer", "PLBartTokenizer", "FSMTTokenizer")
@@ -75,13 +73,6 @@ class Folder:
                 return found
         return default
 
-    def content(self, name: str) -> bytes:
-        """A file."""
-        path = file_in(self.path, name)
-        if path.stat().st_size > TOKENIZER_BYTES:
-            raise ArtifactError(f"{path} has more than {TOKENIZER_BYTES} bytes: is it a tokenizer?")
-        return path.read_bytes()
-
     def first(self, *names: str) -> str:
         """The first of some files that is there. Raises ArtifactError."""
         for name in names:
@@ -106,9 +97,7 @@ class Folder:
             path = self.path / self.first(*names, "tokenizer.json")
             tokenizer = read_json_file(path)
             return sentencepiece_model(tokenizer, path), entries_of(tokenizer, path)
-        model = self.content(self.first(*names))
-        made = processor(model)
-        return model, [made.id_to_piece(i) for i in range(made.get_piece_size())]
+        return read_pieces(file_in(self.path, self.first(*names)))
 
     def specials(self, entries: list[str], others: list[int]) -> Specials:
         """Special ids; the unknown token is not shown, as transformers does not."""

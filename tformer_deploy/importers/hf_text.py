@@ -9,10 +9,12 @@ from typing import Any
 
 from ..base.errors import ArtifactError, ConfigError
 from ..bundle.text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe
+from . import toolkit
 from .base import ImportOptions
 from .hf_folder import BACKENDS, BYTES, DEFAULTS, Folder
 from .hf_rebuilt import around_text, byte_level_space, entries_of, merges_of, steps
-from .vocabularies import put_entries, read_entries
+from .vocabularies import put_entries, read_entries, read_pieces
+from .weights import file_in
 
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 """What stands before a sentencepiece model's pieces in models of fairseq, which lose their first three."""
@@ -95,7 +97,7 @@ def _reader(folder: Folder) -> Callable[[Folder], Text]:
 
 def _marian(folder: Folder) -> Text:
     """Two sentencepiece models, one vocabulary or two; `>>fra<<` before a source says the language."""
-    models = [folder.content(f"{side}.spm") for side in ("source", "target")]
+    models = [read_pieces(file_in(folder.path, f"{side}.spm"))[0] for side in ("source", "target")]
     apart = folder.tokenizer_config.get("separate_vocabs", (folder.path / "target_vocab.json").is_file())
     names = "vocab.json", folder.first("target_vocab.json") if apart else "vocab.json"
     entries = [read_entries(folder.path / name) for name in names]
@@ -235,8 +237,5 @@ def _sentencepiece(folder: Folder) -> Text:
 
 def _merges(path: Path) -> list[str]:
     """Merge rules, one a line. Raises ArtifactError."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ArtifactError(f"{path} is not UTF-8: {error}: copy it again") from None
+    lines = toolkit.read_text(path).split("\n")
     return [line for line in lines if line and not line.startswith("#version")]

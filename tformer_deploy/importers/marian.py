@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from ..base.errors import ArtifactError, ConfigError
+from ..base.errors import ArtifactError
 from ..base.headers import DAMAGED, read_arrays
 from ..base.settings import from_dict
-from ..bundle.text.pieces import processor
 from ..model.config import ModelConfig
 from .base import Imported, ImportOptions, Parameters
 from .seen import Seen
@@ -34,7 +33,16 @@ from .toolkit import (
     sines,
     with_start,
 )
-from .vocabularies import Vocabulary, coded_tokenizers, ids_of, in_order, notes_of, require_rows, vocabulary_files
+from .vocabularies import (
+    Vocabulary,
+    coded_tokenizers,
+    ids_of,
+    in_order,
+    notes_of,
+    read_pieces,
+    require_rows,
+    vocabulary_files,
+)
 from .weights import Weights, kind_of
 
 SETTINGS = "special:model.yml"
@@ -128,10 +136,7 @@ def _tables(weights: Weights) -> tuple[str, str, str]:
 def _vocabulary(path: Path, rows: int) -> Vocabulary:
     """A sentencepiece model, which splits text too, or words with their ids."""
     if path.suffix == ".spm":
-        model = processor(path.read_bytes()) if path.is_file() else None
-        if model is None:
-            raise ConfigError(f"{path} is not there")
-        entries = [model.id_to_piece(i) for i in range(model.get_piece_size())]
+        _, entries = read_pieces(path)
     else:
         loaded = parse_yaml(read_text(path), str(path), texts=True)
         if not isinstance(loaded, dict) or not all(isinstance(i, str) and i.isdecimal() for i in loaded.values()):

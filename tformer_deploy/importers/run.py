@@ -55,7 +55,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "fairseq": (*VOCABULARIES, *TOOLKIT),
 }
 """Fields of ImportOptions that each format reads; others are refused."""
-STRANGE = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
+STRANGE = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError)
 """Errors that a malformed file can raise where no importer checks for the very fault."""
 
 
@@ -183,7 +183,10 @@ def compare_again(checkpoint: Checkpoint, lines: Sequence[str] = ()) -> Comparis
         raise ArtifactError(f"{path}, from which {checkpoint.directory} was imported, is not there: put it back")
     require_regular(path)
     options = ImportOptions.of(source["options"], checkpoint.directory)
-    imported: Imported = module_of(str(source["format"])).read(path, options)
+    name = str(source["format"])
+    module = module_of(name)
+    with _understood(path, name):
+        imported: Imported = module.read(path, options)
     found = _compared(imported, checkpoint, lines, comparing=True)
     if not found.original:
         raise ConfigError(f"{checkpoint.directory} cannot be compared with the original: {found.reason}")

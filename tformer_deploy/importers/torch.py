@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ..base.errors import ConfigError
 from ..base.settings import from_dict
 from ..model.config import ModelConfig
-from ..model.network import sinusoids
+from ..model.network import ACTIVATIONS, sinusoids
 from .annotated import positions, shared
 from .base import Imported, ImportOptions, Parameters, listed
 from .seen import Seen
@@ -77,7 +77,7 @@ def read(path: Path, options: ImportOptions) -> Imported:
     made.put("tgt_embedding.weight", parts.tgt)
     made.linear("output", parts.output.removesuffix(".weight"))
     weights.ignore(parts.src, parts.output, parts.positions)
-    if table is not None:
+    if table is not None and config.positions == "learned":
         for ours in ("src_positions", "tgt_positions"):
             made.make(ours, lambda: table[: config.max_positions])
     for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
@@ -164,14 +164,11 @@ class TorchOriginal:
     def __init__(self, weights: Weights, parts: Parts, config: ModelConfig) -> None:
         self.name = f"torch.nn.Transformer of torch {torch.__version__}"
         self.config = config
-        activations = {"relu": F.relu, "gelu": F.gelu}
-        if config.activation not in activations:
-            raise ConfigError(f"model.activation={config.activation}: torch.nn.Transformer has relu and gelu")
         how: Any = {
             "d_model": config.d_model,
             "nhead": config.heads,
             "dropout": 0.0,
-            "activation": activations[config.activation],
+            "activation": ACTIVATIONS[config.activation],
             "norm_first": config.norm_position == "pre",
             "layer_norm_eps": config.norm_eps,
             "batch_first": True,
@@ -197,10 +194,13 @@ class TorchOriginal:
         self.tables = [weights.take(name) for name in (parts.src, parts.tgt, parts.output)]
         bias = parts.output.replace(".weight", ".bias")
         self.bias = weights.take(bias) if bias in weights else None
-        table = weights.take(parts.positions) if parts.positions else None
-        count = config.max_positions
-        self.positions = sinusoids(count, config.d_model, config.position_base) if table is None else table
-        self.positions = self.positions.reshape(-1, config.d_model)
+        shape = config.max_positions, config.d_model
+        if config.positions == "none":
+            self.positions = torch.zeros(shape)
+        elif parts.positions:
+            self.positions = weights.take(parts.positions).reshape(-1, config.d_model)
+        else:
+            self.positions = sinusoids(*shape, config.position_base)
 
     def in_double(self) -> TorchOriginal:
         """See `base.Original`."""

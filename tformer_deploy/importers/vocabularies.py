@@ -10,6 +10,7 @@ from typing import Any
 from ..base.errors import ArtifactError, ConfigError
 from ..base.headers import TOKENIZER_BYTES, content, parse_json, readable
 from ..bundle.text import ByteBpe, PieceList, Specials, Tokenizer, Tokenizers, WordBpe, Words
+from ..bundle.text.pieces import processor
 from ..model.config import MOST_OF_MODEL
 from ..train.data import split_pair
 from .base import ImportOptions
@@ -55,7 +56,7 @@ class Vocabulary:
         if lower:
             raise ConfigError(f"--lower: {codes} splits text as it is: leave it out, and lower-case text before")
         if codes.suffix in (".model", ".spm"):
-            return PieceList(content(codes, TOKENIZER_BYTES), self.entries, self.specials)
+            return PieceList(read_pieces(codes)[0], self.entries, self.specials)
         lines = [line for line in read_text(codes).split("\n") if line.strip()]
         # subword-nmt's version 0.1 had the word's end as a symbol of its own; some tools add how often a pair was seen.
         if not lines or not lines[0].startswith("#version: 0.2"):
@@ -67,6 +68,16 @@ class Vocabulary:
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
+
+
+def read_pieces(path: Path) -> tuple[bytes, list[str]]:
+    """A sentencepiece model and its pieces. Raises ArtifactError."""
+    model = content(path, TOKENIZER_BYTES)
+    try:
+        made = processor(model)
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error}: copy it again") from None
+    return model, [made.id_to_piece(i) for i in range(made.get_piece_size())]
 
 
 def vocabulary_files(options: ImportOptions, what: str = "the vocabulary") -> tuple[Path, Path]:

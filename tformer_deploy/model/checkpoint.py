@@ -80,9 +80,10 @@ class Checkpoint:
     def load_model(self) -> Transformer:
         """The model with its weights, in eval mode. Raises ArtifactError where they do not fit the config."""
         size = self.weights.stat().st_size
-        if self.config.parameters > size:  # of at least two bytes each; before such a model takes memory
+        if FP32_BYTES * self.config.parameters > size:  # before such a model takes memory
             raise ArtifactError(
-                f"{self.weights} does not fit its config: {size} bytes cannot hold {self.config.parameters} parameters"
+                f"{self.weights} does not fit its config: {size} bytes cannot hold {self.config.parameters} "
+                f"parameters of {FP32_BYTES} bytes"
             )
         require_memory(self.config, f"the model of {self.directory}")
         model = Transformer(self.config)

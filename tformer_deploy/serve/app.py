@@ -21,9 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..base.errors import TformerError
 from . import metrics, openapi, site
-from .answers import REQUEST_ID, Json, failed, message_of
+from .answers import Forbidden, Json, NoKey, failed
 from .current import Current, Reopen
-from .errors import Forbidden, NoKey
 from .models import Models
 from .protocols import deepl, kserve, libretranslate, openai, own
 
@@ -54,7 +53,6 @@ def make_app(models: Models, key: str = "", reopen: Reopen | None = None) -> Gua
 
 def _starlette(routes: list[Any]) -> Starlette:
     async def on_error(request: Request, error: Exception) -> Response:
-        request.scope["error"] = error
         return failed_at(request.url.path, error)
 
     kinds = (TformerError, HTTPException, Exception)
@@ -122,7 +120,6 @@ class Guard:
             return
         headers = Headers(scope=scope)
         number, start, status = _request_id(headers), time.perf_counter(), 500
-        REQUEST_ID.set(number)
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -139,14 +136,22 @@ class Guard:
             if allowed:
                 await self._answer(scope, receive, answer)
             else:
-                scope["error"] = NoKey("a key is needed: send Authorization: Bearer KEY")
-                await failed_at(scope["path"], scope["error"])(scope, receive, answer)
+                refusal = failed_at(scope["path"], NoKey("a key is needed: send Authorization: Bearer KEY"))
+                await refusal(scope, receive, answer)
         finally:
-            seconds, error = time.perf_counter() - start, scope.get("error")
-            self.counted.answered(getattr(scope.get("endpoint"), "__name__", "other"), status, seconds, error)
-            line = {"request": number, "method": scope["method"], "path": scope["path"][:200], "status": status}
-            said = {"error": message_of(error)} if error else {}
-            LOG.info(json.dumps({**line, "ms": round(seconds * 1000, 1), **said}))
+            seconds = time.perf_counter() - start
+            self.counted.answered(getattr(scope.get("endpoint"), "__name__", "other"), status, seconds)
+            LOG.info(
+                json.dumps(
+                    {
+                        "request": number,
+                        "method": scope["method"],
+                        "path": scope["path"][:200],
+                        "status": status,
+                        "ms": round(seconds * 1000, 1),
+                    }
+                )
+            )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.current.draining and scope["path"] in READY:

@@ -45,7 +45,8 @@ class Timed(H11Protocol):
             self._deadline = None
 
 
-def allow_connections() -> None:
-    """Raise this process's limit of open files, and so of connections, to what the system allows."""
+def allow_connections() -> int:
+    """Raise this process's limit of open files, and so of connections, to what the system allows; returns it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most

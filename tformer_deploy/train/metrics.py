@@ -185,4 +185,5 @@ def plot(metrics: Path, image: Path) -> None:
         axes.set_title(title)
         axes.set_xlabel("update")
         axes.grid(alpha=0.3)
-    figure.savefig(image, dpi=100)
+    with atomic_file(image) as temporary:
+        figure.savefig(temporary, dpi=100, format="png")

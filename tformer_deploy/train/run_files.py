@@ -13,10 +13,10 @@ STATE, STATE_VERSION, METRICS = "train/state.json", 1, "metrics.jsonl"
 AVERAGE = "weights/average.safetensors"
 NUMBER = "[0-9]" * 7
 OWN_FILES = (
-    *(AVERAGE, "weights/random.safetensors", f"weights/step-{NUMBER}*.safetensors"),
+    *(AVERAGE, "weights/random.safetensors", "weights/imported.safetensors", f"weights/step-{NUMBER}*.safetensors"),
     *(f"weights/interrupted-{NUMBER}*.safetensors", f"train/state-{NUMBER}*.safetensors", "train/state.safetensors"),
 )
-"""Patterns of the weights and states that a run writes."""
+"""Patterns of the weights and states that train, init and import write."""
 
 
 def read_state(folder: Path) -> dict[str, Any]:

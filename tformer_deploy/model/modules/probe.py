@@ -39,6 +39,10 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
         raise ConfigError(f"{where}: the module is of torch.jit, which torch.export does not take: leave torch.jit out")
     if wrong := [name for name, tensor in module.named_parameters() if tensor.dtype != torch.float32]:
         raise ConfigError(f"{where}: parameter {wrong[0]} is not float32: call .float() on the module")
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    if sparse := [name for name, tensor in tensors.items() if tensor.layout != torch.strided]:
+        kind = str(tensors[sparse[0]].layout).removeprefix("torch.")
+        raise ConfigError(f"{where}: {sparse[0]} is {kind}, not dense: call .to_dense() on it")
     if user.follows_protocol([name for name in ("forward", "encode", "decode") if getattr(user, name)]):
         made_by_user = cast(Seq2Seq, module)
         if not isinstance(made_by_user.config, ModelConfig):

@@ -86,10 +86,10 @@ def open_user_model(path: Path) -> UserCheckpoint:
     with calling(str(path), "its module"):
         model = wrapped(user, str(path))
         tokenizers = user.tokenizers(model.config, file.parent)
+        weights = weights_sha256(cast(nn.Module, model), model.config)
     with tempfile.TemporaryDirectory() as folder:
         tokenizers.save(Path(folder))
         hashes = {each.name: sha256(each) for each in sorted(Path(folder).iterdir())}
-    weights = weights_sha256(cast(nn.Module, model), model.config)
     return UserCheckpoint(path, model.config, tokenizers, model, weights, hashes, dict(user.decoding))
 
 
@@ -166,12 +166,13 @@ def weights_sha256(module: nn.Module, config: ModelConfig) -> str:
     """Hex SHA-256 of a config and of every tensor: names, types, shapes and bytes."""
     found = hashlib.sha256(json.dumps(dataclasses.asdict(config), sort_keys=True).encode())
     for name, tensor in sorted(tensors_of(module).items()):
-        array = tensor.detach().cpu().contiguous().numpy()
-        found.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        found.update(array.data if array.ndim else array.tobytes())
+        found.update(f"{name} {str(tensor.dtype)[6:]} {tuple(tensor.shape)}\n".encode())
+        # As bytes: numpy has no bfloat16.
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Every tensor by its name."""
-    return {**dict(module.named_buffers()), **module.state_dict()}
+    """Every tensor by its name. A state dict may also have what `get_extra_state` returns, of any type."""
+    named = {**dict(module.named_buffers()), **module.state_dict()}
+    return {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}

@@ -1,1 +1,0 @@
-"""A bundle as a model of Triton Inference Server: `repository` writes it, `model` runs in Triton's Python backend."""
