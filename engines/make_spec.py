@@ -1,8 +1,8 @@
-"""What Python and C++ both know, written from Python: `make spec`.
+"""What Python and C++ both know, and tables of the docs, written from Python: `make spec`.
 
 Decoding options become schemas/options.json, decode/options.inc and the table in docs/decoding.md; keys of `model` and
 `recipe` schemas/model.json; graphs and their tensors schemas/contract.json. C++ embeds the last two. Messages and
-constants become spec.hpp.
+constants become spec.hpp. Settings of models, training and recipes become tables in docs/.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from string import Formatter
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tformer_deploy.base import messages
+from tformer_deploy.base.settings import field_texts
 from tformer_deploy.bundle.contract import (
     DEAD,
     GRAPHS,
@@ -28,18 +29,17 @@ from tformer_deploy.bundle.contract import (
     file_of,
     kind_of,
 )
-from tformer_deploy.bundle.recipe import Axes, Axis, Recipe, recipe_from_dict
+from tformer_deploy.bundle.recipe import Axes, Axis, Recipe, Tolerance, recipe_from_dict
 from tformer_deploy.decoding.options import Bounds, DecodeOptions
 from tformer_deploy.decoding.rules import LEAST
 from tformer_deploy.engines.ort.in_place import LIST_UNIT, SPARSE
 from tformer_deploy.engines.speculative import MISSES
-from tformer_deploy.model.config import BATCH_TOKENS, MOST_OF_MODEL, ModelConfig
+from tformer_deploy.model.config import BATCH_TOKENS, MOST_OF_MODEL, PRESETS, ModelConfig, TrainConfig
 
 ROOT = Path(__file__).parent.parent
 SCHEMAS = ROOT / "tformer_deploy/base/schemas"
 OPTIONS_INC = ROOT / "engines/src/decode/options.inc"
-PAGE = ROOT / "docs/decoding.md"
-BEGIN, END = "<!-- make spec -->\n", "<!-- end of what make spec writes -->\n"
+BEGIN, END = "<!-- make spec: {} -->\n", "<!-- end of what make spec writes -->\n"
 SPEC_HPP = """// Written by make spec from Python: messages of tformer_deploy/base/messages.py, and constants.
 #pragma once
 
@@ -52,6 +52,8 @@ namespace tformer::spec {{
 {messages}
 }}  // namespace tformer::spec
 """
+FROM_TEXT = ("src_vocab", "tgt_vocab", "pad_id", "bos_id", "eos_id", "module_parameters")
+"""Fields of a model that nobody sets, as tokenizers and modules decide them."""
 MOST = MOST_OF_MODEL
 CONSTANTS: tuple[tuple[str, str, float, str], ...] = (
     ("float", "dead", DEAD, "Log-probability sum of a padding row in a TensorRT step."),
@@ -208,6 +210,60 @@ def table() -> str:
     return f"| option | type | default | values | what it does |\n|---|---|---|---|---|\n{rows}"
 
 
+def settings(cls: type[Any], *left_out: str) -> str:
+    """The fields of a config for the docs."""
+    hints, texts = get_type_hints(cls), field_texts(cls)
+    shown = [each for each in fields(cls) if each.name not in left_out]
+    about = [(each.name, values_of(hints[each.name]), default_of(each), texts[each.name].split()) for each in shown]
+    rows = "".join(f"| `{name}` | {values} | {default} | {' '.join(text)} |\n" for name, values, default, text in about)
+    return f"| key | values | default | what it is |\n|---|---|---|---|\n{rows}"
+
+
+def values_of(hint: Any) -> str:
+    """A type, or the values to choose from."""
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{each}`" for each in get_args(hint))
+    return {int: "int", float: "float", bool: "true or false", str: "text"}.get(hint, "table")
+
+
+def default_of(each: Field[Any]) -> str:
+    """A field's default as TOML has it; empty: there is none, or it is a table."""
+    if each.default is MISSING:
+        return ""
+    if isinstance(each.default, Axis):
+        inner = ", ".join(f"{end.name} = {getattr(each.default, end.name)}" for end in fields(Axis))
+        return f"`{{{inner}}}`"
+    return f"`{json.dumps(each.default)}`"
+
+
+def presets() -> str:
+    """The named sizes of models."""
+    keys = list(dict.fromkeys(key for values in PRESETS.values() for key in values))
+    usual = defaults(ModelConfig)
+    rows = "".join(
+        f"| `{name}` | {' | '.join(str(values.get(key, usual[key])) for key in keys)} |\n"
+        for name, values in PRESETS.items()
+    )
+    return f"| preset | {' | '.join(f'`{key}`' for key in keys)} |\n|{'---|' * (len(keys) + 1)}\n{rows}"
+
+
+TABLES: dict[str, dict[str, str]] = {
+    "decoding.md": {"options": table()},
+    "train.md": {"train": settings(TrainConfig), "model": settings(ModelConfig, *FROM_TEXT), "presets": presets()},
+    "passes.md": {"recipe": settings(Recipe, "plans"), "axes": settings(Axes), "tolerance": settings(Tolerance)},
+}
+"""Page → name → table."""
+
+
+def page(path: Path, tables: dict[str, str]) -> str:
+    """A page of the docs with these tables."""
+    text = path.read_text(encoding="utf-8")
+    for name, content in tables.items():
+        before, rest = text.split(BEGIN.format(name))
+        text = before + BEGIN.format(name) + content + END + rest.split(END, 1)[1]
+    return text
+
+
 def pretty(value: Any, indent: int = 0) -> str:
     """JSON with a line for what fits into one."""
     text = json.dumps(value)
@@ -222,15 +278,13 @@ def pretty(value: Any, indent: int = 0) -> str:
 
 def files() -> dict[Path, str]:
     """What the files must hold."""
-    page = PAGE.read_text(encoding="utf-8")
-    before, rest = page.split(BEGIN)
     return {
         SCHEMAS / "options.json": pretty(options()) + "\n",
         SCHEMAS / "model.json": pretty(model()) + "\n",
         SCHEMAS / "contract.json": pretty(contract()) + "\n",
         OPTIONS_INC: options_inc(),
         ROOT / "engines/src/spec.hpp": spec_hpp(),
-        PAGE: before + BEGIN + table() + END + rest.split(END)[1],
+        **{ROOT / "docs" / name: page(ROOT / "docs" / name, tables) for name, tables in TABLES.items()},
     }
 
 

@@ -9,6 +9,6 @@ for file in "$@"; do set -- "$@" --in "$file"; shift; done
 # Whole files of about 20,000 lines, and one file of them all. --strict: the first bad line stops the job.
 tformer corpus "$bundle" "$@" --column text --out "$out" --merge --strict
 
-# A record a shard: where its lines come from, and the SHA-256 of what was written.
+# The manifest has one line for each shard: where its lines come from, and the SHA-256 of what was written.
 wc -l < "$out/manifest.jsonl"
 cat "$out/merged.jsonl"

@@ -3,8 +3,8 @@
     python examples/service.py .demo/bundle 8000
     curl --data-binary 'forty-two' localhost:8000      # [{"text": "zweiundvierzig", "score": -0.01}]
 
-Every request has a thread of its own; all of them share one translator, which is safe. For steps that several requests
-share, see ContinuousBatch in docs/decoding.md.
+For production, use `tformer serve`: it shares steps between requests and limits them. This program shows the Python API
+inside a server of your own: every request has a thread of its own, and all of them share one translator.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -86,12 +88,22 @@ def test_a_service(service: str) -> None:
 @pytest.mark.long
 @needs_demo
 def test_c_plus_plus_by_the_command_in_its_first_line(tmp_path: Path) -> None:
-    library = built()
-    flags = ["-I", ROOT / "engines/include", "-L", library, f"-Wl,-rpath,{library}", "-ltformer"]
-    program = tmp_path / "minimal"
-    subprocess.run(["c++", "-std=c++17", EXAMPLES / "minimal.cpp", *flags, "-o", program], check=True)
-    command, environment = [program, DEMO / "bundle", "forty-two"], {"TFORMER_ONNXRUNTIME": onnxruntime()}
-    assert subprocess.run(command, capture_output=True, env=environment, check=True).stdout == b"zweiundvierzig\n"
+    if not shutil.which("pkg-config"):
+        pytest.skip("pkg-config is not installed: apt-get install pkg-config")
+    subprocess.run(["cmake", "--install", built(), "--prefix", tmp_path], check=True, capture_output=True)
+    shutil.copy(EXAMPLES / "minimal.cpp", tmp_path)
+    command = (EXAMPLES / "minimal.cpp").read_text().splitlines()[0].removeprefix("// ")
+    library = next(tmp_path.rglob("tformer.pc")).parent
+    subprocess.run(
+        command.replace("/opt/tformer/lib", str(library.parent)),
+        shell=True,
+        cwd=tmp_path,
+        env={**os.environ, "PKG_CONFIG_PATH": str(library)},
+        check=True,
+    )
+    run: list[str | Path] = [tmp_path / "a.out", DEMO / "bundle", "forty-two"]
+    environment = {"TFORMER_ONNXRUNTIME": onnxruntime()}
+    assert subprocess.run(run, capture_output=True, env=environment, check=True).stdout == b"zweiundvierzig\n"
 
 
 @needs_demo

@@ -20,6 +20,7 @@ import pytest
 
 from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.cli.serve import KEY_VARIABLE, read_key, read_pairs, split_name
+from tformer_deploy.serve.app import LOG
 from tformer_deploy.serve.models import Model, Models
 from tformer_deploy.translate.scheduler import BOUNDS
 
@@ -176,6 +177,25 @@ def test_metrics_have_the_times_and_the_rows_of_steps(client: Any) -> None:
         assert [float(bound) for bound, _ in found] == [*BOUNDS, math.inf]
         counts = [float(count) for _, count in found]
         assert counts == sorted(counts) and counts[-1] == 1
+
+
+def test_a_failure_is_logged_and_counted_with_its_message_and_request(
+    client: Any, engine: Watched, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOG, "propagate", True)
+    caplog.set_level("INFO", LOG.name)
+    engine.broken = True
+    answer = client.post("/v1/completions", json={"prompt": "w4"}, headers={"X-Request-Id": "my 1"})
+    assert answer.status_code == 500 and answer.json()["error"]["message"] == "the device is lost (request my 1)"
+    engine.broken = False
+    assert client.get("/nowhere", headers={"X-Request-Id": "my 2"}).status_code == 404
+    wait_for(lambda: len(caplog.records) >= 2)
+    logged = [json.loads(record.getMessage()) for record in caplog.records[:2]]
+    assert [(line["request"], line["status"]) for line in logged] == [("my 1", 500), ("my 2", 404)]
+    assert logged[0]["error"] == "the device is lost (request my 1)" and "docs/serve.md" in logged[1]["error"]
+    text = client.get("/metrics").text
+    for kind in ("EngineError", "HTTPException"):
+        assert f'tformer_errors_total{{kind="{kind}"}} 1.0' in text
 
 
 def test_a_full_queue_is_said_at_once(serve: Callable[..., Any], engine: Watched) -> None:

@@ -1,4 +1,6 @@
-// c++ -std=c++17 minimal.cpp -ltformer, then: TFORMER_ONNXRUNTIME=.../libonnxruntime.so.1.31.1 ./a.out BUNDLE LINE
+// c++ -std=c++17 minimal.cpp $(pkg-config --cflags --libs tformer) -Wl,-rpath,/opt/tformer/lib
+// Installed in /opt/tformer, as docs/cpp.md says, it needs PKG_CONFIG_PATH=/opt/tformer/lib/pkgconfig. Run it with
+// TFORMER_ONNXRUNTIME=.../libonnxruntime.so.1.31.1 ./a.out BUNDLE LINE
 #include <iostream>
 #include <tformer/tformer.hpp>
 

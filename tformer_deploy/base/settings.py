@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import math
 from collections.abc import Mapping
+from textwrap import dedent
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError, unknown
@@ -100,3 +103,18 @@ def at_most(config: Any, name: str, high: int) -> None:
     """Raise ConfigError for a field above `high`."""
     if getattr(config, name) > high:
         raise ConfigError(f"{name}={getattr(config, name)}: must be at most {high}")
+
+
+def field_texts(cls: type[Any]) -> dict[str, str]:
+    """The text under each field of a class; none where its source is not there."""
+    try:
+        [tree] = ast.parse(dedent(inspect.getsource(cls))).body
+    except OSError:
+        return {}
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        field.target.id: text.value.value
+        for field, text in zip(tree.body, tree.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }

@@ -21,10 +21,11 @@ class Axis:
     """Sizes that a dynamic axis may take."""
 
     min: int
+    """Smallest size."""
     opt: int
     """The size to be fastest at."""
     max: int
-    """0, for src_len and past_len: as far as the model's positions reach."""
+    """Largest size; 0, for src_len and past_len: as far as the model's positions reach."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -42,9 +43,13 @@ class Axes:
     """The dynamic axes of both graphs."""
 
     batch: Axis = Axis(1, 8, 1024)
+    """Sentences of a batch."""
     beams: Axis = Axis(1, 1, 64)
+    """Beams or samples of a sentence."""
     src_len: Axis = Axis(1, 32, 0)
+    """Source tokens."""
     past_len: Axis = Axis(0, 32, 0)
+    """Target positions before a step."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,13 @@ class Tolerance:
     """What `tformer check` accepts: absolute differences from eager PyTorch, and shares from 0 to 1."""
 
     encoder: float = 1e-4
+    """Largest difference of an encoder output: cross-attention keys and values."""
     scores: float = 1e-4
-    """Log-probabilities, natural logarithm."""
+    """Largest difference of a log-probability (natural logarithm)."""
     bleu: float = 0.1
-    """BLEU points, where reference translations are given."""
+    """Largest difference in BLEU points, where reference translations are given."""
     tokens: bool = True
-    """Whether every token must be eager's, except for ties."""
+    """Every token must be eager's, except for ties."""
     unstable: float = 0.0
     """Share of sentences, per decoding method, whose output may depend on the batch; with `tokens` also differ from
     eager's, except for ties."""
@@ -66,7 +72,7 @@ class Tolerance:
     top1: float = 0.999
     """Least share of teacher-forced steps whose best token is eager's, or tied with it."""
     memory: float = 1e-4
-    """The encoder's output, where `Recipe.memory` asks for it."""
+    """Largest difference of the encoder's output, if the recipe has `memory`."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -118,6 +124,7 @@ class Recipe:
     cache_precision: Literal["fp32", "bf16"] = "fp32"
     """Of cached keys and values; `bf16` is for target `native` only. They are widened to fp32 when read."""
     opset: int = 23
+    """ONNX opset of the graphs, 18 to 24; below 23 only for target `onnx`."""
     top_k: int = 0
     """Best tokens that a step returns per row; 0: `2*beams - 1`, as beam search reads, 1 for greedy search."""
     attention: bool = False
@@ -125,7 +132,9 @@ class Recipe:
     memory: bool = False
     """Export a further graph that returns the encoder's output, for `tformer encode`."""
     axes: Axes = field(default_factory=Axes)
+    """Sizes that requests may have."""
     tolerance: Tolerance = field(default_factory=Tolerance)
+    """What the check accepts."""
     plans: Mapping[str, Tolerance] = field(default_factory=dict, hash=False)
     """Tolerances of plans in half precision, for `fp16` and `bf16`; only target `trt` has plans."""
 

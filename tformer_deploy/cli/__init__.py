@@ -30,6 +30,7 @@ from . import (  # noqa: F401
     shortlist,
     train,
     translate,
+    triton,
 )
 from .lines import open_streams, output_lost
 from .root import app

@@ -33,7 +33,8 @@ def bench(
         int, typer.Option(min=1, help="Number of rounds; each backend and variant has one turn in each.")
     ] = 5,
     seconds: Annotated[
-        float, typer.Option(min=0, help="Shortest time to measure each combination of sizes in each round.")
+        float,
+        typer.Option(min=0, help="Time to measure each combination of sizes in each round; at most 50 repetitions."),
     ] = 0.2,
     threads: WorkerThreads = 0,
     workers: Annotated[int, typer.Option(min=1, help="Number of parts of a batch that are decoded in parallel.")] = 1,

@@ -20,7 +20,7 @@ class Precisions(StrEnum):
     fp32 = "fp32"
 
 
-@app.command(epilog="Example: tformer build bundles/numbers --src lines.en --profile 1x1x64x64 --profile 8x4x64x64")
+@app.command(epilog="Example: tformer build bundles/numbers-trt --src lines.en --profile 1x1x64x64 --profile 8x4x64x64")
 def build(
     bundle: Annotated[Path, typer.Argument(help="Bundle exported with --recipe trt.")],
     precision: Annotated[

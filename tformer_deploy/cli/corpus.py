@@ -17,7 +17,6 @@ from ..base.errors import Interrupted
 from ..base.lines import LINE_BYTES
 from ..base.notes import note
 from .options import (
-    Align,
     Allowed,
     Backend,
     BatchTokens,
@@ -29,7 +28,6 @@ from .options import (
     Json,
     MaxLineBytes,
     MaxTokens,
-    NBest,
     Sample,
     Seed,
     Shortlisted,
@@ -79,7 +77,10 @@ def corpus(
     device: DeviceOption = "cpu",
     shortlist: Shortlisted = False,
     beams: Beams = None,
-    n_best: NBest = None,
+    n_best: Annotated[
+        int | None,
+        typer.Option(help="Outputs per line; in JSON lines and Parquet, a field with the others."),
+    ] = None,
     sample: Sample = False,
     seed: Seed = None,
     max_tokens: MaxTokens = None,
@@ -88,7 +89,10 @@ def corpus(
     first_token: FirstToken = None,
     suppress: Suppress = None,
     end_token: EndToken = None,
-    align: Align = False,
+    align: Annotated[
+        bool,
+        typer.Option("--align", help="Add the alignment; in JSON lines and Parquet, a field with source positions."),
+    ] = False,
     batch_tokens: BatchTokens = 0,
     max_line_bytes: MaxLineBytes = LINE_BYTES,
     threads: WorkerThreads = 0,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Requests = Iterator[list[str]]
 
 
-@app.command(epilog="Example: echo 'forty-two' | tformer encode bundles/numbers --pool mean --json")
+@app.command(epilog="Example: echo 'forty-two' | tformer encode bundles/numbers-memory --pool mean --json")
 def encode(
     bundle: Annotated[Path, typer.Argument(help="Bundle exported with --memory; with --backend eager, any.")],
     backend: Annotated[str, typer.Option(help=f"Backend: {ENCODING}.")] = "ort",

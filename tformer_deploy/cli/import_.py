@@ -29,7 +29,10 @@ def import_(
     tgt_codes: Annotated[
         Path | None, typer.Option(help="SentencePiece model or BPE codes of the target. Default: the source's.")
     ] = None,
-    heads: Annotated[int, typer.Option(min=0, help="Number of attention heads, if the file does not state it.")] = 0,
+    heads: Annotated[
+        int,
+        typer.Option(min=0, show_default=False, help="Number of attention heads. Default: as the file states, or 8."),
+    ] = 0,
     src_lang: Annotated[str, typer.Option(help="Source language of a multilingual model.")] = "",
     tgt_lang: Annotated[str, typer.Option(help="Target language of a multilingual model.")] = "",
     split_regex: Annotated[str, typer.Option(help="Regular expression; every match in the text is a word.")] = "",

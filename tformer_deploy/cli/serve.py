@@ -74,12 +74,7 @@ def serve(
 
     if not host:
         raise ConfigError("--host must not be empty: 0.0.0.0 means all addresses")
-    caps = _caps(limits)
-    if slots + max_queue < caps.texts:
-        raise ConfigError(
-            f"--slots {slots} and --max-queue {max_queue} have no room for a request of {caps.texts} texts: "
-            "use a larger --max-queue, or fewer texts in --limits"
-        )
+    caps = read_caps(limits, slots, max_queue)
     key = read_key(api_key_file)
     usual = TranslatorOptions("", backend, variant, device, threads=threads, shortlist=shortlist)
     folders = read_bundles(bundle)
@@ -134,14 +129,21 @@ def engine_of(engines: dict[str, str], name: str) -> dict[str, Any]:
     return {"backend": engine.backend, "variant": engine.variant or None, "device": engine.device}
 
 
-def _caps(path: Path | None) -> Caps:
+def read_caps(path: Path | None, slots: int, max_queue: int) -> Caps:
+    """The limits in a file, or the usual ones. Raises ConfigError for those that the queue has no room for."""
     from ..serve.models import Caps
 
     values = read_toml(path) if path else {}
     try:
-        return from_dict(Caps, values, "limits")
+        caps = from_dict(Caps, values, "limits")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    if slots + max_queue < caps.texts:
+        raise ConfigError(
+            f"--slots {slots} and --max-queue {max_queue} have no room for a request of {caps.texts} texts: "
+            "use a larger --max-queue, or fewer texts in --limits"
+        )
+    return caps
 
 
 def read_key(path: Path | None) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ..base.errors import ConfigError
+from ..model.config import TrainConfig
 from .options import Json, SettingsOption, folder, merge_settings
 from .root import app, emit
 
@@ -37,16 +38,25 @@ def train(
         str, typer.Option(help="bpe (joint SentencePiece model) or words (spaCy's rules). Default: bpe; copy: words.")
     ] = "",
     vocab_size: Annotated[int, typer.Option(help="Vocabulary size.")] = 8000,
-    batch_tokens: Annotated[int | None, typer.Option(help="Size of a micro-batch in padded tokens.")] = None,
-    updates: Annotated[int | None, typer.Option(help="Number of optimizer steps.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and dropout.")] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help=f"Size of a micro-batch in padded tokens. Default: {TrainConfig.batch_tokens}.")
+    ] = None,
+    updates: Annotated[
+        int | None, typer.Option(help=f"Number of optimizer steps. Default: {TrainConfig.updates}.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help=f"Seed of weights, data order and dropout. Default: {TrainConfig.seed}.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with [model] and [train].")] = None,
     settings: SettingsOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, with its own settings.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")] = False,
     json: Json = False,
 ) -> None:
-    """Train a model. Ctrl-C saves it; --resume continues, and ends at the same weights as an uninterrupted run."""
+    """Train a model. Ctrl-C saves it; --resume continues, and ends at the same weights as an uninterrupted run.
+
+    docs/train.md lists the settings of model and training.
+    """
     from ..train.data import DataConfig
     from ..train.runs import RunSettings, only_process, resume_run, start_run
 

@@ -83,7 +83,10 @@ class DecodeOptions:
         "search",
     )
     patience: float = option(
-        1.0, "Factor on the outputs that stop=count waits for (Kasai et al. 2022).", "search", most=1e6
+        1.0,
+        "Factor on the outputs that stop=count waits for (Kasai et al. 2022); at least 0.5 / beams.",
+        "search",
+        most=1e6,
     )
 
     sampling: bool = option(False, "Draw tokens instead of searching.")

@@ -86,13 +86,17 @@ class ModelConfig:
     head_dim: int = 0
     """Width of one head; 0: d_model / heads, which must be whole."""
     encoder_layers: int = 6
+    """Layers of the encoder."""
     decoder_layers: int = 6
-    """0: a module of the user's own that has an encoder alone."""
+    """Layers of the decoder; 0: a module of the user's own that has an encoder alone."""
     encoder_d_model: int = 0
-    """Encoder overrides, this and the next three; 0 = the decoder's value."""
+    """The encoder's d_model; 0: the decoder's."""
     encoder_d_ff: int = 0
+    """The encoder's d_ff; 0: the decoder's."""
     encoder_heads: int = 0
+    """The encoder's heads; 0: the decoder's."""
     encoder_head_dim: int = 0
+    """The encoder's head_dim; 0: the decoder's if width and heads are equal, else d_model / heads."""
     dropout: float = 0.1
     """Probability of dropping a residual or embedding element in training."""
     attention_dropout: float = 0.1
@@ -109,6 +113,7 @@ class ModelConfig:
     """`standard`: biased variance, eps inside the root; `annotated`: unbiased deviation, eps added outside it; `rms`:
     root mean square, nothing subtracted, no bias."""
     norm_eps: float = 1e-5
+    """Added to the variance (`rms`: the mean square), or with `annotated` to the deviation."""
     qk_norm: bool = False
     """A norm of each head's queries and keys, with a learned gain for all heads. See `network.Attention`."""
     embedding_norm: bool = False
@@ -118,8 +123,8 @@ class ModelConfig:
     pad_embedding_zero: bool = True
     """Keep the padding embedding at zero in training."""
     positions: PositionKind = "sinusoidal"
-    """Added to embeddings. `relative`: nothing is; scores of self-attention get a learned bias by the distance of query
-    and key, as in T5."""
+    """`sinusoidal` and `learned` are added to embeddings. `relative`: scores of self-attention get a learned bias by
+    the distance of query and key, as in T5."""
     relative_buckets: int = 32
     """Buckets of distances; each has a bias per head."""
     relative_distance: int = 128
@@ -131,14 +136,17 @@ class ModelConfig:
     max_positions: int = 512
     """Longest source and target in tokens, special tokens included."""
     share_embeddings: Sharing = "all"
-    """`decoder`: target embedding = output projection; `all`: the source embedding too."""
+    """Which tables are the same. `decoder`: target embedding and output projection; `all`: the source embedding too."""
     output_bias: bool = False
+    """The output projection has a bias."""
     activation: Activation = "relu"
-    """`gelu_tanh`: its approximation by tanh; `gelu_sigmoid`: x * sigmoid(1.702 * x)."""
+    """Of the feed-forward layers. `gelu_tanh`: gelu approximated by tanh; `gelu_sigmoid`: x * sigmoid(1.702 * x)."""
     ff: FeedForwardKind = "plain"
-    """`gated`: down(activation(gate(x)) * up(x))."""
+    """`plain`: down(activation(up(x))); `gated`: down(activation(gate(x)) * up(x))."""
     pad_id: int = PAD_ID
+    """Fills sources and targets up."""
     bos_id: int = BOS_ID
+    """First decoder input, unless start_id is set."""
     eos_id: int = EOS_ID
     """Ends every target."""
     start_id: int = -1
@@ -255,6 +263,7 @@ class TrainConfig:
     """How a model is trained; defaults follow Vaswani et al. 2017 at a small scale."""
 
     seed: int = 1
+    """Seed of weights, data order and dropout."""
     updates: int = 8000
     """Optimizer steps."""
     batch_tokens: int = 4096
@@ -264,16 +273,17 @@ class TrainConfig:
     lr: float = 1e-3
     """Learning rate at the end of the warm-up."""
     warmup: int = 1000
-    """Updates of linear growth before the inverse-square-root decay."""
+    """Updates in which the learning rate grows linearly; then it falls with the inverse square root."""
     cooldown: int = 0
-    """Last updates in which the rate falls linearly to zero as well."""
+    """Last updates, in which the learning rate falls linearly to zero as well."""
     label_smoothing: float = 0.1
+    """Share of the target probability that is spread over the vocabulary (Szegedy et al. 2016)."""
     clip_norm: float = 1.0
     """Largest gradient norm; 0 switches clipping off."""
     precision: Precision = "fp32"
-    """`bf16`: autocast; pays only on processors with bfloat16 arithmetic."""
+    """`bf16`: autocast; faster only on processors with bfloat16 arithmetic."""
     valid_every: int = 500
-    """Updates between two validations, each of which saves."""
+    """Updates between two validations. Each validation saves."""
     average: int = 10
     """Saved steps whose mean becomes the final weights."""
     patience: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextvars import ContextVar
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -11,12 +12,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..base.errors import ArtifactError, ConfigError, DataError, EngineError, LimitError, TformerError
-from ..translate.scheduler import Busy, Cancelled, Late
-from .languages import UnknownPair
-from .models import UnknownModel
+from ..base.errors import ConfigError
+from . import errors
+from .errors import NoKey, TooLarge, TooSlow
 
 FORM, MOST_FIELDS = "application/x-www-form-urlencoded", 1000
+REQUEST_ID: ContextVar[str] = ContextVar("REQUEST_ID", default="")
+"""Of the request that is answered."""
 BODY_SECONDS = 30
 """Seconds in which a request's body must have come."""
 
@@ -29,56 +31,19 @@ class Json(JSONResponse):
         return json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
 
 
-class NoKey(TformerError):
-    """The key is missing or wrong."""
-
-
-class Forbidden(TformerError):
-    """What this client may not do, with a key or without."""
-
-
-class TooLarge(LimitError):
-    """A body beyond the cap."""
-
-
-class TooSlow(TformerError):
-    """A body that does not come."""
-
-
-STATUS: tuple[tuple[type[TformerError], int], ...] = (
-    (TooLarge, 413),
-    (TooSlow, 408),
-    (Busy, 429),
-    (Late, 504),
-    (Cancelled, 499),
-    (NoKey, 401),
-    (Forbidden, 403),
-    (UnknownModel, 404),
-    (UnknownPair, 404),
-    (ConfigError, 400),
-    (LimitError, 422),
-    (DataError, 422),
-    (EngineError, 500),
-    (ArtifactError, 500),
-    (TformerError, 503),
-)
-"""The first that an error is of."""
-
-
 def status_of(error: BaseException) -> int:
     """The HTTP status of an error."""
     if isinstance(error, HTTPException):
         return error.status_code
-    return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
+    return errors.status_of(error)
 
 
 def message_of(error: BaseException) -> str:
-    """One line on an error; what is no error of ours says only that it is one."""
+    """One line on an error; what is no error of ours says only that it is one. Of the server's faults with the id."""
     if isinstance(error, HTTPException):
         return f"{error.detail}: docs/serve.md has the paths of this server, and their methods"
-    if not isinstance(error, TformerError):
-        return "internal error: the server's log has it"
-    return "".join(letter if letter.isprintable() else "?" for letter in str(error))  # it may quote the request
+    message = errors.message_of(error)
+    return f"{message} (request {REQUEST_ID.get()})" if status_of(error) == 500 and REQUEST_ID.get() else message
 
 
 def headers_of(error: BaseException) -> dict[str, str]:

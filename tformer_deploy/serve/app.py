@@ -21,8 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..base.errors import TformerError
 from . import metrics, openapi, site
-from .answers import Forbidden, Json, NoKey, failed
+from .answers import REQUEST_ID, Json, failed, message_of
 from .current import Current, Reopen
+from .errors import Forbidden, NoKey
 from .models import Models
 from .protocols import deepl, kserve, libretranslate, openai, own
 
@@ -53,6 +54,7 @@ def make_app(models: Models, key: str = "", reopen: Reopen | None = None) -> Gua
 
 def _starlette(routes: list[Any]) -> Starlette:
     async def on_error(request: Request, error: Exception) -> Response:
+        request.scope["error"] = error
         return failed_at(request.url.path, error)
 
     kinds = (TformerError, HTTPException, Exception)
@@ -120,6 +122,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         number, start, status = _request_id(headers), time.perf_counter(), 500
+        REQUEST_ID.set(number)
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -136,22 +139,14 @@ class Guard:
             if allowed:
                 await self._answer(scope, receive, answer)
             else:
-                refusal = failed_at(scope["path"], NoKey("a key is needed: send Authorization: Bearer KEY"))
-                await refusal(scope, receive, answer)
+                scope["error"] = NoKey("a key is needed: send Authorization: Bearer KEY")
+                await failed_at(scope["path"], scope["error"])(scope, receive, answer)
         finally:
-            seconds = time.perf_counter() - start
-            self.counted.answered(getattr(scope.get("endpoint"), "__name__", "other"), status, seconds)
-            LOG.info(
-                json.dumps(
-                    {
-                        "request": number,
-                        "method": scope["method"],
-                        "path": scope["path"][:200],
-                        "status": status,
-                        "ms": round(seconds * 1000, 1),
-                    }
-                )
-            )
+            seconds, error = time.perf_counter() - start, scope.get("error")
+            self.counted.answered(getattr(scope.get("endpoint"), "__name__", "other"), status, seconds, error)
+            line = {"request": number, "method": scope["method"], "path": scope["path"][:200], "status": status}
+            said = {"error": message_of(error)} if error else {}
+            LOG.info(json.dumps({**line, "ms": round(seconds * 1000, 1), **said}))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.current.draining and scope["path"] in READY:

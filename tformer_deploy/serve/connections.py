@@ -45,8 +45,7 @@ class Timed(H11Protocol):
             self._deadline = None
 
 
-def allow_connections() -> int:
-    """Raise this process's limit of open files, and so of connections, to what the system allows; returns it."""
+def allow_connections() -> None:
+    """Raise this process's limit of open files, and so of connections, to what the system allows."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most

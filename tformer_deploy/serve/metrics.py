@@ -58,12 +58,15 @@ class Counted:
         self.registry = CollectorRegistry()
         self.registry.register(Schedulers(models))
         self.requests = Counter("tformer_requests", "Requests by status.", ["route", "status"], registry=self.registry)
+        self.errors = Counter("tformer_errors", "Requests that failed, by kind.", ["kind"], registry=self.registry)
         self.seconds = Histogram("tformer_request_seconds", "Time of a request.", ["route"], registry=self.registry)
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
+    def answered(self, route: str, status: int, seconds: float, error: BaseException | None) -> None:
         """Count a request of a route; not of a path, as strangers can make any number of these."""
         self.requests.labels(route, status).inc()
         self.seconds.labels(route).observe(seconds)
+        if error:
+            self.errors.labels(type(error).__name__).inc()
 
     def text(self) -> str:
         """All numbers."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from dataclasses import MISSING, Field, fields
-from textwrap import dedent
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from .. import __version__
+from ..base.settings import field_texts
 from ..decoding import DecodeOptions
 from ..decoding.options import Bounds
 from .protocols import own
@@ -79,7 +78,7 @@ def schemas() -> dict[str, Schema]:
 
 def object_of(cls: type[Any]) -> Schema:
     """The schema of a JSON object that `from_dict` makes a dataclass of."""
-    hints, texts = get_type_hints(cls), _field_texts(cls)
+    hints, texts = get_type_hints(cls), field_texts(cls)
     found = {each.name: _property(each, hints[each.name], texts.get(each.name, "")) for each in fields(cls)}
     required = [each.name for each in fields(cls) if each.default is each.default_factory is MISSING]
     needed = {"required": required} if required else {}
@@ -118,21 +117,6 @@ def _bounds(bounds: Bounds) -> Schema:
     words = {"minimum": bounds.least, "maximum": bounds.most}
     words |= {"exclusiveMinimum": bounds.above, "exclusiveMaximum": bounds.below}
     return {word: value for word, value in words.items() if value is not None}
-
-
-def _field_texts(cls: type[Any]) -> dict[str, str]:
-    """The text under each field of a class; none where its source is not there."""
-    try:
-        [tree] = ast.parse(dedent(inspect.getsource(cls))).body
-    except OSError:
-        return {}
-    assert isinstance(tree, ast.ClassDef)
-    return {
-        field.target.id: text.value.value
-        for field, text in zip(tree.body, tree.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-    }
 
 
 def _ref(name: str) -> str:

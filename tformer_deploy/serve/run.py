@@ -17,6 +17,7 @@ import uvicorn
 
 from ..base.errors import ConfigError, TformerError
 from .app import LOG, make_app
+from .connections import Timed, allow_connections
 from .current import Current
 from .served import Served
 
@@ -80,8 +81,14 @@ def serve_on(listening: socket.socket, service: Service, ready: Callable[[], Non
         raise
     try:
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=DRAIN_SECONDS, backlog=BACKLOG
+            app,
+            http=Timed,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+            backlog=BACKLOG,
         )
+        allow_connections()
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, lambda *_: None)  # uvicorn sends itself again the one that ended it
         listening.listen(BACKLOG)  # from here on clients may connect

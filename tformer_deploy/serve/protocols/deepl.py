@@ -9,7 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...base.errors import ConfigError, DataError, LimitError, unknown
-from ..answers import Json, NoKey, TooLarge, as_texts, headers_of, message_of, read_fields, status_of
+from ..answers import Json, as_texts, headers_of, message_of, read_fields, status_of
+from ..errors import NoKey, TooLarge
 from ..languages import Pairs, shown
 from ..models import Models
 from ..waiting import translate_lines

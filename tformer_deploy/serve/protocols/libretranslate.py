@@ -12,7 +12,8 @@ from starlette.routing import Route
 from ...base.errors import ConfigError
 from ...base.settings import from_dict
 from ...translate.translator import Result
-from ..answers import Json, NoKey, as_texts, check_key, headers_of, message_of, read_fields, status_of
+from ..answers import Json, as_texts, check_key, headers_of, message_of, read_fields, status_of
+from ..errors import NoKey
 from ..languages import UnknownPair, shown
 from ..models import Model, Models
 from ..waiting import translate_lines

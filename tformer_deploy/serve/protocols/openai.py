@@ -20,7 +20,8 @@ from ...decoding import DecodeOptions
 from ...translate.translator import Result
 from ..answers import Json, as_texts, headers_of, message_of, read_json, status_of
 from ..models import Model, Models, UnknownModel
-from ..waiting import Pair, Stream, all_results, translate_all
+from ..texts import Pair, all_results
+from ..waiting import Stream, translate_all
 
 PATHS = ("/v1/",)
 OPTIONS = [each.name for each in fields(DecodeOptions) if each.name not in ("n_best", "sampling", "align")]

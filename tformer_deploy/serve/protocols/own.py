@@ -18,7 +18,8 @@ from ...bundle.text import Tokenizers
 from ...translate.translator import Result
 from ..answers import Json, as_texts, message_of, read_json, status_of
 from ..models import Model, Models
-from ..waiting import Outcome, Stream, check_count, stream_through, translate_through
+from ..texts import Outcome, check_count
+from ..waiting import Stream, stream_through, translate_through
 
 PATHS = ("/v1/translate", "/v1/score", "/v1/cards")
 Texts = str | list[str]

@@ -6,7 +6,7 @@ A binary BYTES element is 4 bytes of its length, little-endian, then the element
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -72,7 +72,7 @@ def read_tensors(described: Any, binary: bytes) -> dict[str, Tensor]:
             raise ConfigError(
                 f"input '{_name(header):.40}': binary_data_size={size!r:.40} is not what follows the JSON"
             )
-        tensor = _read(header, None if size is None else binary[start : start + size])
+        tensor = read_tensor(header, None if size is None else binary[start : start + size])
         if tensor.name in tensors:
             raise ConfigError(f"input '{tensor.name:.40}' stands twice")
         tensors[tensor.name] = tensor
@@ -105,8 +105,8 @@ def _name(header: Mapping[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _read(header: Mapping[str, Any], binary: bytes | None) -> Tensor:
-    """A tensor; `binary`: its values, if they are not in the JSON."""
+def read_tensor(header: Mapping[str, Any], binary: bytes | None) -> Tensor:
+    """A tensor from its header; `binary`: its values, if they are not in `data`. Raises ConfigError."""
     name, datatype, shape = f"{_name(header):.40}", header.get("datatype"), header.get("shape")
     if not isinstance(datatype, str) or datatype not in (*CODES, "BYTES"):
         raise unknown(f"datatype of input '{name}'", f"{datatype!s:.40}", [*CODES, "BYTES"])
@@ -140,16 +140,25 @@ def _unpacked(name: str, datatype: str, count: int, binary: bytes) -> list[Any]:
         if len(binary) != count * struct.calcsize(f"<{CODES[datatype]}"):
             raise ConfigError(f"input '{name}': {len(binary)} bytes are not {count} values of type {datatype}")
         return list(struct.unpack(f"<{count}{CODES[datatype]}", binary))
-    texts, start = [], 0
+    elements, start = [], 0
     try:
         while start < len(binary):
             [size] = struct.unpack_from("<I", binary, start)
             start += 4 + size
             if start > len(binary):
                 raise struct.error
-            texts.append(binary[start - size : start].decode())
+            elements.append(binary[start - size : start])
     except struct.error:
         raise ConfigError(f"input '{name}': its binary data ends within an element") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"input '{name}': element {len(texts)} is not UTF-8") from None
+    return texts_of(name, elements)
+
+
+def texts_of(name: str, elements: Iterable[bytes]) -> list[str]:
+    """Elements of a BYTES input. Raises ConfigError for one that is not UTF-8."""
+    texts: list[str] = []
+    for element in elements:
+        try:
+            texts.append(element.decode())
+        except UnicodeDecodeError:
+            raise ConfigError(f"input '{name:.40}': element {len(texts)} is not UTF-8") from None
     return texts
