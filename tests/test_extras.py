@@ -21,6 +21,7 @@ IMPORTED = {
     "cuda-python": "cuda",
     "prometheus-client": "prometheus_client",
     "tensorrt-rtx-cu13": "tensorrt_rtx",
+    "ray[serve]": "ray",
 }
 """Packages that are imported by another name."""
 COMES_ALONG = {"markupsafe"}

@@ -72,7 +72,7 @@ HEAVY = {
     "jinja2": {"base.pages.page"},
     "sacrebleu": {"train.metrics"},
     "num2words": {"train.data"},
-    "ray": {"translate.corpus.on_ray"},
+    "ray": {"translate.corpus.on_ray", "serve.on_ray"},
     "fsspec": {"translate.corpus.remote"},
     "pyarrow": {"translate.corpus.tables"},
     "zstandard": {"translate.corpus.zst"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import math
@@ -22,7 +23,8 @@ from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.cli.serve import KEY_VARIABLE, read_key, read_pairs, split_name
 from tformer_deploy.serve.app import LOG
 from tformer_deploy.serve.models import Model, Models
-from tformer_deploy.translate.scheduler import BOUNDS
+from tformer_deploy.serve.waiting import Stream, translate_all
+from tformer_deploy.translate.scheduler import BOUNDS, Line
 
 from .command import failed_line, run_here
 from .serving import BROKEN, CAPS, REFUSED, Watched, ask_and_leave, counted, events, post, translator_of, wait_for
@@ -224,6 +226,44 @@ def test_a_client_that_goes_away_frees_its_place(
     engine.open.set()
     wait_for(lambda: counted(client, "running_lines") == 0)
     assert counted(client, "steps_total") < 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_task_that_is_cancelled_while_it_queues_texts_leaves_none(
+    engine: Watched, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ray Serve does when a client goes away."""
+    queued, go, lines = threading.Event(), threading.Event(), []
+    with translator_of(engine) as translator:
+        model = Model("a", translator, CAPS)
+        submit = model.submit
+
+        def slow(*given: Any, **named: Any) -> Line:
+            lines.append(submit(*given, **named))
+            queued.set()
+            go.wait(20)
+            return lines[-1]
+
+        monkeypatch.setattr(model, "submit", slow)
+        nobody: Any = None
+        pairs = [("w4", "")] * (1 if stream else 3)
+        asked: Any = Stream.open(model, pairs[0], {}) if stream else translate_all(nobody, model, pairs, {})
+
+        async def ask() -> None:
+            task = asyncio.ensure_future(asked)
+            await asyncio.to_thread(queued.wait, 20)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            go.set()
+            await asyncio.to_thread(
+                wait_for, lambda: len(lines) == len(pairs) and all(line.cancelled for line in lines)
+            )
+
+        engine.open.clear()
+        asyncio.run(ask())
+        engine.open.set()
+        model.close()
 
 
 def test_a_key_is_needed_if_there_is_one(serve: Callable[..., Any]) -> None:

@@ -85,6 +85,7 @@ EXTRAS = {
     "words": ("spacy",),
     "corpus": ("fsspec", "pyarrow", "zstandard"),
     "cluster": ("ray",),
+    "serve-cluster": ("ray",),
 }
 """Extra of pyproject.toml → the modules that it installs. A module in several extras is reported by the first."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..base.errors import ConfigError, extras, unknown
+from ..base.errors import ConfigError, extras, require, unknown
 from ..base.headers import read_toml
 from ..base.notes import note
 from ..base.settings import from_dict
@@ -62,6 +63,16 @@ def serve(
         float,
         typer.Option(min=0, max=3600, help="Seconds after SIGTERM in which requests are still taken: docs/serve.md."),
     ] = 0.0,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Address of a Ray cluster, or auto: deploy or update there. Default: serve here."),
+    ] = None,
+    replicas: Annotated[
+        str,
+        typer.Option(metavar="N|MIN:MAX", help="Processes that serve all bundles, on Ray; MIN:MAX: by load."),
+    ] = "1",
+    num_cpus: Annotated[int, typer.Option(min=1, help="Cores per replica, on Ray.")] = 1,
+    num_gpus: Annotated[float, typer.Option(min=0, help="GPUs per replica, on Ray.")] = 0.0,
 ) -> None:
     """Serve bundles over HTTP, with continuous batching. docs/serve.md describes the protocols.
 
@@ -85,7 +96,25 @@ def serve(
     bundles = {name: replace(usual, bundle=folder, **engine_of(engines, name)) for name, folder in folders.items()}
     aliases = read_pairs("--alias", "NAME=MODEL, or NAME=MODEL:TOKEN", alias or [])
     served = Served(bundles, aliases, caps, slots, max_queue)
-    run_server(Service(served, host, port, key, shutdown_delay), note)
+    if address is None:
+        run_server(Service(served, host, port, key, shutdown_delay), note)
+        return
+    if not port or shutdown_delay:
+        raise ConfigError("with --address, --port must be a number other than 0, and --shutdown-delay has no meaning")
+    require("serve-cluster", "ray", "grpc", "fastapi")
+    from ..serve.on_ray import Cluster, deploy, plan_of
+
+    cluster = Cluster(address, host, port, *read_replicas(replicas), num_cpus, num_gpus)
+    deploy(plan_of(served, key, num_cpus), cluster, note)
+
+
+def read_replicas(asked: str) -> tuple[int, int]:
+    """The fewest and the most replicas. Raises ConfigError."""
+    found = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", asked, re.ASCII)
+    fewest, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= fewest <= most:
+        raise ConfigError(f"--replicas {asked}: write a number, at least 1, or the fewest and the most, as in 1:8")
+    return fewest, most
 
 
 def split_name(asked: str) -> tuple[str, str]:

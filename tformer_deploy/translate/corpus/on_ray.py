@@ -61,24 +61,31 @@ class Cluster:
 
     def __call__(self, work: Work, shards: Iterator[Shard], progress: Progress) -> Iterator[Done]:
         """See `job.Execute`. Raises ConfigError where there is no cluster."""
-        try:
-            host, _, port = self.address.rpartition(":")
-            if host and port.isdecimal() and "/" not in host:  # Ray itself waits for minutes
-                socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-            if ours := not ray.is_initialized():  # a program may have connected
-                with _without_stderr():
-                    ray.init(self.address, log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError, RuntimeError) as error:
-            words = " ".join(str(error).split())
-            raise ConfigError(
-                f"--address {self.address}: no Ray cluster answers ({words}): "
-                "start one with `RAY_USAGE_STATS_ENABLED=0 ray start --head`"
-            ) from None
-        try:
+        with connected(self.address):
             yield from _Team(work, self.resources, progress).run(shards)
-        finally:
-            if ours:
-                ray.shutdown()
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Connect this process to a Ray cluster, if it is not. Raises ConfigError where there is none."""
+    try:
+        host, _, port = address.rpartition(":")
+        if host and port.isdecimal() and "/" not in host:  # Ray itself waits for minutes
+            socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+        if ours := not ray.is_initialized():  # a program may have connected
+            with _without_stderr():
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, RuntimeError) as error:
+        words = " ".join(str(error).split())
+        raise ConfigError(
+            f"--address {address}: no Ray cluster answers ({words}): "
+            "start one with `RAY_USAGE_STATS_ENABLED=0 ray start --head`"
+        ) from None
+    try:
+        yield
+    finally:
+        if ours:
+            ray.shutdown()
 
 
 @contextmanager
