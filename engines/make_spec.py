@@ -32,6 +32,7 @@ from tformer_deploy.bundle.contract import (
 from tformer_deploy.bundle.recipe import Axes, Axis, Recipe, Tolerance, recipe_from_dict
 from tformer_deploy.decoding.options import Bounds, DecodeOptions
 from tformer_deploy.decoding.rules import LEAST
+from tformer_deploy.engines.base import FIRST_CAPACITY
 from tformer_deploy.engines.ort.in_place import LIST_UNIT, SPARSE
 from tformer_deploy.engines.speculative import MISSES
 from tformer_deploy.model.config import BATCH_TOKENS, MOST_OF_MODEL, PRESETS, ModelConfig, TrainConfig
@@ -65,6 +66,7 @@ CONSTANTS: tuple[tuple[str, str, float, str], ...] = (
     ),
     ("double", "sparse", SPARSE, "With fewer sentences than this share, caches are copied to smaller buffers."),
     ("std::int64_t", "list_unit", LIST_UNIT, "A shortlist is padded to a multiple of it."),
+    ("std::int64_t", "first_capacity", FIRST_CAPACITY, "Positions of a new cache, which doubles when it is full."),
     ("int", "most_misses", MISSES, "Wrong predictions after which the GPU no longer runs ahead of a batch's search."),
     (
         "std::int64_t",
@@ -78,6 +80,7 @@ CONSTANTS: tuple[tuple[str, str, float, str], ...] = (
 """Type, name, value and comment of the constants in spec.hpp."""
 IDS = "std::vector<std::int64_t>"
 LINE = 128  # characters of JSON
+MOST_INT = 2**63 - 1  # of int64
 CPP = {"int": "std::int64_t", "float": "double", "bool": "bool", "choice": "std::string"}
 CPP |= {"token ids": IDS, "sequences of token ids": f"std::vector<{IDS}>"}
 
@@ -112,19 +115,24 @@ def options_inc() -> str:
     lines = ["// Written by make spec from tformer_deploy/decoding/options.py.\n"]
     for each in options():
         default = "{}" if each["default"] == () else json.dumps(each["default"])
-        about = json.dumps(each["of"]), json.dumps(" ".join(each.get("choices", ()))), cpp_bounds(bounds[each["name"]])
-        words = ", ".join((CPP[each["type"]], each["name"], default, *about, json.dumps(each["rule"])))
+        about = [json.dumps(each["of"]), json.dumps(" ".join(each.get("choices", ())))]
+        about += [cpp_bounds(bounds[each["name"]], each["type"] == "int"), json.dumps(each["rule"])]
+        words = ", ".join((CPP[each["type"]], each["name"], default, *about))
         lines.append(f"// {each['help']}\nTFORMER_OPTION({words})\n")
     return "".join(lines)
 
 
-def cpp_bounds(bounds: Bounds) -> str:
-    """Lowest and highest, and whether these belong to the range."""
+def cpp_bounds(bounds: Bounds, whole: bool) -> str:
+    """Lowest and highest, and whether these are outside the range; those of whole numbers are inside."""
     low = bounds.above if bounds.least is None else bounds.least
     high = bounds.below if bounds.most is None else bounds.most
-    ends = [f"{-1e308 if low is None else float(low)!r}", f"{1e308 if high is None else float(high)!r}"]
-    strict = [json.dumps(bounds.above is not None), json.dumps(bounds.below is not None)]
-    return f"(Bounds{{{', '.join(ends + strict)}}})"
+    outside = [bounds.above is not None, bounds.below is not None]
+    if whole:  # 2^63, which a seed is below, is no int64
+        low, high = -MOST_INT if low is None else low + outside[0], MOST_INT if high is None else high - outside[1]
+        ends, outside = [str(low), str(high)], [False, False]
+    else:
+        ends = [f"{-1e308 if low is None else float(low)!r}", f"{1e308 if high is None else float(high)!r}"]
+    return f"(Bounds<{CPP['int' if whole else 'float']}>{{{', '.join(ends + list(map(json.dumps, outside)))}}})"
 
 
 def defaults(cls: type[Any]) -> dict[str, Any]:

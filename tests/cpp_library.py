@@ -208,7 +208,7 @@ class Translator:
         text, none = Text(line.encode(), len(line.encode())), Text(None, 0)
         return self._call(library().tformer_stream, text, none, c_uint64(0), call, None)
 
-    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[list[float]]:
+    def score(self, sources: Sequence[str | bytes], targets: Sequence[str | bytes]) -> list[list[float]]:
         """Raises CppError."""
         found: list[list[float]] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -222,6 +223,68 @@ def test_scores_of_given_targets() -> None:
     for variant in ("fp32", "int8"):
         with Translator(demo(variant)) as translator, load(DEMO, variant=variant, threads=1) as reference:
             assert translator.score(sources, targets) == reference.score(sources, targets)
+
+
+def test_scores_of_the_lines_before_a_bad_one_are_kept() -> None:
+    sources, targets = ["forty-two", "seven"], ["zweiundvierzig", "sieben"]
+    with Translator(demo("fp32"), max_line_bytes=400) as translator:
+        good = [sum(each) for each in translator.score(sources, targets)]
+        for more, words in (
+            ((b"\xff", "acht"), "line 3: not UTF-8"),
+            (("eight", b"\xff"), "line 3: not UTF-8"),
+            (("eight", "acht " * 70), "line 3: a target of"),
+        ):
+            with pytest.raises(CppError, match=words) as failed:
+                translator.score([*sources, more[0], "one"], [*targets, more[1], "eins"])
+            assert [each[0].score for each in failed.value.outputs] == pytest.approx(good)
+    found = run(DEMO, "--score", stdin=b"forty-two\tzweiundvierzig\nseven\tsieben\nx\t\xff\none\teins\n")
+    assert found.returncode == 1 and b"line 3: not UTF-8" in found.stderr
+    assert [sum(json.loads(line)) for line in found.stdout.splitlines()] == pytest.approx(good)
+
+
+def threads_now() -> int:
+    """Of this process."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_scores_come_from_all_workers() -> None:
+    sources, targets = NUMBERS * 60, ["eine Million"] * len(NUMBERS) * 60
+    with Translator(demo("fp32")) as translator:
+        expected = [sum(each) for each in translator.score(sources, targets)]
+    with Translator(demo("fp32"), workers=3) as translator:
+        most, over = 0, threading.Event()
+
+        def watch() -> None:
+            nonlocal most
+            while not over.is_set():
+                most = max(most, threads_now())
+
+        other = threading.Thread(target=watch)
+        other.start()
+        before = threads_now()
+        found = [sum(each) for each in translator.score(sources, targets)]
+        over.set()
+        other.join()
+    assert most == before + 2 and found == pytest.approx(expected)
+
+
+def test_lines_that_are_served_need_one_engine_whatever_workers_are() -> None:
+    with Model(BUNDLES / "v2" / "copy", backend="native", threads=2) as model:
+        before = threads_now()
+        with Serving(model, workers=5):
+            assert threads_now() == before + 1
+
+
+def test_a_call_that_fails_leaves_no_pointer_to_free() -> None:
+    text, empty = Text(b"\xff", 1), Text(b"", 0)
+    for call in (library().tformer_source_ids, library().tformer_target_ids):
+        for model, own, status in ((demo("fp32").handle, text, TEXT), (None, empty, USAGE)):
+            ids = Ids(ctypes.cast(8, ctypes.POINTER(ctypes.c_int32)), 3)
+            assert call(model, own, byref(ids)) == status and not ids.data and ids.size == 0
+            library().tformer_ids_free(byref(ids))
+    for model, own in ((demo("fp32").handle, text), (None, empty)):
+        id = ctypes.c_int32(5)
+        assert library().tformer_target_entry(model, own, byref(id)) == USAGE and id.value == -1
 
 
 @pytest.mark.parametrize("name", ["suppress", "end_ids", "first_ids"])

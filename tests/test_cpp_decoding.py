@@ -140,6 +140,20 @@ def test_searches_that_join_each_other(table: Talk, seed: int) -> None:
     assert found[0] == expected[0] or (found[0] is None and retire)
 
 
+@pytest.mark.parametrize("fault", ["admit", "admit, lost", "reorder", "step"])
+def test_an_error_of_the_engine_ends_all_that_run(table: Talk, fault: str) -> None:
+    """But where nobody could join, and the state is as it was. Others may join then."""
+    engine, options, sources = TableEngine(4), DecodeOptions(min_tokens=4), [(4, 5), (6,), (7, 8, 9)]
+    case = {"options": options_of(options), "allowed": None, "numbers": [], "prefixes": []}
+    expected: list[Any] = [shown(decode(engine, make_batch([each]), options, strict=False)) for each in sources]
+    found = in_cpp(table, engine, {"requests": [{**case, "sources": [each]} for each in sources], "fault": fault})
+    if fault != "admit":
+        expected[:2] = ["the engine stopped"] * 2
+    if fault == "reorder":
+        expected[0] = None  # it was to leave
+    assert found == {"thrown": "the engine stopped", "found": expected}
+
+
 @pytest.mark.long
 @settings(max_examples=20)
 @given(seeds)
@@ -299,6 +313,16 @@ BAD: list[dict[str, Any]] = [
 ]
 
 
+def test_whole_numbers_are_compared_exactly(table: Talk) -> None:
+    """Near 2^63 a double has only each 1,024th."""
+    for seed in (2**63 - 512, 2**63 - 1):
+        options = over_defaults({}, {"sampling": True, "seed": seed})
+        engine = TableEngine(5)
+        check_case(table, [Sentence(engine, (5, 6), options)], engine)
+    for name in ("max_tokens", "beams"):
+        assert "error" not in table.ask({"options": {name: 2**31 - 1}})
+
+
 @pytest.mark.parametrize("changes", BAD, ids=str)
 def test_options_that_make_no_sense(table: Talk, changes: dict[str, Any]) -> None:
     with pytest.raises(TformerError) as error:
@@ -327,6 +351,7 @@ def test_settings_of_the_command_line(table: Talk) -> None:
         ("end_ids", "3, 4", [3, 4]),
         ("stop", "exact", "exact"),
         ("seed", "+7", 7),
+        ("seed", "9223372036854775807", 2**63 - 1),
     ]:
         assert table.ask({"setting": [name, text]}) == {"value": value}
     for name, text, message in [

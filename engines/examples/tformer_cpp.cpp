@@ -205,7 +205,10 @@ void print_scores(tformer::Translator& translator, const std::vector<std::string
     sources.push_back(line.substr(0, tab));
     targets.push_back(line.substr(tab + 1));
   }
-  for (const auto& scores : translator.score(sources, targets, first)) print(list(scores, number) + "\n");
+  std::vector<std::vector<double>> found;
+  const tformer_status status = translator.score_to(found, sources, targets, first);
+  for (const std::vector<double>& scores : found) print(list(scores, number) + "\n");
+  tformer::check(status);
   if (sources.size() < lines.size()) {
     throw Failed(input_line(first + sources.size() + 1) + "has no tab: give SOURCE tab TARGET");
   }

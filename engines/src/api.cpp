@@ -61,7 +61,7 @@ tformer_status status_of_exception() noexcept {
     }
     return static_cast<tformer_status>(error.status);
   } catch (const std::bad_alloc&) {
-    last_message.clear();
+    last_message = "no memory left";  // so short that it needs none
     return TFORMER_NO_MEMORY;
   }
 }
@@ -155,8 +155,9 @@ tformer_status with_results(tformer_translator* translator, tformer_results** re
 template <typename Split>
 tformer_status copy_ids(const tformer_model* model, tformer_text text, tformer_ids* ids, const Split& split) noexcept {
   return guarded([&] {
-    require(model, "model");
     require(ids, "ids");
+    *ids = {nullptr, 0};
+    require(model, "model");
     const std::vector<std::int32_t> found = split(*model->open, views(&text, 1)[0]);
     auto copy = std::make_unique<std::int32_t[]>(found.size() + 1);
     std::copy(found.begin(), found.end(), copy.get());
@@ -226,8 +227,9 @@ tformer_status tformer_target_ids(const tformer_model* model, tformer_text text,
 
 tformer_status tformer_target_entry(const tformer_model* model, tformer_text entry, int32_t* id) {
   return guarded([&] {
-    require(model, "model");
     require(id, "id");
+    *id = -1;
+    require(model, "model");
     *id = tformer::target_entry(*model->open, views(&entry, 1)[0]);
   });
 }

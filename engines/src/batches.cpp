@@ -44,6 +44,7 @@ Batch make_batch(const std::vector<std::vector<std::int32_t>>& sources, const st
 void side_by_side(std::size_t count, std::size_t workers, const std::function<void(std::size_t, std::size_t)>& work) {
   std::atomic<std::size_t> next{0};
   std::exception_ptr failure;
+  std::size_t failed = count;  // the item that threw it
   std::mutex lock;
   const auto run = [&](std::size_t worker) {
     for (std::size_t item; (item = next++) < count;) {
@@ -52,7 +53,8 @@ void side_by_side(std::size_t count, std::size_t workers, const std::function<vo
       } catch (...) {
         next = count;
         const std::lock_guard<std::mutex> held(lock);
-        if (!failure) failure = std::current_exception();
+        if (item < failed) failure = std::current_exception();
+        failed = std::min(failed, item);
       }
     }
   };

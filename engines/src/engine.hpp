@@ -26,8 +26,8 @@ struct ModelInfo {
 
 /// What a search will ask of a state, for engines that choose buffer sizes or run steps ahead of the search.
 struct Outlook {
-  std::int64_t beams = 0;   ///< most rows per sentence
-  std::int64_t tokens = 0;  ///< most steps
+  std::int64_t beams = 0;   ///< most rows per sentence; 0: as many as the engine takes, which no search asks for
+  std::int64_t tokens = 0;  ///< most steps; 0: likewise
   std::vector<std::vector<std::int32_t>> required = {};  ///< for each source, tokens that must be scored
   std::int32_t end_id = -1;  ///< the token that ends an output; -1: none does
   bool drawn = false;        ///< tokens are sampled, so that an engine cannot predict them
@@ -46,6 +46,8 @@ struct Scores {
 class State {
  public:
   virtual ~State() = default;
+  /// Whether a change that failed has cost it its caches, so that no sentence can continue.
+  virtual bool lost() const { return false; }
 };
 
 /// The error of engines whose sentences are all at the same step.
@@ -68,7 +70,8 @@ class Engine {
   virtual bool admits() const { return false; }
   /// Load now what `admit` needs, so that no step waits for it. Throws Error.
   virtual void prepare_to_admit() {}
-  /// Append sentences to the state, at their first step, with as many rows as the others have. Throws Error.
+  /// Append sentences to the state, at their first step, with as many rows as the others have. Throws Error; the state is
+  /// then as it was, or `lost`.
   virtual void admit(State&, const std::vector<std::int32_t>&, const std::vector<std::int32_t>&, const Outlook&) {
     throw cannot_join();
   }

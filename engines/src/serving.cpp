@@ -5,9 +5,18 @@
 #include "errors.hpp"
 
 namespace tformer {
+namespace {
+
+/// All lines share the steps of one engine, so that others would lie idle.
+Settings with_one_worker(Settings settings) {
+  settings.workers = 1;
+  return settings;
+}
+
+}  // namespace
 
 Serving::Serving(std::shared_ptr<const OpenModel> model, const Settings& settings)
-    : model_(std::move(model)), decoding_(settings.decoding), translator_(model_, settings),
+    : model_(std::move(model)), decoding_(settings.decoding), translator_(model_, with_one_worker(settings)),
       running_(translator_.engine()) {
   if (!translator_.engine().admits()) throw cannot_join();
   translator_.engine().prepare_to_admit();
@@ -82,7 +91,7 @@ std::size_t Serving::step() {
     leave_out();
     let_join();
     if (!running_.searches().empty()) running_.step();
-  } catch (...) {  // the engine failed, so no line can continue
+  } catch (...) {  // the engine failed, or memory is full: no line can continue
     running_.clear();
     for (const auto& line : on_their_way_) {
       if (!line->search->done()) line->error = std::current_exception();
@@ -140,12 +149,11 @@ void Serving::let_join() {
   for (Search* const search : joining) joins({search}, true);  // perhaps only some of them fail
 }
 
-/// Whether lines have joined. If not, the running ones continue without them; `alone`: the lines then fail.
+/// Whether lines have joined. If not, the running ones continue, or have failed; `alone`: so has the one that joins.
 bool Serving::joins(const std::vector<Search*>& searches, bool alone) {
   try {
     running_.join(searches);
-  } catch (const Error& error) {
-    if (error.status == Status::no_memory && !running_.searches().empty()) throw;  // while the running lines moved
+  } catch (...) {
     if (!alone) return false;
     for (const auto& line : on_their_way_) {
       if (line->search.get() != searches[0]) continue;

@@ -14,6 +14,8 @@ constexpr float least = -1.0e+04F;
 constexpr double sparse = 0.75;
 /// A shortlist is padded to a multiple of it.
 constexpr std::int64_t list_unit = 64;
+/// Positions of a new cache, which doubles when it is full.
+constexpr std::int64_t first_capacity = 32;
 /// Wrong predictions after which the GPU no longer runs ahead of a batch's search.
 constexpr int most_misses = 4;
 /// Padded source tokens of a batch, unless an engine or the user sets it.

@@ -162,16 +162,20 @@ Results Translator::generate(const std::vector<std::vector<std::int32_t>>& sourc
   return run(asked, first);
 }
 
+/// The most of so many requests that one batch may have, so that every worker has some.
+std::size_t Translator::share(std::size_t count) const {
+  return std::max<std::size_t>(1, (count + workers_ - 1) / workers_);
+}
+
 /// Results of all requests before the first bad one.
 Results Translator::run(const Requests& asked, std::int64_t first) {
   const std::size_t count = asked.sources.size();
   std::vector<std::size_t> lengths;
   for (const std::vector<std::int32_t>& source : asked.sources) lengths.push_back(source.size());
-  const std::size_t share = std::max<std::size_t>(1, (count + workers_ - 1) / workers_);
   const auto budget = batch_tokens_ / static_cast<std::size_t>(options_.rows());
   const std::int64_t tokens = std::min(options_.max_tokens, limits().tgt_tokens);
   const auto batches = length_batches(lengths, budget, [&](std::size_t longest_source) {
-    return std::min(limits().sentences(options_.rows(), longest_source, tokens), share);
+    return std::min(limits().sentences(options_.rows(), longest_source, tokens), share(count));
   });
   std::vector<std::vector<Output>> found(count);
   std::vector<std::exception_ptr> failed(count);
@@ -287,6 +291,26 @@ Results Translator::stream(std::string_view line, std::string_view prefix, std::
   return results;
 }
 
+/// Ids of sources and targets, up to the first bad line.
+Translator::Requests Translator::pairs(const std::vector<std::string_view>& sources,
+                                       const std::vector<std::string_view>& targets, std::int64_t first) const {
+  Requests asked;
+  try {
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      stop_if(&cancelled_);
+      const std::int64_t number = first + static_cast<std::int64_t>(i) + 1;
+      check_line(sources[i], line_of(number));
+      std::vector<std::int32_t> ids = model_->tokenizers().source_ids(stripped(sources[i]));
+      check_source(ids, number);
+      asked.targets.push_back(target(targets[i], number));
+      asked.sources.push_back(std::move(ids));
+    }
+  } catch (const Error&) {
+    asked.error = std::current_exception();
+  }
+  return asked;
+}
+
 Results Translator::score(const std::vector<std::string_view>& sources, const std::vector<std::string_view>& targets,
                           std::int64_t first) {
   cancelled_ = false;
@@ -294,37 +318,37 @@ Results Translator::score(const std::vector<std::string_view>& sources, const st
     throw Error(Status::usage, std::to_string(sources.size()) + " sources, " + std::to_string(targets.size()) +
                                    " targets: give one a line");
   }
-  std::vector<std::vector<std::int32_t>> from, to;
+  Requests asked = pairs(sources, targets, first);
+  const std::size_t count = asked.sources.size();
   std::vector<std::size_t> longest;
-  for (std::size_t i = 0; i < sources.size(); ++i) {
-    stop_if(&cancelled_);
-    const std::int64_t number = first + static_cast<std::int64_t>(i) + 1;
-    check_line(sources[i], line_of(number));
-    from.push_back(model_->tokenizers().source_ids(stripped(sources[i])));
-    check_source(from.back(), number);
-    to.push_back(target(targets[i], number));
-    longest.push_back(std::max(from.back().size(), to.back().size()));
-  }
+  for (std::size_t i = 0; i < count; ++i) longest.push_back(std::max(asked.sources[i].size(), asked.targets[i].size()));
+  const auto batches = length_batches(longest, batch_tokens_, [&](std::size_t length) {
+    return std::min(limits().sentences(1, length, static_cast<std::int64_t>(length)), share(count));
+  });
+  std::vector<std::vector<double>> scores(count);
   Results results;
-  results.scores.resize(sources.size());
-  for (const std::vector<std::size_t>& indices :
-       length_batches(longest, batch_tokens_, [this](std::size_t length) {
-         return limits().sentences(1, length, static_cast<std::int64_t>(length));
-       })) {
-    std::vector<std::vector<std::int32_t>> wanted_ids;
-    for (const std::size_t i : indices) wanted_ids.push_back(to[i]);
-    std::vector<std::vector<double>> found = tformer::score(
-        *engines_[0], make_batch(from, indices, sizes().pad_id, first), wanted_ids, &cancelled_);
-    for (std::size_t row = 0; row < indices.size(); ++row) results.scores[indices[row]] = std::move(found[row]);
+  results.error = asked.error;
+  try {
+    side_by_side(batches.size(), workers_, [&](std::size_t worker, std::size_t item) {
+      const std::vector<std::size_t>& indices = batches[item];
+      std::vector<std::vector<std::int32_t>> ids;
+      for (const std::size_t i : indices) ids.push_back(asked.targets[i]);
+      std::vector<std::vector<double>> found = tformer::score(
+          *engines_[worker], make_batch(asked.sources, indices, sizes().pad_id, first), ids, &cancelled_);
+      for (std::size_t row = 0; row < indices.size(); ++row) scores[indices[row]] = std::move(found[row]);
+    });
+  } catch (...) {
+    results.error = std::current_exception();
   }
-  for (std::size_t i = 0; i < to.size(); ++i) {
+  for (std::size_t i = 0; i < count && !scores[i].empty(); ++i) {
     Output given;
-    for (const double each : results.scores[i]) given.found.score += each;
+    for (const double each : scores[i]) given.found.score += each;
     given.found.value = given.found.score;
-    given.found.ids = std::move(to[i]);
+    given.found.ids = std::move(asked.targets[i]);
     given.found.finished = true;
     given.text = std::string(stripped(targets[i]));
     results.lines.emplace_back().push_back(std::move(given));
+    results.scores.push_back(std::move(scores[i]));
   }
   return results;
 }

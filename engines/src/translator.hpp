@@ -50,13 +50,14 @@ class Translator {
   /// Translate one line; `write` gets its text piece by piece; returning false stops the call.
   Results stream(std::string_view line, std::string_view prefix, std::int64_t number,
                  const std::function<bool(std::string_view)>& write);
-  /// The log-probability of every token of each target.
+  /// The log-probability of every token of each target, up to the first bad line, or the first that was not scored
+  /// because a batch failed.
   Results score(const std::vector<std::string_view>& sources, const std::vector<std::string_view>& targets,
                 std::int64_t first);
 
-  /// Ids of all sources before the first bad one, how each output begins, and what is wrong with the bad one.
+  /// Ids of all sources before the first bad one, how each output begins or what it is, and what is wrong with the bad one.
   struct Requests {
-    std::vector<std::vector<std::int32_t>> sources, prefixes;
+    std::vector<std::vector<std::int32_t>> sources, prefixes, targets;
     std::exception_ptr error;
   };
 
@@ -86,6 +87,9 @@ class Translator {
   std::vector<std::int32_t> prefix_ids(std::string_view text, const std::string& where,
                                        const DecodeOptions& options) const;
   void check_source(const std::vector<std::int32_t>& ids, std::int64_t number) const;
+  Requests pairs(const std::vector<std::string_view>& sources, const std::vector<std::string_view>& targets,
+                 std::int64_t first) const;
+  std::size_t share(std::size_t count) const;
   Results run(const Requests& asked, std::int64_t first);
   void decode_batch(const Requests& asked, std::vector<std::size_t> indices, std::int64_t first, std::size_t worker,
                     std::vector<std::vector<Output>>& found, std::vector<std::exception_ptr>& failed);

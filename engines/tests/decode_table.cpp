@@ -22,6 +22,9 @@ struct TableState final : tformer::State {
   std::vector<Ids> sources, outputs;  // of every sentence, of every row
   std::vector<char> began;            // of every sentence
   std::size_t rows = 1, width = 0;
+  bool gone = false;
+
+  bool lost() const override { return gone; }
 };
 
 void require(bool holds, const char* what) {
@@ -54,6 +57,8 @@ class TableEngine final : public tformer::Engine {
 
   void admit(tformer::State& opaque, const Ids& src_ids, const Ids& src_lengths, const tformer::Outlook&) override {
     auto& state = static_cast<TableState&>(opaque);
+    state.gone = fault == "admit, lost";
+    fail_if("admit");
     const std::size_t width = src_ids.size() / src_lengths.size();
     for (std::size_t b = 0; b < src_lengths.size(); ++b) {
       const auto begin = src_ids.begin() + static_cast<std::ptrdiff_t>(b * width);
@@ -70,6 +75,7 @@ class TableEngine final : public tformer::Engine {
 
   void step(const Ids& tokens, tformer::State& opaque, bool full, bool attention, Scores& scores) override {
     auto& state = static_cast<TableState&>(opaque);
+    fail_if("step");
     require(tokens.size() == state.outputs.size(), "one token a row");
     asked.push_back(full);
     const auto vocab = static_cast<std::size_t>(model_.tgt_vocab);
@@ -103,6 +109,7 @@ class TableEngine final : public tformer::Engine {
 
   void reorder(tformer::State& opaque, const Ids& parents, const Ids& sentences) override {
     auto& state = static_cast<TableState&>(opaque);
+    fail_if("reorder");
     const std::size_t rows = parents.size() / sentences.size();
     std::vector<Ids> sources, outputs;
     std::vector<char> began;
@@ -124,8 +131,15 @@ class TableEngine final : public tformer::Engine {
   std::vector<std::vector<float>> cross_keys_values(const tformer::State&) const override { return {}; }
 
   std::vector<bool> asked;
+  std::string fault;  ///< the next call that fails, and what else is wrong then
 
  private:
+  void fail_if(const std::string& call) {
+    if (fault.compare(0, call.size(), call) != 0) return;
+    fault.clear();
+    throw tformer::Error(tformer::Status::engine, "the engine stopped");
+  }
+
   const std::vector<float>& table(const Ids& source, const Ids& output) {
     const auto [found, added] = table_.try_emplace({source, output});
     if (added) {
@@ -177,18 +191,15 @@ tformer::Batch batch_of(const json& given) {
   return batch;
 }
 
-/// Searches that join each other: `requests`, each before the step that `begins` says. Those that `retire` names, with a
-/// step, leave before that step and find nothing.
-json joined(const json& given) {
-  struct Request {
-    tformer::DecodeOptions options;
-    tformer::Batch batch;
-    std::unique_ptr<tformer::Trie> allowed;
-    tformer::Hooks hooks;
-    std::unique_ptr<tformer::Search> search;
-  };
-  TableEngine engine(given);
-  tformer::ContinuousBatch running(engine);
+struct Request {
+  tformer::DecodeOptions options;
+  tformer::Batch batch;
+  std::unique_ptr<tformer::Trie> allowed;
+  tformer::Hooks hooks;
+  std::unique_ptr<tformer::Search> search;
+};
+
+std::vector<Request> requests_of(const json& given, const TableEngine& engine) {
   std::vector<Request> requests(given.at("requests").size());
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const json& asked = given["requests"][i];
@@ -202,6 +213,15 @@ json joined(const json& given) {
     }
     own.search = tformer::make_search(engine, own.batch, own.options, own.hooks);
   }
+  return requests;
+}
+
+/// Searches that join each other: `requests`, each before the step that `begins` says. Those that `retire` names, with a
+/// step, leave before that step and find nothing.
+json joined(const json& given) {
+  TableEngine engine(given);
+  tformer::ContinuousBatch running(engine);
+  const std::vector<Request> requests = requests_of(given, engine);
   const auto begins = given.at("begins").get<std::vector<std::size_t>>();
   const auto retire = given.at("retire").get<std::map<std::string, std::size_t>>();
   for (std::size_t step = 0; step <= *std::max_element(begins.begin(), begins.end()) || !running.searches().empty();
@@ -221,7 +241,44 @@ json joined(const json& given) {
   return {{"found", found}};
 }
 
+/// The first of `requests` have taken a step when the engine's `fault` meets the last one, which joins; in `reorder` the
+/// first one, which leaves. Then the last one joins, once more. Finds the error of each, or its outputs.
+json interrupted(const json& given) {
+  TableEngine engine(given);
+  tformer::ContinuousBatch running(engine);
+  const std::vector<Request> requests = requests_of(given, engine);
+  json found(requests.size(), json());
+  running.failed = [&](const tformer::Search* search) {
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      if (requests[i].search.get() != search) continue;
+      try {
+        throw;
+      } catch (const std::exception& error) {
+        found[i] = error.what();
+      }
+    }
+  };
+  for (std::size_t i = 0; i + 1 < requests.size(); ++i) running.join({requests[i].search.get()});
+  running.step();
+  engine.fault = given["fault"];
+  std::string thrown;
+  try {
+    if (engine.fault == "reorder") running.remove(requests[0].search.get());
+    else if (engine.fault == "step") running.step();
+    else running.join({requests.back().search.get()});
+  } catch (const tformer::Error& error) {
+    thrown = error.what();
+  }
+  running.join({requests.back().search.get()});
+  while (!running.searches().empty()) running.step();
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    if (found[i].is_null() && requests[i].search->done()) found[i] = shown(requests[i].search->results());
+  }
+  return {{"thrown", thrown}, {"found", found}};
+}
+
 json answer(const json& given) {
+  if (given.contains("fault")) return interrupted(given);
   if (given.contains("requests")) return joined(given);
   if (given.contains("setting")) return {{"value", tformer::option_value(given["setting"][0], given["setting"][1])}};
   const tformer::DecodeOptions options =

@@ -77,6 +77,30 @@ bool serve(const tformer::Model& model, const std::vector<std::string>& lines, c
   return left.exchange(-1) >= 0;
 }
 
+/// A line that joins another one, while memory ends at one allocation; `alone`: there was none for its caches, and the
+/// other one went on. True: memory did not end.
+bool join(const tformer::Model& model, const std::vector<std::string>& lines, long at, bool& alone) {
+  tformer::Serving serving(model, {{"beams", "2"}, {"endless", "true"}, {"max_tokens", "12"}});
+  serving.admit(lines[0], 0);
+  serving.step();
+  serving.step();
+  left = at;
+  const auto admit = [&] {
+    return tformer_admit(serving.get(), {lines[1].data(), lines[1].size()}, {"", 0}, nullptr, 1);
+  };
+  if (admit() != TFORMER_OK) tformer::check(admit());
+  tformer_step(serving.get(), nullptr);
+  const bool all = left.exchange(-1) >= 0;
+  while (serving.step()) {}
+  bool first = false, second = false;
+  for (const tformer::Served& line : serving.take()) {
+    if (line.number == 0) first = line.status == TFORMER_OK;
+    else second = line.message.rfind("no memory for caches", 0) == 0;
+  }
+  alone |= first && second;
+  return all;
+}
+
 int main(int count, char** arguments) try {
   if (count < 5) throw std::invalid_argument("usage: no_memory BUNDLE BACKEND VARIANT LINE...");
   const tformer::Options options = {{"backend", arguments[2]}, {"variant", arguments[3]}, {"threads", "1"}};
@@ -107,6 +131,10 @@ int main(int count, char** arguments) try {
   }
   const bool joins = count > 5 && std::string(arguments[3]) != "fp32";  // the standard graphs take no lines that join
   for (long at = 0; joins && !serve(model, lines, expected, at);) ++at;
+  bool alone = false;
+  for (long at = 0; joins && !join(model, lines, at, alone);) ++at;
+  const bool moves = std::string(arguments[2]) == "ort";  // the caches of the lines that run, so that all are lost
+  if (joins && alone == moves) throw std::runtime_error("a line that finds no memory to join: the other one's end is wrong");
   return 0;
 } catch (const std::exception& error) {
   std::cerr << error.what() << '\n';

@@ -144,11 +144,12 @@ TFORMER_API const char *tformer_model_warning(const tformer_model *model);
 /* The longest source and output in tokens, end token included. */
 TFORMER_API size_t tformer_model_source_tokens(const tformer_model *model);
 TFORMER_API size_t tformer_model_target_tokens(const tformer_model *model);
-/* The ids that the model sees of a text; they belong to the caller, who frees them with tformer_ids_free. */
+/* The ids that the model sees of a text; they belong to the caller, who frees them with tformer_ids_free. If a call
+ * fails, there are none: a null pointer and 0. */
 TFORMER_API tformer_status tformer_source_ids(const tformer_model *model, tformer_text text, tformer_ids *ids);
 /* The ids that the decoder must produce for a text, end token included. */
 TFORMER_API tformer_status tformer_target_ids(const tformer_model *model, tformer_text text, tformer_ids *ids);
-/* The id of an entry of the target vocabulary, such as a language code; the text is not tokenized. */
+/* The id of an entry of the target vocabulary, such as a language code; the text is not tokenized. -1 if a call fails. */
 TFORMER_API tformer_status tformer_target_entry(const tformer_model *model, tformer_text entry, int32_t *id);
 TFORMER_API void tformer_ids_free(tformer_ids *ids);
 
@@ -169,7 +170,7 @@ TFORMER_API void tformer_on_step(tformer_translator *translator, tformer_step_ca
 TFORMER_API void tformer_cancel(tformer_translator *translator);
 
 /* Translate lines. An empty line gives an empty output. `prefixes`: how each output begins, or null. `first`: the
- * number of the first line; a line's number stands in messages and seeds its samples.
+ * number of the first line, from 0; it seeds the line's samples. Messages count lines from 1: they call it first + 1.
  *
  * If a line is bad, the status says so, and `results` has the results of all lines before it. `results` is null only if
  * there are none at all. */
@@ -180,12 +181,15 @@ TFORMER_API tformer_status tformer_translate(tformer_translator *translator, con
 TFORMER_API tformer_status tformer_generate(tformer_translator *translator, const tformer_ids *sources, size_t count,
                                             uint64_t first, tformer_results **results);
 /* Translate one line; `write` gets its text piece by piece as it is produced. Needs beams=1, n_best=1.
- * `prefix` may be empty. */
+ * `prefix` may be empty. `number`: as `first`. */
 TFORMER_API tformer_status tformer_stream(tformer_translator *translator, tformer_text line, tformer_text prefix,
                                           uint64_t number, tformer_text_callback write, void *user,
                                           tformer_results **results);
 /* The log-probability of every token of each target, end token included, given its source: tformer_results_scores.
- * Output 0 of each line has the target's `ids`, and their sum as `score`. */
+ * Output 0 of each line has the target's `ids`, and their sum as `score`.
+ *
+ * If a line is bad, the status says so, and `results` has the scores of all lines before it. If log-probabilities are NaN
+ * or infinite, it may have those of fewer lines. */
 TFORMER_API tformer_status tformer_score(tformer_translator *translator, const tformer_text *sources,
                                          const tformer_text *targets, size_t count, uint64_t first,
                                          tformer_results **results);
@@ -202,14 +206,16 @@ TFORMER_API tformer_status tformer_score(tformer_translator *translator, const t
  *   } while (left);
  *
  * All functions but tformer_serving_free may be called from any thread; steps run one at a time, and only a step waits
- * for another step. Needs a variant of target ort-cpu or native and no shortlist, else the status is TFORMER_LIMIT. */
+ * for another step. All lines share one batch, whatever `workers` is, with the model's threads per batch: open the model
+ * with workers=1, so that these are all cores. Needs a variant of target ort-cpu or native and no shortlist, else the
+ * status is TFORMER_LIMIT. */
 TFORMER_API tformer_status tformer_serving_new(tformer_model *model, const tformer_options *options,
                                                tformer_serving **serving);
 TFORMER_API void tformer_serving_free(tformer_serving *serving);
 /* Let a line join before the next step, or later if the batch has as many lines as the bundle's recipe allows.
  * `options`: its own decoding options, over those of all, or null; other options are an error. Every line of a batch
- * has as many rows as the widest one. `number`: stands in messages, seeds the line's samples, and identifies the line
- * until it is taken. A line that cannot be translated fails at once. */
+ * has as many rows as the widest one. `number`: stands in messages as it is, seeds the line's samples, and identifies the
+ * line until it is taken. A line that cannot be translated fails at once. */
 TFORMER_API tformer_status tformer_admit(tformer_serving *serving, tformer_text line, tformer_text prefix,
                                          const tformer_options *options, uint64_t number);
 /* Run one step for all running lines. `lines`, if not null: how many are running or wait to join. */

@@ -212,22 +212,29 @@ class Translator {
     return detail::outputs(results)[0][0];
   }
 
-  /// The log-probability of every token of each target, end token included.
+  /// The log-probability of every token of each target, end token included. Throws the error of the first bad line.
   std::vector<std::vector<double>> score(const std::vector<std::string>& sources,
                                          const std::vector<std::string>& targets, std::uint64_t first = 0) {
+    std::vector<std::vector<double>> scores;
+    check(score_to(scores, sources, targets, first));
+    return scores;
+  }
+
+  /// The same without throwing for a bad line: the status says so, and `found` has the scores of the lines before it.
+  tformer_status score_to(std::vector<std::vector<double>>& found, const std::vector<std::string>& sources,
+                          const std::vector<std::string>& targets, std::uint64_t first = 0) {
     if (sources.size() != targets.size()) throw std::invalid_argument("give one target a source");
     const std::vector<tformer_text> from = detail::texts(sources), to = detail::texts(targets);
     tformer_results* results = nullptr;
     const tformer_status status =
         tformer_score(translator_.get(), from.data(), to.data(), from.size(), first, &results);
     const detail::Owned<tformer_results> freed(results);
-    check(status);
-    std::vector<std::vector<double>> scores;
-    for (std::size_t i = 0; i < from.size(); ++i) {
+    found.clear();
+    for (std::size_t i = 0; i < tformer_results_lines(results); ++i) {
       const double* each = tformer_results_scores(results, i);
-      scores.emplace_back(each, each + tformer_results_output(results, i, 0)->ids_size);
+      found.emplace_back(each, each + tformer_results_output(results, i, 0)->ids_size);
     }
-    return scores;
+    return status;
   }
 
   /// Allow only these outputs from now on; none: allow any.

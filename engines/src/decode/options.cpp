@@ -21,11 +21,12 @@ using Member = std::variant<std::int64_t DecodeOptions::*, double DecodeOptions:
                             std::string DecodeOptions::*, Ids DecodeOptions::*, std::vector<Ids> DecodeOptions::*>;
 
 /// A range of numbers; `above`, `below`: without its lower, its upper end.
+template <typename Number>
 struct Bounds {
-  double low, high;
+  Number low, high;
   bool above, below;
 
-  bool hold(double value) const {
+  bool hold(Number value) const {
     return (above ? value > low : value >= low) && (below ? value < high : value <= high);
   }
 };
@@ -35,7 +36,7 @@ struct Field {
   Member member;
   std::string_view of;       ///< search or sampling, if only that reads it
   std::string_view choices;  ///< separated by spaces
-  Bounds bounds;
+  std::variant<Bounds<std::int64_t>, Bounds<double>> bounds;  ///< a whole number's are whole, as a double rounds them
   const char* rule;  ///< what `bounds` are; empty: any number
 };
 
@@ -115,14 +116,13 @@ void check_each(const DecodeOptions& options) {
     }
   }
   for (const Field& field : fields) {
-    double value = 0;
-    if (const auto* real = std::get_if<double DecodeOptions::*>(&field.member)) value = options.*(*real);
-    else if (const auto* whole = std::get_if<std::int64_t DecodeOptions::*>(&field.member)) {
-      value = static_cast<double>(options.*(*whole));
-    } else {
-      continue;
-    }
-    require(options, field.name, field.bounds.hold(value), field.rule);
+    const auto check = [&](auto member) {
+      using Type = std::decay_t<decltype(options.*member)>;
+      if constexpr (std::is_same_v<Type, double> || std::is_same_v<Type, std::int64_t>) {
+        require(options, field.name, std::get<Bounds<Type>>(field.bounds).hold(options.*member), field.rule);
+      }
+    };
+    std::visit(check, field.member);
   }
 }
 

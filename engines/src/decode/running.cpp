@@ -56,19 +56,47 @@ void ContinuousBatch::join(const std::vector<Search*>& searches) {
     if (asked.end_id != outlook.end_id) outlook.end_id = -1;
     outlook.drawn |= asked.drawn;
   }
+  searches_.reserve(searches_.size() + searches.size());  // so that nothing fails once the engine has them
   if (searches_.empty()) {
     state_ = engine_.encode(ids, lengths, outlook);
     width_ = 1;
   } else {
-    engine_.admit(*state_, ids, lengths, outlook);
+    try {
+      engine_.admit(*state_, ids, lengths, outlook);
+    } catch (...) {
+      if (state_->lost()) fail();
+      throw;
+    }
   }
   searches_.insert(searches_.end(), searches.begin(), searches.end());
 }
 
-void ContinuousBatch::step() {
-  if (searches_.size() == 1 && searches_[0]->width() == width_) step_alone(*searches_[0]);
-  else step_together();
+/// End all searches with the exception being handled.
+void ContinuousBatch::fail() {
+  for (Search* const search : searches_) {
+    if (failed && !search->done()) failed(search);
+    search->stop();
+  }
+  clear();
+}
+
+/// Change the state; an exception ends all searches.
+template <typename Work>
+void ContinuousBatch::run(const Work& work) {
+  try {
+    work();
+  } catch (...) {
+    fail();
+    throw;
+  }
   if (searches_.empty()) state_ = nullptr;
+}
+
+void ContinuousBatch::step() {
+  run([this] {
+    if (searches_.size() == 1 && searches_[0]->width() == width_) step_alone(*searches_[0]);
+    else step_together();
+  });
 }
 
 void ContinuousBatch::take(Search& search, const Scores& scores, bool full) {
@@ -147,21 +175,24 @@ void ContinuousBatch::step_together() {
 void ContinuousBatch::remove(const Search* search) {
   const auto found = std::find(searches_.begin(), searches_.end(), search);
   if (found == searches_.end()) return;
+  run([&] { take_out(found); });
+}
+
+void ContinuousBatch::take_out(std::vector<Search*>::const_iterator leaving) {
   parents_.clear();
   kept_.clear();
   std::int32_t b = 0;
   for (const Search* each : searches_) {
     for (std::size_t i = 0; i < each->count(); ++i, ++b) {
-      if (each != search) kept_.push_back(b);
+      if (each != *leaving) kept_.push_back(b);
     }
   }
-  searches_.erase(found);
+  searches_.erase(leaving);
   const auto width = static_cast<std::int32_t>(width_);
   for (const std::int32_t sentence : kept_) {
     for (std::int32_t k = 0; k < width; ++k) parents_.push_back(sentence * width + k);
   }
-  if (searches_.empty()) state_ = nullptr;
-  else engine_.reorder(*state_, parents_, kept_);
+  if (!searches_.empty()) engine_.reorder(*state_, parents_, kept_);
 }
 
 void ContinuousBatch::clear() {

@@ -9,17 +9,17 @@
 
 namespace tformer {
 
-/// Searches must outlive it, or be removed.
+/// Searches must outlive it, or be removed. An error of the engine ends all of them; others may join after that.
 class ContinuousBatch {
  public:
   explicit ContinuousBatch(Engine& engine) : engine_(engine) {}
 
   /// Add searches from the next step on. Throws Error, also where the engine's state cannot take more; the running ones
-  /// then continue without them.
+  /// then continue without them, unless the state is lost.
   void join(const std::vector<Search*>& searches);
-  /// Run one step for every sentence. Throws Error; without `failed`, no search can continue after that.
+  /// Run one step for every sentence. Throws Error.
   void step();
-  /// Remove a running search.
+  /// Remove a running search. Throws Error.
   void remove(const Search* search);
   /// Remove all.
   void clear();
@@ -28,7 +28,7 @@ class ContinuousBatch {
   /// Sentences that are running.
   std::size_t sentences() const;
 
-  /// Called with a search that failed, while its exception is being handled; the others continue.
+  /// Called with a search that failed, while its exception is being handled. Without it, an exception of one ends all.
   std::function<void(Search*)> failed;
 
  private:
@@ -39,6 +39,10 @@ class ContinuousBatch {
   Scores scores_, own_;
   std::vector<std::int32_t> tokens_, parents_, kept_;  // of all sentences
 
+  template <typename Work>
+  void run(const Work& work);
+  void fail();
+  void take_out(std::vector<Search*>::const_iterator leaving);
   void step_alone(Search& search);
   void step_together();
   void take(Search& search, const Scores& scores, bool full);

@@ -89,10 +89,9 @@ class NativeEngine final : public Engine {
   void add(NativeState& state, const std::vector<std::int32_t>& src_ids, const std::vector<std::int32_t>& src_lengths,
            const Outlook& outlook) {
     check_request(src_ids, src_lengths, model_, limits());
-    const std::size_t width = src_ids.size() / src_lengths.size();
-    state.src_width = std::max(state.src_width, width);
-    state.most_beams = std::max({state.most_beams, state.beams, static_cast<std::size_t>(outlook.beams)});
     executor_.encode(src_ids, src_lengths, state.sentences);
+    state.src_width = std::max(state.src_width, src_ids.size() / src_lengths.size());  // nothing fails from here on
+    state.most_beams = std::max({state.most_beams, state.beams, static_cast<std::size_t>(outlook.beams)});
   }
 };
 

@@ -4,12 +4,9 @@
 #include <cstring>
 #include <numeric>
 
+#include "spec.hpp"
+
 namespace tformer::native {
-namespace {
-
-constexpr std::size_t first_capacity = 32;  // positions that a new cache has room for; it doubles when they are full
-
-}  // namespace
 
 void grow(Sentence& sentence, std::size_t rows, std::size_t capacity, const CacheSizes& sizes, Memory& memory) {
   Block own = sizes.take(rows * sizes.whole(capacity), memory);
@@ -37,7 +34,7 @@ void NativeState::make_room(const CacheSizes& sizes, Memory& memory) {
     const std::size_t rows = std::max({each.rows, beams, each.rows ? 0 : most_beams});
     if (each.position < each.capacity && rows == each.rows) continue;
     const std::size_t room = each.position < each.capacity ? each.capacity : 2 * each.capacity;
-    grow(each, rows, std::max(room, first_capacity), sizes, memory);
+    grow(each, rows, std::max(room, size(spec::first_capacity)), sizes, memory);
   }
 }
 
@@ -47,7 +44,7 @@ void NativeState::reorder(const std::vector<std::int32_t>& parents, const std::v
   std::size_t longest = 0;
   for (const std::int32_t number : kept) {  // all memory first: a state that gets none stays as it was
     Sentence& each = sentences[size(number)];
-    if (width > each.rows) grow(each, width, std::max(each.capacity, first_capacity), sizes, memory);
+    if (width > each.rows) grow(each, width, std::max(each.capacity, size(spec::first_capacity)), sizes, memory);
     longest = std::max(longest, each.position);
   }
   histories_.resize(width * longest);

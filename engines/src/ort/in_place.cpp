@@ -93,7 +93,7 @@ class InPlaceEngine : public Engine {
   /// The state of a call. Throws Error where it has lost its caches.
   static const InPlaceState& whole(const State& opaque) {
     const auto& state = static_cast<const InPlaceState&>(opaque);
-    if (!state.lost) return state;
+    if (!state.lost()) return state;
     throw Error(Status::no_memory, "the caches were lost when memory ran out: encode again");
   }
   static InPlaceState& whole(State& opaque) {
@@ -103,9 +103,9 @@ class InPlaceEngine : public Engine {
   /// Change the caches. If memory runs out meanwhile, they are lost.
   template <typename Work>
   static void change(InPlaceState& state, const Work& work) {
-    state.lost = true;
+    state.changing = true;
     work();
-    state.lost = false;
+    state.changing = false;
   }
 
   std::int64_t best_of(std::int64_t beams) const {

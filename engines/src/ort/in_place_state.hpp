@@ -8,10 +8,9 @@
 #include "engine.hpp"
 #include "ort/buffers.hpp"
 #include "ort/graphs.hpp"
+#include "spec.hpp"
 
 namespace tformer {
-
-constexpr std::int64_t first_capacity = 32;  // positions of a new cache; it doubles when full
 
 /// The shortlist of a batch, and the step's inputs for it.
 struct ShortlistState {
@@ -36,7 +35,7 @@ struct InPlaceState : State {
   /// New sentences with one row each, and sources of these lengths.
   InPlaceState(const Model& of, std::shared_ptr<BufferPool> memory, std::vector<std::int32_t> lengths);
 
-  std::int64_t batch, beams = 1, capacity = first_capacity;
+  std::int64_t batch, beams = 1, capacity = spec::first_capacity;
   std::int64_t longest = 0;               // position of the longest target
   std::vector<std::int32_t> src_lengths;  // (B)
   std::vector<Ort::Value> cross;
@@ -54,8 +53,9 @@ struct InPlaceState : State {
   std::vector<float> top_scores;
   std::optional<Buffer> log_probs;  // (B*K, V)
   bool bound = false;
-  bool lost = false;  // memory ran out during a change: nothing of the caches may be read
+  bool changing = false;  // also after a change that failed, as memory ran out: nothing of the caches may be read
 
+  bool lost() const override { return changing; }
   /// See `Engine::reorder`.
   void reorder(const std::vector<std::int32_t>& parents, const std::vector<std::int32_t>& sentences);
   /// Make room for another position: drop those before all targets, or, if these are fewer than half, double the
