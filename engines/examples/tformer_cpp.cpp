@@ -16,7 +16,6 @@
 #include <sstream>
 
 #include "command_line.hpp"
-#include "cores.hpp"
 
 namespace {
 
@@ -288,8 +287,9 @@ int translate(CommandLine line) {
     throw Failed(*line.allowed_file + " has no line: give each output that is allowed");
   }
   std::vector<std::string> lines = windows.next();
-  const bool enough = line.backend != "trt" && static_cast<long>(lines.size()) >= lines_each * tformer::cores();
-  const std::string workers = std::to_string(line.workers ? line.workers : enough ? tformer::cores() : 1);
+  const auto cores = static_cast<long>(tformer::cores());
+  const bool enough = line.backend != "trt" && static_cast<long>(lines.size()) >= lines_each * cores;
+  const std::string workers = std::to_string(line.workers ? line.workers : enough ? cores : 1);
   line.model.emplace_back("workers", workers);
   line.translator.emplace_back("workers", workers);
   map_blocks_from(128 * 1024);  // else the heap keeps what ONNX Runtime frees while it opens a model

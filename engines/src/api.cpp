@@ -5,6 +5,7 @@
 #include <memory>
 #include <new>
 
+#include "cores.hpp"
 #include "described.hpp"
 #include "serving.hpp"
 #include "text/unicode.hpp"
@@ -171,6 +172,14 @@ tformer_status copy_ids(const tformer_model* model, tformer_text text, tformer_i
 extern "C" {
 
 const char* tformer_version(void) { return TFORMER_VERSION; }
+
+size_t tformer_cores(void) {
+  try {
+    return static_cast<std::size_t>(tformer::cores());
+  } catch (...) {  // no memory to read the quota
+    return 1;
+  }
+}
 
 const char* tformer_error(void) { return last_message.c_str(); }
 

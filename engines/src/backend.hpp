@@ -10,7 +10,18 @@
 
 namespace tformer {
 
-struct OpenOptions;
+/// How a model is opened.
+struct OpenOptions {
+  std::string backend = "ort";  ///< ort, native or trt
+  std::string variant;  ///< empty: the default, with native the first program; fp32: the standard graphs; with trt
+                        ///< the precision of plans
+  int threads = 0;      ///< per call of the engine; 0: one per core
+  bool shortlist = false;
+  std::string kernels;      ///< native only: an instruction set by name; empty: the best of this machine
+  bool verify = true;       ///< compare files with their hashes
+  std::string onnxruntime;  ///< the library's file; empty: see load_onnxruntime
+  std::string tensorrt;     ///< TensorRT's file, or its folder; empty: see load_tensorrt
+};
 
 /// One opened model on one backend. Thread-safe: any thread may make engines from it.
 class Backend {

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "ort/graphs.hpp"
+#include "backend.hpp"
 
 namespace tformer {
 

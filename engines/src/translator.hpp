@@ -12,7 +12,7 @@
 
 #include "batches.hpp"
 #include "decode/decode.hpp"
-#include "model.hpp"
+#include "open_model.hpp"
 
 namespace tformer {
 

@@ -81,15 +81,16 @@ void read_options(const std::string& text) {
   over_defaults(Json::object(), settings.decoding);
 }
 
+fs::path weights_file() {
+  return fs::temp_directory_path() / ("tformer-fuzz-weights-" + std::to_string(::getpid()));
+}
+
 /// A program of the model of tests/bundles/v2, over weights that are all zeros; what can be read runs a few steps.
 void read_program(const std::string& text) {
   const Json program = parse_json(text);
   if (!program.is_object()) return;
-  static const fs::path weights = [] {
-    const fs::path made = fs::temp_directory_path() / ("tformer-fuzz-weights-" + std::to_string(::getpid()));
-    write(made, std::string(1 << 18, '\0'));
-    return made;
-  }();
+  static const bool made = (write(weights_file(), std::string(1 << 18, '\0')), true);
+  static_cast<void>(made);
   Model model;
   model.src_vocab = model.tgt_vocab = 14;
   model.d_model = 16;
@@ -100,7 +101,7 @@ void read_program(const std::string& text) {
   recipe.target = "native";
   recipe.cache_precision = text.size() % 2 ? "fp32" : "bf16";
   recipe.limits.src_tokens = recipe.limits.tgt_tokens = 16;
-  const auto read = std::make_shared<const native::Program>(program, weights, model, recipe);
+  const auto read = std::make_shared<const native::Program>(program, weights_file(), model, recipe);
   for (const native::Code* code : {&read->encoder(), &read->step(), &read->memory()}) {
     for (const std::int64_t width : code->widths) {
       if (width > 1 << 12) return;  // runs, but slowly
@@ -241,6 +242,7 @@ int main(int count, char** arguments) {
   long runs = 0;
   for (; std::chrono::steady_clock::now() < end; ++runs) read_all(changed(seeds[random() % seeds.size()], random));
   fs::remove_all(folder());
+  fs::remove(weights_file());
   std::cout << runs << " changed files of " << seeds.size() << " were read or refused\n";
 }
 #endif

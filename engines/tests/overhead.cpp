@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "ort/library.hpp"
 #include "translator.hpp"
 
 using tformer::Translator;

@@ -6,10 +6,8 @@ endforeach()
 
 # Programs over what the library does not export; overhead is driven by benchmarks/cpp.py. step_speed is a profile.
 foreach(program fuzz overhead step_speed)
-  add_executable(${program} tests/${program}.cpp $<TARGET_OBJECTS:tformer_core> $<TARGET_OBJECTS:tformer_decode>
-                 $<TARGET_OBJECTS:tformer_kernels> $<TARGET_OBJECTS:tformer_text>)
-  target_link_libraries(${program} PRIVATE tformer_options "${SENTENCEPIECE_LIBRARY}" "${PCRE2_LIBRARY}"
-                        "${CRYPTO_LIBRARY}" Threads::Threads ${CMAKE_DL_LIBS})
+  add_executable(${program} tests/${program}.cpp)
+  target_link_libraries(${program} PRIVATE tformer_options tformer_all)
 endforeach()
 
 if(BUILD_SHARED_LIBS)

@@ -176,7 +176,9 @@ int show(const std::string& folder, const std::string& variant, const Sizes& siz
 }  // namespace
 
 int main(int count, char** words) try {
-  if (count < 3) throw std::invalid_argument("usage: step_speed BUNDLE VARIANT [NAME=NUMBER]... [kernels=SET]");
+  const std::string usage =
+      "usage: step_speed BUNDLE VARIANT [batch|beams|source|position|encoder|threads=NUMBER]... [kernels=SET]";
+  if (count < 3) throw std::invalid_argument(usage);
   Sizes sizes;
   std::string set;
   const std::map<std::string, double*> names{{"batch", &sizes.batch},       {"beams", &sizes.beams},
@@ -184,11 +186,9 @@ int main(int count, char** words) try {
                                              {"encoder", &sizes.encoder},   {"threads", &sizes.threads}};
   for (int i = 3; i < count; ++i) {
     const std::string word = words[i], name = word.substr(0, word.find('=')), value = word.substr(word.find('=') + 1);
-    if (name == "kernels") {
-      set = value;
-    } else {
-      *names.at(name) = std::stod(value);
-    }
+    if (name == "kernels") set = value;
+    else if (names.count(name)) *names.at(name) = std::stod(value);
+    else throw std::invalid_argument("unknown name '" + name + "'; " + usage);
   }
   return show(words[1], words[2], sizes, set);
 } catch (const std::exception& error) {

@@ -104,6 +104,9 @@ typedef int (*tformer_text_callback)(void *user, const char *text, size_t size);
 /* The version of the library, such as "0.1.0" (semantic versioning). */
 TFORMER_API const char *tformer_version(void);
 
+/* The CPUs that this process may use: those of its affinity mask, at most its cgroup's quota. */
+TFORMER_API size_t tformer_cores(void);
+
 /* The message of the last call of this thread that failed; valid until its next one. */
 TFORMER_API const char *tformer_error(void);
 

@@ -327,5 +327,8 @@ class Serving {
 
 inline std::string version() { return tformer_version(); }
 
+/// The CPUs that this process may use.
+inline std::size_t cores() { return tformer_cores(); }
+
 }  // namespace api
 }  // namespace tformer

@@ -22,7 +22,6 @@
 #include "engines.hpp"
 #include "errors.hpp"
 #include "kernels/kernels.hpp"
-#include "ort/graphs.hpp"
 #include "settings.hpp"
 #include "speed.hpp"
 

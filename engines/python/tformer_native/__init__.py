@@ -1,4 +1,4 @@
-"""The CPU engine of tformer-deploy, as its C++ library has it. `tformer_deploy.engines.native` uses it."""
+"""libtformer inside a Python process: the CPU engine, or ONNX Runtime. `tformer_deploy.engines` uses it."""
 
 from ._native import Error, Model, Outputs, State, __version__, best_kernels, kernels, product_rate
 

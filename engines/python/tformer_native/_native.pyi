@@ -30,7 +30,10 @@ class State:
     def cross_keys_values(self) -> list[Floats]: ...
 
 class Model:
-    """An open variant of a bundle, for any number of threads. Raises Error, as everything here does."""
+    """An open variant of a bundle, for any number of threads.
+
+    Raises Error; TypeError and ValueError for wrong arrays.
+    """
 
     def __init__(
         self,

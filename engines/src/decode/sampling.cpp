@@ -1,89 +1,87 @@
-#include "decode/sampling.hpp"
-
+// Sampling: independent samples, one per row.
 #include <algorithm>
-#include <cmath>
-#include <limits>
-#include <numeric>
+
+#include "decode/sampler.hpp"
+#include "decode/search.hpp"
 
 namespace tformer {
 namespace {
 
-/// One output of SplitMix64. Source: Steele et al. 2014, "Fast splittable pseudorandom number generators".
-std::uint64_t mix(std::uint64_t z) {
-  z += 0x9E3779B97F4A7C15U;
-  z = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9U;
-  z = (z ^ (z >> 27U)) * 0x94D049BB133111EBU;
-  return z ^ (z >> 31U);
-}
+class Sampling final : public Search {
+ public:
+  Sampling(const Engine& engine, const Batch& batch, const DecodeOptions& options, const Hooks& hooks)
+      : Search(engine, batch, options, hooks),
+        sampler_(options),
+        found_(count(), std::vector<Hypothesis>(static_cast<std::size_t>(options.n_best))) {}
 
-bool earlier(const Choice& a, const Choice& b) { return a.token < b.token; }
+  std::vector<std::vector<Hypothesis>> results() override { return std::move(found_); }
+
+ private:
+  void advance(const Scores& scores, bool full) override {
+    const bool first = step() == 0;
+    for (std::size_t b = 0; b < count(); ++b) {
+      next_.clear();
+      // At the first step all samples continue the one row.
+      const std::size_t samples = first ? static_cast<std::size_t>(options_.n_best) : width_;
+      for (std::size_t n = 0; n < samples; ++n) {
+        const std::size_t row = first ? 0 : n, place = b * width_ + row;
+        if (alive(place)) extend(scores, full, b, row, first ? static_cast<std::int32_t>(n) : samples_[place]);
+      }
+      if (!next_.empty()) go_on(b);
+    }
+  }
+
+  /// Draw the next token of a sample.
+  void extend(const Scores& scores, bool full, std::size_t b, std::size_t row, std::int32_t sample) {
+    const std::size_t s = sentence(b), place = b * width_ + row;
+    Hypothesis& found = found_[s][static_cast<std::size_t>(sample)];
+    const std::int64_t request = batch_.numbers.empty() ? sentences_[b] : batch_.numbers[s];
+    const std::int32_t token =
+        sampler_.draw(full ? ruled(scores, b, row) : listed(scores, b, row),
+                      uniform(static_cast<std::uint64_t>(options_.seed), static_cast<std::uint64_t>(request),
+                              static_cast<std::uint64_t>(sample), step()));
+    if (token < 0) {
+      found = stuck(b, row);
+      return;
+    }
+    const double sum = scores_[place] + static_cast<double>(plain(scores, full, place, token));
+    const Candidate drawn{sum, sum, sentences_[b], static_cast<std::int32_t>(row), token, sample};
+    if (hooks_.on_step) candidates_.push_back(drawn);
+    if (rules_.is_end(token) || rules_.longest(s) <= step() + 1) found = output(b, drawn);
+    else next_.push_back({sum, sum, static_cast<std::int32_t>(row), token, sample});
+  }
+
+  /// Apply the rules to a row for which the step returned only its best tokens.
+  Ruled listed(const Scores& scores, std::size_t b, std::size_t row) {
+    few_.clear();
+    const auto count = static_cast<std::size_t>(scores.best);
+    const std::size_t begin = (b * width_ + row) * count;
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      if (!rules_.forbids(scores.ids[i], sentence(b), step())) few_.push_back({scores.ids[i], scores.scores[i]});
+    }
+    std::sort(few_.begin(), few_.end(), [](const Choice& x, const Choice& y) { return x.token < y.token; });
+    return {nullptr, few_.size(), &few_};
+  }
+
+  /// The log-probability of a token of a row.
+  float plain(const Scores& scores, bool full, std::size_t place, std::int32_t token) const {
+    if (full) return scores.log_probs[place * vocab_ + static_cast<std::size_t>(token)];
+    const auto count = static_cast<std::size_t>(scores.best);
+    const auto ids = scores.ids.begin() + static_cast<std::ptrdiff_t>(place * count);
+    const auto found = std::find(ids, ids + scores.best, checked(token));
+    return scores.scores[place * count + static_cast<std::size_t>(found - ids)];
+  }
+
+  Sampler sampler_;
+  std::vector<Choice> few_;
+  std::vector<std::vector<Hypothesis>> found_;
+};
 
 }  // namespace
 
-double uniform(std::uint64_t seed, std::uint64_t request, std::uint64_t sample, std::uint64_t step) {
-  const std::uint64_t mixed = mix(mix(mix(mix(seed) ^ request) ^ sample) ^ step);
-  return static_cast<double>(mixed >> 11U) * 0x1p-53;
-}
-
-void Sampler::choose_from(const Ruled& row) {
-  const auto top_k = static_cast<std::size_t>(options_.top_k);
-  if (top_k && top_k < row.count) {
-    best_of(row, top_k, choices_);
-    std::sort(choices_.begin(), choices_.end(), earlier);
-    return;
-  }
-  choices_.resize(row.count);
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < row.count; ++i) {
-    choices_[count] = row.scores ? Choice{static_cast<std::int32_t>(i), row.scores[i]} : (*row.few)[i];
-    count += choices_[count].score > -std::numeric_limits<float>::infinity() ? 1 : 0;
-  }
-  choices_.resize(count);
-}
-
-/// Sets the weights of all but the best tokens, whose sum reaches `top_p`, to 0.
-void Sampler::keep_nucleus() {
-  const double enough = options_.top_p * std::accumulate(weights_.begin(), weights_.end(), 0.0);
-  heap_ = choices_;
-  inside_.assign(choices_.size(), 0);
-  // A heap, as the best few are enough most of the time.
-  const auto worse = [](const Choice& a, const Choice& b) { return better(b, a); };
-  std::make_heap(heap_.begin(), heap_.end(), worse);
-  for (double before = 0; !heap_.empty() && before < enough; heap_.pop_back()) {
-    std::pop_heap(heap_.begin(), heap_.end(), worse);
-    const auto place = std::lower_bound(choices_.begin(), choices_.end(), heap_.back(), earlier) - choices_.begin();
-    inside_[static_cast<std::size_t>(place)] = 1;
-    before += weights_[static_cast<std::size_t>(place)];
-  }
-  for (std::size_t i = 0; i < weights_.size(); ++i) {
-    if (!inside_[i]) weights_[i] = 0;
-  }
-}
-
-std::int32_t Sampler::draw(const Ruled& row, double u) {
-  choose_from(row);
-  if (choices_.empty()) return -1;
-  const std::size_t count = choices_.size();
-  x_.resize(count);
-  weights_.resize(count);
-  for (std::size_t i = 0; i < count; ++i) x_[i] = static_cast<double>(choices_[i].score) / options_.temperature;
-  const double highest = *std::max_element(x_.begin(), x_.end());
-  for (std::size_t i = 0; i < count; ++i) weights_[i] = std::exp(x_[i] -= highest);
-  if (options_.top_p < 1) keep_nucleus();
-  if (options_.min_p > 0) {
-    const double least = std::log(options_.min_p);
-    for (std::size_t i = 0; i < count; ++i) {
-      if (x_[i] < least) weights_[i] = 0;
-    }
-  }
-  const double total = std::accumulate(weights_.begin(), weights_.end(), 0.0);
-  const double target = std::min(u * total, std::nextafter(total, 0.0));
-  double reached = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    reached += weights_[i];
-    if (reached > target) return choices_[i].token;
-  }
-  return choices_.back().token;  // not reached: `target` is below the last sum
+std::unique_ptr<Search> make_sampling(const Engine& engine, const Batch& batch, const DecodeOptions& options,
+                                      const Hooks& hooks) {
+  return std::make_unique<Sampling>(engine, batch, options, hooks);
 }
 
 }  // namespace tformer

@@ -7,7 +7,6 @@
 #include "native/executor.hpp"
 #include "native/state.hpp"
 #include "native/step_run.hpp"
-#include "ort/graphs.hpp"
 #include "shortlist.hpp"
 #include "spec.hpp"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "bundle/bundle.hpp"
-#include "native/mapped.hpp"
+#include "bundle/mapped.hpp"
 
 namespace tformer::native {
 

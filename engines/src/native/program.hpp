@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "bundle/bundle.hpp"
+#include "bundle/mapped.hpp"
 #include "kernels/kernels.hpp"
-#include "native/mapped.hpp"
 
 namespace tformer::native {
 

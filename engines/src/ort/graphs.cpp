@@ -4,6 +4,7 @@
 #include <future>
 #include <numeric>
 
+#include "backend.hpp"
 #include "cores.hpp"
 #include "errors.hpp"
 

@@ -13,18 +13,7 @@
 
 namespace tformer {
 
-/// How a model is opened.
-struct OpenOptions {
-  std::string backend = "ort";  ///< ort, native or trt
-  std::string variant;  ///< empty: the default, with native the first program; fp32: the standard graphs; with trt
-                        ///< the precision of plans
-  int threads = 0;      ///< per call of the engine; 0: one per core
-  bool shortlist = false;
-  std::string kernels;      ///< native only: an instruction set by name; empty: the best of this machine
-  bool verify = true;       ///< compare files with their hashes
-  std::string onnxruntime;  ///< the library's file; empty: see load_onnxruntime
-  std::string tensorrt;     ///< TensorRT's file, or its folder; empty: see load_tensorrt
-};
+struct OpenOptions;
 
 /// Names and values of one run; does not own the values.
 struct Feed {

@@ -1,41 +1,14 @@
 // Reads the operators of an ONNX file without protobuf. Source: the encoding of Protocol Buffers, and onnx.proto.
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cstdint>
 #include <stdexcept>
 #include <string_view>
 
+#include "bundle/mapped.hpp"
 #include "errors.hpp"
 #include "ort/library.hpp"
 
 namespace tformer {
 namespace {
-
-/// A file's content, mapped into memory.
-class Mapped {
- public:
-  explicit Mapped(const std::filesystem::path& path) {
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat about {};
-    if (file >= 0 && ::fstat(file, &about) == 0 && about.st_size > 0) {
-      size_ = static_cast<std::size_t>(about.st_size);
-      data_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
-    }
-    if (file >= 0) ::close(file);
-    if (data_ == MAP_FAILED) throw std::invalid_argument("it cannot be mapped");
-  }
-  ~Mapped() { ::munmap(data_, size_); }
-  Mapped(const Mapped&) = delete;
-  Mapped& operator=(const Mapped&) = delete;
-  std::string_view view() const { return {static_cast<const char*>(data_), size_}; }
-
- private:
-  void* data_ = MAP_FAILED;
-  std::size_t size_ = 0;
-};
 
 /// Read a varint, and advance `data` past it.
 std::uint64_t varint(std::string_view& data) {

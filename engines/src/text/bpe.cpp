@@ -151,15 +151,6 @@ class WordBpe final : public Tokenizer {
   }
 
  private:
-  static std::string replaced(const std::string& text, const std::string& old, const std::string& by) {
-    std::string made;
-    std::size_t start = 0;
-    for (std::size_t i; (i = text.find(old, start)) != std::string::npos; start = i + old.size()) {
-      made.append(text, start, i - start).append(by);
-    }
-    return made.append(text, start, std::string::npos);
-  }
-
   Vocabulary entries_;
   Merges merges_;
   std::string inner_, final_;

@@ -170,6 +170,15 @@ std::string_view stripped(std::string_view text) {
   return text;
 }
 
+std::string replaced(std::string_view text, std::string_view old, std::string_view by) {
+  std::string made;
+  std::size_t start = 0;
+  for (std::size_t i; (i = text.find(old, start)) != std::string::npos; start = i + old.size()) {
+    made.append(text, start, i - start).append(by);
+  }
+  return made.append(text, start, std::string::npos);
+}
+
 std::vector<std::string_view> split(std::string_view text) {
   std::vector<std::string_view> words;
   std::size_t start = 0, i = 0;

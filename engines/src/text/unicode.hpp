@@ -36,6 +36,9 @@ std::string lower(std::string_view text);
 /// A text without white space at both ends.
 std::string_view stripped(std::string_view text);
 
+/// A text with `by` for each `old`, which is not empty.
+std::string replaced(std::string_view text, std::string_view old, std::string_view by);
+
 /// The words between white space.
 std::vector<std::string_view> split(std::string_view text);
 

@@ -23,15 +23,6 @@ constexpr std::pair<std::string_view, std::string_view> cleaned[] = {
     {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
 };
 
-std::string replaced(const std::string& text, std::string_view old, std::string_view by) {
-  std::string made;
-  std::size_t start = 0;
-  for (std::size_t i; (i = text.find(old, start)) != std::string::npos; start = i + old.size()) {
-    made.append(text, start, i - start).append(by);
-  }
-  return made.append(text, start, std::string::npos);
-}
-
 /// Finds texts in another: from the left, the longest first.
 class Matches {
  public:

@@ -36,21 +36,22 @@ std::vector<std::string> names() {
 
 /// The files in a folder, or the file itself; both flavors may be in one.
 std::vector<std::string> files_of(const fs::path& place) {
-  std::error_code none;
-  if (!fs::is_directory(place, none)) return {place.string()};
+  std::error_code problem;
+  if (!fs::is_directory(place, problem)) return {place.string()};
   std::vector<std::string> found;
   const std::vector<std::string> fitting = names();
   for (const char* name : {"libnvinfer.so", "libtensorrt_rtx.so"}) {
     std::string chosen;  // the one that fits, else the last of libnvinfer.so, libnvinfer.so.11 and libnvinfer.so.11.4.0
-    for (const fs::directory_entry& entry : fs::directory_iterator(place, none)) {
-      const std::string file = entry.path().filename().string();
+    for (fs::directory_iterator it(place, problem), end; !problem && it != end; it.increment(problem)) {
+      const std::string file = it->path().filename().string();
       if (file.rfind(name, 0) != 0) continue;
-      chosen = std::max(chosen, entry.path().string());
+      chosen = std::max(chosen, it->path().string());
       if (std::count(fitting.begin(), fitting.end(), file)) {
-        chosen = entry.path().string();
+        chosen = it->path().string();
         break;
       }
     }
+    if (problem) throw missing(place.string() + " cannot be read: " + problem.message() + ": name the file");
     if (!chosen.empty()) found.push_back(chosen);
   }
   if (found.empty()) throw missing(place.string() + " has no libnvinfer.so and no libtensorrt_rtx.so: name the file");

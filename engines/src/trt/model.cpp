@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "errors.hpp"
-#include "ort/graphs.hpp"
 #include "trt/open.hpp"
 
 namespace tformer {

@@ -44,9 +44,10 @@ fs::path plans_folder(const Bundle& bundle, const std::string& variant) { return
 std::vector<fs::path> folders(const fs::path& all) {
   std::vector<fs::path> found;
   std::error_code none;
-  for (const fs::directory_entry& entry : fs::directory_iterator(all, none)) {
-    const bool hidden = entry.path().filename().string().front() == '.';
-    if (!hidden && fs::is_regular_file(entry.path() / header_name, none)) found.push_back(entry.path());
+  std::error_code problem;
+  for (fs::directory_iterator it(all, problem), end; !problem && it != end; it.increment(problem)) {
+    const bool hidden = it->path().filename().string().front() == '.';
+    if (!hidden && fs::is_regular_file(it->path() / header_name, none)) found.push_back(it->path());
   }
   std::sort(found.begin(), found.end());
   return found;

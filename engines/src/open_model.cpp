@@ -1,4 +1,4 @@
-#include "model.hpp"
+#include "open_model.hpp"
 
 #include <algorithm>
 

@@ -1,12 +1,14 @@
-// A file of weights in memory.
+// A bundle's file in memory.
 #pragma once
 
 #include <cstddef>
 #include <filesystem>
+#include <string_view>
+#include <utility>
 
-namespace tformer::native {
+namespace tformer {
 
-/// A file mapped into memory, which processes that read it share.
+/// A file mapped into memory, which processes that read it share. An empty file has no data.
 class Mapped {
  public:
   Mapped() = default;
@@ -17,10 +19,11 @@ class Mapped {
   ~Mapped();
   const std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
+  std::string_view view() const { return {reinterpret_cast<const char*>(data_), size_}; }
 
  private:
   const std::byte* data_ = nullptr;
   std::size_t size_ = 0;
 };
 
-}  // namespace tformer::native
+}  // namespace tformer

@@ -1,4 +1,4 @@
-#include "native/mapped.hpp"
+#include "bundle/mapped.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -6,20 +6,20 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <utility>
 
 #include "bundle/files.hpp"
 #include "errors.hpp"
 
-namespace tformer::native {
+namespace tformer {
 
 Mapped::Mapped(const std::filesystem::path& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) throw unreadable(path, errno);
   struct stat about = {};
   void* found = MAP_FAILED;
-  if (::fstat(file, &about) == 0 && about.st_size > 0) {
-    found = ::mmap(nullptr, static_cast<std::size_t>(about.st_size), PROT_READ, MAP_SHARED, file, 0);
+  if (::fstat(file, &about) == 0) {
+    const auto size = static_cast<std::size_t>(about.st_size);
+    found = size ? ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0) : nullptr;
   }
   ::close(file);
   if (found == MAP_FAILED) throw Error(Status::bundle, path.string() + " cannot be mapped into memory: copy it again");
@@ -37,4 +37,4 @@ Mapped::~Mapped() {
   if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
-}  // namespace tformer::native
+}  // namespace tformer
