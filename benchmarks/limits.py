@@ -27,7 +27,7 @@ from tformer_deploy.check.results import Outputs
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Engine
 from tformer_deploy.engines.ort.device_search import DeviceSearchEngine
-from tformer_deploy.export.build import HUGE, LargestValues, measure
+from tformer_deploy.export.build import HUGE, LargestValues, largest_on_text
 from tformer_deploy.export.half import HALF_TYPES, LARGEST, Half, to_half
 from tformer_deploy.export.save import load_graph
 from tformer_deploy.train.metrics import corpus_bleu
@@ -116,7 +116,7 @@ def main() -> None:
     ranges: LargestValues = {}
     if options.calibrate:
         text = make_corpus(bundle.config, recipe, bundle.tokenizers(), options.calibrate).sources
-        ranges = measure(bundle, trt_variant(bundle), text, 256, None)
+        ranges = largest_on_text(bundle, trt_variant(bundle), text, 256, None)
     for name in options.engine:
         engine: Any
         if name in LARGEST:

@@ -282,15 +282,19 @@ def random_sources(batch: int, width: int, seed: int = 0) -> tuple[NDArray[np.in
     return ids, lengths
 
 
+def calibration_sources(config: ModelConfig) -> list[list[int]]:
+    """What `variant_engine` calibrates with."""
+    rng = np.random.default_rng(4)
+    return [rng.integers(4, config.src_vocab, 1 + n % config.max_positions).tolist() for n in range(24)]
+
+
 def variant_engine(
     model: Transformer, folder: Path, recipe: Recipe | str = "fp32-cpu", graphs: Sequence[str] = GRAPHS
 ) -> OrtEngine:
     """An engine of some of a model's graphs for processors, without a bundle around them; not entered."""
     named = load_recipe(recipe) if isinstance(recipe, str) else recipe
     chosen, config = named.for_model(model.config), model.config
-    rng = np.random.default_rng(4)
-    seen = [rng.integers(4, config.src_vocab, 1 + n % config.max_positions).tolist() for n in range(24)]
-    ranges = input_ranges(model, seen) if chosen.precision != "fp32" else {}
+    ranges = input_ranges(model, calibration_sources(config)) if chosen.precision != "fp32" else {}
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(to_onnx, "made_of", lambda recipe, config: graphs)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,22 @@ import pytest
 from onnx import TensorProto, helper
 
 from tformer_deploy.base import processes
-from tformer_deploy.base.errors import ConfigError, EngineError, MissingExtra
+from tformer_deploy.base.errors import ConfigError, EngineError, LimitError, MissingExtra
 from tformer_deploy.base.machine import cores
 from tformer_deploy.bench import BenchPlan, Point, ceiling, make_points, roofline, run_benchmark, turns
+from tformer_deploy.bench import plan as planning
 from tformer_deploy.bench.ceiling import bandwidth, matrix_rates
 from tformer_deploy.bench.measure import Sample, Watched, decode_part, some, synthetic_sources
 from tformer_deploy.bench.page import bench_page
 from tformer_deploy.bench.report import PointReport, Spread, figure, table
 from tformer_deploy.bundle.manifest import Bundle, open_bundle
+from tformer_deploy.bundle.plans import Profile
 from tformer_deploy.bundle.recipe import Recipe
 from tformer_deploy.cli.bench import numbers
 from tformer_deploy.decoding import DecodeOptions
 from tformer_deploy.engines import expand, make_engine
+from tformer_deploy.engines.base import Limits
+from tformer_deploy.engines.ort import library
 from tformer_deploy.export.save import weights_read
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
@@ -505,12 +510,13 @@ def wait_for(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_without_onnxruntime_there_are_no_limits(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["limits of the machine: ", ""])
+def test_without_onnxruntime_there_are_no_limits(where: str, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = processes.Process.ask
 
     def ask(self: processes.Process, call: str, **arguments: Any) -> Any:
         if call == "matrix_rates":
-            raise MissingExtra(f"{self.name}: the package 'onnxruntime' is not installed")
+            raise MissingExtra(f"{where}the package 'onnxruntime' is not installed")
         return original(self, call, **arguments)
 
     monkeypatch.setattr(processes.Process, "ask", ask)
@@ -518,6 +524,57 @@ def test_without_onnxruntime_there_are_no_limits(bundle: Path, monkeypatch: pyte
     assert report.ceiling is None and report.points[0].step_bound is None
     said = "no limits of the machine: the package "
     assert said in str(report) and said in bench_page(report)
+    assert report.notes == ["no limits of the machine: the package 'onnxruntime' is not installed"]
+
+
+def test_a_library_that_cannot_be_used_leaves_the_other_s_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two wheels of ONNX Runtime, or a binding built for another library."""
+
+    def refuse() -> None:
+        raise ConfigError("onnxruntime and onnxruntime-gpu are both installed")
+
+    def product_rate(name: str, threads: int) -> float:
+        return 7e9
+
+    def no_binding(threads: int) -> dict[str, float]:
+        raise ImportError("libtformer.so: undefined symbol: tformer_open", name="tformer_native._binding")
+
+    monkeypatch.setattr(library, "check_library", refuse)
+    monkeypatch.setitem(sys.modules, "tformer_native", SimpleNamespace(product_rate=product_rate))
+    assert matrix_rates(1) == {"fp32": 7e9, "int8": 7e9}
+    monkeypatch.setattr(ceiling, "_native_rates", no_binding)
+    with pytest.raises(
+        MissingExtra, match=r"both installed; tformer-native cannot be loaded \(libtformer.so: undefined"
+    ):
+        matrix_rates(1)
+    monkeypatch.undo()
+    monkeypatch.setattr(ceiling, "_native_rates", no_binding)
+    assert matrix_rates(1).keys() == {"fp32", "int8"}
+
+
+def test_a_text_that_an_engine_does_not_take_is_refused_first(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("w5 w6\n" + "w7 " * 11 + "\n")
+    plan, opened = replace(small_plan(bundle)[0], src=text, max_tokens=20), open_bundle(bundle)
+    plan.check(opened)
+    narrow = Limits(8, 10, 24, 4)
+    plans = Limits(8, 24, 24, 4, (Profile(8, 1, 8, 24), Profile(8, 4, 24, 24)), "build a larger profile")
+    monkeypatch.setattr(planning, "limits_of", lambda engine, bundle: narrow)
+    with pytest.raises(
+        LimitError, match=r"text: the longest source has 12 tokens: ort takes at most 10 in this bundle"
+    ):
+        plan.check(opened)
+    monkeypatch.setattr(planning, "limits_of", lambda engine, bundle: plans)
+    plan.check(opened)
+    plans = replace(plans, profiles=(Profile(8, 4, 8, 24), Profile(8, 1, 24, 24)))
+    wide = replace(plan, points=(Point(1, 4, 3, 2),))
+    plan.check(opened)
+    with pytest.raises(
+        LimitError, match="no plan for 4 beams, a source of 12 and an output of 20 tokens in this bundle: "
+    ):
+        wide.check(opened)
 
 
 def test_a_note_about_an_engine_leaves_the_limits_of_the_machine(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

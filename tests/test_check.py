@@ -13,15 +13,16 @@ from collections.abc import Callable
 from fractions import Fraction
 from math import comb
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx
 import pytest
 from onnx import GraphProto, helper
 
+from tformer_deploy import check as check_room
 from tformer_deploy import cli, load
-from tformer_deploy.base.errors import ArtifactError, ConfigError, DataError, MissingExtra
+from tformer_deploy.base.errors import ArtifactError, ConfigError, DataError, EngineError, MissingExtra
 from tformer_deploy.base.headers import read_arrays
 from tformer_deploy.bundle.manifest import Bundle, hashes, open_bundle
 from tformer_deploy.bundle.plans import Profile
@@ -38,6 +39,7 @@ from tformer_deploy.check import (
 )
 from tformer_deploy.check.compare import Judge, relative
 from tformer_deploy.check.generated import generated_sources
+from tformer_deploy.check.memory import memory_rounding
 from tformer_deploy.check.observe import Observation
 from tformer_deploy.check.parity import check, eager_invariance, eager_rounding
 from tformer_deploy.check.recording import Run, Trace
@@ -49,9 +51,11 @@ from tformer_deploy.check.shares import allowed
 from tformer_deploy.check.sizes import rows_apart, run_large, run_wide
 from tformer_deploy.decoding import Hypothesis
 from tformer_deploy.engines.base import Engine, Floats, Ints, Limits, Scores
+from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.model.checkpoint import open_checkpoint, save_checkpoint
 
 from .command import run_here
+from .conftest import random_model, small_config
 from .mutations import (
     BEYOND,
     ENTRIES,
@@ -1256,10 +1260,49 @@ def test_the_rounding_of_a_module_that_has_no_fp64_is_not_known(reference: Refer
         raise RuntimeError("expected scalar type Float but found Double")
 
     unknown = eager_rounding(reference, refuse)
-    assert unknown == Rounding()
+    assert not unknown and unknown.unknown == "RuntimeError: expected scalar type Float but found Double"
     for rounding in (unknown, reference.rounding):
         report = Report(1, 1, "nothing", "", {}, {}, {}, rounding)
         assert ("rounds by up to" in str(report)) is (rounding is not unknown)
+
+
+def test_why_the_rounding_is_not_known_is_noted(bundle: Path, run: Path, reference: Reference, tmp_path: Path) -> None:
+    class InHalf(EagerEngine):
+        def __enter__(self) -> Self:
+            raise RuntimeError("expected scalar type\nFloat but found Double")
+
+    unknown = memory_rounding(InHalf(random_model(small_config())), reference.sources, reference.observed.memory)
+    assert not unknown and unknown == eager_rounding(reference, lambda: InHalf(random_model(small_config())))
+    dataclasses.replace(reference, rounding=unknown).save(tmp_path / "eager.npz")
+    report = gate_of(bundle, run).run(["eager"], load_reference(tmp_path / "eager.npz"))
+    said = "its module stopped in fp64: RuntimeError: expected scalar type Float but found Double"
+    assert [said in note for note in report.notes].count(True) == 1 and said in str(report) and report.passed
+
+
+def test_an_engine_that_cannot_be_entered_fails_alone(bundle: Path, run: Path, reference: Reference) -> None:
+    class Refusing(EagerEngine):
+        def __enter__(self) -> Self:
+            raise EngineError("ort: the device's memory is full")
+
+    gate = gate_of(bundle, run)
+    make = gate.engine
+    gate.engine = lambda name: make(name) if name == "eager" else Refusing(random_model(small_config()))  # type: ignore[method-assign]
+    report = gate.run(["eager", "ort"], reference)
+    assert not report.passed and [engine.passed for engine in report.engines] == [True, False]
+    assert report.engines[1].failures == ["ort: the device's memory is full"] and "memory is full" in str(report)
+
+
+def test_attention_that_a_reference_lacks_is_said_in_a_line(bundle: Path, run: Path, reference: Reference) -> None:
+    without = dataclasses.replace(reference, observed=dataclasses.replace(reference.observed, attention={}))
+    with pytest.raises(
+        ArtifactError, match=r"^the reference has no attention, which eager returns: make it again with"
+    ):
+        gate_of(bundle, run).run(["eager"], without)
+
+
+def test_every_module_of_the_room_is_in_its_docstring() -> None:
+    names = {path.stem for path in Path(str(check_room.__file__)).parent.glob("*.py")} - {"__init__"}
+    assert names <= set(re.findall(r"`(\w+)`", check_room.__doc__ or ""))
 
 
 def test_loosened_tolerances_are_shown(bundle: Path, run: Path, reference: Reference) -> None:

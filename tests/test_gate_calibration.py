@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,14 +17,23 @@ from tformer_deploy.base.errors import ConfigError, DataError
 from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.check import CheckOptions, Corpus, Gate
+from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.export import calibrate
 from tformer_deploy.export import checked as module
 from tformer_deploy.export.calibrate import ROOM, fp32_layers, input_ranges, parts_off, round_model
-from tformer_deploy.export.checked import Texts, apart, export_checked, split
+from tformer_deploy.export.checked import Texts, calibration_from, calibration_split, export_checked
 
 from .command import failed_line, run_here
-from .conftest import random_model, small_config, write_checkpoint
+from .conftest import (
+    calibration_sources,
+    random_model,
+    random_sources,
+    small_config,
+    variant_engine,
+    write_checkpoint,
+)
 from .params import long_but
+from .test_seq2seq import make_parallel
 
 EOS = 3
 
@@ -39,11 +49,11 @@ def numbered(count: int) -> Corpus:
 @pytest.mark.parametrize(("count", "calibrating"), [(2, 1), (3, 1), (12, 6), (600, 256)])
 def test_a_text_is_split(count: int, calibrating: int) -> None:
     """Into at most half of it, from all its parts, the same each time; no sentence is on both sides."""
-    found, text = split(numbered(count)), numbered(count)
+    found, text = calibration_split(numbered(count)), numbered(count)
     assert len(found.sources) == calibrating and len(found.places) == count - calibrating
     checked = [text.sources[i] for i in found.places]
     assert not [source for source in found.sources if source in checked]
-    assert text.sources[0] in found.sources and found == split(numbered(count))
+    assert text.sources[0] in found.sources and found == calibration_split(numbered(count))
     if count > 500:
         assert [text.sources.index(source) for source in found.sources][-1] > 590
     few = "; fewer than 64 may miss how large values get: add text with --calibrate" if calibrating < 64 else ""
@@ -52,18 +62,20 @@ def test_a_text_is_split(count: int, calibrating: int) -> None:
 
 
 def test_equal_lines_stay_on_one_side() -> None:
-    found = split(corpus([5, EOS], [6, EOS], [5, EOS], [6, EOS], [6, EOS]))
+    found = calibration_split(corpus([5, EOS], [6, EOS], [5, EOS], [6, EOS], [6, EOS]))
     assert found.sources == [[5, EOS]] and found.places == [1, 3, 4]
     with pytest.raises(DataError, match=r"lines.txt: one sentence cannot both calibrate and be checked: add lines"):
-        split(corpus([5, EOS], [5, EOS]))
+        calibration_split(corpus([5, EOS], [5, EOS]))
 
 
 def test_text_of_its_own_leaves_out_what_is_checked() -> None:
-    found = apart(Corpus("more.txt", [[5, EOS], [7, EOS], [8, EOS]], CheckOptions()), corpus([5, EOS], [6, EOS]))
+    found = calibration_from(
+        Corpus("more.txt", [[5, EOS], [7, EOS], [8, EOS]], CheckOptions()), corpus([5, EOS], [6, EOS])
+    )
     assert found.sources == [[7, EOS], [8, EOS]] and found.places == [0, 1]
     assert found.line.startswith("calibrated with 2 sentences of more.txt, none of which is checked; fewer than 64")
     with pytest.raises(DataError, match=r"--calibrate: every line of lines.txt is checked as well: give other text"):
-        apart(corpus([5, EOS]), corpus([5, EOS], [6, EOS]))
+        calibration_from(corpus([5, EOS]), corpus([5, EOS], [6, EOS]))
 
 
 @pytest.fixture(scope="module")
@@ -229,3 +241,23 @@ def test_the_command_takes_the_texts(small: Path, lines: Path, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert b"calibrated with 9 sentences of other.txt, none of which is checked" in done.stdout
     assert b"greedy BLEU: eager" in done.stdout
+
+
+def test_what_encodes_is_rounded_by_channels_whatever_its_name(tmp_path: Path) -> None:
+    """As the encoder's graph has it, of a module of the user's own too: `decoder.0.cross_k` runs there."""
+    model, recipe = make_parallel(small_config()), load_recipe("int4")
+    (src_ids, lengths), ranges = random_sources(6, 11), input_ranges(model, calibration_sources(model.config))
+    encoding = {name for name, each in ranges.items() if each and each.encodes}
+    assert {"encoder.0.q", "decoder.0.cross_k", "decoder.1.cross_v"} <= encoding
+    assert not {"decoder.0.k", "decoder.0.cross_q", "decoder.0.down", "output"} & encoding
+    found = []
+    with (
+        variant_engine(model, tmp_path, recipe) as graphs,  # type: ignore[arg-type]
+        EagerEngine(round_model(model, recipe, ranges)) as rounded,
+        EagerEngine(model) as exact,
+    ):
+        for engine in (graphs, rounded, exact):
+            state = engine.encode(src_ids, lengths)
+            found.append(np.concatenate([each[0].ravel() for each in engine.cross_keys_values(state)]))
+    ours, theirs, unrounded = found
+    assert np.abs(ours - theirs).mean() < 0.1 * np.abs(unrounded - theirs).mean()

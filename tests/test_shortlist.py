@@ -304,6 +304,13 @@ def test_engines_without_graphs_for_it_refuse(
         assert old.translate(["w5 w6"]) == new.translate(["w5 w6"])
 
 
+def test_the_first_program_uses_the_list() -> None:
+    """`native` alone names no variant."""
+    with make_engine("native", open_bundle(COPY), threads=1, shortlist=True) as engine:
+        state = engine.encode(np.array([[5, 6, 3]], np.int32), np.array([3], np.int32))
+        assert (engine.step(np.array([[2]], np.int32), state, full=True).log_probs == -np.inf).any()
+
+
 def alone(bundle: Path, variant: str, copy: Path) -> Bundle:
     """A bundle with the standard graphs and one variant."""
     shutil.copytree(bundle, copy)

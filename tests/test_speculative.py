@@ -263,6 +263,22 @@ def test_steps_that_cannot_be_captured_run_all_the_same(
         keeping._try()
 
 
+def test_an_engine_that_cannot_be_entered_closes_what_it_opened(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(self: Any) -> None:
+        self._alone(lambda: None)  # starts the thread
+        raise EngineError("no room for a captured step")
+
+    monkeypatch.setattr(DeviceSearchEngine, "_try", fail)
+    other = DeviceSearchEngine(engine.bundle, 1, engine.variant)
+    other.keeps = 16
+    with pytest.raises(EngineError, match="no room for a captured step"):
+        other.__enter__()
+    assert not hasattr(other, "_encoder") and not hasattr(other, "_step")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gpu")]
+
+
 def test_devices_that_wait_make_room(keeping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     decode(keeping, batch_of(6, 3), DecodeOptions(POSITIONS))
     assert keeping._idle

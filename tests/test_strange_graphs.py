@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import onnx
 import pytest
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
-from tformer_deploy.base.errors import ArtifactError, ConfigError, EngineError
+from tformer_deploy.base.errors import ArtifactError, ConfigError, EngineError, MissingExtra
 from tformer_deploy.base.files import sha256
 from tformer_deploy.base.headers import digest
 from tformer_deploy.base.notes import LONGEST_REASON
@@ -298,7 +299,8 @@ def test_bench_says_it_too(several: Path, tmp_path: Path) -> None:
 def test_matrix_products_that_cannot_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "matmul_fp32.onnx").write_bytes(b"garbage" * 99)
     monkeypatch.setattr(ceiling, "files", lambda package: tmp_path)
-    with pytest.raises(ArtifactError, match=r"matmul_fp32.onnx: it is damaged"):
+    monkeypatch.setitem(sys.modules, "tformer_native", None)
+    with pytest.raises(MissingExtra, match=r"matmul_fp32.onnx: it is damaged.*; tformer-native is not installed"):
         ceiling.matrix_rates(1)
 
 

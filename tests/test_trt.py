@@ -17,11 +17,11 @@ from typing import Any
 import onnx
 import pytest
 
-from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.base.errors import ArtifactError, ConfigError
 from tformer_deploy.base.files import sha256
 from tformer_deploy.bundle.manifest import open_bundle
-from tformer_deploy.bundle.plans import Profile, Stamp
-from tformer_deploy.engines import EngineName, engine_name, expand
+from tformer_deploy.bundle.plans import Profile, Stamp, find_plans
+from tformer_deploy.engines import EngineName, engine_name, expand, explain
 from tformer_deploy.engines.base import Limits
 from tformer_deploy.engines.trt.api import TensorRt
 from tformer_deploy.export import build as building
@@ -358,6 +358,18 @@ def test_steps_that_cannot_be_captured_are_called(bundle: Path, tmp_path: Path) 
     assert "NOT replayed as CUDA graphs: CUDA stopped in " in done.stdout.decode(), done.stderr
 
 
+def test_plans_for_another_gpu_are_not_verified_to_list_them(bundle: Path, tmp_path: Path) -> None:
+    """What is wrong with them is no reason why there are none for this one."""
+    opened = open_bundle(Path(shutil.copytree(bundle, tmp_path / "bundle")))
+    folders = sorted((opened.directory / "trt/plans").iterdir())
+    next(folders[0].glob("*.plan")).write_bytes(b"damaged")
+    (folders[1] / "plans.json").write_text("{")
+    with pytest.raises(
+        ArtifactError, match=r"has no plans for this host \(sm86, .*\), it has sm90, \S+ \S+, fp16: run here"
+    ):
+        find_plans(opened, "trt", [Stamp("sm86", "TensorRT 11.4.0", "fp16")])
+
+
 def test_names_of_engines(bundle: Path) -> None:
     opened = open_bundle(bundle)
     assert expand(["trt", "ort", "eager"], [], opened) == ["trt", "ort", "ort:trt", "eager"]
@@ -365,6 +377,9 @@ def test_names_of_engines(bundle: Path) -> None:
     for name, parts in {"ort:trt@cuda": ("ort", "trt", "cuda"), "trt": ("trt", "", "cuda")}.items():
         assert tuple(vars(EngineName(name)).values()) == parts and EngineName(name) == name
     assert expand(["ort:trt"], [], opened, "cuda") == ["ort:trt@cuda"]
+    graphs = "the graphs that tformer build compiles for TensorRT, here on ONNX Runtime"
+    lines = [f"ort:trt: {graphs}, without a GPU", f"ort:trt@cuda: {graphs}"]
+    assert explain(["ort:trt", "ort:trt@cuda", "trt"], opened) == lines
     assert expand(["trt", "ort"], ["trt"], opened, "cuda") == ["trt", "ort:trt@cuda"]
     for command in ("check", "bench"):
         line = failed_line(run_here(command, bundle, "--backend", "ort", "--backend", "cpp", "--variant", "trt"))

@@ -66,6 +66,14 @@ def test_a_bundle_translates_words_without_its_module(bundles: dict[str, Path]) 
     assert "a module of " in "\n".join(printed(run_here("inspect", bundles["tutorial, hooks"])))
 
 
+def test_a_stored_reference_needs_no_module(bundles: dict[str, Path], tmp_path: Path) -> None:
+    bundle, file = bundles["tutorial, hooks"], tmp_path / "eager.npz"
+    named = bundle.parent / "my_file.py:make"
+    printed(run_here("check", bundle, "--checkpoint", named, "--save-reference", file, "--invariance", 0))
+    done = run_here("check", shutil.copytree(bundle, tmp_path / "elsewhere"), "--reference", file)
+    assert done.returncode == 0 and b"running" not in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("verb", ["check", "translate"])
 def test_a_manifest_runs_no_file(bundles: dict[str, Path], verb: str, tmp_path: Path) -> None:
     shutil.copytree(bundles["tutorial"].parent, tmp_path / "stranger")

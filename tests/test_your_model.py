@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
 
 from tformer_deploy import UserModel
-from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.base.errors import ConfigError, LimitError
 from tformer_deploy.bundle.manifest import Bundle
 from tformer_deploy.bundle.recipe import Recipe, load_recipe
 from tformer_deploy.bundle.text import SentencePiece
 from tformer_deploy.check.generated import not_scored, reachable
 from tformer_deploy.check.observe import CheckOptions
+from tformer_deploy.check.reference import load_reference, make_reference
 from tformer_deploy.decoding import DecodeOptions, decode
 from tformer_deploy.engines.base import Engine, Limits
 from tformer_deploy.engines.eager import EagerEngine
@@ -34,6 +35,7 @@ from tformer_deploy.model.modules.running import open_user_model
 from .command import run_here
 from .conftest import random_model, small_config
 from .plain_decoding import EOS, Sentence, make_batch
+from .test_seq2seq import Parallel, make_parallel
 
 VOCAB, D, POSITIONS, PAD, START = 30, 16, 12, 1, 2
 IDS = {
@@ -573,6 +575,55 @@ def test_what_needs_keys_and_values_is_refused_by_name(recipe: str, tmp_path: Pa
     assert done.returncode == 1 and not (tmp_path / "bundle").exists()
     said = done.stderr.decode().splitlines()[-1]
     assert "of every layer, which" in said and "follows seq2seq.Seq2Seq, see docs/your-model.md" in said
+
+
+class Quiet(Parallel):
+    """Follows the protocol, and notes every layer, but no attention."""
+
+    def step(self, *inputs: Any) -> Tensor:
+        hidden = super().step(*inputs)
+        if isinstance(inputs[-1], dict):
+            inputs[-1].pop("attention", None)
+        return hidden
+
+
+def quiet_model() -> UserModel:
+    torch.manual_seed(3)
+    return UserModel(Quiet(small_config(output_bias=True)))
+
+
+@pytest.mark.parametrize("make", [tutorial, quiet_model])
+@pytest.mark.parametrize("options", [{"align": True}, {"coverage_penalty": 0.2, "beams": 2}])
+def test_attention_that_a_module_does_not_give_is_refused_in_a_line(make: Make, options: dict[str, Any]) -> None:
+    batch = make_batch([[5, 6, 7]])
+    with EagerEngine(wrapped(make(), "here")) as engine:
+        assert not engine.attention and not engine.in_double().attention
+        with pytest.raises(LimitError, match="does not return attention"):
+            decode(engine, batch, DecodeOptions(max_tokens=3, **options))
+        with pytest.raises(LimitError, match="does not return attention"):
+            engine.step(batch.src_ids[:, :1], engine.encode(batch.src_ids, batch.src_lengths), attention=True)
+        assert decode(engine, batch, DecodeOptions(max_tokens=3))
+
+
+def test_a_stored_reference_of_a_module_without_attention_is_read(tmp_path: Path) -> None:
+    options = CheckOptions(max_tokens=6, beams=2, n_best=2, invariance=0, wide=0, large_tokens=0, positions=6, walks=4)
+    about = {"corpus": "a few", "weights_sha256": "0" * 64, "machine": {}, "shortlist": ""}
+    with EagerEngine(wrapped(tutorial(), "here")) as eager:
+        found = make_reference(eager, [[5, 6, EOS], [7, EOS]], options, about)
+    found.save(tmp_path / "eager.npz")
+    again = load_reference(tmp_path / "eager.npz")
+    assert not again.observed.attention and again.observed.encoder.keys() == {0, 1} == found.observed.encoder.keys()
+
+
+def test_attention_that_a_module_gives_is_returned(tmp_path: Path) -> None:
+    with EagerEngine(wrapped(UserModel(make_parallel(small_config(output_bias=True))), "here")) as engine:
+        outputs = decode(engine, make_batch([[5, 6, 7]]), DecodeOptions(max_tokens=3, align=True))
+        assert engine.attention and outputs[0][0].alignment
+    path = tmp_path / "my_file.py"
+    path.write_text("from tests.test_your_model import quiet_model as make\n")
+    done = run_here("export", f"{path}:make", "--out", tmp_path / "bundle", "--recipe", "fp32-attention")
+    said = done.stderr.decode().splitlines()[-1]
+    assert done.returncode == 1 and "recipe with attention: step of " in said and "notes no attention in layers" in said
 
 
 def test_text_by_words_and_by_sentencepiece(tmp_path: Path) -> None:

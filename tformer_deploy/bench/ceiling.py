@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.errors import MissingExtra, TformerError, extras
+
 TRIES = 3
 """The best one counts, as other work on the machine only slows it down."""
 TRY_SECONDS = 0.01
@@ -59,19 +61,21 @@ def _seconds(parts: list[Any], repetitions: int) -> float:
 def matrix_rates(threads: int) -> dict[str, float]:
     """Operations per second (a multiplication and an addition are two) of matmuls, by type.
 
-    The faster of ONNX Runtime and the C++ library. Raises ModuleNotFoundError if neither is installed, ArtifactError if
-    ONNX Runtime does not work.
+    The faster of ONNX Runtime and the C++ library. Raises MissingExtra with the reasons if neither can be used: the
+    engines that are measured may need none of them.
     """
     rates: dict[str, float] = {}
+    reasons: list[str] = []
     for measure in (_onnxruntime_rates, _native_rates):
         try:
-            found = measure(threads)
-        except ModuleNotFoundError as error:
-            missing = error
+            with extras():
+                found = measure(threads)
+        except (ImportError, TformerError) as error:
+            reasons.append(" ".join(str(error).split()))
             continue
         rates = {name: max(rate, rates.get(name, 0.0)) for name, rate in found.items()}
     if not rates:
-        raise missing
+        raise MissingExtra("; ".join(reasons))
     return rates
 
 

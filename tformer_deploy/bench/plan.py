@@ -100,7 +100,21 @@ class BenchPlan:
         if self.src and self.src.exists() and not (self.src.is_dir() or self.src.resolve().is_file()):
             raise DataError(f"{self.src}: every engine reads the text again: name a file on disk")
         if self.src:
-            make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), self.src)
+            sources = make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), self.src).sources
+            for engine in map(EngineName, self.engines):
+                self._check_text(engine, limits_of(engine, bundle), max(map(len, sources)))
+
+    def _check_text(self, engine: str, limits: Limits, longest: int) -> None:
+        """Raise LimitError if an engine does not take the text's longest source with each of the widths."""
+        fix = limits.hint or "shorten it, or leave the engine out"
+        if longest > limits.src_tokens:
+            most = f"{engine} takes at most {limits.src_tokens} in this bundle"
+            raise LimitError(f"{self.src}: the longest source has {longest} tokens: {most}: {fix}")
+        tokens = min(self.max_tokens, limits.tgt_tokens)
+        for beams in self.beams:
+            if not limits.have_plan(beams, longest, tokens):
+                sizes = f"{beams} beams, a source of {longest} and an output of {tokens} tokens"
+                raise LimitError(f"{self.src}: {engine} has no plan for {sizes} in this bundle: {fix}")
 
 
 def has_profile(engine: str) -> bool:

@@ -175,7 +175,8 @@ class MachineLimits:
             rates = self.process.ask("matrix_rates", threads=self.threads)
         except MissingExtra as error:
             self.measurable = False
-            report.notes.append(f"no {error}")
+            reason = str(error).removeprefix(f"{self.process.name}: ")
+            report.notes.append(f"no limits of the machine: {reason}")
             return
         speeds = self.process.ask("bandwidth", sizes=self.sizes, threads=self.threads)
         report.ceiling = report.ceiling or Ceiling(self.threads)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,7 @@ def find_plans(bundle: Bundle, variant: str, wanted: Sequence[Stamp]) -> Plans:
     for stamp in wanted:
         if (folder / stamp.folder / HEADER).is_file():
             return open_plans(bundle, variant, folder / stamp.folder)
-    found = "; ".join(str(plans.stamp) for plans in all_plans(bundle, variant))
+    found = "; ".join(map(str, _readable_stamps(bundle, variant)))
     raise ArtifactError(
         f"{bundle.directory} has no plans for this host ({wanted[0]}), it has {found or 'none at all'}: "
         f"run here: {build_command(bundle.directory, wanted[0].precision)}"
@@ -182,14 +183,33 @@ def find_plans(bundle: Bundle, variant: str, wanted: Sequence[Stamp]) -> Plans:
 
 def all_plans(bundle: Bundle, variant: str) -> list[Plans]:
     """Every folder of plans, verified. Raises ArtifactError."""
-    headers = sorted((bundle.directory / variant / FOLDER).glob(f"[!.]*/{HEADER}"))  # hidden: of a running build
-    return [open_plans(bundle, variant, header.parent) for header in headers]
+    return [open_plans(bundle, variant, folder) for folder in _folders(bundle, variant)]
+
+
+def _folders(bundle: Bundle, variant: str) -> list[Path]:
+    headers = (bundle.directory / variant / FOLDER).glob(f"[!.]*/{HEADER}")  # hidden: of a running build
+    return sorted(header.parent for header in headers)
+
+
+def _readable_stamps(bundle: Bundle, variant: str) -> list[Stamp]:
+    """What the plans of each folder with a valid header were compiled for. The plans are not verified."""
+    found = []
+    for folder in _folders(bundle, variant):
+        with suppress(ArtifactError):
+            found.append(_read_plans(bundle, folder).stamp)
+    return found
+
+
+def _read_plans(bundle: Bundle, directory: Path) -> Plans:
+    """The header of a folder of plans, which are not verified. Raises ArtifactError."""
+    header = read_header(within(bundle.directory, directory.relative_to(bundle.directory)), HEADER, "plans", VERSION)
+    return Plans(bundle.directory, directory, header)
 
 
 def open_plans(bundle: Bundle, variant: str, directory: Path) -> Plans:
     """Open plans; checks their folder, hashes and graphs. Raises ArtifactError."""
-    header = read_header(within(bundle.directory, directory.relative_to(bundle.directory)), HEADER, "plans", VERSION)
-    plans = Plans(bundle.directory, directory, header)
+    plans = _read_plans(bundle, directory)
+    header = plans.header
     command = build_command(bundle.directory, plans.stamp.precision, plans.profiles)
     if plans.stamp.folder != directory.name:
         own = plans.stamp.folder

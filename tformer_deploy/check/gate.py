@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
@@ -167,8 +168,7 @@ class Gate:
         )
         if not bundle.config.decoder_layers:
             report.engines, report.options = [self.encoder_alone(name, reference) for name in backends], {}
-            report.rounding = reference.rounding
-            return report
+            return _with_rounding(report, reference.rounding)
         report.eager_invariance, not_blamed = eager_invariance(reference, bundle.config.eos_id, bundle.recipe.tolerance)
         text = other_text(bundle, reference.defaults) if reference.defaults else []
         for backend in backends:
@@ -178,8 +178,7 @@ class Gate:
                 if not text:
                     raise
                 report.engines.append(EngineReport(backend, failures=[str(error), *text]))
-        report.rounding = reference.rounding
-        return report
+        return _with_rounding(report, reference.rounding)
 
     def _compare(
         self, backend: str, reference: Reference, not_blamed: Cases, text: list[str], translations: Sequence[str]
@@ -187,7 +186,11 @@ class Gate:
         """Compare one engine; `text`: differences between the bundle's text and the checkpoint's."""
         engine, recipe, name = self.engine(backend), recipe_of(backend, self.bundle), EngineName(backend)
         self.progress(stage=backend)
-        with engine:
+        with ExitStack() as entered:
+            try:
+                entered.enter_context(engine)
+            except EngineError as error:  # what was found of other engines stays
+                return EngineReport(backend, str(recipe.precision), recipe.tolerance, failures=[str(error)])
             tolerance, own = recipe.limits(engine.precision), own_limits(recipe.target, engine.precision)
             if not self.loosened:
                 tolerance = tolerance.within(own)
@@ -360,6 +363,13 @@ class Gate:
                 return find_layer(engine, eager, reference, report, tolerance)
             except EngineError as error:
                 return f"the layer is not known: {error}"
+
+
+def _with_rounding(report: Report, rounding: Rounding | None) -> Report:
+    """Add eager's own rounding error; where it could not be measured, a note why."""
+    report.rounding = rounding
+    report.notes += [str(rounding)] if rounding is not None and rounding.unknown else []
+    return report
 
 
 def machine() -> dict[str, str]:

@@ -66,12 +66,15 @@ def compare_memory(encoder: Encoder, sources: Sequence[Sequence[int]], expected:
 
 
 def memory_rounding(encoder: Encoder, sources: Sequence[Sequence[int]], expected: dict[int, Floats]) -> Rounding:
-    """Compare eager's output with a copy in fp64, which is not entered; zeros if the module does not run in fp64."""
+    """Compare eager's output with a copy in fp64, which is not entered.
+
+    Of a module that does not run in fp64, zeros and the reason.
+    """
     try:
         with encoder:
             exact = read_memory(encoder, sources, 1, len(expected))
-    except Exception:  # a user's module may do anything
-        return Rounding()
+    except Exception as error:  # a user's module may do anything
+        return Rounding.failed(error)
     return Rounding(max((float(differences([ours], [exact[i]]).max()) for i, ours in expected.items()), default=0.0))
 
 

@@ -95,6 +95,10 @@ def _compare_fed(expected: Observation, observed: Observation, report: EngineRep
     for i, arrays in expected.encoder.items():
         report.encoder_max = worse(report.encoder_max, float(differences(arrays, observed.encoder[i]).max()))
     report.encoder_sentences = len(expected.encoder)
+    if observed.attention and not expected.attention:
+        raise ArtifactError(
+            f"the reference has no attention, which {report.engine} returns: make it again with --save-reference"
+        )
     for i, weights in observed.attention.items():
         largest = float(differences([expected.attention[i]], [weights]).max())
         report.attention_max = worse(report.attention_max or 0.0, largest)
@@ -219,21 +223,22 @@ def eager_invariance(reference: Reference, eos_id: int, tolerance: Tolerance) ->
 def eager_rounding(reference: Reference, make_exact: Callable[[], Engine]) -> Rounding:
     """Compare eager's outputs with the same in fp64; `make_exact` returns that engine, not entered.
 
-    Zeros if a module does not run in fp64: its rounding error is not known then.
+    Of a module that does not run in fp64, zeros and the reason.
     """
     ours, sources = reference.observed, reference.sources
     try:
         with make_exact() as exact:
             found = observe_fed(exact, sources, reference.options, ours)
-    except Exception:  # a user's module may do anything
-        return Rounding()
+    except Exception as error:  # a user's module may do anything
+        return Rounding.failed(error)
     encoder = [np.zeros(0), *(differences(ours.encoder[i], arrays) for i, arrays in found.encoder.items())]
     scores = [differences(ours.probes, found.probes)]
     if ours.vocabulary and found.vocabulary:
         encoder.append(_entries_apart(ours.vocabulary.source, found.vocabulary.source))
         scores.append(_entries_apart(ours.vocabulary.target, found.vocabulary.target))
     largest = (np.nan_to_num(np.concatenate(each), posinf=0.0).max(initial=0.0) for each in (encoder, scores))
-    return Rounding(*map(float, largest))
+    of_encoder, of_scores = map(float, largest)
+    return Rounding(of_encoder, of_scores)
 
 
 def _invariance(

@@ -9,6 +9,8 @@ from ..bundle.recipe import Tolerance
 
 BOTH = 2
 """Two engines with the same rounding error differ by at most twice that error."""
+SAID = 300
+"""Characters of a module's error that are kept."""
 MOST = 10
 """A limit is widened at most so many times: a model whose rounding error is larger is refused."""
 
@@ -24,11 +26,23 @@ class Rounding:
 
     encoder: float = 0.0
     scores: float = 0.0
+    unknown: str = ""
+    """Why it is not known, where the module stopped in fp64."""
+
+    @classmethod
+    def failed(cls, error: Exception) -> Rounding:
+        """Not known, as a module raised an error in fp64."""
+        return cls(unknown=f"{type(error).__name__}: {' '.join(str(error).split())[:SAID]}")
 
     def __bool__(self) -> bool:
         return bool(self.encoder or self.scores)
 
     def __str__(self) -> str:
+        if self.unknown:
+            return (
+                "how far eager PyTorch rounds is not known, so that limits of fp32 are not widened: "
+                f"its module stopped in fp64: {self.unknown}"
+            )
         return (
             f"eager PyTorch rounds by up to {self.encoder:.1e} (encoder outputs) and {self.scores:.1e} (scores), "
             f"measured in fp64; limits of fp32 are at least {BOTH} times that"

@@ -1,7 +1,7 @@
 """What runs a bundle's model. Each engine is one line of `registry.ENGINES`.
 
 In: a bundle and a name such as `ort:int8@cuda`. Out: an object of `engines.base.Engine`.
-`translate`, `check` and `bench` use it; of `export`, only `checked` and `build` do.
+`decoding`, `translate`, `serve`, `check` and `bench` use it; of `export`, only `checked`, `build` and `trt_builder` do.
 """
 
 from .make import (

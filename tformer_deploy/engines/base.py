@@ -60,9 +60,15 @@ class Limits:
 
     def sentences(self, beams: int, src_tokens: int, tgt_tokens: int) -> int:
         """The largest batch of sentences with these sizes; 1 where no plan has them."""
-        wanted = beams, src_tokens, tgt_tokens
-        fits = [p.batch for p in self.profiles if all(map(ge, (p.beams, p.src_len, p.capacity), wanted))]
-        return max(fits, default=1) if self.profiles else self.batch
+        return max(self._batches(beams, src_tokens, tgt_tokens), default=1) if self.profiles else self.batch
+
+    def have_plan(self, beams: int, src_tokens: int, tgt_tokens: int) -> bool:
+        """Whether a sentence with these sizes fits into a profile, where these are limited."""
+        return not self.profiles or bool(self._batches(beams, src_tokens, tgt_tokens))
+
+    def _batches(self, *wanted: int) -> list[int]:
+        """The batch sizes of the profiles that have these beams, source and target tokens."""
+        return [p.batch for p in self.profiles if all(map(ge, (p.beams, p.src_len, p.capacity), wanted))]
 
 
 @dataclass(frozen=True)

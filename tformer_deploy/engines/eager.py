@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..base.errors import ConfigError, EngineError
+from ..base.errors import ConfigError, EngineError, LimitError
+from ..base.messages import NO_ATTENTION
 from ..bundle.contract import cache_names, layer_names
 from ..bundle.manifest import Bundle
 from ..model.checkpoint import Checkpoint, open_reference
@@ -65,7 +66,7 @@ class EagerState:
 class EagerEngine(SameStep):
     """Runs a model as it is; every other engine is compared with this one."""
 
-    attention, precision = True, "fp32"
+    precision = "fp32"
 
     def __init__(self, model: Seq2Seq, top_k: int = 0, module: str = "", threads: int = 0, device: str = "") -> None:
         """module: `FILE.py:FUNCTION` of a model of the user's own, to say where it fails.
@@ -78,6 +79,7 @@ class EagerEngine(SameStep):
         self.checkpoint: Checkpoint | UserCheckpoint | None = None
         """Where the model is from, if that is known."""
         self.limits = Limits.eager(model.config)
+        self.attention: bool = getattr(model, "notes_attention", True)  # set on modules of the user's own
 
     def __enter__(self) -> Self:
         self._before = self.model.training, str(self._device), torch.get_num_threads()
@@ -112,6 +114,8 @@ class EagerEngine(SameStep):
     @torch.inference_mode()
     def step(self, tokens: Ints, state: EagerState, full: bool = False, attention: bool = False) -> Scores:
         """See `Engine.step`."""
+        if attention and not self.attention:
+            raise LimitError(NO_ATTENTION)
         layers: Layers | None = {} if attention else None
         scores = self._step(tokens, state, layers)
         ids = best_ids(scores, self.best(tokens.shape[1], state))

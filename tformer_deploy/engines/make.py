@@ -129,4 +129,4 @@ def _lists(name: EngineName, bundle: Bundle) -> Shortlist:
                 offered.update(new)
         way = f"use {' or '.join(ways)}" if ways else "export again with --recipe int8"
         raise ConfigError(f"--shortlist: {name} has no graphs for it: {way}")
-    return open_shortlist(bundle, name.variant)
+    return open_shortlist(bundle, name.folder(bundle))

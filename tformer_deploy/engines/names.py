@@ -94,7 +94,8 @@ def recipe_of(name: str, bundle: Bundle) -> Recipe:
 def explain(names: Sequence[str], bundle: Bundle) -> list[str]:
     """A line for each engine whose name does not say what runs."""
     return [
-        f"{name}: the graphs that tformer build compiles for TensorRT, here on {name.spec.title}, without a GPU"
+        f"{name}: the graphs that tformer build compiles for TensorRT, here on {name.spec.title}"
+        + (", without a GPU" if name.device == "cpu" else "")
         for name in map(EngineName, names)
         if not name.spec.plans and recipe_of(name, bundle).target == "trt"
     ]

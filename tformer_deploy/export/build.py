@@ -155,7 +155,7 @@ def build_plans(
     if calibrate:
         sources = texts[calibrate]
         progress(stage="calibration")
-        ranges = measure(bundle, variant, sources, max(profile.capacity for profile in chosen), progress)
+        ranges = largest_on_text(bundle, variant, sources, max(profile.capacity for profile in chosen), progress)
         report.calibration = f"{min(len(sources), CALIBRATED)} sentences of {calibrate.name}"
         report.largest = largest_values(ranges)
     for profile in chosen if lengths else []:
@@ -246,7 +246,7 @@ def read_sources(bundle: Bundle, path: Path, longest: int) -> list[list[int]]:
     return found
 
 
-def measure(
+def largest_on_text(
     bundle: Bundle,
     variant: str,
     sources: Sequence[Sequence[int]],

@@ -63,7 +63,10 @@ def input_ranges(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> Ranges:
         for name, module in layers.items()
     ]
     try:
-        for _ in all_steps([model], sources[:SENTENCES], TOKENS):
+        steps = all_steps([model], sources[:SENTENCES], TOKENS)
+        next(steps)  # of a batch that is encoded, and no more
+        encoding = set(seen)
+        for _ in steps:
             pass
     finally:
         for hook in hooks:
@@ -75,7 +78,7 @@ def input_ranges(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> Ranges:
     for names in readers.values():
         weights = [layers[name].weight for name in names if name != "output"]
         chosen = _shrunk(*seen[names[0]], torch.cat(rows[names[0]]), weights)
-        found.update(dict.fromkeys(names, chosen._replace(name=names[0])))
+        found |= {name: chosen._replace(name=names[0], encodes=name in encoding) for name in names}
     return found
 
 
@@ -273,9 +276,8 @@ def round_model(model: Seq2Seq, recipe: Recipe, ranges: Ranges) -> Seq2Seq:
         if isinstance(module, nn.Embedding) and TABLES not in ranges:
             module.weight = _frozen(_by_columns(module.weight))
         elif isinstance(module, nn.Linear) and (limits := ranges.get(name)):
-            in_encoder = name.startswith("encoder.") or name.endswith((".cross.key", ".cross.value"))
             weight = module.weight
-            if in_encoder or not recipe.group_size:
+            if limits.encodes or not recipe.group_size:
                 least, largest = limits[:2]
                 shrink = torch.ones(()) if limits.shrink is None else torch.from_numpy(limits.shrink)
                 module.weight = _frozen(_by_columns(weight / shrink))

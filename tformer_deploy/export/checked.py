@@ -204,6 +204,11 @@ def require_exportable(checkpoint: UserCheckpoint, chosen: Mapping[str, Recipe])
     that has none; say what would be faster."""
     require_positions(checkpoint.model, str(checkpoint.directory))
     if not checkpoint.config.module_parameters:
+        for name in [name for name, recipe in chosen.items() if recipe.attention and not checkpoint.notes_attention]:
+            raise ConfigError(
+                f"recipe {name or 'with attention'}: step of {checkpoint.directory} notes no attention in layers: note "
+                "it, as seq2seq.Seq2Seq says, or leave the recipe out"
+            )
         return
     for name, recipe in chosen.items():
         if recipe.memory and not checkpoint.encodes:
@@ -247,15 +252,15 @@ def _read(
         calibration = Calibration([], list(range(len(corpus.sources))), "")
     elif texts.calibrate or not texts.src:
         other = make_corpus(*narrow, texts.calibrate, seed=1)
-        calibration = apart(other, corpus)
+        calibration = calibration_from(other, corpus)
     else:
-        calibration = split(corpus)
+        calibration = calibration_split(corpus)
     corpus.sources = [corpus.sources[i] for i in calibration.places]
     corpus.lines = [corpus.lines[i] for i in calibration.places] if corpus.lines else []
     return corpus, [targets[i] for i in calibration.places] if targets else [], calibration
 
 
-def apart(other: Corpus, corpus: Corpus) -> Calibration:
+def calibration_from(other: Corpus, corpus: Corpus) -> Calibration:
     """Text of its own calibrates, without what is checked. Raises DataError where nothing is left."""
     checked = set(map(tuple, corpus.sources))
     sources = [source for source in other.sources if tuple(source) not in checked][:SENTENCES]
@@ -265,7 +270,7 @@ def apart(other: Corpus, corpus: Corpus) -> Calibration:
     return Calibration(sources, list(range(len(corpus.sources))), line + _few(len(sources)))
 
 
-def split(corpus: Corpus) -> Calibration:
+def calibration_split(corpus: Corpus) -> Calibration:
     """At most half of a text calibrates, sentences at equal distances; the rest is checked.
 
     Raises DataError for a text of one sentence.

@@ -21,6 +21,8 @@ class Range(NamedTuple):
     set the step of all. Source: Xiao et al. 2023, "SmoothQuant"."""
     name: str = ""
     """Of `shrink`, which layers that read the same input share."""
+    encodes: bool = False
+    """Whether the layer runs in `encode` or `cross_keys_values`: their graph rounds by channels in every recipe."""
 
 
 LEAST = 1e-9

@@ -161,7 +161,7 @@ def inspect_plan(tensorrt: TensorRt, data: bytes) -> tuple[str, int]:
 
 
 def tensor_types(layers: str) -> dict[str, int]:
-    """PlanPrecision -> how many of the tensors that layers read and write, of an inspector's JSON."""
+    """Precision -> how many of the tensors that layers read and write, of an inspector's JSON."""
     called = {"fp16": ("half", "fp16"), "bf16": ("bfloat16", "bf16"), "fp32": ("float", "fp32")}
     found: Counter[str] = Counter()
     for text in re.findall(r'"Format/Datatype":\s*"([^"]*)"', layers):

@@ -45,7 +45,11 @@ class DeviceSearchEngine(SpeculativeEngine, OrtGraphs):
         super().__enter__()
         if self.keeps:
             self._thread = ThreadPoolExecutor(1, "gpu")
-            self._try()
+            try:
+                self._try()
+            except BaseException:
+                self.__exit__()
+                raise
         return self
 
     def __exit__(self, *why: object) -> None:

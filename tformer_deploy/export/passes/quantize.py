@@ -26,7 +26,7 @@ def quantize_channels(graph: ir.Graph, ranges: Ranges) -> None:
     The sums are exact, so that a row's result does not depend on the rows beside it. Raises ArtifactError for a layer
     that calibration has not seen.
     """
-    for linear, (least, largest, shrink, shared) in rounded_linears(graph, ranges):
+    for linear, (least, largest, shrink, shared, _) in rounded_linears(graph, ranges):
         x, build = linear.x, Builder(graph, linear.product)
         relu = made_by(x, "Relu")
         if relu is not None and least == 0:

@@ -54,7 +54,7 @@ def wrapped(user: UserModel, where: str) -> Seq2Seq:
         ids = _ids(made_by_user.config)
         with torch.no_grad():
             with NoAutocast(where):
-                _require_protocol(made_by_user, where)
+                cast(Any, module).notes_attention = _require_protocol(made_by_user, where)
             with calling(where, "step"):
                 _require_repeated(lambda: stepped(made_by_user, *ids), where)
         cast(Any, module).unread = unread(module, lambda: stepped(made_by_user, *ids))
@@ -194,8 +194,11 @@ def _require_logits(logits: Tensor, what: str, where: str) -> None:
         )
 
 
-def _require_protocol(model: Seq2Seq, where: str) -> None:
-    """Raise ConfigError where a module's functions give others than `Seq2Seq` says, by the field or name."""
+def _require_protocol(model: Seq2Seq, where: str) -> bool:
+    """Whether a step notes `attention`, which only recipes with attention need.
+
+    Raises ConfigError where a module's functions give others than `Seq2Seq` says, by the field or name.
+    """
     config, side = model.config, model.config.decoder
     src_ids, lengths, tgt_ids = _ids(config)
     rows, empty = (len(src_ids), BEAMS), torch.zeros(len(src_ids) * BEAMS, side.heads, 0, side.head_dim)
@@ -226,6 +229,7 @@ def _require_protocol(model: Seq2Seq, where: str) -> None:
             raise ConfigError(
                 f"{where}: {function} noted no {missing[0]} in layers: by config it must note {', '.join(names)}"
             )
+    return "attention" in noted[1]
 
 
 def _require_layers(found: int, config: ModelConfig, function: str, did: str, where: str) -> None:

@@ -30,6 +30,9 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class Recomputed(nn.Module):
     """Every step decodes the whole prefix."""
 
+    notes_attention = False
+    """Whether `step` notes attention in `layers`."""
+
     def __init__(self, user: UserModel, memory_width: int) -> None:
         """memory_width: numbers per token that `encode` returns; 1 without it."""
         super().__init__()

@@ -64,6 +64,11 @@ class UserCheckpoint:
         return getattr(self.model, "encodes", True)
 
     @property
+    def notes_attention(self) -> bool:
+        """Whether a step of the module can note its attention."""
+        return getattr(self.model, "notes_attention", True)
+
+    @property
     def advice(self) -> str:
         """Arguments of `UserModel` that would make steps faster; empty if there are none."""
         if not isinstance(self.model, Recomputed) or not self.config.decoder_layers:
