@@ -89,10 +89,11 @@ class BenchPlan:
     def check(self, bundle: Bundle) -> None:
         """Raise LimitError, DataError or ConfigError for a point, text or option that an engine does not take."""
         check_checkpoint(self.checkpoint, self.engines)
+        limits_by_engine: dict[str, Limits] = {}
         for engine in map(EngineName, self.engines):
             if not engine.spec.measured:
                 raise ConfigError(f"--backend {engine}: bench does not measure the C++ runtime: use ort")
-            limits = limits_of(engine, bundle)
+            limits = limits_by_engine[engine] = limits_of(engine, bundle)
             if self.shortlist:
                 make_engine(engine, bundle, self.checkpoint, self.threads, shortlist=True)
             for point in self.points:
@@ -101,8 +102,8 @@ class BenchPlan:
             raise DataError(f"{self.src}: every engine reads the text again: name a file on disk")
         if self.src:
             sources = make_corpus(bundle.config, bundle.recipe, bundle.tokenizers(), self.src).sources
-            for engine in map(EngineName, self.engines):
-                self._check_text(engine, limits_of(engine, bundle), max(map(len, sources)))
+            for name, limits in limits_by_engine.items():
+                self._check_text(name, limits, max(map(len, sources)))
 
     def _check_text(self, engine: str, limits: Limits, longest: int) -> None:
         """Raise LimitError if an engine does not take the text's longest source with each of the widths."""
