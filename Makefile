@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Python compiles what it imports; pip would compile all of it.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --no-compile --disable-pip-version-check -e '.[train,export,cpu,trt-rtx,report,corpus,cluster,serve,serve-cluster,dev]' -c constraints.txt
+	$(BIN)/pip install -q --no-compile --disable-pip-version-check -e '.[train,export,cpu,trt-rtx,report,corpus,cluster,serve,serve-grpc,serve-cluster,dev]' -c constraints.txt
 	@touch $@
 
 demo: $(READY)

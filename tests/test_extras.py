@@ -20,6 +20,8 @@ IMPORTED = {
     "onnxruntime-gpu": "onnxruntime",
     "cuda-python": "cuda",
     "prometheus-client": "prometheus_client",
+    "grpcio": "grpc",
+    "protobuf": "google",
     "tensorrt-rtx-cu13": "tensorrt_rtx",
     "ray[serve]": "ray",
 }

@@ -78,6 +78,7 @@ EXTRAS = {
     "export": ("torch", "safetensors", "onnx", "onnxscript", "yaml"),
     "cpu": ("onnxruntime",),
     "serve": ("starlette", "uvicorn", "prometheus_client"),
+    "serve-grpc": ("grpc", "tritonclient", "google", "packaging"),
     "trt": ("tensorrt", "polygraphy", "onnx", "cuda"),
     "trt-rtx": ("tensorrt_rtx", "polygraphy", "onnx", "cuda"),
     "gpu": ("onnxruntime", "cuda"),

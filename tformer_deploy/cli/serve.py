@@ -36,6 +36,10 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port for KServe v2 over gRPC; 0: any that is free. Default: none."),
+    ] = None,
     backend: Backend = "ort",
     variant: Variant = None,
     device: DeviceOption = "cpu",
@@ -80,6 +84,8 @@ def serve(
     """
     with extras():
         from ..serve.run import Service, run_server
+    if grpc_port is not None:
+        require("serve-grpc", "grpc", "tritonclient", "google", "packaging")
     from ..serve.served import Served
     from ..translate.opening import TranslatorOptions
 
@@ -97,10 +103,12 @@ def serve(
     aliases = read_pairs("--alias", "NAME=MODEL, or NAME=MODEL:TOKEN", alias or [])
     served = Served(bundles, aliases, caps, slots, max_queue)
     if address is None:
-        run_server(Service(served, host, port, key, shutdown_delay), note)
+        run_server(Service(served, host, port, key, grpc_port, shutdown_delay), note)
         return
     if not port or shutdown_delay:
         raise ConfigError("with --address, --port must be a number other than 0, and --shutdown-delay has no meaning")
+    if grpc_port is not None:
+        raise ConfigError("--grpc-port is not served with --address: leave it out")
     require("serve-cluster", "ray", "grpc", "fastapi")
     from ..serve.on_ray import Cluster, deploy, plan_of
 

@@ -8,6 +8,7 @@ import json
 import logging
 import secrets
 import time
+from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any, cast
 
@@ -121,7 +122,7 @@ class Guard:
             await self.own(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        number, start, status = _request_id(headers), time.perf_counter(), 500
+        number, start, status = request_id(headers), time.perf_counter(), 500
         REQUEST_ID.set(number)
 
         async def answer(message: Message) -> None:
@@ -170,7 +171,7 @@ class Guard:
         return hmac.compare_digest(sent, self.key)
 
 
-def _request_id(headers: Headers) -> str:
+def request_id(headers: Mapping[str, str]) -> str:
     """The request's own id, if it is printable ASCII, or a new one."""
-    own = headers.get("x-request-id", "")[:64]
+    own = str(headers.get("x-request-id", ""))[:64]
     return own if own.isascii() and own.isprintable() and own else secrets.token_hex(8)

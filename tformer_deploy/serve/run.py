@@ -12,14 +12,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from ..base.errors import ConfigError, TformerError
-from .app import LOG, make_app
+from .app import LOG, Guard, make_app
 from .connections import Timed, allow_connections
 from .current import Current
 from .served import Served
+
+if TYPE_CHECKING:
+    from .grpc import GrpcServer
 
 DRAIN_SECONDS = 30
 """Seconds that requests get to end after a signal."""
@@ -36,6 +40,8 @@ class Service:
     port: int
     key: str = ""
     """What clients must send, if anything."""
+    grpc_port: int | None = None
+    """For gRPC too, if given."""
     shutdown_delay: float = 0.0
     """Seconds after a signal in which requests are still taken, while load balancers learn that this server ends."""
 
@@ -46,7 +52,7 @@ def run_server(service: Service, note: Callable[[str], None]) -> None:
     The port is taken at once, and listens when all models are warm: until then, connections are refused.
     """
     with bind(service.host, service.port) as listening:
-        serve_on(listening, service, lambda: note(said(service, listening)))
+        serve_on(listening, service, note)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -58,14 +64,16 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"{host}:{port} cannot be listened on: choose another --host or --port") from None
 
 
-def said(service: Service, listening: socket.socket) -> str:
+def said(service: Service, listening: socket.socket, calls: GrpcServer | None) -> str:
     """What is served, and where."""
     host, port = listening.getsockname()[:2]
-    return f"serving {', '.join(service.served.bundles)} on http://{f'[{host}]' if ':' in host else host}:{port}"
+    shown = f"[{host}]" if ":" in host else host
+    also = f", gRPC on {shown}:{calls.port}" if calls else ""
+    return f"serving {', '.join(service.served.bundles)} on http://{shown}:{port}{also}"
 
 
-def serve_on(listening: socket.socket, service: Service, ready: Callable[[], None]) -> None:
-    """Open the models, listen, and serve until a signal. `ready` is called once clients may connect."""
+def serve_on(listening: socket.socket, service: Service, note: Callable[[str], None]) -> None:
+    """Open the models, listen, and serve until a signal. `note` is told where, once clients may connect."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     LOG.addHandler(handler)
@@ -79,6 +87,7 @@ def serve_on(listening: socket.socket, service: Service, ready: Callable[[], Non
     except BaseException:
         models.close(drain=False)
         raise
+    calls = None
     try:
         config = uvicorn.Config(
             app,
@@ -92,10 +101,24 @@ def serve_on(listening: socket.socket, service: Service, ready: Callable[[], Non
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, lambda *_: None)  # uvicorn sends itself again the one that ended it
         listening.listen(BACKLOG)  # from here on clients may connect
-        ready()
-        Server(config, app.current, service.shutdown_delay, bool(early)).run(sockets=[listening])
+        calls = open_calls(app, service)
+        note(said(service, listening, calls))
+        server = Server(config, app.current, service.shutdown_delay, bool(early))
+        server.calls = calls
+        server.run(sockets=[listening])
     finally:
+        if calls:
+            calls.close(DRAIN_SECONDS)
         app.current.close()
+
+
+def open_calls(app: Guard, service: Service) -> GrpcServer | None:
+    """The server for gRPC, if there is to be one. Raises ConfigError where the port is taken."""
+    if service.grpc_port is None:
+        return None
+    from .grpc import GrpcServer
+
+    return GrpcServer(app, service.host, service.grpc_port, service.served.caps.body_bytes)
 
 
 class Server(uvicorn.Server):
@@ -105,6 +128,8 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.current, self.delay, self._reload_at_once = current, delay, reload
         self._ends: float | None = None
+        self.calls: GrpcServer | None = None
+        """Ends with this."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen to SIGHUP too."""
@@ -129,6 +154,11 @@ class Server(uvicorn.Server):
             self._ends = time.monotonic() + self.delay
         else:
             super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests end, and calls over gRPC meanwhile."""
+        calls = asyncio.to_thread(self.calls.close, DRAIN_SECONDS) if self.calls else asyncio.sleep(0)
+        await asyncio.gather(super().shutdown(sockets), calls)
 
     async def on_tick(self, counter: int) -> bool:
         """Whether it is time to end."""
