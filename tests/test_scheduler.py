@@ -115,10 +115,19 @@ def held(scheduler: Scheduler, engine: Watched, count: int = 1, **decoding: Any)
 def test_a_full_queue_refuses_at_once(engine: Watched) -> None:
     with translator_of(engine) as translator, Scheduler(translator, slots=2, max_queue=1) as scheduler:
         held(scheduler, engine)
-        scheduler.submit("w6")
-        with pytest.raises(Busy, match="1 lines are waiting"):
+        for _ in range(2):
+            scheduler.submit("w6")
+        with pytest.raises(Busy, match="2 lines are waiting"):
             scheduler.submit("w7")
         engine.open.set()
+
+
+def test_a_burst_fills_the_slots_before_the_queue(engine: Watched) -> None:
+    """However quick the scheduler's thread is."""
+    with translator_of(engine) as translator, Scheduler(translator, slots=32, max_queue=0) as scheduler:
+        for _ in range(20):
+            lines = [scheduler.submit("w4 w5") for _ in range(32)]
+            assert all(line.result(20).ids for line in lines)
 
 
 def test_a_line_that_is_late_leaves_and_so_does_one_that_waits(scheduler: Scheduler, engine: Watched) -> None:

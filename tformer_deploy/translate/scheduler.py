@@ -54,6 +54,8 @@ class Line:
         cancelled, see `cancel`."""
         self.future.set_running_or_notify_cancel()
         self.cancelled = False
+        self.on_end: Callable[[], None] | None = None
+        """Called before the result is handed over."""
 
     def cancel(self) -> None:
         """Give the line up: it leaves before the next step, and its future raises Cancelled."""
@@ -83,6 +85,8 @@ class Line:
 
     def end(self, result: Result | BaseException) -> None:
         """Hand the result or the error over. An error that is no TformerError becomes an EngineError."""
+        if self.on_end:
+            self.on_end()
         if isinstance(result, BaseException):
             self.future.set_exception(_named(result))
         else:
@@ -159,7 +163,7 @@ class Scheduler:
     def __init__(
         self, translator: Translator, slots: int = 32, max_queue: int = 1024, join_tokens: int = JOIN_TOKENS
     ) -> None:
-        """`translator`: open. `slots`: most lines that run at once; `max_queue`: most lines that wait."""
+        """`translator`: open. `slots`: most lines that run at once; `max_queue`: how many more may wait."""
         check_whole("slots", slots, 1, MOST_SLOTS)
         check_whole("max_queue", max_queue, 0, MOST_QUEUED)
         check_whole("join_tokens", join_tokens, 1, MOST_QUEUED)
@@ -170,6 +174,8 @@ class Scheduler:
         """Tokens of the lines that have ended, the best output of each."""
         self.first_token, self.per_token = Times(), Times()
         """From a line's arrival to the end of its first step; from there, the mean time of its further steps."""
+        self._unfinished = 0
+        """Lines that wait, join or run."""
         self._waiting: deque[Line] = deque()
         self._joining: dict[int, list[Line]] = {}
         self._groups: dict[int, Group] = {}
@@ -219,11 +225,17 @@ class Scheduler:
         with self._wake:
             if self._closed:
                 raise ConfigError("the scheduler is closed: it takes no lines")
-            if len(self._waiting) >= self.max_queue and (self._waiting or self.running >= self.slots):
+            if self._unfinished >= self.slots + self.max_queue:
                 raise Busy(f"{len(self._waiting)} lines are waiting: try again later")
+            self._unfinished += 1
+            line.on_end = self._ended
             self._waiting.append(line)
             self._wake.notify()
         return line
+
+    def _ended(self) -> None:
+        with self._wake:
+            self._unfinished -= 1
 
     def close(self, drain: bool = True) -> None:
         """Take no more lines, and end the thread when all lines have ended; without `drain`, cancel them."""
