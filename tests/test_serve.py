@@ -216,6 +216,24 @@ def test_a_full_queue_is_said_at_once(serve: Callable[..., Any], engine: Watched
         thread.join(20)
 
 
+@pytest.mark.parametrize("call", ["encode", "step"])
+@pytest.mark.parametrize("error", [RuntimeError("a fault"), SystemExit("a fault")], ids=["error", "exit"])
+def test_an_engine_that_fails_answers_500_and_serves_on(
+    client: Any, engine: Watched, call: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, call, fail)
+        answer = post(client, text="w4 w5")
+        assert answer.status_code == 500 and "a fault" in answer.json()["error"]
+        both = post(client, text=["w4", "w5"]).json()["results"]
+        assert [each["status"] for each in both] == [500, 500]
+        assert events(post(client, text="w4 w5", stream=True))[-1][0] == "error"
+    assert post(client, text="w4 w5").status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_frees_its_place(
     client: Any, engine: Watched, cancelled: Callable[[], bool], stream: bool

@@ -14,8 +14,8 @@ from ..base.errors import ConfigError, extras, require, unknown
 from ..base.headers import read_toml
 from ..base.notes import note
 from ..base.settings import from_dict
-from ..engines import EngineName
-from .options import Backend, DeviceOption, Shortlisted, Threads, Variant
+from ..engines import EngineName, threads_each
+from .options import Backend, DeviceOption, Shortlisted, Variant, WorkerThreads
 from .root import app
 
 if TYPE_CHECKING:
@@ -51,7 +51,10 @@ def serve(
         ),
     ] = None,
     shortlist: Shortlisted = False,
-    threads: Threads = 0,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that share the port; one that dies is started again.")
+    ] = 1,
+    threads: WorkerThreads = 0,
     slots: Annotated[int, typer.Option(min=1, max=4096, help="Lines of a bundle that run at once.")] = 32,
     max_queue: Annotated[
         int, typer.Option(min=0, max=1 << 20, help="Lines of a bundle that wait; further ones are refused (429).")
@@ -84,6 +87,7 @@ def serve(
     """
     with extras():
         from ..serve.run import Service, run_server
+        from ..serve.workers import run_workers
     if grpc_port is not None:
         require("serve-grpc", "grpc", "tritonclient", "google", "packaging")
     from ..serve.served import Served
@@ -93,7 +97,8 @@ def serve(
         raise ConfigError("--host must not be empty: 0.0.0.0 means all addresses")
     caps = read_caps(limits, slots, max_queue)
     key = read_key(api_key_file)
-    usual = TranslatorOptions("", backend, variant, device, threads=threads, shortlist=shortlist)
+    share = threads_each(threads, workers) if workers > 1 else threads
+    usual = TranslatorOptions("", backend, variant, device, threads=share, shortlist=shortlist)
     folders = read_bundles(bundle)
     engines = read_pairs("--use", "NAME=BACKEND:VARIANT", use or [])
     for name in engines:
@@ -102,9 +107,17 @@ def serve(
     bundles = {name: replace(usual, bundle=folder, **engine_of(engines, name)) for name, folder in folders.items()}
     aliases = read_pairs("--alias", "NAME=MODEL, or NAME=MODEL:TOKEN", alias or [])
     served = Served(bundles, aliases, caps, slots, max_queue)
+    service = Service(served, host, port, key, grpc_port, shutdown_delay)
+    if workers > 1 and grpc_port is not None:
+        raise ConfigError("--grpc-port is served by one process: leave out --workers")
     if address is None:
-        run_server(Service(served, host, port, key, grpc_port, shutdown_delay), note)
+        if workers > 1:
+            run_workers(service, workers, note)
+        else:
+            run_server(service, note)
         return
+    if workers > 1:
+        raise ConfigError("--workers are processes of this machine: with --address, use --replicas")
     if not port or shutdown_delay:
         raise ConfigError("with --address, --port must be a number other than 0, and --shutdown-delay has no meaning")
     if grpc_port is not None:

@@ -26,6 +26,7 @@ from .answers import REQUEST_ID, Json, failed, message_of
 from .current import Current, Reopen
 from .errors import Forbidden, NoKey
 from .models import Models
+from .pages import Member
 from .protocols import deepl, kserve, libretranslate, openai, own
 
 PROTOCOLS = (own, libretranslate, deepl, kserve, openai)
@@ -38,10 +39,10 @@ READY = ("/healthz", "/healthz/ready", "/v2/health/ready")
 LOG = logging.getLogger("tformer_deploy.serve.access")
 
 
-def make_app(models: Models, key: str = "", reopen: Reopen | None = None) -> Guard:
+def make_app(models: Models, key: str = "", reopen: Reopen | None = None, member: Member | None = None) -> Guard:
     """The application. `key`: what clients must send, as `Authorization: Bearer KEY` or `X-API-Key: KEY`, if any.
 
-    `reopen`: opens the bundles that have changed, see `Current`.
+    `reopen`: opens the bundles that have changed, see `Current`. `member`: of several workers.
     """
 
     def of_models(models: Models) -> ASGIApp:
@@ -50,7 +51,8 @@ def make_app(models: Models, key: str = "", reopen: Reopen | None = None) -> Gua
 
     current = Current(models, of_models, reopen)
     counted = metrics.Counted(current)
-    return Guard(current, _starlette(own_routes(current, counted, key)), key, counted)
+    own = _starlette([*health_routes(current), *operating_routes(current, counted, key, member)])
+    return Guard(current, own, key, counted)
 
 
 def _starlette(routes: list[Any]) -> Starlette:
@@ -62,8 +64,8 @@ def _starlette(routes: list[Any]) -> Starlette:
     return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, on_error))
 
 
-def own_routes(current: Current, counted: metrics.Counted, key: str) -> list[Route]:
-    """Routes of the server itself, which hold no models while they answer."""
+def health_routes(current: Current) -> list[Route]:
+    """What load balancers ask."""
 
     async def live(request: Request) -> Response:
         return Json({"status": "live"})
@@ -71,22 +73,28 @@ def own_routes(current: Current, counted: metrics.Counted, key: str) -> list[Rou
     async def ready(request: Request) -> Response:
         return Json({"status": "ready", "models": [model.name for model in current]})
 
+    return [Route("/healthz", ready), Route("/healthz/live", live), Route("/healthz/ready", ready)]
+
+
+def operating_routes(current: Current, counted: metrics.Counted, key: str, member: Member | None) -> list[Route]:
+    """What holds for the whole server; of several workers, for all."""
+
     async def show_metrics(request: Request) -> Response:
-        return PlainTextResponse(counted.text(), media_type=counted.media_type)
+        text = counted.text()
+        if member:
+            member.pages.write(text)
+            text = member.pages.read()
+        return PlainTextResponse(text, media_type=counted.media_type)
 
     async def reload(request: Request) -> Response:
         if not key and not _is_local(request):
             raise Forbidden("this server has no key: ask from its own machine, send it SIGHUP, or give it a key")
         new = await asyncio.to_thread(current.reload)
+        if member:
+            member.tell_reload()
         return Json({"models": [_state(model.name, model.version, model in new) for model in current]})
 
-    return [
-        Route("/healthz", ready),
-        Route("/healthz/live", live),
-        Route("/healthz/ready", ready),
-        Route("/metrics", show_metrics),
-        Route("/admin/reload", reload, methods=["POST"]),
-    ]
+    return [Route("/metrics", show_metrics), Route("/admin/reload", reload, methods=["POST"])]
 
 
 def _state(name: str, version: str, new: bool) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from ..base.errors import ConfigError, TformerError
 from .app import LOG, Guard, make_app
 from .connections import Timed, allow_connections
 from .current import Current
+from .pages import Member
 from .served import Served
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"{host}:{port} cannot be listened on: choose another --host or --port") from None
 
 
-def said(service: Service, listening: socket.socket, calls: GrpcServer | None) -> str:
+def said(service: Service, listening: socket.socket, calls: GrpcServer | None = None) -> str:
     """What is served, and where."""
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -72,8 +73,13 @@ def said(service: Service, listening: socket.socket, calls: GrpcServer | None) -
     return f"serving {', '.join(service.served.bundles)} on http://{shown}:{port}{also}"
 
 
-def serve_on(listening: socket.socket, service: Service, note: Callable[[str], None]) -> None:
-    """Open the models, listen, and serve until a signal. `note` is told where, once clients may connect."""
+def serve_on(
+    listening: socket.socket, service: Service, note: Callable[[str], object], member: Member | None = None
+) -> None:
+    """Open the models, listen, and serve until a signal. `note` is told where, once clients may connect.
+
+    `member`: of several workers.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     LOG.addHandler(handler)
@@ -83,7 +89,7 @@ def serve_on(listening: socket.socket, service: Service, note: Callable[[str], N
     signal.signal(signal.SIGHUP, lambda number, _: early.append(number))  # while models are opened
     models = service.served.open()
     try:
-        app = make_app(models, service.key, service.served.open)
+        app = make_app(models, service.key, service.served.open, member)
     except BaseException:
         models.close(drain=False)
         raise
@@ -105,6 +111,8 @@ def serve_on(listening: socket.socket, service: Service, note: Callable[[str], N
         note(said(service, listening, calls))
         server = Server(config, app.current, service.shutdown_delay, bool(early))
         server.calls = calls
+        if member:
+            server.each_second = lambda: member.pages.write(app.counted.text())
         server.run(sockets=[listening])
     finally:
         if calls:
@@ -130,6 +138,7 @@ class Server(uvicorn.Server):
         self._ends: float | None = None
         self.calls: GrpcServer | None = None
         """Ends with this."""
+        self.each_second: Callable[[], None] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen to SIGHUP too."""
@@ -161,5 +170,7 @@ class Server(uvicorn.Server):
         await asyncio.gather(super().shutdown(sockets), calls)
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether it is time to end."""
+        """Whether it is time to end. Called ten times a second."""
+        if counter % 10 == 0:
+            self.each_second()
         return await super().on_tick(counter) or (self._ends is not None and time.monotonic() >= self._ends)

@@ -122,7 +122,7 @@ class Group:
                 return
             for line in lines:  # perhaps it refuses only some of them
                 self.add([line])
-        except Exception as error:  # `step` ends those that ran
+        except BaseException as error:  # `step` ends those that ran
             for line in lines:
                 line.end(error)
 
@@ -139,12 +139,12 @@ class Group:
         assert line.search
         self.lines.remove(line)
         line.end(error)
-        with suppress(Exception):  # which ended the others: each has the error
+        with suppress(BaseException):  # which ended the others: each has the error
             self.batch.remove(line.search)
 
     def step(self) -> list[Line]:
         """Take a step. Returns the lines that ended with it."""
-        with suppress(Exception):  # which ended all lines: each has the error
+        with suppress(BaseException):  # which ended all lines: each has the error
             self.batch.step()
         running = set(map(id, self.batch.searches))
         ended = [line for line in self.lines if id(line.search) not in running]
@@ -274,7 +274,7 @@ class Scheduler:
                     self._drop()
                     self._join()
                     self._step()
-            except Exception as error:
+            except BaseException as error:  # whatever it is: without this thread, lines would wait for ever
                 self._fail(error)
 
     def _drop(self) -> None:
@@ -351,11 +351,11 @@ class Scheduler:
                 self.per_token.add((now - line.first) / further)
             if line.stream:
                 line.stream.finish(result.text)
-        except Exception as error:
+        except BaseException as error:
             return error
         return result
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """End all lines with an error that is nobody's own."""
         with self._wake:
             lines = list(self._waiting)
