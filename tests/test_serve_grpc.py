@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +29,7 @@ from tformer_deploy.serve.models import Caps, Model, Models
 from .command import failed_line, printed, run_here
 from .serving import BROKEN, CAPS, Watched, translator_of, wait_for
 
+pytest.importorskip("grpc")
 triton = pytest.importorskip("tritonclient.grpc")
 server = pytest.importorskip("tformer_deploy.serve.grpc")
 pb, Failed = triton.service_pb2, triton.InferenceServerException
@@ -317,6 +319,21 @@ def test_calls_that_run_end_when_the_server_ends(serve: Callable[..., Served], e
     with pytest.raises(Failed) as caught:
         served.infer(["w4"])
     assert caught.value.status() == "StatusCode.UNAVAILABLE"
+
+
+def test_a_stream_without_requests_holds_nobody_up(served: Served, engine: Watched) -> None:
+    came: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+    served.client.start_stream(lambda result, error: came.put((result, error)))
+    served.client.async_stream_infer("numbers", [bytes_of("text", ["w4"])])
+    assert came.get(timeout=20)[0]
+    engine.open.clear()
+    served.client.async_stream_infer("numbers", [bytes_of("text", ["w5"])])
+    wait_for(lambda: served.running == 1)
+    threading.Timer(0.3, engine.open.set).start()
+    start = time.monotonic()
+    served.server.close(20)
+    assert time.monotonic() - start < 10
+    assert texts_in(came.get(timeout=20)[0]) == [expected(["w5"])[0].text]
 
 
 def test_a_port_that_is_taken_is_said(served: Served) -> None:

@@ -32,6 +32,7 @@ from tformer_deploy.serve.triton.repository import Settings, read_parameters, wr
 
 from .command import failed_line, printed, run_here
 
+pytest.importorskip("grpc")
 http = pytest.importorskip("tritonclient.http")
 grpc = pytest.importorskip("tritonclient.grpc")
 text_format = pytest.importorskip("google.protobuf.text_format")

@@ -62,7 +62,7 @@ class Service:
     """What `tritonclient`'s stubs ask for: a function for each call."""
 
     def __init__(self, guard: Guard) -> None:
-        self.guard = guard
+        self.guard, self.ending = guard, asyncio.Event()
 
     def __getattr__(self, name: str) -> Callable[[Any, Any], Any]:
         return self._stream if name == STREAM else self._unary(name)
@@ -95,7 +95,7 @@ class Service:
         async def read() -> None:
             try:
                 async with asyncio.TaskGroup() as running:
-                    async for request in requests:
+                    async for request in self._until_the_end(requests):
                         await places.acquire()
                         running.create_task(self._answer(request, context, answers))
             finally:
@@ -111,6 +111,20 @@ class Service:
             await reading
         finally:
             reading.cancel()
+
+    async def _until_the_end(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """The requests of a stream, until the client has no more or the server ends."""
+        ending = asyncio.ensure_future(self.ending.wait())
+        try:
+            while True:
+                coming = asyncio.ensure_future(anext(requests, None))
+                await asyncio.wait({coming, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done() or (request := coming.result()) is None:
+                    coming.cancel()
+                    return
+                yield request
+        finally:
+            ending.cancel()
 
     async def _answer(self, request: Any, context: Any, answers: asyncio.Queue[tuple[Any, bool] | None]) -> None:
         """Put the answers to a request of a stream, each with whether it is the last."""
@@ -251,7 +265,8 @@ class GrpcServer:
         self._ending: asyncio.Future[float] = loop.create_future()
         options = [("grpc.max_receive_message_length", self._most_bytes), ("grpc.so_reuseport", 0)]
         server = grpc.aio.server(options=options)
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Service(self._guard), server)
+        service = Service(self._guard)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
         try:
             port = server.add_insecure_port(self._address)
             await server.start()
@@ -260,4 +275,6 @@ class GrpcServer:
             self._started.set_exception(ConfigError(message))
             return
         self._started.set_result((loop, port))
-        await server.stop(await self._ending)
+        seconds = await self._ending
+        service.ending.set()
+        await server.stop(seconds)
