@@ -78,3 +78,12 @@ def test_the_limit_of_open_files_is_raised_to_what_the_system_allows() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_an_answer_does_not_wait_for_the_clients_acknowledgement() -> None:
+    """asyncio sees to that only for sockets that it has made itself."""
+    run = pytest.importorskip("tformer_deploy.serve.run")
+    with run.bind("127.0.0.1", 0) as listening:
+        listening.listen()
+        with socket.create_connection(listening.getsockname(), 20), listening.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -60,9 +60,13 @@ def bind(host: str, port: int) -> socket.socket:
     """A socket that does not listen yet. Raises ConfigError where the port is taken."""
     config = uvicorn.Config("", host=host, port=port, log_level="critical")
     try:
-        return config.bind_socket()
+        listening = config.bind_socket()
     except SystemExit:
         raise ConfigError(f"{host}:{port} cannot be listened on: choose another --host or --port") from None
+    # Connections inherit it. asyncio sets it only for sockets made by itself; without it, a body waits 40 ms for the
+    # client's acknowledgement of the headers.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def said(service: Service, listening: socket.socket, calls: GrpcServer | None = None) -> str:
