@@ -35,7 +35,9 @@ BILLION = 1_000_000_000
 
 def main() -> None:
     """Measure what the first word names, and print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.corpus", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["speed", "memory", "driver"])
     parser.add_argument("bundle", type=Path, nargs="?", help="for speed and memory")
     parser.add_argument("--text", type=Path, help="plain text, a sentence a line; repeated as often as needed")
@@ -149,8 +151,8 @@ def driver(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 is_row = suffix == ".jsonl"
                 file.write(json.dumps({"id": 1, "text": line.decode().strip()}).encode() + b"\n" if is_row else line)
         asked = CorpusOptions([str(text)], str(folder / f"out{suffix}"), TranslatorOptions(bundle))
-        ((seconds, made),) = repeat(lambda asked=asked: translate_corpus(asked, execute=at_once), warm_up=0)
-        ((rescan, _),) = repeat(lambda asked=asked: translate_corpus(asked, execute=at_once), warm_up=0)
+        ((seconds, made),) = repeat(lambda asked=asked: translate_corpus(asked, execute=at_once), warm_up=0)  # type: ignore[misc]
+        ((rescan, _),) = repeat(lambda asked=asked: translate_corpus(asked, execute=at_once), warm_up=0)  # type: ignore[misc]
         listed = (folder / f"out{suffix}/manifest.jsonl").stat().st_size
         found[suffix] = {
             "lines": made.lines,

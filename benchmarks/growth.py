@@ -17,7 +17,7 @@ LONG, WINDOW = 511, 16
 
 def main() -> None:
     """Measure, then write JSON and a picture beside it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.growth", description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--variants", nargs="+", default=["fp32", "fp32-cpu", "int8", "int4"])
     parser.add_argument("--out", type=Path, required=True, help="a .json file; the picture is a .png of the same name")
@@ -32,7 +32,18 @@ def main() -> None:
 def bench(bundle: Path, variants: list[str], *more: str) -> dict[str, Any]:
     """The report of `tformer bench`."""
     names = [word for variant in variants for word in ("--variant", variant)]
-    command = [sys.executable, "-m", "tformer_deploy", "bench", bundle, *names, "--rounds", "3", "--seconds", "1"]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "tformer_deploy",
+        "bench",
+        bundle,
+        *names,
+        "--rounds",
+        "3",
+        "--seconds",
+        "1",
+    ]
     done = subprocess.run([*command, *more, "--json"], check=True, stdout=subprocess.PIPE)
     return dict(json.loads(done.stdout))
 

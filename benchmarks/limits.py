@@ -17,6 +17,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tformer_deploy.base.lines import read_lines
+from tformer_deploy.base.notes import unseen
 from tformer_deploy.bundle.manifest import Bundle, open_bundle
 from tformer_deploy.bundle.plans import trt_variant
 from tformer_deploy.bundle.recipe import Tolerance, narrowest
@@ -94,17 +95,19 @@ def rounding(exact: str, name: str, half: Half) -> list[NodeProto]:
     ]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measure each engine."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.limits", description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--src", type=Path)
     parser.add_argument("--tgt", type=Path)
     parser.add_argument("--calibrate", type=Path, help="text for the ranges of half precision")
     parser.add_argument("--lines", type=int, default=300)
-    parser.add_argument("--engine", action="append", help="fp16, bf16 or an engine of tformer check")
-    options = parser.parse_args()
+    parser.add_argument("--engine", action="append", required=True, help="fp16, bf16 or an engine of tformer check")
+    options = parser.parse_args(arguments)
+    if not options.calibrate and (half := [name for name in options.engine if name in LARGEST]):
+        parser.error(f"--engine {half[0]} needs the ranges of a text: give --calibrate")
     bundle = open_bundle(options.bundle)
     gate = Gate(bundle, options.checkpoint)
     recipe = narrowest([bundle.recipe, *bundle.variants.values()])
@@ -116,7 +119,7 @@ def main() -> None:
     ranges: LargestValues = {}
     if options.calibrate:
         text = make_corpus(bundle.config, recipe, bundle.tokenizers(), options.calibrate).sources
-        ranges = largest_on_text(bundle, trt_variant(bundle), text, 256, None)
+        ranges = largest_on_text(bundle, trt_variant(bundle), text, 256, unseen)
     for name in options.engine:
         engine: Any
         if name in LARGEST:

@@ -16,7 +16,7 @@ WARM_UP_LINES = 50
 
 def main() -> None:
     """Translate a file once to warm up (in part) and once for the clock; prints JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.loop", description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--src", type=Path, required=True)
     parser.add_argument("--backend", default="ort")

@@ -111,7 +111,7 @@ def main() -> None:
 
 def parse() -> Options:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.marian", description=__doc__)
     parser.add_argument(
         "--data", type=Path, required=True, help="folder with train, val, test_2016_flickr .en.gz, .de.gz"
     )
@@ -144,7 +144,7 @@ def make_bundle(options: Options, folder: Path, bundle: Path, sources: list[str]
 
 def generate(folder: Path, sources: list[str], batch: int) -> tuple[list[Output], float]:
     """`generate` of transformers with the folder's own generation config, and its seconds."""
-    model: Any = transformers.MarianMTModel.from_pretrained(folder).eval()
+    model: Any = transformers.MarianMTModel.from_pretrained(folder).eval()  # type: ignore[no-untyped-call]
     tokenizer: Any = transformers.MarianTokenizer.from_pretrained(folder)
     found, begin = [], time.perf_counter()
     for start in range(0, len(sources), batch):
@@ -175,7 +175,7 @@ def differences(
 
     A tie: their values are within TIE, or the search of transformers in float64 gives ours.
     """
-    model: Any = transformers.MarianMTModel.from_pretrained(folder, dtype=torch.float64).eval()
+    model: Any = transformers.MarianMTModel.from_pretrained(folder, dtype=torch.float64).eval()  # type: ignore[no-untyped-call]
     tokenizer: Any = transformers.MarianTokenizer.from_pretrained(folder)
     found = []
     for i in apart:
@@ -224,7 +224,9 @@ def train(options: Options, out: Path) -> None:
     making = out.with_name("hf-unfinished")
     making.mkdir(parents=True, exist_ok=True)
     vocab = write_text(making, [*read(options, "train.en"), *read(options, "train.de")])
-    ids = {name: vocab["<pad>"] for name in ("pad_token_id", "decoder_start_token_id")} | {"eos_token_id": 0}
+    ids: dict[str, Any] = {name: vocab["<pad>"] for name in ("pad_token_id", "decoder_start_token_id")} | {
+        "eos_token_id": 0
+    }
     config = transformers.MarianConfig(
         **SIZES,
         **ids,
@@ -235,7 +237,7 @@ def train(options: Options, out: Path) -> None:
     )
     model: Any = transformers.MarianMTModel(config)
     # What published folders of Marian models have.
-    model.generation_config = transformers.GenerationConfig(
+    model.generation_config = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
         **ids, num_beams=4, max_length=128, bad_words_ids=[[vocab["<pad>"]]], forced_eos_token_id=0
     )
     tokenizer = transformers.MarianTokenizer.from_pretrained(making)
@@ -301,7 +303,7 @@ def fit(model: Any, pairs: list[Pair], options: Options) -> None:
                 logits.flatten(0, 1), target.flatten(), ignore_index=pad, label_smoothing=0.1
             )
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             losses += float(loss.detach())

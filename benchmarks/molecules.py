@@ -46,7 +46,7 @@ class Bundle:
         """See `Package.run`."""
         from tformer_deploy import load
 
-        options = {"beams": beams, "length_penalty": 0.0, "max_tokens": 101}
+        options: dict[str, Any] = {"beams": beams, "length_penalty": 0.0, "max_tokens": 101}
         with load(self.bundle, variant=self.variant, threads=1, **options) as translator:
             start = time.perf_counter()
             if self.batches:
@@ -58,7 +58,7 @@ class Bundle:
 
 def main() -> None:
     """Take turns; print a line for each side and number of beams."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.molecules", description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--variant", default="fp32-cpu")
     parser.add_argument("--package", type=Path, required=True, help="annalog's folder ckpt_and_vocab")

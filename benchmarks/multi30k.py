@@ -23,7 +23,7 @@ import sacrebleu
 
 def main() -> None:
     """Check, then translate in turns, then score; writes results/ and prints a summary."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.multi30k", description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder with test_2016_flickr.en.gz and .de.gz")
     parser.add_argument("--machine", required=True, help="short name for the file of results")

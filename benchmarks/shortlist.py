@@ -29,7 +29,7 @@ SOURCE, STEPS, DECODES, WARM_UP = 20, 32, 10, 2
 
 def main() -> None:
     """Take turns, print a line for each variant and size or beam."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.shortlist", description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--variant", action="append", required=True)
     parser.add_argument("--src", type=Path)

@@ -49,8 +49,6 @@ from .cpp_library import built, onnxruntime
 from .cpp_trt import VERSIONS, gpu, library
 from .test_trt import SIMULATED, keep_graph, lines
 
-pytestmark = pytest.mark.long
-
 PIECE_MIB = 0.25
 
 
@@ -151,6 +149,7 @@ def test_a_wheel_is_kept_as_it_is_but_not_compressed(tmp_path: Path) -> None:
     assert wheel.stat().st_size > 10_000 and list(tmp_path.iterdir()) == [wheel]
 
 
+@pytest.mark.long
 def test_seeded_weights_are_the_same_bytes_everywhere(kit: Path, used: Path, tmp_path: Path) -> None:
     assert fill(tmp_path / "one", 4000, 7) == fill(tmp_path / "two", 4000, 7) != fill(tmp_path / "three", 4000, 8)
     # What numpy 2.4 makes on x86; any other result would refuse every kit.
@@ -167,6 +166,7 @@ def test_seeded_weights_are_the_same_bytes_everywhere(kit: Path, used: Path, tmp
         restore(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -183,6 +183,7 @@ def test_harmed_pieces_are_refused(kit: Path, tmp_path: Path, harm: Callable[[Pa
     assert done.returncode == 1 and line.startswith("error: core: ") and message in line
 
 
+@pytest.mark.long
 def test_a_stage_that_does_not_exist_is_refused(used: Path) -> None:
     assert "STAGE...   of: unpack host" in run_kit(used, "--help").stdout
     done = run_kit(used, "tune")
@@ -198,6 +199,7 @@ def measured(steps: dict[str, Any], stage: str) -> set[tuple[int, int]]:
     return {(each["point"]["batch"], each["point"]["beams"]) for each in points}
 
 
+@pytest.mark.long
 def test_stages_on_a_simulated_gpu(used: Path, tmp_path: Path) -> None:
     done = run_kit(used, *ALL, "eager")
     results = json.loads((used / "results/results.json").read_text())
@@ -218,6 +220,7 @@ def test_stages_on_a_simulated_gpu(used: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in (used / "results").iterdir()) == ["results.json", "run.log"]
 
 
+@pytest.mark.long
 def test_stages_have_an_order_and_an_end(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What says most comes first, and all of it takes 25 minutes at most."""
     folder = Path(shutil.copytree(used, tmp_path / "kit"))
@@ -233,6 +236,7 @@ def test_stages_have_an_order_and_an_end(used: Path, tmp_path: Path, monkeypatch
     assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("10 not done: host install probe")
 
 
+@pytest.mark.long
 def test_the_cpp_runtime_is_compared_on_the_same_plans(
     used: Path, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +278,7 @@ def test_cpp_is_proven_on_all_sentences_or_not_at_all() -> None:
     assert compared((12, 12), (11, 12)) == "cpp: C++ gives other tokens with 1 beams: 11 of 12 are equal"
 
 
+@pytest.mark.long  # builds the C++ runtime where nobody has
 def test_a_build_without_tensorrt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="is no build of the C\\+\\+ runtime with TensorRT: make cpp-trt"):
         kit_maker.add_cpp(tmp_path / "cpp", built())
@@ -298,6 +303,7 @@ def results_of(tmp_path: Path, used: Path, **changes: Any) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.long
 def test_results_become_a_table(used: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_kit(used, *ALL)
     results = results_of(tmp_path, used)
@@ -322,6 +328,7 @@ def test_results_become_a_table(used: Path, tmp_path: Path, capsys: pytest.Captu
         main(arguments)
 
 
+@pytest.mark.long
 def test_what_is_missing_is_said(used: Path, tmp_path: Path) -> None:
     run_kit(used, *ALL)
     results = results_of(tmp_path, used)
@@ -335,6 +342,7 @@ def test_what_is_missing_is_said(used: Path, tmp_path: Path) -> None:
     assert "steps were not replayed as CUDA graphs: no room" in text
 
 
+@pytest.mark.long
 def test_a_probe_that_fails_spares_the_rest(used: Path, tmp_path: Path) -> None:
     """The simulated TensorRT builds nothing."""
     folder = tmp_path / "kit"
@@ -355,6 +363,7 @@ def test_an_old_nvidia_smi_names_the_gpu_too(monkeypatch: pytest.MonkeyPatch) ->
     assert host.gpus() == [{"name": "Old GPU", "driver_version": "1.2"}]
 
 
+@pytest.mark.long
 def test_what_takes_too_long_is_stopped_and_said(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(shutil.copytree(used, tmp_path / "kit"))
     shutil.rmtree(folder / "results", ignore_errors=True)
@@ -385,6 +394,7 @@ def sleepy(folder: Path, stage: str) -> Path:
     return python
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_keeps_what_it_had(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(shutil.copytree(used, tmp_path / "kit"))
     shutil.rmtree(folder / "results", ignore_errors=True)
@@ -404,6 +414,7 @@ def test_a_run_that_is_killed_keeps_what_it_had(used: Path, tmp_path: Path, monk
     assert "steps-tensorrt-base-fp32: ok" in done.stdout
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_run(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(shutil.copytree(used, tmp_path / "kit"))
     shutil.rmtree(folder / "work/out")
@@ -441,6 +452,7 @@ def test_a_host_without_python_starts_with_the_kit_s(tmp_path: Path) -> None:
     assert done.returncode == 0 and "STAGE...   of: unpack host" in done.stdout and not done.stderr
 
 
+@pytest.mark.long
 def test_two_runs_at_a_time_are_refused(used: Path) -> None:
     with (used / "work/.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -448,6 +460,7 @@ def test_two_runs_at_a_time_are_refused(used: Path) -> None:
     assert done.returncode == 1 and "another run.sh, or what one has left, works in" in done.stderr
 
 
+@pytest.mark.long
 def test_every_plan_of_the_random_model_is_checked(kit: Path, used: Path) -> None:
     model = used / "work/models"
     reference = load_reference(model / "base.reference")
@@ -487,6 +500,7 @@ def broken(step: dict[str, Any]) -> None:
     step.update(code=1, seconds=2, error="error: no room")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
@@ -533,6 +547,7 @@ def test_targets_stand_beside_what_was_measured() -> None:
     assert judge([plans], 60)[0].verdict == ""  # too few to say
 
 
+@pytest.mark.long
 def test_results_of_several_calls_are_one(used: Path, tmp_path: Path) -> None:
     """Of each step what worked, or ran last; of one kit and one kind of GPU."""
     (tmp_path / "a").mkdir()
@@ -560,6 +575,7 @@ def test_results_of_several_calls_are_one(used: Path, tmp_path: Path) -> None:
             load([one, two])
 
 
+@pytest.mark.long
 def test_results_that_are_none_are_refused(used: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="has no results"):
         load([tmp_path])

@@ -27,8 +27,6 @@ from .command import failed_line, run_here, run_process
 from .conftest import small_config, write_checkpoint
 from .kills import contents, snapshots
 
-pytestmark = pytest.mark.long
-
 MODEL = {"d_model": 16, "d_ff": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
 SETTINGS = {"updates": 6, "valid_every": 2, "average": 2, "bleu_sentences": 0, "batch_tokens": 200}
 
@@ -73,6 +71,7 @@ def same_weights(one: Path, other: Path) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.long
 def test_train(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "here" / "run"
     run.parent.mkdir()
@@ -94,6 +93,7 @@ def test_train(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert [path.name for path in (left / "train").iterdir()] == [path.name for path in (run / "train").iterdir()]
 
 
+@pytest.mark.long
 def test_train_over_an_old_run(text: Path, tmp_path: Path) -> None:
     """--force gives the old run up: what is left of it can be read or is gone."""
     run = tmp_path / "here" / "run"
@@ -110,6 +110,7 @@ def test_train_over_an_old_run(text: Path, tmp_path: Path) -> None:
     assert same_weights(emptiest, run) and hidden(emptiest) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [3, 17, 30])
 def test_train_really_killed(number: int, text: Path, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -122,9 +123,28 @@ def test_train_really_killed(number: int, text: Path, tmp_path: Path) -> None:
     assert same_weights(whole, broken) and hidden(broken) == []
 
 
+def test_init_over_an_old_one(tmp_path: Path) -> None:
+    """--force: what a kill leaves is the old checkpoint, the new one, or none; the next run makes it whole."""
+    run = tmp_path / "here" / "run"
+    sizes = [word for key, value in MODEL.items() for word in ("--set", f"model.{key}={value}")]
+    init = ("init", "--preset", "tiny", "--vocab-size", 60, *sizes)
+    succeed(*init, "--out", run)
+    with snapshots(run.parent, tmp_path / "states") as states:
+        succeed(*init, "--out", run, "--force", "--seed", 4)
+    there = [(state / "run" / HEADER).exists() for state in states]
+    assert there[0] and there[-1] and False in there
+    for state, whole in zip(states, there, strict=True):
+        if whole:
+            open_checkpoint(state / "run").load_model()
+    left = states[there.index(False)]
+    succeed(*init, "--out", left / "run", "--force", "--seed", 4)
+    assert same_weights(left / "run", run) and hidden(left) == []
+
+
 # export
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("old", [False, True])
 def test_export(old: bool, tmp_path: Path) -> None:
     here = tmp_path / "here"
@@ -146,6 +166,7 @@ def test_export(old: bool, tmp_path: Path) -> None:
     assert seen == sorted(seen) and set(seen) == ({0, 1} if old else {1})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [3, 9])
 def test_export_really_killed(number: int, tmp_path: Path) -> None:
     run = write_checkpoint(tmp_path / "run", small_config())
@@ -160,6 +181,7 @@ def test_export_really_killed(number: int, tmp_path: Path) -> None:
 # build
 
 
+@pytest.mark.long
 def test_build(run: Path, text: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "here" / "bundle"
     succeed("export", run, "--out", bundle, "--recipe", "fp32", "--recipe", "trt")
@@ -180,6 +202,7 @@ def test_build(run: Path, text: Path, tmp_path: Path) -> None:
 # shortlist
 
 
+@pytest.mark.long
 def test_shortlist(variants_bundle: Path, text: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "here" / "bundle"
     shutil.copytree(variants_bundle, bundle)
@@ -201,6 +224,7 @@ def test_shortlist(variants_bundle: Path, text: Path, tmp_path: Path) -> None:
 # Two at a time
 
 
+@pytest.mark.long
 def test_two_processes_at_one_folder(variants_bundle: Path, text: Path, tmp_path: Path) -> None:
     """Of several that change the same, one does; the others say so, or come when it has ended."""
     bundle, run = tmp_path / "bundle", tmp_path / "run"

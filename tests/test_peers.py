@@ -48,6 +48,17 @@ def test_ratios_are_taken_within_rounds_against_the_fastest_of_each_reference() 
         speed_ratios([1.0, 2.0], [1.0])
 
 
+def test_each_variable_of_a_setting_has_its_word() -> None:
+    sides = ctranslate2_sides(["int8"], 2, ["avx512f"], ["avx2"])
+    described = [(each, setting_name({"setting": each, "batching": {}})) for side in sides for each in side.settings]
+    assert {" MKL" in name for _, name in described} == {True, False}
+    for setting, name in described:
+        env = setting.get("env", {})
+        assert ("no MKL" in name) == (env.get("CT2_USE_MKL") == "0")
+        assert (" MKL" in name) == ("CT2_USE_MKL" in env) and ("packed" in name) == ("CT2_PACKED_GEMM" in env)
+        assert ("forced" in name) == ("CT2_FORCE_CPU_ISA" in env)
+
+
 def test_equal_outputs_and_how_far_their_scores_are_apart() -> None:
     one = {"outputs": [[4], [5], [6]], "scores": [-1.0, -2.0, -3.0]}
     other = {"outputs": [[4], [9], [6]], "scores": [-1.5, -9.0, -3.0]}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tformer_deploy import __version__
 from tformer_deploy.base.errors import ArtifactError, TformerError
-from tformer_deploy.base.files import write_json
+from tformer_deploy.base.files import atomic_directory, write_json
 
 from .bundles import BASE_LENGTHS, add_probe, add_random, add_trained
 from .pieces import SUMS, pack, write_sums
@@ -25,6 +25,8 @@ from .wheels import CORE, ORT_GPU, ROOT, RTX, RTX_BINDINGS, RTX_PACKAGE, build_o
 HERE = Path(__file__).parent
 STAGES = ("rtx", "ort-gpu", "trt86")
 HOST_FILES = ("eager.py", "host.py", "in_cpp.py", "seeded.py")
+KIT_FILES = ("run.sh", "runner/run.py", SUMS)
+PIECE = r"[\w-]+\.tar(\.xz)?\.\d+"
 MIB = 1 << 20
 UNCOMPRESSED = ("python", "ort-gpu")
 """What unpacks the others on some hosts, and kernels for GPUs, which are compressed already."""
@@ -56,13 +58,26 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Make a kit in an empty folder."""
+    """Make a kit; an older one at the same place is replaced at the end."""
     options = parse(arguments)
-    out: Path = options.out
-    if out.exists() and not (out / SUMS).exists() and any(out.iterdir()):
+    require_replaceable(options.out)
+    with atomic_directory(options.out, force=True, kind="GPU kit") as out:
+        fill_kit(out, options)
+    print(f"{options.out}: copy it to the host and run ./run.sh there")
+
+
+def require_replaceable(out: Path) -> None:
+    """Raise ArtifactError for a folder that is neither empty nor a kit, or that holds more, such as results."""
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if names and not all((out / name).is_file() for name in KIT_FILES):
         raise ArtifactError(f"{out} is no kit: choose another folder with --out")
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    others = sorted(name for name in names - {"run.sh", "runner", SUMS} if not re.fullmatch(PIECE, name))
+    if others:
+        raise ArtifactError(f"{out} holds {others[0]}, which is not part of a kit: move it, or choose another --out")
+
+
+def fill_kit(out: Path, options: argparse.Namespace) -> None:
+    """Write a kit into an empty folder."""
     pieces, limit = [], int(options.piece_mib * MIB)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".gpu-kit.") as folder:
         core, models = Path(folder) / "core", Path(folder) / "models"
@@ -79,7 +94,6 @@ def main(arguments: list[str] | None = None) -> None:
     shutil.copy(HERE / "run.sh", out / "run.sh")
     shutil.copytree(HERE / "runner", out / "runner", ignore=shutil.ignore_patterns("__pycache__"))
     write_sums(out, pieces)
-    print(f"{out}: copy it to the host and run ./run.sh there")
 
 
 def fill_core(core: Path, options: argparse.Namespace, checked: dict[str, int]) -> None:

@@ -17,7 +17,7 @@ from tformer_deploy.base.errors import ArtifactError, DataError
 from tformer_deploy.base.files import write_json
 from tformer_deploy.base.lines import read_lines
 from tformer_deploy.bundle.contract import GRAPHS, WEIGHTS
-from tformer_deploy.bundle.manifest import MANIFEST, Bundle, hashes, open_bundle, write_manifest
+from tformer_deploy.bundle.manifest import MANIFEST, Bundle, Exported, hashes, open_bundle, write_manifest
 from tformer_deploy.bundle.plans import Profile, trt_variant
 from tformer_deploy.bundle.recipe import narrowest
 from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
@@ -69,9 +69,9 @@ class Model:
         `beams`: of a greedy search and others; what is measured has the sizes of the first profile.
         """
         profiles = list(profiles)
-        rest = ["--src-len", min(BASE_LENGTHS[0], profiles[0].src_len)]
+        rest: list[object] = ["--src-len", min(BASE_LENGTHS[0], profiles[0].src_len)]
         rest += ["--new-tokens", min(BASE_LENGTHS[1], profiles[0].capacity)]
-        words = {"build": [word for profile in profiles for word in ("--profile", profile)]}
+        words: dict[str, list[object]] = {"build": [word for profile in profiles for word in ("--profile", profile)]}
         for stage, points in measured(batches, beams).items():
             lists = [",".join(map(str, numbers)) for numbers in points]
             words[stage] = ["--batch", lists[0], "--beam", lists[1], *rest]
@@ -92,8 +92,9 @@ def add_trained(
     if not lines:
         raise DataError(f"{texts[0]}: no line with text")
     model.write_text("text", lines)
-    if texts[1]:
-        model.write_text("tgt", translations(*texts)[: len(lines)])
+    source, target = texts
+    if target:
+        model.write_text("tgt", translations(source, target)[: len(lines)])
     copied = open_bundle(model.bundle)
     recipe = narrowest([copied.recipe, *copied.variants.values()])
     corpus = make_corpus(copied.config, recipe, copied.tokenizers(), model.file("text"))
@@ -149,7 +150,8 @@ def export_random(model: Model, preset_name: str, vocabulary: int, seed: int) ->
         export_graphs(Tracer(module), recipe, model.bundle / name, identity)
     drop_weights(model.bundle, recipes, seed)
     checkpoint = {"path": "none: the weights are random", "weights_sha256": identity}
-    write_manifest(model.bundle, config, recipes, description, checkpoint, {}, weights=weights_read(model.bundle))
+    exported = Exported(config, description, checkpoint, weights=weights_read(model.bundle))
+    write_manifest(model.bundle, recipes, exported)
     lengths = [4 + i % (sizes_of(config)[0] - 3) for i in range(LINES)]
     ids = random_sources(vocabulary, lengths, seed)
     model.write_text("text", (" ".join(f"w{i}" for i in each[:-1]) for each in ids))

@@ -70,7 +70,7 @@ def measure(decoder: Decoder) -> list[float]:
 
     found = []
     for number in range(WARM_UP + ROUNDS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         decoder()
         end.record()

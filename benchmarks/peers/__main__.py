@@ -37,9 +37,9 @@ HELP_LIMITS = "also native and CTranslate2 with no more than these instruction s
 BFLOAT16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Compare outputs, find the best settings, measure in turns, write results."""
-    options = parse()
+    options = parse(arguments)
     results = header(options)
     sides = make_sides(options, results)
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +56,7 @@ def main() -> None:
         sys.exit("\n".join(["our own engines failed:", *failed]))
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="benchmarks.peers", description=__doc__)
     parser.add_argument("--base", type=Path, default=Path("bundles/base"), help="bundle of the random `base` model")
@@ -74,9 +74,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cold", action="store_true", help="cold starts alone")
     parser.add_argument("--quick", action="store_true", help="few settings, rounds and sentences: does it run at all")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results, with --quick .cache/peers")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if bool(options.multi30k) != bool(options.data):
         parser.error("--multi30k and --data go together")
+    for name in options.engines:
+        if name.partition(":")[0] == "native" and not name.removeprefix("native").removeprefix(":"):
+            parser.error(f"--engines {name}: name its variant, as in native:native-int8")
     if options.quick:
         options.rounds = min(options.rounds, 2)
     options.out = options.out or ROOT / (".cache/peers" if options.quick else "benchmarks/results")

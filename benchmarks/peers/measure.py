@@ -120,7 +120,7 @@ def race(model: Model, point: Point, sides: Sequence[Side], chosen: dict[str, Tr
         processes: dict[str, Process] = {}
         for side in sides:
             if trial := chosen.get(side.name):
-                kept = {"seconds": [], "cpu_seconds": []}
+                kept: dict[str, list[float]] = {"seconds": [], "cpu_seconds": []}
                 result = {"setting": trial.setting, "batching": trial.batching, "limit": side.limit, **kept}
                 results[side.name] = result
                 try:

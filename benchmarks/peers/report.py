@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ENVIRONMENT = {
-    "CT2_FORCE_CPU_ISA": "forced",
-    "CT2_PACKED_GEMM": "packed",
-    "CT2_USE_MKL": "no MKL",
-    "ONEDNN_MAX_CPU_ISA": "without AMX",
+    **dict.fromkeys((("CT2_FORCE_CPU_ISA", name) for name in ("AVX512", "AVX2")), "forced"),
+    ("CT2_PACKED_GEMM", "1"): "packed",
+    ("CT2_USE_MKL", "0"): "no MKL",
+    ("CT2_USE_MKL", "1"): "MKL",
+    **dict.fromkeys(
+        (("ONEDNN_MAX_CPU_ISA", name) for name in ("AVX512_CORE_BF16", "AVX512_CORE_VNNI", "AVX2")), "without AMX"
+    ),
 }
-"""Words for variables that settings may have; forced: to the instruction set of the side, or AVX-512."""
+"""Words for the variables of settings and their values; forced: to the instruction set of the side, or AVX-512."""
 _BRANDS = {"intel", "amd", "nvidia", "processor", "cpu", "r", "tm"}
 
 
@@ -78,7 +81,7 @@ def setting_name(result: Mapping[str, Any]) -> str:
     if "batch_tokens" in batching:
         words.append(f"{batching['batch_tokens']} tokens")
     env = setting.get("env", {})
-    words += [word for name, word in ENVIRONMENT.items() if name in env]
+    words += [word for (name, value), word in ENVIRONMENT.items() if env.get(name) == value]
     return " ".join(words)
 
 

@@ -51,7 +51,7 @@ class Native:
     def prepare(self, point: dict[str, Any]) -> tuple[Any, int, dict[str, Any]]:
         """See `Library.prepare`."""
         arrays = [(c_int32 * len(ids))(*ids) for ids in point["sources"]]
-        sources = (Ids * len(arrays))(*((array, len(array)) for array in arrays))
+        sources = (Ids * len(arrays))(*((array, len(array)) for array in arrays))  # type: ignore[misc]
         return sources, len(arrays), {"beams": point["beams"], "max_tokens": point["max_tokens"]}
 
     def run(self, prepared: tuple[Any, int, dict[str, Any]], batching: dict[str, Any]) -> list[tuple[list[int], float]]:
