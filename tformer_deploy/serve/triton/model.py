@@ -21,7 +21,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from ...base.errors import TformerError
+from ...base.errors import TformerError, extras
 from ...translate.opening import open_translator
 from ...translate.scheduler import Line
 from ..errors import message_of, status_of
@@ -58,7 +58,8 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         try:
             settings, caps = read_parameters(config.get("parameters", {}))
-            translator = open_translator(settings.options(folder))
+            with extras():
+                translator = open_translator(settings.options(folder))
             self.model = Model(args["model_name"], translator, caps, settings.slots, settings.max_queue)
             warm_up(self.model)
         except TformerError as error:
