@@ -178,7 +178,7 @@ void self_speed(const Kernels& kernels, Numbers cached, std::int64_t rows, std::
   work.cached = cached;
   work.keys = keys.get();
   work.values = values.get();
-  work.place_stride = heads * stride;
+  work.slot_stride = heads * stride;
   work.head_stride = stride;
   work.positions = positions.get();
   work.written_by = rows > 1 ? written.get() : nullptr;

@@ -395,7 +395,7 @@ void check_product_int4(Random& random) {
 
 void check_norm(Random& random) {
   const std::int64_t rows = random.from(1, 9), width = random.from(2, 300), ld = width + 1;
-  const Aligned<float> x = random.numbers(rows * ld, 2), add = random.numbers(rows * ld), gain = random.numbers(width);
+  const Aligned<float> x = random.numbers(rows * ld, 2), gain = random.numbers(width);
   const Aligned<float> bias = random.numbers(width);
   const Following following(random, rows, width);
   Normed work;
@@ -404,27 +404,19 @@ void check_norm(Random& random) {
   work.gain = gain.data();
   if (random.maybe()) work.bias = bias.data();
   work.x = x.data();
-  work.ld = work.add_ld = work.sum_ld = ld;
+  work.ld = ld;
   work.width = width;
-  if (random.maybe()) work.add = add.data();
   const Result found = everywhere("norm", [&](const Kernels& kernels) {
-    Aligned<float> sum(rows * ld);
-    Result result = following.run([&](const Finish& finish) {
+    return following.run([&](const Finish& finish) {
       Normed own = work;
       own.to = finish.to;
-      if (work.add) own.sum = sum.data();
       kernels.norm(own, 0, rows);
     });
-    result.floats.push_back(sum.values());
-    return result;
   });
   for (std::int64_t r = 0; r < rows; ++r) {
     std::vector<double> row;
     double mean = 0, squares = 0;
-    for (std::int64_t i = 0; i < width; ++i) {
-      row.push_back(double(x[r * ld + i]) + (work.add ? double(add[r * ld + i]) : 0.0));
-      if (work.add) require_near(double(found.floats[1][size(r * ld + i)]), row.back(), 1e-6, "norm's sum");
-    }
+    for (std::int64_t i = 0; i < width; ++i) row.push_back(double(x[r * ld + i]));
     for (const double each : row) mean += work.norm == Norm::rms ? 0 : each / double(width);
     for (const double each : row) squares += (each - mean) * (each - mean);
     const double deviation = work.norm == Norm::annotated ? std::sqrt(squares / double(width - 1)) + double(work.eps)
@@ -568,17 +560,16 @@ std::int64_t head_size_of(Random& random) {
 
 void check_self_attention(Random& random, Numbers cached) {
   const std::int64_t heads = random.from(1, 3), head_size = head_size_of(random), room = padded(head_size);
-  const std::int64_t rows = random.from(1, 5), places = rows + 2, most = random.from(1, 70), width = heads * head_size;
-  const std::int64_t head_stride = most * room, place_stride = heads * head_stride, ld = 3 * width + 1;
+  const std::int64_t rows = random.from(1, 5), slots = rows + 2, most = random.from(1, 70), width = heads * head_size;
+  const std::int64_t head_stride = most * room, slot_stride = heads * head_stride, ld = 3 * width + 1;
   const Aligned<float> qkv = random.numbers(rows * ld);
-  Floats before_keys = random.numbers(places * place_stride).values(), before_values = before_keys;
+  Floats before_keys = random.numbers(slots * slot_stride).values(), before_values = before_keys;
   for (Size i = 0; i < before_keys.size(); ++i) {
     before_values[i] = random.number();
     if (std::int64_t(i) % room >= head_size) before_keys[i] = before_values[i] = 0;
   }
-  Aligned<std::int32_t> positions = random.integers<std::int32_t>(rows, 0, most - 1), own(rows);
-  const auto written_by = random.integers<std::int32_t>(rows * most, rows, places - 1);  // places that no row writes
-  for (std::int64_t r = 0; r < rows; ++r) own[r] = static_cast<std::int32_t>(rows - 1 - r);
+  Aligned<std::int32_t> positions = random.integers<std::int32_t>(rows, 0, most - 1);
+  const auto written_by = random.integers<std::int32_t>(rows * most, rows, slots - 1);  // slots that no row writes
   const Aligned<float> bias = random.numbers(heads * 200);
   const Following following(random, rows, width);
   SelfAttention work;
@@ -589,9 +580,8 @@ void check_self_attention(Random& random, Numbers cached) {
   work.k = qkv.data() + width;
   work.v = qkv.data() + 2 * width;
   work.ld = ld;
-  work.place_stride = place_stride;
+  work.slot_stride = slot_stride;
   work.head_stride = head_stride;
-  work.places = own.data();
   work.positions = positions.data();
   if (random.maybe()) work.written_by = written_by.data();
   work.written_ld = most;
@@ -619,8 +609,8 @@ void check_self_attention(Random& random, Numbers cached) {
     for (std::int64_t h = 0; h < heads; ++h) {
       const auto element = [&](const Floats& cache, std::int64_t t, std::int64_t d) {
         const bool other = work.written_by && t < positions[r];
-        const std::int64_t place = other ? written_by[r * most + t] : own[r];
-        return double(cache[size(place * place_stride + h * head_stride + t * room + d)]);
+        const std::int64_t slot = other ? written_by[r * most + t] : r;
+        return double(cache[size(slot * slot_stride + h * head_stride + t * room + d)]);
       };
       std::vector<double> scores;
       for (std::int64_t t = 0; t <= positions[r]; ++t) {
@@ -638,7 +628,7 @@ void check_self_attention(Random& random, Numbers cached) {
       }
       for (std::int64_t d = 0; d < room; ++d) {
         const float k = d < head_size ? kept(cached, qkv[r * ld + width + h * head_size + d]) : 0;
-        const Size at = size(own[r] * place_stride + h * head_stride + positions[r] * room + d);
+        const Size at = size(r * slot_stride + h * head_stride + positions[r] * room + d);
         require(found.floats[1][at] == k, what + ": the new key");
       }
     }

@@ -133,19 +133,19 @@ void attend_self_of(const SelfAttention& work, const Heads& piece, float* scratc
   const std::int64_t size = work.size, room = padded(size), end = piece.head + piece.heads;
   const E *keys = static_cast<const E*>(work.keys), *values = static_cast<const E*>(work.values);
   for (std::int64_t r = piece.row; r < piece.row + piece.rows; ++r) {
-    const std::int64_t position = work.positions[r], length = position + 1, place = work.places ? work.places[r] : r;
+    const std::int64_t position = work.positions[r], length = position + 1;
     float *q = scratch, *mixed = scratch + largest_head, *scores = mixed + largest_head;
     auto* from = reinterpret_cast<std::int64_t*>(scores + together * padded(length));  // where each position begins
     for (std::int64_t t = 0; t < length; ++t) {
       const bool other = work.written_by && t < position;
-      from[t] = (other ? work.written_by[r * work.written_ld + t] : place) * work.place_stride + t * room;
+      from[t] = (other ? work.written_by[r * work.written_ld + t] : r) * work.slot_stride + t * room;
     }
     for (std::int64_t h = piece.head; h < end; h += together) {
       const std::int64_t count = least(together, end - h);
       typename V::F most[together];
       float inverse[together];
       for (std::int64_t i = 0; i < count; ++i) {
-        const std::int64_t next = place * work.place_stride + (h + i) * work.head_stride + work.ahead;
+        const std::int64_t next = r * work.slot_stride + (h + i) * work.head_stride + work.ahead;
         if (work.ahead) fetch<V>(keys + next, length * room);
         most[i] = score_head<V, E>(work, r, h + i, from, q, scores + i * padded(length));
         if (work.ahead) fetch<V>(values + next, length * room);

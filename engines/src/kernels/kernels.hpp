@@ -141,7 +141,7 @@ struct Product {
 
 enum class Norm { layer, rms, annotated };
 
-/// Normalization of rows of x, or of x + add. The result may overwrite the source.
+/// Normalization of rows of x. The result may overwrite the source.
 struct Normed {
   Norm norm = Norm::layer;
   float eps = 0;
@@ -149,10 +149,6 @@ struct Normed {
   const float* bias = nullptr;  ///< (width); null: none
   const float* x = nullptr;
   std::int64_t ld = 0, width = 0;
-  const float* add = nullptr;
-  std::int64_t add_ld = 0;
-  float* sum = nullptr;  ///< destination of x + add; null: not stored, and then `add` must be null
-  std::int64_t sum_ld = 0;
   Target to;
 };
 
@@ -186,7 +182,7 @@ static inline float widened(Bf16 x) {
 }
 
 /// Self-attention of one new position of every row over its cache.
-/// A row's cache is one slot (place): for each head [position][padded(size)], zeros past the size. The kernel writes
+/// The cache of row i is slot i: for each head [position][padded(size)], zeros past the size. The kernel writes
 /// the new position, and reads it back as rounded. Score = fma(q·k, scale, bias); q·k and softmax are sums over a row.
 /// Values: position t is added to chain t % 4, then chains 0 and 2, 1 and 3, and both are added, times 1 / sum.
 struct SelfAttention {
@@ -195,10 +191,9 @@ struct SelfAttention {
   const float *q = nullptr, *k = nullptr, *v = nullptr;  ///< (rows, heads * size)
   std::int64_t ld = 0;
   Numbers cached = Numbers::fp32;             ///< type of keys and values: fp32 or bf16
-  void *keys = nullptr, *values = nullptr;    ///< of place 0, head 0
-  std::int64_t place_stride = 0;              ///< elements from one slot to the next
+  void *keys = nullptr, *values = nullptr;    ///< of slot 0, head 0
+  std::int64_t slot_stride = 0;               ///< elements from one slot to the next
   std::int64_t head_stride = 0;               ///< elements from one head to the next
-  const std::int32_t* places = nullptr;       ///< (rows) the slot that each row writes; null: row i slot i
   const std::int32_t* positions = nullptr;    ///< (rows) positions of each row before the new one
   const std::int32_t* written_by = nullptr;   ///< (rows, written_ld) the slot that holds each position; null: its own
   std::int64_t written_ld = 0;

@@ -153,13 +153,6 @@ TFORMER_INLINE void norm_rows(const Normed& work, const Writer<V>& write, std::i
   TFORMER_UNROLL for (int r = 0; r < R; ++r) {
     x[r] = work.x + (row + r) * work.ld;
     mean[r] = squares[r] = V::set(0.0F);
-    if (!work.add) continue;
-    const float* add = work.add + (row + r) * work.add_ld;
-    float* sum = work.sum + (row + r) * work.sum_ld;
-    over(width, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA {
-      put<V>(sum + i, V::add(get<V>(x[r] + i, n), get<V>(add + i, n)), n);
-    });
-    x[r] = sum;
   }
   if (work.norm != Norm::rms) {
     over(width, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA {

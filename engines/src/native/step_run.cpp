@@ -130,7 +130,7 @@ void StepRun::attend(const Stage& stage, std::uint32_t piece, int worker) {
     attention.cached = sizes_.numbers;
     attention.keys = sizes_.at(sentence.own, sizes_.place(size(it.layer), false, sentence.capacity));
     attention.values = sizes_.at(sentence.own, sizes_.place(size(it.layer), true, sentence.capacity));
-    attention.place_stride = static_cast<std::int64_t>(sizes_.whole(sentence.capacity));
+    attention.slot_stride = static_cast<std::int64_t>(sizes_.whole(sentence.capacity));
     attention.head_stride = static_cast<std::int64_t>(sizes_.head(sentence.capacity));
     attention.positions = &places_[row];
     attention.written_by = sentence.moved ? sentence.written_by.data() : nullptr;
