@@ -142,6 +142,7 @@ def test_a_text_that_is_late_is_given_up(serve: Callable[..., Any], engine: Watc
         (("--host", ""), "--host must not be empty: 0.0.0.0 means all addresses"),
         (("--api-key-file", "keys"), "keys has more than one word: write one key"),
         (("--limits", "limits.toml"), "limits.toml: beams=0: must be at least 1"),
+        (("--address", "auto", "--workers", "2"), "--workers are processes of this machine: with --address, use"),
         (("--slots", "4", "--max-queue", "20"), "have no room for a request of 128 texts"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

@@ -22,7 +22,7 @@ def unseen(count: int = 0, tokens: int = 0, stage: str = "") -> None:
 def note(line: str, end: str = "\n") -> None:
     """Print a line on standard error; one that cannot be written, and all that follow, are lost."""
     try:
-        print(line, end=end, file=sys.stderr, flush=True)
+        print(f"{line}{end}", end="", file=sys.stderr, flush=True)  # in one piece, whatever other threads write
     except OSError:
         sys.stderr = nowhere()
 
