@@ -31,10 +31,10 @@ from tformer_deploy.export.trace import Tracer
 from tformer_deploy.model.checkpoint import open_checkpoint
 from tformer_deploy.model.network import Transformer
 
+from .configs import OTHERS
 from .conftest import random_model, small_config
 from .mutations import CONSTANTS, ROUNDING, Mutation, change_tensor
 from .program_mutations import PROGRAM_CONSTANTS, ProgramMutation, break_program
-from .test_options import OTHERS
 
 pytestmark = pytest.mark.long
 

@@ -26,7 +26,7 @@ from .command import failed_line, printed
 from .cpp_library import ROOT, built, onnxruntime
 from .cpp_trt import VERSIONS, as_json, gpu, headers, library, translate
 from .params import long_but
-from .test_trt import BUNDLES, SIMULATED, as_input, lines, make_bundle, run_simulated
+from .simulated_trt import BUNDLES, SIMULATED, as_input, lines, make_bundle, run_simulated
 
 NEWEST = VERSIONS[-1]
 PLANS = {"SIMULATED_TENSORRT": 110400}

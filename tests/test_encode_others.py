@@ -16,7 +16,7 @@ from tformer_deploy.translate.encode import EncoderOptions, TextEncoder
 from . import hf_folders
 from .command import failed_line, run_here
 from .test_your_bundles import write
-from .test_your_model import MODELS
+from .user_models import MODELS
 
 FORWARD_ALONE = (
     "the module gives forward alone, so that it has no encoder's output: give encode and decode of UserModel"

@@ -26,7 +26,7 @@ from .command import failed_line, printed, run_here
 from .cpp_library import built
 from .mutations import break_graph
 from .test_encode import no_mask, shifted
-from .test_your_model import PAD, POSITIONS, START, VOCAB, D, varied
+from .user_models import PAD, POSITIONS, START, VOCAB, D, varied
 
 EOS, CLS, SEP = 4, 5, 6
 Give = dict[str, Any]

@@ -47,7 +47,7 @@ from tformer_deploy.export.trt_builder import BuildOptions
 from .conftest import random_model, small_config
 from .cpp_library import built, onnxruntime
 from .cpp_trt import VERSIONS, gpu, library
-from .test_trt import SIMULATED, keep_graph, lines
+from .simulated_trt import SIMULATED, keep_graph, lines
 
 PIECE_MIB = 0.25
 

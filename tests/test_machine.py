@@ -20,9 +20,9 @@ from tformer_deploy.model.network import Transformer
 from tformer_deploy.train.runs import init_checkpoint
 
 from .command import failed_line, run_here
+from .configs import CONFIGS as GRAPHS
 from .conftest import small_config
 from .cpp_programs import program
-from .test_variant_graphs import CONFIGS as GRAPHS
 
 UNLIMITED = 9223372036854771712
 

@@ -30,13 +30,13 @@ from tformer_deploy.model.checkpoint import open_checkpoint
 from tformer_deploy.model.network import Attention
 
 from . import test_native_models
+from .configs import EVERYTHING, OTHERS, T5
 from .conftest import random_sources, small_config, write_checkpoint, write_lines
 from .cpp_library import Model, built
 from .cpp_library import Translator as CppTranslator
 from .params import long_but
 from .program_mutations import PROGRAM_NUMBERS, ProgramMutation, break_program
 from .test_cpp import in_python
-from .test_options import EVERYTHING, OTHERS, T5
 
 pytest.importorskip("tformer_native", reason="tformer-native is not installed: make native")
 RECIPES = ("native-fp32", "native-bf16", "native-int8", "native-int4", "native-int8-bf16-cache")

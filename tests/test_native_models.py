@@ -29,11 +29,11 @@ from tformer_deploy.importers.run import import_checkpoint
 from tformer_deploy.model.checkpoint import Checkpoint, open_checkpoint
 
 from . import import_cases, test_import_ctranslate2, test_import_toolkits
+from .configs import CONFIGS
 from .conftest import small_config, write_checkpoint
 from .hf_folders import FOLDERS, LINES, OPTIONS
 from .plain_decoding import make_batch
 from .test_seq2seq import make_parallel
-from .test_variant_graphs import CONFIGS
 
 pytest.importorskip("tformer_native", reason="tformer-native is not installed: make native")
 pytestmark = pytest.mark.long

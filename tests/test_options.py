@@ -11,45 +11,10 @@ from tformer_deploy.export.build import build
 from tformer_deploy.export.checked import export_checked
 from tformer_deploy.export.trt_builder import BuildOptions
 
+from .configs import EVERYTHING, OTHERS, T5
 from .conftest import small_config, write_checkpoint, write_lines
 from .params import long_but
 from .test_seq2seq import RECIPES
-
-EVERYTHING: dict[str, object] = {
-    "norm": "rms",
-    "qk_norm": True,
-    "ff": "gated",
-    "activation": "gelu",
-    "embedding_norm": True,
-    "head_dim": 12,
-    "output_bias": True,
-    "encoder_d_model": 24,
-    "encoder_d_ff": 40,
-    "encoder_heads": 3,
-    "encoder_head_dim": 16,
-    "encoder_layers": 3,
-    "share_embeddings": "decoder",
-    "start_id": 3,
-}
-
-
-T5: dict[str, object] = {
-    "norm": "rms",
-    "ff": "gated",
-    "activation": "gelu_tanh",
-    "positions": "relative",
-    "relative_buckets": 8,
-    "relative_distance": 12,
-    "head_dim": 12,
-}
-OTHERS: dict[str, object] = {
-    "activation": "gelu_sigmoid",
-    "positions": "relative",
-    "relative_per_layer": True,
-    "final_norm_sides": "encoder",
-    "norm_position": "post",
-    "encoder_layers": 3,
-}
 
 
 @pytest.mark.parametrize("options", long_but({"everything": EVERYTHING, "T5": T5, "others": OTHERS}, "T5"))

@@ -23,10 +23,10 @@ from tformer_deploy.export.signature import read_signature
 from tformer_deploy.model.network import Transformer
 from tformer_deploy.translate.translator import make_batch
 
+from .configs import EVERYTHING, T5
 from .conftest import VOCAB, needs_vnni, random_model, random_sources, small_config, variant_engine
 from .params import long_but
 from .test_in_place import POSITIONS
-from .test_options import EVERYTHING, T5
 
 WITH_LISTS = (*GRAPHS, *SHORT_GRAPHS)
 # Of a log-probability. Products in blocks round the input of the full step only.

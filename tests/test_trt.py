@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 
 from tformer_deploy.base.errors import ArtifactError, ConfigError
@@ -23,68 +22,16 @@ from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.bundle.plans import Profile, Stamp, find_plans
 from tformer_deploy.engines import EngineName, engine_name, expand, explain
 from tformer_deploy.engines.base import Limits
-from tformer_deploy.engines.trt.api import TensorRt
-from tformer_deploy.export import build as building
-from tformer_deploy.export.checked import export_checked
-from tformer_deploy.export.trt_builder import BuildOptions, Plan, PlanPrecision
 
-from .command import COMMAND, Done, failed_line, printed, run_here, run_process
+from .command import Done, failed_line, printed, run_here, run_process
 from .params import long_but
-
-SIMULATED = Path(__file__).parent / "simulated"
-BUNDLES = Path(__file__).parent / "bundles"
-PROFILES = [Profile(8, 1, 24, 24), Profile(6, 5, 24, 24)]
-
-
-def keep_graph(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: int = 0) -> Plan:
-    """In place of a compiler."""
-    return Plan(onnx.load(graph).SerializeToString(), 0.0, {}, {})
-
-
-def run_simulated(*arguments: object, stdin: bytes = b"", path: object = SIMULATED) -> Done:
-    """The command, on a machine with a simulated GPU, or with other packages in front."""
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])},
-    )
+from .simulated_trt import PROFILES, SIMULATED, as_input, lines, make_bundle, run_simulated
 
 
 @pytest.fixture(scope="module")
 def bundle(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small model with plans for the simulated GPU, fp16 and fp32. Read only."""
     return make_bundle(run, tmp_path_factory.mktemp("simulated") / "bundle")
-
-
-def make_bundle(run: Path, out: Path) -> Path:
-    export_checked(run, out, ["fp32", "trt"])
-    text = out.parent / "lines.txt"
-    text.write_text("".join(f"{line}\n" for line in lines()))
-    for precision in ("fp16", "fp32"):
-        simulate_build(out, precision, PROFILES, text)
-    return out
-
-
-def simulate_build(bundle: Path, precision: PlanPrecision, profiles: list[Profile], text: Path | None = None) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "load_builder", lambda flavor: TensorRt("tensorrt", None, "11.4.0"))
-        patch.setattr(building, "compile_plan", keep_graph)
-        patch.setattr(
-            building,
-            "make_stamp",
-            lambda tensorrt, options: Stamp("sm90", tensorrt.title, options.precision),
-        )
-        building.build(bundle, BuildOptions(precision), profiles, text)
-
-
-def lines() -> list[str]:
-    return [" ".join(f"w{4 + (7 * i + 3 * j) % 50}" for j in range(1 + i % 11)) for i in range(40)]
-
-
-def as_input() -> bytes:
-    return "".join(f"{line}\n" for line in lines()).encode()
 
 
 @pytest.mark.parametrize("precision", long_but(["fp32", "fp16"], "fp16"))

@@ -27,9 +27,9 @@ from tformer_deploy.export.trace import Tracer
 from tformer_deploy.model.network import Transformer
 from tformer_deploy.translate.translator import make_batch
 
+from .configs import CONFIGS
 from .conftest import random_model, random_sources, small_config, variant_engine
 from .params import long_but
-from .test_variant_graphs import CONFIGS
 
 TABLE = json.loads((Path(__file__).parent / "trt_operators.json").read_text())
 SIZES, ONE_BEAM = (Profile(3, beams, 9, 12).sizes for beams in (2, 1))

@@ -19,7 +19,7 @@ from tformer_deploy.export.checked import export_checked
 from tformer_deploy.export.trace import masks_as_given
 from tformer_deploy.model.modules.recompute import plain_attention
 
-from .test_your_model import IDS, PAD, POSITIONS, VOCAB, D, require_own_tokens, varied
+from .user_models import IDS, PAD, POSITIONS, VOCAB, D, require_own_tokens, varied
 
 Square = nn.Transformer.generate_square_subsequent_mask
 

@@ -34,87 +34,12 @@ from tformer_deploy.export.trace import Tracer
 from tformer_deploy.model.network import Transformer
 from tformer_deploy.translate.translator import make_batch
 
+from .configs import CONFIGS
 from .conftest import random_model, random_sources, small_config, variant_engine
 from .params import long_but
-from .test_options import EVERYTHING, OTHERS, T5
 
 Array = NDArray[Any]
 TOLERANCE = 1e-5
-ONE_LAYER: dict[str, object] = {"encoder_layers": 1, "decoder_layers": 1}
-CONFIGS: dict[str, dict[str, object]] = {
-    "pre-norm": {},
-    "post-norm": {"norm_position": "post", "final_norm": False},
-    "post-norm with final norms, gelu, learned positions": {
-        **ONE_LAYER,
-        "norm_position": "post",
-        "activation": "gelu",
-        "positions": "learned",
-    },
-    "pre-norm without a final norm, a prime vocabulary, another base": {
-        **ONE_LAYER,
-        "final_norm": False,
-        "position_base": 500.0,
-        "src_vocab": 1009,
-        "tgt_vocab": 1009,
-    },
-    "a final norm of the decoder, gated": {
-        **ONE_LAYER,
-        "final_norm_sides": "decoder",
-        "ff": "gated",
-        "activation": "silu",
-    },
-    "annotated, nothing shared": {
-        **ONE_LAYER,
-        "norm": "annotated",
-        "norm_eps": 1e-6,
-        "share_embeddings": "none",
-        "tgt_vocab": 45,
-        "output_bias": True,
-    },
-    "annotated post-norm, a large eps": {
-        **ONE_LAYER,
-        "norm": "annotated",
-        "norm_eps": 1e-3,
-        "norm_position": "post",
-        "final_norm": False,
-    },
-    "no positions, rms norm, many blocks": {
-        **ONE_LAYER,
-        "positions": "none",
-        "norm": "rms",
-        "norm_eps": 1e-6,
-        "src_vocab": 4096,
-        "tgt_vocab": 4096,
-        "output_bias": True,
-    },
-    "gelu by sigmoid, gated, width 36, one head": {
-        **ONE_LAYER,
-        "activation": "gelu_sigmoid",
-        "ff": "gated",
-        "d_model": 36,
-        "heads": 1,
-        "d_ff": 20,
-    },
-    "silu, plain embeddings, width 24, decoder shared, another start": {
-        **ONE_LAYER,
-        "activation": "silu",
-        "scale_embeddings": False,
-        "norm_eps": 1e-12,
-        "d_model": 24,
-        "heads": 3,
-        "d_ff": 40,
-        "share_embeddings": "decoder",
-        "tgt_vocab": 101,
-        "pad_embedding_zero": False,
-        "start_id": 3,
-    },
-    "norm of embeddings": {**ONE_LAYER, "embedding_norm": True, "norm_position": "post", "final_norm": False},
-    "norms of queries and keys": {**ONE_LAYER, "qk_norm": True, "norm_position": "post", "final_norm": False},
-    "every option": EVERYTHING,
-    "T5": T5,
-    "relative positions of each layer": OTHERS,
-    "small heads, uneven depths": {"head_dim": 4, "encoder_layers": 3, "decoder_layers": 1, "d_ff": 1},
-}
 
 
 @pytest.mark.parametrize("recipe", ["fp32-cpu", "trt"])

@@ -16,7 +16,7 @@ from tformer_deploy.engines import make_engine
 
 from .command import failed_line, printed, run_here
 from .mutations import break_graph, drop_mask, scale_token
-from .test_your_model import MODELS, VOCAB, require_own_tokens, sources
+from .user_models import MODELS, VOCAB, require_own_tokens, sources
 
 pytestmark = pytest.mark.long
 
@@ -27,7 +27,7 @@ QUICK = CheckOptions(max_tokens=6, beams=2, n_best=2, invariance=0, wide=0, larg
 def write(folder: Path, name: str, extra: str = "") -> Path:
     """A file whose `make` is one of MODELS."""
     path = folder / "my_file.py"
-    text = "from pathlib import Path\nfrom tests.test_your_model import MODELS, annotated, hugging_face, tutorial\n"
+    text = "from pathlib import Path\nfrom tests.user_models import MODELS, annotated, hugging_face, tutorial\n"
     path.write_text(
         f"{text}\ndef make():\n    Path(__file__).with_suffix('.ran').touch()\n    return MODELS[{name!r}]()\n"
     )
@@ -123,7 +123,7 @@ def test_graphs_that_are_wrong_fail(bundles: dict[str, Path], name: str, mutate:
 def test_a_module_that_chooses_by_values_is_said_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "my_file.py"
     path.write_text(
-        "import torch\nfrom tests.test_your_model import tutorial\n\n\ndef forward(m, src, mask, tgt):\n"
+        "import torch\nfrom tests.user_models import tutorial\n\n\ndef forward(m, src, mask, tgt):\n"
         "    if (tgt > 3).any():\n        src = src + 0\n    return m(src, tgt, ~mask)\n\n\n"
         "def make():\n    return tutorial(forward=forward)\n"
     )
