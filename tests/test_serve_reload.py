@@ -170,6 +170,19 @@ def test_a_stream_ends_with_the_model_that_it_began_with(serve: Callable[..., An
     assert post(client, model="en-fr", text="w7").status_code == 200, "what has not changed is not closed"
 
 
+def test_a_client_that_takes_no_data_keeps_no_models_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tformer_deploy.serve.current.BODY_SECONDS", 0.1)
+    caps, replaced = dataclasses.replace(CAPS, seconds=0.1), Replaced(("a",))
+    models = Models([Model("a", translator_of(Watched()), caps)])
+    current = make_app(models, reopen=replaced).current
+    with current.use():
+        current.reload()
+        time.sleep(0.1)
+        assert models.get().translator._opened.open
+        wait_for(lambda: not models.get().translator._opened.open)
+    current.close()
+
+
 def test_only_its_own_machine_may_reload_a_server_without_a_key() -> None:
     replaced = Replaced(("a",))
     guards = [make_app(Models([Model("a", translator_of(Watched()), CAPS)]), key, replaced) for key in ("", "secret")]
