@@ -31,6 +31,7 @@ from .serving import BROKEN, CAPS, Watched, translator_of, wait_for
 
 pytest.importorskip("grpc")
 triton = pytest.importorskip("tritonclient.grpc")
+httpx = pytest.importorskip("httpx")
 server = pytest.importorskip("tformer_deploy.serve.grpc")
 pb, Failed = triton.service_pb2, triton.InferenceServerException
 TEXTS = ["w7 w8 w9", "", "w5"]
@@ -384,6 +385,32 @@ def test_the_command_serves_both_until_it_is_told_to_end() -> None:
         wait_for(lambda: not client.is_server_ready())
         assert client.infer("copy", [texts], headers=headers)  # until the delay is over
         assert process.wait(20) == 0
+
+
+@pytest.mark.long
+def test_workers_share_the_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "tformer_deploy", "serve", str(BUNDLE), "--workers", "2", "--port", "0"]
+        command += ["--grpc-port", str(port), "--threads", "1"]
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert f"127.0.0.1:{port} cannot be listened on: choose another --host or --grpc-port" in refused.stderr
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, ExitStack() as ending:
+        ending.callback(process.kill)
+        assert process.stderr
+        line = process.stderr.readline()
+        assert line.endswith(f", gRPC on 127.0.0.1:{port} with 2 workers\n"), line + process.stderr.read()
+        [row] = printed(run_here("translate", BUNDLE, "--json", stdin=b"3 1 4\n"))
+        for number in range(16):
+            separate = [("grpc.use_local_subchannel_pool", 1), ("grpc.primary_user_agent", str(number))]
+            with triton.InferenceServerClient(f"127.0.0.1:{port}", channel_args=separate) as client:
+                answer = client.infer("copy", [bytes_of("text", ["3 1 4"])])
+                assert texts_in(answer) == [json.loads(row)["text"]]
+        with httpx.Client(base_url=re.findall(r"http://\S+(?=,)", line)[0], timeout=20) as http:
+            answered = r'tformer_requests_total{(?=[^}]*grpc_ModelInfer)[^}]*worker="(\d)"'
+            wait_for(lambda: set(re.findall(answered, http.get("/metrics").text)) == {"0", "1"})
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 def test_the_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,8 +108,8 @@ def serve(
     aliases = read_pairs("--alias", "NAME=MODEL, or NAME=MODEL:TOKEN", alias or [])
     served = Served(bundles, aliases, caps, slots, max_queue)
     service = Service(served, host, port, key, grpc_port, shutdown_delay)
-    if workers > 1 and grpc_port is not None:
-        raise ConfigError("--grpc-port is served by one process: leave out --workers")
+    if workers > 1 and grpc_port == 0:
+        raise ConfigError("--grpc-port 0 would be another port for each of --workers: name one")
     if address is None:
         if workers > 1:
             run_workers(service, workers, note)

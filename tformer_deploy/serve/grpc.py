@@ -243,9 +243,12 @@ async def _parts(model: Model, infer: Infer) -> AsyncIterator[tuple[list[Tensor]
 class GrpcServer:
     """A server in a thread with an event loop of its own."""
 
-    def __init__(self, guard: Guard, host: str, port: int, most_bytes: int) -> None:
-        """Listen. `most_bytes`: of a request. Raises ConfigError where the port is taken."""
-        self._guard, self._most_bytes = guard, most_bytes
+    def __init__(self, guard: Guard, host: str, port: int, most_bytes: int, shared: bool = False) -> None:
+        """Listen. `most_bytes`: of a request. `shared`: other processes listen on the port too.
+
+        Raises ConfigError where the port is taken.
+        """
+        self._guard, self._most_bytes, self._shared = guard, most_bytes, shared
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._closed = False
         self._started: Future[tuple[asyncio.AbstractEventLoop, int]] = Future()
@@ -263,7 +266,7 @@ class GrpcServer:
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[float] = loop.create_future()
-        options = [("grpc.max_receive_message_length", self._most_bytes), ("grpc.so_reuseport", 0)]
+        options = [("grpc.max_receive_message_length", self._most_bytes), ("grpc.so_reuseport", int(self._shared))]
         server = grpc.aio.server(options=options)
         service = Service(self._guard)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)

@@ -56,24 +56,24 @@ def run_server(service: Service, note: Callable[[str], None]) -> None:
         serve_on(listening, service, note)
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, option: str = "--port") -> socket.socket:
     """A socket that does not listen yet. Raises ConfigError where the port is taken."""
     config = uvicorn.Config("", host=host, port=port, log_level="critical")
     try:
         listening = config.bind_socket()
     except SystemExit:
-        raise ConfigError(f"{host}:{port} cannot be listened on: choose another --host or --port") from None
+        raise ConfigError(f"{host}:{port} cannot be listened on: choose another --host or {option}") from None
     # Connections inherit it. asyncio sets it only for sockets made by itself; without it, a body waits 40 ms for the
     # client's acknowledgement of the headers.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 
-def said(service: Service, listening: socket.socket, calls: GrpcServer | None = None) -> str:
+def said(service: Service, listening: socket.socket, grpc_port: int | None) -> str:
     """What is served, and where."""
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    also = f", gRPC on {shown}:{calls.port}" if calls else ""
+    also = f", gRPC on {shown}:{grpc_port}" if grpc_port else ""
     return f"serving {', '.join(service.served.bundles)} on http://{shown}:{port}{also}"
 
 
@@ -111,8 +111,8 @@ def serve_on(
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, lambda *_: None)  # uvicorn sends itself again the one that ended it
         listening.listen(BACKLOG)  # from here on clients may connect
-        calls = open_calls(app, service)
-        note(said(service, listening, calls))
+        calls = open_calls(app, service, bool(member))
+        note(said(service, listening, calls.port if calls else None))
         server = Server(config, app.current, service.shutdown_delay, bool(early))
         server.calls = calls
         if member:
@@ -124,13 +124,13 @@ def serve_on(
         app.current.close()
 
 
-def open_calls(app: Guard, service: Service) -> GrpcServer | None:
-    """The server for gRPC, if there is to be one. Raises ConfigError where the port is taken."""
+def open_calls(app: Guard, service: Service, shared: bool) -> GrpcServer | None:
+    """The server for gRPC, if there is to be one. `shared`: on a port of all workers. Raises ConfigError."""
     if service.grpc_port is None:
         return None
     from .grpc import GrpcServer
 
-    return GrpcServer(app, service.host, service.grpc_port, service.served.caps.body_bytes)
+    return GrpcServer(app, service.host, service.grpc_port, service.served.caps.body_bytes, shared)
 
 
 class Server(uvicorn.Server):

@@ -26,6 +26,8 @@ SETTLED_SECONDS = 60.0
 
 def run_workers(service: Service, workers: int, note: Callable[[str], None]) -> None:
     """Serve with several processes until SIGTERM or SIGINT. Raises EngineError where workers keep dying."""
+    if service.grpc_port:
+        bind(service.host, service.grpc_port, "--grpc-port").close()  # whether it is free; each worker takes it too
     with bind(service.host, service.port) as listening:
         asyncio.run(Team(service, workers, listening, note).run())
 
@@ -138,7 +140,7 @@ class Team:
         if not told:
             self._send(signal.SIGHUP, {number})
         if len(self._ready) == self.workers:
-            self.note(f"{said(self.service, self.listening)} with {self.workers} workers")
+            self.note(f"{said(self.service, self.listening, self.service.grpc_port)} with {self.workers} workers")
 
 
 async def _first(*events: asyncio.Event) -> None:
