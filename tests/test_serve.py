@@ -28,9 +28,6 @@ from tformer_deploy.translate.scheduler import BOUNDS, Line
 
 from .command import failed_line, run_here
 from .serving import BROKEN, CAPS, REFUSED, Watched, ask_and_leave, counted, events, post, translator_of, wait_for
-from .serving import client as client  # for files of other branches that import them from here
-from .serving import engine as engine
-from .serving import serve as serve
 
 httpx = pytest.importorskip("httpx")
 

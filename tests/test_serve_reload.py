@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tformer_deploy.base.errors import ArtifactError, ConfigError, EngineError
@@ -32,10 +33,7 @@ from tformer_deploy.translate.opening import TranslatorOptions
 from tformer_deploy.translate.translator import Translator
 
 from .command import failed_line, run_here
-from .test_scheduler import SOURCE_WORDS, TARGET_WORDS, Watched, translator_of
-from .test_serve import CAPS, events, httpx, post, wait_for
-from .test_serve import engine as engine
-from .test_serve import serve as serve
+from .serving import CAPS, SOURCE_WORDS, TARGET_WORDS, Watched, events, post, translator_of, wait_for
 
 BUNDLES = Path(__file__).parent / "bundles/v2"
 TEXTS = ["w7 w8 w9", "w10", "w11 w12"]

@@ -12,10 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from .command import run_process
-from .test_serve import httpx, post, wait_for
+from .serving import post, wait_for
 from .test_serve_reload import BUNDLES, copied, running
 
 pytest.importorskip("prometheus_client")
