@@ -24,7 +24,7 @@ from tformer_deploy.translate.translator import Result, Translator
 from .conftest import ending_model
 from .params import long_but
 from .plain_decoding import TableState
-from .serving import BROKEN, REFUSED, SOURCE_WORDS, TARGET_WORDS, Watched, translator_of
+from .serving import BROKEN, REFUSED, SOURCE_WORDS, TARGET_WORDS, Watched, translator_of, wait_for
 
 WAYS: list[dict[str, Any]] = [
     {},
@@ -199,12 +199,15 @@ def test_an_engine_that_fails_while_lines_join_leaves_nobody_waiting(
 
 
 def test_a_removal_that_fails_ends_the_lines_that_shared_its_steps(scheduler: Scheduler, engine: Watched) -> None:
-    lines = held(scheduler, engine, 3)
+    engine.open.clear()
+    with scheduler._wake:  # so that all join together
+        lines = [scheduler.submit("w4 w5", min_tokens=6) for _ in range(3)]
+    wait_for(lambda: scheduler.running == 3)
     with mock.patch.object(engine, "reorder", side_effect=EngineError("the device is lost")):
         lines[0].cancel()
         engine.open.set()
-        for line in lines:
-            with pytest.raises((Cancelled, EngineError)):
+        for line, error in zip(lines, (Cancelled, EngineError, EngineError), strict=True):
+            with pytest.raises(error):
                 line.result(20)
     assert scheduler.submit("w4").result(20).ids
 

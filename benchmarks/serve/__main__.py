@@ -1,0 +1,229 @@
+"""Latency and goodput of HTTP servers under Poisson arrivals, each in turn at each rate, on one machine.
+
+Sides: `tformer serve` (continuous batching); our engine, and CTranslate2, behind mosec, which batches whole requests in
+windows of time. CTranslate2 first gets its best window: the one with the lowest 95th percentile at a middle rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tformer_deploy import load
+from tformer_deploy.base.errors import EngineError, TformerError
+from tformer_deploy.base.lines import read_lines
+
+from .load import PATIENCE, send
+
+GOOD_SECONDS = 0.3
+"""An answer after more than this is no goodput."""
+START_SECONDS, SETTLE_SECONDS, WINDOW_SIZE = 120, 3.0, 32
+WINDOWS_MS = (1, 5, 20)
+SHAPES = ((2, 1), (1, 2))
+"""Threads and processes of CTranslate2, for two cores."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A server."""
+
+    name: str
+    command: Sequence[str]
+    path: str
+    env: str = ""
+    """The value of WINDOW."""
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[tuple[str, int]]:
+        """Start it; the URL of its translations, and its session."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        with subprocess.Popen(
+            [sys.executable, *self.command, "--port", str(port)],
+            env={**os.environ, "WINDOW": self.env},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as server:
+            try:
+                url = f"http://127.0.0.1:{port}{self.path}"
+                self._wait(server, url)
+                yield url, server.pid
+            finally:
+                os.killpg(server.pid, signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    server.wait(10)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(server.pid, signal.SIGKILL)
+
+    def _wait(self, server: subprocess.Popen[bytes], url: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        request = urllib.request.Request(url, b'{"text": "w4"}', {"Content-Type": "application/json"})
+        while time.monotonic() < deadline:
+            if server.poll() is not None:
+                raise EngineError(f"{self.name} ended with {server.returncode}: {' '.join(self.command)}")
+            with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=30) as answer:
+                answer.read()
+                return
+            time.sleep(0.1)
+        raise EngineError(f"{self.name} did not answer within {START_SECONDS} s")
+
+
+def main() -> None:
+    """Measure, and write what was found as JSON."""
+    command = parser()
+    options = command.parse_args()
+    if options.stream and options.ctranslate2:
+        command.error("--stream: only tformer serve streams: leave --ctranslate2 out")
+    lines = read_lines(options.src)
+    asked: dict[str, Any] = {"stream": True} if options.stream else {}
+    bodies = [{"text": line, **asked} for line in lines if line.strip()]
+    served = [ours(options)]
+    with load(options.bundle, "native", variant=options.variant, max_tokens=options.max_tokens) as translator:
+        expected = [result.text for result in translator.translate([body["text"] for body in bodies])]
+    if options.ctranslate2:
+        trial = options.rates[len(options.rates) // 2]
+        tried = [
+            window(options, "ctranslate2", *each) for each in [(ms, *shape) for ms in WINDOWS_MS for shape in SHAPES]
+        ]
+        best = min(tried, key=lambda side: measure(side, bodies, trial, options.seconds / 2, None)["p95_ms"])
+        note(f"the best of CTranslate2's settings at {trial:g} requests a second: {best.name}")
+        served += [best, window(options, "tformer", *json_window(best))]
+    found = []
+    for rate in options.rates:
+        for side in served:
+            texts = expected if side.name.startswith("tformer") else None
+            found.append(measure(side, bodies, rate, options.seconds, texts))
+            note(shown(found[-1]))
+    report = {"options": {name: str(value) for name, value in vars(options).items()}, "points": found}
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
+    parser.add_argument("bundle", type=Path, help="with a variant for native")
+    parser.add_argument("--variant", default="native-int8")
+    parser.add_argument("--ctranslate2", type=Path, help="folder of benchmarks.peers.to_ctranslate2; needs mosec")
+    parser.add_argument("--src", type=Path, required=True, help="texts, one a line, which are drawn at random")
+    parser.add_argument("--stream", action="store_true", help="ask tformer serve for streams; without --ctranslate2")
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--rates", type=float, nargs="+", default=[5, 10, 20, 40, 80], help="requests a second")
+    parser.add_argument("--seconds", type=float, default=20, help="at each rate, for each side")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True, help="a .json file")
+    return parser
+
+
+def ours(options: argparse.Namespace) -> Side:
+    """`tformer serve`."""
+    limits = options.out.with_suffix(".limits.toml")
+    limits.write_text(f"max_tokens = {options.max_tokens}\n")
+    command = ["-m", "tformer_deploy", "serve", f"m={options.bundle}", "--backend", "native"]
+    command += ["--variant", options.variant, "--threads", str(options.threads), "--limits", str(limits)]
+    return Side("tformer serve", command, "/v1/translate")
+
+
+def window(options: argparse.Namespace, engine: str, wait_ms: int, threads: int, processes: int) -> Side:
+    """An engine behind mosec."""
+    asked = {
+        "engine": engine,
+        "bundle": str(options.bundle),
+        "backend": "native",
+        "variant": options.variant,
+        "model": str(options.ctranslate2 / "int8"),
+        "threads": threads,
+        "processes": processes,
+        "batch": WINDOW_SIZE,
+        "wait_ms": wait_ms,
+        "max_tokens": options.max_tokens,
+    }
+    name = f"{engine}, windows of {wait_ms} ms, {processes} of {threads} threads"
+    command = ["-m", "benchmarks.serve.window", "--timeout", "30000", "--log-level", "warning"]
+    return Side(name, command, "/inference", json.dumps(asked))
+
+
+def json_window(side: Side) -> tuple[int, int, int]:
+    """The settings of a side behind mosec."""
+    asked = json.loads(side.env)
+    return asked["wait_ms"], asked["threads"], asked["processes"]
+
+
+def measure(
+    side: Side, bodies: list[dict[str, Any]], rate: float, seconds: float, expected: list[str] | None
+) -> dict[str, Any]:
+    """Latencies and goodput of one server at one rate; the first seconds are not counted.
+
+    Raises ConfigError where the client lagged, so that the load was not what it should have been.
+    """
+    with side.running() as (url, pid):
+        asyncio.run(send(url, bodies, rate, SETTLE_SECONDS, 1))
+        before = memory(pid)
+        answers, late = asyncio.run(send(url, bodies, rate, seconds, 2))
+        after = memory(pid)
+    good = [answer for answer in answers if answer.status == 200]
+    wrong = sum(answer.text != expected[answer.number] for answer in good) if expected else 0
+    if wrong:
+        raise EngineError(f"{side.name} gave {wrong} wrong answers of {len(good)} at {rate:g} a second")
+    return {
+        "side": side.name,
+        "rate": rate,
+        "requests": len(answers),
+        **percentiles([answer.seconds for answer in good]),
+        "goodput": sum(answer.seconds <= GOOD_SECONDS for answer in good) / seconds,
+        "refused": sum(answer.status == 429 for answer in answers),
+        "refused_ms": 1000 * max((a.seconds for a in answers if a.status == 429), default=0.0),
+        "lost": sum(answer.status not in (200, 429) for answer in answers),
+        "client_late_ms": 1000 * late,
+        "first_ms": percentiles([answer.first for answer in good]) if bodies[0].get("stream") else None,
+        "memory_mib": [before, after],
+        "checked": expected is not None,
+    }
+
+
+def memory(session: int) -> float:
+    """Resident memory of all processes of a session, in MiB."""
+    sizes = subprocess.run(["ps", "-o", "rss=", "--sid", str(session)], stdout=subprocess.PIPE, text=True, check=True)
+    return sum(map(int, sizes.stdout.split())) / 1024
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """p50, p95 and p99 in milliseconds; answers that would make two count as lost."""
+    cuts = statistics.quantiles([*seconds, *[PATIENCE] * (2 - len(seconds))], n=100, method="inclusive")
+    return {f"p{each}_ms": 1000 * cuts[each - 1] for each in (50, 95, 99)}
+
+
+def shown(point: dict[str, Any]) -> str:
+    """A line for people."""
+    return (
+        f"{point['rate']:>6g}/s  {point['side']:<55} p50 {point['p50_ms']:>8.1f}  p95 {point['p95_ms']:>8.1f}  "
+        f"p99 {point['p99_ms']:>8.1f} ms  goodput {point['goodput']:>6.1f}/s  "
+        f"refused {point['refused']}  lost {point['lost']}  client late {point['client_late_ms']:.0f} ms"
+    )
+
+
+def note(line: str) -> None:
+    """Print at once."""
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (TformerError, OSError) as error:
+        sys.exit(f"error: {error}")
