@@ -3,7 +3,7 @@
     python examples/hugging_face.py .demo/numbers-en-de 'forty-two' 'seven hundred'
 
 The folder may be of any family in docs/import.md whose tokenizer needs no languages (add --src-lang and --tgt-lang
-otherwise). The bundle decodes with the folder's own generation config, as `generate` does.
+otherwise). Both decode with the folder's own generation config, up to 64 tokens.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 import transformers
 
 import tformer_deploy
+
+LONGEST = 64
 
 
 def tformer(*arguments: str | Path) -> None:
@@ -34,7 +36,7 @@ def generate(folder: str, lines: list[str]) -> list[str]:
     """What transformers makes of the lines."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
-    ids = model.generate(**tokenizer(lines, padding=True, return_tensors="pt"))
+    ids = model.generate(**tokenizer(lines, padding=True, return_tensors="pt"), max_new_tokens=LONGEST)
     return list(tokenizer.batch_decode(ids, skip_special_tokens=True))
 
 
@@ -42,7 +44,7 @@ def main() -> None:
     """Print each line's translation by the bundle; fail where it is not that of transformers."""
     folder, *lines = sys.argv[1:]
     with tempfile.TemporaryDirectory() as work, tformer_deploy.load(make_bundle(folder, Path(work))) as translator:
-        ours = [result.text for result in translator.translate(lines)]
+        ours = [result.text for result in translator.translate(lines, max_tokens=LONGEST)]
     if ours != generate(folder, lines):
         raise SystemExit("the bundle and transformers differ")
     print(*ours, sep="\n")
