@@ -27,6 +27,8 @@ import pytest
 from tformer_deploy import __version__
 from tformer_deploy.bundle.recipe import named_recipes
 from tformer_deploy.cli.export import complete_recipe
+from tformer_deploy.cli.options import among
+from tformer_deploy.importers.formats import FORMATS
 
 from .command import COMMAND, Done, failed_line, printed, run_here, run_process
 from .mutations import break_graph, scale_one_weight
@@ -491,12 +493,14 @@ def test_progress_names_what_runs(bundle: Path) -> None:
     assert "check: eager PyTorch" in bar and "check: ort" in bar
 
 
-def test_help_lists_whole_sentences_and_recipes() -> None:
+def test_help_lists_whole_sentences_recipes_and_formats() -> None:
     listed = run_here("--help").stdout.decode()
     assert "..." not in listed.partition("Commands:")[2]
     assert " ".join(listed.split()).count("compare every token with eager PyTorch") == 1
     recipes = "".join(run_here("export", "--help").stdout.decode().split())  # a name may go on in the next line
     assert all(name in recipes for name in named_recipes())
+    formats = "".join(run_here("import", "--help").stdout.decode().split())
+    assert "".join(among(FORMATS).split()) in formats
     assert [name for name, _ in complete_recipe("native-int")] == [
         "native-int4",
         "native-int8",

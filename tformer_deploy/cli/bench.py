@@ -18,7 +18,7 @@ from .root import app, emit, progress
 def bench(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Annotated[
-        list[str] | None, typer.Option(metavar="BACKEND", help=f"{MEASURED}; repeatable. Default: ort.")
+        list[str] | None, typer.Option(metavar="BACKEND[:VARIANT]", help=f"{MEASURED}; repeatable. Default: ort.")
     ] = None,
     variant: MeasuredVariants = None,
     device: DeviceOption = "cpu",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def check(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     backend: Annotated[
-        list[str] | None, typer.Option(metavar="BACKEND", help=f"{BACKENDS}; repeatable. Default: ort.")
+        list[str] | None, typer.Option(metavar="BACKEND[:VARIANT]", help=f"{BACKENDS}; repeatable. Default: ort.")
     ] = None,
     variant: CheckedVariants = None,
     device: DeviceOption = "cpu",

@@ -10,8 +10,9 @@ import typer
 from ..base.errors import ConfigError
 from ..base.notes import note
 from ..base.settings import parse_settings
+from ..importers.formats import FORMATS
 from ..model.config import ModelConfig
-from .options import Json, ModelSettings, folder
+from .options import Json, ModelSettings, among, folder
 from .root import app, emit
 
 
@@ -19,7 +20,10 @@ from .root import app, emit
 def import_(
     source: Annotated[
         list[str],
-        typer.Argument(metavar="[FORMAT] PATH", help="Checkpoint file or folder. Give FORMAT if it is not recognized."),
+        typer.Argument(
+            metavar="[FORMAT] PATH",
+            help=f"Checkpoint file or folder. Give FORMAT if it is not recognized: {among(FORMATS)}.",
+        ),
     ],
     out: Annotated[Path, typer.Option(parser=folder, metavar="<path>", help="Run folder to write.")],
     vocab: Annotated[Path | None, typer.Option(help="Vocabulary file of both sides.")] = None,

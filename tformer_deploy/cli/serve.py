@@ -32,7 +32,10 @@ def serve(
     ],
     alias: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=MODEL[:TOKEN]", help="Further name of a model; outputs begin with TOKEN, if given."),
+        typer.Option(
+            metavar="NAME=MODEL[:TOKEN]",
+            help="Further name of a model; outputs begin with TOKEN, if given; repeatable.",
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
