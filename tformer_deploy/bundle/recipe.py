@@ -126,7 +126,7 @@ class Recipe:
     opset: int = 23
     """ONNX opset of the graphs, 18 to 24; below 23 only for target `onnx`."""
     top_k: int = 0
-    """Best tokens that a step returns per row; 0: `2*beams - 1`, as beam search reads, 1 for greedy search."""
+    """Best tokens that a step returns per row; 0: `2*beams`; with target `onnx` one fewer."""
     attention: bool = False
     """A step also returns the last layer's cross-attention, for alignments and the coverage penalty."""
     memory: bool = False
