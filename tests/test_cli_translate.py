@@ -389,6 +389,17 @@ def test_lines_have_a_longest(client: socket.socket) -> None:
     assert list(windows(100, 8)) == [["1", "12345678"]]
 
 
+def test_nothing_after_a_line_that_is_too_long_is_read(client: socket.socket) -> None:
+    """Neither the rest of what has come already, nor what comes later."""
+    client.sendall(b"1\n123456789\n3\n" + b"x\n" * 40_000)
+    client.shutdown(socket.SHUT_WR)
+    found: list[str] = []
+    with pytest.raises(DataError, match=r"^standard input, line 2: longer than 8 bytes"):
+        for window in windows(100, 8):
+            found += window
+    assert found == ["1"]
+
+
 def test_lines_of_many_pieces_have_a_longest(client: socket.socket) -> None:
     def send() -> None:
         with suppress(OSError):  # nobody reads to the end
@@ -419,6 +430,8 @@ def test_an_endless_line_is_an_error_at_once(bundle: Path) -> None:
 def test_the_longest_line_can_be_chosen(translate: Any) -> None:
     done = translate("--max-line-bytes", 6, stdin=b"w5 w6\nw5 w7\nw5 w6 w7\n")
     assert "line 3: longer than 6 bytes" in failed_line(done) and done.stdout.count(b"\n") == 2
+    later = b"w5\n" * 30_000  # more than one read of the input
+    assert translate("--max-line-bytes", 6, stdin=b"w5 w6\nw5 w6 w7\n" + later).stdout.count(b"\n") == 1
     wide = b"w5" + b" " * (2 << 20) + b"w6\n"
     assert "line 1: longer than 1048576 bytes" in failed_line(translate(stdin=wide))
     assert printed(translate("--max-line-bytes", 3 << 20, stdin=wide)) == printed(translate(stdin=b"w5 w6\n"))

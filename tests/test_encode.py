@@ -219,6 +219,9 @@ def test_lines_before_a_bad_one_are_printed(memory_bundle: Path) -> None:
     done = run_here("encode", memory_bundle, stdin=f"w5\nw6\n{long}\nw7\n".encode())
     assert len(done.stdout.splitlines()) == 2
     assert "line 3: a source of 25 tokens exceeds the limit of 24: split the line" in failed_line(done)
+    later = b"w5\n" * 30_000  # more than one read of the input
+    done = run_here("encode", memory_bundle, "--max-line-bytes", 6, stdin=b"w5\nw5 w6 w7\n" + later)
+    assert len(done.stdout.splitlines()) == 1 and "line 2: longer than 6 bytes" in failed_line(done)
     with pytest.raises(LimitError), TextEncoder(EncoderOptions(memory_bundle)) as encoder:
         encoder.encode([long])
     with pytest.raises(DataError, match="lines: a single str"), TextEncoder(EncoderOptions(memory_bundle)) as encoder:

@@ -73,7 +73,7 @@ def _run(
 ) -> tuple[int, int, int]:
     """Encode windows of lines, each written before the next is read. Returns numbers of lines, tokens, empty lines."""
     lines = tokens = empty = 0
-    with progress("lines", printing=True) as advance:
+    with progress("lines", printing=flushed is not None) as advance:
         for window in requests:
             for found in encoder.results(window, lines):
                 write(found)

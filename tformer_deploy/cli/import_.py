@@ -9,10 +9,8 @@ import typer
 
 from ..base.errors import ConfigError
 from ..base.notes import note
-from ..base.settings import parse_settings
 from ..importers.formats import FORMATS
-from ..model.config import ModelConfig
-from .options import Json, ModelSettings, among, folder
+from .options import Json, ModelSettings, among, folder, model_settings
 from .root import app, emit
 
 
@@ -85,8 +83,8 @@ def import_(
         split_regex=split_regex,
         language=language,
         lower=lower,
-        parts=_pairs("--part", part or []),
-        model=_model(settings or []),
+        parts=_parts(part or []),
+        model=model_settings(None, settings),
     )
     lines = read_lines(src) if src else []
     imported, comparison = import_checkpoint(name, path, out, options, lines, compare, force)
@@ -99,17 +97,9 @@ def import_(
     emit({**result, "compared": comparison.to_json()}, json, text)
 
 
-def _pairs(flag: str, items: list[str]) -> dict[str, str]:
-    """NAME=VALUE texts. Raises ConfigError."""
+def _parts(items: list[str]) -> dict[str, str]:
+    """Values of --part. Raises ConfigError."""
     for item in items:
         if "=" not in item:
-            raise ConfigError(f"{flag} {item}: write NAME=VALUE")
+            raise ConfigError(f"--part {item}: write NAME=VALUE")
     return dict(item.split("=", 1) for item in items)
-
-
-def _model(settings: list[str]) -> dict[str, object]:
-    """Fields of the model's config. Raises ConfigError."""
-    pairs = _pairs("--set", settings)
-    if wrong := next((key for key in pairs if not key.startswith("model.")), ""):
-        raise ConfigError(f"--set {wrong}: an import takes only model.KEY=VALUE")
-    return parse_settings(ModelConfig, "model", {key.removeprefix("model."): value for key, value in pairs.items()})

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..base.errors import ConfigError
 from ..model.config import MOST_OF_MODEL
-from .options import Json, ModelSettings, folder, merge_settings
+from .options import Json, ModelSettings, folder, model_settings
 from .root import app, emit
 
 
@@ -28,9 +27,7 @@ def init(
 
     Its vocabulary is the words w4, w5 and so on.
     """
-    model_values, training = merge_settings(config, settings, {})
-    if training:
-        raise ConfigError(f"train.{next(iter(training))}: nothing is trained here: leave it out")
+    model_values = model_settings(config, settings)
     from ..train.runs import init_checkpoint
 
     parameters = init_checkpoint(out, preset, vocab_size, seed, model_values, force)

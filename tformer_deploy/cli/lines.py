@@ -35,6 +35,8 @@ def windows(budget: int, max_line_bytes: int = LINE_BYTES) -> Iterator[list[str]
                 if size >= budget:
                     yield window
                     window, size = [], 0
+            if problem:
+                break
             if window and not more:
                 yield window
                 window, size = [], 0

@@ -150,6 +150,14 @@ def merge_settings(
     return merged["model"], merged["train"]
 
 
+def model_settings(config: Path | None, settings: list[str] | None) -> dict[str, Any]:
+    """Values of [model] for a verb that trains nothing. Raises ConfigError for those of [train]."""
+    model, training = merge_settings(config, settings, {})
+    if training:
+        raise ConfigError(f"train.{next(iter(training))}: nothing is trained here: leave it out")
+    return model
+
+
 def translator_options(bundle: Bundle, params: Mapping[str, Any]) -> TranslatorOptions:
     """What translate and corpus ask for, by the names of their parameters.
 
