@@ -129,6 +129,14 @@ def test_failed_check_exits_with_3(bundle: Path, run: Path, tmp_path: Path) -> N
     assert "FAILED: scores differ" in done.stdout.decode() and done.stdout.decode().splitlines()[-1] == "failed"
 
 
+def test_what_has_no_original_is_refused_before_the_check(bundle: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "reference"
+    done = run_here("check", bundle, "--original", "--save-reference", saved, "--backend", "ort")
+    assert "was not imported: there is no original to compare with" in failed_line(done) and not saved.exists()
+    done = run_here("check", bundle, "--original", "--reference", saved)
+    assert "--original runs the checkpoint in PyTorch, which --reference replaces" in failed_line(done)
+
+
 def test_inspect_describes_both_kinds(bundle: Path, run: Path) -> None:
     text = run_here("inspect", bundle).stdout.decode()
     assert "every hash verified" in text and "opset 23" in text and "encoder.onnx" in text
@@ -149,6 +157,7 @@ def test_init_is_seeded(tmp_path: Path) -> None:
     assert "--force" in failed_line(run_here("init", "--out", tmp_path / "a", "--preset", "tiny", "--vocab-size", 40))
     refused = failed_line(run_here("init", "--out", tmp_path / "d", "--set", "train.lr=5"))
     assert refused == "error: train.lr: nothing is trained here: leave it out" and not (tmp_path / "d").exists()
+    assert failed_line(run_here("import", "hf", "none", "--out", tmp_path / "d", "--set", "train.lr=5")) == refused
     (tmp_path / "config.toml").write_text("[train]\nlr = 0.1\n")
     refused = failed_line(run_here("init", "--out", tmp_path / "d", "--config", tmp_path / "config.toml"))
     assert refused == "error: train.lr: nothing is trained here: leave it out"
@@ -485,6 +494,13 @@ def test_progress_on_a_terminal_shares_no_line_with_results(bundle: Path) -> Non
     assert "\x1b" not in shown, "no bar where results go to the same terminal"
     bar, results = on_a_terminal(command, b"w5 w6\nw7\n", both=False)
     assert "lines" in bar and results.splitlines() == shown.splitlines()[:2]
+
+
+@pytest.mark.long
+def test_progress_is_shown_where_results_go_to_a_file(bundle: Path, tmp_path: Path) -> None:
+    command = ["encode", str(bundle), "--backend", "eager", "--out", str(tmp_path / "v.npy")]
+    bar, _ = on_a_terminal(command, b"w5 w6\nw7\n", both=True)
+    assert "lines" in bar and "2 lines of" in bar
 
 
 @pytest.mark.long

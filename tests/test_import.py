@@ -79,6 +79,24 @@ def test_what_a_changed_original_raises_is_said_in_a_line(tmp_path: Path) -> Non
         compare_again(open_checkpoint(run))
 
 
+@pytest.mark.long
+def test_a_comparison_that_fails_does_not_lose_the_report(tmp_path: Path) -> None:
+    run, _ = imported(CASES["torch, no positions, silu"], tmp_path)
+    bundle, page = tmp_path / "bundle", tmp_path / "check.html"
+    export_checked(run, bundle)
+    check = "check", bundle, "--original", "--html", page, "--json"
+    assert json.loads(run_here(*check).stdout)["original"]["failures"] == []
+    page.unlink()
+    torch.save({}, tmp_path / "model.pt")
+    done = run_here(*check)
+    assert "model.pt" in failed_line(done)
+    assert json.loads(done.stdout)["passed"] and page.exists()
+    (tmp_path / "model.pt").unlink()
+    saved = tmp_path / "reference"  # what is known before the check is said before it
+    assert "put it back" in failed_line(run_here(*check, "--save-reference", saved, "--backend", "ort"))
+    assert not saved.exists()
+
+
 def test_the_limit_follows_the_originals_own_rounding(tmp_path: Path) -> None:
     """Large weights: fp32 is further from fp64 than the limit, on both sides. What fp64 shows too is no rounding."""
     state = of_torch(False, False, True, True)[0]

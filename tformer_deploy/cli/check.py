@@ -16,6 +16,7 @@ from .root import app, emit, progress
 if TYPE_CHECKING:
     from ..bundle.manifest import Bundle
     from ..importers.compare import Comparison
+    from ..model.checkpoint import Checkpoint
 
 
 @app.command(
@@ -92,6 +93,8 @@ def check(
         options.setdefault("n_best", beams)
     if reference and (src or save_reference or options):
         raise ConfigError("--reference brings its own sources and options: leave out --src, --save-reference and those")
+    if reference and original:
+        raise ConfigError("--original runs the checkpoint in PyTorch, which --reference replaces: leave out one")
     if tgt and not (src or reference):
         raise ConfigError("--tgt needs the sources it translates: add --src or --reference")
     for name, value in {"--tgt": tgt, "--html": html, "--original": original, "--loosened": loosened}.items():
@@ -117,30 +120,43 @@ def check(
         shortlist=shortlist,
         threads=threads,
     )
+    imported = _imported(request.bundle, checkpoint) if original else None
     with progress("check") as advance:
         report = run_check(request, advance)
     if report is None:
         emit({"reference": str(save_reference)}, json, f"{save_reference}: reference written")
         return
-    again = _with_original(request.bundle, checkpoint, src) if original else None
-    emit({**report.to_json(), **({"original": again.to_json()} if again else {})}, json, str(report))
-    if html:
-        write_output(html, check_page(report, str(bundle)))
+    again = None
+    try:
+        if html:
+            write_output(html, check_page(report, str(bundle)))
+        if imported:
+            again = _with_original(imported, src)
+    finally:  # a comparison that fails does not lose the report
+        emit({**report.to_json(), **({"original": again.to_json()} if again else {})}, json, str(report))
     if again:
         note("\n".join([str(again), *again.failures]))
     if not report.passed or (again and not again.passed):
         raise typer.Exit(3)
 
 
-def _with_original(bundle: Bundle, checkpoint: Path | None, src: Path | None) -> Comparison:
-    """Compare the checkpoint of a bundle with the code that it was imported from."""
-    from ..base.lines import read_lines
-    from ..importers.run import compare_again
+def _imported(bundle: Bundle, checkpoint: Path | None) -> Checkpoint:
+    """The imported checkpoint of a bundle, for --original. Raises TformerError if there is no original of it."""
+    from ..importers.run import source_of
     from ..model.checkpoint import Checkpoint, open_reference
 
     imported = open_reference(bundle, checkpoint)
     if not isinstance(imported, Checkpoint):
         raise ConfigError("--original: a module of your own is its own original: leave it out")
+    source_of(imported)
+    return imported
+
+
+def _with_original(imported: Checkpoint, src: Path | None) -> Comparison:
+    """Compare a checkpoint with the code that it was imported from."""
+    from ..base.lines import read_lines
+    from ..importers.run import compare_again
+
     return compare_again(imported, read_lines(src) if src else [])
 
 

@@ -143,8 +143,8 @@ def _tensors(imported: Imported, path: Path, name: str) -> Iterator[tuple[str, A
         yield found
 
 
-def compare_again(checkpoint: Checkpoint, lines: Sequence[str] = ()) -> Comparison:
-    """Compare an imported checkpoint with the original, where that was at import. Raises ConfigError, ArtifactError."""
+def source_of(checkpoint: Checkpoint) -> tuple[str, Path, ImportOptions]:
+    """Format, path and options of a checkpoint's import. Raises ConfigError, and ArtifactError if the path is gone."""
     source = checkpoint.header["training"].get("imported")
     if not isinstance(source, Mapping) or "options" not in source:
         raise ConfigError(f"{checkpoint.directory} was not imported: there is no original to compare with")
@@ -152,8 +152,12 @@ def compare_again(checkpoint: Checkpoint, lines: Sequence[str] = ()) -> Comparis
     if not path.exists():
         raise ArtifactError(f"{path}, from which {checkpoint.directory} was imported, is not there: put it back")
     require_regular(path)
-    options = ImportOptions.of(source["options"], checkpoint.directory)
-    name = str(source["format"])
+    return str(source["format"]), path, ImportOptions.of(source["options"], checkpoint.directory)
+
+
+def compare_again(checkpoint: Checkpoint, lines: Sequence[str] = ()) -> Comparison:
+    """Compare an imported checkpoint with the original, where that was at import. Raises ConfigError, ArtifactError."""
+    name, path, options = source_of(checkpoint)
     module = module_of(name)
     with _understood(path, name):
         imported: Imported = module.read(path, options)
