@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -240,6 +241,29 @@ def test_a_folder_is_changed_by_one_at_a_time(tmp_path: Path) -> None:
     with hold(tmp_path / "bundle"), pytest.raises(ArtifactError, match="is being changed by another process"):
         atomic_directory(tmp_path / "bundle", force=True).__enter__()
     assert names(tmp_path) == ["bundle"]
+
+
+def test_file_systems_without_locks_are_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlike other errors of a lock, which leave nothing behind."""
+    code = errno.ENOLCK
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    make_old(tmp_path / "bundle")
+    for code in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+        write_json(tmp_path / "file", code)
+        assert json.loads((tmp_path / "file").read_text()) == code
+        with atomic_directory(tmp_path / "bundle", force=True) as temporary:
+            (temporary / "file").write_text(str(code))
+        assert (tmp_path / "bundle/file").read_text() == str(code) and names(tmp_path) == ["bundle", "file"]
+    code, descriptors = errno.EIO, names(Path("/proc/self/fd"))
+    with pytest.raises(OSError, match="Input/output error"):
+        write_json(tmp_path / "file", 1)
+    with pytest.raises(OSError, match="Input/output error"):
+        atomic_directory(tmp_path / "new", force=False).__enter__()
+    assert names(tmp_path) == ["bundle", "file"] and names(Path("/proc/self/fd")) == descriptors
 
 
 # Links, devices and pipes

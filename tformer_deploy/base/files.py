@@ -23,6 +23,8 @@ from .errors import ArtifactError, ConfigError, TformerError
 _SUFFIX = ".tformer.tmp"
 _TEMPORARY = re.compile(rf"\.(?P<target>.+)\.[a-z0-9_]{{8}}{re.escape(_SUFFIX)}", re.DOTALL)
 _RENAME_NOREPLACE, _RENAME_EXCHANGE, _AT_FDCWD = 1, 2, -100  # linux/fs.h, linux/fcntl.h
+_LOCKLESS = (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""Errors of file systems without locks, or, as NFS, without locks of folders."""
 _log = logging.getLogger(__name__)
 
 
@@ -43,14 +45,11 @@ def atomic_file(path: Path, leftovers: bool = True) -> Iterator[Path]:
     if leftovers:
         remove_leftovers(path.parent, path.name)
     with _temporary(path, directory=False) as temporary:
-        try:
-            with _named(temporary, path):
-                yield temporary
-            temporary.chmod(_mode(path))
-            _sync(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with _named(temporary, path):
+            yield temporary
+        temporary.chmod(_mode(path))
+        _sync(temporary)
+        temporary.replace(path)
 
 
 @contextmanager
@@ -159,17 +158,14 @@ def atomic_directory(
     if remove_leftovers(path.parent, path.name):
         raise ArtifactError(f"another process is making {path}: wait until it has ended, or choose another folder")
     with hold(path) if path.is_dir() else nullcontext(), _temporary(path, directory=True) as temporary:
-        try:
-            with _named(temporary, path):
-                yield temporary
-            temporary.chmod(0o777 & ~umask())
-            for file in temporary.rglob("*"):
-                if file.is_file():
-                    _sync(file)
-            refuse_existing()
-            _move(temporary, path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        with _named(temporary, path):
+            yield temporary
+        temporary.chmod(0o777 & ~umask())
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        refuse_existing()
+        _move(temporary, path)
 
 
 @contextmanager
@@ -217,13 +213,17 @@ def rename(old: Path, new: Path, flag: int) -> None:
 def hold(directory: Path) -> Iterator[None]:
     """Hold an exclusive lock on a folder. Raises ArtifactError if another process has it.
 
-    On a network file system, it does not exclude processes of other machines.
+    On a network file system, it does not exclude processes of other machines; on one without locks, no process.
     """
     check_utf8(directory)
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         # The last holder of the lock may have removed or replaced the folder.
-        if not _lock(handle) or not directory.is_dir() or not os.path.samestat(os.fstat(handle), directory.stat()):
+        if (
+            not _lock_where_possible(handle)
+            or not directory.is_dir()
+            or not os.path.samestat(os.fstat(handle), directory.stat())
+        ):
             raise ArtifactError(f"{directory} is being changed by another process: wait until it has ended")
         require_plain(directory)
         yield
@@ -244,15 +244,12 @@ def scratch(name: str) -> Iterator[Path]:
     place = Path(tempfile.gettempdir()) / name
     remove_leftovers(place.parent, name)
     with _temporary(place, directory=True) as folder:
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        yield folder
 
 
 @contextmanager
 def _temporary(path: Path, directory: bool) -> Iterator[Path]:
-    """A new file or folder beside `path`, locked until the block ends."""
+    """A new file or folder beside `path`, locked until the block ends. Then it is removed, unless it was renamed."""
     place = _SUFFIX, f".{path.name}.", path.parent
     while True:
         if directory:
@@ -261,14 +258,17 @@ def _temporary(path: Path, directory: bool) -> Iterator[Path]:
         else:
             handle, name = tempfile.mkstemp(*place)
             temporary = Path(name)
-        _lock(handle, wait=True)
-        if os.path.lexists(temporary):
-            break
-        os.close(handle)  # another process removed it as a leftover before it was locked
-    try:
-        yield temporary
-    finally:
-        os.close(handle)
+        try:
+            _lock_where_possible(handle, wait=True)
+            if os.path.lexists(temporary):  # else another process removed it as a leftover before it was locked
+                yield temporary
+                return
+        finally:
+            if directory:
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink(missing_ok=True)
+            os.close(handle)
 
 
 def remove_leftovers(folder: Path, target: str = "") -> bool:
@@ -299,6 +299,16 @@ def _lock(handle: int, wait: bool = False) -> bool:
     from filelock import lock_descriptor
 
     return lock_descriptor(handle, blocking=wait)
+
+
+def _lock_where_possible(handle: int, wait: bool = False) -> bool:
+    """As `_lock`; True on a file system without locks."""
+    try:
+        return _lock(handle, wait)
+    except OSError as error:
+        if error.errno not in _LOCKLESS:
+            raise
+        return True
 
 
 def _sync(path: Path) -> None:

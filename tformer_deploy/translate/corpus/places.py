@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import glob
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,8 +13,6 @@ from ...base.errors import DataError
 from ...base.files import atomic_file, hold, remove_leftovers
 from .storage import RECORDS, Input, Store
 
-LOCKLESS = (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""Errors of file systems without locks, or, as NFS, without locks of folders."""
 _LOCAL = re.compile(r"^(file|local)://", re.IGNORECASE)
 
 
@@ -53,12 +50,7 @@ class Folder:
     def held(self) -> Iterator[None]:
         """See `Store`. Removes what killed processes have left. Raises ArtifactError where another one writes there."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(hold(self.path))
-            except OSError as error:
-                if error.errno not in LOCKLESS:
-                    raise
+        with hold(self.path):
             for folder in (self.path, self.path / RECORDS):
                 remove_leftovers(folder)
             yield
