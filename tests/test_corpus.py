@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gzip
 import io
 import json
@@ -26,7 +27,6 @@ from hypothesis import strategies as st
 
 from tformer_deploy.base.errors import ArtifactError, DataError
 from tformer_deploy.translate.batches import suitable_workers
-from tformer_deploy.translate.corpus import places
 from tformer_deploy.translate.corpus.compression import packed, split_lines, unpacked
 from tformer_deploy.translate.corpus.cutting import Cutter, windows
 from tformer_deploy.translate.corpus.job import CorpusOptions, here, translate_corpus
@@ -322,7 +322,12 @@ def test_alignments_are_written(attention_bundle: Path, tmp_path: Path) -> None:
         ({"a.txt.bz2": b"1 2\n"}, "a.txt.bz2: cannot be unpacked: pack it anew with gzip or zstd"),
         ({"a.zst": b"1 2\n"}, "a.zst: cannot be read: damaged"),
         ({"a.parquet": b"1 2\n"}, "a.parquet: cannot be read: "),
-        ({"a.jsonl": b'{"text": "1", "translation_score": 0}\n'}, "a column 'translation_score' already"),
+        ({"a.jsonl": b'{"text": "1", "translation_score": 0}\n'}, "a.jsonl:1 has a column 'translation_score' already"),
+        ({"a.jsonl": b'{"text": "1"}\n{"text": "1", "translation": ""}\n'}, "a.jsonl:2 has a column 'translation' alr"),
+        ({"A.TXT.BZ2": b"1 2\n"}, "A.TXT.BZ2: cannot be unpacked"),
+        ({"a.tar.gz": gzip.compress(b"1 2\n")}, "a.tar.gz: an archive of files: unpack it"),
+        ({"a.TGZ": b"1 2\n"}, "a.TGZ: an archive of files: unpack it"),
+        ({"A.PARQUET": b"1 2\n"}, "A.PARQUET: cannot be read: "),
     ],
 )
 def test_bad_inputs_are_one_clear_line(names: dict[str, bytes], words: str, tmp_path: Path) -> None:
@@ -379,6 +384,43 @@ def test_bad_lines_are_listed_and_empty(tmp_path: Path) -> None:
     assert not (tmp_path / "strict" / LIST).exists()
     line = refused(*command, "--out", out, "--strict")
     assert "b.txt:8: not UTF-8 (invalid start byte)" in line and "an earlier run without --strict left it empty" in line
+
+
+def test_suffixes_may_be_upper_case(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": line}) for line in LINES[:3]]
+    (tmp_path / "A.JSONL.GZ").write_bytes(gzip.compress("\n".join(lines).encode()))
+    corpus("--in", tmp_path / "A.JSONL.GZ", "--out", tmp_path / "out", "--merge")
+    rows = gzip.decompress((tmp_path / "out/merged.jsonl.gz").read_bytes()).splitlines()
+    assert [json.loads(row)["text"] for row in rows] == LINES[:3]
+
+
+def test_rows_are_utf8(tmp_path: Path) -> None:
+    """A mark at the beginning is none of the object; other encodings are not guessed."""
+    text, other = b'{"text": "1 2"}\n', b"{\x00}\x00\n"
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + text + other + b'{"text": "\xff"}\n')
+    assert corpus("--in", tmp_path / "a.jsonl", "--out", tmp_path / "out")["errors"] == 2
+    reasons = [row["error"] for row in rows_of(tmp_path / "out", ERRORS)]
+    assert "not JSON" in reasons[0] and reasons[1] == "not UTF-8 (invalid start byte): convert it"
+
+
+def test_an_object_may_be_twice_as_long_as_its_text(tmp_path: Path) -> None:
+    rows = [json.dumps({"text": "1", "more": "x" * size}) for size in (30, 90)]
+    text = write(tmp_path / "a.jsonl", rows)
+    assert corpus("--in", text, "--out", tmp_path / "out", "--max-line-bytes", 40)["errors"] == 1
+    (row,) = rows_of(tmp_path / "out", ERRORS)
+    assert row["error"] == "an object longer than 80 bytes: split it, or raise --max-line-bytes"
+
+
+def test_allowed_outputs_may_be_an_iterator(tmp_path: Path) -> None:
+    """It is read once, and is a part of what identifies a job."""
+    text, found = write(tmp_path / "a.txt", LINES[:3]), []
+    for name, outputs in (("a", ["1 2", "3"]), ("b", ["5"])):
+        translator = TranslatorOptions(BUNDLE, workers=1, allowed=iter(outputs))
+        translate_corpus(CorpusOptions([str(text)], str(tmp_path / name), translator))
+        (shard,) = shards(tmp_path / name)
+        assert set(shard.read_text().splitlines()) <= {*outputs, ""}
+        found.append(shard.name)
+    assert found[0] != found[1]
 
 
 def test_bad_rows_are_listed_and_empty(tmp_path: Path) -> None:
@@ -575,15 +617,15 @@ def test_folders_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """As on NFS; two runs there do what two runs in a bucket do."""
 
     def failing(number: int) -> Any:
-        def hold(path: Path) -> Any:
-            raise OSError(number, os.strerror(number), str(path))
+        def flock(*arguments: Any) -> Any:
+            raise OSError(number, os.strerror(number))
 
-        return hold
+        return flock
 
     text = write(tmp_path / "a.txt", LINES)
-    monkeypatch.setattr(places, "hold", failing(errno.EBADF))
+    monkeypatch.setattr(fcntl, "flock", failing(errno.EBADF))
     assert corpus("--in", text, "--out", tmp_path / "out")["lines"] == len(LINES)
-    monkeypatch.setattr(places, "hold", failing(errno.EIO))
+    monkeypatch.setattr(fcntl, "flock", failing(errno.EIO))
     assert "Input/output error" in refused("--in", text, "--out", tmp_path / "out")
 
 

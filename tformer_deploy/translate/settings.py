@@ -12,6 +12,7 @@ from ..base.lines import LINE_BYTES, MOST_LINE_BYTES
 from ..base.settings import check_whole
 from ..bundle.manifest import Bundle
 from ..engines import MOST_BATCH_TOKENS
+from .requests import as_list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class TranslatorSettings:
     """Longer lines are refused before they are tokenized."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "allowed", tuple(as_list("allowed", self.allowed)))
         check_whole("batch_tokens", self.batch_tokens, 0, MOST_BATCH_TOKENS)
         check_whole("least_batches", self.least_batches, 0, MOST_BATCH_TOKENS)
         check_whole("max_line_bytes", self.max_line_bytes, 1, MOST_LINE_BYTES)

@@ -68,7 +68,7 @@ class Translator:
         self.settings, self.name = settings, name or type(engine).__name__
         outputs = [
             known_ids(tokenizers, text, f"allowed, line {number}", settings.max_line_bytes)
-            for number, text in enumerate(as_list("allowed", settings.allowed), 1)
+            for number, text in enumerate(settings.allowed, 1)
         ]
         self.allowed = Trie(outputs) if outputs else None
         """The only outputs that may be produced, if any are given."""

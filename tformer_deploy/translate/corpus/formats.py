@@ -11,13 +11,16 @@ from .rows import Columns, Format
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
+TARS = (".tar", ".tgz")
 
 
 def format_of(names: Sequence[str], columns: Columns) -> Format:
-    """The common format of files, by their names. Raises DataError for several formats, or an unknown one."""
+    """The common format of files, by their names. Raises DataError for several formats."""
     for name in names:
         if name.lower().endswith(OTHERS):
             raise DataError(f"--in: {name}: cannot be unpacked: pack it anew with gzip or zstd, or unpack it")
+        if _suffixes(name)[0] in TARS:
+            raise DataError(f"--in: {name}: an archive of files: unpack it, and name those")
     suffixes = {_suffixes(name) for name in names}
     if len(suffixes) > 1:
         shown = ", ".join(sorted("".join(each) or "(no suffix)" for each in suffixes))
@@ -36,8 +39,8 @@ def format_of(names: Sequence[str], columns: Columns) -> Format:
 
 
 def _suffixes(name: str) -> tuple[str, str]:
-    """The suffixes of content and of compression in a file's name, such as `.txt` and `.gz`."""
-    last = name.rsplit("/", 1)[-1]
+    """The suffixes of content and of compression in a file's name, such as `.txt` and `.gz`, in lower case."""
+    last = name.rsplit("/", 1)[-1].lower()
     packing = next((suffix for suffix in SUFFIXES if last.endswith(suffix)), "")
     last = last.removesuffix(packing)
     return (f".{last.rsplit('.', 1)[1]}" if "." in last[1:] else ""), packing

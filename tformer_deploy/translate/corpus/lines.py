@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO
+from itertools import count
+from typing import Any, BinaryIO
 
 from ...base.lines import LINE_BYTES_OPTION, longer_than
 from ...decoding import DecodeOptions
@@ -49,24 +50,26 @@ class JsonLines:
         self.suffix = suffix + packing
 
     def parts(self, file: BinaryIO, name: str, cutter: Cutter) -> Iterator[Part]:
-        """See `Format`. A line is an object around its text, so that it may be longer than that by as much again."""
+        """See `Format`. A line is an object around its text, so that it may be longer than that by as much again.
+
+        Raises ConfigError where rows have the column that would be added.
+        """
         lines = split_lines(unpacked(file, self.packing, name), 2 * self.columns.most)
-        return line_parts(lines, lambda line: self._source(line).size, cutter)
+        numbers = count(1)
+        return line_parts(lines, lambda line: self._source(line, f"{name}:{next(numbers)}").size, cutter)
 
     def sources(self, part: bytes) -> list[Source]:
-        """See `Format`. Raises ConfigError where rows have the column that would be added."""
+        """See `Format`."""
         return [self._source(line) for line in part.split(b"\n")[:-1]]
 
-    def _source(self, line: bytes) -> Source:
-        if len(line) > 2 * self.columns.most:  # as much again as the text may have
-            return Source("", 0, longer_than(self.columns.most, LINE_BYTES_OPTION))
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            return Source("", 0, f"not JSON ({error}): write an object a line")
-        if not isinstance(row, dict):
-            return Source("", 0, "no JSON object: write an object a line")
-        self.columns.check_free(row)
+    def _source(self, line: bytes, where: str = "the input") -> Source:
+        most = 2 * self.columns.most  # as much again as the text may have
+        if len(line) > most:
+            return Source("", 0, f"an object {longer_than(most, LINE_BYTES_OPTION)}")
+        row = _parsed(line)
+        if isinstance(row, str):
+            return Source("", 0, row)
+        self.columns.check_free(row, where)
         if self.columns.column not in row:
             return Source("", 0, f"no column '{self.columns.column}': it has {', '.join(map(str, row)) or 'none'}")
         text = row[self.columns.column]
@@ -82,17 +85,22 @@ class JsonLines:
 
     def _row(self, line: bytes, result: Result, options: DecodeOptions) -> bytes:
         added = json.dumps(self.columns.added(result, options), ensure_ascii=False).encode()
-        if not _is_object(line):
+        if isinstance(_parsed(line), str):
             return added
         head = line.strip()[:-1].rstrip()
         return head + (b"" if head == b"{" else b", ") + added[1:]
 
 
-def _is_object(line: bytes) -> bool:
+def _parsed(line: bytes) -> dict[str, Any] | str:
+    """The object of a line, or what is wrong with it."""
+    source = Source.of(line)
+    if source.problem:
+        return source.problem
     try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
+        row = json.loads(source.text.removeprefix("\ufeff"))  # the mark at the beginning of some files
+    except (ValueError, RecursionError) as error:
+        return f"not JSON ({error}): write an object a line"
+    return row if isinstance(row, dict) else "no JSON object: write an object a line"
 
 
 def line_parts(lines: Iterator[tuple[bytes, int]], size: Callable[[bytes], int], cutter: Cutter) -> Iterator[Part]:

@@ -52,11 +52,11 @@ class Columns:
         """Names of columns that may be added."""
         return frozenset(f"{self.into}{end}" for end in ADDED)
 
-    def check_free(self, names: Iterable[str]) -> None:
-        """Raise ConfigError where rows already have a column that would be added."""
+    def check_free(self, names: Iterable[str], where: str) -> None:
+        """Raise ConfigError where rows already have a column that would be added; `where`: file and line."""
         if not self.own.isdisjoint(names):
             name = min(self.own.intersection(names))
-            raise ConfigError(f"the input has a column '{name}' already: name another one with --into")
+            raise ConfigError(f"{where} has a column '{name}' already: name another one with --into")
 
     def added(self, result: Result, options: DecodeOptions) -> dict[str, Any]:
         """The columns that a result adds to its row."""

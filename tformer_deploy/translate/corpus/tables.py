@@ -58,7 +58,7 @@ class Parquet:
         kind = schema.field(column).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise ConfigError(f"{name}: column '{column}' is {kind}, no text: name another one with --column")
-        self.columns.check_free(schema.names)
+        self.columns.check_free(schema.names, name)
 
     def _sizes(self, batch: Any) -> list[int]:
         return list(pc.fill_null(pc.binary_length(batch.column(self.columns.column)), 0).to_pylist())
