@@ -19,6 +19,7 @@ from tformer_deploy import UserModel
 from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.check import Gate, make_corpus
+from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.model.modules.probe import wrapped
 from tformer_deploy.translate.encode import EncoderOptions, TextEncoder
 
@@ -196,6 +197,18 @@ def test_a_wrong_graph_fails(mutate: Any, bundle: Path, tmp_path: Path) -> None:
     gate = Gate(broken, bundle.parent / "my_file.py:make", threads=1)
     report = gate.run(["ort"], gate.reference(make_corpus(broken.config, broken.recipe, broken.tokenizers(), None)))
     assert len(report.failures) == 1 and report.failures[0].startswith("ort: memory of sentence ")
+
+
+@pytest.mark.long
+def test_a_module_that_cannot_be_copied_has_no_known_rounding(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: EagerEngine) -> EagerEngine:
+        raise TypeError("cannot pickle '_io.TextIOWrapper' object")
+
+    monkeypatch.setattr(EagerEngine, "in_double", refuse)
+    opened = open_bundle(bundle)
+    gate = Gate(opened, bundle.parent / "my_file.py:make", threads=1)
+    reference = gate.reference(make_corpus(opened.config, opened.recipe, opened.tokenizers(), None))
+    assert "cannot pickle" in gate.rounding(reference).unknown
 
 
 WRONG: dict[str, Give] = {

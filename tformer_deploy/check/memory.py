@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -65,13 +65,15 @@ def compare_memory(encoder: Encoder, sources: Sequence[Sequence[int]], expected:
     return result
 
 
-def memory_rounding(encoder: Encoder, sources: Sequence[Sequence[int]], expected: dict[int, Floats]) -> Rounding:
-    """Compare eager's output with a copy in fp64, which is not entered.
+def memory_rounding(
+    make_exact: Callable[[], Encoder], sources: Sequence[Sequence[int]], expected: dict[int, Floats]
+) -> Rounding:
+    """Compare eager's output with the same in fp64; `make_exact` returns that encoder, not entered.
 
     Of a module that does not run in fp64, zeros and the reason.
     """
     try:
-        with encoder:
+        with make_exact() as encoder:
             exact = read_memory(encoder, sources, 1, len(expected))
     except Exception as error:  # a user's module may do anything
         return Rounding.failed(error)
