@@ -1010,14 +1010,19 @@ def test_another_tokenizer_is_a_check_that_failed(
     assert line[way] in said
 
 
+def with_defaults(bundle: Path, run: Path, folder: Path, decoding: dict[str, Any]) -> tuple[Path, Gate]:
+    """A checkpoint, and the gate of a bundle, with default options."""
+    checkpoint, other = open_checkpoint(run), folder / "run"
+    shutil.copytree(run, other)
+    weights = other / "weights/random.safetensors"
+    save_checkpoint(other, checkpoint.config, checkpoint.tokenizers, weights, {}, decoding)
+    return other, gate_of(edited_manifest(bundle, folder / "bundle", lambda m: m.update(decoding=decoding)), other)
+
+
 def test_text_is_decoded_by_the_defaults_of_the_checkpoint(bundle: Path, run: Path, tmp_path: Path) -> None:
     """By eager and by each engine; a fault that only those options meet fails."""
-    checkpoint = open_checkpoint(run)
     own = {"beams": 4, "n_best": 1, "length_penalty": 0.6, "first_ids": [8], "max_tokens": 6}
-    other = tmp_path / "run"
-    shutil.copytree(run, other)
-    save_checkpoint(other, checkpoint.config, checkpoint.tokenizers, other / "weights/random.safetensors", {}, own)
-    gate = gate_of(edited_manifest(bundle, tmp_path / "bundle", lambda m: m.update(decoding=own)), other)
+    other, gate = with_defaults(bundle, run, tmp_path, own)
     reference = gate.reference(corpus_of(gate.bundle, dataclasses.replace(SMALL, walks=0)))
     assert reference.defaults and reference.defaults.decoding == own and reference.options.own_beams == 4
     with load(tmp_path / "bundle", backend="eager", checkpoint=other) as translator:
@@ -1028,6 +1033,36 @@ def test_text_is_decoded_by_the_defaults_of_the_checkpoint(bundle: Path, run: Pa
     (found,) = gate_of(broken, other).run(["ort"], reference).engines
     assert [line.split(": ")[0] for line in found.failures] == ["defaults"]
     assert found.blame.startswith("line 1 of text: every layer agrees"), found.blame
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_quality_is_that_of_what_translate_writes(beams: int, bundle: Path, run: Path, tmp_path: Path) -> None:
+    """With a first token, such as the code of a language, and one that must not come; from a stored reference too."""
+    own = {"beams": beams, "first_ids": [8], "suppress": [6], "length_penalty": 0.6, "max_tokens": 6}
+    _, gate = with_defaults(bundle, run, tmp_path, own)
+    lines = [f"w{i} w{i + 3} w{2 * i} w5" for i in range(4, 14)]
+    (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n")
+    options = dataclasses.replace(SMALL, walks=0, invariance=0, large_tokens=0, seconds=0)
+    corpus = make_corpus(
+        gate.bundle.config, gate.bundle.recipe, gate.bundle.tokenizers(), tmp_path / "lines.txt", options
+    )
+    with load(tmp_path / "bundle") as translator:
+        made = [each.text for each in translator.translate(lines)]
+        plain = [each.text for each in translator.translate(lines, first_ids=(), suppress=())]
+    assert made != plain
+    reference = gate.reference(corpus)
+    (found,) = gate.run(["ort"], reference, made).engines
+    assert found.passed and set(found.quality) == {"defaults"}
+    assert found.quality["defaults"]["eager"]["BLEU"] == pytest.approx(100)
+    assert found.quality["defaults"]["engine"] == found.quality["defaults"]["eager"]
+    reference.save(tmp_path / "eager.npz")
+    stored = load_reference(tmp_path / "eager.npz")
+    (again,) = gate_of(tmp_path / "bundle", tmp_path / "nowhere").run(["ort"], stored, made).engines
+    assert again.quality == found.quality
+    with pytest.raises(ArtifactError, match="--tgt: the reference has no translation by the model's default options"):
+        gate_of(tmp_path / "bundle", tmp_path / "nowhere").run(
+            ["ort"], dataclasses.replace(stored, translated=None), made
+        )
 
 
 # As many sentences as there is time for
@@ -1261,6 +1296,7 @@ def test_the_rounding_of_a_module_that_has_no_fp64_is_not_known(reference: Refer
 
     unknown = eager_rounding(reference, refuse)
     assert not unknown and unknown.unknown == "RuntimeError: expected scalar type Float but found Double"
+    assert memory_rounding(refuse, reference.sources, reference.observed.memory) == unknown  # type: ignore[arg-type]
     for rounding in (unknown, reference.rounding):
         report = Report(1, 1, "nothing", "", {}, {}, {}, rounding)
         assert ("rounds by up to" in str(report)) is (rounding is not unknown)
@@ -1271,8 +1307,9 @@ def test_why_the_rounding_is_not_known_is_noted(bundle: Path, run: Path, referen
         def __enter__(self) -> Self:
             raise RuntimeError("expected scalar type\nFloat but found Double")
 
-    unknown = memory_rounding(InHalf(random_model(small_config())), reference.sources, reference.observed.memory)
-    assert not unknown and unknown == eager_rounding(reference, lambda: InHalf(random_model(small_config())))
+    half = InHalf(random_model(small_config()))
+    unknown = memory_rounding(lambda: half, reference.sources, reference.observed.memory)
+    assert not unknown and unknown == eager_rounding(reference, lambda: half)
     dataclasses.replace(reference, rounding=unknown).save(tmp_path / "eager.npz")
     report = gate_of(bundle, run).run(["eager"], load_reference(tmp_path / "eager.npz"))
     said = "its module stopped in fp64: RuntimeError: expected scalar type Float but found Double"

@@ -15,6 +15,7 @@ from ..base.settings import from_dict
 from ..bundle.manifest import Bundle
 from ..bundle.text import Tokenizers
 from ..decoding import DecodeOptions
+from ..decoding.options import over_defaults
 from ..engines.base import Engine
 from .observe import CheckOptions, by_length, spread
 from .recording import Run, record
@@ -72,10 +73,20 @@ def decoding_of(defaults: Defaults, options: CheckOptions) -> DecodeOptions:
 
 def run_defaults(engine: Engine, defaults: Defaults, options: CheckOptions) -> Run:
     """Decode the lines with the default options; nothing if the engine cannot."""
-    decoding, run = decoding_of(defaults, options), Run()
-    longest = max(map(len, defaults.sources), default=0)
+    return _run(engine, defaults.sources, options, decoding_of(defaults, options))
+
+
+def translate(engine: Engine, sources: Sequence[Sequence[int]], defaults: Defaults, options: CheckOptions) -> Run:
+    """Decode a whole text with the default options, and no more beams than every engine has; nothing if it cannot."""
+    own = decoding_of(defaults, options)
+    asked = {"max_tokens": own.max_tokens, "min_tokens": own.min_tokens, "beams": min(own.beams, options.own_beams)}
+    return _run(engine, sources, options, over_defaults(defaults.decoding, {**asked, "n_best": 1, "align": False}))
+
+
+def _run(engine: Engine, sources: Sequence[Sequence[int]], options: CheckOptions, decoding: DecodeOptions) -> Run:
+    run, longest = Run(), max(map(len, sources), default=0)
     if decoding.rows <= engine.limits.beams and has_room(engine, decoding, longest) and able(engine, decoding):
-        for batch, indices in by_length(engine, defaults.sources, range(len(defaults.sources)), options, decoding):
+        for batch, indices in by_length(engine, sources, range(len(sources)), options, decoding):
             record(engine, batch, indices, decoding, run)
     return run
 

@@ -38,7 +38,7 @@ from .generated import affordable, not_scored, reachable
 from .memory import compare_memory, memory_rounding, read_memory
 from .observe import Observation, late_layers, tokens_of
 from .parity import Cases, beyond, check, eager_invariance, eager_rounding
-from .quality import add_quality
+from .quality import add_quality, add_translation
 from .recording import Run
 from .reference import Reference, make_reference
 from .report import EngineReport, Report
@@ -144,7 +144,7 @@ class Gate:
             if self.bundle.config.decoder_layers:
                 reference.rounding = eager_rounding(reference, lambda: self._restricted(plain.in_double()))
             else:
-                reference.rounding = memory_rounding(plain.in_double(), reference.sources, reference.observed.memory)
+                reference.rounding = memory_rounding(plain.in_double, reference.sources, reference.observed.memory)
         return reference.rounding
 
     def run(self, backends: Sequence[str], reference: Reference, translations: Sequence[str] = ()) -> Report:
@@ -154,6 +154,8 @@ class Gate:
         """
         bundle = self.bundle
         self._check_fit(reference, translations)
+        if translations:
+            add_translation(reference, self.eager)
         greedy = reference.observed.runs.get("greedy", Run())  # none of an encoder alone
         report = Report(
             sentences=len(reference.sources),
@@ -215,7 +217,7 @@ class Gate:
             if recipe.memory and not (name.spec.reference or name.spec.no_encoder):
                 self.add_memory(report, reference)
             if translations:
-                add_quality(report, reference.observed.runs, runs, translations, self.bundle.tokenizers(), tolerance)
+                add_quality(report, engine, reference, runs, translations, self.bundle.tokenizers())
             if not report.passed:
                 causes = list[str]()
                 if decoded_alike or only_walks_failed:  # neither shows a layer

@@ -32,6 +32,7 @@ from .vocabulary import PROBES, SIDES, Vocabulary, read_vocabulary
 VERSION = 5
 TEXT = ("lines", "decoding", "tokenizer", "texts")
 """Fields of `Defaults` in the header."""
+TRANSLATED = "translated"
 MOST_AXES = 4
 """Of an array in the file."""
 
@@ -52,6 +53,8 @@ class Reference:
     """Runs of the invariance check, by variant and mode."""
     defaults: Defaults | None = None
     """Text with the model's own tokenizers and options."""
+    translated: Run | None = None
+    """The whole text with those options, once it was asked for, see `quality.add_translation`."""
     rounding: Rounding | None = None
     """Eager's own rounding error, once measured, see `Gate.rounding`."""
 
@@ -222,6 +225,8 @@ def _read_runs(arrays: dict[str, Any], header: dict[str, Any], reference: Refere
         observed.wide = _unpack_run(arrays, WIDE, wide_sentences(sources))
     if "defaults" in header:
         reference.defaults = _read_defaults(arrays, header["defaults"])
+    if f"{TRANSLATED}.sentences" in arrays:
+        reference.translated = _unpack_run(arrays, TRANSLATED, range(len(sources)))
     if options.vocabulary and sources:
         sides = [arrays[f"vocabulary.{side}"] for side in SIDES]
         if any(side.ndim != 2 or side.shape[1] != PROBES or side.dtype != np.float32 for side in sides):
@@ -251,7 +256,8 @@ def _runs(reference: Reference) -> dict[str, Run]:
     names = {f"{variant}.{mode}": run for variant, runs in reference.variants.items() for mode, run in runs.items()}
     wide = {WIDE: reference.observed.wide} if reference.observed.wide else {}
     text = {DEFAULTS: reference.defaults.run} if reference.defaults else {}
-    return {**reference.observed.runs, **wide, **text, **names}
+    whole = {TRANSLATED: reference.translated} if reference.translated else {}
+    return {**reference.observed.runs, **wide, **text, **whole, **names}
 
 
 def _pack(arrays: dict[str, Any], name: str, values: Sequence[np.ndarray]) -> None:

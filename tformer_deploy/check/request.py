@@ -15,6 +15,7 @@ from ..engines import EngineName, limits_of
 from .corpus import GENERATED, allowed_by, make_corpus, translations
 from .gate import Gate
 from .observe import CheckOptions
+from .quality import add_translation
 from .reference import Reference, load_reference
 from .report import Report
 from .restricted import asked_engines
@@ -63,6 +64,8 @@ def run_check(request: CheckRequest, progress: Progress = unseen) -> Report | No
     expected = load_reference(request.reference) if request.reference else _run_eager(gate, engines, request)
     if request.save_reference:
         gate.rounding(expected)  # for machines without PyTorch
+        if request.src:
+            add_translation(expected, gate.eager)  # for a later --tgt
         expected.save(request.save_reference)
         if not request.backends:
             return None
