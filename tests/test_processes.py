@@ -22,7 +22,9 @@ class Worker:
     def fail(self): raise ZeroDivisionError("by a library")
     def refuse(self): raise LimitError("too long")
     def die(self): sys.exit("last words")
+    def stop(self): os.write(replies(), b'{"val'); os._exit(3)
     def sleep(self): time.sleep(60)
+def replies(): return max(int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}"))
 serve(Worker(), EXPECTED)
 """
 
@@ -47,6 +49,11 @@ def test_others_end_it_and_each_further_question_says_so() -> None:
                 process.ask("fail")
     with worker("Exception") as process, pytest.raises(EngineError, match="exit code 1: last words"):
         process.ask("die")
+
+
+def test_the_beginning_of_an_answer_is_none() -> None:
+    with worker() as process, pytest.raises(EngineError, match=r"^ours: its process ended with exit code 3"):
+        process.ask("stop")
 
 
 def test_an_answer_may_be_too_late() -> None:

@@ -75,6 +75,8 @@ class Process:
             line = ""
         finally:
             timer.cancel()
+        if not line.endswith("\n"):  # it died while it wrote
+            line = ""
         if not line and late.is_set():
             raise EngineError(f"{self._where}its process gave no answer in {self.limit_seconds:g} s")
         if not line:

@@ -32,7 +32,8 @@ class Step:
     tokens: Ints
     """(B, N); -1: the row has ended."""
     values: Doubles
-    """(B, N) Sum of log-probabilities after the rules, by which the search ranks; -inf: forbidden."""
+    """(B, N) Sum of log-probabilities after the rules, by which the search ranks; -inf: forbidden. For samples the same
+    as `scores`."""
     scores: Doubles
     """(B, N) Sum of plain log-probabilities."""
     margins: Doubles | None = None
@@ -305,6 +306,7 @@ class Greedy(Beam):
         if self._are_ends(tokens).any() or not added.min() > -np.inf:
             return super()._advance(scores)
         self.values = self.values + added
+        # `added` is plain too: `mask` changes only what it forbids; rules that change other values need log_probs.
         self.scores = self.values if self.plain else self.scores + added
         self.written = np.concatenate((self.written, tokens[:, :, None]), 2)
         self.tokens = np.ascontiguousarray(tokens)
