@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer_deploy import __version__, load
-from tformer_deploy.base.errors import ConfigError, LimitError, NotNumbers, TformerError
+from tformer_deploy.base.errors import ConfigError, DataError, LimitError, NotNumbers, TformerError
 from tformer_deploy.base.settings import from_dict
 from tformer_deploy.bundle.contract import described, file_of, graphs_of
 from tformer_deploy.bundle.recipe import recipe_from_dict
@@ -240,6 +240,24 @@ def test_scores_of_the_lines_before_a_bad_one_are_kept() -> None:
     found = run(DEMO, "--score", stdin=b"forty-two\tzweiundvierzig\nseven\tsieben\nx\t\xff\none\teins\n")
     assert found.returncode == 1 and b"line 3: not UTF-8" in found.stderr
     assert [sum(json.loads(line)) for line in found.stdout.splitlines()] == pytest.approx(good)
+
+
+def test_an_empty_source_of_a_model_without_ends_is_named(tmp_path: Path) -> None:
+    """It has no ids; scores of the lines before it are kept."""
+    folder = shutil.copytree(DEMO, tmp_path / "bundle")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["tokenizer"]["source"]["suffix"] = []
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    sources, targets = ["seven", "", "one"], ["sieben", "acht", "eins"]
+    said = "line 2: the source is empty, so that no target can be scored: leave the line out"
+    with load(folder, threads=1) as reference:
+        [expected] = reference.score(sources[:1], targets[:1])
+        with pytest.raises(DataError, match=f"^{said}$"):
+            reference.score(sources, targets)
+    with Translator(Model(folder)) as translator:
+        with pytest.raises(CppError, match=said) as failed:
+            translator.score(sources, targets)
+        assert [each[0].score for each in failed.value.outputs] == pytest.approx([sum(expected)])
 
 
 def threads_now() -> int:

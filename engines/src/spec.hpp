@@ -70,6 +70,7 @@ inline std::string top_k(std::int64_t top_k, std::int64_t size) {
   return "top_k=" + std::to_string(top_k) + " exceeds the vocabulary of " + std::to_string(size);
 }
 constexpr const char* end_is_forced = "a forced token is an end token: leave it out, an output ends by itself";
+constexpr const char* empty_source = "the source is empty, so that no target can be scored: leave the line out";
 constexpr const char* forced_end = " and the forced end";
 inline std::string too_many_forced(std::int64_t forced, const std::string& also, std::int64_t longest) {
   return std::to_string(forced) + " forced tokens" + also + " do not fit into " + std::to_string(longest) + ", the most that max_tokens, max_ratio and the model's positions allow here: force fewer, or raise these";

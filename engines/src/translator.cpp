@@ -302,6 +302,7 @@ Translator::Requests Translator::pairs(const std::vector<std::string_view>& sour
       check_line(sources[i], line_of(number));
       std::vector<std::int32_t> ids = model_->tokenizers().source_ids(stripped(sources[i]));
       check_source(ids, number);
+      if (ids.empty()) throw Error(Status::text, line_of(number) + ": " + spec::empty_source);  // sources without ends
       asked.targets.push_back(target(targets[i], number));
       asked.sources.push_back(std::move(ids));
     }

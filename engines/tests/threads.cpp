@@ -2,8 +2,10 @@
 // again: threads BUNDLE VARIANT TIMES LINE...
 // Run it with ThreadSanitizer, AddressSanitizer, or as it is: it says how memory grew, and fails where models leak.
 #include <atomic>
+#include <cmath>
 #include <fstream>
 #include <iostream>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <tformer/tformer.hpp>
@@ -27,6 +29,28 @@ std::string translated(const tformer::Model& model, const std::vector<std::strin
   std::string text;
   for (const auto& outputs : translator.translate(lines)) text += outputs[0].text + "\n";
   return text;
+}
+
+/// Engines side by side, which call back and score.
+void side_by_side(const tformer::Model& model, const std::vector<std::string>& lines, const std::string& expected) {
+  tformer::Translator translator(model, {{"beams", "3"}, {"workers", "3"}});
+  std::vector<std::string> many, targets;
+  for (int i = 0; i < 10; ++i) many.insert(many.end(), lines.begin(), lines.end());
+  std::string text;
+  for (const auto& outputs : translator.translate(many)) {
+    targets.push_back(outputs[0].text);
+    text += outputs[0].text + "\n";
+  }
+  std::string repeated;
+  for (int i = 0; i < 10; ++i) repeated += expected;
+  if (text != repeated) throw std::runtime_error("engines side by side disagree");
+  const auto scored = translator.score(many, targets);
+  for (std::size_t i = 0; i < many.size(); ++i) {
+    const std::vector<double>&one = scored[i], &other = scored[i % lines.size()];
+    const double sum = std::accumulate(one.begin(), one.end(), 0.0);
+    const double off = std::abs(sum - std::accumulate(other.begin(), other.end(), 0.0));
+    if (off > 0.05 * std::abs(sum) + 0.05) throw std::runtime_error("scores side by side disagree");
+  }
 }
 
 /// Two threads admit lines, and give some up, while two step and then what has ended is taken.
@@ -86,6 +110,11 @@ int main(int count, char** arguments) try {
   for (const int each : wrong) {
     if (each) throw std::runtime_error("threads disagree");
   }
+  side_by_side(tformer::Model(arguments[1], {{"variant", variant},
+                                             {"backend", native ? "native" : "ort"},
+                                             {"threads", "3"},
+                                             {"workers", "3"}}),
+               lines, expected);
   if (model.variant() != "fp32") serve(model, lines, expected);
   long first = 0;
   for (int i = 0; i < times; ++i) {

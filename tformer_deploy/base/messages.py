@@ -29,6 +29,7 @@ NOT_FINITE = (
 )
 TOP_K = "top_k={top_k:d} exceeds the vocabulary of {size:d}"
 END_IS_FORCED = "a forced token is an end token: leave it out, an output ends by itself"
+EMPTY_SOURCE = "the source is empty, so that no target can be scored: leave the line out"
 FORCED_END = " and the forced end"
 TOO_MANY_FORCED = (
     "{forced:d} forced tokens{also} do not fit into {longest:d}, the most that max_tokens, max_ratio and the model's "

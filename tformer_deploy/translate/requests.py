@@ -11,7 +11,7 @@ import numpy as np
 
 from ..base.errors import ConfigError, DataError, LimitError, TformerError
 from ..base.lines import check_line
-from ..base.messages import END_IS_FORCED, LONGER_SOURCES
+from ..base.messages import EMPTY_SOURCE, END_IS_FORCED, LONGER_SOURCES
 from ..base.settings import check_whole
 from ..bundle.text import Tokenizers
 from ..decoding import DecodeOptions, check_forced, longest_outputs
@@ -102,9 +102,15 @@ class Reader(SourceReader):
         if len(both[0]) != len(both[1]):
             raise ConfigError(f"{len(both[0])} sources, {len(both[1])} targets: give one a line")
         return [
-            (self.source(source, number), self._target(target, number))
+            (self._scored(source, number), self._target(target, number))
             for number, (source, target) in enumerate(zip(*both, strict=True), first + 1)
         ]
+
+    def _scored(self, text: str, number: int) -> list[int]:
+        ids = self.source(text, number)
+        if not ids:  # where sources get no end
+            raise DataError(f"line {number}: {EMPTY_SOURCE}")
+        return ids
 
     def _target(self, text: str, number: int) -> list[int]:
         check_line(text, f"line {number}", self.max_line_bytes, "max_line_bytes")
