@@ -23,11 +23,13 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from tformer_deploy.base.processes import in_turn, peak_mib, repeat, run_whole
+from tformer_deploy.base.processes import in_turn, peak_mib, repeat
 from tformer_deploy.translate.corpus.job import CorpusOptions, translate_corpus
 from tformer_deploy.translate.corpus.progress import Progress
 from tformer_deploy.translate.corpus.shards import Done, Shard, Work
 from tformer_deploy.translate.opening import TranslatorOptions
+
+from .whole import run_whole
 
 COMMAND = [sys.executable, "-m", "tformer_deploy"]
 BILLION = 1_000_000_000

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.whole import run_whole
 from tformer_deploy.base.errors import EngineError, LimitError
-from tformer_deploy.base.processes import Process, in_turn, repeat, run_whole
+from tformer_deploy.base.processes import Process, in_turn, repeat
 
 WORKER = """
 import os, sys, time

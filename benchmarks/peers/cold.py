@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tformer_deploy.base.errors import EngineError
-from tformer_deploy.base.processes import in_turn, run_whole
+from tformer_deploy.base.processes import in_turn
 from tformer_deploy.engines.ort import shared_library
 
+from ..whole import run_whole
 from . import ROOT
 from .measure import Model, speed_ratios
 
