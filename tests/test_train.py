@@ -207,24 +207,27 @@ def test_an_interrupt_at_any_update_leaves_no_trace(
 
 
 @pytest.mark.parametrize(
-    ("update", "averaged", "words"),
+    ("update", "averaged", "valid_every", "words"),
     [
-        (20, False, "update 20 saved; go on with: "),
-        (50, False, "all 50 updates are made and saved, not yet validated and averaged; go on with: "),
-        (50, True, "only its last validation was stopped; repeat it with: "),
+        (20, False, 20, "update 20 saved; go on with: "),
+        (50, False, 20, "all 50 updates are made and saved, not yet validated and averaged; go on with: "),
+        (50, False, 60, "all 50 updates are made and saved, not yet validated and averaged; go on with: "),
+        (50, True, 20, "only its last validation was stopped; repeat it with: "),
     ],
 )
 def test_a_validation_is_stopped_between_its_batches_and_made_again(
     update: int,
     averaged: bool,
+    valid_every: int,
     words: str,
     data: DataConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """The resumed run is stopped in the same validation once more."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    settings = {"updates": 50, "valid_every": 20, "average": 2, "bleu_sentences": 8}
+    settings = {"updates": 50, "valid_every": valid_every, "average": 2, "bleu_sentences": 8}
     monkeypatch.setattr("tformer_deploy.train.loop.PORTION", 2)
     figures = start(whole, data, **settings).run()
     trainer, translated = start(broken, data, **settings), list[int]()
@@ -238,15 +241,18 @@ def test_a_validation_is_stopped_between_its_batches_and_made_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(Translator, "translate", interrupted)
-        with pytest.raises(Interrupted) as stopped:
-            trainer.run()
-    assert translated == [2] and str(stopped.value).endswith(f"{words}tformer train --out {broken} --resume")
-    validated = [row["update"] for row in rows(broken, "chrf")] if (broken / METRICS).exists() else []
-    assert validated == [20, 40, 50][: (update - 1) // 20 + averaged]
-    assert "stopping; the work is saved first\n" in capsys.readouterr().err
-    if averaged:
-        assert_same_weights(whole, broken)
-    assert resume(broken).run() == figures
+        for stops in (1, 2):
+            with pytest.raises(Interrupted) as stopped:
+                trainer.run()
+            assert str(stopped.value).endswith(f"{words}tformer train --out {broken} --resume")
+            assert translated == [2] * stops
+            validated = [row["update"] for row in rows(broken, "chrf")] if (broken / METRICS).exists() else []
+            assert validated == [*range(valid_every, 50, valid_every), 50][: (update - 1) // valid_every + averaged]
+            assert "stopping; the work is saved first\n" in capsys.readouterr().err
+            if averaged:
+                assert_same_weights(whole, broken)
+            trainer = resume(broken)
+    assert trainer.run() == figures
     assert rows(broken, "valid_loss") == rows(whole, "valid_loss")
     assert snapshot(broken / "weights") == snapshot(whole / "weights")
 

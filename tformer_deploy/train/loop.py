@@ -101,6 +101,7 @@ class Trainer:
             # An interrupt may have saved an update that was due for validation before it could be validated.
             if self.progress.update and self.agree(not self.rank and self.due and self.step not in self.hashes):
                 self.validate_and_save()
+                self.save_if_stopped()
             while not self.ended:
                 self.progress.update += 1
                 figures = self.train_update(batches)
