@@ -12,8 +12,8 @@ from benchmarks.gpu import __main__ as kit_maker
 from tformer_deploy.base.errors import ArtifactError
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
-PROGRAMS = [*SCRIPTS, "gpu.__main__", "gpu.results", "peers.__main__"]
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "whole")
+PROGRAMS = [*SCRIPTS, "gpu.__main__", "gpu.results", "peers.__main__", "serve.__main__"]
 
 
 def start(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> int | str | None:

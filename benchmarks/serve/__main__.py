@@ -16,12 +16,13 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tformer_deploy import load
 from tformer_deploy.base.errors import EngineError, TformerError
@@ -31,7 +32,7 @@ from .load import PATIENCE, send
 
 GOOD_SECONDS = 0.3
 """An answer after more than this is no goodput."""
-START_SECONDS, SETTLE_SECONDS, WINDOW_SIZE = 120, 3.0, 32
+START_SECONDS, SETTLE_SECONDS, MOST_LATE_SECONDS, WINDOW_SIZE = 120, 3.0, 0.5, 32
 WINDOWS_MS = (1, 5, 20)
 SHAPES = ((2, 1), (1, 2))
 """Threads and processes of CTranslate2, for two cores."""
@@ -53,30 +54,33 @@ class Side:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        with subprocess.Popen(
-            [sys.executable, *self.command, "--port", str(port)],
-            env={**os.environ, "WINDOW": self.env},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as server:
+        with tempfile.TemporaryFile() as said:
+            server = subprocess.Popen(
+                [sys.executable, *self.command, "--port", str(port)],
+                env={**os.environ, "WINDOW": self.env},
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
             try:
                 url = f"http://127.0.0.1:{port}{self.path}"
-                self._wait(server, url)
+                self._wait(server, url, said)
                 yield url, server.pid
             finally:
-                os.killpg(server.pid, signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    server.wait(10)
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(server.pid, signal.SIGKILL)
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(server.pid, number)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        server.wait(10)
 
-    def _wait(self, server: subprocess.Popen[bytes], url: str) -> None:
+    def _wait(self, server: subprocess.Popen[bytes], url: str, said: IO[bytes]) -> None:
         deadline = time.monotonic() + START_SECONDS
         request = urllib.request.Request(url, b'{"text": "w4"}', {"Content-Type": "application/json"})
         while time.monotonic() < deadline:
             if server.poll() is not None:
-                raise EngineError(f"{self.name} ended with {server.returncode}: {' '.join(self.command)}")
+                said.seek(0)
+                last = (said.read().decode(errors="replace").split("\n")[-2:] or [""])[0]
+                raise EngineError(f"{self.name} ended with {server.returncode}: {last}")
             with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=30) as answer:
                 answer.read()
                 return
@@ -116,7 +120,7 @@ def main() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.serve", description=__doc__)
     parser.add_argument("bundle", type=Path, help="with a variant for native")
     parser.add_argument("--variant", default="native-int8")
     parser.add_argument("--ctranslate2", type=Path, help="folder of benchmarks.peers.to_ctranslate2; needs mosec")
@@ -167,16 +171,19 @@ def json_window(side: Side) -> tuple[int, int, int]:
 def measure(
     side: Side, bodies: list[dict[str, Any]], rate: float, seconds: float, expected: list[str] | None
 ) -> dict[str, Any]:
-    """Latencies and goodput of one server at one rate; the first seconds are not counted.
+    """Latencies and goodput of one server at one rate; the first seconds are not counted. What is lost takes PATIENCE.
 
-    Raises ConfigError where the client lagged, so that the load was not what it should have been.
+    Raises EngineError for wrong answers, and where the client sent its requests too late.
     """
     with side.running() as (url, pid):
         asyncio.run(send(url, bodies, rate, SETTLE_SECONDS, 1))
         before = memory(pid)
         answers, late = asyncio.run(send(url, bodies, rate, seconds, 2))
         after = memory(pid)
+    if late > MOST_LATE_SECONDS:
+        raise EngineError(f"the client sent a request {late:.1f} s late: use lower --rates, or leave it a core")
     good = [answer for answer in answers if answer.status == 200]
+    lost = sum(answer.status not in (200, 429) for answer in answers)
     wrong = sum(answer.text != expected[answer.number] for answer in good) if expected else 0
     if wrong:
         raise EngineError(f"{side.name} gave {wrong} wrong answers of {len(good)} at {rate:g} a second")
@@ -184,11 +191,11 @@ def measure(
         "side": side.name,
         "rate": rate,
         "requests": len(answers),
-        **percentiles([answer.seconds for answer in good]),
+        **percentiles([*(answer.seconds for answer in good), *[PATIENCE] * lost]),
         "goodput": sum(answer.seconds <= GOOD_SECONDS for answer in good) / seconds,
         "refused": sum(answer.status == 429 for answer in answers),
         "refused_ms": 1000 * max((a.seconds for a in answers if a.status == 429), default=0.0),
-        "lost": sum(answer.status not in (200, 429) for answer in answers),
+        "lost": lost,
         "client_late_ms": 1000 * late,
         "first_ms": percentiles([answer.first for answer in good]) if bodies[0].get("stream") else None,
         "memory_mib": [before, after],
