@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -157,15 +158,15 @@ class Bench:
         engine.timings = None
         return median(found)
 
-    def corpus(self, lines: list[str], options: DecodeOptions) -> CorpusSample:
+    def corpus(self, lines: list[str], beams: int, max_tokens: int) -> CorpusSample:
         """Translate a text as a whole, then some of its lines one at a time, after a part to warm up."""
-        translator = self.translator
-        translator.options = options
-        translator.translate(lines[:WARM_UP_LINES])
-        ((seconds, results),) = repeat(lambda: translator.translate(lines), warm_up=0)
+        most = min(max_tokens, self.engine.limits.tgt_tokens)
+        translate = partial(self.translator.translate, beams=beams, max_tokens=most)
+        translate(lines[:WARM_UP_LINES])
+        ((seconds, results),) = repeat(lambda: translate(lines), warm_up=0)
         single = []
         for line in some([line for line in lines if line], SINGLE_LINES):
-            ((seconds_of_line, _),) = repeat(lambda line=line: translator.translate([line]), warm_up=0)  # type: ignore[misc]
+            ((seconds_of_line, _),) = repeat(lambda line=line: translate([line]), warm_up=0)  # type: ignore[misc]
             single.append(1e3 * seconds_of_line)
         made = [result for line, result in zip(lines, results, strict=True) if line]  # an empty line costs no step
         return CorpusSample(seconds, len(made), sum(len(each.ids) + each.finished for each in made), single)
