@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tformer_deploy import load
 from tformer_deploy.base import processes
 from tformer_deploy.base.errors import ConfigError, EngineError, LimitError, MissingExtra
 from tformer_deploy.base.machine import cores
@@ -29,7 +31,8 @@ from tformer_deploy.bench import plan as planning
 from tformer_deploy.bench.ceiling import bandwidth, matrix_rates
 from tformer_deploy.bench.measure import Sample, Watched, decode_part, some, synthetic_sources
 from tformer_deploy.bench.page import bench_page
-from tformer_deploy.bench.report import PointReport, Spread, figure, table
+from tformer_deploy.bench.report import EngineFigures, PointReport, Spread, describe_device, figure, table
+from tformer_deploy.bench.worker import Worker
 from tformer_deploy.bundle.manifest import Bundle, open_bundle
 from tformer_deploy.bundle.plans import Profile
 from tformer_deploy.bundle.recipe import Recipe
@@ -582,6 +585,61 @@ def test_a_note_about_an_engine_leaves_the_limits_of_the_machine(bundle: Path, m
     report = run_benchmark(*small_plan(bundle))
     assert report.notes == ["ort:trt: what an engine says of itself"]
     assert report.ceiling is not None and report.points[0].step_bound is not None
+
+
+def test_a_profile_needs_room_for_the_whole_point(variants: Path) -> None:
+    """It has one worker."""
+    opened = open_bundle(variants)
+    plan = BenchPlan(variants, ("ort", "eager"), (Point(2048, 1, 3, 2),), threads=1, workers=2)
+    plan.check(opened)
+    with pytest.raises(LimitError, match="--batch 2048: ort takes at most 1024 in this bundle"):
+        replace(plan, profile=True).check(opened)
+
+
+def test_a_text_is_translated_with_the_models_options(variants: Path, tmp_path: Path) -> None:
+    """Those that `--max-tokens` and `--beam` do not set: here a first token, and outputs without end."""
+    shutil.copytree(variants, tmp_path / "bundle")
+    manifest = json.loads((variants / "manifest.json").read_text())
+    own = {"first_ids": [8, 9], "suppress": [3]}
+    (tmp_path / "bundle/manifest.json").write_text(json.dumps({**manifest, "decoding": own}))
+    (tmp_path / "text").write_text("w5 w6\n\nw7\n")
+    worker = Worker()
+    worker.open(str(tmp_path / "bundle"), "ort", None, threads=1, workers=1)
+    for beams, most in ((1, 6), (2, 1000)):
+        with load(tmp_path / "bundle", variant="fp32", threads=1) as translator:
+            made = translator.translate(["w5 w6", "w7"], beams=beams, max_tokens=most)
+        tokens = sum(len(each.ids) + each.finished for each in made)
+        assert worker.corpus(str(tmp_path / "text"), beams, most).tokens == tokens and made[0].ids[:2] == [8, 9]
+
+
+ON_A_FULL_GPU = """
+from cuda.bindings import runtime
+from tformer_deploy.base.errors import NoRoom
+from tformer_deploy.bench.worker import Worker
+from tformer_deploy.engines import EngineName
+
+full, allocate, left = runtime.cudaError_t.cudaErrorMemoryAllocation, runtime.cudaMalloc, LEFT
+worker = Worker()
+worker.name, worker.bench = EngineName("trt"), type("Bench", (), {"engine": None})
+runtime.cudaMalloc = lambda size: (full, 0) if sum(map(len, runtime.DEVICE.values())) + size > left else allocate(size)
+found = worker.device()
+print(sorted(found), len(runtime.DEVICE))
+"""
+
+
+@pytest.mark.parametrize(("gib", "known"), [(0.75, False), (2, True)])
+def test_a_full_gpu_has_no_bandwidth_and_a_report(gib: float, known: bool) -> None:
+    """Half of what the measurement needs is given back where the other half does not fit."""
+    code = ON_A_FULL_GPU.replace("LEFT", str(int(gib * (1 << 30))))
+    path = {"PYTHONPATH": os.pathsep.join([str(SIMULATED), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **path})
+    names = ["name", "not_captured", *["read_bytes_per_s"] * known, "total_mib", "used_mib"]
+    assert done.stdout == f"{names} 0\n", done.stderr
+    device = {"name": "GPU", "used_mib": 1000, "total_mib": 2000, "not_captured": "", "read_bytes_per_s": 4e12}
+    device = {name: device[name] for name in names}
+    engine = EngineFigures("trt", "fp16", 0.0, 0.0, 0.0, 0.0, device)
+    line = "trt on GPU: 1,000 of 2,000 MiB in use" + ", 4,000 GB/s" * known
+    assert describe_device(engine) == line
 
 
 def test_a_wrong_list_is_refused() -> None:

@@ -97,7 +97,8 @@ class BenchPlan:
             if self.shortlist:
                 make_engine(engine, bundle, self.checkpoint, self.threads, shortlist=True)
             for point in self.points:
-                check_point(engine, limits, point.split(min(self.workers, point.batch)))
+                profiled = self.profile and engine.spec.can_profile  # with one worker
+                check_point(engine, limits, point.split(1 if profiled else min(self.workers, point.batch)))
         if self.src and self.src.exists() and not (self.src.is_dir() or self.src.resolve().is_file()):
             raise DataError(f"{self.src}: every engine reads the text again: name a file on disk")
         if self.src:
@@ -137,7 +138,7 @@ def usual_points(engines: Sequence[str], bundle: Bundle) -> tuple[Point, ...]:
 
 
 def check_point(engine: str, limits: Limits, point: Point) -> None:
-    """Raise LimitError if an engine does not take one worker's part of a point."""
+    """Raise LimitError if an engine does not take a point, or one worker's part of it."""
     asked = {
         "batch": (point.batch, limits.batch),
         "beam": (point.beams, limits.beams),

@@ -29,7 +29,7 @@ REST = "(between nodes)"
 
 
 def node_kinds(bundle: Bundle, name: str, threads: int, point: Point, shortlist: bool = False) -> list[NodeKind]:
-    """Median times of one encoder call and one step by kind of node, the longest first; `point`: one worker's part."""
+    """Median times of one encoder call and one step by kind of node, the longest first, of a whole `point`."""
     engine = make_engine(name, bundle, None, threads, shortlist)
     assert isinstance(engine, OrtGraphs)
     src_ids = synthetic_sources(bundle.config, point)

@@ -156,7 +156,8 @@ class EngineFigures:
     disk_mib: float
     """Size of the files that it reads, tokenizers included."""
     device: dict[str, Any] | None = None
-    """The GPU: `name`, `used_mib`, `total_mib`, `read_bytes_per_s`, `not_captured`: why steps are no CUDA graphs."""
+    """The GPU: `name`, `used_mib`, `total_mib`, `not_captured`: why steps are no CUDA graphs, and `read_bytes_per_s` if
+    there was memory left to measure it."""
 
 
 @dataclass
@@ -308,8 +309,8 @@ def describe_device(found: EngineFigures) -> str:
     """The GPU of an engine, in a line."""
     device = found.device or {}
     return (
-        f"{found.engine} on {device['name']}: {device['used_mib']:,} of {device['total_mib']:,} MiB in use, "
-        f"{device['read_bytes_per_s'] / 1e9:,.0f} GB/s"
+        f"{found.engine} on {device['name']}: {device['used_mib']:,} of {device['total_mib']:,} MiB in use"
+        + (f", {device['read_bytes_per_s'] / 1e9:,.0f} GB/s" if "read_bytes_per_s" in device else "")
         + (f"; NOT replayed as CUDA graphs: {device['not_captured']}" if device["not_captured"] else "")
     )
 

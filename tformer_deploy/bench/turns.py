@@ -190,8 +190,8 @@ class MachineLimits:
             if not self.weights[found.engine]:
                 continue
             encoder, step = self.costs(found.engine, found.point)
-            if device := devices[found.engine]:
-                found.step_bound = device_bound(step[0], device["read_bytes_per_s"], found.step_ms.min)
+            if rate := (devices[found.engine] or {}).get("read_bytes_per_s"):
+                found.step_bound = device_bound(step[0], rate, found.step_ms.min)
             if EngineName(found.engine).device == "cuda" or not report.ceiling:
                 continue
             precision = self.storages[found.engine].precision

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..base.errors import NoRoom
 from ..base.lines import read_lines
 from ..base.processes import peak_mib, serve
 from ..bundle.manifest import MANIFEST, Bundle, open_bundle
 from ..bundle.text import tokenizer_files
-from ..decoding import DecodeOptions
 from ..engines import STANDARD, EngineName, load_runtime
 from ..engines.base import Engine
 from ..translate.opening import TranslatorOptions, open_translator
@@ -68,7 +68,7 @@ class Worker:
 
     def corpus(self, src: str, beams: int, max_tokens: int) -> CorpusSample:
         """See `Bench.corpus`."""
-        return self.bench.corpus(read_lines(Path(src)), DecodeOptions(max_tokens, beams=beams))
+        return self.bench.corpus(read_lines(Path(src)), beams, max_tokens)
 
     def peak_mib(self) -> float:
         """Peak memory of this process."""
@@ -86,15 +86,19 @@ class Worker:
         return self.bench.device_ms(Point(**point))
 
     def device(self) -> dict[str, Any] | None:
-        """The GPU that the engine runs on, if it does."""
+        """The GPU that the engine runs on, if it does; without its bandwidth where its memory is full."""
         if self.name.device == "cpu":
             return None
         try:
-            from ..engines.trt.cuda import measure_gpu
+            from ..engines.trt.cuda import copy_rate, gpu_in_use
         except ModuleNotFoundError:  # eager and ort do without cuda-python
             return None
 
-        return {**measure_gpu(), "not_captured": getattr(self.bench.engine, "not_captured", "")}
+        found = {**gpu_in_use(), "not_captured": getattr(self.bench.engine, "not_captured", "")}
+        try:
+            return {**found, "read_bytes_per_s": copy_rate()}
+        except NoRoom:  # the engine's plans fill it
+            return found
 
     def bandwidth(self, sizes: list[int], threads: int) -> list[float]:
         """See `ceiling.bandwidth`, for each of `sizes`, which are the same in every round."""

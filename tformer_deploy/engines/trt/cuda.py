@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,27 +179,30 @@ class Event:
         call(runtime.cudaEventDestroy, self.handle)
 
 
-def measure_gpu() -> dict[str, Any]:
-    """The first GPU's name, its memory in use, and its bandwidth: bytes read and written a second in a copy."""
-    gpu, stream, events = find_gpu("the measurement"), Stream(), (Event(), Event())
+def gpu_in_use() -> dict[str, Any]:
+    """The first GPU's name, and its memory."""
+    gpu = find_gpu("the measurement")
     free, total = call(runtime.cudaMemGetInfo)
-    blocks = Memory(COPIED), Memory(COPIED)
+    return {"name": gpu.name, "used_mib": (total - free) >> 20, "total_mib": total >> 20}
+
+
+def copy_rate() -> float:
+    """The first GPU's bandwidth: bytes read and written a second in a copy. Raises NoRoom without 1 GiB of memory."""
     best = math.inf
-    for _ in range(COPIES):
-        events[0].record(stream)
-        kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        call(runtime.cudaMemcpyAsync, blocks[0].address, blocks[1].address, COPIED, kind, stream.handle)
-        events[1].record(stream)
-        events[1].wait()
-        best = min(best, events[1].since(events[0]))
-    for part in (*blocks, *events, stream):
-        part.free()
-    return {
-        "name": gpu.name,
-        "used_mib": (total - free) >> 20,
-        "total_mib": total >> 20,
-        "read_bytes_per_s": 2 * COPIED / (best / 1e3),
-    }
+    with ExitStack() as stack:
+        parts: list[Any] = []
+        for make in (lambda: Memory(COPIED), lambda: Memory(COPIED), Event, Event, Stream):
+            parts.append(make())
+            stack.callback(parts[-1].free)
+        target, source, before, after, stream = parts
+        for _ in range(COPIES):
+            before.record(stream)
+            kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+            call(runtime.cudaMemcpyAsync, target.address, source.address, COPIED, kind, stream.handle)
+            after.record(stream)
+            after.wait()
+            best = min(best, after.since(before))
+    return 2 * COPIED / (best / 1e3)
 
 
 @dataclass(frozen=True)
