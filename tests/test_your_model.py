@@ -318,6 +318,23 @@ def test_a_file_or_function_that_is_not_there(path: str, said: str, tmp_path: Pa
     assert not (tmp_path / "bundle").exists()
 
 
+@pytest.mark.parametrize(
+    ("other", "content", "said"),
+    [
+        ("my_own", "def broken():\n    return nowhere\n", "error: own.py, line 5: make() raised NameError: "),
+        ("their_own", "\ndef broken(:\n", "error: own.py, line 1: the file raised SyntaxError: "),
+    ],
+)
+def test_the_line_is_of_the_file_itself(
+    other: str, content: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of one that it imports, even if that one's name ends like its own."""
+    (tmp_path / "own.py").write_text(f"import {other}\n\n\ndef make():\n    return {other}.broken()\n")
+    (tmp_path / f"{other}.py").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    assert said in run_here("export", "own.py:make", "--out", "bundle").stderr.decode()
+
+
 MODULE = """
 import torch
 from tests.user_models import Tutorial, tutorial, varied
@@ -421,12 +438,13 @@ def test_attention_that_a_module_gives_is_returned(tmp_path: Path) -> None:
 
 def test_text_by_words_and_by_sentencepiece(tmp_path: Path) -> None:
     words = ["<unk>", "<pad>", "<bos>", "-", "<eos>", *(f"word{i}" for i in range(5, VOCAB))]
-    (tmp_path / "words.txt").write_text("\n".join(words))
     user = tutorial(source="words.txt", target=words, unk_id=0, source_prefix=(START,))
     model = wrapped(user, "here")
-    found = user.tokenizers(model.config, tmp_path)
-    assert found.source_ids("word7 unheard word9") == [START, 7, 0, 9, EOS]
-    assert found.target_text([7, 9, 0, PAD]) == "word7 word9 <unk>"
+    for content in ("\n".join(words), "".join(f"{word}\n" for word in words), "".join(f"{word}\r\n" for word in words)):
+        (tmp_path / "words.txt").write_bytes(content.encode())
+        found = user.tokenizers(model.config, tmp_path)
+        assert found.source_ids("word7 unheard word9") == [START, 7, 0, 9, EOS]
+        assert found.target_text([7, 9, 0, PAD]) == "word7 word9 <unk>"
     pieces = SentencePiece.train(["aa ab ba bb"] * 20, 12)
     (tmp_path / "joint.model").write_bytes(pieces._model)
     user = tutorial(source="joint.model", target="joint.model", eos_id=3)

@@ -121,7 +121,8 @@ class ModelConfig:
     scale_embeddings: bool = True
     """Multiply embeddings by the square root of d_model."""
     pad_embedding_zero: bool = True
-    """Keep the padding embedding at zero in training."""
+    """The padding embedding starts at zero. Training does not change it, except through an output projection that
+    shares the table."""
     positions: PositionKind = "sinusoidal"
     """`sinusoidal` and `learned` are added to embeddings. `relative`: scores of self-attention get a learned bias by
     the distance of query and key, as in T5."""

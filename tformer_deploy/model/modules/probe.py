@@ -6,6 +6,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -110,8 +111,9 @@ def calling(where: str, what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         file = where.rpartition(":")[0]
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
-        lines += [error.lineno] if isinstance(error, SyntaxError) else []
+        places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        places += [(error.filename or "", error.lineno)] if isinstance(error, SyntaxError) else []
+        lines = [line for name, line in places if Path(name).resolve() == Path(file).resolve()]
         place = f"{file}, line {lines[-1]}" if lines else where
         cause: BaseException = error
         while type(cause).__module__.startswith("torch.") and cause.__cause__ is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,7 +173,8 @@ def _tokenizer(given: Vocabulary, size: int, specials: Specials, folder: Path) -
             unk = int(processor(content).unk_id())
             return SentencePiece(content, Specials(specials.pad, specials.bos, specials.eos, unk))
         try:
-            return Words(content.decode("utf-8").removesuffix("\n").split("\n"), None, specials)
+            text = io.StringIO(content.decode("utf-8"), newline=None).read()  # every kind of line end becomes \n
+            return Words(text.removesuffix("\n").split("\n"), None, specials)
         except UnicodeDecodeError as error:
             raise ArtifactError(f"{path} is not UTF-8: {error}: save it as UTF-8") from None
     if isinstance(given, Sequence):
