@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,6 +164,16 @@ def engines(model: Transformer, tmp_path_factory: pytest.TempPathFactory) -> Ite
     ):
         assert isinstance(full, InPlaceEngine) and short.shortlist
         yield Restricted(full, short.shortlist), short
+
+
+def test_sessions_are_closed_with_the_engine(engines: tuple[Any, Any]) -> None:
+    """Also that of the rows of the lists, whose weights take memory."""
+    engine = short_engine(engines[1].bundle)
+    with engine:
+        session = weakref.ref(engine._rows)
+        assert session()
+    gc.collect()
+    assert session() is None
 
 
 def batch_of(count: int, prefixes: Sequence[Sequence[int]] = (), seed: int = 5) -> Any:

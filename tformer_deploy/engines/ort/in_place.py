@@ -97,6 +97,7 @@ class InPlaceEngine(OrtEngine):
         # A bundle may lack the graph for it, and a shortlist's step has one position for all sentences.
         self.admits = not self.shortlist and self.bundle.lists(SLOTS_GRAPH, self.variant)
         self._slots: Any = None
+        self._rows: Any = None
         self._lock = threading.Lock()
         if self.shortlist:
             self._rows = self._session("short_rows", SHORT_SPIN_US)
@@ -106,7 +107,7 @@ class InPlaceEngine(OrtEngine):
 
     def __exit__(self, *why: Any) -> None:
         super().__exit__(*why)
-        self._slots = None
+        self._slots = self._rows = None
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> Any:
         """See `Engine.encode`."""
