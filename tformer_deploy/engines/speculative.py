@@ -22,7 +22,7 @@ from ..base.errors import EngineError, LimitError, NoRoom
 from ..bundle.contract import DEAD
 from ..bundle.plans import Profile
 from ..model.config import ModelConfig
-from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
+from .base import ANYTHING, Floats, Ints, Limits, Outlook, Scores, check_request, check_step
 
 MISSES = 4
 """Wrong picks after which a batch is no longer speculated on. Each costs a step, and a search with rules that the
@@ -149,7 +149,7 @@ class SpeculativeState:
         return int((self.position - self.slots.first_steps[self.sentences]).max(initial=0))
 
 
-class SpeculativeEngine(SameStep, ABC):
+class SpeculativeEngine(ABC):
     """The common part of the engines of target `trt`; a subclass makes the devices."""
 
     config: ModelConfig
