@@ -447,6 +447,19 @@ def test_a_split_of_another_axis_is_no_instruction(sizes: list[int]) -> None:
         native_program(model.graph, 8)
 
 
+def test_an_encoder_may_be_an_embedding_alone() -> None:
+    model = traced(nn.Embedding(9, 6), torch.zeros(2, 6, dtype=torch.int32))
+    model.graph.outputs[0].name = "memory"
+    assert [each.op for each in Lowering(model.graph, 8, "fp32").run().code] == ["embed", "give"]
+
+
+def test_a_graph_whose_outputs_are_not_known_is_refused() -> None:
+    model = traced(nn.Embedding(9, 6), torch.zeros(2, 6, dtype=torch.int32))
+    model.graph.outputs[0].name = "vectors"
+    with pytest.raises(ArtifactError, match="native finds no outputs in the graph: use a recipe of ort-cpu"):
+        Lowering(model.graph, 8, "fp32").run()
+
+
 def test_a_split_into_equal_parts_is_columns() -> None:
     class Gate(nn.Module):
         def __init__(self) -> None:

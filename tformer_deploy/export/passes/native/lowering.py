@@ -57,10 +57,11 @@ class Lowering:
         for layer in range(len(kept) // 2):
             self._keep(kept[f"cross_k_{layer}"], kept[f"cross_v_{layer}"], layer)
         memory = outputs.get("memory")  # also a layer of `encoder` that a debugger may look at
-        if memory is not None and not kept and isinstance(view := self.known.get(memory), View):
-            self.code.append(Instruction("give", {"x": view}))
+        if memory is not None and not kept and isinstance(self.known.get(memory), (View, Rows)):
+            self.code.append(Instruction("give", {"x": self.view(memory, self.graph[-1])}))
         if not any(each.op in ("output", "keep", "give") for each in self.code):
-            raise next(each for each in self.known.values() if isinstance(each, ArtifactError))
+            nothing = ArtifactError(f"native finds no outputs in the graph{OTHERWISE}")
+            raise next((each for each in self.known.values() if isinstance(each, ArtifactError)), nothing)
         return Program(self.widths, self.code)
 
     def _node(self, node: ir.Node) -> None:
