@@ -265,6 +265,11 @@ def test_missing_file_and_unknown_kind(bpe: Tokenizers, tmp_path: Path) -> None:
     newer = {**description["source"], "kind": "characters"}
     with pytest.raises(ArtifactError, match="unknown tokenizer kind 'characters'"):
         load_tokenizers(tmp_path, {"source": newer, "target": newer})
+    (tmp_path / "list.json").write_text('{"entries": ["<s>"]}')
+    for odd in ({"inner": "@@"}, {"regex": 5}):
+        other = {**description["source"], "kind": "words", "file": "list.json", **odd}
+        with pytest.raises(ArtifactError, match=r"list\.json is damaged"):
+            load_tokenizers(tmp_path, {"source": other, "target": other})
     (tmp_path / "tokenizer.model").unlink()
     with pytest.raises(ArtifactError, match=r"incomplete: tokenizer\.model is missing"):
         load_tokenizers(tmp_path, description)
@@ -439,6 +444,15 @@ def test_a_stream_shows_only_what_stays(ids: list[int]) -> None:
     shown = [tokenizers.settled_text(ids[:i]) for i in range(len(ids) + 1)]
     assert all(whole.startswith(text) for text in shown)
     assert "do n't" not in whole and " ," not in whole and " ." not in whole
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from([*"aé中🙂 ".encode(), 0xFF]), max_size=12))
+def test_a_character_is_settled_once_it_is_whole(content: list[int]) -> None:
+    tokenizer = ByteBpe(["<s>", "<pad>", "</s>", "<unk>", *(BYTES[i] for i in range(256))], [], Specials(1, 0, 2, 3))
+    tokenizers, ids = Tokenizers(tokenizer, tokenizer), [4 + byte for byte in content]
+    whole = tokenizers.target_text(ids)
+    assert all(whole.startswith(tokenizers.settled_text(ids[:i])) for i in range(len(ids) + 1))
 
 
 def test_words_are_those_of_the_library() -> None:

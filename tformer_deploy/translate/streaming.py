@@ -23,9 +23,7 @@ class TextStream:
         token = int(step.tokens[0, 0])
         if token >= 0 and step.values[0, 0] > -np.inf and token not in self._end_ids:
             self._ids.append(token)
-            text = self._tokenizers.settled_text(self._ids)
-            if not text.endswith("\ufffd"):  # an incomplete UTF-8 character
-                self.finish(text)
+            self.finish(self._tokenizers.settled_text(self._ids))
 
     def finish(self, text: str) -> None:
         """Write what is still missing of a text."""

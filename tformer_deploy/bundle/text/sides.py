@@ -46,8 +46,8 @@ class Tokenizers:
         return self.target.decode([i for i in ids if i < size])
 
     def settled_text(self, ids: Sequence[int]) -> str:
-        """The part of `text` that further ids cannot change."""
-        text = self.target_text(ids)
+        """The part of `target_text` that further ids cannot change, so without an incomplete UTF-8 character."""
+        text = self.target_text(ids).rstrip("\ufffd")
         return self.target.settled(text) if isinstance(self.target, Wrapped) else text
 
     def save(self, directory: Path) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _load(directory: Path, description: Mapping[str, Any]) -> Tokenizer:
             make = ByteBpe if kind == ByteBpe.kind else WordBpe
             lists = _strings(directory, name, "entries"), _strings(directory, name, "merges")
             return make(*lists, specials or OUR_SPECIALS, **how)
-    except (UnicodeDecodeError, ArtifactError, ConfigError) as error:
+    except (UnicodeDecodeError, ArtifactError, ConfigError, TypeError) as error:  # TypeError: settings of another kind
         raise ArtifactError(f"{directory / name} is damaged ({error}): copy or make the folder again") from None
     raise ArtifactError(f"{directory / name}: unknown tokenizer kind '{kind}'")
 
