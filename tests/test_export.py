@@ -18,7 +18,7 @@ import pytest
 from tformer_deploy import load
 from tformer_deploy.base.errors import ArtifactError, ConfigError, LimitError
 from tformer_deploy.bundle.contract import GRAPHS, described, layer_names, signature
-from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.manifest import add_report, open_bundle
 from tformer_deploy.bundle.recipe import Recipe
 from tformer_deploy.export import checked as ship_module
 from tformer_deploy.export.checked import export_checked
@@ -145,6 +145,17 @@ def test_failed_check_leaves_no_bundle(run: Path, tmp_path: Path, monkeypatch: p
     said = done.stdout.decode()
     assert "\n  FAILED: scores differ by " in said and "\n  FIRST DIFFERENCE: " in said, "the report is not lost"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_hides_no_damage(bundle: Path, tmp_path: Path) -> None:
+    """Only the report is hashed, not what else has changed since."""
+    copy = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    add_report(copy, {"passed": True})
+    open_bundle(copy)
+    (copy / "encoder.onnx").write_bytes(b"")
+    add_report(copy, {"passed": False})
+    with pytest.raises(ArtifactError, match=r"encoder\.onnx"):
+        open_bundle(copy)
 
 
 def test_bundle_is_never_overwritten_by_accident(run: Path, bundle: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from tformer_deploy import load
 from tformer_deploy.base.errors import ArtifactError, ConfigError, MissingExtra
 from tformer_deploy.bundle.contract import PROGRAM
-from tformer_deploy.bundle.manifest import add_report, open_bundle
+from tformer_deploy.bundle.manifest import MANIFEST, hashes, open_bundle
 from tformer_deploy.bundle.recipe import Recipe
 from tformer_deploy.bundle.shortlist import Settings, add_shortlist
 from tformer_deploy.check import CheckOptions, Gate, make_corpus
@@ -310,7 +310,8 @@ def edited(exported: Path, folder: Path, edit: Callable[[Any], object]) -> Path:
     program = json.loads(path.read_text())
     edit(program)
     path.write_text(json.dumps(program))
-    add_report(folder, {})
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps({**manifest, "files": hashes(folder)}))
     return folder
 
 

@@ -240,7 +240,8 @@ def add_report(directory: Path, report: dict[str, Any]) -> None:
     """Store a parity report in a bundle that is being made."""
     write_json(directory / REPORT, report)
     manifest = read_manifest(directory)
-    write_json(directory / MANIFEST, {**manifest, "files": hashes(directory)})
+    files = {**manifest["files"], REPORT: sha256(directory / REPORT)}
+    write_json(directory / MANIFEST, {**manifest, "files": dict(sorted(files.items()))})
 
 
 def open_bundle(directory: Path, graphs: bool = True) -> Bundle:
