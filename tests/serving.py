@@ -110,6 +110,7 @@ def serve(engine: Watched) -> Iterator[Callable[..., Any]]:
             time.sleep(0.005)
         port = server.servers[0].sockets[0].getsockname()[1]
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
+        client.app = app
         ending.append((server, thread, client, app.current))
         return client
 

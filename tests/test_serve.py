@@ -198,6 +198,28 @@ def test_a_failure_is_logged_and_counted_with_its_message_and_request(
         assert f'tformer_errors_total{{kind="{kind}"}} 1.0' in text
 
 
+def test_texts_that_fail_in_a_list_are_counted(client: Any) -> None:
+    texts = ["w4", f"w{BROKEN} w5", "w5 " * 30]
+    assert [each.get("status", 200) for each in post(client, text=texts).json()["results"]] == [200, 500, 422]
+    text = client.get("/metrics").text
+    for kind in ("NotNumbers", "LimitError"):
+        assert f'tformer_failed_lines_total{{kind="{kind}",model="numbers"}} 1.0' in text
+
+
+@pytest.mark.parametrize(("name", "value"), [("suppress", [4] * 1001), ("bad_words", [[4, 5]] * 501)])
+def test_options_of_very_many_ids_are_refused(client: Any, name: str, value: Any) -> None:
+    answer = post(client, text="w4", options={name: value})
+    assert answer.status_code == 422 and "token ids exceed this server's limit of 1000" in answer.json()["error"]
+
+
+def test_a_server_that_ends_asks_clients_to_leave(serve: Callable[..., Any]) -> None:
+    client = serve()
+    assert "connection" not in post(client, text="w4").headers
+    client.app.current.draining = True
+    answer = post(client, text="w4")
+    assert answer.status_code == 200 and answer.headers["connection"] == "close"
+
+
 def test_a_full_queue_is_said_at_once(serve: Callable[..., Any], engine: Watched) -> None:
     client = serve(slots=1, max_queue=1)
     engine.open.clear()
@@ -287,7 +309,11 @@ def test_a_key_is_needed_if_there_is_one(serve: Callable[..., Any]) -> None:
     for headers in ({}, {"Authorization": "Bearer x"}, {"X-API-Key": ""}, {"X-API-Key": b"\xff"}):
         answer = client.post("/v1/translate", json={"text": "w4"}, headers=headers)
         assert answer.status_code == 401 and "a key is needed" in answer.json()["error"]
-    for headers in ({"Authorization": "Bearer sésame".encode()}, {"X-API-Key": "sésame".encode()}):
+    for headers in (
+        {"Authorization": "Bearer sésame".encode()},
+        {"Authorization": "bearer sésame".encode()},
+        {"X-API-Key": "sésame".encode()},
+    ):
         assert client.post("/v1/translate", json={"text": "w4"}, headers=headers).status_code == 200
     assert client.get("/healthz/ready").json()["models"] == ["numbers", "b"]
     assert client.get("/metrics").status_code == 401
@@ -353,3 +379,9 @@ def test_the_command_serves_a_bundle_until_it_is_told_to_end(bundle: Path, tmp_p
         log = server.stderr.read().splitlines()
         assert [json.loads(each)["status"] for each in log] == [200, 422]
         assert server.wait(20) == 0
+
+
+@pytest.mark.parametrize("options", [["--replicas", "2"], ["--num-cpus", "2"], ["--num-gpus", "1"]], ids=" ".join)
+def test_options_of_a_cluster_need_its_address(options: list[str], bundle: Path) -> None:
+    line = failed_line(run_here("serve", bundle, *options))
+    assert "are for --address: on one machine, use --workers" in line

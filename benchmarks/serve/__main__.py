@@ -50,7 +50,7 @@ class Side:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[tuple[str, int]]:
-        """Start it; the URL of its translations, and its session."""
+        """Start it; the URL of its translations, and its process group."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -60,7 +60,7 @@ class Side:
                 env={**os.environ, "WINDOW": self.env},
                 stdout=said,
                 stderr=said,
-                start_new_session=True,
+                process_group=0,
             )
             try:
                 url = f"http://127.0.0.1:{port}{self.path}"
@@ -130,6 +130,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--rates", type=float, nargs="+", default=[5, 10, 20, 40, 80], help="requests a second")
     parser.add_argument("--seconds", type=float, default=20, help="at each rate, for each side")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--max-queue", type=int, default=1024, help="of tformer serve")
     parser.add_argument("--out", type=Path, required=True, help="a .json file")
     return parser
 
@@ -137,9 +138,10 @@ def parser() -> argparse.ArgumentParser:
 def ours(options: argparse.Namespace) -> Side:
     """`tformer serve`."""
     limits = options.out.with_suffix(".limits.toml")
-    limits.write_text(f"max_tokens = {options.max_tokens}\n")
+    limits.write_text(f"max_tokens = {options.max_tokens}\ntexts = 1\n")
     command = ["-m", "tformer_deploy", "serve", f"m={options.bundle}", "--backend", "native"]
     command += ["--variant", options.variant, "--threads", str(options.threads), "--limits", str(limits)]
+    command += ["--max-queue", str(options.max_queue)]
     return Side("tformer serve", command, "/v1/translate")
 
 
@@ -203,10 +205,11 @@ def measure(
     }
 
 
-def memory(session: int) -> float:
-    """Resident memory of all processes of a session, in MiB."""
-    sizes = subprocess.run(["ps", "-o", "rss=", "--sid", str(session)], stdout=subprocess.PIPE, text=True, check=True)
-    return sum(map(int, sizes.stdout.split())) / 1024
+def memory(group: int) -> float:
+    """Resident memory of all processes of a group, in MiB."""
+    listed = subprocess.run(["ps", "-eo", "pgid=,rss="], stdout=subprocess.PIPE, text=True, check=True).stdout
+    pairs = (map(int, line.split()) for line in listed.splitlines())
+    return sum(size for own, size in pairs if own == group) / 1024
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:

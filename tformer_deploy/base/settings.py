@@ -15,6 +15,17 @@ from .errors import ConfigError, unknown
 C = TypeVar("C")
 
 
+HINTS: dict[type[Any], dict[str, Any]] = {}
+"""Types of the fields of classes; finding them takes most of the time of a check."""
+
+
+def type_hints(cls: type[Any]) -> dict[str, Any]:
+    """The types of a class's fields."""
+    if cls not in HINTS:
+        HINTS[cls] = get_type_hints(cls)
+    return HINTS[cls]
+
+
 def from_dict(cls: type[C], values: Mapping[str, Any], where: str) -> C:
     """Build a config dataclass from parsed TOML or JSON, refusing unknown keys by their nearest valid name."""
     if not isinstance(values, Mapping):
@@ -31,7 +42,7 @@ def from_dict(cls: type[C], values: Mapping[str, Any], where: str) -> C:
 
 def parse_settings(cls: type[Any], where: str, settings: Mapping[str, str]) -> dict[str, Any]:
     """Parse `key=value` texts to the types of a config's fields."""
-    hints = get_type_hints(cls)
+    hints = type_hints(cls)
     for key in settings:
         if key not in hints:
             raise unknown(f"key of [{where}]", key, hints)
@@ -61,7 +72,7 @@ MOST_FLOAT = 1e300
 
 def check_types(config: Any) -> None:
     """Check each field of a config against its annotation: int, float, bool, str, Literal or tuples of ints."""
-    for name, kind in get_type_hints(type(config)).items():
+    for name, kind in type_hints(type(config)).items():
         value = getattr(config, name)
         if get_origin(kind) is tuple:
             object.__setattr__(config, name, _whole_numbers(name, value, kind))

@@ -114,6 +114,8 @@ def serve(
     if workers > 1 and grpc_port == 0:
         raise ConfigError("--grpc-port 0 would be another port for each of --workers: name one")
     if address is None:
+        if replicas != "1" or num_cpus != 1 or num_gpus:
+            raise ConfigError("--replicas, --num-cpus and --num-gpus are for --address: on one machine, use --workers")
         if workers > 1:
             run_workers(service, workers, note)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal, Self
 
 from ..base.errors import ConfigError
@@ -40,7 +41,7 @@ class Bounds:
             and (self.below is None or value < self.below)
         )
 
-    @property
+    @cached_property
     def rule(self) -> str:
         """As in `at least 0 and less than 1`; empty: any number."""
         if self.least is not None and self.most is not None:

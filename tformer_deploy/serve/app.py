@@ -138,6 +138,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Request-Id"] = number
+                if self.current.draining:  # so that clients go elsewhere with their next request
+                    MutableHeaders(scope=message)["Connection"] = "close"
             await send(message)
 
         try:
@@ -153,7 +155,8 @@ class Guard:
         finally:
             seconds, error = time.perf_counter() - start, scope.get("error")
             self.counted.answered(getattr(scope.get("endpoint"), "__name__", "other"), status, seconds, error)
-            line = {"request": number, "method": scope["method"], "path": scope["path"][:200], "status": status}
+            line = {"time": round(time.time(), 3), "request": number, "method": scope["method"]}
+            line |= {"path": scope["path"][:200], "status": status}
             said = {"error": message_of(error)} if error else {}
             LOG.info(json.dumps({**line, "ms": round(seconds * 1000, 1), **said}))
 
@@ -170,7 +173,8 @@ class Guard:
         """Whether a request's headers have the key, or its path needs none."""
         if not self.key or path in OPEN:
             return True
-        sent = headers.get("authorization", "").removeprefix("Bearer ").removeprefix("DeepL-Auth-Key ")
+        scheme, _, sent = headers.get("authorization", "").partition(" ")
+        sent = sent if scheme.lower() in ("bearer", "deepl-auth-key") else scheme
         sent = sent or headers.get("x-api-key", "")
         return self.is_key(sent.encode("latin-1", "replace"))
 

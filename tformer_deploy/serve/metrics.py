@@ -26,6 +26,7 @@ class Schedulers(Collector):
         steps = CounterMetricFamily("tformer_steps", "Decoding steps.", labels=["model"])
         rows = CounterMetricFamily("tformer_rows", "Rows of all decoding steps.", labels=["model"])
         tokens = CounterMetricFamily("tformer_tokens", "Tokens of finished outputs.", labels=["model"])
+        failed = CounterMetricFamily("tformer_failed_lines", "Lines that failed, by kind.", labels=["model", "kind"])
         first = HistogramMetricFamily(
             "tformer_first_token_seconds", "Time from a text's arrival to its first token.", labels=["model"]
         )
@@ -39,9 +40,11 @@ class Schedulers(Collector):
             steps.add_metric([model.name], scheduler.steps)
             rows.add_metric([model.name], scheduler.rows)
             tokens.add_metric([model.name], scheduler.tokens)
+            for kind, count in dict(scheduler.failed).items():
+                failed.add_metric([model.name, kind], count)
             for family, times in ((first, scheduler.first_token), (further, scheduler.per_token)):
                 family.add_metric([model.name], buckets(times), times.sum)
-        return waiting, running, steps, rows, tokens, first, further
+        return waiting, running, steps, rows, tokens, failed, first, further
 
 
 def buckets(times: Times) -> list[tuple[str, float]]:

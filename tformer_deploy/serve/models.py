@@ -30,6 +30,8 @@ class Caps:
     """Bytes of a request's body."""
     beams: int = 16
     """Beams, and samples, of a text."""
+    option_ids: int = 1000
+    """Token ids in an option, such as `suppress`."""
     max_tokens: int = 512
     """Tokens of an output. A request that does not say how many gets at most these."""
     seconds: float = 60.0
@@ -37,7 +39,7 @@ class Caps:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("texts", "text_bytes", "body_bytes", "beams", "max_tokens"):
+        for name in ("texts", "text_bytes", "body_bytes", "beams", "option_ids", "max_tokens"):
             at_least(self, name, 1)
         if self.seconds <= 0:
             raise ConfigError(f"seconds={self.seconds}: must be more than 0")
@@ -97,6 +99,9 @@ class Model:
     def capped(self, decoding: Mapping[str, Any]) -> dict[str, Any]:
         """Decoding options within the caps. Raises LimitError for those beyond, ConfigError for wrong ones."""
         asked, caps = {**self.decoding, **decoding}, self.caps
+        for name, value in decoding.items():
+            if isinstance(value, (list, tuple)) and (ids := _numbers(value)) > caps.option_ids:
+                raise LimitError(f"{name}: {ids} token ids exceed this server's limit of {caps.option_ids}: use fewer")
         options = self.translator.asking(**asked).options
         if options.endless:
             raise LimitError("endless is not an option of this server: outputs must be able to end")
@@ -114,6 +119,10 @@ class Model:
         """End the scheduler, after all lines if `drain`, and free the engine."""
         self.scheduler.close(drain)
         self.translator.close()
+
+
+def _numbers(value: Sequence[Any]) -> int:
+    return sum(len(each) if isinstance(each, (list, tuple)) else 1 for each in value)
 
 
 def version_of(translator: Translator) -> str:

@@ -8,7 +8,7 @@ from copy import copy
 from typing import Any
 
 from ..base.errors import ConfigError, TformerError
-from ..translate.scheduler import Busy, Line
+from ..translate.scheduler import Busy, Late, Line
 from ..translate.translator import Result
 from .models import Model
 
@@ -60,6 +60,9 @@ def submit_all(
     """
     lines: list[Line | TformerError] = []
     for pair in pairs:
+        if lines and time.monotonic() > due:
+            lines.append(Late(f"the {len(pairs)} texts took too long to read: send fewer at once"))
+            continue
         try:
             lines.append(model.submit(*pair, decoding, write, seconds=max(0.0, due - time.monotonic())))
         except ConfigError:

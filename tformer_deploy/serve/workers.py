@@ -20,8 +20,8 @@ from .run import DRAIN_SECONDS, Service, bind, said
 from .worker import READY, Task
 
 MOST_DEATHS = 5
-"""How often a worker may die before it has served for `SETTLED_SECONDS`; then the server ends."""
-SETTLED_SECONDS = 60.0
+"""How often a worker may die before it has served for `SETTLED_SECONDS`; then the server ends, if no other serves."""
+SETTLED_SECONDS, MOST_WAIT_SECONDS = 60.0, 60
 
 
 def run_workers(service: Service, workers: int, note: Callable[[str], None]) -> None:
@@ -100,10 +100,10 @@ class Team:
                 self._fail(f"the first worker {describe_end(code, ())} before it was ready")
                 return
             deaths = 1 if time.monotonic() - start > SETTLED_SECONDS else deaths + 1
-            if deaths >= MOST_DEATHS:
+            if deaths >= MOST_DEATHS and not self._ready:
                 self._fail(f"worker {number} {describe_end(code, ())}, {deaths} times in a row")
                 return
-            wait = 2 ** (deaths - 1)
+            wait = min(2 ** (deaths - 1), MOST_WAIT_SECONDS)
             self.note(f"worker {number} {describe_end(code, ())}: it is started again in {wait} s")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), wait)

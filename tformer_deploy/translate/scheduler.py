@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -54,8 +54,8 @@ class Line:
         cancelled, see `cancel`."""
         self.future.set_running_or_notify_cancel()
         self.cancelled = False
-        self.on_end: Callable[[], None] | None = None
-        """Called before the result is handed over."""
+        self.on_end: Callable[[BaseException | None], None] | None = None
+        """Called before the result is handed over, with the error if there is one."""
 
     def cancel(self) -> None:
         """Give the line up: it leaves before the next step, and its future raises Cancelled."""
@@ -85,8 +85,9 @@ class Line:
 
     def end(self, result: Result | BaseException) -> None:
         """Hand the result or the error over. An error that is no TformerError becomes an EngineError."""
+        error = _named(result) if isinstance(result, BaseException) else None
         if self.on_end:
-            self.on_end()
+            self.on_end(error)
         if isinstance(result, BaseException):
             self.future.set_exception(_named(result))
         else:
@@ -172,6 +173,8 @@ class Scheduler:
         """Steps so far, and the rows of all of them."""
         self.tokens = 0
         """Tokens of the lines that have ended, the best output of each."""
+        self.failed: Counter[str] = Counter()
+        """Lines that failed or were refused, by the name of their error's class."""
         self.first_token, self.per_token = Times(), Times()
         """From a line's arrival to the end of its first step; from there, the mean time of its further steps."""
         self._unfinished = 0
@@ -218,7 +221,13 @@ class Scheduler:
 
         Raises Busy where the queue is full, and what `Translator.translate` raises for a line.
         """
-        line = self._line(text, prefix, write, seconds, number, decoding)
+        try:
+            return self._submit(self._line(text, prefix, write, seconds, number, decoding))
+        except TformerError as error:
+            self._count(error)
+            raise
+
+    def _submit(self, line: Line) -> Line:
         if not line.length:
             line.end(Result("", [], 0.0))
             return line
@@ -233,9 +242,15 @@ class Scheduler:
             self._wake.notify()
         return line
 
-    def _ended(self) -> None:
+    def _ended(self, error: BaseException | None) -> None:
         with self._wake:
             self._unfinished -= 1
+        if error:
+            self._count(error)
+
+    def _count(self, error: BaseException) -> None:
+        with self._wake:
+            self.failed[type(error).__name__] += 1
 
     def close(self, drain: bool = True) -> None:
         """Take no more lines, and end the thread when all lines have ended; without `drain`, cancel them."""
