@@ -7,6 +7,7 @@ batches. Needs `pip install annalog==1.0.6 rdkit partialsmiles` in the environme
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from tformer_deploy.base.processes import Process, in_turn, serve
 
+ROOT = Path(__file__).parents[1]
 SIDES = ("package", "one by one", "batches")
 
 
@@ -75,10 +77,13 @@ def main() -> None:
         serve(Bundle(str(options.bundle), options.variant, options.side == "batches"))
         return
     molecules = options.molecules.read_text().split()
+    arguments = [str(options.bundle.resolve()), "--variant", options.variant]
+    arguments += ["--package", str(options.package.resolve()), "--molecules", str(options.molecules.resolve())]
+    other = str(Path(shutil.which(options.python) or options.python).absolute())  # not resolved: venvs are links
     workers: dict[str, Process] = {}
     for side in SIDES:
-        python = options.python if side == "package" else sys.executable
-        workers[side] = Process(side, [python, *sys.argv, "--side", side])
+        python = other if side == "package" else sys.executable
+        workers[side] = Process(side, [python, "-m", "benchmarks.molecules", *arguments, "--side", side], cwd=ROOT)
     try:
         for beams in map(int, options.beams.split(",")):
             report(workers, molecules, beams, options.rounds)

@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 BUDGET = 10
-"""Seconds of a file, above which a run names it. `make test` aims at four minutes in two processes for all files."""
+"""Seconds of a file, above which a run names it. `make test` takes 12 minutes in two processes for all files."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

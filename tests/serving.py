@@ -106,8 +106,8 @@ def serve(engine: Watched) -> Iterator[Callable[..., Any]]:
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", http=Timed))
         thread = threading.Thread(target=server.run)
         thread.start()
-        while not server.started:
-            time.sleep(0.005)
+        wait_for(lambda: server.started or not thread.is_alive())
+        assert server.started
         port = server.servers[0].sockets[0].getsockname()[1]
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
         client.app = app

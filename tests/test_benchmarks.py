@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as kit_maker
-from tformer_deploy.base.errors import ArtifactError
+from tformer_deploy.base.errors import ArtifactError, EngineError
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "whole")
@@ -48,6 +48,21 @@ def test_what_cannot_be_measured_is_refused_at_once(
 ) -> None:
     assert start(*arguments, monkeypatch=monkeypatch) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_package_of_another_environment_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has no tformer, and starts in a folder of its own."""
+    (tmp_path / "annalog.py").write_text("raise SystemExit('annalog is found')\n")
+    (tmp_path / "torch.py").touch()
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "molecules").write_text("CCO\n")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["bundle", "--package", "package", "--molecules", "molecules", "--python", "./python"]
+    monkeypatch.setattr(sys, "argv", [str(FOLDER / "molecules.py"), *arguments])
+    with pytest.raises(EngineError, match=r"package: .*annalog is found"):
+        import_module("benchmarks.molecules").main()
 
 
 @pytest.mark.parametrize("other", ["results/results.json", "work/models", "notes.txt"])

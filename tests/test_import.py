@@ -21,6 +21,8 @@ from torch import Tensor
 import tformer_deploy
 from tformer_deploy.base.errors import ArtifactError, ConfigError, TformerError
 from tformer_deploy.export.checked import export_checked
+from tformer_deploy.importers import annotated as annotated_format
+from tformer_deploy.importers import torch as torch_format
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.compare import compare
 from tformer_deploy.importers.run import compare_again, import_checkpoint, recognised
@@ -69,6 +71,26 @@ def test_an_original_without_positions_and_with_another_activation(tmp_path: Pat
     stored, plain = of_torch(False, False, True, True)
     run, _ = imported(Case("torch", lambda: (stored, plain), {"model": {"positions": "none"}}), tmp_path / "table")
     assert open_checkpoint(run).config.positions == "none"
+
+
+@pytest.mark.parametrize(
+    ("case", "positions", "assumed"),
+    [
+        ("torch, no positions, silu", {}, True),
+        ("torch, no positions, silu", {"positions": "none"}, False),
+        ("annotated, other norms and embeddings", {}, True),
+        ("annotated, other norms and embeddings", {"positions": "sinusoidal"}, False),
+        ("annotated", {}, False),
+    ],
+)
+def test_positions_that_no_file_states_are_noted(
+    case: str, positions: dict[str, str], assumed: bool, tmp_path: Path
+) -> None:
+    torch.save(CASES[case].make()[0], tmp_path / "model.pt")
+    words = {"src_vocab": write_words(tmp_path / "src", 40), "tgt_vocab": write_words(tmp_path / "tgt", 44)}
+    read = torch_format.read if case.startswith("torch") else annotated_format.read
+    notes = read(tmp_path / "model.pt", ImportOptions(heads=4, **words, model=positions)).notes
+    assert any("sinusoidal assumed; --set model.positions=none" in note for note in notes) is assumed
 
 
 def test_what_a_changed_original_raises_is_said_in_a_line(tmp_path: Path) -> None:

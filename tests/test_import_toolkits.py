@@ -254,7 +254,7 @@ def test_codes_split_words(tmp_path: Path) -> None:
     assert imported.tokenizers.target_text([4, 5, 9]) == "low w9"
     assert not any("split at spaces" in note for note in imported.notes)
     (tmp_path / "codes").write_text("l o\n")
-    with pytest.raises(TformerError, match="BPE codes with #version"):
+    with pytest.raises(TformerError, match=r"BPE codes with #version: 0\.2: if fastBPE wrote it, put that line first"):
         import_checkpoint("fairseq", path, tmp_path / "run2", options)
 
 

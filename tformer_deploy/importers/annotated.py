@@ -93,6 +93,7 @@ def read_names(path: Path, options: ImportOptions, names: Names) -> Imported:
         for i in range(count):
             put_layer(made, f"{side}.{i}", f"{side}.layers.{i}", names, crosses=side == "decoder")
     notes = [] if options.heads else ["8 attention heads were assumed: say --heads if there are others"]
+    notes += assumed_positions(weights, names.positions[0], options)
     reason = "the notebook's code is not a package; compare some outputs with your notebook's"
     decoding, more = decoding_of(specials)
     return Imported(config, made, tokenizers, decoding, not_compared=reason, notes=[*notes, *more])
@@ -133,6 +134,13 @@ def positions(weights: Weights, name: str) -> tuple[dict[str, Any], Tensor | Non
         if width % 2 == 0 and torch.equal(sinusoids(count, width, base), table):
             return {"max_positions": count, "position_base": base}, None
     return {"max_positions": count, "positions": "learned"}, table
+
+
+def assumed_positions(weights: Weights, name: str, options: ImportOptions) -> list[str]:
+    """A note where neither the file nor the options say the positions: a model without any has no table either."""
+    if name in weights or "positions" in options.model:
+        return []
+    return ["no table of positions in the file: sinusoidal assumed; --set model.positions=none if there are none"]
 
 
 def shared(weights: Weights, src: str, tgt: str, output: str) -> str:

@@ -20,7 +20,7 @@ from ..base.errors import ConfigError
 from ..base.settings import from_dict
 from ..model.config import ModelConfig
 from ..model.network import ACTIVATIONS, sinusoids
-from .annotated import positions, shared
+from .annotated import assumed_positions, positions, shared
 from .base import Imported, ImportOptions, Parameters, listed
 from .seen import Seen
 from .vocabularies import decoding_of, ids_of, word_tokenizers
@@ -90,9 +90,10 @@ def read(path: Path, options: ImportOptions) -> Imported:
     note = (
         f"the file does not say these: {chosen}, {scaled} embeddings; set others with --heads and --set model.KEY=VALUE"
     )
+    assumed = assumed_positions(weights, parts.positions, options)
     decoding, notes = decoding_of(specials)
     original = partial(TorchOriginal, weights, parts, config)
-    return Imported(config, made, tokenizers, decoding, original, notes=[note, *notes])
+    return Imported(config, made, tokenizers, decoding, original, notes=[note, *assumed, *notes])
 
 
 class Parts:

@@ -60,7 +60,10 @@ class Vocabulary:
         lines = [line for line in read_text(codes).split("\n") if line.strip()]
         # subword-nmt's version 0.1 had the word's end as a symbol of its own; some tools add how often a pair was seen.
         if not lines or not lines[0].startswith("#version: 0.2"):
-            raise ArtifactError(f"{codes} is neither a .model of sentencepiece nor BPE codes with #version: 0.2")
+            raise ArtifactError(
+                f"{codes} is neither a .model of sentencepiece nor BPE codes with #version: 0.2: if fastBPE wrote it, "
+                "put that line first"
+            )
         merges = [" ".join(line.split(" ")[:2]) for line in lines[1:]]
         # Byte-level BPE writes a space as U+0120, which is rare in any text.
         bytewise = sum(entry.startswith("\u0120") for entry in self.entries) > len(self.entries) // 10
