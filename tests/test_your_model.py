@@ -217,7 +217,7 @@ def test_a_module_that_ends_python_in_the_middle_of_a_check_is_named() -> None:
             exit(0)
         return module(src, tgt, ~mask)  # type: ignore[no-any-return]
 
-    model, name = wrapped(tutorial(forward=forward), "here"), f"{Path(__file__).name}:make"
+    model, name = wrapped(tutorial(forward=forward), "here"), f"{__file__}:make"
     ended = pytest.raises(ConfigError, match=r"\.py, line \d+: step raised SystemExit: 0, which ends")
     with ended, EagerEngine(model, module=name) as engine:
         decode(engine, make_batch(sources()), DecodeOptions(max_tokens=POSITIONS, min_tokens=POSITIONS))
@@ -430,7 +430,7 @@ def test_attention_that_a_module_gives_is_returned(tmp_path: Path) -> None:
         outputs = decode(engine, make_batch([[5, 6, 7]]), DecodeOptions(max_tokens=3, align=True))
         assert engine.attention and outputs[0][0].alignment
     path = tmp_path / "my_file.py"
-    path.write_text("from tests.user_models import quiet_model as make\n")
+    path.write_text("from tests.test_your_model import quiet_model as make\n")
     done = run_here("export", f"{path}:make", "--out", tmp_path / "bundle", "--recipe", "fp32-attention")
     said = done.stderr.decode().splitlines()[-1]
     assert done.returncode == 1 and "recipe with attention: step of " in said and "notes no attention in layers" in said
