@@ -58,6 +58,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], d
                     answer.first = time.perf_counter() - due
                 content = line.removeprefix(DATA) if line.startswith(DATA) else content + line
             answer.status, answer.seconds = reply.status, time.perf_counter() - due
+            answer.first = min(answer.first, answer.seconds)  # an empty output has no piece
         found = json.loads(content)
         answer.text = (found["results"][0] if "results" in found else found).get("text", "")
     except (aiohttp.ClientError, TimeoutError, json.JSONDecodeError):

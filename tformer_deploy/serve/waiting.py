@@ -32,6 +32,7 @@ async def translate_all(
 ) -> list[Outcome]:
     """The result or the error of each text. Raises errors that concern all: wrong options, a full queue."""
     check_count(len(pairs), model)
+    model.scheduler.check_room()  # before any other work: a server that has too much must refuse quickly
     due = time.monotonic() + model.caps.seconds
     lines = await _submitted(lambda: submit_all(model, pairs, decoding, due), cancel)
     outcomes = await _outcomes(request, lines)
@@ -128,6 +129,7 @@ class Stream:
     @classmethod
     async def open(cls, model: Model, pair: Pair, decoding: Mapping[str, Any]) -> Stream:
         """Submit a text. Raises its error if that is known at once."""
+        model.scheduler.check_room()
         stream, loop = cls(), asyncio.get_running_loop()
 
         def put(item: str | Outcome) -> None:

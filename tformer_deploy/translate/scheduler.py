@@ -222,10 +222,16 @@ class Scheduler:
         Raises Busy where the queue is full, and what `Translator.translate` raises for a line.
         """
         try:
+            self.check_room()
             return self._submit(self._line(text, prefix, write, seconds, number, decoding))
         except TformerError as error:
             self._count(error)
             raise
+
+    def check_room(self) -> None:
+        """Raise Busy where the queue is full."""
+        if self._unfinished >= self.slots + self.max_queue:
+            raise Busy(f"{len(self._waiting)} lines are waiting: try again later")
 
     def _submit(self, line: Line) -> Line:
         if not line.length:
@@ -234,8 +240,7 @@ class Scheduler:
         with self._wake:
             if self._closed:
                 raise ConfigError("the scheduler is closed: it takes no lines")
-            if self._unfinished >= self.slots + self.max_queue:
-                raise Busy(f"{len(self._waiting)} lines are waiting: try again later")
+            self.check_room()
             self._unfinished += 1
             line.on_end = self._ended
             self._waiting.append(line)
