@@ -11,7 +11,8 @@ import pytest
 
 from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.bundle.manifest import open_bundle
-from tformer_deploy.engines import BACKENDS, ENGINES, EngineName, check_name, engine_names, limits_of, recipe_of
+from tformer_deploy.bundle.recipe import load_recipe
+from tformer_deploy.engines import BACKENDS, ENGINES, EngineName, check_name, engine_names, expand, limits_of, recipe_of
 from tformer_deploy.engines.spec import EngineSpec
 
 PACKAGE = Path(__file__).parent.parent / "tformer_deploy"
@@ -40,6 +41,23 @@ def test_every_name_of_a_bundle_is_an_engine_of_it(variants_bundle: Path) -> Non
     for wrong in ("ort:int88", "cpp@cuda", "openvino:int8", "eager:int8", "nothing"):
         with pytest.raises(ConfigError, match=f"unknown backend '{wrong}'"):
             check_name(wrong, bundle)
+
+
+def test_a_variant_beside_a_backend_without_variants_names_those_that_have_it(variants_bundle: Path) -> None:
+    bundle = open_bundle(variants_bundle)
+    recipes = {"native-int8": load_recipe("native-int8"), "trt": load_recipe("trt")}
+    bundle.variants.update({name: recipe.for_model(bundle.config) for name, recipe in recipes.items()})
+    bundle.require_kinds = lambda variant: None  # type: ignore[method-assign]
+    for backend, variant, remedy in (
+        ("trt", "fp16", "use --backend trt:fp16"),
+        ("eager", "native-int8", "add --backend native"),
+        ("eager", "int8", "add --backend ort or cpp"),
+        ("eager", "fp16", "add --backend trt:fp16"),
+    ):
+        with pytest.raises(ConfigError, match=f"^--variant {variant}: --backend {backend} has no .*: {remedy}$"):
+            expand([backend], [variant], bundle)
+    with pytest.raises(ConfigError, match="unknown variant 'int88': did you mean 'int8'"):
+        expand(["eager"], ["int88"], bundle)
 
 
 def asks_for_an_engine(node: ast.AST) -> bool:

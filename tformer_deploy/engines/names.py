@@ -147,7 +147,7 @@ def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, dev
     runs = {name: name.spec.choices(bundle) if name.plain else [] for name in asked}
     valid = {variant for name in asked for variant in (runs[name] or [name.variant]) if variant}
     if variants and not valid:
-        raise ConfigError(f"--variant {variants[0]}: variants are graphs of ort: add --backend ort")
+        raise _without_variants(asked, variants[0], bundle)
     for variant in variants:
         if variant not in valid:
             raise unknown("variant", variant, valid)
@@ -160,6 +160,17 @@ def expand(backends: Sequence[str], variants: Sequence[str], bundle: Bundle, dev
             chosen = name.spec.usual(bundle) or [None]
         engines += [engine_name(name, variant, bundle, device) for variant in chosen]
     return list(dict.fromkeys(engines))
+
+
+def _without_variants(asked: Sequence[EngineName], variant: str, bundle: Bundle) -> ConfigError:
+    """The error for a variant beside backends that have none to choose, and which backend has it."""
+    owners = [spec for spec in ENGINES if variant in spec.variants(bundle)]
+    if not owners:
+        return unknown("variant", variant, [each for spec in ENGINES for each in spec.choices(bundle)])
+    names = {spec.name: f"{spec.name}:{variant}" if spec.precisions else spec.name for spec in owners}
+    own = [names[each.backend] for each in asked if each.backend in names]
+    remedy = f"use --backend {own[0]}" if own else f"add --backend {' or '.join(names.values())}"
+    return ConfigError(f"--variant {variant}: --backend {asked[0]} has no variants to choose: {remedy}")
 
 
 def require_each(backends: Sequence[str], engines: Sequence[str]) -> None:
