@@ -349,6 +349,8 @@ def test_settings_of_the_command_line(table: Talk) -> None:
         ("max_ratio", "1.5", 1.5),
         ("align", "True", True),
         ("end_ids", "3, 4", [3, 4]),
+        ("end_ids", "", []),
+        ("bad_words", "", []),
         ("stop", "exact", "exact"),
         ("seed", "+7", 7),
         ("seed", "9223372036854775807", 2**63 - 1),

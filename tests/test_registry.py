@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tformer_deploy.base.errors import ConfigError
-from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.manifest import Bundle, open_bundle
 from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.engines import BACKENDS, ENGINES, EngineName, check_name, engine_names, expand, limits_of, recipe_of
 from tformer_deploy.engines.spec import EngineSpec
@@ -43,11 +43,13 @@ def test_every_name_of_a_bundle_is_an_engine_of_it(variants_bundle: Path) -> Non
             check_name(wrong, bundle)
 
 
-def test_a_variant_beside_a_backend_without_variants_names_those_that_have_it(variants_bundle: Path) -> None:
+def test_a_variant_beside_a_backend_without_variants_names_those_that_have_it(
+    variants_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = open_bundle(variants_bundle)
     recipes = {"native-int8": load_recipe("native-int8"), "trt": load_recipe("trt")}
     bundle.variants.update({name: recipe.for_model(bundle.config) for name, recipe in recipes.items()})
-    bundle.require_kinds = lambda variant: None  # type: ignore[method-assign]
+    monkeypatch.setattr(Bundle, "require_kinds", lambda *_: None)
     for backend, variant, remedy in (
         ("trt", "fp16", "use --backend trt:fp16"),
         ("eager", "native-int8", "add --backend native"),

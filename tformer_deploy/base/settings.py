@@ -60,6 +60,8 @@ def _parse(name: str, text: str, kind: Any) -> Any:
         except ValueError:
             raise ConfigError(f"{name}={text:.60}: must be {'a whole number' if kind is int else 'a number'}") from None
     if get_origin(kind) is tuple:
+        if not text:
+            return ()
         if get_origin(get_args(kind)[0]) is tuple:
             return tuple(_parse(name, part, tuple[int, ...]) for part in text.split("/"))
         return tuple(_parse(name, part, int) for part in text.split(","))

@@ -248,7 +248,7 @@ json option_value(const std::string& name, const std::string& text) {
   }
   const auto parts = [](const std::string& joined, char between, const auto& read) {
     json found = json::array();
-    for (std::size_t start = 0; start <= joined.size();) {
+    for (std::size_t start = 0; !joined.empty() && start <= joined.size();) {
       const std::size_t end = std::min(joined.find(between, start), joined.size());
       found.push_back(read(joined.substr(start, end - start)));
       start = end + 1;
