@@ -26,6 +26,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Translate the body, a sentence a line."""
         size = int(self.headers.get("Content-Length") or 0)
+        if size < 0:
+            return self.answer(400, {"error": "Content-Length must not be negative"})
         if size > MOST_BYTES:
             for start in range(0, size, MOST_BYTES):  # clients read the answer once all of the request is sent
                 self.rfile.read(min(MOST_BYTES, size - start))
@@ -33,10 +35,9 @@ class Handler(BaseHTTPRequestHandler):
         try:
             lines = self.rfile.read(size).decode("utf-8").splitlines()
             results = self.translator.translate(lines)
-        except (
-            UnicodeDecodeError,
-            tformer_deploy.TformerError,
-        ) as error:  # a line longer than the model takes
+        except tformer_deploy.EngineError as error:  # the runtime failed
+            return self.answer(500, {"error": str(error)})
+        except (UnicodeDecodeError, tformer_deploy.TformerError) as error:  # such as a line longer than the model takes
             return self.answer(400, {"error": str(error)})
         self.answer(200, [{"text": result.text, "score": result.score} for result in results])
 

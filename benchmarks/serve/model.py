@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tformer_deploy.base.lines import read_lines
 from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.model.checkpoint import model_tensors, save_checkpoint, save_tensors
 from tformer_deploy.model.config import preset
 from tformer_deploy.model.network import Transformer
 
-VOCAB, MEAN_TOKENS, MOST_TOKENS, SAMPLES = 32000, 12.0, 32, 96
+VOCAB, MEAN_TOKENS, MOST_TOKENS, SAMPLES, LINES = 32000, 12.0, 32, 96, 300
 """Multi30K's German sentences have 11 words on average, and at most 30."""
 
 
@@ -22,7 +23,14 @@ def main() -> None:
     """Write the checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    out = parser.parse_args().out
+    parser.add_argument("--like", type=Path, help="text whose lengths the lines to translate get")
+    parser.add_argument("--lines", type=Path, help="file for those lines, of random words")
+    options = parser.parse_args()
+    if bool(options.like) != bool(options.lines):
+        parser.error("--like and --lines belong together")
+    if options.like:
+        options.lines.write_text("".join(f"{line}\n" for line in random_lines(options.like)))
+    out = options.out
     config = preset("base", VOCAB, VOCAB, {"output_bias": True, "share_embeddings": "none"})
     model = Transformer(config).init_weights(1).eval()
     model.output.weight.data[config.eos_id] *= 2  # its score varies more than that of others from step to step
@@ -31,6 +39,13 @@ def main() -> None:
     weights = out / "weights/random.safetensors"
     save_tensors(weights, model_tensors(model))
     save_checkpoint(out, config, Tokenizers(words, words), weights, {"seed": 1, "updates": 0})
+
+
+def random_lines(like: Path) -> list[str]:
+    """Random words, as many in each line as in the first lines of a text."""
+    rng = np.random.default_rng(3)
+    counts = [len(line.split()) for line in read_lines(like)[:LINES]]
+    return [" ".join(f"w{word}" for word in rng.integers(len(SPECIALS), VOCAB, count)) for count in counts]
 
 
 def margins(model: Transformer) -> np.ndarray:
