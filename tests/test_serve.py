@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,8 +24,10 @@ from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.cli.serve import KEY_VARIABLE, read_key, read_pairs, split_name
 from tformer_deploy.serve.app import LOG
 from tformer_deploy.serve.models import Model, Models
+from tformer_deploy.serve.protocols import own
 from tformer_deploy.serve.waiting import Stream, translate_all
 from tformer_deploy.translate.scheduler import BOUNDS, Line
+from tformer_deploy.translate.translator import Translator
 
 from .command import failed_line, run_here
 from .serving import BROKEN, CAPS, REFUSED, Watched, ask_and_leave, counted, events, post, translator_of, wait_for
@@ -196,6 +199,28 @@ def test_a_failure_is_logged_and_counted_with_its_message_and_request(
     text = client.get("/metrics").text
     for kind in ("EngineError", "HTTPException"):
         assert f'tformer_errors_total{{kind="{kind}"}} 1.0' in text
+
+
+def test_requests_to_score_wait_for_each_other_and_few_wait(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, free = serve(caps=dataclasses.replace(CAPS, seconds=0.5)), threading.Event()
+    monkeypatch.setattr(own, "MOST_SCORES", 1)
+    monkeypatch.setattr(Translator, "score", lambda *_: free.wait(20) and [[-1.0]])
+    statuses: list[int] = []
+
+    def score() -> None:
+        statuses.append(client.post("/v1/score", json={"source": "w4", "target": "w5"}).status_code)
+
+    threads = [threading.Thread(target=score) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    wait_for(lambda: len(statuses) == 3)  # two are refused, one that waits is late
+    free.set()
+    for thread in threads:
+        thread.join(20)
+    assert statuses[:2] == [429, 429] and sorted(statuses[2:]) == [200, 504]
 
 
 def test_texts_that_fail_in_a_list_are_counted(client: Any) -> None:

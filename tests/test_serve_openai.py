@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .serving import BROKEN, Watched, counted, post, translator_of, wait_for
+from .serving import BROKEN, Watched, counted, post, translated, translator_of, wait_for
 
 openai = pytest.importorskip("openai")
 LONG = {"max_tokens": 3}
@@ -222,3 +222,16 @@ def test_a_client_that_closes_its_stream_frees_its_place(
     engine.open.set()
     wait_for(lambda: counted(client, "running_lines") == 0)
     assert counted(client, "steps_total") < 5
+
+
+def test_a_model_that_samples_by_itself_searches_at_temperature_0(serve: Callable[..., Any]) -> None:
+    way = {"sampling": True}
+    http = serve(named={"numbers": way})
+
+    def text(**options: Any) -> str:
+        body = {"prompt": "w7 w8 w9", "max_tokens": 9, **options}
+        return str(http.post("/v1/completions", json=body).json()["choices"][0]["text"])
+
+    assert text(temperature=0) == translated("w7 w8 w9", {"max_tokens": 9}).text
+    for seed in (1, 2, 3):
+        assert text(seed=seed) == translated("w7 w8 w9", {**way, "max_tokens": 9, "seed": seed}).text

@@ -100,22 +100,22 @@ def main() -> None:
     served = [ours(options)]
     with load(options.bundle, "native", variant=options.variant, max_tokens=options.max_tokens) as translator:
         expected = [result.text for result in translator.translate([body["text"] for body in bodies])]
+    trials: list[dict[str, Any]] = []
     if options.ctranslate2:
         trial = options.rates[len(options.rates) // 2]
-        tried = [
-            window(options, "ctranslate2", *each) for each in [(ms, *shape) for ms in WINDOWS_MS for shape in SHAPES]
-        ]
-        best = min(tried, key=lambda side: measure(side, bodies, trial, options.seconds / 2, None)["p95_ms"])
+        tried = [window(options, "ctranslate2", ms, *shape) for ms in WINDOWS_MS for shape in SHAPES]
+        trials = [measure(side, bodies, trial, options.seconds / 2, None) for side in tried]
+        best = tried[min(range(len(tried)), key=lambda i: trials[i]["p95_ms"])]
         note(f"the best of CTranslate2's settings at {trial:g} requests a second: {best.name}")
         served += [best, window(options, "tformer", *json_window(best))]
-    found = []
+    found: list[dict[str, Any]] = []
+    report = {"options": {name: str(value) for name, value in vars(options).items()}, "trials": trials, "points": found}
     for rate in options.rates:
         for side in served:
             texts = expected if side.name.startswith("tformer") else None
             found.append(measure(side, bodies, rate, options.seconds, texts))
             note(shown(found[-1]))
-    report = {"options": {name: str(value) for name, value in vars(options).items()}, "points": found}
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+            options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -198,6 +198,7 @@ def measure(
         "refused": sum(answer.status == 429 for answer in answers),
         "refused_ms": 1000 * max((a.seconds for a in answers if a.status == 429), default=0.0),
         "lost": lost,
+        "words": statistics.mean([len(answer.text.split()) for answer in good] or [0]),
         "client_late_ms": 1000 * late,
         "first_ms": percentiles([answer.first for answer in good]) if bodies[0].get("stream") else None,
         "memory_mib": [before, after],
@@ -223,7 +224,7 @@ def shown(point: dict[str, Any]) -> str:
     return (
         f"{point['rate']:>6g}/s  {point['side']:<55} p50 {point['p50_ms']:>8.1f}  p95 {point['p95_ms']:>8.1f}  "
         f"p99 {point['p99_ms']:>8.1f} ms  goodput {point['goodput']:>6.1f}/s  "
-        f"refused {point['refused']}  lost {point['lost']}  client late {point['client_late_ms']:.0f} ms"
+        f"refused {point['refused']}  lost {point['lost']}  {point['words']:.1f} words"
     )
 
 

@@ -36,7 +36,7 @@ def ctranslate2(model: str, bundle: str, threads: int, max_tokens: int, **_: Any
     translator = Translator(model, "cpu", compute_type="int8", intra_threads=threads, inter_threads=1)
 
     def translate(texts: list[str]) -> list[str]:
-        sources = [list(map(str, text.source.encode(each))) for each in texts]
+        sources = [list(map(str, text.source_ids(each))) for each in texts]
         found = translator.translate_batch(sources, beam_size=1, max_decoding_length=max_tokens, max_input_length=0)
         return [text.target.decode(list(map(int, each.hypotheses[0]))) for each in found]
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from ..base.pages.page import Cell, Row, Table, counted, limit_text, render_page, short_number
 from .figures import layer_plot, step_plot
 from .observe import JOINED, REBATCHED
+from .parity import NEAR, differs
 from .report import EngineReport, Report, describe_constants
 from .results import KINDS, Divergence, Outputs
 from .shares import allowed
@@ -122,9 +123,9 @@ def tables(engine: EngineReport, eager: Sequence[Outputs]) -> Iterator[Table]:
     yield Table("Scores and encoder outputs", head, [*difference_rows(engine)])
     if engine.top1.steps:
         steps = (engine.top1.steps, engine.top1.equal, engine.top1.near, engine.top1.differ)
-        few = engine.top1.share < engine.tolerance.top1
+        few = engine.top1.differ > allowed(1 - engine.tolerance.top1, engine.top1.steps)
         agree = Cell(f"{engine.top1.share:.2%}", few, [f"at least {engine.tolerance.top1:.2%}"])
-        note = "As good: another token, which eager scores as high within the measured error."
+        note = f"As good: another token, which eager scores within {NEAR} of its best."
         row: Row = ("Best token, teacher forcing", *(f"{count:,}" for count in steps), agree)
         yield Table("Decisions", ("", "Steps", "Equal", "As good", "Differ", "Agree"), [row], [note])
     if engine.constants:
@@ -170,9 +171,9 @@ def walk_rows(engine: EngineReport) -> Iterator[Row]:
         )
         rows, wrong = (sum(getattr(walk, name) for walk in walks) for name in ("rows", "wrong"))
         largest = over(max((w.largest for w in walks), key=lambda off: (off != off, off)), walks[0].limit, rows)
-        steps = max(walk.steps for walk in walks)
+        steps, bad = max(walk.steps for walk in walks), any(differs(walk, engine.tolerance) for walk in walks)
         limit = Cell(limit_text(walks[0].limit))
-        yield f"{kind}: {several}", str(steps), f"{rows:,}", Cell(f"{wrong:,}", bool(wrong)), largest, limit
+        yield f"{kind}: {several}", str(steps), f"{rows:,}", Cell(f"{wrong:,}", bad), largest, limit
 
 
 def difference_rows(engine: EngineReport) -> Iterator[Row]:

@@ -64,10 +64,13 @@ class Current:
         with self._reloading:
             self._wait()
             old = self._held
+            new: Models | None = None
             try:
                 new = self._opened(old.models)
                 held = Held(new, self._make(new))
             except Exception as error:
+                for model in set(new or ()) - set(old.models):
+                    model.close(drain=False)
                 shown = str(error) if isinstance(error, TformerError) else f"{type(error).__name__}: {error}"
                 note(line := printable(f"not reloaded, what was served before goes on: {shown}"))
                 raise EngineError(line) from error

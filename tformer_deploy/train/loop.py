@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -145,7 +146,8 @@ class Trainer:
     @property
     def again(self) -> str:
         """The command that resumes this run."""
-        return f"tformer train --out {self.folder} --resume"
+        start = f"torchrun --nproc-per-node {self.world} -m tformer_deploy" if self.world > 1 else "tformer"
+        return f"{start} train --out {quote(str(self.folder))} --resume"
 
     def announce(self) -> None:
         """Print device, sizes and updates, and a warning if the schedule never reaches the full learning rate."""

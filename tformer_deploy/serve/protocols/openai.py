@@ -212,8 +212,10 @@ def _decoding(given: dict[str, Any]) -> dict[str, Any]:
         decoding["max_tokens"] = decoding.pop("max_completion_tokens")
     count, temperature, top_p = decoding.pop("n", 1), decoding.get("temperature"), decoding.get("top_p", 1)
     check_whole("n", count, 1, 1 << 20)
-    if temperature == 0 or (temperature is None and top_p == 1):  # nothing is drawn: these have no effect
-        for name in ("temperature", "top_p", "seed"):
+    if temperature == 0:
+        decoding["sampling"] = False
+    if temperature == 0 or (temperature is None and top_p == 1):
+        for name in ("temperature", "top_p"):  # the search is the model's
             decoding.pop(name, None)
     else:
         decoding["sampling"] = True
@@ -222,8 +224,11 @@ def _decoding(given: dict[str, Any]) -> dict[str, Any]:
 
 def _with_beams(model: Model, decoding: dict[str, Any]) -> dict[str, Any]:
     """With beams for all outputs, unless they are samples, or the request says how many."""
-    count = decoding.get("n_best", 1)
-    if count == 1 or "sampling" in decoding or "beams" in decoding:
+    decoding, count = dict(decoding), decoding.get("n_best", 1)
+    samples = decoding.get("sampling", model.translator.options.sampling)
+    if not samples:
+        decoding.pop("seed", None)  # nothing is drawn
+    if count == 1 or samples or "beams" in decoding:
         return decoding
     return {**decoding, "beams": max(count, model.translator.options.beams)}
 

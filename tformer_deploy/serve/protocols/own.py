@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from starlette.routing import Route
 from ...base.errors import ConfigError
 from ...base.settings import from_dict
 from ...bundle.text import Tokenizers
+from ...translate.scheduler import Busy, Late
 from ...translate.translator import Result
 from ..answers import Json, as_texts, message_of, read_json, status_of
 from ..models import Model, Models
@@ -23,6 +25,8 @@ from ..waiting import Stream, stream_through, translate_through
 
 PATHS = ("/v1/translate", "/v1/score", "/v1/cards")
 Texts = str | list[str]
+MOST_SCORES = 16
+"""Requests to score that wait; further ones are refused."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class Score:
 
 def routes(models: Models) -> list[Route]:
     """The routes."""
+    turn = asyncio.Semaphore(1)  # one request is scored after the other, beside the lines that are translated
+    scoring: set[Request] = set()
 
     async def translate(request: Request) -> Response:
         asked = from_dict(Translate, await read_json(request, models.body_bytes), "body")
@@ -106,7 +112,16 @@ def routes(models: Models) -> list[Route]:
         check_count(len(sources), model)
         for text in (*sources, *targets):
             model.check_size("text", text)
-        scores = await run_in_threadpool(model.translator.score, sources, targets)
+        if len(scoring) > MOST_SCORES:
+            raise Busy(f"{MOST_SCORES} requests to score are waiting: try again later")
+        scoring.add(request)
+        try:
+            async with asyncio.timeout(model.caps.seconds), turn:
+                scores = await run_in_threadpool(model.translator.score, sources, targets)
+        except TimeoutError:
+            raise Late(f"the texts were not scored within {model.caps.seconds:g} s") from None
+        finally:
+            scoring.discard(request)
         return Json({"model": model.name, "scores": [{"score": sum(each), "tokens": each} for each in scores]})
 
     return [
