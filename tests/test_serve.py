@@ -25,8 +25,9 @@ from tformer_deploy.cli.serve import KEY_VARIABLE, read_key, read_pairs, split_n
 from tformer_deploy.serve.app import LOG
 from tformer_deploy.serve.models import Model, Models
 from tformer_deploy.serve.protocols import own
+from tformer_deploy.serve.texts import submit_all
 from tformer_deploy.serve.waiting import Stream, translate_all
-from tformer_deploy.translate.scheduler import BOUNDS, Line
+from tformer_deploy.translate.scheduler import BOUNDS, Late, Line
 from tformer_deploy.translate.translator import Translator
 
 from .command import failed_line, run_here
@@ -223,6 +224,18 @@ def test_requests_to_score_wait_for_each_other_and_few_wait(
     assert statuses[:2] == [429, 429] and sorted(statuses[2:]) == [200, 504]
 
 
+def test_a_list_that_takes_too_long_to_read_is_read_no_further() -> None:
+    engine = Watched()
+    engine.open.clear()
+    with translator_of(engine) as translator:
+        model = Model("a", translator, CAPS)
+        first, *others = submit_all(model, [("w4", "")] * 3, {}, time.monotonic() - 1)
+        engine.open.set()
+        assert isinstance(first, Line) and isinstance(first.future.exception(20), Late)
+        assert all(isinstance(each, Late) and "took too long to read" in str(each) for each in others)
+        model.close()
+
+
 def test_texts_that_fail_in_a_list_are_counted(client: Any) -> None:
     texts = ["w4", f"w{BROKEN} w5", "w5 " * 30]
     assert [each.get("status", 200) for each in post(client, text=texts).json()["results"]] == [200, 500, 422]
@@ -257,6 +270,7 @@ def test_a_full_queue_is_said_at_once(serve: Callable[..., Any], engine: Watched
     for body in ({"text": "w4"}, {"text": ["w4", "w5"]}, {"text": "w4", "stream": True}):
         answer = post(client, **body)
         assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+    assert 'tformer_failed_lines_total{kind="Busy",model="numbers"} 3.0' in client.get("/metrics").text
     engine.open.set()
     for thread in threads:
         thread.join(20)

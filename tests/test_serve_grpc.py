@@ -257,7 +257,7 @@ def test_a_key_is_needed_but_for_health(serve: Callable[..., Served]) -> None:
         with pytest.raises(Failed, match="a key is needed: send authorization: Bearer KEY") as caught:
             served.client.infer("b", [bytes_of("text", ["w4"])], headers=headers)
         assert caught.value.status() == "StatusCode.UNAUTHENTICATED"
-    for headers in ({"authorization": "Bearer key"}, {"x-api-key": "key"}):
+    for headers in ({"authorization": "Bearer key"}, {"authorization": "bearer key"}, {"x-api-key": "key"}):
         assert served.client.infer("b", [bytes_of("text", ["w4"])], headers=headers)
     came: SimpleQueue[Any] = SimpleQueue()
     served.client.start_stream(lambda result, error: came.put(error))

@@ -116,6 +116,12 @@ MaxLineBytes = Annotated[int, typer.Option(min=1, max=MOST_LINE_BYTES, help="Ref
 Threads = Annotated[int, typer.Option(min=0, help="Threads; 0: one per core.")]
 WorkerThreads = Annotated[int, typer.Option(min=0, help="Threads per worker; 0: the cores divided by --workers.")]
 
+Slots = Annotated[int, typer.Option(min=1, max=4096, help="Lines of a model that run at once.")]
+MaxQueue = Annotated[
+    int, typer.Option(min=0, max=1 << 20, help="Lines of a model that wait; further ones are refused.")
+]
+Limits = Annotated[Path | None, typer.Option(help="TOML file with the most that a request may ask for: docs/serve.md.")]
+
 _SECTIONS = {"model": ModelConfig, "train": TrainConfig}
 
 

@@ -15,7 +15,7 @@ from ..base.headers import read_toml
 from ..base.notes import note
 from ..base.settings import from_dict
 from ..engines import EngineName, threads_each
-from .options import Backend, DeviceOption, Shortlisted, Variant, WorkerThreads
+from .options import Backend, DeviceOption, Limits, MaxQueue, Shortlisted, Slots, Variant, WorkerThreads
 from .root import app
 
 if TYPE_CHECKING:
@@ -58,13 +58,9 @@ def serve(
         int, typer.Option(min=1, help="Processes that share the port; one that dies is started again.")
     ] = 1,
     threads: WorkerThreads = 0,
-    slots: Annotated[int, typer.Option(min=1, max=4096, help="Lines of a bundle that run at once.")] = 32,
-    max_queue: Annotated[
-        int, typer.Option(min=0, max=1 << 20, help="Lines of a bundle that wait; further ones are refused (429).")
-    ] = 1024,
-    limits: Annotated[
-        Path | None, typer.Option(help="TOML file with the most that a request may ask for: docs/serve.md.")
-    ] = None,
+    slots: Slots = 32,
+    max_queue: MaxQueue = 1024,
+    limits: Limits = None,
     api_key_file: Annotated[
         Path | None,
         typer.Option(help=f"File with the key that clients must send. Default: the variable {KEY_VARIABLE}, if set."),

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from .options import Backend, DeviceOption, Json, Shortlisted, Threads, Variant
+from .options import Backend, DeviceOption, Json, Limits, MaxQueue, Shortlisted, Slots, Threads, Variant
 from .root import app, emit
 from .serve import read_caps
 
 
-@app.command(epilog="Example: tformer triton bundles/en-de --out repository --backend native")
+@app.command(epilog="Example: tformer triton bundles/en-de --out repository")
 def triton(
     bundle: Annotated[Path, typer.Argument(help="Bundle.")],
     out: Annotated[Path, typer.Option(help="Model repository; the model becomes a folder in it.")],
@@ -26,13 +26,9 @@ def triton(
     device: DeviceOption = "cpu",
     shortlist: Shortlisted = False,
     threads: Threads = 0,
-    slots: Annotated[int, typer.Option(min=1, max=4096, help="Lines that run at once.")] = 32,
-    max_queue: Annotated[
-        int, typer.Option(min=0, max=1 << 20, help="Lines that wait; further ones are refused.")
-    ] = 1024,
-    limits: Annotated[
-        Path | None, typer.Option(help="TOML file with the most that a request may ask for: docs/serve.md.")
-    ] = None,
+    slots: Slots = 32,
+    max_queue: MaxQueue = 1024,
+    limits: Limits = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the model.")] = False,
     json: Json = False,
 ) -> None:

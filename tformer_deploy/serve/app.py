@@ -34,6 +34,8 @@ OPEN = {*openapi.OPEN, *openapi.PAGES}.union(*(getattr(each, "OPEN", ()) for eac
 """Paths that need no key: what asks for them has none."""
 IN_BODY = {path for protocol in PROTOCOLS for path in getattr(protocol, "KEY_IN_BODY", ())}
 """Paths whose key may stand in the body."""
+SCHEMES = ("bearer", "deepl-auth-key")
+"""What may stand before the key in `Authorization`."""
 READY = ("/healthz", "/healthz/ready", "/v2/health/ready")
 """Paths by which load balancers learn whether to send requests here."""
 LOG = logging.getLogger("tformer_deploy.serve.access")
@@ -143,7 +145,7 @@ class Guard:
             await send(message)
 
         try:
-            allowed = self._allowed(scope["path"], headers)
+            allowed = scope["path"] in OPEN or self.has_key(headers)
             if not allowed and scope["path"] in IN_BODY:  # its handler asks for the key
                 scope.setdefault("state", {})["is_key"] = self.is_key
                 allowed = True
@@ -153,12 +155,15 @@ class Guard:
                 scope["error"] = NoKey("a key is needed: send Authorization: Bearer KEY")
                 await failed_at(scope["path"], scope["error"])(scope, receive, answer)
         finally:
-            seconds, error = time.perf_counter() - start, scope.get("error")
-            self.counted.answered(getattr(scope.get("endpoint"), "__name__", "other"), status, seconds, error)
-            line = {"time": round(time.time(), 3), "request": number, "method": scope["method"]}
-            line |= {"path": scope["path"][:200], "status": status}
-            said = {"error": message_of(error)} if error else {}
-            LOG.info(json.dumps({**line, "ms": round(seconds * 1000, 1), **said}))
+            line = {"request": number, "method": scope["method"], "path": scope["path"][:200], "status": status}
+            route = getattr(scope.get("endpoint"), "__name__", "other")
+            self.note(line, route, time.perf_counter() - start, scope.get("error"))
+
+    def note(self, line: Mapping[str, Any], route: str, seconds: float, error: BaseException | None) -> None:
+        """Log and count a request."""
+        self.counted.answered(route, line["status"], seconds, error)
+        said = {"error": message_of(error)} if error else {}
+        LOG.info(json.dumps({"time": round(time.time(), 3), **line, "ms": round(seconds * 1000, 1), **said}))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.current.draining and scope["path"] in READY:
@@ -169,13 +174,13 @@ class Guard:
             with self.current.use() as held:
                 await held.app(scope, receive, send)
 
-    def _allowed(self, path: str, headers: Headers) -> bool:
-        """Whether a request's headers have the key, or its path needs none."""
-        if not self.key or path in OPEN:
+    def has_key(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request's headers, or a call's metadata, have the key, if there is one."""
+        if not self.key:
             return True
-        scheme, _, sent = headers.get("authorization", "").partition(" ")
-        sent = sent if scheme.lower() in ("bearer", "deepl-auth-key") else scheme
-        sent = sent or headers.get("x-api-key", "")
+        sent = headers.get("authorization", "")
+        scheme, _, key = sent.partition(" ")
+        sent = (key if scheme.lower() in SCHEMES else sent) or headers.get("x-api-key", "")
         return self.is_key(sent.encode("latin-1", "replace"))
 
     def is_key(self, sent: bytes) -> bool:

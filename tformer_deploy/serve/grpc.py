@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
@@ -19,7 +18,7 @@ from tritonclient.grpc import service_pb2_grpc
 from .. import __version__
 from ..base.errors import ConfigError, TformerError
 from .answers import REQUEST_ID, message_of, status_of
-from .app import LOG, Guard, request_id
+from .app import Guard, request_id
 from .errors import Absent, NoKey
 from .models import Model, Models, UnknownModel
 from .protocols.inference import PIECE, outputs_of
@@ -144,9 +143,7 @@ class Service:
 
     def _check_key(self, name: str, context: Any) -> None:
         """Raise NoKey for a call without the key, unless it needs none."""
-        sent = dict(context.invocation_metadata())
-        key = str(sent.get("authorization", "")).removeprefix("Bearer ") or str(sent.get("x-api-key", ""))
-        if self.guard.key and name not in OPEN and not self.guard.is_key(key.encode()):
+        if name not in OPEN and not self.guard.has_key(dict(context.invocation_metadata())):
             raise NoKey("a key is needed: send authorization: Bearer KEY in the call's metadata")
 
     @contextmanager
@@ -160,13 +157,11 @@ class Service:
             status = 200
         finally:
             error = errors[0] if errors else None
-            status, said = (status_of(error), {"error": message_of(error)}) if error else (status, {})
             if error and not isinstance(error, TformerError):
                 FAILURES.error("request %s", number, exc_info=error)
-            seconds = time.perf_counter() - start
-            self.guard.counted.answered(f"grpc_{name}", status, seconds, error)
+            status = status_of(error) if error else status
             line = {"request": number, "method": "gRPC", "path": name, "status": status}
-            LOG.info(json.dumps({**line, "ms": round(seconds * 1000, 1), **said}))
+            self.guard.note(line, f"grpc_{name}", time.perf_counter() - start, error)
 
 
 class Calls:

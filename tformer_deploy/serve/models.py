@@ -130,8 +130,16 @@ def version_of(translator: Translator) -> str:
     settings = translator.settings
     if not isinstance(settings, TranslatorOptions):
         return ""
-    bundle = settings.bundle
-    return sha256((bundle.directory if isinstance(bundle, Bundle) else Path(bundle)) / MANIFEST)
+    return manifest_hash(settings)
+
+
+def manifest_hash(options: TranslatorOptions) -> str:
+    """SHA-256 of the manifest as it is on disk; empty: there is none that can be read."""
+    bundle = options.bundle
+    try:
+        return sha256((bundle.directory if isinstance(bundle, Bundle) else Path(bundle)) / MANIFEST)
+    except OSError:
+        return ""
 
 
 class Models:

@@ -26,9 +26,9 @@ from ..base.errors import ConfigError, EngineError
 from ..bundle.manifest import open_bundle
 from ..translate.corpus.on_ray import connected
 from .app import LOG, make_app
-from .models import Models
+from .models import Models, manifest_hash
 from .run import DRAIN_SECONDS
-from .served import Served, manifest_hash
+from .served import Served
 
 NAME = "tformer"
 """The application's name on the cluster, which has one of them."""

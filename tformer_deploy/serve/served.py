@@ -6,15 +6,12 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 
 from ..base.errors import ArtifactError, ConfigError, DataError, LimitError, NotNumbers
-from ..base.files import sha256
-from ..bundle.manifest import MANIFEST, Bundle
 from ..translate.opening import TranslatorOptions, open_translator
 from ..translate.scheduler import Cancelled
 from ..translate.translator import Translator
-from .models import Caps, Model, Models
+from .models import Caps, Model, Models, manifest_hash
 
 WARM_STEPS = 4
 """Steps of a warm-up: one computes everything, the others are as short as those of requests."""
@@ -69,15 +66,6 @@ class Served:
             model.close(drain=False)
             raise
         return model
-
-
-def manifest_hash(options: TranslatorOptions) -> str:
-    """SHA-256 of the manifest as it is on disk; empty: there is none that can be read."""
-    bundle = options.bundle
-    try:
-        return sha256((bundle.directory if isinstance(bundle, Bundle) else Path(bundle)) / MANIFEST)
-    except OSError:
-        return ""
 
 
 def warm_up(model: Model) -> None:
