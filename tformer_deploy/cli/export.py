@@ -9,6 +9,7 @@ import typer
 
 from ..base.notes import note
 from ..bundle.recipe import named_recipes
+from ..export.layouts import LAYOUTS
 from .options import Json, folder
 from .root import app, emit, progress
 
@@ -42,6 +43,13 @@ def export(
             help="Text to calibrate quantized variants with. Default: a part of --src, which is left out of the check."
         ),
     ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Write the files of another runtime instead of a bundle: {', '.join(LAYOUTS)}. RUN may be a bundle "
+            "too. See docs/anywhere.md."
+        ),
+    ] = None,
     memory: Annotated[
         bool,
         typer.Option("--memory", help="Also export the encoder alone, for tformer encode; not for trt."),
@@ -54,11 +62,20 @@ def export(
 
     FILE.py:FUNCTION runs that file and exports the module that the function returns. See docs/your-model.md.
     """
-    from ..base.errors import ParityError, require
+    from ..base.errors import ConfigError, ParityError, require
 
     require("export", "torch", "onnx", "onnxscript")
     from ..export.checked import Texts, export_checked
+    from ..export.layouts.written import to_json, write_layout
 
+    if layout:
+        beside = {"--recipe": recipe, "--tgt": tgt, "--calibrate": calibrate, "--memory": memory}
+        if given := [name for name, value in beside.items() if value]:
+            raise ConfigError(f"{given[0]}: not with --layout, which has its own precisions: leave it out")
+        with progress("check") as advance:
+            written = write_layout(run, out, layout, src, force, advance)
+        emit({"folder": str(out), "check": to_json(written)}, json, f"{written}\n{out}: written")
+        return
     try:
         with progress("check") as advance:
             report = export_checked(run, out, recipe or ["fp32"], Texts(src, tgt, calibrate), force, advance, memory)

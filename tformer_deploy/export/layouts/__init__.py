@@ -1,0 +1,7 @@
+"""Layouts: a checkpoint as the files that another runtime reads, each proven in that runtime.
+
+A module a layout, which follows `layout.Layout`. This list loads none of them.
+"""
+
+LAYOUTS: dict[str, str] = {}
+"""Name of a layout → which runtime reads it. Its module here has the same name, with _ for -."""
