@@ -9,7 +9,19 @@ from itertools import accumulate
 import numpy as np
 
 from ..base.errors import ConfigError, DataError, LimitError
-from ..engines.base import Batch, Engine, Hypothesis, Ints, Outlook, Scores, State, own_search
+from ..engines.base import (
+    Batch,
+    Continues,
+    Engine,
+    Hypothesis,
+    Ints,
+    Outlook,
+    Request,
+    Running,
+    Scores,
+    State,
+    own_search,
+)
 from .checks import check_search
 from .options import DecodeOptions
 from .rules import Trie
@@ -55,6 +67,21 @@ def make_search(
     return kind(engine, batch, options, allowed, on_step)
 
 
+def continuous(engine: Engine) -> Running:
+    """Continuous batching by the engine's own runtime where it has it, which gives the same, else by ours."""
+    return engine.continuous() if isinstance(engine, Continues) else ContinuousBatch(engine)
+
+
+def each_token(on_token: Callable[[int], None]) -> Callable[[Step], None]:
+    """What calls a function with the token of each step of one sentence and one row."""
+
+    def on_step(step: Step) -> None:
+        if (token := int(step.tokens[0, 0])) >= 0 and step.values[0, 0] > -np.inf:
+            on_token(token)
+
+    return on_step
+
+
 class ContinuousBatch:
     """Continuous batching: searches that share an engine's steps, and join while others are running."""
 
@@ -86,11 +113,16 @@ class ContinuousBatch:
         others; those go on. Any other error of the engine ends them too, as in `step`.
         """
         search = make_search(self.engine, batch, options, allowed, on_step)
-        self.add([search], [batch])
+        self._begin([search], [batch])
         return search
 
-    def add(self, searches: Sequence[Search], batches: Sequence[Batch]) -> None:
-        """Add searches, made by `make_search` of these batches, in one call of the encoder. Raises as `join`."""
+    def add(self, requests: Sequence[Request]) -> list[Search]:
+        """Add several batches in one call of the encoder; `allowed` of each is a Trie. Raises as `join`."""
+        made = [_search_of(self.engine, request) for request in requests]
+        self._begin(made, [request.batch for request in requests])
+        return made
+
+    def _begin(self, searches: Sequence[Search], batches: Sequence[Batch]) -> None:
         if self._stepping:
             raise ConfigError("a batch joins between steps: not in on_step")
         src_ids, src_lengths = _sources(batches, self.engine.config.pad_id)
@@ -198,6 +230,13 @@ class ContinuousBatch:
                 sentences.append(begin + own.sentences)
             every = np.concatenate(parents).astype(np.int32)
             self.engine.reorder(self._state, every, np.concatenate(sentences).astype(np.int32) if ended else None)
+
+
+def _search_of(engine: Engine, asked: Request) -> Search:
+    assert isinstance(asked.options, DecodeOptions)
+    assert asked.allowed is None or isinstance(asked.allowed, Trie)
+    on_step = each_token(asked.on_token) if asked.on_token else None
+    return make_search(engine, asked.batch, asked.options, asked.allowed, on_step)
 
 
 def _sources(batches: Sequence[Batch], pad_id: int) -> tuple[Ints, Ints]:

@@ -92,6 +92,11 @@ class Search(ABC):
         self.error: BaseException | None = None
         """Why the search has stopped early."""
 
+    @property
+    def running(self) -> bool:
+        """Whether a sentence has not ended."""
+        return len(self.sentences) > 0
+
     @abstractmethod
     def _advance(self, scores: Scores) -> tuple[Step, Reorder]:
         """Choose the next rows by the scores of a step."""

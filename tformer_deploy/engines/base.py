@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import ge
 from typing import Any, Protocol, Self, runtime_checkable
@@ -275,6 +275,62 @@ class Searches(Protocol):
 
         Raises what `decoding.decode` does.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What joins a running batch."""
+
+    batch: Batch
+    options: Options
+    allowed: Outputs | None = None
+    on_token: Callable[[int], None] | None = None
+    """Called in `Running.step` with each token of a search of one source and one row, its end token among them."""
+
+
+class Joined(Protocol):
+    """A search that shares steps with others."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        ...
+
+    def outputs(self) -> list[list[Hypothesis]]:
+        """The outputs of each source, once it has ended. Raises the error that ended it."""
+        ...
+
+
+class Running(Protocol):
+    """Continuous batching: searches join and leave between steps. `decoding.ContinuousBatch` is the reference."""
+
+    def add(self, requests: Sequence[Request]) -> Sequence[Joined]:
+        """Begin searches with the next step, in one call of the encoder.
+
+        Raises LimitError or DataError for what they cannot have; those that run go on. Any other error of the engine
+        may end those.
+        """
+        ...
+
+    def remove(self, search: Any) -> None:
+        """Stop a search, if it runs. Raises the engine's errors, which end all."""
+        ...
+
+    def step(self) -> None:
+        """Decode the next token of every search. One that fails ends alone.
+
+        Raises the engine's errors, which end all.
+        """
+        ...
+
+
+@runtime_checkable
+class Continues(Protocol):
+    """An engine whose runtime has continuous batching of its own, whose results must equal those of ours."""
+
+    def continuous(self) -> Running:
+        """A batch that nobody has joined yet."""
         ...
 
 

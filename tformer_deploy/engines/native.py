@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
+import tformer_native
 from tformer_native import Error, Model, State
 from tformer_native import Outputs as Compiled
 from tformer_native import __version__ as native_version
@@ -24,7 +25,20 @@ from ..base.errors import (
 from ..base.machine import cores
 from ..bundle.manifest import Bundle
 from ..model.config import BATCH_TOKENS
-from .base import ANYTHING, Batch, Calls, Floats, Hypothesis, Ints, Limits, Options, Outlook, Outputs, Scores
+from .base import (
+    ANYTHING,
+    Batch,
+    Calls,
+    Floats,
+    Hypothesis,
+    Ints,
+    Limits,
+    Options,
+    Outlook,
+    Outputs,
+    Request,
+    Scores,
+)
 from .spec import STANDARD, Opening
 
 R = TypeVar("R")
@@ -138,17 +152,89 @@ class NativeEngine:
         calls: Calls | None = None,
     ) -> list[list[Hypothesis]]:
         """See `Searches.search`."""
-        compiled = self._compiled(allowed) if allowed else None
+        compiled = self.compiled(allowed) if allowed else None
         sources = batch.src_ids, batch.src_lengths, list(batch.numbers), batch.prefixes
-        results = _call(self._model.search, *sources, options.to_json(), compiled, strict, calls)
-        return [[Hypothesis(*output) for output in outputs] for outputs in results]
+        return _hypotheses(_call(self._model.search, *sources, options.to_json(), compiled, strict, calls))
 
-    def _compiled(self, allowed: Outputs) -> Any:
+    def continuous(self) -> NativeBatch:
+        """See `Continues.continuous`."""
+        return NativeBatch(self)
+
+    def batch(self) -> tformer_native.Running:
+        """A batch of the library's."""
+        return _call(self._model.continuous)
+
+    def compiled(self, allowed: Outputs) -> Any:
         """The allowed outputs as a trie in C++; cached for the next call."""
         cached = self._allowed  # another thread may replace it meanwhile
         if not cached or cached[0] is not allowed:
             cached = self._allowed = allowed, _call(Compiled, list(allowed.outputs()))
         return cached[1]
+
+
+class NativeBatch:
+    """Continuous batching in the library: a step and its search run without Python."""
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self.engine, self._searches = engine, list[NativeSearch]()
+        self._batch: tformer_native.Running | None = None
+        """None while nobody runs: its engine has threads and memory."""
+
+    def add(self, requests: Sequence[Request]) -> list[NativeSearch]:
+        """See `Running.add`."""
+        try:
+            if self._batch is None:
+                self._batch = self.engine.batch()
+            made = [NativeSearch(self.engine, self._batch, each) for each in requests]
+            _call(self._batch.add, [search.joined for search in made])
+            self._searches += made
+        finally:
+            self._tidy()
+        return made
+
+    def remove(self, search: NativeSearch) -> None:
+        """See `Running.remove`."""
+        self._change(lambda batch: batch.remove(search.joined))
+
+    def step(self) -> None:
+        """See `Running.step`."""
+        self._change(lambda batch: batch.step())
+
+    def _change(self, change: Callable[[tformer_native.Running], None]) -> None:
+        try:
+            if self._batch:
+                _call(change, self._batch)
+        finally:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        self._searches = [search for search in self._searches if search.running]
+        if not self._searches:
+            self._batch = None
+
+
+class NativeSearch:
+    """A search in a `NativeBatch`."""
+
+    def __init__(self, engine: NativeEngine, batch: tformer_native.Running, asked: Request) -> None:
+        own = asked.batch
+        compiled = engine.compiled(asked.allowed) if asked.allowed else None
+        sources = own.src_ids, own.src_lengths, list(own.numbers), own.prefixes
+        made = _call(tformer_native.Joined, batch, *sources, asked.options.to_json(), compiled, asked.on_token)
+        self.joined: tformer_native.Joined = made
+
+    @property
+    def running(self) -> bool:
+        """See `Joined.running`."""
+        return bool(self.joined.running)
+
+    def outputs(self) -> list[list[Hypothesis]]:
+        """See `Joined.outputs`."""
+        return _hypotheses(_call(self.joined.outputs))
+
+
+def _hypotheses(results: Sequence[Sequence[tuple[Any, ...]]]) -> list[list[Hypothesis]]:
+    return [[Hypothesis(*output) for output in outputs] for outputs in results]
 
 
 def _call(function: Callable[..., R], *arguments: Any, **options: Any) -> R:

@@ -14,7 +14,8 @@ from typing import Any, Self
 
 from ..base.errors import ConfigError, EngineError, LimitError, TformerError
 from ..base.settings import check_whole
-from ..decoding import Batch, ContinuousBatch, DecodeOptions, Search, Step, Trie, make_search
+from ..decoding import Batch, DecodeOptions, Request, Trie, check_search, continuous
+from ..engines.base import Joined, Running
 from .batches import make_batch
 from .streaming import TextStream
 from .translator import Result, Translator
@@ -48,7 +49,7 @@ class Line:
         self.deadline = self.submitted + seconds if seconds is not None else None
         self.first: float | None = None
         """When its first step ended."""
-        self.search: Search | None = None
+        self.search: Joined | None = None
         self.future: Future[Result] = Future()
         """Its result, or the error of this line. Its own `cancel` does nothing: a task that waits for it may be
         cancelled, see `cancel`."""
@@ -66,14 +67,19 @@ class Line:
         return self.future.result(seconds)
 
     @property
-    def on_step(self) -> Callable[[Step], None] | None:
+    def on_token(self) -> Callable[[int], None] | None:
         """What streams its tokens, if they are final at once."""
-        return self.stream.on_step if self.stream and self.options.streamable else None
+        return self.stream.on_token if self.stream and self.options.streamable else None
 
     @property
     def length(self) -> int:
         """Source tokens."""
         return int(self.batch.src_ids.shape[1])
+
+    @property
+    def running(self) -> bool:
+        """Whether it has joined and not ended."""
+        return self.search is not None and self.search.running
 
     def why_ended(self, now: float) -> TformerError | None:
         """Why the line is not to go on, if so."""
@@ -110,7 +116,7 @@ class Times:
 class Group:
     """Running lines that share steps."""
 
-    def __init__(self, batch: ContinuousBatch, allowed: Trie | None) -> None:
+    def __init__(self, batch: Running, allowed: Trie | None) -> None:
         self.batch, self.allowed = batch, allowed
         self.lines: list[Line] = []
 
@@ -129,10 +135,8 @@ class Group:
                 line.end(error)
 
     def _join(self, lines: list[Line]) -> None:
-        engine = self.batch.engine
-        searches = [make_search(engine, line.batch, line.options, self.allowed, line.on_step) for line in lines]
-        self.batch.add(searches, [line.batch for line in lines])
-        for line, search in zip(lines, searches, strict=True):
+        requests = [Request(line.batch, line.options, self.allowed, line.on_token) for line in lines]
+        for line, search in zip(lines, self.batch.add(requests), strict=True):
             line.search = search
         self.lines += lines
 
@@ -148,9 +152,8 @@ class Group:
         """Take a step. Returns the lines that ended with it."""
         with suppress(BaseException):  # which ended all lines: each has the error
             self.batch.step()
-        running = set(map(id, self.batch.searches))
-        ended = [line for line in self.lines if id(line.search) not in running]
-        self.lines = [line for line in self.lines if id(line.search) in running]
+        ended = [line for line in self.lines if not line.running]
+        self.lines = [line for line in self.lines if line.running]
         return ended
 
 
@@ -287,7 +290,7 @@ class Scheduler:
         config, options = asking.engine.config, asking.options
         batch = make_batch([source], config.pad_id, [number], requests.prefixes)
         if source:
-            make_search(asking.engine, batch, options, asking.allowed)  # refuses what the engine cannot do
+            check_search(asking.engine, batch, options, asking.allowed)
         stream = TextStream(asking.tokenizers, options.ends(config.eos_id), write) if write else None
         return Line(options, batch, seconds, stream)
 
@@ -340,7 +343,7 @@ class Scheduler:
             count += 1
         for key in list(joining):
             if key not in self._groups:
-                self._groups[key] = Group(ContinuousBatch(self.translator.engine), self.translator.allowed)
+                self._groups[key] = Group(continuous(self.translator.engine), self.translator.allowed)
             self._groups[key].add(joining.pop(key))
 
     def _has_room(self, key: int, joining: list[Line], line: Line) -> bool:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-import numpy as np
-
 from ..bundle.text import Tokenizers
-from ..decoding import Step
 
 
 class TextStream:
@@ -18,10 +15,9 @@ class TextStream:
         self._ids: list[int] = []
         self._written = 0
 
-    def on_step(self, step: Step) -> None:
-        """Take the token of a step of one sentence and one row."""
-        token = int(step.tokens[0, 0])
-        if token >= 0 and step.values[0, 0] > -np.inf and token not in self._end_ids:
+    def on_token(self, token: int) -> None:
+        """Take the next token."""
+        if token not in self._end_ids:
             self._ids.append(token)
             self.finish(self._tokenizers.settled_text(self._ids))
 

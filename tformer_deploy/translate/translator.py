@@ -14,7 +14,7 @@ from typing import Any, Self
 from ..base.errors import ConfigError, NotNumbers
 from ..base.settings import check_whole
 from ..bundle.text import Tokenizers
-from ..decoding import DecodeOptions, Decoding, Hypothesis, Step, Trie, check_options, decode, score
+from ..decoding import DecodeOptions, Decoding, Hypothesis, Step, Trie, check_options, decode, each_token, score
 from ..engines import most_parallel
 from ..engines.base import Engine, own_search
 from ..engines.opened import Opened
@@ -166,7 +166,7 @@ class Translator:
             raise ConfigError("streaming shows one output as it grows: use beams=1, n_best=1, no stop and no patience")
         stream = TextStream(self.tokenizers, self.options.ends(self.engine.config.eos_id), write)
         requests = self._reader().requests([line], [prefix], number)
-        result = next(self._in_order(requests, number, stream.on_step))
+        result = next(self._in_order(requests, number, each_token(stream.on_token)))
         stream.finish(result.text)
         return result
 

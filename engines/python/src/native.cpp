@@ -3,7 +3,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -21,6 +23,7 @@
 #include "described.hpp"
 #include "engines.hpp"
 #include "errors.hpp"
+#include "joined.hpp"
 #include "kernels/kernels.hpp"
 #include "settings.hpp"
 #include "speed.hpp"
@@ -71,6 +74,14 @@ DecodeOptions options_from(const std::string& text) {
     throw Error(Status::usage, std::string("options are not JSON: ") + error.what());
   }
   return options_of(values);
+}
+
+Batch batch_of(nb::handle src_ids, nb::handle src_lengths, const std::vector<std::int64_t>& numbers,
+               const Lists& prefixes) {
+  const Sources sources(src_ids, src_lengths);
+  sources.require_each("numbers", numbers.size());
+  sources.require_each("prefixes", prefixes.size());
+  return {sources.ids.values, sources.lengths.values, numbers, prefixes};
 }
 
 /// Stops where Python has a signal to handle, such as Ctrl-C.
@@ -241,6 +252,11 @@ class Model {
     return made;
   }
 
+  std::unique_ptr<Running> continuous() const {
+    const nb::gil_scoped_release others;
+    return std::make_unique<Running>(engines_->lend());
+  }
+
   /// The encoder's own output, (B * S * E).
   nb::ndarray<nb::numpy, float> memory(nb::handle src_ids, nb::handle src_lengths) const {
     const Sources sources(src_ids, src_lengths);
@@ -256,10 +272,7 @@ class Model {
   /// call of the engine, unless it is None.
   nb::list search(nb::handle src_ids, nb::handle src_lengths, const std::vector<std::int64_t>& numbers, const Lists& prefixes,
                   const std::string& options, const Trie* allowed, bool strict, std::optional<nb::list> calls) const {
-    const Sources sources(src_ids, src_lengths);
-    sources.require_each("numbers", numbers.size());
-    sources.require_each("prefixes", prefixes.size());
-    const Batch batch{sources.ids.values, sources.lengths.values, numbers, prefixes};
+    const Batch batch = batch_of(src_ids, src_lengths, numbers, prefixes);
     const DecodeOptions asked = options_from(options);
     Hooks hooks;
     hooks.allowed = allowed;
@@ -273,17 +286,7 @@ class Model {
       found = decode(observed, batch, asked, hooks);
     }
     for (const Call& each : noted) calls->append(nb::make_tuple(each.name, each.begin, each.end));
-    nb::list lines;
-    for (const auto& each : found) {
-      nb::list outputs;
-      for (const Hypothesis& it : each) {
-        nb::object end = nb::none();
-        if (it.finished) end = nb::cast(it.end_id);
-        outputs.append(nb::make_tuple(it.ids, end, it.score, it.value, it.alignment));
-      }
-      lines.append(std::move(outputs));
-    }
-    return lines;
+    return listed(found);
   }
 
  private:
@@ -333,6 +336,23 @@ NB_MODULE(_native, module) {
       .def("step", step, "tokens"_a.none(), "full"_a, "attention"_a)
       .def("reorder", reorder, "parents"_a.none(), "sentences"_a.none())
       .def("cross_keys_values", cross_keys_values);
+  nb::class_<Joined>(module, "Joined")
+      .def(
+          "__init__",
+          [](Joined* made, const Running& batch, nb::handle src_ids, nb::handle src_lengths,
+             const std::vector<std::int64_t>& numbers, const Lists& prefixes, const std::string& options,
+             const tformer::Trie* allowed, nb::object on_token) {
+            new (made) Joined(batch.engine(), batch_of(src_ids, src_lengths, numbers, prefixes), options_from(options),
+                              allowed, std::move(on_token));
+          },
+          "batch"_a, "src_ids"_a.none(), "src_lengths"_a.none(), "numbers"_a, "prefixes"_a, "options"_a,
+          "allowed"_a.none(), "on_token"_a.none(), nb::keep_alive<1, 8>())
+      .def_prop_ro("running", &Joined::running)
+      .def("outputs", &Joined::outputs);
+  nb::class_<Running>(module, "Running")
+      .def("add", &Running::add, "searches"_a)
+      .def("step", &Running::step)
+      .def("remove", &Running::remove, "search"_a);
   nb::class_<Model>(module, "Model")
       .def(nb::init<const std::string&, const std::string&, int, bool, const std::string&, const std::optional<std::string>&>(),
            "folder"_a, "variant"_a, "threads"_a, "shortlist"_a = false, "kernels"_a = "", "onnxruntime"_a = nb::none())
@@ -341,6 +361,7 @@ NB_MODULE(_native, module) {
       .def_prop_ro("admits", &Model::admits)
       .def_prop_ro("batch_tokens", &Model::batch_tokens)
       .def("encode", &Model::encode, "src_ids"_a.none(), "src_lengths"_a.none(), "beams"_a, "tokens"_a, "required"_a)
+      .def("continuous", &Model::continuous)
       .def("memory", &Model::memory, "src_ids"_a.none(), "src_lengths"_a.none())
       .def("search", &Model::search, "src_ids"_a.none(), "src_lengths"_a.none(), "numbers"_a, "prefixes"_a, "options"_a,
            "allowed"_a.none(), "strict"_a, "calls"_a.none());

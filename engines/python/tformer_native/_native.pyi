@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,33 @@ class State:
     def reorder(self, parents: Ints, sentences: Ints | None) -> None: ...
     def cross_keys_values(self) -> list[Floats]: ...
 
+class Joined:
+    """A search that shares an engine's steps with others."""
+
+    def __init__(
+        self,
+        batch: Running,
+        src_ids: Ints,
+        src_lengths: Ints,
+        numbers: Sequence[int],
+        prefixes: Sequence[Sequence[int]],
+        options: str,
+        allowed: Outputs | None,
+        on_token: Callable[[int], object] | None,
+    ) -> None:
+        """`options`: JSON. `on_token`: called in `Running.step` with each token of a search of one source and row."""
+    @property
+    def running(self) -> bool: ...
+    def outputs(self) -> list[list[tuple[list[int], int | None, float, float, list[int]]]]:
+        """As `Model.search` returns them. Raises the error that ended it."""
+
+class Running:
+    """Continuous batching: searches join and leave between steps. An error in a step or in `remove` ends all."""
+
+    def add(self, searches: Sequence[Joined]) -> None: ...
+    def step(self) -> None: ...
+    def remove(self, search: Joined) -> None: ...
+
 class Model:
     """An open variant of a bundle, for any number of threads.
 
@@ -57,6 +84,8 @@ class Model:
     def encode(
         self, src_ids: Ints, src_lengths: Ints, beams: int, tokens: int, required: Sequence[Sequence[int]]
     ) -> State: ...
+    def continuous(self) -> Running:
+        """A batch that nobody has joined yet, with an engine of its own."""
     def memory(self, src_ids: Ints, src_lengths: Ints) -> Floats:
         """The encoder's own output, (B * S * E)."""
     def search(
