@@ -484,7 +484,7 @@ def test_threads_with_other_allowed_outputs_get_their_own(bundle: Bundle) -> Non
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value)
             if name == "_allowed" and value and value[0] is mine:
-                thread = threading.Thread(target=self._compiled, args=(other,))
+                thread = threading.Thread(target=self.compiled, args=(other,))
                 thread.start()
                 thread.join()
 

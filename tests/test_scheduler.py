@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
@@ -44,15 +44,17 @@ def scheduler(engine: Watched) -> Iterator[Scheduler]:
         engine.open.set()
 
 
-def text(rng: random.Random) -> str:
-    return " ".join(f"w{rng.randrange(4, 58)}" for _ in range(rng.randrange(0, 9)))
+WORDS = [f"w{i}" for i in range(4, 58)]
 
 
-def caller(scheduler: Scheduler, alone: Translator, seed: int, count: int, tolerance: float) -> int:
+def caller(
+    scheduler: Scheduler, alone: Translator, seed: int, count: int, tolerance: float, words: Sequence[str] = WORDS
+) -> int:
     """Submit lines, good and bad; cancel some; compare each result with the line's alone. Returns how many."""
     rng, compared = random.Random(seed), 0
     for _ in range(count):
-        line, way, bad = text(rng), rng.choice(WAYS), rng.random()
+        line = " ".join(rng.choice(words) for _ in range(rng.randrange(0, 9)))
+        way, bad = rng.choice(WAYS), rng.random()
         if bad < 0.05:
             with pytest.raises(ConfigError):
                 scheduler.submit(line, beams=-1)

@@ -45,7 +45,12 @@ class Joined {
       hooks_.on_step = [this](const std::vector<Candidate>& chosen) {
         if (chosen.empty() || chosen[0].token < 0) return;
         const nb::gil_scoped_acquire held;
-        on_token_(chosen[0].token);
+        try {
+          on_token_(chosen[0].token);
+        } catch (const nb::python_error& error) {
+          thrown_ = nb::borrow(error.value());
+          throw Error(Status::cancelled, "on_token failed");
+        }
       };
     }
     search_ = make_search(*engine_, batch_, options_, hooks_);
@@ -66,10 +71,20 @@ class Joined {
     search_ = nullptr;
     engine_ = nullptr;
   }
+  /// Note the exception being handled.
   void fail() { error_ = std::current_exception(); }
+  /// End it without outputs.
+  void stop() {
+    error_ = std::make_exception_ptr(Error(Status::cancelled, "the search was removed from its batch"));
+    search_->stop();
+  }
   /// Throws the error that ended it.
   nb::list outputs() const {
     if (running()) throw Error(Status::usage, "the search is on its way: step until it has ended");
+    if (thrown_.is_valid()) {
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(thrown_.ptr())), thrown_.ptr());
+      throw nb::python_error();
+    }
     if (error_) std::rethrow_exception(error_);
     return listed(found_);
   }
@@ -78,7 +93,7 @@ class Joined {
   std::shared_ptr<Engine> engine_;
   Batch batch_;
   DecodeOptions options_;
-  nb::object on_token_;
+  nb::object on_token_, thrown_;  ///< thrown_: by on_token_
   Hooks hooks_;
   std::unique_ptr<Search> search_;  // null: it has ended
   std::exception_ptr error_;
@@ -127,7 +142,7 @@ class Running {
     call([&] {
       if (std::find(joined_.begin(), joined_.end(), search) == joined_.end()) return;
       batch_.remove(search->search());
-      search->search()->stop();
+      search->stop();
     });
   }
 
