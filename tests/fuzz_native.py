@@ -47,8 +47,8 @@ OPTIONS: list[Any] = [
 ]
 SCHEMA = Path(__file__).parent.parent / "tformer_deploy/base/schemas/options.json"
 NAMES = (*(each["name"] for each in json.loads(SCHEMA.read_text(encoding="utf-8"))), "x")
-ALLOWED = (tformer_native.Error, TypeError, ValueError, OverflowError)
-"""What a mistake may raise: nanobind refuses types, and this library everything else."""
+ALLOWED = (tformer_native.Error, TypeError, ValueError, OverflowError, ZeroDivisionError)
+"""What a mistake may raise: nanobind refuses types, this library everything else, and callbacks divide by zero."""
 
 
 class Caller:
@@ -57,6 +57,8 @@ class Caller:
     def __init__(self, folder: str, model: Any, seed: int) -> None:
         self.folder, self.model, self.random = folder, model, random.Random(seed)
         self.state, self.rows = None, (0, 0)
+        self.batch = model.continuous()
+        self.joined: list[Any] = []
 
     def ids(self, *shape: int) -> Numbers:
         """Token ids, now and then of another shape, type or beyond the vocabulary."""
@@ -132,7 +134,8 @@ class Caller:
         self.state.cross_keys_values()
         self.state.best(self.whole(1, 2, 4))
 
-    def search(self) -> None:
+    def asked(self) -> tuple[Any, ...]:
+        """Sources, numbers, prefixes, options and allowed outputs of a search."""
         draw, (ids, lengths) = self.random, self.sources()
         options: dict[str, Any] = {"max_tokens": 12, "beams": draw.choice((1, 1, 2, 4))}
         if draw.random() < 0.3:
@@ -142,9 +145,42 @@ class Caller:
         prefixes = self.lists(len(lengths)) if draw.random() < 0.3 else []
         numbers = [self.whole(0, 1, 2) for _ in lengths] if draw.random() < 0.3 else []
         outputs = tformer_native.Outputs(self.lists(3)) if draw.random() < 0.2 else None
+        return ids, lengths, numbers, prefixes, text, outputs
+
+    def search(self) -> None:
+        draw, asked = self.random, self.asked()
         calls: list[Any] | None = [] if draw.random() < 0.2 else None
-        found = self.model.search(ids, lengths, numbers, prefixes, text, outputs, draw.random() < 0.5, calls)
-        assert len(found) == len(lengths)
+        found = self.model.search(*asked, draw.random() < 0.5, calls)
+        assert len(found) == len(asked[1])
+
+    def join(self) -> None:
+        """Searches join a batch, now and then with a callback that fails or calls the batch, or one that has joined."""
+        draw = self.random
+        if draw.random() < 0.1:
+            self.batch, self.joined = self.model.continuous(), []
+        callbacks = [None, lambda _: None, lambda _: self.batch.step(), lambda _: 1 / 0, 5]
+        made = []
+        for _ in range(draw.randrange(3)):
+            on_token = draw.choices(callbacks, (80, 10, 4, 4, 2))[0]
+            made.append(tformer_native.Joined(self.batch, *self.asked(), on_token))
+        made += draw.sample(self.joined, 1) if self.joined and draw.random() < 0.05 else []
+        self.joined += made
+        self.batch.add(made)
+
+    def run(self) -> None:
+        self.batch.step()
+
+    def leave(self) -> None:
+        if self.joined:
+            self.batch.remove(self.random.choice(self.joined))
+
+    def outputs(self) -> None:
+        """Of a search, over and over; what has ended is let go of now and then."""
+        if self.joined:
+            search = self.random.choice(self.joined)
+            if not search.running and self.random.random() < 0.5:
+                self.joined.remove(search)
+            assert all(len(best) for best in search.outputs())
 
     def memory(self) -> None:
         assert np.isfinite(self.model.memory(*self.sources())).all()
@@ -163,6 +199,7 @@ class Caller:
     def call(self) -> None:
         """One of them, at random. Raises what is not allowed."""
         often: list[Callable[[], None]] = [self.encode, self.admit, self.step, self.step, self.reorder, self.look]
+        often += [self.join, self.run, self.run, self.run, self.leave, self.outputs]
         seldom = [self.search, self.memory, self.rate, self.open]
         try:
             self.random.choice(often if self.random.random() < 0.98 else seldom)()
