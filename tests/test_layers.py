@@ -64,7 +64,7 @@ HEAVY = {
     "cuda": {"engines.trt.cuda"},
     "safetensors": {"model.checkpoint", "importers.weights"},
     "spacy": {"bundle.text.words"},
-    "ctranslate2": {"importers.ctranslate2"},
+    "ctranslate2": {"importers.ctranslate2", "export.layouts.ctranslate2"},
     "yaml": {"importers.toolkit"},
     "tformer_native": {"engines.native", "bench.ceiling"},
     "sentencepiece": {"bundle.text.pieces", "importers.hf_rebuilt"},

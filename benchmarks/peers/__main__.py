@@ -172,7 +172,7 @@ def make_model(work: Work, options: argparse.Namespace, folder: Path) -> Model:
     """Convert the weights for CTranslate2 and write the points."""
     converted = ROOT / ".cache/ctranslate2" / work.name.lower()
     program = f"{__package__}.to_ctranslate2"
-    command = [options.peers_python.absolute(), "-m", program, work.bundle.checkpoint.resolve(), converted]
+    command = [sys.executable, "-m", program, str(work.bundle.checkpoint.resolve()), str(converted)]
     subprocess.run(command, check=True, cwd=ROOT)
     file = folder / f"{work.name}.json"
     points = {point.name: point.to_json() for point in [*work.points, work.check]}

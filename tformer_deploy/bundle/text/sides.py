@@ -30,11 +30,13 @@ class Tokenizers:
 
     def source_ids(self, text: str) -> list[int]:
         """Input of the encoder: the line's ids between prefix and suffix."""
-        return [*self.prefix, *self.source.encode(text), *self._suffix]
+        prefix, suffix = self.around
+        return [*prefix, *self.source.encode(text), *suffix]
 
     @property
-    def _suffix(self) -> tuple[int, ...]:
-        return (self.source.specials.eos,) if self.suffix is None else self.suffix
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What every source begins and ends with."""
+        return self.prefix, (self.source.specials.eos,) if self.suffix is None else self.suffix
 
     def target_ids(self, text: str) -> list[int]:
         """Target of the decoder: the line's ids and eos. Its input is the same after the start token."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ...bundle.text import Tokenizers
 from ...decoding import DecodeOptions
@@ -60,4 +60,14 @@ class Layout(Protocol):
     @staticmethod
     def open_runtime(source: Source, folder: Path, precision: str) -> AbstractContextManager[Generate]:
         """The runtime over a written folder. Raises MissingExtra where it is not installed, with how to install it."""
+        ...
+
+
+@runtime_checkable
+class SearchesItself(Protocol):
+    """A layout whose runtime has a search of its own, which need not know all options."""
+
+    @staticmethod
+    def nearest(options: DecodeOptions) -> tuple[DecodeOptions, list[str]]:
+        """The options without those that the search lacks, and what they were, each with its value and why."""
         ...

@@ -5,23 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
 from ... import __version__
-from ...base.errors import ConfigError, MissingExtra, ParityError
+from ...base.errors import ConfigError, MissingExtra, ParityError, extras, unknown
 from ...base.files import atomic_directory, sha256, write_json
 from ...base.headers import is_of
 from ...base.notes import Progress, note, unseen
 from ...base.settings import from_dict
 from ...bundle.manifest import MANIFEST, open_bundle
 from ...bundle.recipe import Tolerance, load_recipe
-from ...bundle.text import require_fit
+from ...bundle.text import Tokenizers, require_fit
 from ...check import make_corpus
-from ...decoding import DecodeOptions, Hypothesis, decode, score
+from ...decoding import DecodeOptions, Hypothesis, decode, over_defaults, score
 from ...decoding.search import length_norm
 from ...engines import STANDARD
 from ...engines.base import Batch
@@ -29,7 +30,7 @@ from ...engines.eager import EagerEngine
 from ...model.checkpoint import open_reference, open_source
 from ...translate.batches import make_batch
 from . import LAYOUTS
-from .layout import Layout, Source
+from .layout import Layout, SearchesItself, Source
 
 HEADER, FORMAT = "tformer-layout.json", "tformer-layout"
 TOLERANCE = Tolerance()
@@ -66,12 +67,16 @@ class LayoutReport:
     proofs: list[Proof]
     unproven: str = ""
     """Why nothing was compared."""
+    left_out: list[str] = field(default_factory=list)
+    """Decoding options of the checkpoint that the runtime's search lacks, and that were not compared."""
 
     def __str__(self) -> str:
         """For people."""
         if self.unproven:
             return f"{self.layout}: NOT CHECKED: {self.unproven}"
-        return "\n".join([f"{self.layout}, in {self.runtime}, against eager PyTorch", *map(str, self.proofs)])
+        left_out = [f"  left out: {each}" for each in self.left_out]
+        first = f"{self.layout}, in {self.runtime}, against eager PyTorch"
+        return "\n".join([first, *map(str, self.proofs), *left_out])
 
 
 def write_layout(
@@ -84,8 +89,9 @@ def write_layout(
     runtime that is not installed compares nothing, which the report and the folder say.
     """
     if name not in LAYOUTS:
-        raise ConfigError(f"--layout {name}: must be one of {', '.join(LAYOUTS)}")
-    layout = cast(Layout, import_module(f".{name.replace('-', '_')}", __package__))
+        raise unknown("layout", name, LAYOUTS)
+    with extras():
+        layout = cast(Layout, import_module(f".{name.replace('-', '_')}", __package__))
     source = open_layout_source(run)
     if cannot := list(layout.refuse(source)):
         raise ConfigError(f"layout {name} cannot say {'; '.join(cannot)}: choose another layout, see docs/anywhere.md")
@@ -120,21 +126,24 @@ def prove(
 ) -> LayoutReport:
     """Generate in the layout's runtime and compare."""
     report = LayoutReport(name, layout.RUNTIME, [])
-    corpus = make_corpus(source.config, load_recipe(STANDARD).for_model(source.config), source.tokenizers, src)
+    recipe = load_recipe(STANDARD).for_model(source.config)
+    corpus = make_corpus(source.config, recipe, source.tokenizers, src)
+    sources = corpus.sources if src else between(corpus.sources, source.tokenizers, recipe.axes.src_len.max)
+    searches = {beams: proving(source, beams, corpus.options.max_tokens) for beams in layout.BEAMS}
+    if isinstance(layout, SearchesItself):
+        nearest = {beams: layout.nearest(options) for beams, options in searches.items()}
+        searches = {beams: options for beams, (options, _) in nearest.items()}
+        report.left_out = list(dict.fromkeys(line for _, lines in nearest.values() for line in lines))
     with EagerEngine(source.checkpoint.load_model()) as eager:
-        expected = {
-            beams: outputs_of(eager, corpus.sources, proving(source, beams, corpus.options.max_tokens))
-            for beams in layout.BEAMS
-        }
+        expected = {beams: outputs_of(eager, sources, options) for beams, options in searches.items()}
         for precision in layout.PRECISIONS:
             progress(stage=f"{layout.RUNTIME}, {precision}")
             try:
                 with layout.open_runtime(source, folder, precision) as generate:
-                    for beams in layout.BEAMS:
-                        options = proving(source, beams, corpus.options.max_tokens)
-                        found = generate(corpus.sources, options)
+                    for beams, options in searches.items():
+                        found = generate(sources, options)
                         exact = layout.PRECISIONS[precision]
-                        proof = compare(eager, corpus.sources, options, expected[beams], found, exact)
+                        proof = compare(eager, sources, options, expected[beams], found, exact)
                         report.proofs.append(dataclasses.replace(proof, precision=precision))
             except MissingExtra as error:
                 report.unproven = str(error)
@@ -143,10 +152,18 @@ def prove(
     return report
 
 
-def proving(source: Source, beams: int, max_tokens: int) -> DecodeOptions:
-    """The checkpoint's decoding options with so many beams and one output."""
-    tokens = min(max_tokens, source.options.max_tokens)
-    return dataclasses.replace(source.options, beams=beams, n_best=1, max_tokens=tokens)
+def proving(source: Source, beams: int, most: int) -> DecodeOptions:
+    """The checkpoint's decoding options with so many beams and one output of at most so many tokens."""
+    tokens = min(most, source.options.max_tokens, source.config.max_positions)
+    limits = {"max_tokens": tokens, "min_tokens": min(tokens, source.options.min_tokens)}
+    return over_defaults(source.checkpoint.decoding, {"beams": beams, "n_best": 1, **limits})
+
+
+def between(generated: Sequence[list[int]], tokenizers: Tokenizers, longest: int) -> list[list[int]]:
+    """Generated sources that have a word, between what the tokenizers put around one."""
+    prefix, suffix = tokenizers.around
+    most = longest - len(prefix) - len(suffix)
+    return [[*prefix, *ids[:-1][:most], *suffix] for ids in generated if ids[:-1]]
 
 
 def outputs_of(engine: EagerEngine, sources: Sequence[list[int]], options: DecodeOptions) -> list[Hypothesis]:
@@ -213,14 +230,24 @@ def write_header(folder: Path, source: Source, report: LayoutReport) -> None:
             "layout": report.layout,
             "tformer_deploy": __version__,
             "checkpoint": {"weights_sha256": source.checkpoint.weights_sha256},
-            "versions": {name: version(name) for name in ("torch", "onnx")},
+            "versions": installed("torch", "onnx", report.runtime),
             "runtime": report.runtime,
             "checked": not report.unproven,
             **({"unproven": report.unproven} if report.unproven else {}),
+            **({"left_out": report.left_out} if report.left_out else {}),
             "proofs": [summary(each) for each in report.proofs],
             "files": {path.relative_to(folder).as_posix(): sha256(path) for path in files},
         },
     )
+
+
+def installed(*names: str) -> dict[str, str]:
+    """Versions of those of some packages that are installed."""
+    found = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def summary(proof: Proof) -> dict[str, Any]:
