@@ -10,6 +10,7 @@ from ...base.files import write_json
 from .hf_config import config_json, generation_json, refused
 from .hf_graphs import DECODER, ENCODER, MERGED, WITH_PAST, lowered, make_graph, save_graph
 from .hf_runtime import plain_runtime
+from .hf_text import write_text
 from .layout import Generate, Source
 
 RUNTIME = "onnxruntime"
@@ -32,6 +33,7 @@ def write(source: Source, folder: Path) -> None:
         save_graph(lowered(make_graph(name, model)), folder / f"{name}.onnx", source.checkpoint.weights_sha256)
     write_json(folder / "config.json", config_json(source))
     write_json(folder / "generation_config.json", generation_json(source, beams=True))
+    write_text(source, folder, marian=True)
 
 
 def open_runtime(source: Source, folder: Path, precision: str) -> AbstractContextManager[Generate]:
