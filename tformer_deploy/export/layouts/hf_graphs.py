@@ -21,10 +21,7 @@ from torch.nn import functional as F
 from ...model.config import ModelConfig
 from ...model.network import Transformer
 from ...model.seq2seq import GrowingCache, KeysValues, Seq2Seq, length_mask
-from ..passes.fold_weights import fold_weights
-from ..passes.older_operators import older_operators
 from ..passes.rewriting import Builder
-from ..passes.simplify import simplify
 from ..to_onnx import label, own_outputs
 from ..trace import Named, traced
 
@@ -35,7 +32,7 @@ ENCODER, DECODER, WITH_PAST, MERGED = (
     "decoder_model_merged",
 )
 TRACED_AT = 23
-"""The opset of traces, whose attention is one operator; `older_operators` writes it out for opset 17."""
+"""The opset of traces, whose attention is one operator; see `hf_precisions.lowered`."""
 MOST_BYTES = 1_900_000_000
 """A larger graph has its weights beside it, as NAME.onnx_data: one message of protobuf holds no 2 GiB."""
 SIZES = {"batch_size": 2, "encoder_sequence_length": 5, "past_encoder_length": 6, "new_encoder_length": 7}
@@ -182,7 +179,7 @@ def pairs(given: Mapping[str, Tensor], side: str) -> list[KeysValues]:
 
 
 def make_graph(name: str, model: Seq2Seq) -> ir.Model:
-    """One graph of a model in operators of opset 17; weights have their names in the checkpoint."""
+    """One graph of a model as it is traced; weights have their names in the checkpoint."""
     module = EncoderModel(model) if name == ENCODER else DecoderModel(name, model)
     shapes = module.shapes()
     given = {each: (example(each, shape), shape) for each, shape in shapes.items()}
@@ -195,15 +192,6 @@ def make_graph(name: str, model: Seq2Seq) -> ir.Model:
         if value.name in shapes:
             value.shape = ir.Shape([SHOWN.get(size, size) for size in shapes[value.name]])  # type: ignore[call-overload]
     return made
-
-
-def lowered(model: ir.Model) -> ir.Model:
-    """A traced graph with its weights as products read them, in operators of opset 17."""
-    fold_weights(model.graph, gemm=True)
-    simplify(model)
-    older_operators(model)
-    simplify(model, rules=False)
-    return model
 
 
 def example(name: str, shape: Sequence[int | str]) -> Tensor:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ...base.files import write_json
 from .hf_config import config_json, generation_json, refused
-from .hf_graphs import DECODER, ENCODER, MERGED, WITH_PAST, lowered, make_graph, save_graph
+from .hf_graphs import DECODER, ENCODER, MERGED, WITH_PAST, make_graph, save_graph
+from .hf_precisions import lowered
 from .hf_runtime import plain_runtime
 from .hf_text import write_text
 from .layout import Generate, Source

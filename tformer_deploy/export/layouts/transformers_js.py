@@ -18,12 +18,13 @@ from ...base.errors import EngineError, MissingExtra
 from ...base.files import write_json
 from ...decoding import DecodeOptions
 from .hf_config import config_json, generation_json, refused
-from .hf_graphs import ENCODER, MERGED, lowered, make_graph, save_graph
+from .hf_graphs import ENCODER, MERGED, make_graph, save_graph
+from .hf_precisions import lowered
 from .hf_text import write_text
 from .layout import Generate, Source
 
 RUNTIME = "transformers.js"
-PRECISIONS = {"fp32": True}
+PRECISIONS = {"fp32": True, "fp16": False, "q8": False, "q4": False}
 SUFFIXES = {"fp32": "", "fp16": "_fp16", "q8": "_quantized", "q4": "_q4"}
 """Of files, by what transformers.js calls `dtype`."""
 BEAMS = (1,)
@@ -44,7 +45,7 @@ def write(source: Source, folder: Path) -> None:
     for name in (ENCODER, MERGED):
         graph = make_graph(name, model)
         for precision in PRECISIONS:
-            made = lowered(graph.clone())
+            made = lowered(graph.clone(), precision)
             path = folder / "onnx" / f"{name}{SUFFIXES[precision]}.onnx"
             save_graph(made, path, source.checkpoint.weights_sha256)
     config = config_json(source)
