@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -69,7 +69,7 @@ def build_graph(name: str, tracer: Tracer, recipe: Recipe, ranges: Ranges) -> on
     """Trace one graph of a recipe and run the recipe's passes over it."""
     model = tracer.graph(name, recipe)
     run_passes(model, recipe.passes(name), recipe, ranges)
-    own_outputs(model.graph, signature(name, tracer.model.config, recipe))
+    own_outputs(model.graph, output_names(signature(name, tracer.model.config, recipe)))
     proto = ir.to_proto(model)
     origins = {each: value.meta[ORIGIN] for each, value in model.graph.initializers.items() if ORIGIN in value.meta}
     onnx.helper.set_model_props(proto, {ORIGINS: write_origins(origins)})
@@ -87,19 +87,24 @@ def build_program(tracer: Tracer, recipe: Recipe, ranges: Ranges) -> dict[str, P
         *passes, _ = recipe.passes(name)
         run_passes(model, tuple(passes), recipe, ranges)
         if not in_step:  # whose outputs a program has of itself
-            own_outputs(model.graph, signature(name, tracer.model.config, recipe.as_ort))
+            own_outputs(model.graph, output_names(signature(name, tracer.model.config, recipe.as_ort)))
         positions = recipe.axes.past_len.max + 1 if in_step else recipe.axes.src_len.max
         found[name] = native_program(model.graph, positions, "bf16" if recipe.precision == "bf16" else "fp32")
     return found
 
 
-def own_outputs(graph: ir.Graph, expected: Signature) -> None:
+def output_names(expected: Signature) -> list[str]:
+    """Of a graph's contract, in order."""
+    return [spec.name for spec in expected.outputs]
+
+
+def own_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
     """Give each output a name of its own: layers that share keys and values have one value, which has one name."""
-    for place, (value, spec) in enumerate(zip(list(graph.outputs), expected.outputs, strict=False)):
-        if value.name != spec.name:
+    for place, (value, name) in enumerate(zip(list(graph.outputs), names, strict=False)):
+        if value.name != name:
             node = ir.node("Identity", [value])
             copy = node.outputs[0]
-            copy.name, copy.shape, copy.type = spec.name, value.shape, value.type
+            copy.name, copy.shape, copy.type = name, value.shape, value.type
             graph.append(node)
             graph.outputs[place] = copy
 

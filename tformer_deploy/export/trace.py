@@ -8,12 +8,13 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn.modules import transformer as torch_layers
 
@@ -52,15 +53,42 @@ class Tracer:
         return self._traced[key].clone()
 
 
+Given = Mapping[str, tuple[Tensor, Sequence[int | str]]]
+
+
+class Named(nn.Module):
+    """A module whose graph has a name; weights of its `model` have theirs in the checkpoint."""
+
+    model: Seq2Seq
+    name: str
+
+
 def trace(module: GraphModule) -> ir.Model:
     """One module as a simplified graph. Raises ArtifactError where it does not keep the contract."""
     sizes = example_sizes(module)
     expected, names = module.signature, [*(spec.name for spec in module.signature.outputs), *module.layer_names]
-    inputs = tuple(torch.zeros(spec.sized(sizes), dtype=_DTYPES[spec.dtype]) for spec in expected.inputs)
+    inputs = [torch.zeros(spec.sized(sizes), dtype=_DTYPES[spec.dtype]) for spec in expected.inputs]
     for spec, example in zip(expected.inputs, inputs, strict=True):
         if spec.name == "src_lengths":
             example.fill_(sizes["src_len"])
-    shapes = [spec.shape for spec in expected.inputs]
+    given = {spec.name: (example, spec.shape) for spec, example in zip(expected.inputs, inputs, strict=True)}
+    model = traced(module, given, names, module.recipe.opset)
+    keep_contract(model, module.name, expected)
+    return model
+
+
+def traced(
+    module: GraphModule | Named,
+    given: Mapping[str, tuple[Tensor, Sequence[int | str]]],
+    outputs: Sequence[str],
+    opset: int,
+) -> ir.Model:
+    """A module's `forward` as a simplified graph, which gets its name.
+
+    given: of each input, in order, an example and its shape, in which a size with a name is dynamic.
+    """
+    inputs = tuple(example for example, _ in given.values())
+    shapes = [shape for _, shape in given.values()]
     dynamic = tuple({i: Dim.DYNAMIC for i, size in enumerate(shape) if isinstance(size, str)} for shape in shapes)
     with quiet(), torch.no_grad(), plain_attention(), masks_as_given():
         exported = torch.export.export(
@@ -69,18 +97,17 @@ def trace(module: GraphModule) -> ir.Model:
         drop_assertions(exported.graph)
         # Not optimized, as weights would lose their names; `simplify` does it.
         program = torch.onnx.export(
-            exported, dynamo=True, opset_version=module.recipe.opset, output_names=names, optimize=False, verbose=False
+            exported, dynamo=True, opset_version=opset, output_names=outputs, optimize=False, verbose=False
         )
     assert program is not None
     model = program.model
     model.graph.name = module.name
-    for spec, value in zip(expected.inputs, model.graph.inputs, strict=True):
-        value.name = spec.name
+    for name, value in zip(given, model.graph.inputs, strict=True):
+        value.name = name
     rename_weights(model.graph)
     simplify(model)
     require_no_draws(model.graph)
     expand_masks(model.graph)
-    keep_contract(model, module.name, expected)
     return model
 
 

@@ -5,5 +5,7 @@ A module a layout, which follows `layout.Layout`. This list loads none of them.
 
 LAYOUTS: dict[str, str] = {
     "ctranslate2": "CTranslate2",
+    "optimum": "optimum-onnx, and plain ONNX Runtime in any language",
+    "transformers-js": "transformers.js, in browsers and in Node",
 }
 """Name of a layout → which runtime reads it. Its module here has the same name, with _ for -."""

@@ -169,15 +169,14 @@ def between(generated: Sequence[list[int]], tokenizers: Tokenizers, longest: int
 def outputs_of(engine: EagerEngine, sources: Sequence[list[int]], options: DecodeOptions) -> list[Hypothesis]:
     """Eager's best output of each source."""
     found: list[Hypothesis] = []
-    for batch in batches(engine, sources):
+    for batch in batches(engine.config.pad_id, sources):
         found += [each[0] for each in decode(engine, batch, options)]
     return found
 
 
-def batches(engine: EagerEngine, sources: Sequence[list[int]]) -> list[Batch]:
+def batches(pad: int, sources: Sequence[list[int]]) -> list[Batch]:
     """Sources in order, a few at a time."""
     parts = range(0, len(sources), BATCH)
-    pad = engine.config.pad_id
     return [make_batch(list(sources[i : i + BATCH]), pad, range(i, min(i + BATCH, len(sources)))) for i in parts]
 
 

@@ -118,8 +118,10 @@ def _split(build: Builder, node: ir.Node) -> None:
         build.replace(old, new)
 
 
-def _reduce(build: Builder, node: ir.Node) -> ir.Value:
-    """Axes are an attribute at opset 17."""
+def _reduce(build: Builder, node: ir.Node) -> ir.Value | None:
+    """Axes are an attribute at opset 17, but for sums."""
+    if node.op_type == "ReduceSum":
+        return None
     axes = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
     if axes is None:
         raise ArtifactError(f"older_operators: {node.op_type} over axes that are no constant")

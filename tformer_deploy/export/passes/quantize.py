@@ -16,7 +16,7 @@ from ...bundle.origin import Origin
 from ..quantizing import TABLES, Array, Range, Ranges, channels, group_size, packed_groups, step_and_zero
 from .rewriting import MICROSOFT, Builder, Linear, constant_of, linears, made_by, origin_of
 
-IDS = ("src_ids", "tokens", "shortlist")
+IDS = ("src_ids", "tokens", "shortlist", "input_ids")
 """Inputs that name rows of a table."""
 
 
