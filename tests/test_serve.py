@@ -22,6 +22,7 @@ import pytest
 
 from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.cli.serve import KEY_VARIABLE, read_key, read_pairs, split_name
+from tformer_deploy.serve import waiting
 from tformer_deploy.serve.app import LOG
 from tformer_deploy.serve.models import Model, Models
 from tformer_deploy.serve.protocols import own
@@ -111,7 +112,7 @@ ODD = '{"text": "w4", %s}'
     "odd", [r'"model": "\ud800"', r'"\ud800": 1', r'"options": {"stop": "\ud800"}', r'"model": "a\n\u001b\u2028"']
 )
 def test_what_a_message_quotes_is_printable(client: Any, odd: str) -> None:
-    answer = client.post("/v1/translate", content=ODD % odd, headers={"X-Request-Id": "a\x1b"})
+    answer = client.post("/v1/translate", content=ODD % odd, headers={"X-Request-Id": b"a\xe9"})
     assert answer.status_code in (400, 404) and answer.json()["error"].isprintable()
     assert answer.headers["x-request-id"].isalnum()
 
@@ -310,7 +311,8 @@ def test_a_client_that_goes_away_frees_its_place(
 def test_a_task_that_is_cancelled_while_it_queues_texts_leaves_none(
     engine: Watched, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Ray Serve does when a client goes away."""
+    """As Ray Serve does when a client goes away. Long texts are queued in a thread."""
+    monkeypatch.setattr(waiting, "SHORT", 0)
     queued, go, lines = threading.Event(), threading.Event(), []
     with translator_of(engine) as translator:
         model = Model("a", translator, CAPS)

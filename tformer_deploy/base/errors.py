@@ -77,7 +77,7 @@ EXTRAS = {
     "train": ("torch", "safetensors", "sacrebleu", "num2words", "matplotlib"),
     "export": ("torch", "safetensors", "onnx", "onnxscript", "yaml"),
     "cpu": ("onnxruntime",),
-    "serve": ("starlette", "uvicorn", "prometheus_client"),
+    "serve": ("starlette", "uvicorn", "httptools", "uvloop", "prometheus_client"),
     "serve-grpc": ("grpc", "tritonclient", "google", "packaging"),
     "trt": ("tensorrt", "polygraphy", "onnx", "cuda"),
     "trt-rtx": ("tensorrt_rtx", "polygraphy", "onnx", "cuda"),

@@ -18,9 +18,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..base.errors import TformerError
+from ..translate.scheduler import Busy
 from . import metrics, openapi, site
 from .answers import REQUEST_ID, Json, failed, message_of
 from .current import Current, Reopen
@@ -34,6 +35,8 @@ OPEN = {*openapi.OPEN, *openapi.PAGES}.union(*(getattr(each, "OPEN", ()) for eac
 """Paths that need no key: what asks for them has none."""
 IN_BODY = {path for protocol in PROTOCOLS for path in getattr(protocol, "KEY_IN_BODY", ())}
 """Paths whose key may stand in the body."""
+SUBMITS = {path for protocol in PROTOCOLS for path in getattr(protocol, "SUBMITS", ())}
+"""Paths whose requests need room in a queue: where all are full, they are refused before their bodies are read."""
 SCHEMES = ("bearer", "deepl-auth-key")
 """What may stand before the key in `Authorization`."""
 READY = ("/healthz", "/healthz/ready", "/v2/health/ready")
@@ -47,7 +50,7 @@ def make_app(models: Models, key: str = "", reopen: Reopen | None = None, member
     `reopen`: opens the bundles that have changed, see `Current`. `member`: of several workers.
     """
 
-    def of_models(models: Models) -> ASGIApp:
+    def of_models(models: Models) -> Starlette:
         protocols = (route for protocol in PROTOCOLS for route in protocol.routes(models))
         return _starlette([*site.routes(models, bool(key)), *protocols])
 
@@ -125,6 +128,7 @@ class Guard:
     def __init__(self, current: Current, own: Starlette, key: str, counted: metrics.Counted) -> None:
         self.current, self.own, self.key, self.counted = current, own, key.encode(), counted
         self._own_paths = {getattr(route, "path", "") for route in own.routes}
+        self._submits = {route.path: route.endpoint for route in current.routes if route.path in SUBMITS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -145,11 +149,14 @@ class Guard:
             await send(message)
 
         try:
-            allowed = scope["path"] in OPEN or self.has_key(headers)
+            allowed = has_key = scope["path"] in OPEN or self.has_key(headers)
             if not allowed and scope["path"] in IN_BODY:  # its handler asks for the key
                 scope.setdefault("state", {})["is_key"] = self.is_key
                 allowed = True
-            if allowed:
+            if has_key and (busy := self._busy(scope)):
+                scope["error"], scope["endpoint"] = busy, self._submits[scope["path"]]
+                await failed_at(scope["path"], busy)(scope, receive, answer)
+            elif allowed:
                 await self._answer(scope, receive, answer)
             else:
                 scope["error"] = NoKey("a key is needed: send Authorization: Bearer KEY")
@@ -164,6 +171,16 @@ class Guard:
         self.counted.answered(route, line["status"], seconds, error)
         said = {"error": message_of(error)} if error else {}
         LOG.info(json.dumps({"time": round(time.time(), 3), **line, "ms": round(seconds * 1000, 1), **said}))
+
+    def _busy(self, scope: Scope) -> Busy | None:
+        """Why a request is refused before anything else is done for it: a server that has too much must be quick."""
+        if scope["method"] != "POST" or scope["path"] not in self._submits:
+            return None
+        try:
+            self.current.check_room()
+        except Busy as busy:
+            return busy
+        return None
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.current.draining and scope["path"] in READY:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Condition, Lock, Thread
 
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from ..base.errors import ConfigError, EngineError, TformerError
 from ..base.notes import note, printable
@@ -20,7 +21,7 @@ Reopen = Callable[[Models], Models]
 class Held:
     """Models, the application over them, and how many requests use them."""
 
-    def __init__(self, models: Models, app: ASGIApp) -> None:
+    def __init__(self, models: Models, app: Starlette) -> None:
         self.models, self.app, self.requests = models, app, 0
 
 
@@ -30,7 +31,7 @@ class Current:
     So its model, the scheduler that its lines are in and the tokenizers that make text of them are of one bundle.
     """
 
-    def __init__(self, models: Models, make: Callable[[Models], ASGIApp], reopen: Reopen | None = None) -> None:
+    def __init__(self, models: Models, make: Callable[[Models], Starlette], reopen: Reopen | None = None) -> None:
         """`make`: the application over models. `reopen`: none: they cannot be replaced."""
         self._make, self._reopen = make, reopen
         self._held = Held(models, make(models))
@@ -41,6 +42,15 @@ class Current:
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._held.models)
+
+    @property
+    def routes(self) -> list[Route]:
+        """The application's routes; their paths are those of any models."""
+        return [route for route in self._held.app.routes if isinstance(route, Route)]
+
+    def check_room(self) -> None:
+        """Raise Busy where no model has room for a text."""
+        self._held.models.check_room()
 
     @contextmanager
     def use(self) -> Iterator[Held]:

@@ -178,6 +178,11 @@ class Models:
             raise UnknownModel(str(unknown("model", name, [*self._models, *self._aliases])))
         return self._models[name]
 
+    def check_room(self) -> None:
+        """Raise Busy where the queues of all models are full."""
+        if all(model.scheduler.full for model in self):
+            self.get().scheduler.check_room()
+
     def find(self, source: str, target: str) -> tuple[Model, ...]:
         """The model for a pair of languages, or the two that lead there. Raises UnknownPair; see `Pairs.way`."""
         return tuple(self.get(name) for name in self.pairs.way(source, target))

@@ -17,6 +17,8 @@ from .models import Model
 from .texts import Outcome, Pair, cancel, check_busy, check_count, naming, submit_all
 
 T = TypeVar("T")
+SHORT = 2000
+"""Characters of a request that are tokenized at once: less than a millisecond."""
 
 
 class Caller(Protocol):
@@ -34,7 +36,8 @@ async def translate_all(
     check_count(len(pairs), model)
     model.scheduler.check_room()  # before any other work: a server that has too much must refuse quickly
     due = time.monotonic() + model.caps.seconds
-    lines = await _submitted(lambda: submit_all(model, pairs, decoding, due), cancel)
+    letters = sum(len(text) + len(prefix) for text, prefix in pairs)
+    lines = await _submitted(lambda: submit_all(model, pairs, decoding, due), cancel, letters)
     outcomes = await _outcomes(request, lines)
     check_busy(outcomes)
     return outcomes
@@ -86,8 +89,13 @@ def check_pivot(models: Sequence[Model], decoding: Mapping[str, Any]) -> None:
         raise ConfigError(f"align: positions would be those of a text between {through}: ask each model by its name")
 
 
-async def _submitted(submit: Callable[[], T], give_up: Callable[[T], None]) -> T:
-    """Queue lines in a thread; they are given up if the task that waits for that is cancelled."""
+async def _submitted(submit: Callable[[], T], give_up: Callable[[T], None], letters: int) -> T:
+    """Queue lines: short ones at once, long ones in a thread, as they take a while to tokenize.
+
+    They are given up if the task that waits for that is cancelled.
+    """
+    if letters <= SHORT:
+        return submit()
     queued = asyncio.ensure_future(run_in_threadpool(submit))
     try:
         return await asyncio.shield(queued)
@@ -135,7 +143,8 @@ class Stream:
         def put(item: str | Outcome) -> None:
             loop.call_soon_threadsafe(stream._queue.put_nowait, item)
 
-        stream._line = await _submitted(lambda: model.submit(*pair, decoding, put), Line.cancel)
+        letters = sum(map(len, pair))
+        stream._line = await _submitted(lambda: model.submit(*pair, decoding, put), Line.cancel, letters)
         stream._line.future.add_done_callback(lambda future: put(future.exception() or future.result()))
         return stream
 

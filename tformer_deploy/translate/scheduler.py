@@ -238,8 +238,13 @@ class Scheduler:
             self._count(busy)
             raise busy
 
+    @property
+    def full(self) -> bool:
+        """Whether the queue has no room."""
+        return self._unfinished >= self.slots + self.max_queue
+
     def _busy(self) -> Busy | None:
-        if self._unfinished < self.slots + self.max_queue:
+        if not self.full:
             return None
         return Busy(f"{len(self._waiting)} lines are waiting: try again later")
 

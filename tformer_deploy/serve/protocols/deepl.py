@@ -16,6 +16,7 @@ from ..models import Models
 from ..waiting import translate_lines
 
 PATHS = ("/v2/translate", "/v2/languages", "/v2/usage", "/v2/document", "/v2/glossar", "/v2/write", "/v3/")
+SUBMITS = ("/v2/translate",)
 REGIONS = {"EN": ("EN-GB", "EN-US"), "PT": ("PT-BR", "PT-PT")}
 """What its clients ask for instead of a target language, which they refuse."""
 NO_LIMIT = 10**12

@@ -19,6 +19,7 @@ from ..models import Model, Models
 from ..waiting import translate_lines
 
 PATHS = ("/translate", "/languages", "/detect")
+SUBMITS = ("/translate",)
 OPEN = ("/languages",)
 """Needs no key, as front ends ask before they have one."""
 KEY_IN_BODY = ("/translate", "/detect")

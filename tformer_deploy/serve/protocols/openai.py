@@ -24,6 +24,7 @@ from ..texts import Pair, all_results
 from ..waiting import Stream, translate_all
 
 PATHS = ("/v1/",)
+SUBMITS = ("/v1/completions", "/v1/chat/completions")
 OPTIONS = [each.name for each in fields(DecodeOptions) if each.name not in ("n_best", "sampling", "align")]
 """Decoding options that may stand in a body, some of them by OpenAI's name."""
 OURS = ("model", "prompt", "messages", "stream", "stream_options", "n", "max_completion_tokens", *OPTIONS)

@@ -24,6 +24,7 @@ from ..texts import Outcome, check_count
 from ..waiting import Stream, stream_through, translate_through
 
 PATHS = ("/v1/translate", "/v1/score", "/v1/cards")
+SUBMITS = ("/v1/translate",)
 Texts = str | list[str]
 MOST_SCORES = 16
 """Requests to score that wait; further ones are refused."""
