@@ -7,7 +7,6 @@ windows of time. CTranslate2 first gets its best window: the one with the lowest
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -23,6 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+import uvloop
 
 from tformer_deploy import load
 from tformer_deploy.base.errors import EngineError, TformerError
@@ -178,9 +179,9 @@ def measure(
     Raises EngineError for wrong answers, and where the client sent its requests too late.
     """
     with side.running() as (url, pid):
-        asyncio.run(send(url, bodies, rate, SETTLE_SECONDS, 1))
+        uvloop.run(send(url, bodies, rate, SETTLE_SECONDS, 1))
         before = memory(pid)
-        answers, late = asyncio.run(send(url, bodies, rate, seconds, 2))
+        answers, late = uvloop.run(send(url, bodies, rate, seconds, 2))
         after = memory(pid)
     if late > MOST_LATE_SECONDS:
         raise EngineError(f"the client sent a request {late:.1f} s late: use lower --rates, or leave it a core")

@@ -8,11 +8,12 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import uvicorn
 
@@ -84,9 +85,8 @@ def serve_on(
 
     `member`: of several workers.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    LOG.addHandler(handler)
+    log = Lines(sys.stderr)
+    LOG.addHandler(log)
     LOG.setLevel(logging.INFO)
     LOG.propagate = False
     early: list[int] = []
@@ -114,7 +114,7 @@ def serve_on(
         calls = open_calls(app, service, bool(member))
         note(said(service, listening, calls.port if calls else None))
         server = Server(config, app.current, service.shutdown_delay, bool(early))
-        server.calls = calls
+        server.calls, server.log = calls, log
         if member:
             server.each_second = lambda: member.pages.write(app.counted.text())
         server.run(sockets=[listening])
@@ -122,6 +122,27 @@ def serve_on(
         if calls:
             calls.close(DRAIN_SECONDS)
         app.current.close()
+        log.flush()
+
+
+class Lines(logging.Handler):
+    """A log whose lines are written together when it is flushed: each write may wait for Python's lock."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.stream, self._lines = stream, deque[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self._lines.append(f"{record.getMessage()}\n")
+
+    def flush(self) -> None:
+        """Write the lines so far; those that cannot be written are lost."""
+        count = len(self._lines)
+        if text := "".join(self._lines.popleft() for _ in range(count)):
+            with suppress(OSError):
+                self.stream.write(text)
+                self.stream.flush()
 
 
 def open_calls(app: Guard, service: Service, shared: bool) -> GrpcServer | None:
@@ -142,6 +163,7 @@ class Server(uvicorn.Server):
         self._ends: float | None = None
         self.calls: GrpcServer | None = None
         """Ends with this."""
+        self.log: Lines | None = None
         self.each_second: Callable[[], None] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -175,6 +197,8 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Whether it is time to end. Called ten times a second."""
+        if self.log:
+            self.log.flush()
         if counter % 10 == 0:
             self.each_second()
         return await super().on_tick(counter) or (self._ends is not None and time.monotonic() >= self._ends)
