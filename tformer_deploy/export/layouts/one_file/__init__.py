@@ -1,0 +1,108 @@
+"""Layout `one-file`: one ONNX file that generates by itself, in any language that has ONNX Runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from ....bundle.recipe import load_recipe
+from ....decoding import DecodeOptions
+from ....engines import STANDARD
+from ....engines.ort.library import InferenceSession, check_library, loading, open_session, session_options
+from ....model.seq2seq import Seq2Seq
+from ...to_onnx import label
+from ..layout import Generate, Source
+from ..written import BATCH
+from .feeding import feed_of, feed_sources
+from .joining import Composer
+
+RUNTIME = "onnxruntime"
+PRECISIONS = {"fp32": True}
+BEAMS = (1, 4)
+FILE = "generate.onnx"
+MOST_BYTES = 1_900_000_000
+"""A larger model has its weights beside it: one message of protobuf holds no 2 GiB."""
+BAKED = (
+    "max_ratio",
+    "min_ratio",
+    "length_norm",
+    "stop",
+    "patience",
+    "end_ids",
+    "endless",
+    "first_adds_zero",
+    "forced_end",
+)
+"""Decoding options that are constants of the file."""
+
+
+def refuse(source: Source) -> Iterable[str]:
+    """See `Layout.refuse`."""
+    for name, why in (
+        ("sampling", "it searches"),
+        ("coverage_penalty", "it reads no attention"),
+        ("align", "it reads no attention"),
+    ):
+        if value := getattr(source.options, name):
+            yield f"{name}={json.dumps(value)}: {why}"
+
+
+def write(source: Source, folder: Path) -> None:
+    """See `Layout.write`."""
+    model = make_graph(source.checkpoint.load_model(), source.options)
+    label(model, metadata(source))
+    path = folder / FILE
+    beside = sum(len(each.raw_data) for each in model.graph.initializer) > MOST_BYTES
+    onnx.save_model(model, path, save_as_external_data=beside, location=f"{path.name}_data")
+    onnx.checker.check_model(path)
+
+
+def make_graph(model: Seq2Seq, options: DecodeOptions) -> onnx.ModelProto:
+    """The graph of a model; of `options`, those of `BAKED` are in it."""
+    return ir.to_proto(Composer(model, options, load_recipe(STANDARD).for_model(model.config)).compose())
+
+
+def metadata(source: Source) -> dict[str, str]:
+    """What the file says of itself: its constants, and what to feed for the model's own options."""
+    options = dataclasses.asdict(source.options)
+    return {
+        "tformer.graph": "generate",
+        "tformer.weights_sha256": source.checkpoint.weights_sha256,
+        "tformer.decoding": json.dumps({name: options[name] for name in BAKED}),
+        "tformer.inputs": json.dumps({name: value.tolist() for name, value in feed_of(source.options).items()}),
+    }
+
+
+@contextmanager
+def open_runtime(source: Source, folder: Path, precision: str) -> Iterator[Generate]:
+    """See `Layout.open_runtime`."""
+    check_library()
+    path = folder / FILE
+    with loading(path):
+        session = open_session(path, session_options(0))
+
+    def generate(sources: Sequence[Sequence[int]], options: DecodeOptions) -> list[list[int]]:
+        found = []
+        for i in range(0, len(sources), BATCH):
+            found += [each[0] for each in outputs_of(session, sources[i : i + BATCH], source.config.pad_id, options)]
+        return found
+
+    yield generate
+
+
+def outputs_of(
+    session: InferenceSession, sources: Sequence[Sequence[int]], pad: int, options: DecodeOptions
+) -> list[list[list[int]]]:
+    """The best outputs of each source."""
+    feed: dict[str, Any] = {**feed_sources(sources, pad), **feed_of(options)}
+    ids, lengths = session.run(["ids", "lengths"], feed)
+    return [
+        [each[:length].tolist() for each, length in zip(*both, strict=True)] for both in zip(ids, lengths, strict=True)
+    ]
