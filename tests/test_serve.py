@@ -32,7 +32,19 @@ from tformer_deploy.translate.scheduler import BOUNDS, Late, Line
 from tformer_deploy.translate.translator import Translator
 
 from .command import failed_line, run_here
-from .serving import BROKEN, CAPS, REFUSED, Watched, ask_and_leave, counted, events, post, translator_of, wait_for
+from .serving import (
+    BROKEN,
+    CAPS,
+    NAMED,
+    REFUSED,
+    Watched,
+    ask_and_leave,
+    counted,
+    events,
+    post,
+    translator_of,
+    wait_for,
+)
 
 httpx = pytest.importorskip("httpx")
 
@@ -260,8 +272,9 @@ def test_a_server_that_ends_asks_clients_to_leave(serve: Callable[..., Any]) -> 
     assert answer.status_code == 200 and answer.headers["connection"] == "close"
 
 
-def test_a_full_queue_is_said_at_once(serve: Callable[..., Any], engine: Watched) -> None:
-    client = serve(slots=1, max_queue=1)
+@pytest.mark.parametrize("named", [NAMED, {"numbers": {}}], ids=["two models", "one"])
+def test_a_full_queue_is_said_at_once(serve: Callable[..., Any], engine: Watched, named: dict[str, Any]) -> None:
+    client = serve(named=named, slots=1, max_queue=1)
     engine.open.clear()
     threads = [threading.Thread(target=post, args=(client,), kwargs={"text": "w4"}) for _ in range(2)]
     threads[0].start()

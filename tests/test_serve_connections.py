@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from .serving import Watched, counted, post, wait_for
 from .serving import engine as engine
-from .serving import post
 from .serving import serve as serve
 
 connections = pytest.importorskip("tformer_deploy.serve.connections", reason="the extra serve is not installed")
@@ -60,6 +61,78 @@ def test_a_request_takes_longer_than_its_headers_may(
         engine.open.clear()
         threading.Timer(pause, engine.open.set).start()
         assert post(client, text="w4 w5").status_code == 200
+
+
+@contextlib.contextmanager
+def full(client: Any, engine: Watched, **headers: str) -> Iterator[None]:
+    """One text runs and one waits, of a server that has room for these."""
+    engine.open.clear()
+    asked = {"url": "/v1/translate", "json": {"text": "w4"}, "headers": headers}
+    threads = [threading.Thread(target=client.post, kwargs=asked) for _ in range(2)]
+    client.headers.update(headers)
+    for thread, name in zip(threads, ("running_lines", "waiting_lines"), strict=True):
+        thread.start()
+        wait_for(lambda name=name: counted(client, name) == 1)  # type: ignore[misc]
+    yield
+    engine.open.set()
+    for thread in threads:
+        thread.join(20)
+
+
+def head(path: str, length: int, more: str = "") -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n{more}\r\n".encode()
+
+
+def answer_on(connection: socket.socket) -> tuple[str, str, str]:
+    """Status line, headers and body."""
+    found = ""
+    while "\r\n\r\n" not in found:
+        found += connection.recv(1).decode()
+    begin, _, _ = found.partition("\r\n\r\n")
+    status, _, headers = begin.partition("\r\n")
+    length = re.search(r"content-length: (\d+)", headers.lower())
+    assert length
+    return status, headers.lower(), connection.recv(int(length[1]), socket.MSG_WAITALL).decode()
+
+
+def test_a_full_queue_is_said_before_the_body_comes(serve: Callable[..., Any], engine: Watched) -> None:
+    client = serve(named={"numbers": {}}, slots=1, max_queue=1)
+    with full(client, engine), opened(client) as connection:
+        for path, error in (("/v1/translate", '{"error": "1 lines are waiting'), ("/v1/completions", '{"error": {')):
+            connection.sendall(head(path, 3, "X-Request-Id: mine\r\n"))
+            status, headers, body = answer_on(connection)
+            assert status == "HTTP/1.1 429 Too Many Requests" and body.startswith(error)
+            assert "retry-after: 1" in headers and "x-request-id: mine" in headers
+            connection.sendall(b"{}}")  # the body that nobody reads
+        two = head("/v1/translate", 2) + b"{}" + head("/v1/translate", 2, "Connection: close\r\n") + b"{}"
+        connection.sendall(two)
+        assert "connection: close" not in answer_on(connection)[1]
+        assert "connection: close" in answer_on(connection)[1] and is_closed_in(connection, 5)
+        text = client.get("/metrics").text
+        assert 'tformer_failed_lines_total{kind="Busy",model="numbers"} 4.0' in text
+        assert 'tformer_requests_total{route="translate",status="429"} 3.0' in text
+    assert post(client, text="w4").status_code == 200
+
+
+def test_a_full_queue_tells_strangers_nothing(serve: Callable[..., Any], engine: Watched) -> None:
+    client = serve("key", named={"numbers": {}}, slots=1, max_queue=1)
+    with full(client, engine, Authorization="Bearer key"):
+        assert post(client, text="w4").status_code == 429
+        client.headers.clear()
+        assert post(client, text="w4").status_code == 401
+
+
+def test_headers_without_end_are_refused(serve: Callable[..., Any]) -> None:
+    client = serve()
+    with opened(client, b"GET /healthz HTTP/1.1\r\nHost: a\r\n") as connection:
+        with contextlib.suppress(ConnectionError):
+            for _ in range(200):
+                connection.sendall(b"A: " + b"b" * 1000 + b"\r\n")
+        answer = b""
+        with contextlib.suppress(ConnectionError):  # what it had not read resets the connection
+            while part := connection.recv(1000):
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 400") or not answer
 
 
 def test_many_idle_connections_keep_nobody_out(serve: Callable[..., Any]) -> None:

@@ -88,6 +88,30 @@ def test_one_that_is_killed_is_started_again_and_the_others_go_on(tmp_path: Path
 
 
 @pytest.mark.long
+def test_one_that_hangs_is_killed_and_started_again() -> None:
+    code = "from tformer_deploy.serve import workers; workers.HANG_SECONDS = 5"
+    code += "; from tformer_deploy.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", str(BUNDLES / "names"), "--workers", "2", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr
+        try:
+            port = re.search(r":(\d+) with 2 workers", next_line(server.stderr))
+            assert port
+            first, second = workers_of(server)
+            os.kill(first, signal.SIGSTOP)
+            assert next_line(server.stderr) == f"worker 0 (process {first}) hangs: it is killed\n"
+            assert next_line(server.stderr) == "worker 0 was ended by SIGKILL: it is started again in 1 s\n"
+            assert "with 2 workers" in next_line(server.stderr)
+            assert second in workers_of(server) and first not in workers_of(server)
+            answer = httpx.post(f"http://127.0.0.1:{port[1]}/v1/translate", json={"text": "seven"}, timeout=20)
+            assert answer.status_code == 200
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(30) == 0
+        finally:
+            server.kill()
+
+
+@pytest.mark.long
 def test_no_worker_outlives_the_first_process() -> None:
     with running(f"numbers={BUNDLES / 'names'}", "--workers", 2) as (server, _, _):
         alive = workers_of(server)

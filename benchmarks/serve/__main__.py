@@ -190,6 +190,7 @@ def measure(
     wrong = sum(answer.text != expected[answer.number] for answer in good) if expected else 0
     if wrong:
         raise EngineError(f"{side.name} gave {wrong} wrong answers of {len(good)} at {rate:g} a second")
+    refused = percentiles([answer.seconds for answer in answers if answer.status == 429])
     return {
         "side": side.name,
         "rate": rate,
@@ -198,6 +199,8 @@ def measure(
         "goodput": sum(answer.seconds <= GOOD_SECONDS for answer in good) / seconds,
         "refused": sum(answer.status == 429 for answer in answers),
         "refused_ms": 1000 * max((a.seconds for a in answers if a.status == 429), default=0.0),
+        "refused_p50_ms": refused["p50_ms"],
+        "refused_p99_ms": refused["p99_ms"],
         "lost": lost,
         "words": statistics.mean([len(answer.text.split()) for answer in good] or [0]),
         "client_late_ms": 1000 * late,
@@ -225,7 +228,8 @@ def shown(point: dict[str, Any]) -> str:
     return (
         f"{point['rate']:>6g}/s  {point['side']:<55} p50 {point['p50_ms']:>8.1f}  p95 {point['p95_ms']:>8.1f}  "
         f"p99 {point['p99_ms']:>8.1f} ms  goodput {point['goodput']:>6.1f}/s  "
-        f"refused {point['refused']}  lost {point['lost']}  {point['words']:.1f} words"
+        f"refused {point['refused']} within {point['refused_ms']:.0f} ms  lost {point['lost']}  "
+        f"{point['words']:.1f} words"
     )
 
 

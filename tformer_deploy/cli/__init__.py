@@ -41,6 +41,8 @@ __all__ = ["app", "main"]
 def main() -> None:
     """Run the command. Exit codes: 1 a user's mistake, 2 wrong usage, 3 a check that failed, 130 a signal."""
     open_streams()
+    if next((each for each in sys.argv[1:] if not each.startswith("-")), "") == "serve":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can reload: what it opens is new anyway
     try:
         try:
             with stopped_as_by_ctrl_c():

@@ -33,8 +33,8 @@ class Timed(HttpToolsProtocol):
         super().data_received(data)
         if self._deadline is not None:
             self._received += len(data)
-            if self._received > HEADER_BYTES:
-                self.transport.close()
+            if self._received > HEADER_BYTES and not self.transport.is_closing():
+                self.send_400_response(f"The headers of a request exceed {HEADER_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
         """The first byte of a request has come."""

@@ -42,6 +42,10 @@ class Pages:
             os.ftruncate(file, 0)
             os.pwrite(file, f"{text}{END}".encode(), 0)
 
+    def written(self, number: int) -> int:
+        """When a worker has last written its page, in nanoseconds."""
+        return os.fstat(self.files[number]).st_mtime_ns
+
     def read(self) -> str:
         """The metrics of all workers, with a label `worker`."""
         pages = {str(number): _page(file) for number, file in enumerate(self.files)}

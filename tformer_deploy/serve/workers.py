@@ -21,6 +21,8 @@ from .worker import READY, Task
 
 MOST_DEATHS = 5
 """How often a worker may die before it has served for `SETTLED_SECONDS`; then the server ends, if no other serves."""
+HANG_SECONDS = 30
+"""A worker whose event loop has not turned for so long is killed, and so started again."""
 SETTLED_SECONDS, MOST_WAIT_SECONDS = 60.0, 60
 
 
@@ -54,7 +56,9 @@ class Team:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         tasks = [asyncio.create_task(self._keep(number)) for number in range(self.workers)]
         ending = asyncio.create_task(self._ending.wait())
-        await asyncio.wait([*tasks, ending], return_when=asyncio.FIRST_COMPLETED)
+        watching = asyncio.create_task(self._watch())
+        await asyncio.wait([*tasks, ending, watching], return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()  # workers that end write no more
         self._end()
         service = self.service
         most = service.shutdown_delay + DRAIN_SECONDS + service.served.caps.seconds
@@ -82,6 +86,19 @@ class Team:
             if to is None or worker in to:
                 with suppress(ProcessLookupError):  # it has died, which its task will see
                     process.send_signal(number)
+
+    async def _watch(self) -> None:
+        """Kill those that hang: each writes its page every second. Looks are counted, as a clock may jump."""
+        seen: dict[int, tuple[int, int]] = {}
+        while True:
+            await asyncio.sleep(1)
+            for number in self._ready:
+                written, (last, looks) = self.pages.written(number), seen.get(number, (0, 0))
+                seen[number] = written, looks + 1 if written == last else 0
+                if looks + 1 >= HANG_SECONDS and written == last:
+                    self.note(f"worker {number} (process {self._processes[number].pid}) hangs: it is killed")
+                    self._send(signal.SIGKILL, {number})
+                    seen[number] = 0, 0
 
     async def _keep(self, number: int) -> None:
         """Keep a worker running until all end."""
