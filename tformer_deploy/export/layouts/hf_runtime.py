@@ -52,7 +52,9 @@ class GraphsEngine(SameStep):
         check_library()
         for path in self.paths:
             with loading(path):
-                self.sessions.append(open_session(path, session_options(0)))
+                options = session_options(0)
+                options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # two sessions in turns
+                self.sessions.append(open_session(path, options))
         return self
 
     def __exit__(self, *why: object) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from ...base.files import write_json
 from ...base.headers import TOKENIZER_BYTES, read_bytes, read_json
 from ...base.notes import note
-from ...bundle.text import Tokenizer, Tokenizers
+from ...bundle.text import Specials, Tokenizer, Tokenizers
 from ...bundle.text.words import compiled
 
 SPACE = "\u2581"
@@ -73,7 +73,7 @@ def tokenizer_json(
         parts = _of_bytes(entries, merges, bool(description.get("space")))
     elif kind == "bpe":
         merges = read_json(saved, files["file"], TOKENIZER_BYTES)["merges"]
-        parts = _of_words_bpe(entries, merges, description, tokenizer.specials.unk)
+        parts = _of_words_bpe(entries, merges, description, tokenizer.specials)
     else:
         parts = _of_words(entries, description, tokenizer.specials.unk)
     added = _added(tokenizer, entries, description.get("around", {}).get("tokens", ()))
@@ -211,21 +211,26 @@ def _known(ids: Mapping[str, int], merges: Sequence[Sequence[str]]) -> Sequence[
     return merges
 
 
-def _of_words_bpe(entries: Sequence[str], merges: Sequence[str], how: Mapping[str, Any], unk: int) -> Json:
+def _of_words_bpe(entries: Sequence[str], merges: Sequence[str], how: Mapping[str, Any], specials: Specials) -> Json:
     """subword-nmt's BPE: a symbol at a word's end is called with `</w>`, whatever the vocabulary calls it."""
     inner, final = str(how["inner"]), str(how["final"])
-    ids: dict[str, int] = {entries[unk]: unk}
+    if not inner and not final:
+        raise Unsayable("its vocabulary does not say which symbols end a word")
+    ids: dict[str, int] = {entries[i]: i for i in specials.ids}
     for i, entry in enumerate(entries):
-        if entry.endswith(inner):
-            ids.setdefault(entry.removesuffix(inner) if inner else entry, i)
-        if entry.endswith(final):
-            ids.setdefault((entry.removesuffix(final) if final else entry) + END, i)
+        if i in specials.ids:
+            continue
+        goes_on, ends = bool(inner) and entry.endswith(inner), bool(final) and entry.endswith(final)
+        if goes_on or not (inner or ends):
+            ids.setdefault(entry.removesuffix(inner), i)
+        if ends or not (final or goes_on):
+            ids.setdefault(entry.removesuffix(final) + END, i)
     known = _known(ids, [rule.split(" ") for rule in merges])
     return {
         "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "decoder": {"type": "BPEDecoder", "suffix": END},
-        "model": _bpe_model(ids, known, unk_token=entries[unk], end_of_word_suffix=END),
+        "model": _bpe_model(ids, known, unk_token=entries[specials.unk], end_of_word_suffix=END),
     }
 
 
