@@ -72,7 +72,7 @@ HEAVY = {
     "ctranslate2": {"importers.ctranslate2", "export.layouts.ctranslate2"},
     "yaml": {"importers.toolkit"},
     "tformer_native": {"engines.native", "bench.ceiling"},
-    "sentencepiece": {"bundle.text.pieces", "importers.hf_rebuilt"},
+    "sentencepiece": {"bundle.text.pieces", "export.layouts.hf_tokenizer", "importers.hf_rebuilt"},
     "matplotlib": {"train.metrics", "base.pages.figures", "bench.figures", "check.figures"},
     "jinja2": {"base.pages.page"},
     "sacrebleu": {"train.metrics"},
