@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from ...base.errors import ArtifactError
 from ..passes.fold_weights import fold_weights
 from ..passes.older_operators import older_operators
 from ..passes.quantize import quantize_groups, quantize_tables
@@ -25,8 +26,15 @@ IDS = "input_ids"
 
 
 def lowered(model: ir.Model, precision: str = "fp32") -> ir.Model:
-    """A traced graph in operators of opset 17, and in a precision."""
-    older_operators(model)
+    """A traced graph in a precision, and in operators of opset 17 where these can say it; the given one is as before.
+
+    All of ours can; a module of the user's own may need those of the trace, which ONNX Runtime has from 1.22 on.
+    """
+    model, traced = model.clone(), model
+    try:
+        older_operators(model)
+    except ArtifactError:
+        model = traced.clone()
     simplify(model, rules=False)
     graph = model.graph
     if precision == "q4":

@@ -45,7 +45,7 @@ def write(source: Source, folder: Path) -> None:
     for name in (ENCODER, MERGED):
         graph = make_graph(name, model)
         for precision in PRECISIONS:
-            made = lowered(graph.clone(), precision)
+            made = lowered(graph, precision)
             path = folder / "onnx" / f"{name}{SUFFIXES[precision]}.onnx"
             save_graph(made, path, source.checkpoint.weights_sha256)
     config = config_json(source)
