@@ -8,5 +8,6 @@ LAYOUTS: dict[str, str] = {
     "one-file": "plain ONNX Runtime in any language: one graph that generates",
     "optimum": "optimum-onnx, and plain ONNX Runtime in any language",
     "transformers-js": "transformers.js, in browsers and in Node",
+    "marian": "marian-decoder",
 }
 """Name of a layout → which runtime reads it. Its module here has the same name, with _ for -."""

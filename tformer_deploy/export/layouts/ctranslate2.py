@@ -19,13 +19,15 @@ from ctranslate2.specs import TransformerSpec
 from ctranslate2.specs.common_spec import Activation
 from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 
-from ...bundle.text import Tokenizer, Tokenizers
+from ...base.machine import cores
+from ...bundle.text import Tokenizers
 from ...decoding import DecodeOptions
 from ...model.checkpoint import Checkpoint, load_tensors
 from ...model.config import ModelConfig
 from ...model.network import sinusoids
 from .layout import Generate, Source
 from .text_files import write_tokenizers
+from .tokens import entries_of, unique
 
 RUNTIME = "ctranslate2"
 PRECISIONS = {"float32": True, "int8": False}
@@ -38,7 +40,7 @@ ACTIVATIONS = {
     "silu": Activation.SWISH,
 }
 BATCH = 32
-AGAIN = "its beams normalize again after tokens are forbidden"
+AGAIN = "with beams, it normalizes again after tokens are forbidden"
 """In `log_softmax` of the scores that are left; ours keep each token's log-probability."""
 
 
@@ -84,6 +86,7 @@ def nearest(options: DecodeOptions) -> tuple[DecodeOptions, list[str]]:
         "length_norm": "only power",
         "coverage_penalty": "its coverage is not compared",
         "repetition_penalty": "it changes scores before they are normalized",
+        "forced_end": "an output of the longest length has no end token",
     }
     if options.stop != "count":
         lacking |= {"stop": "it waits for ended outputs, as count does"}
@@ -93,8 +96,6 @@ def nearest(options: DecodeOptions) -> tuple[DecodeOptions, list[str]]:
         lacking |= {"first_ids": "tokens of a target prefix add 0 there"}
     changed = {name: getattr(plain, name) for name in lacking if getattr(options, name) != getattr(plain, name)}
     lines = [f"{name}={json.dumps(getattr(options, name))}: {lacking[name]}" for name in changed]
-    if options.forced_end:
-        lines.append("forced_end=true: outputs of the longest length have one token less, and no end")
     return replace(options, **changed), lines
 
 
@@ -112,7 +113,8 @@ def write(source: Source, folder: Path) -> None:
 def open_runtime(source: Source, folder: Path, precision: str) -> Iterator[Generate]:
     """See `Layout`."""
     names = names_of(source.config, source.tokenizers)
-    translator = ctranslate2.Translator(str(folder / precision), "cpu", compute_type=precision, inter_threads=1)
+    path = str(folder / precision)
+    translator = ctranslate2.Translator(path, "cpu", compute_type=precision, intra_threads=cores())
     ids = {token: i for i, token in enumerate(names.target)}
 
     def generate(sources: Sequence[Sequence[int]], options: DecodeOptions) -> list[list[int]]:
@@ -147,7 +149,7 @@ def asked_of(options: DecodeOptions, names: Names) -> dict[str, Any]:
         "suppress_sequences": never or None,
         "end_token": [names.target[i] for i in options.end_ids] or None,
         "max_input_length": 0,
-        "max_decoding_length": max(1, options.max_tokens - options.forced_end),
+        "max_decoding_length": options.max_tokens,
         "min_decoding_length": max(0, options.min_tokens - 1),
     }
 
@@ -158,7 +160,7 @@ def asked_of(options: DecodeOptions, names: Names) -> dict[str, Any]:
 def names_of(config: ModelConfig, tokenizers: Tokenizers) -> Names:
     """The tokens of both sides; special ones have the target's names on both."""
     source, target = tokenizers.source, tokenizers.target
-    theirs = unique(entries_of(target, config.tgt_vocab), target.specials.ids)
+    theirs = unique(entries_of(target, config.tgt_vocab), [*target.specials.ids, config.eos_id, config.start_id])
     unk, eos = theirs[target.specials.unk], theirs[config.eos_id]
     prefix, suffix = tokenizers.around
     adds_bos = prefix == (source.specials.bos,)
@@ -168,25 +170,8 @@ def names_of(config: ModelConfig, tokenizers: Tokenizers) -> Names:
     fixed |= {source.specials.eos: eos} if adds_eos else {}
     entries = entries_of(source, config.src_vocab)
     entries = [fixed.get(i, entry) for i, entry in enumerate(entries)]
-    ours = unique(entries, [*fixed, *source.specials.ids])
+    ours = unique(entries, [*fixed, *(i for i in source.specials.ids if i < len(entries))])
     return Names(ours, theirs, unk, bos, eos, theirs[config.start_id], adds_bos, adds_eos)
-
-
-def entries_of(tokenizer: Tokenizer, size: int) -> list[str]:
-    """All entries; a model may have more rows than its tokenizer."""
-    return [*tokenizer.pieces(range(tokenizer.size)), *[""] * (size - tokenizer.size)]
-
-
-def unique(entries: Sequence[str], first: Sequence[int]) -> list[str]:
-    """Entries of which no two are alike: of several, one of `first` keeps its name, else the last, as in encoding."""
-    kept: dict[str, int] = {entry: i for i, entry in enumerate(entries)} | {entries[i]: i for i in reversed(first)}
-    found = []
-    for i, entry in enumerate(entries):
-        name = entry
-        while not name or kept.get(name, i) != i:
-            name = f"<{i}>" if name == entry else f"<{name}>"
-        found.append(name)
-    return found
 
 
 # --- models ---------------------------------------------------------------------------------------------------------

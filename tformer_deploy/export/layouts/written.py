@@ -160,10 +160,11 @@ def proving(source: Source, beams: int, most: int) -> DecodeOptions:
 
 
 def between(generated: Sequence[list[int]], tokenizers: Tokenizers, longest: int) -> list[list[int]]:
-    """Generated sources that have a word, between what the tokenizers put around one."""
+    """Generated sources of entries that text can have, at least one, between what the tokenizers put around them."""
     prefix, suffix = tokenizers.around
-    most = longest - len(prefix) - len(suffix)
-    return [[*prefix, *ids[:-1][:most], *suffix] for ids in generated if ids[:-1]]
+    most, size = longest - len(prefix) - len(suffix), tokenizers.source.size
+    words = ([i for i in ids[:-1] if i < size][:most] for ids in generated)
+    return [[*prefix, *ids, *suffix] for ids in words if ids]
 
 
 def outputs_of(engine: EagerEngine, sources: Sequence[list[int]], options: DecodeOptions) -> list[Hypothesis]:
