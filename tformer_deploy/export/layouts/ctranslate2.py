@@ -68,11 +68,9 @@ def refuse(source: Source) -> Iterable[str]:
     if config.norm == "annotated":
         yield "model.norm=annotated: its layer norms have the biased variance"
     if config.qk_norm:
-        yield "model.qk_norm=true: its cross-attention has no norms of queries and keys"
+        yield "model.qk_norm=true: its cross-attention normalizes queries before it splits them into heads"
     if config.positions == "relative" and config.relative_per_layer:
         yield "model.relative_per_layer=true: it has one bias for all layers"
-    if config.final_norm and config.norm_position == "post":
-        yield "model.final_norm=true with model.norm_position=post: its final norms are of pre-norm layers"
     if source.options.sampling:
         yield "sampling=true: its draws are others"
 
@@ -114,7 +112,7 @@ def open_runtime(source: Source, folder: Path, precision: str) -> Iterator[Gener
     """See `Layout`."""
     names = names_of(source.config, source.tokenizers)
     path = str(folder / precision)
-    translator = ctranslate2.Translator(path, "cpu", compute_type=precision, intra_threads=cores())
+    translator = ctranslate2.Translator(path, "cpu", compute_type=precision, inter_threads=cores(), intra_threads=1)
     ids = {token: i for i, token in enumerate(names.target)}
 
     def generate(sources: Sequence[Sequence[int]], options: DecodeOptions) -> list[list[int]]:
@@ -190,7 +188,7 @@ def save_models(config: ModelConfig, weights: Mapping[str, Any], names: Names, f
 def make_spec(config: ModelConfig, weights: Mapping[str, Any], names: Names) -> TransformerSpec:
     """A model as CTranslate2 describes it."""
     how = {
-        "pre_norm": config.norm_position == "pre",
+        "pre_norm": True,  # else there is no final norm, which its code runs after any layers
         "relative_attention_bias": config.positions == "relative",
         "activation": ACTIVATIONS[config.activation],
         "layernorm_embedding": config.embedding_norm,
@@ -205,6 +203,7 @@ def make_spec(config: ModelConfig, weights: Mapping[str, Any], names: Names) -> 
         TransformerEncoderSpec(config.encoder_layers, config.encoder.heads, **encoder),
         TransformerDecoderSpec(config.decoder_layers, config.heads, **decoder),
     )
+    spec.encoder.pre_norm = spec.decoder.pre_norm = config.norm_position == "pre"
     fill(spec, config, weights)
     spec.register_source_vocabulary(names.source)
     spec.register_target_vocabulary(names.target)
