@@ -37,7 +37,6 @@ static class Tformer
         for (byte each; (each = Marshal.ReadByte(text, bytes.Count)) != 0;) bytes.Add(each);
         return Encoding.UTF8.GetString(bytes.ToArray());
     }
-
     public static void Require(int status) { if (status != 0) throw new Exception(From(tformer_error())); }
 }
 

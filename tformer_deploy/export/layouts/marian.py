@@ -47,6 +47,19 @@ FACTOR = 3.0
 """Longest output per source token, Marian's default."""
 VOCABULARIES = ("source.yml", "target.yml")
 BATCH = 16
+SINES = "it computes sines, then cosines, of wavelengths from 1 to 10000"
+ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "norm": (("standard", "rms"), "its norms are standard or rms"),
+    "norm_eps": ((EPS,), f"its norms add {EPS:g}"),
+    "norm_position": (("post",), "its decoder attends to what pre-norm layers did not normalize"),
+    "final_norm_sides": (("both",), "both sides have a final norm or none"),
+    "qk_norm": ((False,), "no norms of queries and keys"),
+    "ff": (("plain",), "no gated layers"),
+    "activation": (tuple(NAMES), f"it has {', '.join(NAMES)}"),
+    "scale_embeddings": ((True,), "it scales embeddings"),
+    "positions": (("learned",), SINES),
+}
+"""What a model must have, and why else it is refused. Its own positions are imported as learned ones."""
 SCRIPT = """import json, sys
 from pymarian import Translator
 for asked, lines in json.load(sys.stdin):
@@ -63,20 +76,9 @@ def refuse(source: Source) -> Iterable[str]:
         yield "a module of your own: it writes the network of tformer_deploy.model alone"
         return
     config = source.config
-    only = {
-        "norm": ("standard", "rms"),
-        "norm_eps": (EPS,),
-        "qk_norm": (False,),
-        "ff": ("plain",),
-        "activation": tuple(NAMES),
-        "norm_position": ("post",),
-        "scale_embeddings": (True,),
-        "final_norm_sides": ("both",),
-        "positions": ("learned",),
-    }
-    for name, supported in only.items():
+    for name, (supported, why) in ONLY.items():
         if (value := getattr(config, name)) not in supported:
-            yield f"model.{name}={value}: only {', '.join(map(str, supported))}"
+            yield f"model.{name}={value}: {why}"
     if (config.encoder.width, config.encoder.heads) != (config.d_model, config.heads):
         yield "an encoder of another width or number of heads than the decoder's"
     if any(side.width != side.heads * side.head_dim for side in (config.encoder, config.decoder)):
@@ -96,7 +98,7 @@ def _values(checkpoint: Checkpoint, config: ModelConfig) -> Iterable[str]:
     wanted = sines(0, config.max_positions, config.d_model)
     for side in ("src", "tgt"):
         if not torch.allclose(weights[f"{side}_positions"], wanted, rtol=0, atol=TABLE):
-            yield f"{side}_positions: it computes sines, then cosines, of wavelengths from 1 to 10000"
+            yield f"{side}_positions: {SINES}"
     if weights["tgt_embedding.weight"][config.start_id].any():
         yield f"model.start_id={config.start_id}: its decoder starts from zeros, not from an embedding"
 
