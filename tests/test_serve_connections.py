@@ -6,16 +6,21 @@ import contextlib
 import re
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from .serving import Watched, counted, post, wait_for
 from .serving import engine as engine
 from .serving import serve as serve
+from .test_serve_reload import BUNDLES
 
 connections = pytest.importorskip("tformer_deploy.serve.connections", reason="the extra serve is not installed")
 
@@ -141,6 +146,46 @@ def test_many_idle_connections_keep_nobody_out(serve: Callable[..., Any]) -> Non
         for _ in range(300):
             ending.enter_context(opened(client))
         assert post(client, text="w4 w5").status_code == 200
+
+
+@pytest.mark.long
+def test_ten_thousand_idle_connections_keep_nobody_out() -> None:
+    """From several addresses, as one has fewer ports. The server's own time limit would end them one after another."""
+    count, limits = 10_000, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < count + 500:
+        pytest.skip(f"the hard limit of open files is {limits[1]}")
+    code = "from tformer_deploy.serve import connections; connections.HEADER_SECONDS = 300.0"
+    code += "; from tformer_deploy.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", str(BUNDLES / "names"), "--port", "0"]
+    with contextlib.ExitStack() as ending:
+        server = ending.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        ending.callback(server.kill)
+        assert server.stderr
+        port = re.search(r":(\d+)$", server.stderr.readline().strip())
+        assert port
+        threading.Thread(target=server.stderr.read, daemon=True).start()
+        ending.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+        url, before = f"http://127.0.0.1:{port[1]}/v1/translate", resident_kib(server.pid)
+        expected = httpx.post(url, json={"text": "seven"}, timeout=60).json()
+        held = []
+        for number in range(count):
+            source = (f"127.0.0.{2 + number % 4}", 0)
+            held.append(ending.enter_context(socket.create_connection(("127.0.0.1", int(port[1])), 60, source)))
+            if number % 1000 == 999:
+                assert httpx.post(url, json={"text": "seven"}, timeout=60).json() == expected
+        each = (resident_kib(server.pid) - before) / count
+        assert len(list(Path(f"/proc/{server.pid}/fd").iterdir())) > count
+        assert 0 < each < 32, f"{each:.1f} KiB a connection"
+        held[0].sendall(head("/v1/translate", 17) + b'{"text": "seven"}')
+        assert answer_on(held[0])[0] == "HTTP/1.1 200 OK"
+        print(f"{each:.1f} KiB a connection")
+
+
+def resident_kib(process: int) -> int:
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process}/status").read_text())
+    assert found
+    return int(found[1])
 
 
 def test_the_limit_of_open_files_is_raised_to_what_the_system_allows() -> None:

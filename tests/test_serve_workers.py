@@ -146,6 +146,30 @@ def test_workers_that_keep_dying_end_the_server() -> None:
     assert re.search(r"error: worker [01] was ended by SIGSEGV, \d times in a row\n$", found)
 
 
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one", "workers"])
+def test_sighup_while_it_starts_does_not_end_it(workers: tuple[str, ...]) -> None:
+    """From when the command has begun; before, Python itself has not started."""
+    code = "from tformer_deploy.cli import main; print(end='.', flush=True); main()"
+    command = [sys.executable, "-c", code, "serve", str(BUNDLES / "names"), *workers, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout and server.stderr
+        try:
+            assert server.stdout.read(1) == "."
+            time.sleep(0.02)
+            said: list[str] = []
+            reading = threading.Thread(target=lambda: said.append(next_line(server.stderr)))
+            reading.start()
+            while reading.is_alive():
+                server.send_signal(signal.SIGHUP)
+                time.sleep(0.005)
+            assert "serving names on" in said[0] or "reloaded" in said[0]
+            server.send_signal(signal.SIGTERM)
+            threading.Thread(target=server.stderr.read, daemon=True).start()
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+
+
 def test_a_bundle_that_cannot_be_opened_is_said_once(tmp_path: Path) -> None:
     folder = shutil.copytree(BUNDLES / "names", tmp_path / "bundle")
     (folder / "encoder.onnx").write_bytes(b"")

@@ -93,6 +93,7 @@ def serve_on(
     LOG.propagate = False
     sys.setswitchinterval(SWITCH_SECONDS)
     early: list[int] = []
+    ends: list[int] = []
     signal.signal(signal.SIGHUP, lambda number, _: early.append(number))  # while models are opened
     models = service.served.open()
     try:
@@ -112,12 +113,14 @@ def serve_on(
         )
         allow_connections()
         for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, lambda *_: None)  # uvicorn sends itself again the one that ended it
+            signal.signal(
+                each, lambda number, _: ends.append(number)
+            )  # until uvicorn's own; it sends it again at its end
         listening.listen(BACKLOG)  # from here on clients may connect
         calls = open_calls(app, service, bool(member))
         note(said(service, listening, calls.port if calls else None))
         server = Server(config, app.current, service.shutdown_delay, bool(early))
-        server.calls, server.log = calls, log
+        server.calls, server.log, server.early_ends = calls, log, ends
         if member:
             server.each_second = lambda: member.pages.write(app.counted.text())
         server.run(sockets=[listening])
@@ -166,6 +169,8 @@ class Server(uvicorn.Server):
         self._ends: float | None = None
         self.calls: GrpcServer | None = None
         """Ends with this."""
+        self.early_ends: list[int] = []
+        """Signals to end that have come before it could handle them."""
         self.log: Lines | None = None
         self.each_second: Callable[[], None] = lambda: None
 
@@ -180,6 +185,8 @@ class Server(uvicorn.Server):
         loop.add_signal_handler(signal.SIGHUP, reload)
         if self._reload_at_once:
             reload()
+        if self.early_ends:
+            self.handle_exit(self.early_ends[0], None)
 
     def _reload(self) -> None:
         with suppress(TformerError):  # which it has said
