@@ -26,6 +26,7 @@ HEAVY = {
         "export.graphs",
         "export.layouts.hf_graphs",
         "export.layouts.hf_runtime",
+        "export.layouts.marian",
         "export.layouts.one_file.search",
         "export.trace",
         "model.seq2seq",
