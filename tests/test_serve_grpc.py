@@ -146,7 +146,7 @@ def test_the_server_and_its_models_are_described(served: Served) -> None:
     described = client.get_model_metadata("b", as_json=True)
     assert described["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": ["-1"]}]
     assert [each["name"] for each in described["outputs"]] == ["text", "score", "finished", "tokens"]
-    assert [each.name for each in client.get_model_repository_index().models] == ["numbers", "b"]
+    assert [each.name for each in client.get_model_repository_index().models] == ["numbers", "b", "c"]
 
 
 def streamed(served: Served, *requests: dict[str, Any]) -> list[tuple[Any, Any]]:

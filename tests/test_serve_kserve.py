@@ -252,6 +252,7 @@ def test_extensions_that_are_not_there_are_refused_by_name(kserve: Any) -> None:
         lambda: kserve.get_model_config("b"),
         lambda: kserve.get_inference_statistics("b"),
         lambda: kserve.load_model("b"),
+        kserve.get_inference_statistics,
         lambda: kserve.unload_model("b"),
     ):
         with pytest.raises(

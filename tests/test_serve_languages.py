@@ -131,6 +131,8 @@ def test_a_client_that_goes_away_stops_both_models(
 
 def test_an_alias_may_say_how_outputs_begin(serve: Callable[..., Any]) -> None:
     client = serve(named={"en-de": {}}, aliases={"en-fr": "en-de:w9"})
+    assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["en-de", "en-fr"]
+    assert [each["name"] for each in client.post("/v2/repository/index").json()] == ["en-de", "en-fr"]
     plain = post(client, target_lang="de", text="w7 w8").json()["results"][0]
     french = post(client, target_lang="fr", text="w7 w8", options={"first_adds_zero": True}).json()["results"][0]
     expected = translator_of(Watched()).translate(["w7 w8"], first_ids=(9,), first_adds_zero=True)[0]

@@ -134,6 +134,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -1}, "temperature=-1"),
     ({"temperature": "hot"}, "must be of type float"),
     ({"temperature": 1, "seed": -1}, "seed=-1"),
+    ({"seed": -1}, "seed=-1"),
     ({"max_tokens": 21}, "max_tokens=21 exceeds this server's limit of 20"),
     ({"max_tokens": 3, "max_completion_tokens": 3}, "send one of them"),
     ({"messages": []}, "messages: must be a list of objects"),

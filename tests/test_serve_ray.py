@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -161,7 +162,9 @@ def test_protocols_keys_and_health_are_those_of_one_server(served: Machines, por
     assert answer.headers.get_list("x-request-id") == ["mine"]
     pieces = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
     assert "".join(piece["text"] for piece in pieces[:-1]) == pieces[-1]["text"] == expected[LINES[0]][0]
-    assert "tformer_requests_total" in httpx.get(f"{url}/metrics", headers=headers).text
+    metrics = httpx.get(f"{url}/metrics", headers=headers).text
+    assert re.search(r'^tformer_requests_total{replica="\w+",route=', metrics, re.MULTILINE)
+    assert re.search(r'^tformer_steps_total{model="numbers",replica="\w+"}', metrics, re.MULTILINE)
     assert httpx.post(f"{url}/v1/translate", json={}, headers=headers).status_code == 400
     assert httpx.get(f"{url}/-/healthz").text == "success"
 

@@ -196,7 +196,7 @@ class Calls:
 
     async def RepositoryIndex(self, request: Any) -> Any:
         """All models."""
-        listed = [{"name": model.name, "version": model.version, "state": "READY"} for model in self.models]
+        listed = [{"name": model.name, "version": model.version, "state": "READY"} for model in self.models.listed()]
         return pb.RepositoryIndexResponse(models=listed)
 
     async def ModelInfer(self, request: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
+from types import MappingProxyType
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -52,10 +53,26 @@ def buckets(times: Times) -> list[tuple[str, float]]:
     return list(zip([*map(str, BOUNDS), "+Inf"], accumulate(times.counts), strict=True))
 
 
+class Labelled(Collector):
+    """The metrics of a registry, each with further labels."""
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        self.registry, self.labels = registry, labels
+
+    def collect(self) -> Iterable[Metric]:
+        """All of them."""
+        for found in self.registry.collect():
+            family = Metric(found.name, found.documentation, found.type)
+            family.samples = [each._replace(labels={**each.labels, **self.labels}) for each in found.samples]
+            yield family
+
+
 class Counted:
     """All metrics of a server."""
 
     media_type = CONTENT_TYPE_LATEST
+    labels: Mapping[str, str] = MappingProxyType({})
+    """Of every number, to tell servers behind one address apart."""
 
     def __init__(self, models: Iterable[Model]) -> None:
         self.registry = CollectorRegistry()
@@ -73,4 +90,6 @@ class Counted:
 
     def text(self) -> str:
         """All numbers."""
-        return generate_latest(self.registry).decode()
+        registry = CollectorRegistry()
+        registry.register(Labelled(self.registry, self.labels))
+        return generate_latest(registry).decode()

@@ -162,6 +162,10 @@ class Models:
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models.values())
 
+    def listed(self) -> list[Model]:
+        """All that a client may name: models, then aliases."""
+        return [self.get(name) for name in (*self._models, *self._aliases)]
+
     @property
     def body_bytes(self) -> int:
         """The largest body that any model takes; which one a request is for stands in the body."""

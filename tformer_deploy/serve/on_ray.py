@@ -97,6 +97,7 @@ class Replica:
         LOG.setLevel(logging.INFO)
         LOG.parent = logging.getLogger("ray.serve")  # whose files have the replica's name
         self.guard = make_app(plan.open(), plan.key, no_reload)
+        self.guard.counted.labels = {"replica": serve.get_replica_context().replica_tag}  # any of them may be asked
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """What Ray Serve calls for the application."""

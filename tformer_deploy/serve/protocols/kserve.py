@@ -67,7 +67,9 @@ def routes(models: Models) -> list[Route]:
         return await _infer(request, _model_of(models, request))
 
     async def kserve_index(request: Request) -> Response:
-        listed = [{"name": model.name, "version": model.version, "state": "READY", "reason": ""} for model in models]
+        listed = [
+            {"name": model.name, "version": model.version, "state": "READY", "reason": ""} for model in models.listed()
+        ]
         return Json(listed)
 
     async def kserve_absent(request: Request) -> Response:
@@ -82,6 +84,7 @@ def routes(models: Models) -> list[Route]:
     ]
     versions = ("", "/versions/{version}")
     return [
+        Route("/v2/models/stats", kserve_absent),
         Route("/v2", kserve_server),
         Route("/v2/health/live", kserve_live),
         Route("/v2/health/ready", kserve_ready),

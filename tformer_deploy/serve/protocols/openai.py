@@ -88,7 +88,7 @@ def routes(models: Models) -> list[Route]:
         return {"id": model.name, "object": "model", "created": created, "owned_by": "tformer"}
 
     async def openai_models(request: Request) -> Response:
-        return Json({"object": "list", "data": [listed(model) for model in models]})
+        return Json({"object": "list", "data": [listed(model) for model in models.listed()]})
 
     async def openai_model(request: Request) -> Response:
         return Json(listed(models.get(request.path_params["name"])))
@@ -228,7 +228,7 @@ def _with_beams(model: Model, decoding: dict[str, Any]) -> dict[str, Any]:
     decoding, count = dict(decoding), decoding.get("n_best", 1)
     samples = decoding.get("sampling", model.translator.options.sampling)
     if not samples:
-        decoding.pop("seed", None)  # nothing is drawn
+        DecodeOptions(sampling=True, seed=decoding.pop("seed", 0))  # nothing is drawn, but what is wrong is said
     if count == 1 or samples or "beams" in decoding:
         return decoding
     return {**decoding, "beams": max(count, model.translator.options.beams)}
