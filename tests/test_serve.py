@@ -257,6 +257,19 @@ def test_texts_that_fail_in_a_list_are_counted(client: Any) -> None:
         assert f'tformer_failed_lines_total{{kind="{kind}",model="numbers"}} 1.0' in text
 
 
+def test_metrics_of_a_server_among_several_have_its_label(client: Any) -> None:
+    post(client, text="w4")
+    plain = client.get("/metrics").text
+    client.app.counted.labels = {"replica": "x"}
+    text = client.get("/metrics").text
+    assert 'tformer_steps_total{model="numbers",replica="x"} ' in text
+    assert 'tformer_requests_total{replica="x",route="translate",status="200"} 1.0' in text
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    assert samples and all('replica="x"' in line for line in samples)
+    kinds = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert kinds == [line for line in plain.splitlines() if line.startswith("# TYPE")]
+
+
 @pytest.mark.parametrize(("name", "value"), [("suppress", [4] * 11), ("bad_words", [[4, 5]] * 6)])
 def test_options_of_very_many_ids_are_refused(serve: Callable[..., Any], name: str, value: Any) -> None:
     client = serve(caps=dataclasses.replace(CAPS, option_ids=10))
