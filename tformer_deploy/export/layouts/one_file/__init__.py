@@ -1,4 +1,7 @@
-"""Layout `one-file`: one ONNX file that generates by itself, in any language that has ONNX Runtime."""
+"""Layout `one-file`: one ONNX file that generates by itself, in any language that has ONNX Runtime.
+
+Beside it are tokenizer files of Hugging Face's layout, which libraries in several languages read.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from ....engines import STANDARD
 from ....engines.ort.library import InferenceSession, check_library, loading, open_session, session_options
 from ....model.seq2seq import Seq2Seq
 from ...to_onnx import label
+from ..hf_text import write_text
 from ..layout import Generate, Source
 from ..written import BATCH
 from .feeding import feed_of, feed_sources
@@ -62,6 +66,7 @@ def write(source: Source, folder: Path) -> None:
     beside = sum(len(each.raw_data) for each in model.graph.initializer) > MOST_BYTES
     onnx.save_model(model, path, save_as_external_data=beside, location=f"{path.name}_data")
     onnx.checker.check_model(path)
+    write_text(source, folder, marian=False)
 
 
 def make_graph(model: Seq2Seq, options: DecodeOptions) -> onnx.ModelProto:
