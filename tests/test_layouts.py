@@ -15,10 +15,11 @@ from tformer_deploy.base.errors import ParityError, TformerError
 from tformer_deploy.base.files import sha256
 from tformer_deploy.bundle.text import SPECIALS, ByteBpe, Tokenizers, WordBpe, Words
 from tformer_deploy.decoding import DecodeOptions
+from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.export.layouts import ctranslate2, marian
 from tformer_deploy.export.layouts.text_files import write_tokenizers
 from tformer_deploy.export.layouts.tokens import unique
-from tformer_deploy.export.layouts.written import between, compare, open_layout_source, write_layout
+from tformer_deploy.export.layouts.written import between, compare, open_layout_source, outputs_of, write_layout
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint
 from tformer_deploy.model.checkpoint import load_tensors, model_tensors, open_checkpoint, save_checkpoint, save_tensors
@@ -140,9 +141,6 @@ def test_a_runtime_that_is_missing_is_said_loudly(tmp_path: Path, monkeypatch: p
 
 
 def test_another_output_is_a_tie_only_if_eager_ranks_it_as_high(run: Path) -> None:
-    from tformer_deploy.engines.eager import EagerEngine
-    from tformer_deploy.export.layouts.written import outputs_of
-
     sources, options = [[5, 6, 7, 3], [8, 9, 3]], DecodeOptions(max_tokens=12)
     with EagerEngine(open_checkpoint(run).load_model()) as eager:
         wanted = outputs_of(eager, sources, options)
@@ -247,6 +245,18 @@ def test_decoding_options_are_followed_or_left_out_and_said(tmp_path: Path) -> N
     assert described["add_source_bos"] and described["add_source_eos"]
     greedy, _ = ctranslate2.nearest(DecodeOptions(**{**decoding, "beams": 1, "stop": "count", "length_penalty": 1.0}))
     assert greedy.suppress == (9, 10) and greedy.no_repeat_ngram == 2 and greedy.min_tokens == 5
+
+
+def test_the_benchmark_converts_the_same_weights_with_ids_as_tokens(run: Path, folder: Path, tmp_path: Path) -> None:
+    from benchmarks.peers.to_ctranslate2 import convert
+
+    convert(run, tmp_path)
+    assert (tmp_path / "float32/model.bin").read_bytes() == (folder / "float32/model.bin").read_bytes()
+    translator = translators.Translator(str(tmp_path / "float32"))
+    with EagerEngine(open_checkpoint(run).load_model()) as eager:
+        [wanted] = outputs_of(eager, [[5, 6, 7, 3]], DecodeOptions(max_tokens=12))
+    [found] = translator.translate_batch([["5", "6", "7", "3"]], beam_size=1, max_decoding_length=12)
+    assert [int(token) for token in found.hypotheses[0]] == wanted.ids
 
 
 FAMILIES = ("marian", "bart", "m2m_100", "mbart", "pegasus", "t5", "blenderbot", "fsmt", "plbart", "flan-t5")
