@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -222,6 +224,45 @@ def optimum(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "venv/bin/python"
 
 
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model as a folder, proven in plain ONNX Runtime."""
+    if not DEMO.is_dir():
+        pytest.skip("there is no .demo: make demo")
+    out = tmp_path_factory.mktemp("demo") / "model"
+    report = write_layout(DEMO, out, "optimum")
+    assert all(each.equal == each.sentences for each in report.proofs)
+    return out
+
+
+@long
+def test_the_loop_of_the_page_gives_eagers_tokens(demo: Path) -> None:
+    page = (ROOT / "docs/anywhere.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"```python\n(import json.*?)```", page, re.DOTALL)
+    here: dict[str, Any] = {}
+    exec(program.replace("en-de-onnx", str(demo)), here)
+    source = open_layout_source(DEMO)
+    sources = [source.tokenizers.source_ids(line) for line in ("twenty-two", "nine hundred and one", "one million")]
+    with EagerEngine(source.checkpoint.load_model()) as eager:
+        wanted = [each.ids for each in outputs_of(eager, sources, DecodeOptions(max_tokens=64))]
+    assert [here["generate"](ids) for ids in sources] == wanted
+    assert source.tokenizers.target_text(wanted[0]) == "zweiundzwanzig"
+
+
+@long
+def test_a_module_of_the_users_own_is_equal(tmp_path: Path) -> None:
+    """Its masks are of numbers, which older operators cannot say; its caches are hidden states."""
+    file = tmp_path / "module.py"
+    file.write_text("from tests.user_models import tutorial\nmake = lambda: tutorial(hooks=True)\n")
+    report = write_layout(Path(f"{file}:make"), tmp_path / "out", "optimum")
+    assert all(each.equal == each.sentences > 10 for each in report.proofs) and len(report.proofs) == 4
+    graph = onnx.load(tmp_path / "out/decoder_model_merged.onnx")
+    assert graph.opset_import[0].version == 23
+    file.write_text("from tests.user_models import tutorial\nmake = tutorial\n")
+    with pytest.raises(ConfigError, match="cannot say a module without an encoder and a decoder of their own"):
+        write_layout(Path(f"{file}:make"), tmp_path / "forward", "optimum")
+
+
 GENERATE = """
 import json, sys, torch
 from optimum.onnxruntime import ORTModelForSeq2SeqLM
@@ -251,18 +292,22 @@ json.dump([found, texts], open(sys.argv[2], "w"))
 
 @long
 @pytest.mark.parametrize("name", ["trained here", "marian", "bart", "t5"])
-def test_optimum_generates_the_tokens_of_eager_pytorch(name: str, optimum: Path, tmp_path: Path) -> None:
+def test_optimum_generates_the_tokens_of_eager_pytorch(
+    name: str, optimum: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Both kinds of decoder, greedy and with 4 beams, and the tokenizer's files."""
-    if name == "trained here" and not DEMO.is_dir():
-        pytest.skip("there is no .demo: make demo")
-    run = DEMO if name == "trained here" else imported(name, tmp_path)
-    write_layout(run, tmp_path / "out", "optimum")
+    run, folder = DEMO, tmp_path / "out"
+    if name == "trained here":
+        folder = request.getfixturevalue("demo")
+    else:
+        run = imported(name, tmp_path)
+        write_layout(run, folder, "optimum")
     source = open_layout_source(run)
     sources = generated_sources(source.config.src_vocab, source.config.eos_id, 12, 0)[:6]
     lines = LINES[:40] if name != "trained here" else ["twenty-two", "nine hundred and one", "  seven  "]
     runs = [[merged, beams] for merged in (True, False) for beams in (1, 4)]
-    request = {"folder": str(tmp_path / "out"), "sources": sources, "lines": lines, "runs": runs, "max_length": 25}
-    (tmp_path / "request.json").write_text(json.dumps(request))
+    asked = {"folder": str(folder), "sources": sources, "lines": lines, "runs": runs, "max_length": 25}
+    (tmp_path / "request.json").write_text(json.dumps(asked))
     command = [optimum, "-c", GENERATE, tmp_path / "request.json", tmp_path / "found.json"]
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "ORT_DISABLE_TELEMETRY": "1"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)

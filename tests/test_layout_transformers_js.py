@@ -309,7 +309,7 @@ def test_a_damaged_graph_is_said_in_one_line(demo: Path, packages: Path, monkeyp
 
 # In a browser.
 
-WEB = "/node_modules/@huggingface/transformers/dist/transformers.web.js"
+WEB = "/node_modules/@huggingface/transformers/dist/transformers.min.js"
 PAGE = """<!doctype html><title>waiting</title><script type="module">
   try {
     const { AutoModelForSeq2SeqLM, Tensor, env } = await import(WEB);
