@@ -29,7 +29,7 @@ from tformer_deploy.model.checkpoint import open_checkpoint
 
 from .browser import BROWSER, needs_browser
 from .conftest import random_model, small_config
-from .hf_folders import LINES, SENTENCES
+from .hf_folders import FOLDERS, LINES, SENTENCES
 from .test_layout_optimum import DEMO, imported, saved
 
 PACKAGE = "@huggingface/transformers@4.3.1"
@@ -133,14 +133,14 @@ def characters() -> Tokenizers:
     return both(Words(entries, None, specials, regex="[^ ]", lower=False))
 
 
-def byte_bpe() -> Tokenizers:
+def byte_bpe(space: bool = False) -> Tokenizers:
     made = tokenizers.ByteLevelBPETokenizer()
     specials = ["<s>", "<pad>", "</s>", "<unk>"]
     made.train_from_iterator(SENTENCES, vocab_size=400, special_tokens=specials, show_progress=False)
     model = json.loads(made.to_str())["model"]
     entries = sorted(model["vocab"], key=model["vocab"].get)
     merges = [rule if isinstance(rule, str) else " ".join(rule) for rule in model["merges"]]
-    tokenizer = ByteBpe(entries, merges, Specials(pad=1, bos=0, eos=2, unk=3))
+    tokenizer = ByteBpe(entries, merges, Specials(pad=1, bos=0, eos=2, unk=3), space)
     return Tokenizers(tokenizer, tokenizer, prefix=(0,), suffix=(2,))
 
 
@@ -157,6 +157,7 @@ KINDS = {
     "words": words,
     "a regular expression": characters,
     "bytes": byte_bpe,
+    "bytes behind a space": lambda: byte_bpe(space=True),
     "subword-nmt": lambda: subwords("@@", ""),
     "fsmt": lambda: subwords("", "</w>"),
 }
@@ -175,6 +176,21 @@ def test_tokenizer_json_splits_as_ours(name: str, tmp_path: Path) -> None:
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert theirs.token_to_id(settings["eos_token"]) == ours.source.specials.eos
+
+
+@long
+@pytest.mark.parametrize("name", FOLDERS)
+def test_tokenizer_json_splits_as_imported_tokenizers(name: str, tmp_path: Path) -> None:
+    """The models of sentencepiece that importers know, with ids of their own and languages."""
+    ours = open_checkpoint(imported(name, tmp_path)).tokenizers
+    (tmp_path / "out").mkdir()
+    write_tokenizers(ours, tmp_path / "out", marian=False)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "out/tokenizer.json"))
+    assert [theirs.encode(line).ids for line in LINES] == [ours.source_ids(line) for line in LINES]
+    apart = tmp_path / "out/target/tokenizer.json"
+    target = tokenizers.Tokenizer.from_file(str(apart)) if apart.is_file() else theirs
+    ids = [each for line in LINES if ours.target.specials.unk not in (each := ours.target.encode(line))]
+    assert len(ids) > 100 and [target.decode(each) for each in ids] == [ours.target_text(each) for each in ids]
 
 
 def test_two_vocabularies_are_two_tokenizers(tmp_path: Path) -> None:

@@ -199,7 +199,9 @@ def _of_bytes(entries: Sequence[str], merges: Sequence[str], space: bool) -> Jso
     how = {"type": "ByteLevel", "add_prefix_space": space, "trim_offsets": True, "use_regex": True}
     ids = {entry: i for i, entry in enumerate(entries)}
     known = _known(ids, [rule.split(" ") for rule in merges])
-    return {"normalizer": None, "pre_tokenizer": how, "decoder": how, "model": _bpe_model(ids, known)}
+    first = {"type": "Strip", "content": " ", "start": 1, "stop": 0}  # the space that was put before the text
+    back = {"type": "Sequence", "decoders": [how, first]} if space else how
+    return {"normalizer": None, "pre_tokenizer": how, "decoder": back, "model": _bpe_model(ids, known)}
 
 
 def _known(ids: Mapping[str, int], merges: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
